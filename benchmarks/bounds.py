@@ -14,7 +14,7 @@ from compiler.schedule import bound
 from compiler.schedule.bound import lower_bound
 from tests.compiler.schedule.optima import Case, stored
 
-WAYS = {  # (the most actions whose waits are followed, the most search steps)
+WAYS = {  # (largest number of actions whose waits are followed, largest number of search steps)
     "phases and memory of each rank": (0, 0),
     "and waits": (bound._MOST_WAITS, 0),
     "and all steps of a rank": (bound._MOST_WAITS, bound.QUICK),

@@ -251,28 +251,39 @@ def median(found: Mapping[str, Any], name: str, cache: str, measure: str) -> flo
 def _commands(found: Mapping[str, Any]) -> str:
     lines = ["| `dsc compile` | segments | processor, s | most memory, MB |", "|---|---|--:|--:|"]
     for name in SPECS:
-        for how, said in (("cold", "traced"), ("kept", "kept")):
-            processor, size = (median(found, name, how, what) for what in ("processor", "bytes"))
-            lines.append(f"| {name} | {said} | {processor:.1f} | {size / 1e6:,.0f} |")
+        for cache, label in (("cold", "traced"), ("kept", "kept")):
+            processor, size = (median(found, name, cache, measure) for measure in ("processor", "bytes"))
+            lines.append(f"| {name} | {label} | {processor:.1f} | {size / 1e6:,.0f} |")
     return "\n".join(lines) + "\n"
 
 
 def goals(found: Mapping[str, Any]) -> str:
     """The table of goals and results."""
     growth = {
-        how: median(found, LARGE, how, "processor") / median(found, SMALL, how, "processor") for how in ("cold", "kept")
+        cache: median(found, LARGE, cache, "processor") / median(found, SMALL, cache, "processor")
+        for cache in ("cold", "kept")
     }
-    most = max(median(found, name, how, "bytes") for name in SPECS for how in growth)
+    most = max(median(found, name, cache, "bytes") for name in SPECS for cache in growth)
     first = min(found["first_step_s"]["nothing there"])
     rows = [
         *(
-            (f"DeepSeek-V3 for 2,048 devices, segments {said}: at most {GOALS_S[how]:.0f} s", value, GOALS_S[how], "s")
-            for how, said in (("cold", "traced"), ("kept", "kept"))
-            for value in [median(found, SMALL, how, "processor")]
+            (
+                f"DeepSeek-V3 for 2,048 devices, segments {label}: at most {GOALS_S[cache]:.0f} s",
+                value,
+                GOALS_S[cache],
+                "s",
+            )
+            for cache, label in (("cold", "traced"), ("kept", "kept"))
+            for value in [median(found, SMALL, cache, "processor")]
         ),
         *(
-            (f"from 2,048 to 131,072 devices, segments {said}: at most {MOST_GROWTH}×", growth[how], MOST_GROWTH, "×")
-            for how, said in (("cold", "traced"), ("kept", "kept"))
+            (
+                f"from 2,048 to 131,072 devices, segments {label}: at most {MOST_GROWTH}×",
+                growth[cache],
+                MOST_GROWTH,
+                "×",
+            )
+            for cache, label in (("cold", "traced"), ("kept", "kept"))
         ),
         ("memory: under 2 GiB", most / 2**30, MOST_BYTES / 2**30, "GiB"),
         ("quickstart, until its first step, nothing there before: at most 8 s", first, GOALS_S["first step"], "s"),
@@ -289,14 +300,14 @@ def _verdict(value: float, goal: float) -> str:
 def _steps(found: Mapping[str, Any]) -> str:
     lines = ["## Until the first step of the quickstart", ""]
     lines += ["| before | clock, s, median | best |", "|---|--:|--:|"]
-    for how, seconds in found["first_step_s"].items():
-        lines.append(f"| {how} | {statistics.median(seconds):.1f} | {min(seconds):.1f} |")
+    for before, seconds in found["first_step_s"].items():
+        lines.append(f"| {before} | {statistics.median(seconds):.1f} | {min(seconds):.1f} |")
     return "\n".join(lines) + "\n"
 
 
 def _parts_table(found: Mapping[str, Any]) -> str:
     """A row for each part of the small compilation that takes long enough; the others are in the rest."""
-    columns = [dict(found["parts"][SMALL][how]) for how in ("cold", "kept")]
+    columns = [dict(found["parts"][SMALL][cache]) for cache in ("cold", "kept")]
     labels = dict.fromkeys(label for column in columns for label in column if label not in ("the rest", "whole"))
     small = [label for label in labels if all(column.get(label, 0) < LEAST_S for column in columns)]
     lines = ["## Where the time goes", "", f"{SMALL}, seconds of the processor in one compilation:", ""]

@@ -201,7 +201,7 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
 
 
 def layer_classes(spec: Spec, table: str) -> dict[str, float]:
-    """Seconds of one MoE layer by kernel class: a quarter of those of a stage with four layers."""
+    """Seconds of one MoE layer by kernel class: a quarter of a stage with four layers."""
     plan, rates = make_plan(spec), rates_of(spec, table)
     seconds: dict[str, float] = defaultdict(float)
     for kind, value in class_seconds(plan.stages[1], plan.cuts, rates, balanced_rows(spec)).items():
@@ -260,7 +260,7 @@ def _memory(fixed: Mapping[str, Any], prediction: Prediction) -> str:
         parts = (rank.weights, rank.gradients, rank.optimizer, rank.activations, rank.buffers, rank.peak_bytes)
         worst = f"{rank.worst_bytes / GIB:.1f}" if rank.worst_bytes else ""
         alike[" | ".join((*(f"{part / GIB:.2f}" for part in parts), worst))].append(rank.pp_rank)
-    rows += [f"| {ranges(of)} | {cells} |" for cells, of in alike.items()]
+    rows += [f"| {ranges(ranks_alike)} | {cells} |" for cells, ranks_alike in alike.items()]
     return "\n".join(rows)
 
 

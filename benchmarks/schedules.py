@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def _write(page: Path, begin: str, end: str, made: Callable[[str], str], only_print: bool) -> None:
-    """Make anew what is between two marks of a page."""
+    """Rewrite the text between two marks of a page."""
     new = made(page.read_text("utf-8").split(begin)[1].split(end)[0])
     if only_print:
         print(new)

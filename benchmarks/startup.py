@@ -42,7 +42,7 @@ def main() -> int:
     args = parser.parse_args()
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
-        # an installed package has its bytecode, so caching is on whatever the environment says
+        # an installed package has bytecode, so caching is on even if the environment disables it
         env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         env["PYTHONPYCACHEPREFIX"] = folder
         for _ in range(args.rounds + 1):

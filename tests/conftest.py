@@ -27,7 +27,7 @@ if find_spec("hypothesis") is not None:  # it may be missing on a GPU machine th
     settings.register_profile("search", deadline=None)
     settings.register_profile("fixed", deadline=None, derandomize=True)
     settings.load_profile("fixed")
-os.environ.pop("COLUMNS", None)  # of pytest's workers: what is printed is as wide as in a pipe
+os.environ.pop("COLUMNS", None)  # set by pytest's workers; output should be as wide as in a pipe
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,7 +88,7 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> Segments:
 
 @pytest.fixture
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Attacks: no program is started, nothing unpickled, no secret read, and no file changed but those of the test."""
+    """Assert that an attack starts no program, unpickles nothing, reads no secret and changes only the test's files."""
     base = tmp_path_factory.getbasetemp()
     with watch(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as found:
         yield

@@ -27,7 +27,7 @@ def shared_kv() -> None:
 
 
 def squared_relu() -> None:
-    """Gradients of a segment that calls the op, traced and judged, against autograd over a formula of its own."""
+    """Check gradients of a traced and checked segment that calls the op against autograd over a separate formula."""
     segment = segment_of("attention", spec(attention=gqa(shared_kv=True)))
     assert {"squared_relu", "squared_relu_dgrad"} < {node.op for node in interpret(segment).nodes}
     check(segment)

@@ -1,4 +1,4 @@
-"""What a plan says of the optimizer of a spec against what ranks allocate: python -m tests.extended_optimizer SPEC."""
+"""Compares a plan's statements about an optimizer with ranks' allocations: python -m tests.extended_optimizer SPEC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_bytes(buckets: tuple[FlatBucket, ...]) -> int:
 
 
 def check_memory(spec: Spec, plan: RunPlan) -> None:
-    """The fullest device of each pipeline rank holds what is planned, to the byte."""
+    """Check that the fullest device of each pipeline rank holds the planned bytes exactly."""
     dp = plan.mesh.dp
     planned = rank_states(spec, lower_spec(spec).plan)
     states = [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
@@ -37,7 +37,7 @@ def check_memory(spec: Spec, plan: RunPlan) -> None:
 
 
 def check_owners(spec: Spec, plan: RunPlan) -> list[int]:
-    """Each parameter has one owner, who has it whole; the FLOPs that each rank is owner of, balanced."""
+    """Check that each parameter is whole on one owner, and that the FLOPs of owners are balanced."""
     work, flops = [0] * plan.mesh.world, [0] * plan.mesh.world
     largest = 0
     for bucket in plan.buckets:
@@ -56,7 +56,7 @@ def check_owners(spec: Spec, plan: RunPlan) -> list[int]:
 
 
 def check_price(spec: Spec, plan: RunPlan, flops: list[int]) -> None:
-    """The update of the step takes the bytes of the row at one rate, and its FLOPs at that of products."""
+    """Check that the update takes the bytes of its row at one rate, and its FLOPs at the rate of products."""
     found, precision, row = timed(spec), spec.precision, spec.train.optimizer
     assert precision.master == precision.parameter, "weights are their own masters here"
     elements = sum(prod(parameter.shape) for parameter in plan.parameters)

@@ -28,7 +28,7 @@ FILE = re.compile(r"`((?:dsl|compiler|runtime|specs|tests|docs|benchmarks)/[^`]+
 
 @dataclass(frozen=True)
 class Template:
-    """A piece of text, and where it goes: a new file, or a place beside one line of a file that is there."""
+    """A piece of text and its place: a new file, or next to a line of an existing file."""
 
     path: str
     text: str
@@ -54,7 +54,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Extension:
-    """A section of the page: what is added, and its templates."""
+    """A section of the page: its extension, and the templates."""
 
     title: str
     prose: str
@@ -101,7 +101,7 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
                 copies.let_write(folder / name)
-                # Its bytecode is that of the copy: it goes by size and time. Without, each command compiles all.
+                # Copy the bytecode too, which is valid by size and time. Else each command compiles everything.
                 if name.endswith(".py") and (bytecode := Path(cache_from_source(str(ROOT / name)))).is_file():
                     (folder / name).parent.joinpath(bytecode.parent.name).mkdir(exist_ok=True)
                     shutil.copy2(bytecode, cache_from_source(str(folder / name)))

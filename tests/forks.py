@@ -33,10 +33,10 @@ from tests import progress
 ROOT = Path(__file__).parents[1]
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH", "TRITON", "CUDA", "DSC_")
-# What is not the environment of who starts a process: pytest's name of the test, and a folder that torch names when it
+# Variables that are not the caller's environment: pytest's name of the test, and a folder that torch sets when it
 # first traces. A server that was started before that would else never be forked again.
 NOT_GIVEN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-RUNS_FIRST = "FORKS_RUN_FIRST"  # a module whose `install` each fork calls before it runs its own: tests/reliability
+RUNS_FIRST = "FORKS_RUN_FIRST"  # a module whose `install` each fork calls before its own module: tests/reliability
 MAX_DESCRIPTOR = 1 << 16
 AT_IMPORT = dict(os.environ)  # before any test changes a variable: a server has none of those changes
 
@@ -89,7 +89,7 @@ def start_anew(
 
 @cache
 def server() -> tuple[ForkServerContext, dict[str, str]]:
-    """A process that has imported what commands and ranks need, and forks; and what its libraries may have read."""
+    """A process that has imported what commands and ranks need, and forks; and the variables its libraries may read."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.forks_preload"])
     at_first = environment(AT_IMPORT)
@@ -145,7 +145,7 @@ def _begin(module: str, words: Sequence[str], cwd: Path, env: Mapping[str, str],
 def _as_main(module: str, words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run a module as a new interpreter does, and end the process as one does."""
     atexit._clear()
-    gc.freeze()  # what the process before has open is not this one's to close
+    gc.freeze()  # files opened by the parent are not this process's to close
     os.environ.clear()
     os.environ.update(env)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -182,7 +182,7 @@ def _as_main(module: str, words: Sequence[str], env: Mapping[str, str]) -> NoRet
 
 
 def _stream(number: int, mode: str) -> Any:
-    """A standard stream as an interpreter opens it that is no terminal's; None where the descriptor is closed."""
+    """A standard stream as a non-interactive interpreter opens it; None if the descriptor is closed."""
     try:
         raw: Any = open(number, f"{mode}b", closefd=False)  # noqa: SIM115
     except OSError:
@@ -202,7 +202,7 @@ def _fork_or_exec(  # as of _posixsubprocess
     env: Sequence[bytes] | None,
     *more: Any,
 ) -> int:
-    """Fork where a module of Python is to be run in an environment that its libraries would read the same in."""
+    """Fork to run a Python module, if the environment variables that its libraries read at import are the same."""
     words = [os.fsdecode(word) for word in args]
     asked = dict(os.environ)
     if env is not None:

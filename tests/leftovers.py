@@ -27,20 +27,20 @@ import pytest
 from tests import progress
 from tests.runtime.processes import is_gone, open_files
 
-CACHES = ("torchinductor_", "torchelastic_")  # a cache of torch, and logs that its torchrun never removes
-OF_TRITON = (".ptx", ".ptx.o")  # they stay where a process ends while Triton compiles in it
-PATIENCE_S = 60.0  # for processes that are ending, since the last of them ended
-WORKER_ENDS_S = 600.0  # until xdist kills a worker: one that is killed leaves its folders (10 s is its own limit)
+CACHES = ("torchinductor_", "torchelastic_")  # torch's compile cache, and logs that torchrun never removes
+OF_TRITON = (".ptx", ".ptx.o")  # remain if a process ends while Triton compiles in it
+PATIENCE_S = 60.0  # how long to wait for ending processes, counted from the last one that ended
+WORKER_ENDS_S = 600.0  # until xdist kills a worker, which would then leave its folders (xdist's default is 10 s)
 SEGMENTS = Path("/dev/shm")
 NOT_READABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
-    """Give this session a folder, and let its end be judged. A worker of xdist has what its controller was given."""
+    """Give this session a folder, and check for leftovers at its end. An xdist worker uses its controller's folder."""
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own folders
         folder = Path(tempfile.mkdtemp(prefix="dsc-tests-")).resolve()
-        # Called at the end of this process, behind the finalizers of libraries, which remove what they have in it.
+        # Called at the end of this process, after the finalizers of libraries, which remove their files in it.
         Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
         Finalize(None, _remove_folder_of_pytest, (Path(os.environ["PYTEST_DEBUG_TEMPROOT"]),), exitpriority=-200)
         for name, variable in (("tmp", "TMPDIR"), ("home", "HOME"), ("blame", None)):
@@ -58,7 +58,7 @@ def guard(config: pytest.Config, patience_s: float = PATIENCE_S) -> None:
 
 
 def _remove_folder_of_pytest(root: Path) -> None:
-    """Remove the folder in which pytest keeps those of tests that failed, if none did."""
+    """Remove pytest's folder for the files of failed tests, if none failed."""
     with suppress(OSError, KeyError):  # not empty; a user without a name
         (root / f"pytest-of-{getpass.getuser()}").rmdir()
 
@@ -118,7 +118,7 @@ class Guard:
         return left
 
     def _temporaries(self) -> Iterator[Path]:
-        """Entries of TMPDIR, but for caches, and for what is removed when this process ends: the folder of
+        """Entries of TMPDIR, except caches and entries that are removed at the end of this process: the folder of
         multiprocessing, and each TemporaryDirectory that a library keeps."""
         own = {process.current_process()._config.get("tempdir")}  # type: ignore[attr-defined]
         own |= {str(each.args[0]) for each in finalize._registry.values() if each.args}  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ def _is_of(pid: int, folder: Path) -> bool:
 
 
 def _said(pid: int) -> str:
-    """The command of a process, and the test that started it, where its environment has one."""
+    """The command of a process, and the test that started it if its environment names one."""
     command = variables = b""
     with suppress(*NOT_READABLE):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -70,7 +70,7 @@ def _ticks(pid: int) -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return sum(map(int, fields[11:15]))  # utime, stime, and those of children that were waited for
+    return sum(map(int, fields[11:15]))  # utime, stime, and those of reaped children
 
 
 def run(

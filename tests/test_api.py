@@ -28,7 +28,7 @@ def test_check_returns_every_mistake() -> None:
     assert api.check(TINY, {"train.seed": 2}) == ()
 
 
-def test_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_equals_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     planned = api.plan(TINY, {"train.micro_batch": 2})
     assert main(["plan", TINY, "-s", "train.micro_batch=2"]) == 0
     assert str(planned) == capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None
         planned.spec = planned.spec  # type: ignore[misc]
 
 
-def test_losses_are_those_of_steps_that_have_one() -> None:
+def test_losses_skip_steps_without_one() -> None:
     run = api.Trained(Path("runs/mine"), ({"step": 1, "loss": 2.5}, {"step": 2}, {"step": 3, "loss": 2.0}))
     assert run.losses == (2.5, 2.0)
 
@@ -66,7 +66,7 @@ def test_a_spec_that_does_not_train_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_goes_where_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_written_to_the_requested_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default to build/RUN, as that of `dsc compile`."""
     monkeypatch.chdir(tmp_path)
     build = CompiledBuild((("manifest.json", '{"files": {}}'),), "what it is\n", "", (("segments/one", "traced"),))

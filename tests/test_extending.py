@@ -1,4 +1,4 @@
-"""Extension points are where docs/extending.md says: its examples, in exactly these files, run end to end in a copy."""
+"""Extension points are where docs/extending.md states: its examples, in these files only, run end to end in a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsl.facts.schedules import FACTS
 from runtime.contract.actions import Pair
 from tests.extending import ROOT, Copy, extension, files_of_table
 
-NAMED_IN = ("dsl/facts/schedules.py", "compiler/schedule/__init__.py")  # besides, a schedule's own file says its name
+NAMED_IN = ("dsl/facts/schedules.py", "compiler/schedule/__init__.py")  # a schedule's own file has its name too
 SCHEDULE, OP, OPTION = "A new schedule", "A new op with a kernel", "A new option of attention"
 SPEC = """\
 import "specs/tiny.dsc"
@@ -81,8 +81,8 @@ def test_a_new_schedule(tmp_path: Path) -> None:
 
 
 def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> None:
-    """The option is parsed and shown, and counted; the gradients of its segment are those of autograd. The op's kernel
-    is interpreted against its reference; used by the option, the op is traced, judged and trained."""
+    """The option is parsed, shown and counted; the gradients of its segment equal autograd. The op's kernel
+    is interpreted against its reference; through the option, the op is traced, checked and trained."""
     copy = copy_of(tmp_path, OPTION, OP)
     assert "shared_kv" in copy.dsc("explain", "model.attention.gqa.shared_kv")
     shown = copy.dsc("show", "mine.dsc:grouped", "model.attention")
@@ -110,7 +110,7 @@ def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> No
 
 
 def strings(path: Path) -> Iterator[str]:
-    """The texts of a module that stand alone, if it has any of FACTS."""
+    """The string literals of a module, if it has any of FACTS."""
     source = path.read_text("utf-8")
     if not any(fact in source for fact in FACTS):
         return

@@ -49,7 +49,7 @@ WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "
 
 @pytest.fixture(params=["matrix", "element"])
 def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
-    """The project with the example in it; as it is, and with its state cut anywhere."""
+    """The project with the example: unchanged, and with state sharded anywhere."""
     copy = Copy(tmp_path, extension(TITLE))
     if request.param == "element":
         row = tmp_path / "dsl" / "schema" / "optimizers.py"
@@ -94,7 +94,7 @@ def test_a_new_optimizer_trains(copy: Copy) -> None:
 
 
 def named_in(package: str) -> Iterator[str]:
-    """The files of a package that say the name of a kind or of a tensor of its state."""
+    """The files of a package that contain the name of a kind or of a tensor of its state."""
     words = {*OPTIMIZERS, *(tensor.name for row in OPTIMIZERS.values() for tensor in row.state)}
     for path in sorted((ROOT / package).rglob("*.py")):
         if any(word in path.read_text("utf-8") for word in words):

@@ -57,15 +57,15 @@ def test_all_weights_have_a_plan_too(
     assert "123.5K parameters\n" in capsys.readouterr().out
 
 
-def test_messages_are_those_of_the_table(
+def test_messages_match_the_table(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home)
     Path("sharegpt.jsonl").write_text('{"conversations": [{"from": "human", "value": "Hi"}]}\n', "utf-8")
     rows = [json.dumps({"messages": [{"role": "user", "number": number}]}) for number in range(9)]
     Path("without.jsonl").write_text("\n".join(rows), "utf-8")
-    told = {each.strip("` ") for each in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
-    assert told == {*MESSAGES, *OF_OTHER_TESTS}
+    documented = {each.strip("` ") for each in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
+    assert documented == {*MESSAGES, *OF_OTHER_TESTS}
     for message, command in MESSAGES.items():
         main(list(command))
         captured = capsys.readouterr()

@@ -20,20 +20,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_the_run_went_on_with_fewer_ranks(home: Path) -> None:
+def test_the_run_continued_with_fewer_ranks(home: Path) -> None:
     rows = [json.loads(line) for line in (home / "runs/laptop/metrics.jsonl").read_text("utf-8").splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert rows[39]["loss"] < rows[19]["loss"] < rows[0]["loss"] - 0.5
 
 
-def test_what_is_said_to_be_in_the_build(home: Path) -> None:
+def test_the_build_contains_the_described_files(home: Path) -> None:
     build = home / "build" / "nodes"
     assert "<svg" in (build / "report.html").read_text("utf-8") and (build / "stages" / "rank_0.py").is_file()
     assert "auto" not in (build / "spec.resolved").read_text("utf-8")
     assert (home / "launch" / "nodes" / "job.sbatch").is_file()
 
 
-def test_the_page_says_of_gpus_what_the_readme_says() -> None:
+def test_the_page_and_the_readme_agree_on_gpus() -> None:
     assert "**Nothing of dsc has run on a GPU yet.**" in PAGE
     assert "On GPUs nothing has been run yet." in (ROOT / "README.md").read_text("utf-8")
     assert "No GPU has run these yet." in (ROOT / "docs" / "kernels.md").read_text("utf-8")

@@ -30,14 +30,14 @@ def python(code: str, patience_s: float, work_s: float) -> subprocess.CompletedP
     return run((sys.executable, "-c", code), Path.cwd(), patience_s=patience_s, work_s=work_s)
 
 
-def test_what_hangs_is_ended_with_its_children() -> None:
+def test_a_hanging_process_is_killed_with_its_children() -> None:
     with pytest.raises(HangError, match=r"(?s)^nothing printed and less than 1 s of work in 3 s: .*\n\d+\n$") as caught:
         python(HUNG, patience_s=3, work_s=1)
     child = int(str(caught.value).split()[-1])
     wait_for(lambda: is_gone(child), "the end of the child")
 
 
-def test_what_prints_or_works_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_prints_or_works_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, worked = SimpleNamespace(now=0.0), SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(progress, "processor_s", lambda *_: worked.seconds)

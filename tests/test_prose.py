@@ -87,7 +87,7 @@ def test_paths_in_pages_exist(page: Path) -> None:
     assert found <= made, sorted(found - made)
 
 
-def test_a_path_that_is_not_there_is_found() -> None:
+def test_missing_paths_are_found() -> None:
     assert missing("see runtime/contract.py.") == ["runtime/contract.py"]
     assert missing("dsl/load.py, specs/<name>.dsc, tests/ui/*.dsc, tests/ui/NAME.dsc; build/runtime/none.py") == []
 

@@ -22,8 +22,8 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text("utf-8")
 
 
-def test_the_run_is_that_of_the_quickstart(tmp_path: Path) -> None:
-    """What the shortened run says is what the shipped one says, and it is right as it stands."""
+def test_the_shown_run_equals_the_quickstart(tmp_path: Path) -> None:
+    """The keys of the shortened run equal the shipped one, and it is valid."""
     shown = re.search(r"^    run quickstart \{\n(?:     .*\n)+    \}\n", README, re.MULTILINE)
     assert shown
     shipped = ROOT / "specs" / "quickstart.dsc"
@@ -36,7 +36,7 @@ def test_the_run_is_that_of_the_quickstart(tmp_path: Path) -> None:
         assert getattr(short.train, key) == getattr(full.train, key), key
 
 
-def test_code_is_emitted_code() -> None:
+def test_shown_code_is_emitted_code() -> None:
     emitted = [p.read_text("utf-8") for p in (ROOT / "tests" / "golden" / "quickstart").rglob("*.py")]
     snippets = re.findall(r"```python\n(.*?)```", page("builds"), re.DOTALL)
     assert snippets
@@ -44,7 +44,7 @@ def test_code_is_emitted_code() -> None:
         assert any(snippet in text for text in emitted), snippet
 
 
-def test_the_message_is_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shown_message_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = (ROOT / "specs" / "quickstart.dsc").read_text("utf-8").replace("    pipeline = 2 ", "    pipelin  = 2 ")
     (tmp_path / "bad.dsc").write_text(spec, "utf-8")
@@ -54,7 +54,7 @@ def test_the_message_is_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "\n".join(line[4:] for line in shown[1].splitlines()) == str(diagnostic)
 
 
-def test_the_conflict_is_the_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shown_conflict_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     shown = re.search(r"\$ dsc check (\S+) -s (\S+)\n    …\n((?:    .*\n)+)", page("language"))
     assert shown
@@ -63,10 +63,10 @@ def test_the_conflict_is_the_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("path", "least"), [("README.md", 1), ("docs/planning.md", 3)])
-def test_commands_print_what_is_shown(
+def test_commands_print_the_shown_output(
     path: str, least: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every `$ dsc plan` and `$ dsc schedule` with what it prints: those lines are there, in this order; … is any."""
+    """Every `$ dsc plan` and `$ dsc schedule` prints the shown lines in this order; … stands for any lines."""
     monkeypatch.chdir(ROOT)
     shown = re.findall(
         r"^( *)\$ (dsc (?:plan|schedule) .*)\n((?:\1\S.*\n|\1 .*\n)+)", (ROOT / path).read_text("utf-8"), re.M
@@ -79,7 +79,7 @@ def test_commands_print_what_is_shown(
             assert line.strip() in ("…", "```") or any(line == other.rstrip() for other in printed), (command, line)
 
 
-def test_what_deepseek_v3_holds_in_bf16() -> None:
+def test_memory_of_deepseek_v3_in_bf16() -> None:
     spec = load(ROOT / "specs" / "deepseek-v3.dsc", "pretrain", ["precision=bf16"])
     _, memory = fullest(spec, lower_spec(spec))
     held, has = (round(size / 2**30) for size in (memory.total, spec.cluster.node.device.memory))

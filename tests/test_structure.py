@@ -15,7 +15,7 @@ from tests.measure.structure import PACKAGES, circles, cycles, imported, imports
 ROOT = Path(__file__).parents[1]
 OURS = {*PACKAGES, "tests"}
 MOST_ROOMS = 13
-# The rooms of each package: none imports a later one. docs/architecture.md says what each is.
+# The rooms (folders or files) of each package: none imports a later one. docs/architecture.md describes them.
 ROOMS = {
     "dsl": (
         *("messages", "facts", "text", "schema", "closed_forms", "canonical", "leaves", "rules", "reference"),
@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "compiler",
         "dsl",
         "runtime.system",
-        "runtime.contract",  # what a build says, and the JSON of it
+        "runtime.contract",  # the contents of a build, and its JSON
         "runtime.ops",  # what emitted segments call
         "runtime.build.files",
         "runtime.build.run_copy",
@@ -49,7 +49,7 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
-def test_packages_import_only_what_they_may(package: str) -> None:
+def test_packages_import_only_allowed_ones(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
@@ -65,7 +65,7 @@ def test_no_files_and_no_entries_of_a_folder_import_each_other_in_a_circle() -> 
 
 
 @pytest.mark.parametrize("package", sorted(ROOMS))
-def test_no_room_imports_a_later_one(package: str) -> None:
+def test_no_folder_imports_a_later_one(package: str) -> None:
     place = {f"{package}.{room}": number for number, room in enumerate(ROOMS[package])}
     inside = {(a, b) for a, b in imports_of_modules() if room_of(a) in place and room_of(b) in place}
     late = sorted((a, b) for a, b in inside if place[room_of(a)] < place[room_of(b)])
@@ -73,7 +73,7 @@ def test_no_room_imports_a_later_one(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", sorted(ROOMS))
-def test_a_package_has_at_most_13_rooms(package: str) -> None:
+def test_a_package_has_at_most_13_folders(package: str) -> None:
     assert {name.removesuffix(".py") for name in names_in(ROOT / package)} == {*ROOMS[package]}
     assert len(ROOMS[package]) <= MOST_ROOMS
 
@@ -107,7 +107,7 @@ def test_checking_a_spec_needs_no_graphs() -> None:
 
 
 MOST = 8
-# The parameters of an op are its operands and the constants of a layer: they are what they are.
+# The parameters of an op are its operands and the constants of a layer, so their number is given.
 NUMERICS = (
     "runtime/ops/",
     "runtime/ops/native/",
@@ -128,13 +128,13 @@ def test_functions_take_at_most_eight_parameters() -> None:
     long = set()
     for path in [path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
         for node in functions(path):
-            own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            if sum(each.arg not in ("self", "cls") for each in own) > MOST:
+            parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if sum(each.arg not in ("self", "cls") for each in parameters) > MOST:
                 long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"
 
 
-# Where text may be taken apart: modules that define names, and those that read what people or other programs write.
+# Where text may be parsed: modules that define names, and those that read input of people or other programs.
 OF_NAMES = {
     "compiler/ir/dtypes.py",
     "compiler/ir/module.py",
@@ -179,8 +179,8 @@ CORE = (
 APART = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix"}
 
 
-def test_only_names_know_their_parts() -> None:
-    """What a name means is a property of its type, wherever it is asked for (runtime/contract/names.py)."""
+def test_only_name_types_take_names_apart() -> None:
+    """The meaning of a name is always a property of its type (runtime/contract/names.py)."""
     paths = [path for folder in CORE for path in sorted((ROOT / folder).rglob("*.py"))]
     taking = {
         path.relative_to(ROOT).as_posix()
@@ -192,7 +192,7 @@ def test_only_names_know_their_parts() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """A name says which class is meant, without its module."""
+    """A class name is unambiguous without its module."""
     places: dict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):

@@ -37,7 +37,7 @@ def test_rows_name_tests_and_leave_a_sample(moved: Moved) -> None:
             assert not row.sample
 
 
-def test_a_file_may_have_what_its_functions_have() -> None:
+def test_tiers_of_a_file_equal_those_of_its_functions() -> None:
     shares = [(function, SOAK.row_of(function)) for function in functions()]
     # a case that stays, one that the soak takes, and the next that stays, which `landing` may take
     tests = [f"{function}[{case}]" for function, row in shares for case in range((row.every if row else 1) + 2)]
@@ -53,7 +53,7 @@ def test_a_prefix_names_tests(prefix: str) -> None:
     assert any(test.startswith(prefix) for test in functions())
 
 
-def test_of_cases_that_stay_for_one_row_the_next_takes_a_sample() -> None:
+def test_landing_samples_the_cases_that_soak_leaves() -> None:
     function = next(
         test for test in functions() if (row := SOAK.row_of(test)) and row.every == 2 and LANDING.row_of(test) is None
     )

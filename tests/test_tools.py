@@ -41,11 +41,11 @@ def apt_get(machine: Path, *installed: str) -> Path:
     return log
 
 
-def test_make_says_at_once_what_is_missing(machine: Path) -> None:
+def test_make_reports_missing_tools_at_once(machine: Path) -> None:
     """The message is printed before anything is installed or run: no other command is started."""
     make = shutil.which("make")
     assert make
-    of_make = ("MAKEFLAGS", "MAKELEVEL")  # set where make runs the tests: the make below would say its folder
+    of_make = ("MAKEFLAGS", "MAKELEVEL")  # set if make runs the tests: the make below would print its folder
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", *of_make)}
     command = [make, "test", f"PYTHON={sys.executable}"]
     environment |= {"PATH": str(machine), "CI": "1"}
@@ -59,7 +59,7 @@ def test_make_says_at_once_what_is_missing(machine: Path) -> None:
     assert [line.partition(" ")[0] for line in rest] == ["make:"]
 
 
-def test_root_installs_what_is_missing(machine: Path) -> None:
+def test_missing_tools_are_installed_as_root(machine: Path) -> None:
     log = apt_get(machine, "g++", "chromium")
     done = set_up(machine, user=0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "installing g++ and chromium for the tests\n", "")
@@ -68,14 +68,14 @@ def test_root_installs_what_is_missing(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(("present", "asked"), [("clang++", "chromium"), ("google-chrome", "g++")])
-def test_only_what_is_missing_is_installed(machine: Path, present: str, asked: str) -> None:
+def test_only_missing_tools_are_installed(machine: Path, present: str, asked: str) -> None:
     program(machine, present)
     log = apt_get(machine, asked)
     assert set_up(machine, user=0).returncode == 0
     assert log.read_text().splitlines()[1].endswith(f"recommends {asked}")
 
 
-def test_others_are_told(machine: Path) -> None:
+def test_other_users_are_told_what_to_install(machine: Path) -> None:
     log = apt_get(machine, "g++", "chromium")
     done = set_up(machine, user=1000)
     assert done.returncode == 2 and f"apt-get install {BOTH}," in done.stderr
@@ -83,7 +83,7 @@ def test_others_are_told(machine: Path) -> None:
 
 
 def test_without_chromium_its_tests_are_left_out_except_in_ci(machine: Path) -> None:
-    apt_get(machine, "g++")  # there is no network for the other
+    apt_get(machine, "g++")  # the other one would need a network
     done = set_up(machine, user=0)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == [
@@ -93,7 +93,7 @@ def test_without_chromium_its_tests_are_left_out_except_in_ci(machine: Path) -> 
     assert done.returncode == 2 and "this machine lacks chromium: apt-get install chromium," in done.stderr
 
 
-def test_an_installation_that_fails_is_told(machine: Path) -> None:
+def test_a_failed_installation_is_reported(machine: Path) -> None:
     apt_get(machine, "chromium")
     done = set_up(machine, user=0)
     assert done.returncode == 2 and "this machine lacks g++: apt-get install g++," in done.stderr

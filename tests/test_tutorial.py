@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_model_learns(home: Path) -> None:
-    """What the page says of the numbers: where the loss starts, and that validation passes the unigram bar at once."""
+    """Numbers on the page: where the loss starts, and that validation is better than the unigram loss at once."""
     folder = home / "first" / "runs" / "first"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 121))
@@ -39,7 +39,7 @@ def test_the_model_learns(home: Path) -> None:
     assert max(row["imbalance"] for row in rows[-20:]) < max(row["imbalance"] for row in rows[:20])
 
 
-def test_what_is_said_to_be_there(home: Path) -> None:
+def test_described_files_exist(home: Path) -> None:
     folder = home / "first"
     assert (folder / "build" / "first" / "stages" / "rank_0.py").read_text("utf-8").count("def ") > 1
     assert "<svg" in (folder / "runs" / "first" / "report.html").read_text("utf-8")
@@ -48,12 +48,12 @@ def test_what_is_said_to_be_there(home: Path) -> None:
     assert "# `attention_dropout` = 0.1: dropout; a spec has none; lost here\n" in spec
 
 
-def test_the_largest_import_is_as_large_as_is_said() -> None:
+def test_the_largest_import_has_the_stated_size() -> None:
     spec = load(ROOT / "tests" / "compiler" / "tools" / "importers" / "specs" / "deepseek-v3.dsc")
     assert "671B parameters get 1,024 GPUs" in PAGE and spec.cluster.world == 1024
 
 
-def test_it_is_installed_as_the_makefile_does() -> None:
+def test_the_page_installs_as_the_makefile_does() -> None:
     """The test runs in the environment that these lines have made."""
     (install,) = (block[3] for block in FENCE.finditer(PAGE) if block[1] == "sh")
     command = ["make", "--dry-run", "--always-make", ".venv/.installed", "PIP=pip install -c constraints.txt"]
@@ -65,8 +65,8 @@ def test_it_is_installed_as_the_makefile_does() -> None:
 
 def test_every_command_of_the_page_is_run() -> None:
     """Inline `dsc …` names options that exist; whole commands are in the blocks."""
-    told = re.findall(r"`(dsc [a-z]+)", FENCE.sub("", PAGE))
+    commands = re.findall(r"`(dsc [a-z]+)", FENCE.sub("", PAGE))
     run = {" ".join(step.command.split()[:2]) for step in steps(PAGE)}
     assert {"dsc init", "dsc check", "dsc explain", "dsc show", "dsc fmt", "dsc train", "dsc report", "dsc diff",
             "dsc import"} <= run  # fmt: skip
-    assert set(told) - run <= {"dsc lsp"}
+    assert set(commands) - run <= {"dsc lsp"}

@@ -45,13 +45,15 @@ class Moved:
 
 def read_row(line: str) -> Row:
     """`PREFIX 1/N`, `PREFIX by SAMPLE`, or `PREFIX`."""
-    prefix, _, how = line.partition(" ")
-    return Row(prefix, int(how.removeprefix("1/"))) if how.startswith("1/") else Row(prefix, 0, how.removeprefix("by "))
+    prefix, _, rest = line.partition(" ")
+    return (
+        Row(prefix, int(rest.removeprefix("1/"))) if rest.startswith("1/") else Row(prefix, 0, rest.removeprefix("by "))
+    )
 
 
 SOAK, LANDING = Moved("soak.txt"), Moved("landing.txt")
 
-# What pins the language, plans, schedules, proofs and goldens.
+# Tests that pin the language, plans, schedules, proofs and goldens.
 CHECK = (
     "tests/compiler/test_layout.py",
     "tests/dsl/",
@@ -64,7 +66,7 @@ CHECK = (
     "tests/test_",
     "tests/compiler/machine/topology/",
 )
-NOT_CHECK = (  # slow, and about how far predictions and searches hold
+NOT_CHECK = (  # slow tests of the accuracy of predictions and searches
     "tests/dsl/test_conflicts.py",
     "tests/dsl/test_hostile.py",
     "tests/compiler/schedule/test_bound.py",
@@ -86,7 +88,7 @@ NOT_CHECK = (  # slow, and about how far predictions and searches hold
 )
 
 
-# Where modules take long. What is last are modules of seconds, so that no worker ends long before the other.
+# Folders with slow modules. Fast modules come last, so that workers end at nearly the same time.
 SLOW_FIRST = (
     "tests/runtime/run/",
     "tests/runtime/step/",
@@ -142,7 +144,7 @@ def tiers_of_file(file: str, text: str) -> set[str]:
 
 
 class Stays:
-    """Whether a test stays where rows move others. It counts the cases of a function in the order of calls."""
+    """Whether a test stays in its tier although rows move others. Counts a function's cases in the order of calls."""
 
     def __init__(self, moved: Moved) -> None:
         self.row_of = cache(moved.row_of)

@@ -1,9 +1,9 @@
-"""Sets up what the tests need beside Python, a C++ compiler and Chromium: `python3 -m tests.tools`, before all else of
+"""Sets up what the tests need besides Python, a C++ compiler and Chromium: `python3 -m tests.tools`, the first step of
 `make test`.
 
-As root, where there is apt-get, it installs what is missing. Otherwise, or if that fails, it says in a line what to
-install. Without a compiler it ends with exit code 2. Without Chromium the tests that look at pages are left out, except
-where CI is set: there it ends with 2 as well. It needs no package, and no newer Python than make finds.
+As root, if there is apt-get, it installs what is missing. Otherwise, or if that fails, it prints in a line what to
+install. Without a compiler it ends with exit code 2. Without Chromium the tests that look at pages are skipped, except
+if CI is set: then it also ends with 2. It needs no package, and runs on any Python that make finds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def missing() -> list[str]:
-    """Debian's packages of what is not there."""
+    """The Debian packages of missing tools."""
     found = {
         "g++": any(map(shutil.which, shlex.split(os.environ.get("CXX", ""))[:1] or COMPILERS)),
         "chromium": "CHROMIUM" in os.environ or any(map(shutil.which, BROWSERS)),

@@ -1,7 +1,7 @@
-"""Pages whose commands are typed in by a test, in order, and show what the page says they show.
+"""Pages whose commands a test types in, in order; they must print what the page shows.
 
-In a ```console block, lines behind `$ ` are commands and what follows is their output: exactly, but for lines `…` that
-stand for any lines. In a ```console about block, numbers may be others. A block of another language is a file if the
+In a ```console block, lines after `$ ` are commands, followed by their exact output, except lines `…` that
+stand for any lines. In a ```console about block, numbers may differ. A block of another language is a file if the
 text before it ends with its name and a colon, as `train.dsc`:
 """
 
@@ -21,7 +21,7 @@ FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 NAMED = re.compile(r"`([\w/.-]+)`:\s*$")  # at the end of the text before a file
 ANY_LINES = "…"
 HOME = "/home/you"  # on a page, the home of its reader
-LONG_WORK = re.compile(r"^compile: .*\n", re.MULTILINE)  # said where it takes some seconds, on a busy machine
+LONG_WORK = re.compile(r"^compile: .*\n", re.MULTILINE)  # printed if it takes some seconds, as on a busy machine
 EXIT_DIFFERS = ("dsc diff", "dsc fmt --check")
 
 
@@ -54,7 +54,7 @@ class Step:
 
 
 def steps(page: str) -> Iterator[Step]:
-    """What a page has its reader type in and save, in order."""
+    """The commands and files of a page, in order."""
     for block in FENCE.finditer(page):
         kind, about, body = block[1], block[2] == "about", block[3]
         name = NAMED.search(page[: block.start()])
@@ -68,18 +68,18 @@ def steps(page: str) -> Iterator[Step]:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """That of a newcomer whose home has the commands `dsc` and `python`."""
+    """The environment of a new user whose home has the commands `dsc` and `python`."""
     (home / "bin").mkdir()
     for name, module in (("dsc", "-m compiler.cli.main "), ("python", "")):
         (home / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n', "utf-8")
         (home / "bin" / name).chmod(0o755)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
-    return os.environ | own | {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "120"} | more
+    set_anew = {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | set_anew | {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "120"} | more
 
 
 def type_in(what: Iterable[Step], home: Path, variables: dict[str, str]) -> None:
-    """Do each step, from the home on. What a command prints has to be what is shown."""
+    """Do each step, starting in the home folder. Commands must print what is shown."""
     at = home
     for step in what:
         if step.file:

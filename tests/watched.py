@@ -20,7 +20,7 @@ SECRETS = ("/etc/passwd", "/etc/shadow", "/proc/self/environ")
 
 
 class _Seen:
-    allowed: tuple[str, ...] | None = None  # beneath which files may change; None: nobody watches
+    allowed: tuple[str, ...] | None = None  # files may only change below this folder; None: not watching
     found: ClassVar[list[str]] = []
 
 

@@ -180,7 +180,7 @@ def positions(s: Sizes, t: Make) -> Tensor:
 
 
 def bounded(s: Sizes, t: Make, documents: bool = False, context: bool = False) -> Arguments:
-    """q, k, v, sinks and the constants of attention with all bounds: for one document or several, or for a context
+    """q, k, v, sinks and the constants of attention with all bounds, for one document, several, or a context
     rank, whose queries and keys are rotated before."""
     q, k, v = grouped_queries(s, t)
     *sizes, theta = grouped_queries_sizes(s)
@@ -228,7 +228,7 @@ def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 
 def _close(logits: Tensor, bias: Tensor, s: Sizes) -> Tensor:
-    """[tokens]: whether two scores or groups that the router decides between are within 10⁻⁵ of each other."""
+    """[tokens], bool: whether two scores or groups that the router chooses from differ by less than 10⁻⁵."""
     score = logits.double().sigmoid() + bias
     group_score = score.view(s.tokens, s.groups, -1).topk(2).values.sum(-1)
     ordered = group_score.sort(descending=True).values
@@ -292,7 +292,7 @@ def join(s: Sizes, t: Make) -> Arguments:
 
 
 def logits(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """logits, and targets of which the last are not valid."""
+    """(logits, targets). The last targets are void."""
     return t(s.tokens, s.vocab), targets(s, t)
 
 

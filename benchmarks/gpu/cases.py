@@ -39,9 +39,9 @@ class Goal:
 @dataclass(frozen=True, slots=True)
 class Case:
     """One op with one kind of arguments. `roundings`: how often an intermediate number is rounded to BF16 before the
-    result. `coded`: quantised values were rounded before, so some codes may be off by one. `written`: arguments that it
-    changes; `unread`: those of them whose values it does not read. `moved`: bytes, if it touches only some rows of an
-    argument."""
+    result. `coded`: quantised values were rounded before, so some codes may be off by one. `written`: arguments that
+    the op changes; `unread`: written arguments whose values it does not read. `moved`: bytes, if it touches only some
+    rows of an argument."""
 
     op: str
     arguments: Callable[[Sizes, Make], Arguments]
@@ -55,7 +55,7 @@ class Case:
     written: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = (BF16, FP32)  # of activations; the first is timed
-    sizes: tuple[str, ...] = ("odd", "even")  # besides V3's
+    sizes: tuple[str, ...] = ("odd", "even")  # sizes other than V3's
 
     @property
     def name(self) -> str:

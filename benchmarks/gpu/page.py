@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 FACTS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "kernels.md"
-TEXT = Path(__file__).parent / "kernels.md"  # how the page begins; its links are those of the page
-DEVICES = ("h200", "h100")  # whose results are shown, where there are any
+TEXT = Path(__file__).parent / "kernels.md"  # the head of the page; links are relative to the page
+DEVICES = ("h200", "h100")  # devices whose results are shown, if there are any
 NOT = "not measured"
 FAMILIES = (FP8_PRODUCTS, BF16_PRODUCTS, HEAD_PRODUCTS, ATTENTION, ATTENTION_GRADIENTS, OTHERS) = (
     "FP8 products",
@@ -262,7 +262,7 @@ def code(facts: Found) -> str:
 
 
 def families(facts: Found) -> dict[str, list[Found]]:
-    """The launches on tensor cores by what they compute, and all others."""
+    """Launches by family: those on tensor cores by what they compute, and all others."""
     found: dict[str, list[Found]] = {}
     for name, case in facts["cases"].items():
         for row in case["launches"]:
@@ -285,7 +285,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def launches(facts: Found) -> str:
-    """A row for each launch: what its machine code takes. Launches of a kernel that are alike are one row."""
+    """A row for each launch: registers, shared memory and instructions. Equal launches of a kernel share a row."""
     lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | idle | instructions |"]
     lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for case in CASES:

@@ -111,7 +111,7 @@ def timing(report: Report, until: float) -> None:
     ready: list[Task] = []
 
     def warmed(task: Task, answer: Answer) -> None:
-        crowded = "out of memory" in answer.get("failed", "")  # it may have enough memory when it is timed alone
+        crowded = "out of memory" in answer.get("failed", "")  # it may have enough memory in a separate process
         if "left_out" in answer or ("failed" in answer and not crowded):
             noted({**task, "kind": "compiled"}, answer)
         else:

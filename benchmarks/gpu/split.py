@@ -48,7 +48,7 @@ def _quantising_copy(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _where(sm_P, SPIN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the SM of each program. Programs spin for a while, so that others run on other SMs."""
+    """Store the SM of each program. Programs spin for a while, so that the others are placed on other SMs."""
     sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     total = sm * 0
     for i in tl.range(0, SPIN):

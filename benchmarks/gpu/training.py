@@ -120,7 +120,7 @@ def curve(run: Run, code: int | None) -> dict[str, Any]:
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The largest difference of two curves, over their common length."""
+    """The largest absolute difference of two curves, over their common length; None if there is none."""
     return max((abs(x - y) for x, y in zip(a, b, strict=False)), default=None)
 
 

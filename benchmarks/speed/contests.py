@@ -33,7 +33,7 @@ class Row:
     title: str
     group: str  # ours, theirs or limit
     processes: int = 1
-    threads: int = 1  # of each process
+    threads: int = 1  # per process
     overrides: tuple[str, ...] = ()  # of the spec, for ours
     module: str = "ours"
     arguments: tuple[str, ...] = ()  # of the module

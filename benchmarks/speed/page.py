@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "speed"  # one file per kind of processor
 PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
-SHOWN = ("torch", "transformers")  # whose versions the page says
+SHOWN = ("torch", "transformers")  # packages whose versions the page states
 Kind = Literal["ratio", "share", "at most"]  # of a goal
 HEAD = "| | layout | tokens/s | × theirs | a second of a core | of the limit | memory |"
 RULE = "|---|---|--:|--:|--:|--:|--:|"
-LEFT_OUT = ("bench-8 fp32",)  # contests that no goal is about: they are in the results alone
+LEFT_OUT = ("bench-8 fp32",)  # contests without a goal: only in the results
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from benchmarks.speed.serve import Step, serve
 from benchmarks.speed.theirs_model import Optimizer, batches_of, model_of
 from runtime.build.build import Build
 
-Placement = dict[int, tuple[int, ...]]  # stages of each rank
+Placement = dict[int, tuple[int, ...]]  # stages per rank
 
 ATTENTION = "eager"  # faster than sdpa here: heads of unequal widths take sdpa's slow path
 # The first layer of each stage, for a model of eight layers. The first stage has the embedding, the last the head.
@@ -58,7 +58,7 @@ def main() -> int:
     with joined("benchmarks.speed.pipelining", args) as rank:
         serve(args.wire, step_of(args, rank), info, rank, args.ranks)
     sys.stdout.flush()
-    os._exit(0)  # the schedules leave threads behind
+    os._exit(0)  # the schedules do not join their threads
 
 
 class Part(nn.Module):
@@ -87,7 +87,7 @@ class Part(nn.Module):
 
 
 def step_of(args: argparse.Namespace, rank: int) -> Step:
-    """A training step of this rank. Returns the loss, which all ranks get from that of the last stage."""
+    """A training step of this rank. Returns the loss, which all ranks get from the rank of the last stage."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
     whole = model_of(plan, "grouped_mm", ATTENTION)

@@ -130,7 +130,7 @@ def _goal(results: Results) -> str:
 
 
 def _parts(results: Results) -> str:
-    """The contribution of each part of the recipe, as far as so few seeds show it."""
+    """The contribution of each part of the recipe, as far as a few seeds can show it."""
     seeds = [record.seed for record in results.of(RECIPE)]
     found = {part: differences(results, part, RECIPE) for part in PARTS}
     rows = [

@@ -14,7 +14,7 @@ from compiler.tools.report import charts
 
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 920.0, 300.0  # of a full-width panel, with the names of its curves
-HALF_WIDTH, HALF_HEIGHT = 448.0, 190.0  # of one of two adjacent panels
+HALF_WIDTH, HALF_HEIGHT = 448.0, 190.0  # width of one of two adjacent panels
 MARGIN, HEADING = 12.0, 30.0
 COLOURS = ("accent", "warm", "ink", "quiet")
 DASHES = ("none", "6 4", "1.5 3")  # for the next curves of the same colours
@@ -51,7 +51,7 @@ def wide(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
 
 
 def half(title: str, curves: Sequence[charts.ChartSeries]) -> charts.Chart:
-    """A half-width panel without names; its colours are those of the wide one."""
+    """A half-width panel without names, in the colours of the wide one."""
     unnamed = [replace(curve, name="") for curve in curves]
     return charts.chart(title, unnamed, HALF_WIDTH, HALF_HEIGHT, from_zero=False, named=False)
 

@@ -20,7 +20,7 @@ Curve = list[float]
 class Record:
     """The result of a complete run.
 
-    `digest`: of its spec. `loss` (nats per token) and `imbalance` (by layer, the load of the busiest expert over the
+    `digest`: of the spec. `loss` (nats per token) and `imbalance` (by layer, the load of the busiest expert over the
     mean) are means over windows of steps. `loads`: by layer, the tokens of each expert in the last tenth of the steps.
     `validation_loss`: at the end, nats per token.
     """

@@ -79,7 +79,7 @@ def _parent(_: int) -> None:
     code = f"import time\nwhile time.process_time() < {BURNT_S}: pass\nimport sys; sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     wait_for(lambda: _used_s(child.pid) >= BURNT_S, "the work of a child")
-    CHILDREN.append(child)  # it lives on, so that the arena sees what it used
+    CHILDREN.append(child)  # keep the process alive, so that the arena can read its CPU time
 
 
 def _used_s(pid: int) -> float:

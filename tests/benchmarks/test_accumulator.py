@@ -1,4 +1,4 @@
-"""Sums of few bits against integers that are cut after each 32 products."""
+"""Low-bit sums against integers that are truncated after each 32 products."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def expected(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], start: int = 0,
 
 
 @pytest.mark.parametrize("columns", [1, 31, 128, 300])
-def test_sums_are_cut_after_each_32_products(columns: int) -> None:
+def test_sums_are_truncated_after_each_32_products(columns: int) -> None:
     a, b = operand(5, columns, 1), operand(4, columns, 2)
     found = accumulator.cut_product(*a, *b)
     assert torch.equal(found, expected(a, b))
     assert torch.equal(found, dequantise(*a) @ dequantise(*b).t()) == (columns == 1), "cuts change longer sums"
 
 
-def test_an_error_is_that_of_its_cuts() -> None:
-    """With any scales: each cut is less than 2⁻¹³ of a sum, towards zero."""
+def test_errors_are_bounded_by_the_truncations() -> None:
+    """With any scales: each truncation changes a sum by less than 2⁻¹³ of it, towards zero."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, 40, 512, generator=generator).abs()
     (a, scales_a), (b, scales_b) = (OPS["quantise"](each) for each in x)
@@ -77,8 +77,8 @@ def test_an_error_is_that_of_its_cuts() -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_all_ops_sum_so() -> None:
-    """Alone and of groups, forward and both gradients."""
+def test_all_fp8_products_truncate_their_sums() -> None:
+    """Plain and grouped products, forward and both gradients."""
     x, dy, w = operand(256, 96, 4), operand(256, 40, 5), operand(40, 96, 6, tile=128)
     rows = w[1].expand(40, -1)
     assert torch.equal(OPS["linear_fp8"](*x, *w).float(), expected(x, (w[0], rows)).bfloat16().float())

@@ -1,4 +1,4 @@
-"""The arena with contestants that are none: who runs when, what is taken, and who is to blame."""
+"""The arena with fake contestants: turns, measurements, and blame for failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(journal: Path, rounds: int, steps: int = 2, limit_s: float = 600.0, **ki
     return records
 
 
-def test_rounds_go_in_turn(journal: Path) -> None:
+def test_contestants_take_turns_in_each_round(journal: Path) -> None:
     records = run(journal, 3, a="good", b="good", c="good")
     turns = [name for name in "abc" for _ in range(WARM_UP)] + [name for name in "abcabcabc" for _ in range(2)]
     assert journal.read_text().split() == [*turns, *"abc"], "and each once more, for its memory"
@@ -44,7 +44,7 @@ def test_rounds_go_in_turn(journal: Path) -> None:
         assert record.peak_bytes > 1 << 20
 
 
-def test_the_processor_s_time_is_of_all_processes(journal: Path) -> None:
+def test_cpu_time_includes_all_threads_and_processes(journal: Path) -> None:
     records = run(journal, 2, burns="burns", parent="parent", good="good")
     for name in ("burns", "parent"):
         assert all(r.processor_s >= 2 * BURNT_S for r in records[name].rounds), (name, records[name].rounds)
@@ -58,7 +58,7 @@ def test_the_processor_s_time_is_of_all_processes(journal: Path) -> None:
         ("killed", "round 1: ended with SIGKILL"),
     ],
 )
-def test_one_that_fails_is_named_and_the_others_go_on(journal: Path, kind: str, what: str) -> None:
+def test_a_failed_contestant_is_reported_and_the_others_continue(journal: Path, kind: str, what: str) -> None:
     records = run(journal, 3, limit_s=600.0, a="good", bad=kind, c="good")
     assert records["bad"].failed == what
     assert [len(records[name].rounds) for name in ("a", "c")] == [3, 3]
@@ -66,22 +66,22 @@ def test_one_that_fails_is_named_and_the_others_go_on(journal: Path, kind: str, 
     assert journal.read_text().split()[-2:] == ["a", "c"], "memory of those that are left"
 
 
-def test_one_that_hangs_is_given_up(journal: Path) -> None:
+def test_a_contestant_that_hangs_is_abandoned(journal: Path) -> None:
     records = run(journal, 3, limit_s=2.0, bad="hangs")
     assert records["bad"].failed.endswith(": sent nothing for 2 s") and len(records["bad"].rounds) < 3
 
 
-def test_one_that_never_is_ready_is_given_up(journal: Path) -> None:
+def test_a_contestant_that_never_becomes_ready_is_abandoned(journal: Path) -> None:
     records = compete(fakes(journal, mute="mute"), 1, journal.parent / "logs", prepare_s=0.5)
     assert (records["mute"].failed, records["mute"].rounds) == ("preparation: sent nothing for 0.5 s", [])
 
 
-def test_one_that_cannot_start_is_named(journal: Path) -> None:
+def test_a_contestant_that_cannot_start_is_reported(journal: Path) -> None:
     records = compete([Contestant("no", (sys.executable, "-c", "raise SystemExit('no spec')"), 1)], 1, journal.parent)
     assert records["no"].failed == "preparation: ended with exit code 1\n    no spec"
 
 
-def test_out_of_turn_nobody_runs(journal: Path) -> None:
+def test_no_contestant_runs_out_of_turn(journal: Path) -> None:
     """A contestant with a spinning thread is stopped out of turn; one that cannot be stopped fails."""
     records = run(journal, 2, restless="restless", escaped="escaped", burns="burns")
     assert not records["restless"].failed and records["restless"].idle_processor_s <= IDLE_S
@@ -90,13 +90,13 @@ def test_out_of_turn_nobody_runs(journal: Path) -> None:
     assert not records["burns"].failed and len(records["burns"].rounds) == 2
 
 
-def test_peak_memory_is_seen(journal: Path) -> None:
+def test_peak_memory_is_recorded(journal: Path) -> None:
     records = run(journal, 1, steps=1, good="good", holds="holds")
     more = records["holds"].peak_bytes - records["good"].peak_bytes
     assert 0.9 * HELD_BYTES < more < 1.5 * HELD_BYTES
 
 
-def test_a_file_counts_once_and_what_was_written_to_not_as_a_file() -> None:
+def test_file_mappings_count_once_and_anonymous_memory_counts_apart() -> None:
     smaps = """\
 7f00-7f10 r-xp 00001000 08:01 42                         /usr/lib/libtorch cpu.so
 Size:                900 kB

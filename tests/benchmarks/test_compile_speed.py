@@ -1,4 +1,4 @@
-"""docs/compile-speed.md is what was measured, and what is measured is what compiles."""
+"""docs/compile-speed.md shows the stored measurements, which name existing functions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dsl.load import resolve
 FOUND = json.loads(RESULTS.read_text("utf-8"))
 
 
-def test_the_page_is_of_the_results() -> None:
+def test_the_page_matches_the_results() -> None:
     assert PAGE.read_text("utf-8") == page(FOUND)
     assert list(FOUND["compiled"]) == list(SPECS) == list(FOUND["parts"])
 
 
-def test_the_parts_are_there_to_be_watched() -> None:
+def test_the_measured_functions_exist() -> None:
     assert all(callable(function_of(module, name)[2]) for _, module, name in PARTS[1:-1])
     for parts in FOUND["parts"].values():
         assert {label for label, _, _ in PARTS} < set(parts["cold"])

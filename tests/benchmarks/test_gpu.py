@@ -1,4 +1,4 @@
-"""What is run on a GPU, as far as it can be without one: its tables of kernels and of others."""
+"""The GPU benchmark as far as it runs without a GPU: the cases of kernels and of libraries to compare with."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_case_has_a_kernel_at_v3s_sizes(case: Case) -> None:
         assert isinstance(arguments[index], Tensor)
 
 
-def test_the_work_is_that_of_the_published_figures() -> None:
+def test_flops_and_bytes_give_the_published_times() -> None:
     """FLOPs and bytes give the published times at an H200's 790 and 1600 TFLOPS and 4.3 TB/s."""
 
     def seconds(name: str, rate: float) -> float:
@@ -85,8 +85,8 @@ def test_the_work_is_that_of_the_published_figures() -> None:
 
 @pytest.mark.usefixtures("path")
 @on_tiny
-def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
-    """The op stands for the kernel on the CPU, whatever it runs on there. A formula in torch may save a rounding."""
+def test_the_op_passes_the_check_of_its_kernel(task: dict[str, Any]) -> None:
+    """On the CPU the op stands for the kernel. A formula in torch may save a rounding."""
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)
@@ -99,12 +99,12 @@ def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
         with_formula = results(case, FORMULAS[case.op], copied(arguments))
         picked = expected[: len(with_formula)] if not case.written else expected[-len(with_formula) :]
         more = replace(case, roundings=case.roundings + 1)
-        # do·v, rounded before what is nearly its size is taken from it, adds as much again to gradients of attention.
+        # do·v is rounded before a number of nearly its size is subtracted: this doubles the error of gradients.
         assert error(more, dtype, with_formula, picked) <= (2 if case.op.endswith("attention_dgrad") else 1)
 
 
 @on_tiny
-def test_a_check_is_no_matter_of_luck(task: dict[str, Any]) -> None:
+def test_checks_pass_with_other_random_numbers(task: dict[str, Any]) -> None:
     """Another device draws other numbers: few of them may round badly, scores may be nearly equal."""
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     for seed in range(1, 6):
@@ -112,8 +112,8 @@ def test_a_check_is_no_matter_of_luck(task: dict[str, Any]) -> None:
         assert error(case, dtype, results(case, reference(case.op), copied(arguments)), exact(case, arguments)) <= 1
 
 
-def test_no_choice_of_an_expert_hangs_on_rounding() -> None:
-    for seed in (2, 42):  # with which two scores of 256 tokens are within rounding, as they are drawn
+def test_expert_choices_do_not_depend_on_rounding() -> None:
+    for seed in (2, 42):  # seeds with two scores that differ by less than rounding
         logits, bias = router(EVEN, Make(BF16, "cpu", seed))
         wide = OPS["route"](logits.double(), bias.double(), *routing(EVEN))
         assert torch.equal(OPS["route"](logits, bias, *routing(EVEN))[1], wide[1])
@@ -137,8 +137,8 @@ ON_CPU = [
 
 
 @pytest.mark.parametrize(("op", "name"), ON_CPU)
-def test_others_do_the_same_work(op: str, name: str) -> None:
-    """Others compute the same on a CPU, for one source whose rows are in the order that they want."""
+def test_libraries_compared_with_do_the_same_work(op: str, name: str) -> None:
+    """Libraries compute the same on a CPU, for one source whose rows are in the order that they expect."""
     case = next(case for case in CASES if case.op == op)
     sizes = replace(TINY, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
     dtype = torch.float32 if op == "adamw" else BF16
@@ -149,7 +149,7 @@ def test_others_do_the_same_work(op: str, name: str) -> None:
     found = PEERS[op][name](*given)()
     if op == "adamw":
         assert error(case, dtype, (given[0],), expected[:1]) <= 1
-    elif not op.startswith("linear_cross_entropy"):  # of which it does the products alone
+    elif not op.startswith("linear_cross_entropy"):  # which only computes the products
         started = arguments[0].double() if op.endswith("_") else torch.zeros(())
         assert error(replace(case, roundings=3), BF16, (found,), (expected[0] - started,)) <= 1
 

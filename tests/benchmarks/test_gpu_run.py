@@ -1,4 +1,4 @@
-"""The run on a GPU as a whole: workers that fail alone, parts that are left out, timings, results and their page."""
+"""The whole run on a GPU: isolated failures of workers, skipped parts, timings, results and their page."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def test_a_worker_answers_one_task_after_the_other() -> None:
     assert first["pid"] == second["pid"] == third["pid"] != os.getpid() and len(third["long"]) == 600_000
 
 
-def test_what_fails_takes_nothing_along() -> None:
-    what = ["raise", "it", "break", "it", "die", "it"]
-    raised, after, broke, fresh, died, last = answers([{"n": n, "do": do} for n, do in enumerate(what)], 1)
+def test_a_failed_task_does_not_affect_the_others() -> None:
+    actions = ["raise", "it", "break", "it", "die", "it"]
+    raised, after, broke, fresh, died, last = answers([{"n": n, "do": do} for n, do in enumerate(actions)], 1)
     assert raised["failed"] == "ValueError: of its own" and "CUDA error" in broke["failed"]
     assert "code 3: last words" in died["failed"]
     assert len({after["pid"], fresh["pid"], last["pid"]}) == 3
 
 
-def test_what_hangs_is_stopped() -> None:
+def test_a_task_that_hangs_is_stopped() -> None:
     hung, next_one = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=2)
     assert "took more than 2 s" in hung["failed"]
-    assert "pid" in next_one or "took more than 2 s" in next_one["failed"]  # as it is on a busy machine
+    assert "pid" in next_one or "took more than 2 s" in next_one["failed"]  # as on a busy machine
 
 
 def test_a_run_that_is_interrupted_ends_its_workers() -> None:
@@ -81,15 +81,15 @@ run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 1e6, float("in
     assert process.returncode
 
 
-def test_what_is_wrong_with_an_answer_ends_the_run() -> None:
+def test_an_error_while_handling_an_answer_ends_the_run() -> None:
     def full(task: Any, answer: Any) -> None:
         raise OSError("a full disk")
 
-    with pytest.raises(OSError, match="a full disk"):  # where it waited for what hangs, it would not end
+    with pytest.raises(OSError, match="a full disk"):  # if `run` waited for hanging workers, the test would not end
         run(WORKER, [{"do": "it"}, *[{"do": "hang"}] * 4], 2, 1e6, float("inf"), full)
 
 
-def test_without_time_nothing_is_begun() -> None:
+def test_no_task_starts_when_no_time_is_left() -> None:
     assert answers([{"n": n, "do": "it"} for n in range(3)], 2, total_s=-1) == [{"left_out": "no time was left"}] * 3
 
 
@@ -100,7 +100,7 @@ def fake(name: str, work: Callable[[Report, float], None], wants: tuple[str, ...
     return parts.Part(name, "of a test", limit_s, wants, work)
 
 
-def test_parts_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_each_part_are_saved_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(report: Report, until: float) -> None:
         report.part("fails")["rows"].append({"kept": True})
         raise RuntimeError("midway")
@@ -140,7 +140,7 @@ def test_without_a_gpu_nothing_is_written() -> None:
     assert "No CUDA device here" in done.stdout and sorted(RESULTS.iterdir()) == before
 
 
-def test_kernels_need_none_of_the_compilers_packages() -> None:
+def test_kernels_import_no_packages_of_the_compiler() -> None:
     """A machine with a GPU may have torch and little else."""
     code = f"""
 import importlib, sys
@@ -154,7 +154,7 @@ from tests.compiler.emit.kernels.shapes import describe
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_their_checks_need_pytest_alone() -> None:
+def test_kernel_checks_need_only_pytest() -> None:
     code = f"""
 import sys
 sys.modules |= dict.fromkeys({["lark", "pydantic", "networkx", "hypothesis", "rich", "safetensors", "tokenizers"]})
@@ -178,7 +178,7 @@ def test_results_are_named_by_the_device(device: str, name: str) -> None:
     assert command.short_name(device) == name
 
 
-def test_a_run_that_cannot_be_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_compiled_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "BUILDS", tmp_path)
     monkeypatch.setattr(training, "COMPILES", ("no_such_package",))
     assert "--builds" in str(training.build_of("alone"))
@@ -187,7 +187,7 @@ def test_a_run_that_cannot_be_compiled_says_so(tmp_path: Path, monkeypatch: pyte
     assert training.build_of("alone") == tmp_path / "alone"
 
 
-def test_a_curve_is_of_the_steps_that_were_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_curve_has_the_steps_that_were_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "RUNS", tmp_path)
     one = training.Run("one", tmp_path, "cpu", 4)
     one.folder.mkdir()
@@ -230,7 +230,7 @@ def test_short_calls_are_replayed_from_one_graph(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["rmsnorm", "grouped_linear_wgrad_ up", "linear_fp8 out-projection", "adamw"])
 def test_a_kernel_is_timed_beside_others(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The op stands for the kernel, and a call for its time, so that this runs without a GPU."""
+    """The op stands for the kernel, and its time is a constant, so that this runs without a GPU."""
 
     def first(call: Callable[[], Any]) -> float:
         call()
@@ -296,7 +296,7 @@ def found() -> dict[str, Any]:
     }
 
 
-def test_the_page_is_of_what_was_measured() -> None:
+def test_the_page_shows_the_measurements() -> None:
     text = page([found()], {"triton": "3.9.0", "cases": {}})
     lines = text.splitlines()
     assert "| rmsnorm | 50.0 µs | 80% | ≥ 0.85 of the limit | no | torch 4.00, compiled 1.20 | 0.80 |" in lines
@@ -319,12 +319,12 @@ def test_a_page_without_results_says_so() -> None:
 
 def test_every_launch_is_in_one_family() -> None:
     cases = compiled()["cases"]
-    of = families(compiled())
-    assert sum(map(len, of.values())) == sum(len(case["launches"]) for case in cases.values())
+    launches_by_family = families(compiled())
+    assert sum(map(len, launches_by_family.values())) == sum(len(case["launches"]) for case in cases.values())
 
 
 def test_reasons_have_the_registers_of_the_facts() -> None:
-    """The page says what products of E4M3 take, and what the gradient of queries takes for one head."""
+    """The page states the registers of E4M3 products and of the query gradient for one head."""
     eight = [row["registers"] for row in families(compiled())["FP8 products"]]
     assert f"{min(eight)} to {max(eight)} of 255 registers" in WHY["result of a product"]
     rows = compiled()["cases"]["dequantise_mla_attention_dgrad_quantise_both_e5m6"]["launches"]
@@ -361,7 +361,7 @@ def test_the_page_is_current(bless: bool) -> None:
     assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.gpu --page"
 
 
-def test_the_facts_are_of_todays_kernels() -> None:
+def test_stored_facts_match_the_current_kernels() -> None:
     cases = json.loads(FACTS.read_text("utf-8"))["cases"]
     assert list(cases) == [case.name for case in CASES], AGAIN
     assert [name for name, of in cases.items() if of["text"] != digest(emitted(by_name(name))[0])] == [], AGAIN
@@ -376,8 +376,8 @@ def test_facts_of_the_same_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(facts.triton, "__version__", before["triton"])
     text = digest(emitted(by_name("rmsnorm"))[0])
     kept = {"text": text, "launches": ["kept"]}
-    of = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
-    assert of["cases"] == {"rmsnorm": kept}
+    updated = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
+    assert updated["cases"] == {"rmsnorm": kept}
     for stale in ({"triton": "0", "cases": {"rmsnorm": kept}}, {"triton": before["triton"], "cases": {}}, {}):
         assert facts.facts(stale)["cases"] == {"rmsnorm": {"text": text, "launches": []}}
 

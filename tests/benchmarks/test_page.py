@@ -1,4 +1,4 @@
-"""docs/performance.md is made of what was measured, and says what was not."""
+"""docs/performance.md shows the measurements, and lists what was not measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def row(name: str, group: str, seconds: float, processor_s: float, processes: int = 1, **more: Any) -> dict[str, Any]:
-    """A row of three rounds of two steps, one of which was disturbed."""
+    """A row of three rounds of two steps; one round was disturbed."""
     rounds = [[2 * s, 2 * processor_s] for s in (seconds, seconds, 9.0)]
     return {
         "name": name,
@@ -50,7 +50,7 @@ def contest() -> dict[str, Any]:
         "product_flops": 90_000_000_000,
         "attention_flops": 10_000_000_000,
         "rows": [
-            row("limit", "limit", 0.9, 0.9),  # products alone: 0.9 s, so all of it 1 s: 1000 tokens/s
+            row("limit", "limit", 0.9, 0.9),  # products take 0.9 s, so the limit of a step is 1 s: 1000 tokens/s
             row("alone", "ours", 1.25, 1.25),
             row("both", "ours", 0.8, 1.6, processes=2),
             row("pipe", "ours", 1.0, 1.7, processes=2, title="DualPipe P = 2"),
@@ -80,7 +80,7 @@ def test_the_page_is_current(bless: bool) -> None:
     assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.speed --page"
 
 
-def test_a_row_says_medians_ratios_and_shares() -> None:
+def test_a_row_shows_medians_ratios_and_shares() -> None:
     text = table(contest())
     assert "Limit: 1,000 tokens/s per core." in text and "100 GFLOP/s" in text
     cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
@@ -91,12 +91,12 @@ def test_a_row_says_medians_ratios_and_shares() -> None:
 
 
 def test_results_have_the_options_of_the_others() -> None:
-    """The page says that they are there."""
+    """The page says that the results contain them."""
     rows = [row for each in results() for contest in each["contests"] for row in contest["rows"]]
     assert all(row["info"].get("choice") for row in rows if row["group"] == "theirs" and not row["failed"])
 
 
-def test_goals_are_of_the_best_rows() -> None:
+def test_goals_compare_the_best_rows() -> None:
     goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|`fp8_block`)(.*?) \|", page([found()]), re.MULTILINE))
     assert set(goals) == {"FP32", "BF16", "4 ranks", "`fp8_block`"}
     lines = page([found()]).splitlines()
@@ -112,7 +112,7 @@ def test_goals_are_of_the_best_rows() -> None:
     assert "| FP32, one thread, of a core's limit | ≥ 80% | 80%, not reached |" in page([slower])
 
 
-def test_goals_are_of_each_machine_and_tables_of_the_newest() -> None:
+def test_goals_cover_all_machines_and_tables_the_newest() -> None:
     other = {**found(), "processor": "Another", "contests": [precisions()]}
     text = page([found(), other])
     assert "| | goal | A Processor | Another |" in text
@@ -122,9 +122,9 @@ def test_goals_are_of_each_machine_and_tables_of_the_newest() -> None:
 
 
 def test_results_are_by_kind_of_processor() -> None:
-    told = "processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
-    assert processor(told) == "AMD EPYC, family 25"
-    assert file_of(processor(told)).name == "amd-epyc-family-25.json"
+    cpuinfo = "processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
+    assert processor(cpuinfo) == "AMD EPYC, family 25"
+    assert file_of(processor(cpuinfo)).name == "amd-epyc-family-25.json"
     assert processor("model name : Thing (R) 3\n") == "Thing (R) 3"
 
 
@@ -140,7 +140,7 @@ def precisions() -> dict[str, Any]:
     return {**contest(), **flops, "name": "precisions", "title": "Precisions", "precision": "each", "rows": rows}
 
 
-def test_precisions_are_beside_fp32_in_the_same_layout() -> None:
+def test_precisions_are_compared_with_fp32_in_the_same_layout() -> None:
     """One thread by the processor's time, ranks by the clock."""
     text = page([{**found(), "contests": [precisions()]}])
     assert "| `fp32` | 1,000 | 1.00 | 2,000 | 1.00 | 500 MB |" in text
@@ -166,7 +166,7 @@ def test_without_a_limit_or_others_there_are_no_shares() -> None:
     assert "nan" not in table(alone)
 
 
-def test_who_does_other_work_is_found_out() -> None:
+def test_a_contestant_with_other_losses_fails() -> None:
     losses = {"limit": None, "a": 8.5, "b": 8.5004, "c": 8.502, "d": math.nan}
     records = {name: Record(1, losses=[loss]) for name, loss in losses.items()}
     disagree(records, 1e-3)
@@ -174,7 +174,7 @@ def test_who_does_other_work_is_found_out() -> None:
     assert "8.5020" in records["c"].failed
 
 
-def test_names_are_of_one_row_each() -> None:
+def test_names_of_contests_and_rows_are_unique() -> None:
     assert len({c.name for c in CONTESTS}) == len(CONTESTS)
     for each in CONTESTS:
         names = [r.name for r in each.rows]
@@ -183,14 +183,14 @@ def test_names_are_of_one_row_each() -> None:
         assert any(r.group == "theirs" for r in each.rows)
 
 
-def test_contests_are_chosen_by_words() -> None:
+def test_contests_are_selected_by_words() -> None:
     assert chosen(False, []) == [*CONTESTS, PRECISIONS] and chosen(False, ["prec"]) == [PRECISIONS]
     assert chosen(True, ["prec"]) == [PRECISIONS], "no row of it is a quick one"
 
 
 @pytest.mark.parametrize("each", [c for c in (*CONTESTS, PRECISIONS) if c.precision != "bf16"], ids=lambda c: c.name)
-def test_layouts_are_what_their_rows_say(each: Any) -> None:
-    """All train today, on as many ranks as the row says, and the batch is the same."""
+def test_layouts_use_the_ranks_that_their_rows_state(each: Any) -> None:
+    """All layouts can be trained, on the ranks that the row states, with the same batch."""
     processes = {r.name: r.processes for r in each.rows} | {"start": 1}
     for name, overrides in builds_of(each).items():
         chosen = load_spec(str(ROOT / each.spec), list(overrides))

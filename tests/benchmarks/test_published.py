@@ -1,4 +1,4 @@
-"""docs/published-runs.md is what is stored, what is stored is what is predicted, and the goals are met."""
+"""docs/published-runs.md shows the stored results, these equal the predictions, and the goals are met."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_every_run_is_planned() -> None:
 
 
 @pytest.mark.parametrize("run", BUILT, ids=[run.name for run in BUILT])
-def test_what_is_stored_is_predicted(run: Published) -> None:
+def test_stored_results_equal_predictions(run: Published) -> None:
     found, kept = astuple(predicted(run)), astuple(stored()[run.name])
     assert found == kept, "run: python -m benchmarks.published"
 
 
 @pytest.mark.parametrize("run", SEARCHED, ids=[run.name for run in SEARCHED])
-def test_what_is_searched_for_is_predicted(run: Published) -> None:
+def test_stored_results_of_searched_runs_equal_predictions(run: Published) -> None:
     assert astuple(predicted(run)) == astuple(stored()[run.name]), "run: python -m benchmarks.published"
 
 
@@ -42,14 +42,14 @@ def test_goals_are_met() -> None:
     assert found.median_error <= MEDIAN and abs(found.bias) <= BIAS and found.inside >= INSIDE
 
 
-def test_what_is_far_off_has_a_reason() -> None:
+def test_runs_with_large_errors_have_a_reason() -> None:
     far = far_off(stored())
     assert far, "the goals may be raised"
     for run in far:
         assert any(run.name.startswith(start) for start in reasons()), f"{run.name} is off by more than {FAR:.0%}"
 
 
-def test_errors_are_of_tokens_per_second() -> None:
+def test_errors_are_relative_to_published_tokens_per_second() -> None:
     """By hand, of one run: tokens of its spec over the predicted step, over the published tokens per second."""
     run = next(run for run in RUNS if run.name == "llmc-124M")
     spec, result = resolve("benchmarks/published/llmc.dsc", "of_124m").spec, stored()["llmc-124M"]

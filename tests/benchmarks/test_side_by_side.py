@@ -1,4 +1,4 @@
-"""What stands side by side in DeepSeek-V3's program: nothing that one kernel could do, and bytes counted by hand."""
+"""Adjacent calls in DeepSeek-V3's program: no pair could be one kernel, and bytes are counted by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def found() -> list[Pair]:
     return pairs(V3)
 
 
-def test_the_result_is_that_of_the_program(found: list[Pair]) -> None:
+def test_stored_pairs_match_the_program(found: list[Pair]) -> None:
     listed, least = kept()
     assert listed == [pair for pair in found if pair.bytes >= least * 1e9], "run it with --out, then the page again"
 
@@ -30,7 +30,7 @@ def test_every_pair_has_a_reason(found: list[Pair]) -> None:
         section([fusable])
 
 
-def test_bytes_are_those_counted_by_hand(found: list[Pair]) -> None:
+def test_bytes_equal_those_counted_by_hand(found: list[Pair]) -> None:
     by = {(p.segment, p.functions, p.first, p.second): p for p in found}
     tensor = T * D * 2
     gradient = by["attention", "I W", "sum_rmsnorm_again_quantise_dgrad_add", "rmsnorm_wgrad"]
@@ -44,7 +44,7 @@ def test_bytes_are_those_counted_by_hand(found: list[Pair]) -> None:
     assert (queries.stand, queries.bytes) == ("beside", LAYERS * 2 * T * 1536 * 2)
 
 
-def test_a_line_for_each(found: list[Pair]) -> None:
+def test_the_output_has_a_line_for_each_pair(found: list[Pair]) -> None:
     lines = text(found, 1.0).splitlines()
     assert len(lines) == 1 + sum(pair.bytes >= 1e9 for pair in found)
     assert lines[1].split()[1:] == [

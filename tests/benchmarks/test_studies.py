@@ -1,4 +1,4 @@
-"""Studies: runs are trained once and kept, what cannot be trained is said, and pages hold the numbers of their runs."""
+"""Studies: runs are trained once and kept, failures are reported, and pages show the numbers of their runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Three variants that train, one of them by another program, one that fails, and two that are refused."""
+    """Three variants that train (one with another program), one that fails, and two that are refused."""
     folder = tmp_path_factory.mktemp("study")
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "again")
     for number in range(8):
@@ -83,7 +83,7 @@ def test_runs_are_trained_once(tiny: Study, tmp_path: Path, capfd: pytest.Captur
 
 
 def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> None:
-    """A longer run is another one, and so is what a variant has become."""
+    """A run with more steps or a changed variant is a different run."""
     trains, path = replace(tiny, variants=tiny.variants[:2]), tmp_path / "results.json"
     records = {run.name: record(run.variant.name, 1, digest=trains.digest(run)) for run in trains.runs()}
     write_results(path, Results("tiny", STEPS, {}, dict(records)))
@@ -101,7 +101,7 @@ def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> Non
 
 
 def record(variant: str, seed: int, **more: Any) -> Record:
-    """A run of 100 steps in 50 windows, whose last five are 4, 5, 6, 7 and 8."""
+    """A run of 100 steps in 50 windows; the losses of the last five are 4, 5, 6, 7 and 8."""
     curve = [9.0] * 45 + [4.0, 5.0, 6.0, 7.0, 8.0]
     fields = {
         "digest": "0",
@@ -114,7 +114,7 @@ def record(variant: str, seed: int, **more: Any) -> Record:
 
 
 def results_of(study: Study) -> Results:
-    """Every run of a study, each seed with a loss of its own."""
+    """Every run of a study, with a different loss for each seed."""
     about = {"date": "2000-01-02", "processor": "A Processor", "python": "3", "torch": "1"}
     records = {
         run.name: record(run.variant.name, run.seed, loss=[loss * (1 + run.seed / 100) for loss in record("", 0).loss])
@@ -123,7 +123,7 @@ def results_of(study: Study) -> Results:
     return Results(study.name, 100, about, records)
 
 
-def test_figures_are_of_the_last_tenth() -> None:
+def test_figures_average_the_last_tenth_of_the_steps() -> None:
     one = record("none", 1)
     assert one.last_loss == 6.0 and last(one.loss) == 6.0
     assert balance.imbalance(one) == pytest.approx((1.5 + 2.25) / 2)
@@ -133,7 +133,7 @@ def test_figures_are_of_the_last_tenth() -> None:
     assert last_steps(replace(results, steps=1000)) == 100
 
 
-def test_chance_is_what_enumeration_says() -> None:
+def test_chance_imbalance_equals_enumeration() -> None:
     """Two experts of four, one token: of the mean, half a token, the busiest always has twice as much."""
     moe = resolve(ROOT / "specs" / "tiny.dsc").spec.model.layers[1].ffn
     assert isinstance(moe, Moe) and (moe.experts, moe.groups, moe.top_groups, moe.top_k) == (4, 2, 1, 2)
@@ -147,7 +147,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_differences_are_of_the_same_seed() -> None:
+def test_differences_compare_runs_of_the_same_seed() -> None:
     results = results_of(fp8.STUDY)
     results.runs["fp8_block-2"] = record("fp8_block", 2, loss=[loss * 1.02 * 1.001 for loss in record("", 0).loss])
     found = fp8.differences(results, fp8.RECIPE)
@@ -169,8 +169,8 @@ def test_differences_are_of_the_same_seed() -> None:
     assert "is not within 0.25% of bf16, the goal. ## Without" in flat(fp8.page(fp8.STUDY, results))
 
 
-def test_parts_of_the_recipe_are_beside_the_whole() -> None:
-    """A difference is said to be visible, or not, by its standard error; of one seed nothing is said."""
+def test_the_page_compares_parts_of_the_recipe_with_the_whole() -> None:
+    """The page calls a difference visible or not by its standard error, and makes no statement about one seed."""
     results = results_of(fp8.STUDY)
     for seed, by in ((1, 1.01), (2, 1.02), (3, 1.03)):
         curve = [loss * (1 + seed / 100) * by for loss in record("", 0).loss]
@@ -185,7 +185,7 @@ def test_parts_of_the_recipe_are_beside_the_whole() -> None:
     assert "standard error: 128×128 tiles. ## What" in flat(fp8.page(fp8.STUDY, results))
 
 
-def test_a_page_says_what_is_missing() -> None:
+def test_a_page_lists_missing_variants() -> None:
     results = results_of(fp8.STUDY)
     for name in ("fp8_block", "mxfp8"):
         results.runs = {run: each for run, each in results.runs.items() if each.variant != name}
@@ -212,7 +212,7 @@ def test_pictures_are_svg_with_a_curve_for_each_variant() -> None:
         assert {variant.label for variant in study.variants} <= labels
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- stored results
 
 
 @pytest.mark.parametrize("module", [balance, fp8], ids=["balance", "fp8"])
@@ -226,7 +226,7 @@ def test_the_page_is_current(module: Any, bless: bool) -> None:
 
 
 @pytest.mark.parametrize("study", [balance.STUDY, fp8.STUDY], ids=["balance", "fp8"])
-def test_names_are_of_one_variant_each(study: Study) -> None:
+def test_names_and_labels_of_variants_are_unique(study: Study) -> None:
     assert len({variant.name for variant in study.variants}) == len(study.variants)
     assert len({variant.label for variant in study.variants}) == len(study.variants)
     assert read_results(results_path(study), study).runs.keys() <= {run.name for run in study.runs()}

@@ -58,7 +58,7 @@ def our_losses(build: Build) -> list[float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_their_steps_are_ours(
+def test_torch_and_dsc_take_equal_steps(
     case: str, build: Build, our_losses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss after loss, so that clipping, decay, the rate and the order of samples agree, too."""
@@ -72,7 +72,7 @@ def test_their_steps_are_ours(
 
 
 @pytest.mark.parametrize("firsts", [OF_TWO, ONE_EACH], ids=["of two", "one each"])
-def test_parts_in_a_row_are_the_model(firsts: tuple[int, ...], build: Build) -> None:
+def test_pipeline_parts_in_sequence_equal_the_model(firsts: tuple[int, ...], build: Build) -> None:
     model = model_of(build.plan, "grouped_mm", "eager")
     layers = len(model.model.layers)
     bounds = sorted({min(first, layers) for first in firsts} | {layers})

@@ -21,7 +21,7 @@ BATCH, SEQUENCE = 2, 64
 
 
 @pytest.mark.parametrize("name", ["bench-4", "bench-8"])
-def test_flops_are_those_of_their_model(name: str) -> None:
+def test_flops_equal_those_of_transformers(name: str) -> None:
     model = resolve(SPECS / f"{name}.dsc").spec.model
     config = Config.from_plan(model.model_dump(mode="json") | {"sequence": SEQUENCE})
     torch.manual_seed(0)
@@ -30,11 +30,11 @@ def test_flops_are_those_of_their_model(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         loss_of(theirs)(tokens, tokens).backward()
     work = work_of(model, BATCH, SEQUENCE)
-    square = work.attention * 2 * SEQUENCE // (SEQUENCE + 1)  # eager attention computes what is masked, too
+    square = work.attention * 2 * SEQUENCE // (SEQUENCE + 1)  # eager attention also computes masked scores
     assert counter.get_total_flops() == work.product_flops + square
 
 
-def test_the_limit_computes_just_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_computes_only_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.ops.native.library._functions", dict)  # by torch, which counts
     work = work_of(resolve(SPECS / "bench-4.dsc").spec.model, 1, 16)
     step = products_of(work, torch.float32)
@@ -43,7 +43,7 @@ def test_the_limit_computes_just_the_products(monkeypatch: pytest.MonkeyPatch) -
     assert counter.get_total_flops() == work.product_flops
 
 
-def test_of_the_whole_batch() -> None:
+def test_work_of_a_whole_batch() -> None:
     """A step of bench-4 takes 42.2 GFLOP of products and 2.0 of causal attention, as an independent count gave."""
     spec = resolve(SPECS / "bench-4.dsc").spec
     work = work_of(spec.model, spec.train.batch.end, spec.train.sequence)

@@ -1,4 +1,4 @@
-"""The command line itself: what it does when its output cannot be written, and that a refusal names its place."""
+"""The command line itself: behaviour if its output cannot be written; refusals name their place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_output_that_a_terminal_cannot_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_full_disk_is_one_line() -> None:
+def test_a_full_disk_gives_a_one_line_error() -> None:
     with Path("/dev/full").open("w") as full:
         command = (*DSC, "check", str(TINY))
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -42,8 +42,8 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
-def test_closed_output_is_output_that_nobody_reads() -> None:
-    """Closed stdout is no success, or a script would read an empty document. A command that prints nothing succeeds."""
+def test_a_closed_stdout_is_treated_as_a_broken_pipe() -> None:
+    """A closed stdout is an error, or a script would read an empty document. A command without output succeeds."""
     schedule = ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")
     for words, code in ((("check", "--format", "json", TINY), 141), (schedule, 141), (("fmt", "--check", TINY), 0)):
         command = " ".join(map(str, (*DSC, *words))) + " >&-"
@@ -51,7 +51,7 @@ def test_closed_output_is_output_that_nobody_reads() -> None:
         assert (done.returncode, done.stderr) == (code, b"")
 
 
-def test_processes_of_a_command_have_a_stdout_though_it_is_closed() -> None:
+def test_subprocesses_have_a_stdout_even_if_it_is_closed() -> None:
     """Those that train print to it; a file of theirs would take its place, or nothing at all."""
     child = "import sys; sys.exit(sys.stdout is None)"
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
@@ -65,7 +65,7 @@ def test_processes_of_a_command_have_a_stdout_though_it_is_closed() -> None:
 
 
 @pytest.mark.parametrize("words", [("train", "no.dsc"), ("sweep", "no.dsc", "-s", "train.seed=1,2")])
-def test_what_trains_opens_an_input_that_is_closed(words: tuple[str, ...]) -> None:
+def test_commands_that_train_reopen_a_closed_stdin(words: tuple[str, ...]) -> None:
     """Its processes inherit it, so that no file of theirs takes the place of a standard stream."""
     kept = os.dup(0)
     os.close(0)
@@ -80,8 +80,8 @@ def test_what_trains_opens_an_input_that_is_closed(words: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 75), (">&-", 141), ("2>&1 | true", 141)]
 )
-def test_a_compilation_ends_as_it_went(tmp_path: Path, streams: str, code: int) -> None:
-    """The compilation ends with its own code, though nobody reads what it prints, and the build is there."""
+def test_a_compilation_keeps_its_exit_code_without_a_reader(tmp_path: Path, streams: str, code: int) -> None:
+    """The compilation keeps its own exit code if nobody reads its output, and the build exists."""
     command = " ".join((*DSC, "compile", str(TINY), "-o", str(tmp_path / "build"), streams))
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == code and (tmp_path / "build" / "manifest.json").is_file()
@@ -107,7 +107,7 @@ def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.Captu
         ("1x7", 2, "error: --on 1x7: no degrees keep the rules there, with a batch of 4 sequences\n"),
     ],
 )
-def test_a_run_on_other_devices_says_what_becomes_of_its_plan(
+def test_compiling_for_other_devices_reports_the_changed_plan(
     devices: str, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = list[Spec]()
@@ -122,7 +122,7 @@ def test_a_run_on_other_devices_says_what_becomes_of_its_plan(
     assert [(each.cluster.world, each.parallel.data) for each in compiled] == ([(2, 2)] if code == 0 else [])
 
 
-def test_a_build_is_said_with_its_digest_and_folder(
+def test_digest_and_folder_of_a_build_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest goes to the process that asks for it, or to the user."""
@@ -140,7 +140,9 @@ def test_a_build_is_said_with_its_digest_and_folder(
     assert said.read_text() == build.digest
 
 
-def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_output_folder_is_reported_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "notes.md").write_text("mine")
     assert main(["compile", str(TINY), "-o", str(tmp_path)]) == 2
     assert f"error: {tmp_path} is not empty and is not a build of dsc" in capsys.readouterr().err

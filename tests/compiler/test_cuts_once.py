@@ -35,7 +35,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 @pytest.mark.parametrize("name", ["quickstart", "laptop-gqa"])
 def test_a_compilation_cuts_each_segment_once(name: str, counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it but the tracing, which splits the graphs of torch and compares them."""
+    """Except for tracing, which splits torch's graphs and compares them."""
     emitted: list[Hashable] = []
 
     def emit(segment: Segment, sms: int) -> SegmentCode:

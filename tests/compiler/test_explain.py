@@ -1,4 +1,4 @@
-"""`dsc explain`: what it prints, its exit codes, what it does not import."""
+"""`dsc explain`: output, exit codes, and avoided imports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_code_is_taught(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_the_command_line_is_shown_where_it_is_the_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_on_the_command_line_show_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "E0504"]) == 0
     shown = capsys.readouterr().out
     assert (
@@ -52,14 +52,14 @@ def test_many_meanings_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fp32: a built-in precision; 32-bit floats throughout\n" in shown and "fp32: 32-bit float\n" in shown
 
 
-def test_alone_it_lists_codes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_lists_codes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {code}  {rule}\n" in shown for code, rule in CODES.items())
     assert all(re.search(rf"\b{key.name}\b", shown) for key in keys().values())
 
 
-def test_what_is_unknown_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_get_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "parallel.exprt"]) == 2
     printed = capsys.readouterr()
     assert not printed.out
@@ -97,7 +97,7 @@ def test_codes_of_other_files_are_explained(capsys: pytest.CaptureFixture[str]) 
         assert main(["explain", f"{code[:-1]}9"]) == 2
 
 
-def test_it_needs_neither_torch_nor_rich() -> None:
+def test_needs_neither_torch_nor_rich() -> None:
     code = (
         "import sys; from compiler.cli.main import main; code = main(['explain', 'parallel.expert']);"
         "sys.exit(code or bool({'torch', 'rich', 'networkx'} & set(sys.modules)))"

@@ -22,7 +22,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_a_build_takes_the_place_of_another_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_build_replaces_another_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "build"
     write(folder, OLD)
     (folder / "stages" / "__pycache__").mkdir()
@@ -44,7 +44,7 @@ def test_an_empty_folder_is_taken_and_a_link_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.md", "run/metrics.jsonl", ".git/HEAD"])
-def test_what_is_not_of_the_build_is_never_removed(name: str, tmp_path: Path) -> None:
+def test_files_that_are_not_of_the_build_are_never_removed(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "build"
     write(folder, OLD)
     (folder / name).parent.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def test_what_is_not_of_the_build_is_never_removed(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("manifest", ['{"name": "an extension"}', '{"files": ["code.js"]}', "[]", "no json", ""])
-def test_another_manifest_makes_no_build(manifest: str, tmp_path: Path) -> None:
+def test_a_foreign_manifest_does_not_mark_a_build(manifest: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
     (tmp_path / "code.js").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty and is not a build of dsc"):

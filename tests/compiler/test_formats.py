@@ -27,7 +27,7 @@ def test_rows_are_the_same() -> None:
 
 @pytest.mark.parametrize("form", ROWS, ids=lambda form: form.name)
 @pytest.mark.parametrize("shape", [(3, 40), (65, 129), (2, 33, 47)])
-def test_tensors_are_those_that_the_runtime_makes(form: FormatFacts, shape: tuple[int, ...]) -> None:
+def test_planned_tensors_equal_those_of_the_runtime(form: FormatFacts, shape: tuple[int, ...]) -> None:
     for tile, how in ((form.tile, ()), (form.weight_tile, ())):
         dtype = str(Packed(form.name, *tile, how))
         given = packed(torch.randn(shape), FORMATS[form.name], tile)

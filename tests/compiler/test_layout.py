@@ -33,21 +33,19 @@ def layers(*overrides: str) -> list[list[int]]:
         ("Et|(t|)*2,tmL", "interleaved", [[0], [1], [2], [3]]),
     ],
 )
-def test_stages_are_those_of_the_layout(layout: str, schedule: str, expected: list[list[int]]) -> None:
+def test_stages_follow_the_layout(layout: str, schedule: str, expected: list[list[int]]) -> None:
     assert layers(f'parallel.layout="{layout}"', f"schedule.name={schedule}") == expected
 
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "1f1b", "zbv", "dualpipev", "interleaved"])
-def test_the_layout_that_is_printed_gives_the_stages_that_there_are(
-    schedule: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_layout_gives_the_same_stages(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"schedule.name={schedule}"
     assert main(["schedule", QUICKSTART, "-s", name, "--format", "megatron-layout"]) == 0
     printed = capsys.readouterr().out.strip()
     assert layers(name, f'parallel.layout="{printed}"') == layers(name)
 
 
-def test_a_layout_is_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_needs_a_spec(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["schedule", "--name", "zbv", "--ranks", "2", "--micro-batches", "4", "--format", "megatron-layout"]) == 2
     )

@@ -19,19 +19,19 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "specs" / "quickstart.dsc"
 
 
-def test_a_device_smaller_than_the_plan_is_told_and_one_as_large_is_not() -> None:
+def test_a_device_smaller_than_the_plan_is_reported_and_one_as_large_is_not() -> None:
     spec = resolve(QUICKSTART).spec
     needed = fullest(spec, lower_spec(spec))[1].total
     assert lower_bound(spec).total < needed  # so `dsc check` passes both
-    for memory, told in ((needed, False), (needed - 1, True)):
+    for memory, is_too_small in ((needed, False), (needed - 1, True)):
         smaller = resolve(QUICKSTART, overrides=[f"cluster.node.device.memory={memory / 1000:.3f}KB"]).spec
         message = does_not_fit(smaller, lower_spec(smaller))
-        assert bool(message) == told
+        assert bool(message) == is_too_small
     assert f"the {size(needed - 1)} of device cpu" in message
     assert "2 pipeline ranks of 2" in message
 
 
-def test_steps_that_hold_more_than_those_of_the_largest_batch_are_told() -> None:
+def test_smaller_batches_that_hold_more_memory_are_reported() -> None:
     """Micro-batches of `interleaved` go in groups of at least 16, on as many ranks: 30 in one, 34 in two."""
     grown = ["schedule.name=interleaved", "train.batch.from=3328", "train.batch.to=4352"]
     spec = resolve(ROOT / "specs" / "deepseek-v3.dsc", overrides=grown).spec
@@ -67,7 +67,7 @@ def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:
     ("limit", "used", "free"),
     [("max", 0, 3 * 1024), ("2048", 48, 2000), ("1000000", 0, 3 * 1024), ("100", 200, 0), ("", 0, 3 * 1024)],
 )
-def test_free_memory_is_that_of_the_machine_or_of_the_group(limit: str, used: int, free: int, tmp_path: Path) -> None:
+def test_free_memory_is_limited_by_the_machine_and_the_cgroup(limit: str, used: int, free: int, tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree:   1 kB\nMemAvailable:   3 kB\n")
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")

@@ -29,7 +29,7 @@ HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
         ("head", "vocab = 2048"),
     ],
 )
-def test_the_line_is_that_of_the_layer_or_of_what_all_share(site: str, line: str) -> None:
+def test_the_line_names_the_layer_or_the_shared_setting(site: str, line: str) -> None:
     use = Use(Site(site), Segment.__new__(Segment), (), (), ())
     resolved = canonical(HYBRID)
     head, origin, rest = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)

@@ -18,7 +18,7 @@ TINY = Path(__file__).parents[2] / "specs" / "tiny.dsc"
 MOST_CLIMBS = 3
 
 
-def test_a_spec_climbs_back_at_most_three_times(segments: Segments) -> None:
+def test_compilation_returns_to_an_earlier_folder_at_most_three_times(segments: Segments) -> None:
     modules = steps(load(str(TINY)), segments)
     assert {"compiler.plan.plan", "compiler.program.lower.lowering", "compiler.emit.emission"} <= {*modules}
     assert len(climbs(modules, ROOMS["compiler"])) <= MOST_CLIMBS

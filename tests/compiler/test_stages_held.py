@@ -107,7 +107,7 @@ def test_stages_follow_the_model(
     assert not any(loads[1:-1])
 
 
-def test_a_v_keeps_one_copy_where_dualpipe_keeps_two() -> None:
+def test_a_v_keeps_one_copy_and_dualpipe_two() -> None:
     """A V has one copy of every parameter, also of the embedding, which its first and last stage read on one rank."""
     (_, mirrored), (_, folded), (_, plain) = (
         planned(ScheduleBlock(name=name), "v3") for name in ("dualpipe", "dualpipev", "1f1b")
@@ -118,7 +118,7 @@ def test_a_v_keeps_one_copy_where_dualpipe_keeps_two() -> None:
     assert {name for name, count in copies[2].items() if count == 2} == {"embedding"}
 
 
-def test_what_a_stage_holds_is_said_in_order() -> None:
+def test_contents_of_a_stage_are_listed_in_order() -> None:
     _, plan = planned(ScheduleBlock(name="interleaved"), "v3")
     words = [layers_of(stage) for stage in plan.stages]
     runs = [word for each in words for word in each if word.startswith("layer")]

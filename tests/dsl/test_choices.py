@@ -18,7 +18,7 @@ OPENED = ("parallel.pipeline", "parallel.expert", "train.micro_batch")
 
 @pytest.mark.parametrize("file", ["quickstart.dsc", "laptop-gqa.dsc", "moe-8gpu.dsc"])
 @pytest.mark.parametrize("opened", [OPENED[:1], OPENED[1:], OPENED])
-def test_alternatives_are_what_keeps_the_rules(file: str, opened: tuple[str, ...]) -> None:
+def test_alternatives_are_exactly_the_valid_choices(file: str, opened: tuple[str, ...]) -> None:
     given = load(SPECS / file)
     tried = product(*(choices.values(given, path) for path in opened))
     legal = []
@@ -41,7 +41,7 @@ def test_alternatives_are_what_keeps_the_rules(file: str, opened: tuple[str, ...
         ("laptop-v4.dsc", ("rmsnorm", "swiglu", "hyper", "mla_up", "experts", "attention")),
     ],
 )
-def test_what_is_computed_again_is_tried_from_most_to_nothing(file: str, ops: tuple[str, ...]) -> None:
+def test_recomputation_is_tried_from_most_to_none(file: str, ops: tuple[str, ...]) -> None:
     found = choices.values(load(SPECS / file), "recompute")
     assert found == (("layer",), *(ops[:count] for count in range(len(ops), -1, -1)))
     for each in found:
@@ -92,13 +92,13 @@ def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
     assert all(sequence // (2 * degree) >= choices.LEAST_CHUNK for degree in degrees)
 
 
-def test_other_mistakes_are_reported_alone() -> None:
+def test_unrelated_mistakes_are_reported_once() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
     assert [each.code for each in mistakes] == ["E0302"]
 
 
-def test_a_spec_without_a_cluster_is_refused_as_ever() -> None:
+def test_a_spec_without_a_cluster_is_refused_despite_auto() -> None:
     wrong = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "cluster=nowhere"))
     assert [each.code for each in wrong] == ["E0401"]
 
@@ -115,7 +115,7 @@ def test_every_open_key_takes_auto() -> None:
     assert resolved.spec.sm.communication == 20
 
 
-def test_a_layout_that_is_auto_is_none() -> None:
+def test_an_auto_layout_is_none() -> None:
     assert load(SPECS / "deepseek-v3.dsc", overrides=("parallel.layout=auto",)).parallel.layout is None
 
 

@@ -84,7 +84,7 @@ def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> Non
         assert [code for code, _, _ in wrong] == ["E0202"]
 
 
-def test_a_recipe_is_built_in_and_may_be_defined_anew(tmp_path: Path) -> None:
+def test_a_built_in_recipe_may_be_redefined(tmp_path: Path) -> None:
     """A block that extends a built-in FP8 precision has its tiles; a spec may define a precision of the same name."""
     text = "precision mine extends fp8_block { moments = fp32 }\nrun a extends base { precision = mine }"
     found = read(tmp_path, text).precision
@@ -115,7 +115,7 @@ def test_the_shipped_block_of_fp8_is_the_built_in_one() -> None:
         ("model m extends base { layers 0..1x { ffn dense { inner = 8 } } }", "E0301", "1x"),
     ],
 )  # fmt: skip
-def test_what_no_value_is_made_of_is_looked_at(text: str, code: str, place: str, tmp_path: Path) -> None:
+def test_unused_lets_and_blocks_are_checked(text: str, code: str, place: str, tmp_path: Path) -> None:
     run = "" if "run" in text else "run a extends base { }\n"
     assert [(found, where) for found, where, _ in said(tmp_path, run + text)] == [(code, place)]
 
@@ -152,14 +152,14 @@ def test_a_path_starts_at_the_file_it_is_written_in(tmp_path: Path) -> None:
     assert load(resolved) == spec
 
 
-def test_numbers_after_what_is_wrong_are_looked_at(tmp_path: Path) -> None:
+def test_numbers_after_a_mistake_are_checked(tmp_path: Path) -> None:
     text = "run c extends base { train { rate { constant at 1, constant until 3GX, constant at 4GY } } }"
     assert [(code, place) for code, place, _ in said(tmp_path, text)] == [
         ("E0704", "constant"), ("E0301", "3GX"), ("E0301", "4GY")
     ]  # fmt: skip
 
 
-def test_a_path_by_way_of_a_link_is_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_a_path_through_a_link_is_resolved_by_the_system(tmp_path: Path) -> None:
     (tmp_path / "far" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
     (tmp_path / "far" / "x.dsc").write_text('import "base.dsc"\nrun x extends base { data { source = "a.txt" } }')

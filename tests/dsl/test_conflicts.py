@@ -140,7 +140,7 @@ def matches(n: Numbers, given: Numbers, keys: set[str]) -> bool:
     return all(n[key] == given[key] for key in keys)
 
 
-def test_the_rules_are_those_of_the_reference(tmp_path: Path) -> None:
+def test_the_rules_agree_with_the_reference(tmp_path: Path) -> None:
     random_ = random.Random(5)
     for _ in range(60):
         n = {key: random_.choice(values) for key, values in DOMAIN.items()}
@@ -179,7 +179,7 @@ def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str
 
 
 def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """Where one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
+    """If one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
     lines, all of which its message is about, and no smaller set of these is a conflict."""
     seen = 0
     for n in wrong(2, 60):
@@ -211,7 +211,7 @@ def about_of(item: Diagnostic, n: Numbers) -> set[str]:
     return about | ({"pipeline", "nodes", "devices"} if n["data"] == "auto" and "data" in about else set())
 
 
-def test_what_is_derived_is_traced_to_its_lines(tmp_path: Path) -> None:
+def test_derived_values_are_traced_to_their_lines(tmp_path: Path) -> None:
     """`data = auto`: a message with the derived number names its sources, and its conflict has their lines."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     text = f"""{base}
@@ -297,7 +297,9 @@ def cost(new: Numbers, old: Numbers) -> tuple[bool, bool, int, bool, float]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in UI.glob("*.dsc")))
-def test_every_edit_of_a_pinned_spec_mends_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_edit_of_a_pinned_spec_resolves_its_conflict(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each resolution, applied to the text, removes its messages and adds none. The text is then right, unless the
     conflict says that other messages stay."""
     first = (UI / f"{name}.dsc").read_bytes().split(b"\n")[0].decode(errors="replace")
@@ -365,7 +367,7 @@ def test_nothing_is_imported_for_a_right_spec() -> None:
 
 
 def test_errors_in_a_spec_of_very_many_layers_need_no_long_search(tmp_path: Path) -> None:
-    """The messages then say less, and nothing untrue: each mistake keeps the hint of its own rule."""
+    """The messages are then shorter but still true: each mistake keeps the hint of its own rule."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     ffn = (
         "experts = 16, groups = 5, top_groups = 2, top_k = 4, inner = 4, shared = 1, score = sigmoid, normalize = true"
@@ -378,7 +380,7 @@ def test_errors_in_a_spec_of_very_many_layers_need_no_long_search(tmp_path: Path
     assert all(item.conflict is None and item.hint == "write `groups = 4`" for item in items)
 
 
-def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None:
+def test_values_that_refer_to_other_lines_are_not_lines_of_a_conflict(tmp_path: Path) -> None:
     """`expert = parallel.pipeline` repeats another line; a `let` has the same value everywhere."""
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     lets = "let three = 3\n"
@@ -395,7 +397,7 @@ def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None
             assert check(tmp_path / "named.dsc", "b") == ()
 
 
-def test_changes_that_are_as_large_stay_in_the_order_in_which_they_were_found(tmp_path: Path) -> None:
+def test_equally_large_changes_keep_their_order(tmp_path: Path) -> None:
     """Two changes of one line keep their order; a smaller one comes before them, a change of two lines after them."""
     problem = problem_of(written(tmp_path, next(wrong(1, 1))))
     pipeline, data = (problem.variables[f"parallel.{key}"].span for key in ("pipeline", "data"))

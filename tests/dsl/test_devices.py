@@ -54,21 +54,21 @@ def dsc(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", ["h100", "h800", "a100"])
-def test_known_peaks_are_those_of_the_shipped_clusters(name: str) -> None:
+def test_known_peaks_equal_the_shipped_clusters(name: str) -> None:
     text = "".join(path.read_text("utf-8") for path in sorted((SPECS / "clusters").glob("*.dsc")))
     stated = re.search(rf"device {name} {{(.*)}}", text)
     assert stated is not None
-    of = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
+    keys = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
     known = PEAKS[name]
-    assert float(of["hbm"].replace("TB/s", "e12")) == known.hbm and int(of["sms"]) == known.sms
-    assert float(of["bf16"].replace("TFLOPS", "e12")) == known.bf16
-    assert ("fp8" in of) == (known.fp8 is not None)
+    assert float(keys["hbm"].replace("TB/s", "e12")) == known.hbm and int(keys["sms"]) == known.sms
+    assert float(keys["bf16"].replace("TFLOPS", "e12")) == known.bf16
+    assert ("fp8" in keys) == (known.fp8 is not None)
     if known.fp8 is not None:
-        assert float(of["fp8"].replace("TFLOPS", "e12")) == known.fp8
+        assert float(keys["fp8"].replace("TFLOPS", "e12")) == known.fp8
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_they_are_those_of_the_rate_tables(name: str, tmp_path: Path) -> None:
+def test_known_peaks_equal_the_rate_tables(name: str, tmp_path: Path) -> None:
     table = table_for(load(written(tmp_path, name), "mine").cluster.node.device)
     device = shipped_table(table).device
     assert table == name
@@ -93,7 +93,7 @@ def test_the_origin_is_the_data_sheet(tmp_path: Path) -> None:
         assert re.search(rf"{line} +# derived: NVIDIA H200 SXM data sheet\n", shown)
 
 
-def test_what_is_written_counts(tmp_path: Path) -> None:
+def test_stated_peaks_override_known_ones(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "h100", "bf16 = 700TFLOPS, sms = 100, fp8 = none"), "mine")
     assert peaks(spec) == (100, 3.35e12, 7e14, 1979e12, None), "none states no peak"
     (tmp_path / "again.dsc").write_text(canonical(spec), "utf-8")

@@ -65,7 +65,7 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
         ({"ffn dense": "let inner = 512, fnn dense"}, [("E0201", "fnn")]),
         ({"ffn dense": "ffn dens"}, [("E0205", "dens")]),
         ({"ffn dense {": "depth = 3, width = 4, ffn dense {"}, [("E0201", "depth"), ("E0201", "width")]),
-        # what is in a block whose name is misspelt
+        # contents of a block with a misspelt name
         ({"train {": "trian {", "seed ": "sed "}, [("E0201", "trian"), ("E0201", "sed")]),
         ({"rate {": "rat {", WARMUP: "wrmup 1 steps to 1"}, [("E0201", "rat"), ("E0704", "wrmup")]),
         ({"attention mla": "atention mla", "heads = 4": "heads = 0"}, [("E0201", "atention"), ("E0303", "0")]),
@@ -142,7 +142,7 @@ def test_a_contradictory_model_is_not_reported_as_lack_of_memory() -> None:
         ({"top_groups = 1": "top_groups = 1, top_group = 2"}, None),
     ],
 )
-def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None) -> None:
+def test_an_edit_writes_the_intended_text(edits: dict[str, str], written: str | None) -> None:
     """An edit is offered only where the meaning is certain and the key that it writes is not set yet."""
     text = spec("tiny", edits)
     (item,) = said(text)

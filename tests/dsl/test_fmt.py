@@ -1,4 +1,4 @@
-"""`dsc fmt`: what it changes in a text, what it never changes, and the command."""
+"""`dsc fmt`: what it changes in a text, what it preserves, and the command."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_folder_is_formatted(folder: Path, capsys: pytest.CaptureFixture[str])
     assert main(["fmt"]) == 0 and capsys.readouterr().out == ""
 
 
-def test_check_names_what_differs_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_unformatted_files_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fmt", "--check", "one.dsc", "good.dsc", "one.dsc"]) == 1
     assert capsys.readouterr().out == "one.dsc\n"
     assert main(["fmt", "--check", "good.dsc"]) == 0
@@ -220,7 +220,7 @@ def test_check_names_what_differs_and_writes_nothing(folder: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("content", [b"run a { b = }", b"run \xff", b"run a {\0}", b"#" * 2**21])
-def test_nothing_is_written_where_one_file_is_no_spec(
+def test_nothing_is_written_if_one_file_is_invalid(
     content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("wrong.dsc").write_bytes(content)

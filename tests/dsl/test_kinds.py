@@ -64,7 +64,7 @@ def test_the_device_with_the_last_stage_is_named() -> None:
     }
 
 
-def test_one_kind_is_another_rules_business() -> None:
+def test_clusters_of_one_kind_are_left_to_another_rule() -> None:
     alone = small_spec(2, 2, 2, 4)
     assert not list(state_fits_each_kind(alone))
     wrong = on_kinds(alone, 1, 1)
@@ -115,7 +115,7 @@ def written(folder: Path, n: Numbers) -> Path:
     return folder / "spec.dsc"
 
 
-def test_lines_that_cannot_hold_together(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
+def test_lines_of_a_conflict_are_minimal(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
     """No right assignment agrees with all lines of a conflict, one agrees with any fewer; edits correct the text."""
     random_, seen, with_cluster, mended = random.Random(7), 0, 0, 0
     while seen < 40:

@@ -28,7 +28,7 @@ def read(tmp_path: Path, text: str, *overrides: str, run: str | None = None, **f
 # ---------------------------------------------------------------- shipped specs
 
 
-def test_deepseek_v3_resolves_to_what_was_published() -> None:
+def test_deepseek_v3_resolves_to_the_published_model() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
     model, moe = spec.model, spec.model.ffn(3)
     assert (model.num_layers, model.hidden, model.vocab) == (61, 7168, 129_280)
@@ -64,7 +64,7 @@ def test_deepseek_v3_rate_and_batch_follow_the_paper() -> None:
     assert sizes[0] // 128 == 24 < 2 * spec.parallel.pipeline <= sizes[-1] // 128 == 120
 
 
-def test_what_a_run_needs_beyond_training_is_told_with_its_place() -> None:
+def test_features_that_cannot_train_are_reported_at_their_place() -> None:
     assert train_refusals(load(SPECS / "deepseek-v3.dsc")) == ()
     resolved = resolve(SPECS / "deepseek-v3.dsc", overrides=["precision.combine=e4m3", "parallel.route=flat"])
     assert [item.code for item in train_refusals(resolved.spec, resolved.origins)] == ["E1001"]
@@ -95,11 +95,11 @@ SHOWN = Path(__file__).parent / "shown"  # the examples of the language's design
 
 
 @pytest.mark.parametrize("path", sorted(SHOWN.rglob("*.dsc")), ids=lambda path: path.parent.name)
-def test_what_the_design_shows_is_right(path: Path) -> None:
+def test_specs_shown_in_the_design_are_valid(path: Path) -> None:
     assert check(path) == ()
 
 
-def test_what_the_design_shows_means_what_it_says() -> None:
+def test_specs_shown_in_the_design_mean_what_the_text_states() -> None:
     spec = load(SHOWN / "deepseek-v3.dsc")
     assert spec == load(SPECS / "deepseek-v3.dsc", overrides=["precision=fp8_block"])
     mini = load(
@@ -148,14 +148,14 @@ def test_units_arithmetic_and_references(tmp_path: Path) -> None:
     assert (device.memory, device.hbm, device.price) == (8 * 2**30, 50e9, 2.0)
 
 
-def test_a_reference_reaches_into_what_the_run_names(tmp_path: Path) -> None:
+def test_a_reference_reaches_into_blocks_that_the_run_names(tmp_path: Path) -> None:
     train = "sequence = model.hidden - model.attention.kv_rank, micro_batch = cluster.nodes"
     text = f"run a extends base {{ train {{ {train} }} }}"
     spec = read(tmp_path, text)
     assert (spec.train.sequence, spec.train.micro_batch) == (128, 1)
 
 
-def test_a_let_of_a_block_is_known_in_it_and_further_inside(tmp_path: Path) -> None:
+def test_a_let_is_visible_in_its_block_and_nested_ones(tmp_path: Path) -> None:
     text = """
     let where = "outside"
     run a extends base {
@@ -228,7 +228,7 @@ def test_defaults(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- composition
 
 
-def test_a_child_says_only_what_differs() -> None:
+def test_a_child_inherits_values_that_it_does_not_set() -> None:
     spec = load(
         SPECS / "deepseek-v3.dsc", overrides=["model=deepseek_v3_mini", "parallel.pipeline=8", "parallel.expert=32"]
     )

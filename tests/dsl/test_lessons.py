@@ -58,7 +58,7 @@ def test_examples(code: str) -> None:
 def test_examples_differ_in_little(code: str) -> None:
     taught = lesson(code)
     wrong, right = ([*e.text.splitlines(), e.command] for e in (taught.wrong, taught.right))
-    if code != "E0102":  # whose subject is length
+    if code != "E0102":  # its subject is length
         changed = [line for line in difflib.ndiff(wrong, right) if line[0] in "+-"]
         assert 0 < len(changed) <= MOST_LINES, changed
 

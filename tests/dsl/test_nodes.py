@@ -23,7 +23,7 @@ def test_nodes_that_a_token_reaches(groups: int, nodes: int, each: int, data: st
 
 @given(st.integers(1, 12), st.integers(1, 24), st.integers(1, 4))
 def test_nodes_that_expert_groups_fill(devices: int, expert: int, count: int) -> None:
-    """A group on one node, or with all ranks of each of its nodes, wherever it begins; None says that some are not."""
+    """A group is on one node or contains all ranks of its nodes, wherever it begins; None if some groups do not."""
     groups = [range(first, first + expert) for first in range(0, count * expert * devices, expert)]
     found = [{rank // devices for rank in group} for group in groups]
     whole = all(len(on) == 1 or len(on) * devices == expert for on in found)

@@ -59,7 +59,7 @@ def test_a_layer_range_that_cannot_be_read_is_the_first_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", ["layers.2.ffn.inner", "layers.0", "layers.ffn.inner", "layers.99999.ffn.inner"])
-def test_a_range_that_is_not_there(key: str, tmp_path: Path) -> None:
+def test_a_missing_layer_range(key: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read(tmp_path, "layers.1.ffn.experts=8")
     (mistake,) = caught.value.diagnostics
@@ -81,7 +81,7 @@ def test_the_rate_and_one_phase_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "end"), [("-1e-3 + 3e-3", 2e-3), ("-1e-3 * 2 + 3e-3", 1e-3), ("3e-3 - 1e-3 - 1e-3", 1e-3), ("-0", 0.0)]
 )
-def test_a_number_behind_a_word_may_begin_with_a_sign(written: str, end: float, tmp_path: Path) -> None:
+def test_a_number_after_a_word_may_have_a_sign(written: str, end: float, tmp_path: Path) -> None:
     spec = read(tmp_path, f"train.rate=warmup 15 steps to {written}, constant")
     assert spec.train.rate[0].end == pytest.approx(end) == spec.train.rate[1].start
 
@@ -97,7 +97,7 @@ def test_a_number_behind_a_word_may_begin_with_a_sign(written: str, end: float, 
         ("train.rate=constant at 1e-3, seed = 4", "E0504"),
     ],
 )
-def test_a_phase_that_is_none(override: str, code: str, tmp_path: Path) -> None:
+def test_an_invalid_phase(override: str, code: str, tmp_path: Path) -> None:
     assert refused(tmp_path, override)[0][0] == code
 
 
@@ -155,7 +155,7 @@ def test_none_takes_away(tmp_path: Path) -> None:
     assert spec.train.checkpoint is None and spec.recompute == ()
 
 
-def test_a_built_in_precision_is_changed_for_the_run_alone(tmp_path: Path) -> None:
+def test_a_built_in_precision_is_changed_only_for_the_run(tmp_path: Path) -> None:
     mine = "precision my_bf16 extends bf16 { compute = fp32 }\n"
     for overrides, text in (
         (["precision=bf16"], ""),
@@ -163,10 +163,10 @@ def test_a_built_in_precision_is_changed_for_the_run_alone(tmp_path: Path) -> No
         (["precision=bf16"], mine),
     ):
         spec = read(tmp_path, *overrides, "precision.moments=bf16", "precision.combine=fp32", text=text)
-        own = spec.precision
-        assert own.name == ("my_bf16_" if text == mine else "my_bf16")
-        assert own.model_copy(update={"name": "bf16", "moments": "fp32", "combine": "bf16"}) == BUILT_IN["bf16"]
-        assert (own.moments, own.combine) == ("bf16", "fp32")
+        changed = spec.precision
+        assert changed.name == ("my_bf16_" if text == mine else "my_bf16")
+        assert changed.model_copy(update={"name": "bf16", "moments": "fp32", "combine": "bf16"}) == BUILT_IN["bf16"]
+        assert (changed.moments, changed.combine) == ("bf16", "fp32")
         (tmp_path / "shown.dsc").write_text(canonical(spec), encoding="utf-8")
         assert load(tmp_path / "shown.dsc") == spec
     assert BUILT_IN["bf16"].moments == "fp32"

@@ -54,7 +54,7 @@ def texts(folder: Path) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- paths
 
 
-def test_a_path_that_the_schema_has_not_is_refused() -> None:
+def test_a_path_missing_in_the_schema_is_refused() -> None:
     for right in (
         "parallel.zero",
         "model.layers.*.ffn.experts",
@@ -87,7 +87,7 @@ def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -
 
 
 @pytest.mark.parametrize("folder", ["dsl", "compiler"])
-def test_every_text_that_looks_like_a_path_is_one(folder: str) -> None:
+def test_every_text_that_looks_like_a_path_exists_in_the_schema(folder: str) -> None:
     known = {plain(path) for path in (*keys(), *(block.path for block in blocks()))}
     known |= {
         f"{path}.{word}" for path in known for word in ("name", "kind", "start", "end", "from", "to", "first", "last")
@@ -101,7 +101,7 @@ def test_every_text_that_looks_like_a_path_is_one(folder: str) -> None:
     assert len(seen) > 20
 
 
-def test_every_key_that_conflicts_name_is_one() -> None:
+def test_every_key_named_by_conflicts_exists() -> None:
     """Keys that conflicts name are in the schema; keys of layers and heads are named by the end of their path."""
     fields = {name for cls in classes(Spec) for name in cls.model_fields}
     for file, text in texts(ROOT / "dsl" / "conflict"):
@@ -114,7 +114,7 @@ def test_every_variable_has_its_place_in_both_orders() -> None:
     assert {*nearest.BOUNDS} < VARIABLES
 
 
-def test_every_variable_is_one_of_some_spec() -> None:
+def test_every_variable_occurs_in_some_spec() -> None:
     """Each listed variable has a value in some spec."""
     found: set[str] = set()
     for name, override in (("quickstart.dsc", ()), ("laptop-gqa.dsc", ()), ("llama3-8b.dsc", ("schedule.chunks=2",))):
@@ -125,7 +125,7 @@ def test_every_variable_is_one_of_some_spec() -> None:
     assert found == VARIABLES
 
 
-def test_a_finding_is_about_paths_that_there_are() -> None:
+def test_findings_refer_to_existing_paths() -> None:
     """Each rule is broken by a spec of tests/ui; a finding whose path does not exist would be placed at its block."""
     seen: set[str] = set()
     for file in sorted(UI.glob("*.dsc")):
@@ -180,7 +180,7 @@ def test_no_module_copies_models_that_are_less_strict() -> None:
                 assert "model_copy" not in text and "model_construct" not in text, file
 
 
-def test_a_key_is_shown_as_an_override_where_it_can_be_one() -> None:
+def test_a_key_is_shown_as_an_override_if_it_can_be_overridden() -> None:
     """Blocks and keys of layer ranges are not shown as overrides; paths of a named block have its name."""
     shown = {key: dict(topic.facts).get("override", ()) for key in keys() for topic in find(key) if topic.name == key}
     blocks = {key for key in shown if any(other.startswith(f"{key}.") for other in shown)}

@@ -115,7 +115,7 @@ def test_every_choice_is_explained() -> None:
 
 
 def test_derived_defaults_are_documented() -> None:
-    told = {
+    marked = {
         (cls, name)
         for cls in CLASSES
         for name, info in cls.model_fields.items()
@@ -124,7 +124,7 @@ def test_derived_defaults_are_documented() -> None:
     of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
     of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}
     of_data |= {*((schema.DataSource, name) for name in ("fim", "filters")), (schema.Prompts, "answer")}
-    assert told == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
+    assert marked == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
 
 
 def test_every_key_of_every_block_is_documented() -> None:
@@ -134,7 +134,7 @@ def test_every_key_of_every_block_is_documented() -> None:
     def visit(cls: type[Node]) -> None:
         seen[cls] = set(keys_of(cls)) - ({"first", "last"} if cls is schema.LayerRange else set())
         for kind in fields_of(cls).values():
-            for each in (one for of in kind.types for one in (of, *get_args(of))):
+            for each in (one for type_ in kind.types for one in (type_, *get_args(type_))):
                 if isinstance(each, type) and issubclass(each, Node) and each not in seen:
                     visit(each)
 
@@ -143,8 +143,10 @@ def test_every_key_of_every_block_is_documented() -> None:
     # the keys of the other attention, of other nodes, of the other feed-forward part, and of sources
     again = ("cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
     again += tuple(f"model.attention.{at}" for at in ("gqa.rope", "compressed.rope", "compressed.compress.csa.indexer"))
-    told = sorted(sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(again))
-    assert told == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
+    documented = sorted(
+        sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(again)
+    )
+    assert documented == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
 
 
 # ---------------------------------------------------------------- examples
@@ -183,7 +185,7 @@ def test_examples_of_keys_are_right(block: BlockKeys) -> None:
     for key in block.keys:
         assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
     first = {key.name: key.examples[0] for key in block.keys}
-    instead = {"steps": "tokens", "sources": "source"}  # keys that say the same
+    instead = {"steps": "tokens", "sources": "source"}  # keys with the same meaning
     variants = [{name: text for name, text in first.items() if name not in instead}]
     for key in block.keys:
         others = {name: text for name, text in first.items() if name not in (*instead, instead.get(key.name))}
@@ -254,10 +256,10 @@ def test_keys_of_a_growing_batch() -> None:
 
 
 def test_every_code_of_a_rule_is_documented_at_some_key() -> None:
-    told = {code for key in keys().values() for code in key.codes}
+    documented = {code for key in keys().values() for code in key.codes}
     given = {code for rule in (*(rule for _, rule in RULES), *REFUSALS) for code in codes_of(rule)}
-    assert told == given | {"E0703", "E0704", "E0708", "E1005"}
-    assert {code for code in CODES if code >= "E07"} == told
+    assert documented == given | {"E0703", "E0704", "E0708", "E1005"}
+    assert {code for code in CODES if code >= "E07"} == documented
 
 
 @pytest.mark.usefixtures("place")
@@ -271,9 +273,9 @@ def test_the_underlined_key_lists_the_code(code: str) -> None:
     assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(found))
 
 
-def test_a_rule_for_one_kind_is_not_told_of_another() -> None:
-    told = {key.name for key in keys().values() if "E0802" in key.codes}
-    assert told == {"expert", "expert_tensor", "data", "tensor", "context"}
+def test_a_rule_for_one_kind_is_not_listed_at_another() -> None:
+    listed = {key.name for key in keys().values() if "E0802" in key.codes}
+    assert listed == {"expert", "expert_tensor", "data", "tensor", "context"}
     assert "E0908" not in keys()["model.attention.mla.heads"].codes
     assert "E0908" in keys()["model.attention.gqa.heads"].codes
 
@@ -283,10 +285,10 @@ def test_every_code_has_a_group() -> None:
     assert all(sum(code.startswith(group) for group in GROUPS) == 1 for code in CODES)
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- search
 
 
-def test_everything_that_is_known_is_explained() -> None:
+def test_every_topic_is_explained() -> None:
     for name in sorted(names_of_topics()):
         topics = find(name)
         assert topics, name
@@ -392,7 +394,7 @@ def test_units_are_exact() -> None:
     assert units["B"].exactly == "1,000,000,000"
 
 
-def test_plain_paths_are_those_of_the_command_line() -> None:
+def test_plain_paths_equal_those_of_the_command_line() -> None:
     assert plain("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
     assert plain("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"
 

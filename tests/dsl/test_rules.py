@@ -133,7 +133,7 @@ def test_nearest_divisor() -> None:
             assert found in divisors and all(abs(found - wanted) <= abs(each - wanted) for each in divisors)
 
 
-def test_the_codes_of_joint_rules_are_those_they_give() -> None:
+def test_the_codes_of_joint_rules_match_their_source() -> None:
     """These codes are checked before the search for conflicts."""
     given = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
     assert given == JOINT_CODES
@@ -152,7 +152,7 @@ def test_a_joint_rule_is_a_rule() -> None:
         (("parallel.tensor=2", "schedule.name=dualpipe"), 20),
     ],
 )
-def test_sms_are_set_aside_where_something_is_sent_beside_compute(overrides: tuple[str, ...], sms: int) -> None:
+def test_sms_are_reserved_if_something_is_sent_during_compute(overrides: tuple[str, ...], sms: int) -> None:
     assert load(SPECS / "llama3-8b.dsc", overrides=overrides).sm.communication == sms
 
 

@@ -89,7 +89,7 @@ def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
     assert 100 < read < 1400
 
 
-def test_accepted_terminals_are_those_that_can_be_fed() -> None:
+def test_accepted_terminals_are_exactly_those_that_can_be_fed() -> None:
     names = {name for state in load().states for name in state if name.isupper()} - {END}
     text = TEXTS[0]
     parser = TableParser(Builder(Source("text", text)))

@@ -34,7 +34,7 @@ def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
         *("extends fp8_block { activation_tile = 128x128, dispatch = bf16 }", "{ attention_output = e5m6 }"),
     ],
 )
-def test_what_trains(block: str, tmp_path: Path) -> None:
+def test_precisions_that_train(block: str, tmp_path: Path) -> None:
     assert refusals(tmp_path, block) == []
 
 
@@ -64,7 +64,7 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
         ("{ combine = fp32, dispatch = fp32 }", "dispatch in fp32, combine in fp32", "bf16"),
     ],
 )
-def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
+def test_precisions_that_do_not_train(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
     """The message lists the differences from the nearest precision that trains, without moments that are allowed."""
     message = f"precision mine has {differing}; training runs only in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
     assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]

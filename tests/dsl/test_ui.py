@@ -91,7 +91,7 @@ def test_the_one_spec_of_a_folder_is_found(tmp_path: Path) -> None:
 
 
 def test_complaints_about_peers_have_their_specs() -> None:
-    """Each row of the table names specs that exist, or says what a spec cannot express; each such spec has a row."""
+    """Each row of the table names existing specs, or states what a spec cannot express; each such spec has a row."""
     table = [line for line in (UI / "README.md").read_text("utf-8").splitlines() if line.startswith("| ")][1:]
     named: set[str] = set()
     for complaint, here in (row.strip("| ").split(" | ") for row in table):

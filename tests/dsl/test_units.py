@@ -39,7 +39,7 @@ BYTE, RATE, FLOPS = (("byte", 1),), (("byte", 1), ("s", -1)), (("flop", 1), ("s"
         ("10tokens", 10, (("token", 1),)),
     ],
 )
-def test_what_a_number_means(text: str, value: int | Fraction, dimension: units.Dimension) -> None:
+def test_meaning_of_numbers(text: str, value: int | Fraction, dimension: units.Dimension) -> None:
     assert units.quantity(text) == units.Quantity(Fraction(value), dimension)
 
 

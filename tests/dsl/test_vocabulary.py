@@ -41,7 +41,7 @@ def test_every_word_leads_to_a_key() -> None:
             assert find(other.topic or other.path), word
 
 
-def test_no_word_is_one_of_the_language_where_it_would_stand() -> None:
+def test_no_word_is_a_key_of_the_language_at_its_place() -> None:
     for word, paths in vocabulary.KEYS.items():
         assert word == word.lower() and not any(f"{path.rpartition('.')[0]}.{word}" in PLACES for path in paths), word
     assert not vocabulary.KEYS.keys() & vocabulary.OTHERS.keys()
@@ -59,7 +59,7 @@ def test_every_word_is_explained() -> None:
     assert "kv_heads = heads" in find("mha")[0].text
 
 
-def test_a_key_of_others_is_looked_for_in_the_block_where_it_stands() -> None:
+def test_a_foreign_key_is_looked_up_in_its_block() -> None:
     blocks = {path.rpartition(".")[0] for paths in vocabulary.KEYS.values() for path in paths}
     for word, paths in vocabulary.KEYS.items():
         for block in blocks:
@@ -71,7 +71,7 @@ def test_a_key_of_others_is_looked_for_in_the_block_where_it_stands() -> None:
 # ---------------------------------------------------------------- hints
 
 
-def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
+def test_hints_for_foreign_keys_depend_on_the_block() -> None:
     hints = said(
         "run a extends base { parallel { pp = 2, gpus = 8 }\n train { optimizer adamw { lr = 1e-3, wd = 0.1 } } }"
     )
@@ -81,7 +81,7 @@ def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
     assert hints["wd"] == "did you mean `weight_decay`?"
 
 
-def test_keys_of_runs_that_learn_from_rewards_are_told() -> None:
+def test_keys_of_rewards_get_a_hint() -> None:
     words = {"num_generations": "group", "max_response_length": "completion", "epsilon_high": "clip_high"}
     text = ", ".join(f"{word} = 8" for word in words)
     hints = said(f"run a extends base {{ train {{ grpo {{ {text} }} }} }}")
@@ -112,9 +112,9 @@ def test_keys_of_grouped_queries_that_latent_attention_lacks_are_explained() -> 
     text = ", ".join(f"{word} = 1" for word in grouped - latent)
     hints = said(f"model m extends base {{ attention mla {{ {text} }} }}")
     for word in grouped - latent:
-        of = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
+        blocks = "`attention gqa`" + (" or `attention compressed`" if word in Compressed.model_fields else "")
         why = WHY_NOT_IN_MLA.get(word, "remove it")
-        assert hints[word] == f"it is a key of {of}, but this is `attention mla`, {why}"
+        assert hints[word] == f"it is a key of {blocks}, but this is `attention mla`, {why}"
     assert said("model m extends base { layers 0..0 { ffn dense { mlp_bias = 1 } } }")["mlp_bias"] == (
         "write `bias = true` in `ffn`; `bias_rate` is for balancing the experts"
     )
@@ -146,7 +146,7 @@ def test_a_key_written_in_another_way_is_shown_with_its_value() -> None:
     assert "adamw" in said("run a extends base { train { optimizer adam { } } }")["adam"]
 
 
-def test_a_key_is_not_proposed_where_it_stands_already() -> None:
+def test_a_key_that_is_set_already_is_not_proposed() -> None:
     """A hint does not suggest a key that the block sets, before or after the word; inherited keys may be changed."""
     hints = said("run a extends base { train { micro_batch = 1, micro_bach = 2, batch = 8, global_batch = 16 } }")
     assert hints["micro_bach"] == "remove it, or change `micro_batch`"

@@ -1,4 +1,4 @@
-"""Seed to input: texts that a spec could be mistaken for, from bytes at random to specs with one word changed.
+"""Generates an input from a seed: from random bytes to specs with one word changed.
 
 An input is a small set of files, the first of them the spec, and what the command line sets. The same seed always
 gives the same input.
@@ -65,7 +65,7 @@ EXTREMES = (
 
 @dataclass(frozen=True)
 class Input:
-    """What is checked: `files` by name, the first one is the spec; texts, or bytes written as latin-1."""
+    """An input: `files` by name, the first one is the spec; texts, or bytes written as latin-1."""
 
     kind: str
     files: dict[str, str]
@@ -224,12 +224,12 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
         elif kind.nodes and name in ("model", "cluster", "precision"):
             lines.append(f"{name} = {chooser.choice(('fp32', 'bf16', 'a', 'a')) if name == 'precision' else 'a'}")
         elif kind.nodes and kind.form != "tokenizer" and kind.types[0].__name__ != "Tile":
-            of = chooser.choice(kind.nodes)
-            if of is cls and chooser.random() < 0.7:  # `more` within `more`, and so on
+            node = chooser.choice(kind.nodes)
+            if node is cls and chooser.random() < 0.7:  # `more` within `more`, and so on
                 continue
-            label = of.model_fields["kind"].default if "kind" in of.model_fields else ""
-            label = "cpu" if "name" in of.model_fields and fields_of(of)["name"].form == "label" else label
-            lines += [f"{name} {label} {{", *_block(chooser, of, share), "}"]
+            label = node.model_fields["kind"].default if "kind" in node.model_fields else ""
+            label = "cpu" if "name" in node.model_fields and fields_of(node)["name"].form == "label" else label
+            lines += [f"{name} {label} {{", *_block(chooser, node, share), "}"]
         elif name == "tokens" and chooser.random() < 0.5:
             lines.append(f"steps = {chooser.randint(1, 99)}")
         else:

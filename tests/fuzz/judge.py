@@ -29,7 +29,7 @@ from tests.fuzz.generate import Input
 CALLS = 10_000_000  # of functions in Python, for one input; the largest seen takes 3.4 million (seed 6546)
 COUNTED_S = 0.05  # of the processor, from which on calls are counted
 HANG_S = 60.0  # of the processor: only against an input that never ends
-BYTES = 256 << 20  # above what the process had before
+BYTES = 256 << 20  # above the initial memory of the process
 FORMATTED = 6  # one text of so many is formatted, twice
 PLACELESS = {"E0101", "E0404", "E0102"}  # about a file as a whole
 Read = tuple[Source, tuple[Diagnostic, ...]]
@@ -40,7 +40,7 @@ class TooSlowError(Exception):
 
 
 def judged(given: Input) -> tuple[str, ...]:
-    """The codes of what is wrong with an input; none for a spec. Raises whatever must not happen."""
+    """The codes of an input's mistakes; none for a valid spec. Raises for crashes, slowness and excessive memory."""
     with _limited():
 
         def reader(path: str) -> Read:
@@ -71,10 +71,10 @@ def limit_memory() -> None:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise TooSlowError in what never ends, and after what took more than CALLS.
+    """Raise TooSlowError if the block does not end, or after it if it took more than CALLS.
 
-    Counting makes everything twice as slow, so it begins after COUNTED_S: what is within its calls on one machine is so
-    on each, and on a quick one a little more may pass.
+    Counting makes everything twice as slow, so it begins after COUNTED_S: an input within its calls on one machine is
+    so on each, and on a fast one slightly more may pass.
     """
     profile, counting = Profile(subcalls=False, builtins=False), False
 

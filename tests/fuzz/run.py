@@ -1,7 +1,7 @@
 """Fuzz the language: `python -m tests.fuzz.run --count 1000000`, or `make soak`.
 
-Inputs are those of the seeds from `--start` on; what fails is kept in tests/fuzz/found, where the tests try it again.
-A run that was interrupted goes on with the `--start` it printed last.
+Seeds count from `--start`; failing inputs are kept in tests/fuzz/found, where the tests try them again.
+An interrupted run continues with the last printed `--start`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def keep(folder: Path, seed: int, given: Input, error: BaseException) -> None:
-    """Write down an input that fails, and say why."""
+    """Store a failing input, and print the reason."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{given.kind}-{seed}.json"
     path.write_text(given.to_json(), encoding="utf-8")

@@ -30,7 +30,7 @@ from tests.fuzz.generate import KINDS
 
 
 def drawn(cls: type[Node], block: Block, found: dict[tuple[type[Node], str], set[str]]) -> None:
-    """What is written for every key of a block and of those in it, by the class that has the key: values, and kinds."""
+    """Values and kinds written for every key of a block and its nested blocks, by the class that has the key."""
     for statement in block.body:
         if not isinstance(statement, (Attribute, Block)) or statement.key.text not in (*keys_of(cls), "ffn"):
             continue

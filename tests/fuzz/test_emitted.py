@@ -28,7 +28,7 @@ NOT_THERE = Diagnostic("E0101", "there is no such file")
 
 
 class Value(str):
-    """A name of something: `p`, `v.x`, `v.x.up`. An attribute of it is one, too."""
+    """A symbolic name: `p`, `v.x`, `v.x.up`. Its attributes are symbolic names too."""
 
     def __getattr__(self, name: str) -> Value:
         return Value(f"{self}.{name}")
@@ -36,7 +36,7 @@ class Value(str):
 
 @dataclass
 class Expected:
-    """Instructions, one after the other: what is done must be the next one."""
+    """The expected instructions in order: each operation must be the next one."""
 
     left: list[Instruction]
     freed: list[str] = field(default_factory=list)  # of the `del` at hand
@@ -47,10 +47,10 @@ class Expected:
         return instruction
 
     def does(self, kind: str, given: tuple[object, ...], named_by: tuple[object, ...]) -> Any:
-        """An operation on `given`: what it is `named_by`, then what it reads; returns its results."""
+        """Assert an operation on `given`: its `named_by`, then its operands. Returns its results."""
         instruction = self.next(kind)
         space = "vw"[instruction.slot]
-        passed = () if kind == "wait" else instruction.reads  # it reads what its start did: that lives until then
+        passed = () if kind == "wait" else instruction.reads  # operands of its start, which live until then
         reads = [f"{space}.{name}" for name in passed if name not in named(instruction)]
         assert [*given] == [*named_by, *reads], (instruction, given)
         results = tuple(Value(f"result {space}.{buffer.name}") for buffer in instruction.writes)
@@ -86,7 +86,7 @@ class Namespace:
 
 @dataclass
 class Segment:
-    """A segment module: `sites` are those it stands for."""
+    """A segment module for `sites`."""
 
     expected: Expected
     name: str
@@ -105,7 +105,7 @@ class Segment:
 
 
 def parts(of: str, space: str, names: tuple[str, ...], places: tuple[str, ...]) -> tuple[str, ...]:
-    """Tensors of a segment, the rank's own (`of`) or those of values that have them."""
+    """Tensors of a segment: the rank's own (`of`), or those of values."""
     where = [f"{space}.{place}" if place else of for place in places] or [of] * len(names)
     return tuple(f"{place}.{re.sub('[.]', '_', name)}" for place, name in zip(where, names, strict=True))
 
@@ -147,7 +147,7 @@ def words_of(instruction: Instruction) -> tuple[object, ...]:
 
 
 def follow(source: str, bodies: list[Body], modules: dict[str, str]) -> int:
-    """Run each body of an emitted module beside its instructions; how many there were."""
+    """Run each body of an emitted module against its instructions. Returns their number."""
     functions: dict[str, Any] = {}
     exec(re.sub(r"^from \.\.segments import \w+$", "", source, flags=re.MULTILINE), functions)
     assert [*functions["BODIES"]] == [body.name for body in bodies]
@@ -163,7 +163,7 @@ def follow(source: str, bodies: list[Body], modules: dict[str, str]) -> int:
 
 
 def spec_of(given: Input) -> Spec | None:
-    """The spec of an input, if it is one of a run."""
+    """The spec of an input, or None if it has no run."""
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
         name = os.path.normpath(path)

@@ -32,7 +32,7 @@ def test_inputs_end_in_messages_or_specs(tmp_path: Path) -> None:
     assert len(codes) > 50, "too few rules are met"
 
 
-def test_what_was_found_stays_mended() -> None:
+def test_earlier_findings_stay_fixed() -> None:
     for path in sorted(FOUND.glob("*.json")):
         judged(from_json(path.read_text("utf-8")))
 

@@ -1,6 +1,6 @@
 """Ranks of a test: `python -m tests.gpu.device_path FOLDER WORLD` runs a step of FOLDER/build on the pretend device.
 
-NCCL is not there either. Each rank writes FOLDER/rank_<r>.txt, what its device would see, in order, and
+NCCL is simulated too. Each rank writes FOLDER/rank_<r>.txt, what its device would see, in order, and
 FOLDER/rank_<r>.json, how often the host waits during each action.
 """
 
@@ -25,14 +25,14 @@ from tests.gpu.pretend import DEVICE, Kind, pretended
 from tests.gpu.pretend_nccl import nccl
 from tests.runtime.step.samples import RandomSamples, steady_weight
 
-WITHIN = ("recv ", "counts ", "dispatch ", "combine ")  # what a rank does within a call of its program
+WITHIN = ("recv ", "counts ", "dispatch ", "combine ")  # actions of a rank within a call of its program
 BLOCKING = ("host waits", "blocking copy")
 
 
 class Record:
     """What a device would see, in sections: one for each call of a program, and one for each other part of a step.
 
-    As a board it is told what the rank is doing. A call that shows what an earlier one of its body did is one line.
+    It is also the rank's board, which receives its actions. A call equal to an earlier one of its body is one line.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker of benchmarks/gpu/workers.py whose tasks say what is to become of it."""
+"""A worker of benchmarks/gpu/workers.py whose tasks tell it how to behave."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def kernel(task: dict[str, Any]) -> None:
 
 
 def copy(rows: int, copied: int, columns: int, programs: int) -> None:
-    """The copy of a part of the rows is their quantising; the others are left alone."""
+    """Copying some rows quantises them; other rows do not change."""
     x_RC = Make(torch.bfloat16, "cpu")(rows, columns)
     x_RC[0, :128] = 0
     q_RC, s_RB = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn), torch.full((rows, columns // 128), -1.0)

@@ -1,9 +1,9 @@
 """The interpreter's checks of kernels, run on a GPU: `python -m pytest -p tests.gpu.plugin
 tests/compiler/emit/kernels`.
 
-Every test that asks for the fixture `interpret` is run, and no other; its check runs in this process, on CUDA tensors,
-with the kernels compiled, within the very bounds that hold in the interpreter. Left out are the tests of the
-interpreter itself. Without a GPU all is interpreted, in one process.
+Only the tests that use the fixture `interpret` run, without those of the interpreter itself. Their checks run in this
+process, on CUDA tensors, with compiled kernels, and within the same bounds as in the interpreter. Without a GPU they
+are interpreted, in this process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 CHECKS = "tests.compiler.emit.kernels.interpreted"
 DESCRIBED = "tests.compiler.emit.kernels.shapes"
-OF_THE_INTERPRETER = ("tests.compiler.emit.kernels.faulty",)  # and whatever else needs its watch
+OF_THE_INTERPRETER = ("tests.compiler.emit.kernels.faulty",)  # and other uses of its access checks
 
 
 def pytest_configure() -> None:
@@ -33,7 +33,7 @@ def pytest_configure() -> None:
 
 
 def stand_in() -> None:
-    """Checks describe tensors by a module that asks the compiler for other things; so where its packages are not."""
+    """Replaces the module by which checks describe tensors if the packages that the compiler needs are missing."""
     if find_spec("pydantic") is not None and find_spec("lark") is not None:
         return
     from benchmarks.gpu.verify import describe
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
-    """Instead of the process whose kernels are interpreted."""
+    """Replaces the process whose kernels are interpreted."""
     if fixturedef.argname != "interpret":
         return None
     fixturedef.cached_result = (run, fixturedef.cache_key(request), None)
@@ -67,14 +67,14 @@ def run(module: str, name: str, *arguments: Any) -> None:
 
 @functools.cache
 def load() -> None:
-    """The checks' own module, made to give tensors of the device."""
+    """The module with the checks' helpers, changed to create tensors on the device."""
     import torch
 
     if not torch.cuda.is_available():
         return
     import triton.language  # noqa: F401  it asks once whether to interpret, where a function of it is defined: not
 
-    os.environ["TRITON_INTERPRET"] = "1"  # what the module demands
+    os.environ["TRITON_INTERPRET"] = "1"  # requirements of the module
     checks = importlib.import_module(CHECKS)
     del os.environ["TRITON_INTERPRET"]
     torch.set_default_device("cuda")

@@ -1,15 +1,15 @@
-"""A device that is not there: its tensors compute on the CPU, and mix with no CPU tensor.
+"""A simulated device: its tensors compute on the CPU, and cannot be mixed with CPU tensors.
 
     with pretended():
         x = torch.zeros(3, device=DEVICE)
         x + torch.ones(3)                   # RuntimeError, as on a GPU
 
-It goes by the name of "meta": torch without CUDA cannot index a tensor that says it is on CUDA.
+Its device type is "meta": torch without CUDA cannot index a tensor with a CUDA device.
 
-So the runtime's handling of devices is tested without one: what is made where, what is copied, and when. What computes
-is the reference ops on the CPU; that emitted kernels are right is tested elsewhere.
+So the runtime's handling of devices is tested without one: where tensors are made, and what is copied when. Computation
+uses the reference ops on the CPU; emitted kernels are tested elsewhere.
 
-`pretended(see)` also tells `see` what a device would see, in order: launches, copies, and where the host waits for it.
+`pretended(see)` also reports to `see` what a device would see, in order: launches, copies, and waits of the host.
 An op with an emitted kernel is one launch of that kernel, whatever its reference does.
 """
 
@@ -29,14 +29,14 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from runtime.build import kernels
 from runtime.state import optimizers, quantised
 
-# launch: of a kernel · copy: the host goes on · blocking copy: from the host, which waits · host waits: for the device
+# launch: of a kernel · copy: the host continues · blocking copy: the host waits · host waits: for the device
 # group call, stream waits: pretend_nccl.py
 Kind = Literal["launch", "copy", "blocking copy", "host waits", "group call", "stream waits"]
 See = Callable[[Kind, str, str], None]  # of what kind, what, on which stream
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-# What a GPU takes a tensor of the CPU for, besides numbers (tensors of no dimensions).
+# Uses of CPU tensors that a GPU accepts, besides numbers (tensors without dimensions).
 COPIES = {aten.copy_.default, aten._to_copy.default}
 # What reads a number of the device to know the size of a result, or gives it to the host.
 READS = {
@@ -92,7 +92,7 @@ class Pretend(torch.Tensor):
 
 
 class _Making(TorchDispatchMode):
-    """What is made on the device, or copied there."""
+    """Functions that create tensors on the device or copy them there."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -140,11 +140,11 @@ def _name(func: Any) -> str:
     return str(func.overloadpacket).removeprefix("aten.")
 
 
-# ---------------------------------------------------------------- what is seen
+# ---------------------------------------------------------------- observation
 
 
 class Seen:
-    """Tells what a device would see. `stream`: the current one. Within a kernel nothing else is seen."""
+    """Reports what a device would see. `stream`: the current one. Inside a kernel nothing else is reported."""
 
     def __init__(self) -> None:
         self.see: See | None = None
@@ -155,7 +155,7 @@ class Seen:
             self.see(kind, what, self.stream)
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], to_host: bool) -> None:
-        """Say what an op of torch on tensors of the device is to it."""
+        """Report what a torch op on tensors of the device means to it."""
         packet, alias = func.overloadpacket, func._schema.returns and func._schema.returns[0].alias_info
         if func is aten.copy_.default:
             waits = not ((len(args) > 2 and args[2]) or kwargs.get("non_blocking"))
@@ -196,14 +196,14 @@ def _is_mask(index: Any) -> bool:
 
 
 class Event:
-    """Stands for torch.cuda.Event."""
+    """Replaces torch.cuda.Event."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
 
 
 class Stream:
-    """Stands for torch.cuda.Stream. Streams are numbered in the order in which they are made."""
+    """Replaces torch.cuda.Stream. Streams are numbered in order of creation."""
 
     def __init__(self, device: torch.device, name: str = "") -> None:
         assert device == DEVICE
@@ -228,13 +228,13 @@ class Stream:
 
 
 def current_stream() -> Stream:
-    """Stands for torch.cuda.current_stream."""
+    """Replaces torch.cuda.current_stream."""
     return Stream(DEVICE, SEEN.stream)
 
 
 @contextlib.contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
-    """Stands for torch.cuda.stream."""
+    """Replaces torch.cuda.stream."""
     before, SEEN.stream = SEEN.stream, stream.name
     try:
         yield
@@ -243,7 +243,7 @@ def on_stream(stream: Stream) -> Iterator[None]:
 
 
 def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands for `on_cuda` of runtime/build/kernels.py: the reference op, seen as a launch of its kernel."""
+    """Replaces `on_cuda` of runtime/build/kernels.py: runs the reference op, reported as a launch of its kernel."""
 
     @functools.wraps(otherwise)
     def op(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""NCCL that is not there: torch.distributed for tensors of the pretend device, carried by gloo between their hosts.
+"""A simulated NCCL: torch.distributed for tensors of the pretend device, carried by gloo between their hosts.
 
-As with NCCL, what is started is put on the stream that is current, and who waits for it makes the current stream wait,
-not the host. Gloo does let the host wait, so nothing here takes an order of calls that gloo could not carry.
+As with NCCL, a started work is put on the current stream, and waiting for it makes the current stream wait,
+not the host. Gloo makes the host wait, so only orders of calls that gloo can execute are possible here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.gpu.pretend import SEEN, Pretend
 
 @dataclass(frozen=True)
 class Waited:
-    """A work of gloo that says when it is waited for."""
+    """A gloo work that reports when it is awaited."""
 
     work: Any
     what: str
@@ -33,36 +33,36 @@ class Waited:
 
 
 class Group:
-    """A group of NCCL, by its name, on one of gloo."""
+    """An NCCL group, by name, on top of a gloo group."""
 
     def __init__(self, gloo: Any, name: str) -> None:
         self.gloo, self.name = gloo, name
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
         (tensor,) = tensors
-        what = self._said("send", tensor)
-        return Waited(self.gloo.send([_inner(tensor)], peer, tag), what)
+        call = self._said("send", tensor)
+        return Waited(self.gloo.send([_inner(tensor)], peer, tag), call)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
         (tensor,) = tensors
-        what = self._said("receive", tensor)
-        return Waited(self.gloo.recv([_inner(tensor)], peer, tag), what)
+        call = self._said("receive", tensor)
+        return Waited(self.gloo.recv([_inner(tensor)], peer, tag), call)
 
     def alltoall_base(self, room: Tensor, sent: Tensor, taken: list[int], given: list[int]) -> Waited:
-        what = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
-        return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), what)
+        call = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
+        return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), call)
 
     def allreduce(self, tensors: Sequence[Tensor], by: dist.ReduceOp) -> Waited:
         (tensor,) = tensors
-        what = self._said("all-reduce" if by == dist.ReduceOp.SUM else "all-reduce of the largest", tensor)
-        return Waited(self.gloo.allreduce([_inner(tensor)], by), what)
+        call = self._said("all-reduce" if by == dist.ReduceOp.SUM else "all-reduce of the largest", tensor)
+        return Waited(self.gloo.allreduce([_inner(tensor)], by), call)
 
     def allgather(self, rows: Sequence[Sequence[Tensor]], mine: Sequence[Tensor]) -> Waited:
-        what = self._said("all-gather", mine[0])
-        return Waited(self.gloo.allgather([[_inner(row) for row in rows[0]]], [_inner(mine[0])]), what)
+        call = self._said("all-gather", mine[0])
+        return Waited(self.gloo.allgather([[_inner(row) for row in rows[0]]], [_inner(mine[0])]), call)
 
     def _said(self, call: str, tensor: Tensor, rows: bool = False) -> str:
-        """Say a call; `rows`: how many there are depends on the data, and is left out."""
+        """Report a call. `rows`: their number depends on the data, and is left out."""
         extents = ["rows" if rows and not dim else str(extent) for dim, extent in enumerate(tensor.shape)]
         what = f"{call} {self.name}"
         SEEN.say("group call", f"{what}: {str(tensor.dtype).removeprefix('torch.')} [{', '.join(extents)}]")
@@ -70,7 +70,7 @@ class Group:
 
 
 class Options(SimpleNamespace):
-    """What a group is made with; `config` as NCCL takes it."""
+    """Options of a group; `config` as for NCCL."""
 
     def __init__(self) -> None:
         super().__init__(config=SimpleNamespace())
@@ -84,7 +84,7 @@ class ProcessGroupNCCL(Group):
 
 
 class PretendNccl:
-    """Stands for `torch.distributed` in the runtime's channels. All else is torch's own."""
+    """Replaces `torch.distributed` in the runtime's channels. Everything else is torch's own."""
 
     ProcessGroupNCCL = ProcessGroupNCCL
 

@@ -1,7 +1,7 @@
 """Ranks of a test: `python -m tests.gpu.ranks FOLDER WORLD DEVICE TRANSPORT` trains FOLDER/build, DEVICE "cpu" or
-"pretend", to its end, and goes on from its own checkpoint.
+"pretend", to its end, and resumes from its own checkpoint.
 
-Each leaves FOLDER/<device>-<transport>/rank_<r>.safetensors: its weights, moments and biases, the metrics of all steps,
+Each writes FOLDER/<device>-<transport>/rank_<r>.safetensors: its weights, moments and biases, the metrics of all steps,
 and the losses of a validation.
 """
 

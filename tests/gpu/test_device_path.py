@@ -1,4 +1,4 @@
-"""What the device of each rank would see of a step: launches, waits, host reads and group calls, held to a golden.
+"""What the device of each rank would see of a step: launches, waits, host reads and group calls, compared with goldens.
 
 `pytest --bless tests/gpu/test_device_path.py` rewrites tests/golden/device_path; the diff says what a change of the
 runtime, of an op or of a program's order does on a GPU.
@@ -23,7 +23,7 @@ from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import MOE, model, spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "device_path"
-# Peaks of a device whose rows are padded: to multiples of 8 in BF16, of 128 in blocks of FP8.
+# Peaks of a device that needs padded rows: multiples of 8 in BF16, of 128 in FP8 blocks.
 DEVICE = Device(name="few", memory=4 * 10**9, sms=8, bf16=1e12, fp8=2e12, hbm=1e12)
 
 
@@ -43,7 +43,7 @@ def num_micro_batches(mesh: Mesh) -> int:
 
 
 def small(mesh: Mesh) -> Spec:
-    """Two layers and MTP, of which two are mixtures of experts."""
+    """Two layers and MTP; two of the three are mixtures of experts."""
     experts = MOE.model_copy(update={"inner": 128, "experts": 4, "groups": 2, "top_groups": 1, "top_k": 2})
     attention = Mla(
         heads=2,
@@ -53,14 +53,14 @@ def small(mesh: Mesh) -> Spec:
         rope=Rope(theta=100.0),
     )
     whole = model(attention, Dense(inner=128), experts, mtp=True)
-    of = whole.model_copy(
+    reduced = whole.model_copy(
         update={"hidden": 64, "layers": (whole.layers[0], whole.layers[1].model_copy(update={"last": 1}))}
     )
     base = spec(mesh.pp, mesh.ep, mesh.ep, num_micro_batches(mesh), steps=1)
     node = Machine(devices=mesh.world // mesh.nodes, device=DEVICE, nvlink=1e11, nic=1e10)
     cluster = base.cluster.model_copy(update={"node": node, "nodes": mesh.nodes})
     parallel = base.parallel.model_copy(update={"route": "nodes" if mesh.nodes > 1 else base.parallel.route})
-    settings = {"model": of, "cluster": cluster, "parallel": parallel, "precision": BUILT_IN[mesh.precision]}
+    settings = {"model": reduced, "cluster": cluster, "parallel": parallel, "precision": BUILT_IN[mesh.precision]}
     return base.model_copy(update=settings)
 
 
@@ -73,7 +73,7 @@ MESHES = {
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_what_a_device_sees(
+def test_device_calls_match_the_golden_files(
     name: str, tmp_path: Path, segments: Segments, bless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = MESHES[name]
@@ -105,5 +105,5 @@ def check_waits(folder: Path, mesh: Mesh) -> None:
         within = {action: kinds for action, kinds in within.items() if kinds}
         assert all(kinds == {"host waits": 1} for kinds in within.values()), within
         waits.update(re.sub(r"F\d+\.\d+", "F", action) for action in within)
-    each = num_micro_batches(mesh) * mesh.ep  # a column of ranks has micro-batches of its own
+    each = num_micro_batches(mesh) * mesh.ep  # each column of ranks has its own micro-batches
     assert waits == ({f"counts F@{layer.site}": each for layer in plan.moe_layers} if mesh.ep > 1 else {}), waits

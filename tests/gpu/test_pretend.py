@@ -1,4 +1,4 @@
-"""The runtime on a device of its own: what it makes, copies and sends. The numbers are those of the CPU, to the bit."""
+"""The runtime on the pretend device: what it makes, copies and sends. Numbers are bit-identical to the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import spec, with_host_state
 
 
-def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:
+def test_mixing_cpu_and_device_tensors_is_refused() -> None:
     with pretended():
         x = torch.arange(6.0, device=DEVICE).view(2, 3)
         assert x.device == DEVICE and x[0].device == DEVICE and x.new_zeros(2).device == DEVICE
@@ -66,7 +66,7 @@ def test_a_device_gives_the_numbers_of_the_cpu(
     if offload:
         small = with_host_state(small, ("moments", "master"))
     write_build(tmp_path / "build", compile_spec(small, segments=segments).files)
-    monkeypatch.setenv("DSC_OPS", "torch")  # what a device runs where it has no emitted kernel
+    monkeypatch.setenv("DSC_OPS", "torch")  # as on a device without an emitted kernel
     for device in ("cpu", "pretend"):
         run_module("tests.gpu.ranks", tmp_path, pp * dp, device, transport)
     for rank in range(pp * dp):

@@ -1,7 +1,7 @@
-"""Whether two versions of dsc compile the same: the builds of all shipped specs, file by file.
+"""Compares two versions of dsc by the builds of all shipped specs, file by file.
 
     python -m tests.measure.builds FOLDER            compile every run of every shipped spec into FOLDER
-    python -m tests.measure.builds BEFORE AFTER      say which files differ; exit code 1 if any does
+    python -m tests.measure.builds BEFORE AFTER      print files that differ; exit code 1 if there are any
 
 Names of modules of `runtime` are compared by their last part, and digests of files by the files they are of, so that a
 module may move. report.html, which is for people, is left out.
@@ -58,7 +58,7 @@ def texts_of(folder: Path) -> dict[str, str]:
 
 
 def different(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Names of the files that differ, or that one side alone has."""
+    """Names of the files that differ or exist on one side only."""
     digests = {digest(after[name]): digest(before[name]) for name in before.keys() & after.keys()}
 
     def plain(text: str) -> str:

@@ -3,8 +3,8 @@
 FOLDER has the folders `test` and `landing`, so that all tests of both tiers were measured.
 
 The cases of a test take at most SHARE_S of the processor in `make test`, or CASE_S each, and a test of one case at most
-WHOLE_S. Of others, a share of the cases stays, or none. Then tests that alone execute a probed place come back, the
-cheapest for its places first, unless one takes more than PLACE_S for each of them.
+WHOLE_S. Of other tests, a share of the cases stays, or none. Then tests that are the only ones to execute a probed
+place come back, the cheapest per place first, unless a test takes more than PLACE_S per place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def executed(cases: Cases) -> set[str]:
 
 
 def first_choice(cases: Cases) -> int:
-    """One of how many cases stays: 1 for all, 0 for none."""
+    """N if one of N cases stays: 1 for all, 0 for none."""
     total = seconds(cases)
     if total <= max(SHARE_S if len(cases) > 1 else WHOLE_S, CASE_S * len(cases)):
         return 1
@@ -55,7 +55,7 @@ def value(case: Measured, missing: set[str]) -> float:
 
 
 def choose(functions: dict[str, Cases]) -> dict[str, int]:
-    """One of how many cases of each function stays in `make test`."""
+    """For each function N, if one of N cases stays in `make test`."""
     shares = {name: first_choice(cases) for name, cases in functions.items()}
     stay = executed([case for name, cases in functions.items() for case in staying(cases, shares[name])])
     missing = executed([case for cases in functions.values() for case in cases]) - stay

@@ -53,7 +53,7 @@ def time_of(process: int) -> float:
 
 
 def named(fixture: pytest.FixtureDef[object]) -> str:
-    """Return the name of a fixture behind the folder or file that defines it."""
+    """Return the name of a fixture after the folder or file that defines it."""
     return f"{fixture.baseid}::{fixture.argname}"
 
 

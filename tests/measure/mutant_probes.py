@@ -1,4 +1,4 @@
-"""Notes which places of mutants are executed, by any process of a test: imported by every Python of a probed copy.
+"""Records which places of mutants any process of a test executes. Every Python of a probed copy imports it.
 
 The file that MUTANT_PROBES names has a byte for each mutant. Processes that are started or forked share it. Processes
 whose environment was cleared share another file, beside this one.
@@ -29,7 +29,7 @@ def hit(number: int) -> None:
 
 
 def take() -> list[int]:
-    """The places that were executed since this was last called; by processes of no name, since any worker called it."""
+    """The places executed since the last call, or since any worker's last call by processes without environment."""
     assert shared is not None
     found = set[int]()
     for each in (shared, opened(NAMELESS)):

@@ -1,12 +1,12 @@
 """`python -m tests.measure.mutants FOLDER`: which of some 300 small changes of product code the tests notice.
 
-1. The tests of a tier run once, in a copy of the project that has a probe at each place to change. So it is known which
+1. The tests of a tier run once, in a copy of the project with a probe at each place to change. This shows which
    tests execute which place, and what each test costs.
 2. Each change is made in a copy of the project, and the tests that execute it run, cheapest first, until one fails.
 
-With several tiers, a later one is asked only for the changes that the earlier ones did not notice. Where nothing but
-tests was written since FOLDER was measured, `--measure` runs their files with probes, and what nothing noticed is tried
-again. What was found is kept in FOLDER, so that what was stopped goes on. docs/testing.md says how to look at a mutant.
+With several tiers, a later one only runs for changes that earlier ones did not notice. If only
+tests changed since FOLDER was measured, `--measure` runs their files with probes, and unnoticed changes are tried
+again. Results are kept in FOLDER, so that a stopped run continues. docs/testing.md shows how to look at a mutant.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from tests.measure.sites import Mutant, choose, with_probes
 
 ROOT = Path(__file__).parents[2]
 COUNT = 300
-PROBED = 3000  # places whose tests are known: tests.measure.choose reads of all, mutants are made of COUNT
+PROBED = 3000  # probed places: tests.measure.choose reads all of them, COUNT become mutants
 SEED = 0
 WORKERS = 2
-BATCHES_S = (4.0, 12.0, 50.0)  # seconds of the processor that the tests of a batch take; no more tests are asked
-FILE_S = 0.5  # to import a file of tests
-PLACE_S = 0.003  # a test that executes so many places more is asked as late as one that takes this longer
-OF_A_FUNCTION = (2, 4)  # cases of a test in the first batches: neighbours mostly notice the same
-SLOWER, MORE_S = 10, 60  # tests that take so many times as long and so many seconds more will never end
-PLACES = "places.json"  # of a folder of lines: the digests of the places, by their numbers
+BATCHES_S = (4.0, 12.0, 50.0)  # processor seconds of the tests in each batch; tests beyond the last batch are not run
+FILE_S = 0.5  # to import a test file
+PLACE_S = 0.003  # for the order of tests, each executed place counts as this many seconds
+OF_A_FUNCTION = (2, 4)  # cases of a test function in the first batches, at most: they mostly fail together
+SLOWER, MORE_S = 10, 60  # tests that take SLOWER times as long plus MORE_S seconds will never end
+PLACES = "places.json"  # file in a folder of lines: the digests of the places, by their numbers
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass
 class Measured:
-    """A test as it ran: its seconds of the processor, those of fixtures it shares, and the places that it executed."""
+    """A measured test: its CPU seconds, those of shared fixtures, and the executed places."""
 
     id: str
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class Measured:
     executed: set[str] = field(default_factory=set)  # by the digests of their lines
 
     def alone(self) -> float:
-        """Seconds of the test where it runs alone."""
+        """Seconds of the test if it runs alone."""
         return max(0.0, self.seconds) + self.of_fixtures
 
     @property
@@ -142,7 +142,7 @@ class Place:
             try:
                 failed = self.run(mutant, left, seconds)
             except UsageError:
-                self.pytest(left, seconds)  # which fails again where it is not the mutant that hides a test
+                self.pytest(left, seconds)  # fails again unless the mutant is the reason that a test is not found
                 failed = left[0]
             if failed is None:
                 return None
@@ -157,7 +157,7 @@ class Place:
         """Make the mutant, run tests, and take it back. Return the test that failed first; None if all passed."""
         file = self.folder / mutant.file
         source, times = file.read_bytes(), file.stat()
-        file.write_bytes(mutant.apply(source))  # and with a new time, so that its bytecode is not taken
+        file.write_bytes(mutant.apply(source))  # and with a new time, so that old bytecode is not used
         try:
             return self.pytest(tests, seconds)
         finally:
@@ -186,11 +186,11 @@ class Place:
         if process.returncode == pytest.ExitCode.USAGE_ERROR:
             raise UsageError(said[-2000:])
         failed = FAILED.search(said)
-        return failed[1] if failed else tests[0]  # the process has ended otherwise, or never would
+        return failed[1] if failed else tests[0]  # the process ended in another way, or would never end
 
     @staticmethod
     def end(process: subprocess.Popen[bytes], most_s: float) -> bool:
-        """Wait for the end, and kill what goes on without an end; whether it ended by itself."""
+        """Wait for the end, and kill a process that hangs. Returns whether it ended by itself."""
         watch = progress.Watch(process.pid)
         try:
             while True:
@@ -212,7 +212,7 @@ class Place:
 
 
 def probe(folder: Path, tier: str, mutants: Sequence[Mutant], tests: Sequence[str] = ()) -> None:
-    """Run the tests of a tier with probes, or those of the files `tests`; their lines are in `folder` then."""
+    """Run the tests of a tier, or of the files `tests`, with probes. Writes their lines into `folder`."""
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.rmtree(copy, ignore_errors=True)
     python = workplace.make(ROOT, copy)
@@ -223,7 +223,7 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant], tests: Sequence[st
         (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), found))
     workplace.store_bytecode(copy)
     words = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder", "--max-worker-restart", "0", "--tier", tier]
-    # Each option is one word: pytest takes a path by itself for one of tests, and moves its rootdir there.
+    # Each option is one word: pytest takes a separate path for a test path, and moves its rootdir there.
     plugin = ["-p", "tests.measure.probes", f"--probes={len(mutants)}", f"--costs={folder}"]
     subprocess.run(
         [python, "-m", "pytest", *words, *plugin, *tests],
@@ -260,9 +260,9 @@ def judge(
     probed: Sequence[Mutant],
     again: bool = False,
 ) -> None:
-    """Find what notices mutants, and add a line to the file `kept` for each. `again`: also what nothing noticed.
+    """Find tests that notice mutants, and add a line to the file `kept` for each. `again`: also retry unnoticed ones.
 
-    Tests that execute another place of the file are asked where none executes that of the mutant.
+    If no test executes the place of a mutant, tests that execute another place of the file run.
     """
     of_file = defaultdict[str, list[Measured]](list)
     files = {each.digest: each.file for each in probed}
@@ -320,7 +320,7 @@ def main() -> None:
             folders.append(asked.folder / (f"{tier}~{len(folders)}" if folders else tier))
             probe(folders[-1], tier, probed, asked.measure)
         tests: dict[str, Measured] = {}
-        for folder in folders:  # tests of a file that was measured again are those of the last time
+        for folder in folders:  # for a file that was measured again, the last measurement counts
             found = read_tests(folder)
             files = {test.file for test in found.values()}
             tests = {name: test for name, test in tests.items() if test.file not in files} | found

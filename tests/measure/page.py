@@ -1,7 +1,7 @@
-"""The tables of docs/testing.md: what the tests of each folder cost, and which changes of each package tests notice.
+"""The tables of docs/testing.md: the cost of the tests of each folder, and the share of noticed changes per package.
 
-`python -m tests.measure.page [FOLDER]` writes them from benchmarks/results/tests.json; with FOLDER, what `make mutants`
-found there is stored in that file first.
+`python -m tests.measure.page [FOLDER]` writes them from benchmarks/results/tests.json; with FOLDER, the results of
+`make mutants` there are stored in that file first.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Probes(costs.Costs):
-    """Writes what Costs writes, with what was executed."""
+    """Writes the lines of Costs, with the executed places."""
 
     def write(self, **row: Any) -> None:
         super().write(**row, executed=mutant_probes.take())
 
 
 def remember_traces() -> None:
-    """A segment that another test has traced executes what its trace executed."""
+    """Count the places executed by a trace also for tests that reuse the segment."""
     code: Callable[..., Any] = SharedSegments.code
 
     def traced(self: SharedSegments, segment: Any, num_sms: int, progress: Any) -> Any:

@@ -1,7 +1,7 @@
 """Small changes of product code, any of which a test should notice: mutants.
 
-A mutant changes one expression or one statement inside of a function: a comparison, a sign, a number by one, a
-condition, a call that is left out. Text for people, and what is evaluated at an import, stay as they are.
+A mutant changes one expression or one statement inside a function: a comparison, a sign, a number by one, a
+condition, or a call that is removed. Text for people, and code that runs at import, do not change.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "
 
 
 class Mutant(NamedTuple):
-    """Replace bytes `begin` to `end` of `file` by `text`. `line`: where that begins. `is_statement`: no expression.
+    """Replace bytes `begin` to `end` of `file` by `text`. `line`: its first line. `is_statement`: not an expression.
 
-    `function`: the outermost function around it, behind the names of its classes. `digest`: of its line, as long as the
+    `function`: the outermost function around it, after the names of its classes. `digest`: of its line, valid while the
     line has this text in this function; empty until the line is chosen.
     """
 
@@ -75,10 +75,10 @@ class Mutant(NamedTuple):
 
 
 def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
-    """About `count` mutants, at most one per line: by packages' lines that can be changed, LEAST at least.
+    """About `count` mutants of the product, at most one per line; packages get shares by their lines, at least LEAST.
 
-    A line is chosen by its text and the function it is in, and not by the path of its file: most of the mutants stay
-    when the product changes, and when modules move. Of equal lines one is chosen. Of each package, the first ones are
+    A line is chosen by its text and function, and not by the path of its file: most mutants stay
+    when the product changes or modules move. Of equal lines one is chosen. The first ones of each package are
     the same for any count.
     """
     packages = lines_of_packages(root, seed)
@@ -131,7 +131,7 @@ def mutants_of(source: bytes, file: str) -> Iterator[Mutant]:
 def outermost_functions(
     node: ast.AST, within: str = ""
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Each function that no other function has inside, with its name behind those of its classes."""
+    """Each function that is not nested in another one, with its name after those of its classes."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield within + child.name, child
@@ -143,7 +143,7 @@ def outermost_functions(
 
 def changeable(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """A node and those below it, without text for people (f-strings, errors), annotations and defaults."""
-    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: what is right has no effect
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: no effect in correct code
         return
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.arguments | ast.Import | ast.ImportFrom):
         return

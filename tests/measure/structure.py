@@ -1,9 +1,9 @@
-"""What the structure of the product is, in numbers: `python -m tests.measure.structure [--format json]`.
+"""The structure of the product in numbers: `python -m tests.measure.structure [--format json]`.
 
 For `dsl`, `compiler` and `runtime`: names in the folder itself, and in the fullest folder below it; files and lines of
-Python; files of fewer than 60 and 30 lines; imports of a room that stands later in its order; and cycles of imports
-between files and between rooms, imports inside of functions and of types alone included. A room is a folder or a file
-right below one of the three.
+Python; files of fewer than 60 and 30 lines; imports of a later room in its order; and cycles of imports
+between files and between rooms, including imports inside functions and for types only. A room is a folder or a file
+directly in one of the three.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def imported(path: Path) -> set[str]:
 
 @cache
 def imports_of_modules(root: Path = ROOT) -> frozenset[tuple[str, str]]:
-    """Pairs of a module and one that it imports, inside of a function or for types alone too."""
+    """Pairs of a module and an imported one, including imports inside functions or for types only."""
     paths = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
     modules = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     found = set()
@@ -86,7 +86,7 @@ def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What somebody sees who opens a folder: files and folders, but `__init__.py` and what Python keeps there."""
+    """The visible entries of a folder: files and folders, except `__init__.py` and Python's caches."""
     hidden, ours = ("__", "."), [path for path in folder.iterdir() if path.suffix != ".so"]
     return sorted(path.name for path in ours if not path.name.startswith(hidden) and holds_something(path))
 

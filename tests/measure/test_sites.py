@@ -1,4 +1,4 @@
-"""Mutants are what they say, change what is executed, and are found by their probes."""
+"""Mutants make the stated change, affect execution, and are found by their probes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def changes(source: bytes) -> set[tuple[str, str]]:
     return {(source[each.begin : each.end].decode(), each.text) for each in mutants_of(source, "m.py")}
 
 
-def test_what_is_changed() -> None:
+def test_places_that_mutants_change() -> None:
     assert changes(SOURCE) == {
         ("x < 2 and flag", "(x < 2 or flag)"),
         ("x < 2", "(x <= 2)"),
@@ -57,7 +57,7 @@ def test_what_is_changed() -> None:
 
 
 def outcome(source: bytes, x: int) -> object:
-    """What the function of a source returns, or how it fails."""
+    """The result of the function of a source, or its error."""
     names: dict[str, Any] = {}
     exec(compile(source, "m.py", "exec"), names)
     try:
@@ -101,7 +101,7 @@ def test_mutants_of_the_product_are_python_and_of_all_packages() -> None:
             compile(each.apply(source), file, "exec")
 
 
-def test_each_test_is_asked_once_and_few_cases_first() -> None:
+def test_each_test_is_run_once_and_those_with_few_cases_first() -> None:
     tests = [Measured(f"tests/a/test_{n % 7}.py::test[{n}]", n % 5 / 10) for n in range(100)]
     found = [*batches(tests)]
     assert len(found) <= len(BATCHES_S) and sorted(chain.from_iterable(found)) == sorted(test.id for test in tests)
@@ -111,7 +111,7 @@ def test_each_test_is_asked_once_and_few_cases_first() -> None:
 PLACES = [f"place {number}" for number in range(40)]
 
 
-def test_what_stays_executes_what_is_worth_its_time() -> None:
+def test_kept_tests_cover_mutants_worth_their_time() -> None:
     chance = random.Random(0)
     functions = {
         f"f{number}": [

@@ -1,7 +1,7 @@
-"""How a spec walks through the compiler: `python -m tests.measure.walk [SPEC]`.
+"""The path of a spec through the compiler: `python -m tests.measure.walk [SPEC]`.
 
-Prints the module of every function that compiler/pipeline.py calls, in their order, and names those that stand in an
-earlier room than the one before them: there the walk climbs back. What only reads a value is left out: calls of `dsl`
+Prints the module of every function that compiler/pipeline.py calls, in order, and names those that are in an
+earlier room than the previous one: there the path climbs back. Pure reads of values are left out: calls of `dsl`
 and `ir`, and properties of what was lowered.
 """
 
@@ -45,7 +45,7 @@ def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
 
 
 def climbs(modules: list[str], rooms: tuple[str, ...]) -> list[str]:
-    """The modules that stand in an earlier room than the one before them."""
+    """The modules that are in an earlier room than the previous one."""
     place = [rooms.index(module.split(".")[1]) for module in modules]
     return [module for module, at, before in zip(modules[1:], place[1:], place, strict=False) if at < before]
 

@@ -12,9 +12,9 @@ HERE = Path(__file__).parent
 
 
 def make(root: Path, copy: Path) -> Path:
-    """Copy the files that git knows or would add, and the compiled C++; the path of the copy's Python.
+    """Copy the files that git knows or would add, and the compiled C++. Returns the path of the copy's Python.
 
-    Its environment has the packages of the one that runs, behind the copy's own.
+    Its environment has the packages of the current one, after the copy's own.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -52,7 +52,7 @@ def python_of(copy: Path) -> Path:
 
 
 def store_bytecode(copy: Path) -> None:
-    """Store the bytecode of all modules as they are now, except in goldens, which have no other files.
+    """Store the bytecode of all current modules, except in goldens, which must have no other files.
 
     Without it, each of hundreds of processes compiles them.
     """

@@ -1,7 +1,7 @@
 """Attention of the reference: latent (arXiv 2405.04434, section 2.1) and grouped-query (arXiv 2305.13245).
 
 Shapes: B sequences · S tokens · D hidden · H heads, G of keys and values · N, R, U the nope, rope and value dims of a
-head, or W all of it · X those of a query · C a latent's rank.
+head, or W its whole width · X the width of a query · C a latent's rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.reference.rotation import grown, rotate
 
 
 def rmsnorm(x_D: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, over the last dim; x itself where there is no norm."""
+    """x / sqrt(mean(x²) + eps) · weight, over the last dim; x itself if there is no norm."""
     if weight_D is None:
         return x_D
     return x_D * torch.rsqrt(x_D.pow(2).mean(-1, keepdim=True) + eps) * weight_D
@@ -42,7 +42,7 @@ def attend(
     sinks_H: Tensor | None = None,
     hidden_BSS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal softmax attention, without the keys that are hidden -> [B, S, H, U], what each head gives each key, and
+    """Causal softmax attention, without hidden keys -> outputs [B, S, H, U], the weight of each head for each key, and
     the largest logit of each head before the softcap [H]."""
     B, S, H, X = q_BSHX.shape
     score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) * (X**-0.5 if scale is None else scale)
@@ -63,11 +63,11 @@ def attend(
 
 
 class Attention(nn.Module):
-    """What both kinds have: the largest logit of each head since `largest` was last emptied."""
+    """The common part of both kinds: the largest logit of each head since `largest` was last emptied."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest: list[Tensor] = []  # [H] of each call
+        self.largest: list[Tensor] = []  # [H] per call
 
 
 class MultiHeadLatentAttention(Attention):
@@ -172,7 +172,7 @@ class GroupedQueryAttention(Attention):
 
 
 def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS: Tensor | None) -> Tensor:
-    """Attention on each document by itself. starts_BS: where in its sequence the document of each token begins."""
+    """Attention on each document separately. starts_BS: the start of each token's document in its sequence."""
     if starts_BS is None:
         return attention(h_BSD)
     rows = []

@@ -19,8 +19,8 @@ from tests.reference.rotation import rotate_last
 
 
 def entries(x_BSD: Tensor, part: nn.Module, rope: Rope | None, eps: float) -> Tensor:
-    """[B, E, W], window by window: means of values by a softmax of gates, normed and rotated. `part` has the weights;
-    with twice as many columns as its gain has, their first half is of the window in front."""
+    """[B, E, W], window by window: means of values weighted by a softmax of gates, normed and rotated. `part` has the
+    weights; if they have twice as many columns as its gain, the first half is for the preceding window."""
     rate, W = len(part.pool_bias), len(part.pool_norm)
     values, gates = functional.linear(x_BSD, part.pool).chunk(2, dim=2)
     found = [values[:, :0, :W]]
@@ -36,7 +36,7 @@ def entries(x_BSD: Tensor, part: nn.Module, rope: Rope | None, eps: float) -> Te
 
 
 class EntryIndexer(LightningIndexer):
-    """Scores of all entries of each query, by entries of its own."""
+    """Scores of each query for all entries, with separate entries of the indexer."""
 
     def __init__(self, hidden: int, query_rank: int, sizes: Indexer, rate: int) -> None:
         nn.Module.__init__(self)
@@ -65,7 +65,7 @@ class EntryIndexer(LightningIndexer):
         return torch.einsum("bsej,bsj->bse", hits_BSEJ, gates_BSJ) * (self.sizes.head_dim * self.sizes.heads) ** -0.5
 
     def compare(self, scores_BSE: Tensor, chosen_BSE: Tensor, logits_BHSE: Tensor) -> None:
-        """Add Σ KL(p || softmax(I)) over the entries that are chosen, p the mean of what heads give these alone."""
+        """Add Σ KL(p || softmax(I)) over the chosen entries; p is the mean of the heads' attention to only these."""
         some_BS = chosen_BSE.any(dim=-1)
         hidden = ~chosen_BSE[some_BS]
         theirs = logits_BHSE.detach().transpose(1, 2)[some_BS].masked_fill(hidden[:, None], -torch.inf)
@@ -113,7 +113,7 @@ class CompressedAttention(nn.Module):
         if sizes.compress:
             rate, E = sizes.compress.rate, S // sizes.compress.rate
             keys_BXW = torch.cat([keys_BXW, entries(x_BSD, self, sizes.rope, self.norm_eps)], dim=1)
-            ends_E = rate * (torch.arange(E) + 1)  # the first position behind the tokens of an entry
+            ends_E = rate * (torch.arange(E) + 1)  # the first position after the tokens of an entry
             seen_BSE = (ends_E <= torch.arange(S)[:, None] + 1).expand(len(x_BSD), -1, -1)
             if self.indexer:
                 rope = sizes.rope and replace(sizes.rope, width=sizes.rope.width or sizes.head_dim)  # as many columns

@@ -1,4 +1,4 @@
-"""What the reference is built from: frozen, with the attribute names of the spec's `model` block."""
+"""The configuration of the reference: frozen, with the attribute names of the spec's `model` block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class Phase:
-    """A value that holds until so many tokens have been trained on (None: for ever)."""
+    """A value that holds until `until_tokens` tokens have been trained on (None: for ever)."""
 
     value: float
     until_tokens: int | None = None
@@ -26,7 +26,7 @@ class HeadDim:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How frequencies of a longer context follow from those of a shorter: `kind` linear, llama3 or yarn."""
+    """Scaling of frequencies for a longer context: `kind` is linear, llama3 or yarn."""
 
     kind: str
     factor: float

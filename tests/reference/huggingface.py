@@ -1,4 +1,4 @@
-"""Our weights in `transformers`: an implementation by others, to compare logits with.
+"""Our weights in `transformers`, an independent implementation to compare logits with.
 
 Nothing is downloaded: the configuration is written in code. Its router and norms compute in float32 whatever the
 weights are, so the comparison is one in float32.
@@ -138,7 +138,7 @@ def _latent(config: Config, attention: Mla, moe: Moe | None, num_dense: int, key
 
 
 def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
-    """What their configurations say of the rotation."""
+    """The rotation as in their configurations."""
     rope = attention.rope
     if rope is None:
         return {"rope_type": "default", "rope_theta": 10_000.0}
@@ -161,7 +161,7 @@ def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
 
 
 def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:
-    """Llama, Qwen2, SmolLM3 or Mistral of those that are dense, by what their attention has; or else Qwen3-MoE,
+    """For dense models Llama, Qwen2, SmolLM3 or Mistral, by the options of attention; else Qwen3-MoE,
     GLM-4.5 or OLMoE."""
     assert attention.scale is None and not attention.sinks and attention.softcap is None, "theirs have none of these"
     keys |= dict(num_key_value_heads=attention.kv_heads, head_dim=attention.head_dim)
@@ -286,9 +286,13 @@ def grouped_tensors(logical: dict[str, Tensor], ours: str, theirs: str, attentio
 
     parts = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
     state = {f"{theirs}.o_proj.weight": logical[f"{ours}.out"]}
-    for of in ("weight", *(("bias",) if attention.bias else ())):
-        q, k, v = logical[f"{ours}.qkv" if of == "weight" else f"{ours}.qkv_bias"].split(parts)
-        state |= {f"{theirs}.q_proj.{of}": moved(q), f"{theirs}.k_proj.{of}": moved(k), f"{theirs}.v_proj.{of}": v}
+    for kind in ("weight", *(("bias",) if attention.bias else ())):
+        q, k, v = logical[f"{ours}.qkv" if kind == "weight" else f"{ours}.qkv_bias"].split(parts)
+        state |= {
+            f"{theirs}.q_proj.{kind}": moved(q),
+            f"{theirs}.k_proj.{kind}": moved(k),
+            f"{theirs}.v_proj.{kind}": v,
+        }
     if attention.bias == "all":
         state[f"{theirs}.o_proj.bias"] = logical[f"{ours}.out_bias"]
     if attention.qk_norm:
@@ -310,7 +314,7 @@ def _swiglu(logical: dict[str, Tensor], ours: str, theirs: str) -> dict[str, Ten
 def _load(model: Model, state: dict[str, Tensor], config: Config) -> Model:
     model.load_state_dict({name: tensor.detach().float() for name, tensor in state.items()}, strict=True)
     for module in model.modules():
-        # Their norms of the query and kv latents take 1e-6 whatever the configuration says.
+        # Their norms of the query and kv latents use 1e-6 for any configuration.
         if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm):
             module.variance_epsilon = config.norm_eps
     return model.eval()

@@ -1,4 +1,4 @@
-"""Residual streams of hyper-connections as plain torch: what a part reads, and what it adds to (arXiv 2512.24880).
+"""Residual streams of hyper-connections in plain torch: what a part reads, and where it adds (arXiv 2512.24880).
 
 B sequences · S tokens · n streams · D hidden · M logits of a token: n of pre, n of post, n² of comb, row after row.
 Sums, not products of matrices: their FLOPs are in no published count.
@@ -16,8 +16,8 @@ from tests.reference.config import Config
 
 
 class Mixing(nn.Module):
-    """What streams are mixed by in front of a part: a matrix, biases and scales. The end of a model has those of pre
-    alone."""
+    """The parameters that mix streams before a part: a matrix, biases and scales. The end of a model only has those of
+    pre."""
 
     def __init__(self, config: Config, *, is_end: bool = False) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Mixing(nn.Module):
 
 
 def mixings(config: Config) -> tuple[Mixing | None, Mixing | None]:
-    """Those of the two parts of a block, if there are several streams."""
+    """The mixings of the two parts of a block, if there are several streams."""
     return (Mixing(config), Mixing(config)) if config.hyper_connections else (None, None)
 
 
@@ -39,7 +39,7 @@ def copied(h_BSD: Tensor, config: Config) -> Tensor:
 
 
 def read(mixing: Mixing | None, h_BSnD: Tensor, config: Config) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What a part reads of the residual stream, or of several, and what adds to it what the part gives."""
+    """The input of a part, from one or several residual streams, and the function that adds its output to them."""
     if mixing is None:
         return h_BSnD, lambda y_BSD: h_BSnD + y_BSD
     x_BSD, post_BSn, comb_BSnn = mixed(mixing, h_BSnD, config)
@@ -71,7 +71,7 @@ def collapsed(mixing: Mixing, h_BSnD: Tensor, config: Config) -> Tensor:
 
 
 def added(h_BSnD: Tensor, y_BSD: Tensor, post_BSn: Tensor, comb_BSnn: Tensor) -> Tensor:
-    """The streams behind a part that gave y."""
+    """The streams after a part with output y."""
     mixed_BSnD = (comb_BSnn[..., None] * h_BSnD[:, :, :, None]).sum(2)
     return post_BSn[..., None] * y_BSD[:, :, None] + mixed_BSnD
 

@@ -14,7 +14,7 @@ from tests.reference.rotation import rotate
 
 
 class LightningIndexer(nn.Module):
-    """Scores of all keys of each query, from what it reads without a gradient."""
+    """Scores of each query for all keys, from inputs without gradient."""
 
     def __init__(self, hidden: int, query_rank: int, sizes: Indexer) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LightningIndexer(nn.Module):
         self.k_norm = nn.Parameter(torch.ones(sizes.head_dim, dtype=torch.float64))
         self.k_bias = nn.Parameter(torch.zeros(sizes.head_dim, dtype=torch.float64))
         self.weights = nn.Parameter(torch.zeros(sizes.heads, hidden, dtype=torch.float64))
-        self.nats: list[Tensor] = []  # divergences, summed over tokens, of each call
+        self.nats: list[Tensor] = []  # divergences per call, summed over tokens
 
     def scores(self, x_BSD: Tensor, latent_BSC: Tensor, rope: Rope | None, width: int) -> Tensor:
         """I_BSS; the first `width` columns of a head are rotated."""
@@ -41,7 +41,7 @@ class LightningIndexer(nn.Module):
         return (hits_BSSJ * gates_BSJ[:, :, None]).sum(-1)
 
     def unseen(self, scores_BSS: Tensor) -> Tensor:
-        """[B, S, S]: which keys each query does not see. Of equal scores the key in front is chosen."""
+        """[B, S, S]: which keys each query does not see. Of keys with equal scores the earliest is chosen."""
         S = scores_BSS.shape[-1]
         future_SS = torch.ones(S, S).triu(1).bool()
         if self.dense:
@@ -52,7 +52,7 @@ class LightningIndexer(nn.Module):
         return future_SS | ~seen_BSS
 
     def learn(self, scores_BSS: Tensor, unseen_BSS: Tensor, share_BHSS: Tensor) -> None:
-        """Add Σ KL(p || softmax(I)) over the keys that are seen, with p what all heads give a key."""
+        """Add Σ KL(p || softmax(I)) over the visible keys; p is the attention of all heads to a key."""
         p_BSS = share_BHSS.detach().sum(1)
         p_BSS = p_BSS / p_BSS.sum(-1, keepdim=True)
         log_BSS = scores_BSS.masked_fill(unseen_BSS, float("-inf")).log_softmax(-1).masked_fill(unseen_BSS, 0.0)

@@ -1,4 +1,4 @@
-"""What the reference minimises."""
+"""The losses of the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Losses:
     index: Tensor  # of indexers, with its weight
 
     def total(self, mtp_weight: float) -> Tensor:
-        """What is minimised."""
+        """The sum that is minimised."""
         return self.main + mtp_weight * self.mtp + self.sequence + self.index
 
 
@@ -54,7 +54,7 @@ class PolicyRecipe:
 
 
 def group_advantages(rewards_N: Tensor, recipe: PolicyRecipe) -> Tensor:
-    """Rewards of completions, those of a prompt one after the other -> advantages (arXiv 2402.03300, section 4.1.2)."""
+    """Rewards of completions, grouped by prompt -> advantages (arXiv 2402.03300, section 4.1.2)."""
     found = []
     for rewards_G in rewards_N.split(recipe.group):
         better_G = rewards_G - rewards_G.mean()
@@ -70,8 +70,8 @@ def policy_loss(
     advantages_N: Tensor,
     recipe: PolicyRecipe,
 ) -> Tensor:
-    """The loss of whole completions, of each of which there are log-probabilities of its tokens: by the policy, by the
-    one that sampled them, and by the reference.
+    """The loss of whole completions, from the log-probabilities of their tokens: by the policy, by the
+    policy that sampled them, and by the reference.
 
     Equation 3 of arXiv 2402.03300, with the divergence as there ("k3") or times the ratio ("corrected"), averaged as it
     says ("grpo"), over all tokens ("dapo", arXiv 2503.14476, equation 8), or over as many as there might be ("dr_grpo",

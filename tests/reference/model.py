@@ -1,6 +1,6 @@
-"""DeepSeek-V3 as a plain torch.nn model: what the distributed trainer is tested against (arXiv 2412.19437, section 2).
+"""DeepSeek-V3 as a plain torch.nn model, the reference in tests of the compiled trainer (arXiv 2412.19437, section 2).
 
-Besides, the gate of DeepSeek-V2 (arXiv 2405.04434) and grouped-query attention (arXiv 2305.13245).
+Also the gate of DeepSeek-V2 (arXiv 2405.04434) and grouped-query attention (arXiv 2305.13245).
 
 It shares no code with the product. A parameter's path in the module tree *is* its logical name, so `state_dict` is the
 dictionary of logical tensors. The whole global batch goes through in one call; autograd does the rest.
@@ -41,7 +41,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def activated(x: Tensor, ffn: Dense | Moe) -> Tensor:
-    """What is between up and down."""
+    """The activation between up and down."""
     if ffn.clamp is not None:
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=ffn.clamp.limit), up.clamp(-ffn.clamp.limit, ffn.clamp.limit)
@@ -58,7 +58,7 @@ def activated(x: Tensor, ffn: Dense | Moe) -> Tensor:
 
 
 def up_weight(hidden: int, inner: int, ffn: Dense | Moe) -> nn.Parameter:
-    """The first matrix of a feed-forward part: [gate | up], or up alone."""
+    """The first matrix of a feed-forward part: [gate | up], or only up."""
     return weight(inner if ffn.activation in ("gelu", "gelu_tanh", "relu2") else 2 * inner, hidden)
 
 
@@ -79,7 +79,7 @@ class Network(nn.Module):
 
 
 class Expert(Network):
-    """An expert, shared or routed: a network whose norm is the layer's, and a weight of what it gives to each token."""
+    """An expert, shared or routed: a network that uses the layer's norm, and a weight for its output per token."""
 
     def __init__(self, hidden: int, inner: int, moe: Moe, *, gated: bool = False) -> None:
         super().__init__(hidden, inner, moe)
@@ -133,7 +133,7 @@ class Routing:
         return torch.stack(found).mean()
 
     def _sequences(self) -> list[tuple[Tensor, Tensor]]:
-        """Scores and choices of the tokens of each sequence."""
+        """The scores and choices of each sequence, without padding."""
         lengths_B = self.lengths_B or [self.score_BSE.shape[1]] * len(self.score_BSE)
         rows = zip(self.score_BSE, self.chosen_BSK, lengths_B, strict=True)
         return [(score_SE[:length], chosen_SK[:length]) for score_SE, chosen_SK, length in rows]
@@ -243,7 +243,7 @@ class Block(nn.Module):
         return add(self.added(self.ffn, y_BSD)), routing
 
     def added(self, part: nn.Module, y_BSD: Tensor) -> Tensor:
-        """What is added to the residual stream, of what a part computes."""
+        """The addend of the residual stream for the output of a part."""
         if self.config.norm != "pre":
             y_BSD = rmsnorm(y_BSD, part.post_norm, self.config.norm_eps)
         return self.config.residual_scale * y_BSD
@@ -333,7 +333,7 @@ class Reference(nn.Module):
         return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)
 
     def logits(self, hidden_BSD: Tensor) -> Tensor:
-        """hidden_BSD: [B, S, D], behind the final norm -> logits_BSV."""
+        """hidden_BSD: [B, S, D], after the final norm -> logits_BSV."""
         logits_BSV = functional.linear(hidden_BSD, self.embedding if self.config.tied else self.head)
         logits_BSV, cap = self.config.logit_scale * logits_BSV, self.config.logit_cap
         return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
@@ -351,7 +351,7 @@ class Reference(nn.Module):
         lengths_B: list[int] | None = None,
     ) -> Losses:
         """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid).
-        lengths_B: tokens of each sequence, behind which there is padding (None: there is none)."""
+        lengths_B: tokens of each sequence, followed by padding (None: no padding)."""
         S = self.config.sequence
         assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
         targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
@@ -361,7 +361,7 @@ class Reference(nn.Module):
             each.nats.clear()
         output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
-        if lengths_B is not None:  # MTP reads the token behind each as well
+        if lengths_B is not None:  # MTP also reads the next token
             behind = {block: [length - (block == "mtp.0") for length in lengths_B] for block in output.routings}
             output.routings.update(
                 {block: replace(each, lengths_B=behind[block]) for block, each in output.routings.items()}

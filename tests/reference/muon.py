@@ -1,7 +1,7 @@
-"""Muon by hand, beside the AdamW of training.py: Jordan et al., 2024, as in Moonlight (arXiv 2502.16982, §2.2).
+"""Muon by hand, used with the AdamW of training.py: Jordan et al., 2024, as in Moonlight (arXiv 2502.16982, §2.2).
 
-Which matrices there are is found by the names and sizes of the model alone, as published weights have them: queries,
-keys and values apart, gate and up apart, each expert by itself. Embedding, head and all vectors are AdamW's.
+Matrices are found by the names and sizes of the model, as in published weights: queries,
+keys and values separately, gate and up separately, each expert separately. Embedding, head and vectors use AdamW.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def rows_of(config: Config, name: str, matrices: Mapping[str, Tensor]) -> list[int]:
-    """Rows of each matrix that lies in a parameter: an up projection that is gated has as many again as down takes."""
+    """Rows of each matrix in a parameter: a gated up projection has two, with as many rows as down has inputs."""
     block, _, part = name.rpartition(".")
     if part == "up":
         inner = matrices[f"{block}.down"].shape[1]

@@ -14,9 +14,9 @@ from tests.reference.model import Reference
 
 @torch.no_grad()
 def clip_logits_(model: Reference, bound: float) -> tuple[float, int]:
-    """Make queries and keys of heads smaller whose largest logit was above the bound since this was last called.
+    """Scale down queries and keys of heads whose largest logit exceeded the bound since the last call.
 
-    Returns the largest logit of all, and how many heads had one above the bound.
+    Returns the largest logit of all heads, and the number of heads above the bound.
     """
     largest: list[float] = []
     for attention in model.modules():

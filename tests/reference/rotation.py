@@ -60,7 +60,7 @@ def amplitude(scaling: Scaling | None) -> float:
 
 
 def rotate_last(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
-    """`rotate`, of a head of which a part is rotated with the columns in front staying; rows are `stride` positions
+    """`rotate` for a partly rotated head whose first columns do not change; rows are `stride` positions
     apart."""
     if rope is None:
         return x_BSHR
@@ -69,8 +69,8 @@ def rotate_last(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
 
 
 def rotate(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
-    """RoPE on interleaved pairs: at position p, (x_2i, x_2i+1) turns by p times the pair's frequency; of a head of
-    which a part is rotated, the columns behind it stay. Rows are `stride` positions apart."""
+    """RoPE on interleaved pairs: at position p, (x_2i, x_2i+1) rotates by p times the pair's frequency; in a partly
+    rotated head, the last columns do not change. Rows are `stride` positions apart."""
     if rope is None:
         return x_BSHR
     S, R = x_BSHR.shape[1], rope.width or x_BSHR.shape[3]

@@ -1,4 +1,4 @@
-"""Attention of the reference against modules of `transformers` whose models have other parts that differ: GPT-OSS,
+"""Attention of the reference against modules of `transformers` from models that differ in other parts: GPT-OSS,
 Gemma 2."""
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ def test_results_agree(attention: Gqa, window: int | None) -> None:
     ],
     ids=["window", "yarn", "softcap", "scale"],
 )
-def test_another_setting_shows(attention: Gqa, other: Gqa) -> None:
+def test_another_setting_gives_other_results(attention: Gqa, other: Gqa) -> None:
     ours, module = results(attention, other)
     assert (ours - module).abs().max() > DIFFERENT

@@ -53,7 +53,7 @@ def test_mtp_trains_the_main_model_too() -> None:
 
 
 def test_sequence_loss_reaches_scores_but_not_the_count() -> None:
-    """The gradient of the sequence loss on a router's weight is that of Σ f_i P_i with f held constant."""
+    """The gradient of the sequence loss for a router's weight equals that of Σ f_i P_i with constant f."""
     model, x_BSD = routing_of(moe())
     router = model.layers[0].ffn.router
     routing = router(x_BSD)

@@ -26,13 +26,13 @@ def test_logical_names_and_shapes() -> None:
     for e in range(8):
         routed |= {f"experts.{e}.up": (24, 24), f"experts.{e}.down": (24, 12)}
     dense = {"norm": (24,), "up": (40, 24), "down": (24, 20)}
-    own = {"embedding_norm": (24,), "hidden_norm": (24,), "projection": (24, 48), "final_norm": (24,)}
+    mtp_shapes = {"embedding_norm": (24,), "hidden_norm": (24,), "projection": (24, 48), "final_norm": (24,)}
 
     expected: dict[str, tuple[int, ...]] = {"embedding": (37, 24), "head": (37, 24), "final_norm": (24,)}
     for block, ffn in (("layers.0", dense), ("layers.1", routed), ("mtp.0", routed)):
         expected |= {f"{block}.attention.{name}": shape for name, shape in attention.items()}
         expected |= {f"{block}.ffn.{name}": shape for name, shape in ffn.items()}
-    expected |= {f"mtp.0.{name}": shape for name, shape in own.items()}
+    expected |= {f"mtp.0.{name}": shape for name, shape in mtp_shapes.items()}
 
     model = Reference(config(layers=(Dense(20), moe(shared=2))))
     assert {name: tuple(tensor.shape) for name, tensor in model.logical_parameters().items()} == expected
@@ -70,7 +70,7 @@ def test_load_logical_is_the_inverse_of_logical_parameters() -> None:
 
 
 def test_from_plan_reads_the_dump_of_a_model() -> None:
-    """The dump is written out by hand: `asdict` gives the blocks whose layout is the same."""
+    """The dump is written by hand; `asdict` gives the blocks with the same layout."""
     bias_rate = (Phase(0.001, 1000), Phase(0.0))
     expected = config(layers=(Dense(20), moe(bias_rate=bias_rate), moe(bias_rate=bias_rate)))
     dump = asdict(expected)
@@ -121,7 +121,7 @@ def test_rotated_products_see_distances_only() -> None:
 
 
 def test_the_first_token_attends_to_itself_alone() -> None:
-    """Position 0 outputs `out` of its own values, whatever queries and keys are."""
+    """Position 0 outputs `out` of its own values, for any queries and keys."""
     model = trained_like(config())
     attention = model.layers[0].attention
     h_BSD = noise(2, 12, 24)
@@ -229,7 +229,7 @@ def test_sequences_do_not_see_each_other() -> None:
         assert close(together.mtp_logits_BSV[i], alone.mtp_logits_BSV[0])
 
 
-def test_residual_stream_alone() -> None:
+def test_residual_stream_without_sublayers() -> None:
     """The logits are head · norm(embedding) if `out` and every `down` are zero."""
     model, z_BZ = trained_like(config()), samples(config())
     with torch.no_grad():

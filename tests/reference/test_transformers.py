@@ -110,7 +110,7 @@ def kind(name: str) -> str:
 @pytest.mark.parametrize(
     "name", sorted({kind(name) for config in CONFIGS.values() for name in Reference(config).state_dict()})
 )
-def test_a_changed_tensor_shows(name: str) -> None:
+def test_a_changed_tensor_changes_the_logits(name: str) -> None:
     """Noise of a tenth on one tensor of the kind; on a bias, a push that makes one expert everyone's choice."""
     has_it = [config for config in CONFIGS.values() if any(kind(n) == name for n in Reference(config).state_dict())]
     model = trained_like(has_it[0], 0, torch.float32)
@@ -194,7 +194,7 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_another_convention_shows(name: str) -> None:
+def test_another_convention_changes_the_logits(name: str) -> None:
     model = trained_like(CONFIGS["as deepseek-v3"], 0, torch.float32)
     logical = model.logical_parameters()
     CONVENTIONS[name](logical, model.config)
@@ -239,14 +239,14 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_another_formula_shows(name: str) -> None:
+def test_another_formula_changes_the_logits(name: str) -> None:
     of, other = FORMULAS[name]
     model = trained_like(of, 0, torch.float32)
     assert max(differences(model, samples(of), model.logical_parameters(), other)) > DIFFERENT
 
 
 def pairs_in_halves(logical: dict[str, Tensor], attention: Gqa) -> None:
-    """Ours given to theirs as it is: the queries' and keys' rows come out in another order of pairs."""
+    """Our weights passed without reordering: rows of queries and keys have another order of pairs."""
     pairs = torch.arange(attention.head_dim).view(2, -1).T.flatten()
     for name, tensor in logical.items():
         if name.endswith("qkv"):
@@ -270,7 +270,7 @@ def neighbours_apart(logical: dict[str, Tensor], attention: Gqa) -> None:
 
 
 @pytest.mark.parametrize("change", [pairs_in_halves, keys_after_values, neighbours_apart])
-def test_another_convention_of_grouped_queries_shows(
+def test_another_convention_of_grouped_queries_changes_the_logits(
     change: Callable[[dict[str, Tensor], Gqa], None],
 ) -> None:
     model = trained_like(CONFIGS["as llama"], 0, torch.float32)

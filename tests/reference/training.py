@@ -16,7 +16,7 @@ from tests.reference.model import Reference
 
 @dataclass(frozen=True)
 class Recipe:
-    """rates: the learning rate of each step. The rest is named as in a spec's `optimizer` block (clip None: never)."""
+    """rates: the learning rate of each step. Others are named as in a spec's `optimizer` block (clip None: off)."""
 
     rates: tuple[float, ...]
     beta1: float = 0.9

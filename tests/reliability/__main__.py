@@ -1,7 +1,7 @@
-"""Run what docs/reliability.md names, and write it: `python -m tests.reliability`, or `--rows R1,R6` of it.
+"""Run the tests and programs of docs/reliability.md, and write it: `python -m tests.reliability [--rows R1,R6]`.
 
-All of it takes an hour on two cores. What was run before and is not run now stays as it was: `--missing` runs the rest,
-`--rows none` writes the page alone.
+All rows take an hour on two cores. Earlier results that are not run now are kept: `--missing` runs the rest,
+`--rows none` only writes the page.
 """
 
 from __future__ import annotations

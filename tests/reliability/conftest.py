@@ -1,4 +1,6 @@
-"""The ground on which faults meet runs: one for all tests of a folder, for its undisturbed run takes seconds."""
+"""The fixture `ground`: a place for runs with faults, with a finished run without faults. All tests of the folder
+share it, as that run takes seconds.
+"""
 
 from __future__ import annotations
 

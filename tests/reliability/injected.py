@@ -1,7 +1,7 @@
-"""A fault inside a rank of a real run: what happens to whom, and where. All processes of `tests.forks` call `install`.
+"""Injects a fault into a rank of a real run. All processes of `tests.forks` call `install`.
 
-The environment says which: FAULT is the JSON of a Fault. It happens once in a run; what it was is then in the file
-`note`. Faults are real: signals, exits, errors of the system, memory that is asked for and not there.
+The environment variable FAULT is the JSON of a Fault. It happens once in a run; the file
+`note` then describes it. Faults are real: signals, exits, system errors, exhausted memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.progress import children
 
 VARIABLE = "FAULT"
 STEP = 5  # in which actions are disturbed: the checkpoint of step 3 is there or being written
-SAVE = 6  # of which the save is disturbed; it replaces that of step 3
+SAVE = 6  # the step whose save is disturbed; it replaces that of step 3
 ACTIONS = {
     "init": r"connect",
     "data": r"read samples",
@@ -42,17 +42,17 @@ ACTIONS = {
     "optimizer": r"optimizer",
 }
 TRAINING = ("init", "data", "F", "B", "W", "send", "recv", "reduce", "optimizer", "copy for a save")
-SAVING = ("shard", "sync of a shard", "manifest", "rename", "LATEST", "purge")  # beside training, on another thread
+SAVING = ("shard", "sync of a shard", "manifest", "rename", "LATEST", "purge")  # on another thread, during training
 PHASES = (*TRAINING, *SAVING)
 BY_RANK_0 = ("manifest", "rename", "LATEST", "purge")
-LAUNCHER, COMMAND = -1, -2  # victims that are no ranks
+LAUNCHER, COMMAND = -1, -2  # victims that are not ranks
 LASTS = 3  # steps for which a disk is full
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`victims`: ranks, or LAUNCHER or COMMAND. The first of them that comes to the phase strikes all; where rank 0
-    alone comes there, it does."""
+    """`victims`: ranks, or LAUNCHER or COMMAND. The first of them to reach the phase strikes all; if only rank 0
+    reaches it, rank 0 does."""
 
     phase: str
     kind: str
@@ -70,7 +70,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Note:
-    """What a fault met: when (CLOCK_REALTIME), and what its rank said it did."""
+    """A fault that happened: when (CLOCK_REALTIME), and the reported action of its rank."""
 
     time_ns: int
     rank: int
@@ -121,7 +121,7 @@ class _Injector:
         self._before(durable_files, "remove", "purge", lambda _, name: name.startswith(".purge-"))
 
     def _before(self, owner: Any, name: str, phase: str, is_it: Callable[..., bool]) -> None:
-        """Come to the phase in front of those calls that are it."""
+        """Enter the phase before each call of `name` for which `is_it` holds."""
         if phase != self.fault.phase:
             return
         real = getattr(owner, name)
@@ -169,7 +169,7 @@ def _talk() -> None:
 
 
 def _send(number: signal.Signals, victims: Iterable[int], rank: int) -> None:
-    """Signal the victims, the striking rank itself last, so that it is there to signal the others."""
+    """Signal the victims, the striking rank itself last, as it signals the others."""
     processes = _ranks()
     launcher = os.getppid()
     processes |= {LAUNCHER: launcher, COMMAND: _parent(launcher), rank: os.getpid()}

@@ -1,4 +1,4 @@
-"""docs/reliability.md, from what is kept of the runs of its rows."""
+"""Writes docs/reliability.md from the stored results of its rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rendered(results: Results) -> str:
 
 
 def reached(row: Row, results: Results) -> tuple[str, str]:
-    """What a row's tests gave, and whether that is the bar."""
+    """The results of a row's tests, and whether they reach the goal."""
     found, missing = of_row(row, results), lacking(row, results)
     if not found:
         return "not run", "–"
@@ -62,7 +62,7 @@ def write(results: Results) -> None:
 
 
 def chosen(numbers: Sequence[str]) -> list[Row]:
-    """Rows by their numbers; all where none is named. ValueError for one that is none."""
+    """Rows by their numbers; all if none is named. Raises ValueError for an unknown row."""
     if unknown := set(numbers) - {row.number for row in ROWS}:
         raise ValueError(f"there is no row {', '.join(sorted(unknown))}")
     return [row for row in ROWS if not numbers or row.number in numbers]

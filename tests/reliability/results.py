@@ -20,7 +20,7 @@ from tests.reliability.rows import Figure, Program, Row
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "reliability.json"
-INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, and that says how far it came
+INTERRUPTED = 130  # exit code of a program that was ended by Ctrl-C and reports its progress
 
 
 @dataclass
@@ -68,7 +68,7 @@ def run_tests(tests: Iterable[str]) -> Results:
 
 
 def read_report(text: str, tests: Iterable[str]) -> Results:
-    """The results in a report of pytest; of a function without cases there is none."""
+    """The results in a pytest report; functions without cases are left out."""
     here, found = machine(), Results()
     for case in ElementTree.fromstring(text).iter("testcase"):
         name = case.attrib["name"]
@@ -86,7 +86,7 @@ def read_report(text: str, tests: Iterable[str]) -> Results:
 
 
 def run_program(program: Program) -> Result:
-    """Run a program. It passes with exit code 0; one that SIGINT ends has reached what it printed last."""
+    """Run a program. It passes with exit code 0; after SIGINT, its last output counts."""
     command = (sys.executable, "-m", program.module, *program.words)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         lines = [*(process.stdout or ())]

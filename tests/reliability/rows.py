@@ -1,6 +1,6 @@
-"""R1 to R16: what each claims, the tests and programs that show it, and what counts as reached.
+"""R1 to R16: the claim of each row, its tests and programs, and the goal.
 
-`reached` is filled with what a row's tests and programs recorded (`record_property`, and groups of `Program.figures`):
+`reached` is formatted with the records of a row's tests and programs (`record_property`, groups of `Program.figures`):
 `{detected_s.most:.2f}` is the largest of a figure, `.total` the sum, `{cases}` how many cases of tests passed.
 """
 

@@ -1,4 +1,4 @@
-"""A real `dsc train` that a fault meets: what it said, how soon, and what of it is left behind."""
+"""A real `dsc train` with an injected fault: its messages, their delay, and leftovers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HANG_TIMEOUT_S = 5
 
 @dataclass(frozen=True)
 class Struck:
-    """`detected_s`: from the fault to the line that says what happened. `left`: ports and shared memory that are still
-    there when every process has gone."""
+    """`detected_s`: from the fault to the message about it. `left`: ports and shared memory that still exist
+    after all processes have ended."""
 
     run: Path
     code: int
@@ -34,7 +34,7 @@ class Struck:
 
 @dataclass(frozen=True)
 class Ground:
-    """A place with a compiled spec of four ranks, and `straight`, a run of it that nothing disturbs."""
+    """A place with a compiled spec of four ranks, and `straight`, an undisturbed run of it."""
 
     place: Place
 
@@ -47,7 +47,7 @@ class Ground:
     def strike(
         self, phase: str, kind: str, *victims: int, options: Sequence[object] = (), run: Path | None = None
     ) -> Struck:
-        """Train, in `run` or beside `straight`, until the fault has happened and every process is gone."""
+        """Train, in `run` or beside `straight`, until the fault has happened and all processes have ended."""
         name = " ".join(map(str, (phase, kind, *victims, *options)))
         run = run or self.place.folder / name
         note = run.with_name(f"{run.name}.note")
@@ -62,7 +62,7 @@ class Ground:
         return Struck(run, code, running.stderr(), met, (said_ns - met.time_ns) / 1e9, left)
 
     def check_resumes(self, run: Path) -> None:
-        """`--resume` goes on from what was published, and ends with the rows and the bits of the undisturbed run."""
+        """Check that `--resume` continues from the published checkpoint, bit-identical to the undisturbed run."""
         promised = [each["step"] for each in events(run) if each["event"] == "save"]
         published = (run / "checkpoints").exists() and list((run / "checkpoints").glob("step-*"))
         assert not promised or saved(run).step >= promised[-1], "a checkpoint was lost"
@@ -71,7 +71,7 @@ class Ground:
         self.check_is_straight(run)
 
     def check_is_straight(self, run: Path) -> None:
-        """Rows, weights, state and position of a run are those of the undisturbed one."""
+        """Check that rows, weights, state and position of a run equal the undisturbed one."""
         straight = self.place.folder / "straight"
         assert untimed(run) == untimed(straight)
         found, expected = saved(run, STEPS), saved(straight, STEPS)

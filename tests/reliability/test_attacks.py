@@ -1,5 +1,5 @@
-"""Code, paths and escapes in what a user is given by others: they stay text, or are refused. A canary would show code
-that ran, and an audit hook what else it did."""
+"""Code, paths and escapes in files from others: they stay text or are refused. A canary would show code
+that ran, and an audit hook its other effects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SLOTS = {  # where the text is written, in a spec that is otherwise right
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> None:
-    """What torch makes for itself at its first use is no attack."""
+    """Let torch create its files at first use, so that they do not count as an attack."""
     path = tmp_path_factory.mktemp("before") / "spec.dsc"
     path.write_text(spec_text(ONE_RANK), "utf-8")
     compile_spec(load(path), segments=segments)
@@ -146,7 +146,7 @@ def test_an_edited_build_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------- the watch itself
 
 
-def test_the_watch_sees_what_it_is_for(tmp_path: Path) -> None:
+def test_the_watch_detects_attacks(tmp_path: Path) -> None:
     with watch(tmp_path) as found:
         os.system("true")
         (tmp_path / "mine").write_text("x")

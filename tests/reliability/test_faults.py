@@ -15,7 +15,7 @@ from tests.reliability.struck import HANG_TIMEOUT_S, Ground
 from tests.runtime.run.place import untimed
 
 RANK = 2
-FAILS = {  # what happens → what is said
+FAILS = {  # fault → message
     "SIGSEGV": "killed by SIGSEGV",
     "abort": "killed by SIGABRT",
     "SIGBUS": "killed by SIGBUS",
@@ -83,5 +83,5 @@ def test_a_restart_recovers(ground: Ground, kind: str, phase: str, record_proper
     record_property("recovered_s", recovered_s - (HANG_TIMEOUT_S if kind == "SIGSTOP" else 0))
 
 
-def test_every_fault_is_met() -> None:
+def test_every_fault_occurs() -> None:
     assert FAULTS.keys() == {*FAILS, "slow", "talk"} - {"SIGSEGV", "SIGBUS"}

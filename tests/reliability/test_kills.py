@@ -1,5 +1,5 @@
-"""SIGKILL in every phase of a run, of each rank and of all: nothing is left, no checkpoint is lost, and a resume ends
-with the bits of a run that nothing disturbed."""
+"""SIGKILL in every phase of a run, for each rank and for all: nothing is left behind, no checkpoint is lost, and a
+resumed run is bit-identical to an undisturbed one."""
 
 from __future__ import annotations
 

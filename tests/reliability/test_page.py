@@ -1,4 +1,4 @@
-"""docs/reliability.md is what `python -m tests.reliability` writes of the results that are kept, and its rows name
+"""docs/reliability.md equals the output of `python -m tests.reliability` for the stored results, and its rows name
 tests that exist, with a sample of each in the tier `test`."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_the_page_is_what_the_command_writes() -> None:
+def test_the_page_equals_the_output_of_the_command() -> None:
     assert PAGE.read_text("utf-8") == rendered(kept()), "python -m tests.reliability --rows none"
 
 
@@ -36,7 +36,7 @@ def test_a_row_names_tests_and_has_a_sample(row: Row) -> None:
     assert sample and any(tier & {"test", "landing"} for tier in tiers(sample))
 
 
-def test_results_are_of_tests_and_programs_of_rows() -> None:
+def test_results_belong_to_tests_and_programs_of_rows() -> None:
     named = {name for row in ROWS for name in (*row.tests, *(program.name for program in row.programs))}
     assert kept().keys() <= named
 
@@ -49,12 +49,12 @@ def test_a_report_is_counted() -> None:
 
 
 @pytest.mark.parametrize("what", ["failure", "error", "skipped"])
-def test_what_did_not_pass_is_said(what: str) -> None:
+def test_failed_tests_are_reported(what: str) -> None:
     results = read_report(REPORT.format(more=f"<{what} />"), [TEST])
     assert reached(ROW, results) == ("3 in 1; 1 failed: test_c[2]", "no")
 
 
-def test_what_was_not_run_is_said() -> None:
+def test_unrun_tests_are_reported() -> None:
     assert reached(ROW, {}) == ("not run", "–")
     with_program = replace(ROW, programs=(Program("m", (), ""),))
     results: Results = {TEST: Result("here", passed=1, figures={"n": [1.0]})}

@@ -1,4 +1,4 @@
-"""What surrounds a run may go wrong, and its training does not: rows and weights are those of an undisturbed run."""
+"""Faults in a run's surroundings do not affect training: rows and weights equal an undisturbed run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_logs_on_a_full_disk(ground: Ground, disk: Path, tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_full_for_a_while(ground: Ground, disk: Path) -> None:
-    """For three steps, in which a save is due: it fails and is said, rows and events are written later."""
+    """For three steps, in which a save is due: it fails and is reported, rows and events are written later."""
     struck = ground.strike("F", "full disk", RANK, run=disk / "run")
     assert (struck.code, struck.left) == (0, ()), struck.said
     assert "step 6 was not saved, the run goes on to its next save: " in struck.said

@@ -16,7 +16,7 @@ from runtime.checkpoint.restore import restore
 
 
 class Alone:
-    """A process group of one rank."""
+    """A stand-in for a process group of one rank."""
 
     def all(self, yes: bool) -> bool:
         return yes

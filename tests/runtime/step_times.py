@@ -22,7 +22,7 @@ from tests.runtime.step.samples import RandomSamples
 
 STEPS = 5
 SLOW = (2, 3)  # a rank, and the step in which its first body takes long
-SLOW_S = 1000  # by its clock alone: a rank that waits for a core on a busy machine takes less
+SLOW_S = 1000  # only by its own clock: a rank that waits for a core on a busy machine takes less
 
 
 class Watched(RandomSamples):

@@ -77,12 +77,12 @@ def executor(notes: Notes, rank: int = 0) -> Executor:
     return Executor(**{name: given.get(name, SimpleNamespace()) for name in needed})
 
 
-def test_what_a_rank_waits_for_is_on_its_board() -> None:
+def test_the_board_shows_what_a_rank_waits_for() -> None:
     notes = Notes()
-    found, other, own = executor(notes, 1), torch.ones(2), torch.zeros(2)
+    found, other, sent = executor(notes, 1), torch.ones(2), torch.zeros(2)
     found._posted = {(0, "F1.2"): notes.pending(other), (2, "F1.2"): notes.pending(other)}
-    found.send(1, "F1", 2, own)
-    assert found.receive(1, "F1", 2) is own and notes == [] and not found._kept, "nothing comes from elsewhere"
+    found.send(1, "F1", 2, sent)
+    assert found.receive(1, "F1", 2) is sent and notes == [] and not found._kept, "nothing comes from elsewhere"
     assert not found._arrived_us
     assert found.receive(0, "F1", 2) is other
     assert notes == ["recv F1.2", "waited"] and [*found._posted] == [(2, "F1.2")]
@@ -188,8 +188,8 @@ def test_a_completion_is_as_long_as_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 8])
-def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -> None:
-    """Also where no token was trained on."""
+def test_a_row_averages_over_the_tokens_of_a_rollout(tmp_path: Path, tokens: int) -> None:
+    """Also if no token was trained on."""
     rollouts = SimpleNamespace(lengths_N=np.array([2, 4, 4, 2]), entropy_NC=np.full((4, 4), 0.75))
     made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
     rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
@@ -209,8 +209,8 @@ def test_a_row_says_what_a_token_of_a_rollout_had(tmp_path: Path, tokens: int) -
 # ---------------------------------------------------------------- a replay that is watched
 
 
-def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) -> None:
-    """Not what is summed before and behind it. Names are written again only where they change."""
+def test_a_witness_records_only_the_computation_of_a_rank(tmp_path: Path) -> None:
+    """Sums before and after it are not recorded. Names are only written again if they change."""
     notes = Notes()
     weight, bias = torch.ones(2), torch.tensor([float("inf")])
     calls = {name: lambda *words: words[-1] for name in (*witness.GIVES, *witness.GETS)}
@@ -248,8 +248,8 @@ def test_a_witness_sees_what_a_rank_does_in_a_computation_alone(tmp_path: Path) 
 # ---------------------------------------------------------------- an evaluation
 
 
-def test_an_evaluation_divides_a_device_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples are computed, also where the last batch is not full; the first rank writes what was found."""
+def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples are computed, also if the last batch is partial; the first rank writes the results."""
     ids, left, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
 
     def trainer(*_: object) -> Any:
@@ -275,8 +275,8 @@ def test_an_evaluation_divides_a_device_as_training_does(tmp_path: Path, monkeyp
 # ---------------------------------------------------------------- data of checkpoints
 
 
-def test_data_of_checkpoints_is_that_of_the_newest_first(tmp_path: Path) -> None:
-    """By the newest checkpoint of each; what is damaged names none."""
+def test_data_of_checkpoints_is_listed_newest_first(tmp_path: Path) -> None:
+    """Sorted by the newest checkpoint of each; damaged checkpoints are ignored."""
     rows: list[Any] = [(1, "a"), (7, "a"), (2, "a"), (3, "c"), (5, "b"), (4, "b"), (6, "b"), ("9", "text"), (9, 4)]
     texts = [json.dumps({"serial": serial, "meta": {"data": data}}) for serial, data in rows]
     for number, text in enumerate([*texts, "[]", "{}", "nothing", '{"meta": [], "serial": 9}']):
@@ -288,7 +288,7 @@ def test_data_of_checkpoints_is_that_of_the_newest_first(tmp_path: Path) -> None
     assert data_of_checkpoints(tmp_path / "none") == ()
 
 
-# ---------------------------------------------------------------- what a run begins with
+# ---------------------------------------------------------------- start of a run
 
 
 OPTIONS = RunOptions(
@@ -313,14 +313,14 @@ OPTIONS = RunOptions(
         ({"skip_batch": True, "resume": True}, "", ""),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], alone: str, torchrun: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], alone: str, torchrun: str) -> None:
     for said, under_torchrun in ((alone, False), (torchrun, True)):
         with pytest.raises(UsageError, match=said) if said else nullcontext():
             train._check_options(replace(OPTIONS, **options), under_torchrun=under_torchrun)
 
 
-def test_a_rank_begins_with_a_look_at_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that the plan is not for is refused before anything is built on it."""
+def test_a_rank_checks_its_device_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that does not match the plan is refused before anything is built on it."""
 
     def refuse(device: torch.device, planned: NodeKind, *, shared: bool) -> None:
         raise ReportedError(f"{device} {planned.devices} {shared}")
@@ -330,8 +330,8 @@ def test_a_rank_begins_with_a_look_at_its_device(monkeypatch: pytest.MonkeyPatch
         Ranks().take(0, 1, small_plan())
 
 
-def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """It waits for an empty line on stdout."""
+def test_finding_the_text_is_signalled_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The launcher waits for an empty line on stdout."""
     notes = prepare.Notes()
     assert capsys.readouterr().out == ""
     notes.found()
@@ -339,7 +339,7 @@ def test_the_launcher_is_told_once_that_the_text_is_found(capsys: pytest.Capture
     assert capsys.readouterr().out == "\n"
 
 
-def test_what_is_noted_of_the_data_is_said_once_and_when_it_may_be(
+def test_notes_about_data_are_printed_once_after_the_compilation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The compilation's lines are not interleaved with lines about data."""
@@ -355,8 +355,8 @@ def test_what_is_noted_of_the_data_is_said_once_and_when_it_may_be(
     assert capsys.readouterr().err == "data: one\ndata: two\ndata: three\n"
 
 
-def test_a_preparation_for_a_build_that_does_not_come_is_ended() -> None:
-    """Its launcher does not wait for it."""
+def test_killing_a_preparation_ends_its_process() -> None:
+    """The launcher does not wait for it."""
     piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     with subprocess.Popen(["sleep", "9"], **piped) as process:
         preparation = Preparation(process)
@@ -378,10 +378,10 @@ def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> 
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_run_copies_checkpoints_unless_it_is_told_not_to(
+def test_a_run_copies_checkpoints_unless_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
 ) -> None:
-    """Its places are relative to the folder that the data is."""
+    """Its places are relative to the data folder."""
     monkeypatch.setattr(begin, "_start", lambda loop, *_: loop.start)
     monkeypatch.setattr(starting_position, "order_of", lambda *_: Order(1, 8, 0))
     monkeypatch.setattr(Loop, "say_rows", lambda *_: None)
@@ -407,10 +407,10 @@ def test_a_place_that_holds_an_earlier_run_is_refused_before_ranks_start(
         starts.train(build, replace(OPTIONS, run=tmp_path / "run", data=tmp_path), tmp_path / "corpus")
 
 
-def test_a_node_that_starts_other_ranks_than_the_plans_is_refused(
+def test_a_node_that_starts_other_ranks_than_planned_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under torchrun, whose user says how many."""
+    """Under torchrun, where the user sets the number."""
     monkeypatch.setattr(device, "choose", lambda *_: "cuda")
     build: Any = SimpleNamespace(plan=small_plan(cluster=(NodeKind(1, 8, "h100", 132, 1 << 36),)))
     here = TorchrunRank(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)
@@ -418,7 +418,7 @@ def test_a_node_that_starts_other_ranks_than_the_plans_is_refused(
         begin.loop_of(build, OPTIONS, tmp_path, lambda text: None, here)
 
 
-def test_adapters_go_on_as_those_that_were_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_resume_only_with_equal_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another factor, the weights would differ; a run without adapters says nothing about them."""
     (tmp_path / "meta.json").write_text(json.dumps({"sha256": "d", "tokenizer": {"sha256": "t"}}), "utf-8")
 
@@ -437,7 +437,7 @@ def test_adapters_go_on_as_those_that_were_saved(tmp_path: Path, monkeypatch: py
 # ---------------------------------------------------------------- files of a build
 
 
-def test_names_of_a_build_are_those_that_can_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_a_build_are_its_regular_files_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "stages/b", "stages/__pycache__/c", "stages/deep/d", "manifest.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

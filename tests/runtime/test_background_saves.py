@@ -1,4 +1,4 @@
-"""Saves in the background: the training thread only copies, kills lose nothing, and failures are told to all ranks."""
+"""Saves in the background: the training thread only copies, kills lose nothing, and failures reach all ranks."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ def wait_until_over(run: Run) -> bool:
     return run.saves.poll()
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- written data
 
 
-def test_a_copy_is_saved_and_not_what_training_makes_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_is_not_affected_by_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
     run.train(1)
     with held_up(monkeypatch):
@@ -184,8 +184,8 @@ def test_copies_use_the_same_room(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for the head and one for each dtype, however many tensors: each call hands Python's lock over twice. The
-    bytes are those of the tensors that were copied, which lie anywhere."""
+    """One call for the head and one per dtype, for any number of tensors: each call switches Python's lock twice. The
+    bytes equal the copied tensors, which are at any addresses."""
     base = torch.arange(600.0)
     given = {f"weight/{n}": base[7 * n : 7 * n + n % 7] for n in range(80)} | {"bias/b": torch.arange(5)}
     calls: list[str] = []
@@ -200,7 +200,7 @@ def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.Monk
     assert written[0] == written[1]
 
 
-# ---------------------------------------------------------------- what the training thread does
+# ---------------------------------------------------------------- work of the training thread
 
 
 FORBIDDEN = {"open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "preadv", "listdir", "update", "sha256"}
@@ -208,7 +208,7 @@ FORBIDDEN |= {"openssl_sha256", "dumps", "encode_basestring_ascii"}
 
 
 def calls_of_this_thread(action: Callable[[], object]) -> Counter[str]:
-    """Names of C functions, and of those of durable_files, that this thread calls meanwhile."""
+    """Record the names of C functions and functions of durable_files that this thread calls in the block."""
     counts: Counter[str] = Counter()
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
@@ -240,9 +240,7 @@ def test_the_training_thread_neither_hashes_nor_writes(tmp_path: Path, monkeypat
     assert not waited["copy_"], "what is waited for is not copied"
 
 
-def test_a_save_that_is_due_waits_for_the_one_before_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_waits_for_the_previous_one_and_reports_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
     for _ in range(3):
         run.train(1)
@@ -308,7 +306,7 @@ def test_a_save_that_must_not_fail_ends_the_run(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(("victim", "number"), [*((0, n) for n in range(0, 27, 3)), *((1, n) for n in range(7))])
 def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int) -> None:
-    """At a call of the thread of saves, between two steps of the training thread; then the run goes on."""
+    """The kill is at a call of the saving thread, between two steps of the training thread; then the run is resumed."""
     folder = tmp_path / "run"
 
     def killing(now: int, _name: str) -> None:
@@ -342,7 +340,7 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["LATEST", "step-00000003"]
 
 
-def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
+def test_results_of_copies_are_reported_after_a_step(tmp_path: Path) -> None:
     """A place is failing until a copy reaches it, even if older ones stay there."""
     run, ended = run_of(tmp_path), list[Copied]()
     run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
@@ -363,7 +361,7 @@ def test_what_became_of_copies_is_said_behind_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", ["continue", "stop"])
-def test_a_shard_that_cannot_be_written_ends_all_ranks_behind_one_step(tmp_path: Path, failure: str) -> None:
+def test_an_unwritable_shard_ends_all_ranks_after_the_same_step(tmp_path: Path, failure: str) -> None:
     """Rank 1 cannot write its shard of step 2. With `failure = stop` no rank trains a step that others do not."""
     folder = tmp_path / "run"
 

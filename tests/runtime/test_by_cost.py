@@ -70,7 +70,7 @@ def steps(draw: st.DrawFn) -> tuple[Numbers, list[int]]:
 
 @given(st.lists(st.integers(1, 15), min_size=6, max_size=40), st.integers(1, 12), st.sampled_from([0, 2]), steps())
 @settings(max_examples=30)
-def test_samples_of_a_text_go_where_each_one_says(
+def test_text_samples_are_placed_as_one_by_one(
     sizes: list[int], sequence: int, parts: int, step: tuple[Numbers, list[int]]
 ) -> None:
     samples, order = step
@@ -89,7 +89,7 @@ def test_samples_of_a_text_go_where_each_one_says(
 
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(5, 20), st.booleans(), steps())
 @settings(max_examples=30)
-def test_rows_go_where_each_one_says(
+def test_rows_are_placed_as_one_by_one(
     sizes: list[int], sequence: int, pack: bool, step: tuple[Numbers, list[int]]
 ) -> None:
     samples, order = step
@@ -106,7 +106,9 @@ def test_rows_go_where_each_one_says(
 
 @given(st.integers(1, 3000), st.integers(0, 5), st.integers(0, 2000), st.integers(1, 400), st.sampled_from([0, 1, 4]))
 @settings(max_examples=60)
-def test_windows_of_many_samples_are_those_of_each(windows: int, seed: int, first: int, count: int, parts: int) -> None:
+def test_windows_of_many_samples_equal_those_one_by_one(
+    windows: int, seed: int, first: int, count: int, parts: int
+) -> None:
     """Including runs with phases, which permute the parts within pieces."""
     order = Order(8, windows, seed)
     if parts:

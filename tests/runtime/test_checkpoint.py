@@ -84,7 +84,7 @@ def two(folder: Path) -> Path:
     return folder
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -126,7 +126,7 @@ def test_equal_states_are_equal_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "a/step-00000005" / file).read_bytes() == (tmp_path / "b/step-00000005" / file).read_bytes()
 
 
-def test_what_is_not_there_is_named(two: Path) -> None:
+def test_missing_tensors_are_named(two: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000002 holds no weight/of.f128, x$"):
         load(two).read(["state/step", "weight/of.f128", "x"])
 
@@ -156,7 +156,7 @@ def names_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("bit", [1, 0x80])
-def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(folder: Path, bit: int) -> None:
+def test_damaged_checkpoints_do_not_count_among_the_kept_ones(folder: Path, bit: int) -> None:
     """Two checkpoints are kept and step 2 is damaged: 1 stays when 3 is written, and goes when 4 is."""
     keep = Keep(2)
     for step in (1, 2):
@@ -202,7 +202,7 @@ def test_a_step_saved_again_is_another_checkpoint_and_the_newest(two: Path) -> N
     assert_holds(load(two / "step-00000002.1"), some_tensors(22))
 
 
-def test_what_an_interrupted_save_left_is_removed_by_the_next(two: Path) -> None:
+def test_leftovers_of_an_interrupted_save_are_removed_by_the_next(two: Path) -> None:
     for name in (".tmp-9", ".purge-step-00000001.3"):
         (two / name).mkdir()
         (two / name / "shard.0.safetensors").write_bytes(b"half")
@@ -211,7 +211,7 @@ def test_what_an_interrupted_save_left_is_removed_by_the_next(two: Path) -> None
     assert sorted(p.name for p in two.iterdir()) == ["LATEST", "notes", "step-00000003"]
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def corrupt(folder: Path, kind: str, choose: random.Random) -> str:
@@ -379,7 +379,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(folder: Path, name: st
     assert isinstance(error, ValueError) and not folder.exists()
 
 
-def test_meta_that_is_no_json_is_refused_before_anything_is_written(folder: Path) -> None:
+def test_meta_that_is_not_json_is_refused_before_anything_is_written(folder: Path) -> None:
     (error,) = save_all(folder, 1, [{"a": torch.zeros(1)}], meta={"loss": float("nan")})
     assert isinstance(error, ValueError) and not folder.exists()
 

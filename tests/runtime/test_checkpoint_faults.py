@@ -196,7 +196,7 @@ def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
     record_property("states", len(found))
 
 
-def test_all_that_a_checkpoint_holds_is_on_the_disk_before_it_gets_its_name(recording: Recording) -> None:
+def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(recording: Recording) -> None:
     changes, published = recording.recorder.changes, 0
     for at, change in enumerate(changes):
         if change.kind == "rename" and change.name.startswith(".tmp-"):

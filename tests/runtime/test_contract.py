@@ -20,7 +20,7 @@ PLANS = sorted(GOLDEN.glob("*/plan.json"))
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)
-def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
+def test_plans_round_trip(path: Path) -> None:
     text = path.read_text("utf-8")
     plan = RunPlan.from_json(text)
     assert pretty(plan) == text
@@ -33,9 +33,7 @@ def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
     [("*/program/*.json", RunProgram), ("*/certificate/*.json", Certificate)],
     ids=["programs", "certificates"],
 )
-def test_programs_and_certificates_are_written_as_they_were_read(
-    pattern: str, form: type[RunProgram] | type[Certificate]
-) -> None:
+def test_programs_and_certificates_round_trip(pattern: str, form: type[RunProgram] | type[Certificate]) -> None:
     paths = sorted(GOLDEN.glob(pattern))
     assert paths
     for path in paths:
@@ -47,9 +45,7 @@ def test_programs_and_certificates_are_written_as_they_were_read(
 @pytest.mark.parametrize(
     ("name", "form"), [("kernels.json", KernelList), ("manifest.json", BuildManifest)], ids=["kernels", "manifests"]
 )
-def test_lists_of_kernels_and_of_files_are_written_as_they_were_read(
-    name: str, form: type[KernelList] | type[BuildManifest]
-) -> None:
+def test_lists_of_kernels_and_files_round_trip(name: str, form: type[KernelList] | type[BuildManifest]) -> None:
     paths = sorted(GOLDEN.glob(f"*/{name}"))
     assert paths
     for path in paths:
@@ -57,7 +53,7 @@ def test_lists_of_kernels_and_of_files_are_written_as_they_were_read(
         assert pretty(form.from_json(text)) == text
 
 
-def test_a_damaged_program_is_refused_by_its_path() -> None:
+def test_a_damaged_program_is_refused_with_the_path() -> None:
     text = (GOLDEN / "tiny" / "program" / "train_4.json").read_text("utf-8")
     for old, new, path in (
         ('["F0", [0], [], []]', '["F0", [0], []]', "ranks"),
@@ -79,7 +75,7 @@ def test_a_field_that_has_its_default_is_left_out() -> None:
         RunPlan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
@@ -158,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
+def test_a_damaged_plan_is_refused_with_the_path(name: str) -> None:
     edit, said = REFUSED[name]
     whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
     edit(whole)
@@ -178,7 +174,7 @@ def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
     ],
     ids=["a key twice", "brackets", "cut off", "no object", "an endless number"],
 )
-def test_a_text_that_is_no_plan(text: str, said: str) -> None:
+def test_invalid_texts_are_refused(text: str, said: str) -> None:
     with pytest.raises(FormError) as caught:
         RunPlan.from_json(text)
     assert str(caught.value).startswith(said)
@@ -223,7 +219,7 @@ def test_any_edit_is_refused_or_read_back() -> None:
 
 @pytest.mark.parametrize(("heads", "first", "is_taken"), [(2, 0, True), (2, 508, True), (2, 509, False), (3, 0, False)])
 def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_taken: bool) -> None:
-    """The embedding of 512 rows in the place of a matrix of queries: 2 rows of each head, of whole groups of heads."""
+    """The embedding of 512 rows instead of a query matrix: 2 rows per head, for whole groups of heads."""
     whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
     whole["train"]["optimizer"]["qk_clip"] = 100.0
     rows = {"parameter": "embedding", "first": first, "heads": heads, "parts": [[2, 0.5]]}

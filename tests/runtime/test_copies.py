@@ -53,7 +53,7 @@ class Threads:
             return found
 
 
-# ---------------------------------------------------------------- what is copied
+# ---------------------------------------------------------------- copies
 
 
 def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: Path, place: CopyPlace) -> None:
@@ -70,7 +70,7 @@ def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: 
     assert taken_back(tmp_path / "new", place) == 3
 
 
-def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Path, place: CopyPlace) -> None:
+def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: Path, place: CopyPlace) -> None:
     """The current copy ends, the newest of the others is next, and the run keeps checkpoints until they are copied."""
     run = Run(tmp_path / "run", place)
     begin = run.copier._begin
@@ -90,7 +90,7 @@ def test_what_comes_while_one_is_copied_is_superseded_by_the_newest(tmp_path: Pa
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-00000004"]
 
 
-def test_ranks_copy_their_own_shards_and_one_that_cannot_leaves_no_manifest(tmp_path: Path) -> None:
+def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path) -> None:
     checkpoints, ranks = tmp_path / "run" / "checkpoints", 3
     barrier, meeting = threading.Barrier(ranks), Threads(ranks)
     found: dict[int, list[Copied]] = {}
@@ -162,7 +162,7 @@ def test_manifests_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def copied_once(tmp_path: Path, number: int) -> Run:
-    """A run whose first checkpoint is in the place, and whose second is published."""
+    """A run whose first checkpoint has been copied, and whose second is published."""
     folder = tmp_path / str(number)
     folder.mkdir()
     run = Run(folder / "run", FolderPlace("slow", folder / "slow"))
@@ -200,7 +200,7 @@ def test_a_kill_at_any_call_of_a_copy_leaves_a_checkpoint_there(
 
 @pytest.mark.parametrize("error", [NO_SPACE, BROKEN])
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_place_that_fails_at_any_call_is_said_and_tried_again(
+def test_a_place_that_fails_at_any_call_is_reported_and_retried(
     tmp_path: Path, faulty: Callable[[Calls], Calls], error: int, lasting: bool
 ) -> None:
     failures = 0
@@ -239,7 +239,7 @@ def test_a_store_that_refuses_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
-def test_what_a_place_has_changed_is_found_before_the_manifest_is_written(
+def test_a_changed_copy_is_found_before_the_manifest_is_written(
     tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     class Lying(FolderPlace):

@@ -30,7 +30,7 @@ FOUR_RANKS = small(2, 2, 2, 4, precision="fp32")
 
 
 def counts_of(folder: Path, segments: Segments, spec: Spec, world: int, *only: str) -> list[list[dict[str, int]]]:
-    """Counts of each rank: those of one step, and of the next."""
+    """Counts of each rank, for one step and for the next."""
     write_build(folder / "build", compile_spec(spec, segments=segments).files)
     run_module("tests.runtime.counts", folder, world, *only)
     return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(world)]
@@ -83,7 +83,7 @@ def test_bytes_that_ranks_move(tmp_path: Path, segments: Segments, bless: bool) 
     check("four ranks", dict(totals[0]), bless)
 
 
-def test_a_change_fails_with_what_was_and_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_count_fails_with_the_old_and_new_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "GOLDEN", tmp_path / "counts.json")
     check("one", {"dispatches": 3, "allocations": 1, "calls": 5}, bless=True)
     check("other", {}, bless=True)

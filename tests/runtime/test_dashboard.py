@@ -68,7 +68,7 @@ def test_grafana_reads_the_whole_dashboard(printed: str) -> None:
 
 
 @pytest.mark.parametrize("printed", ["--rules"], indirect=True)
-def test_rules_are_those_of_prometheus(printed: str) -> None:
+def test_rules_are_valid_for_prometheus(printed: str) -> None:
     """What promtool checks: groups, names, PromQL, durations, templates; and that they name series that there are."""
     (group,) = yaml.safe_load(printed)["groups"]
     assert group["name"] == "dsc" and len({rule["alert"] for rule in group["rules"]}) == len(ALERTS)
@@ -95,6 +95,6 @@ def test_names_follow_the_conventions() -> None:
 
 
 @pytest.mark.parametrize("words", [["--rules", "--dashboard"], ["--rules", "runs/a"], []])
-def test_what_does_not_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_incompatible_options_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", *words]) == 2
     assert " = hint: " in capsys.readouterr().err

@@ -24,7 +24,7 @@ def test_auto_takes_cuda_where_every_rank_has_a_device(
     assert choose("cpu", world) == "cpu"
 
 
-def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="4 ranks need a device each, and this machine has 1"):
         choose("cuda", 4)
@@ -66,7 +66,7 @@ def test_products_leave_sms_to_communication(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("sms", "groups"), [(0, 1), (7, 1), (20, 1), (9, 2), (20, 2)])
-def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch, sms: int, groups: int) -> None:
+def test_nccl_uses_at_most_the_reserved_sms(monkeypatch: pytest.MonkeyPatch, sms: int, groups: int) -> None:
     """A middle rank: four directions of messages, counts, rows, and sums. `groups`: two where rows go through nodes."""
     made: dict[str, SimpleNamespace] = {}
 

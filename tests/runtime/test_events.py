@@ -65,14 +65,14 @@ def assert_all_are_there_once(run: Path) -> None:
     assert sorted(texts) == sorted([str(n), str(i)] for n in range(4) for i in range(LINES))
 
 
-def test_half_a_line_of_a_killed_process_stays_alone(tmp_path: Path) -> None:
+def test_a_half_line_of_a_killed_process_stays_separate(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"time": "2026')
     Events(tmp_path).write("end", exit_code=0)
     half, whole = (tmp_path / "events.jsonl").read_text().splitlines()
     assert half == '{"time": "2026' and json.loads(whole)["event"] == "end"
 
 
-def test_what_cannot_be_written_fails_nothing_and_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_events_are_kept_and_fail_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events.jsonl"
     os.mkfifo(path)
     events = Events(tmp_path)

@@ -1,4 +1,4 @@
-"""Rows go to their experts' ranks and back: their order there, over every transport, against what was sent."""
+"""Rows go to their experts' ranks and back: contents and order over every transport."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_rank(alignment: int, seed: int) -> None:
 @pytest.mark.parametrize("alignment", exchanges.ALIGNMENTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
-    """There are as many rows as there can be: those of the CPU, then rows of zeros, which the last expert has."""
+    """The number of rows is the maximum: rows as on the CPU, then rows of zeros, which belong to the last expert."""
     with pretended():
         exchange = LocalExchange(layers(seed, alignment), alignment)
         tensors = [Pretend(each) for each in exchanges.given(seed, 1, 0)]
@@ -90,7 +90,7 @@ def test_the_host_reads_once_by_nodes() -> None:
 
 
 class Called:
-    """A swap that fills nothing, and says when it is called on the device."""
+    """A swap that fills nothing, and records when it is called on the device."""
 
     def __init__(self, of: str) -> None:
         self.of = of
@@ -102,8 +102,8 @@ class Called:
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_both_hops_run_beside_compute(forward: bool) -> None:
-    """`start` enqueues both hops of each tensor, on a stream that waits for the first hop. Compute that follows is in
-    front of the only wait of the compute stream. The other direction has a stream of its own."""
+    """`start` enqueues both hops of each tensor, on a stream that waits for the first hop. Later compute is before
+    the only wait of the compute stream. The other direction has a separate stream."""
     seen: list[str] = []
     with pretended(lambda kind, text, stream: seen.append(f"{stream}: {kind} {text}")):
         place = NodePlace(size=2, nodes=2, node=0, tokens=2)
@@ -120,8 +120,8 @@ def test_both_hops_run_beside_compute(forward: bool) -> None:
         exchange.wait(DISPATCH)
     first, second = ("column", "node") if forward else ("node", "column")
     side = f"side {1 if forward else 2}"
-    told = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
-    assert told == [
+    calls = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
+    assert calls == [
         f"compute: group call {first}",
         f"{side}: stream waits for stream compute",
         f"{side}: stream waits {first}",
@@ -253,8 +253,8 @@ def test_a_device_places_rows_as_a_cpu_does(
 
 
 @given(st.integers(0, 300), st.integers(1, 6), st.sampled_from([1, 2, 8, 128]), st.randoms(use_true_random=False))
-def test_rows_that_are_planned(rows: int, experts: int, alignment: int, random: object) -> None:
-    """Even loads are padded to what is planned for times, and no load to more than is planned for memory."""
+def test_planned_rows_bound_padded_rows(rows: int, experts: int, alignment: int, random: object) -> None:
+    """Even loads are padded to the rows planned for times, and no load exceeds the rows planned for memory."""
 
     def padded(loads: list[int]) -> int:
         return RowLayout((tuple(loads),), alignment).num_rows

@@ -67,7 +67,7 @@ def test_only_the_first_step_waits(build: Build) -> None:
     assert Counter(samples.read) == Counter(range((STEPS + 1) * batch))
 
 
-def test_what_was_read_ahead_is_what_is_read_now(build: Build) -> None:
+def test_reading_ahead_gives_the_same_samples(build: Build) -> None:
     """A position set between steps takes effect, and losses equal those of samples read without a thread."""
     ahead, _ = trainer_of(build)
     late, _ = trainer_of(build)
@@ -90,7 +90,7 @@ def test_an_error_of_a_source_is_raised_by_the_step_that_reads_it() -> None:
         feed.take(drawn, broken)
 
 
-def test_a_rank_reads_what_it_asks_for(build: Build) -> None:
+def test_samples_are_read_on_request_and_once(build: Build) -> None:
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     batch = build.plan.batches[0][1]
     found = MicroBatches(build.plan, samples, np.arange(batch), samples.sequence, 0, torch.device("cpu"))

@@ -35,7 +35,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, seed: int) -> None:
+def test_a_reader_returns_the_current_rows_at_any_time(tmp_path: Path, seed: int) -> None:
     """Over random histories of steps, resumes at random steps, damaged lines, and reads in between."""
     draw, reader, late = random.Random(seed), Rows(tmp_path), Rows(tmp_path)
     reader.look()
@@ -65,7 +65,7 @@ def test_a_reader_has_the_rows_of_the_file_whenever_it_looks(tmp_path: Path, see
         assert each.look() == []
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_half_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     reader, path = Follower(tmp_path), tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "loss')
     assert [item.step for item in reader.poll()] == [1]
@@ -121,7 +121,7 @@ def test_a_row_that_no_run_writes_is_left_out(tmp_path: Path, row: dict[str, Any
 
 
 def test_steps_of_earlier_starts_are_not_counted(tmp_path: Path) -> None:
-    """Counters of this start begin at 0, wherever the run goes on; all else is of the whole run."""
+    """Counters of this start begin at 0 wherever the run resumes; everything else covers the whole run."""
     rows = [
         {"step": step, "time": f"2026-01-31T12:00:0{step}.000Z", "tokens_per_s": 100.0, "step_s": 2.0}
         | {"spent_s": {"compute": 1.5, "sum": 0.5}, "validation_loss": 5.0 - step}
@@ -135,7 +135,7 @@ def test_steps_of_earlier_starts_are_not_counted(tmp_path: Path) -> None:
         assert state.validation == (5, 0.0) and state.pace_s == 1.0 and state.shares == {"compute": 0.75, "sum": 0.25}
 
 
-def test_pace_and_time_left_are_of_the_last_steps(tmp_path: Path) -> None:
+def test_pace_and_time_left_use_the_last_steps(tmp_path: Path) -> None:
     state = RunState(tmp_path)
     state.take(FollowedItem("event", {"event": "start", "step": 0, "last_step": 100, "time": ""}))
     for step in range(1, 41):
@@ -144,7 +144,7 @@ def test_pace_and_time_left_are_of_the_last_steps(tmp_path: Path) -> None:
     assert state.pace_s == 2.0 and state.left_s == 120.0
 
 
-def test_the_end_of_a_phase_is_not_that_of_the_run(tmp_path: Path) -> None:
+def test_the_end_of_a_phase_is_not_the_end_of_the_run(tmp_path: Path) -> None:
     form = dict(run="a", model="m", cluster="c", devices=1, flops_per_token=1.0, peak_flops=None, mfu=None, step_s=1.0)
     form |= dict(tokens=1, bubble=0.0, memory_bytes=[1], capacity_bytes=[1], links=[])
     state, end = RunState(tmp_path), {"event": "end", "outcome": "finished", "exit_code": 0, "step": 3, "time": ""}

@@ -37,7 +37,7 @@ HEALTH = HealthRecipe("skip", SpikeRecipe(4.0, 5.0, "rollback"), window=8, back=
 # ---------------------------------------------------------------- decisions
 
 
-def test_a_spike_is_so_many_deviations_above_the_mean() -> None:
+def test_a_spike_exceeds_the_mean_by_the_set_number_of_deviations() -> None:
     """Against numpy, over random histories and numbers near both bounds."""
     drawn = np.random.default_rng(1)
     found = set[bool]()
@@ -55,15 +55,15 @@ def test_a_spike_is_so_many_deviations_above_the_mean() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_never_changes_weights(bad: float) -> None:
+def test_non_finite_losses_and_norms_never_change_weights(bad: float) -> None:
     for loss, norm in ((bad, 1.0), (1.0, bad)):
         for health, action in ((None, "stop"), (HEALTH, "skip"), (replace(HEALTH, not_finite="stop"), "stop")):
             verdict = judge(health, Recent(), 1, loss, norm)
             assert verdict is not None and verdict.action == action
 
 
-def test_no_gradient_beside_a_loss_is_judged_where_health_is_asked_for() -> None:
-    """A batch without targets has neither; a run without a block goes on."""
+def test_zero_gradients_with_a_loss_are_judged_only_with_health() -> None:
+    """A batch without targets has neither loss nor gradient. A run without a `health` block continues."""
     verdict = judge(HEALTH, Recent(), 1, 5.7, 0.0)
     assert verdict is not None and verdict.action == "skip"
     assert judge(HEALTH, Recent(), 1, 0.0, 0.0) is judge(None, Recent(), 1, 5.7, 0.0) is None
@@ -75,13 +75,13 @@ def test_few_steps_show_no_spike() -> None:
     assert judge(replace(HEALTH, spike=None), few, 4, 1e9, 1e9) is None
 
 
-def test_as_many_actions_as_are_allowed_in_a_window_are_not_enough() -> None:
+def test_the_run_stops_after_the_allowed_number_of_actions() -> None:
     for acted, action in (((93, 94), "stop"), ((92, 93), "skip"), ((99, 99), "stop"), ((99,), "skip")):
         verdict = judge(HEALTH, Recent(acted=acted), 100, math.nan, 1.0)
         assert verdict is not None and verdict.action == action, acted
 
 
-def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
+def test_a_rollback_skips_the_samples_drawn_since() -> None:
     """A rollback reaches as far as is remembered, and no further than its phase."""
     for steps, first_step, to, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
         watch = HealthWatch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
@@ -93,7 +93,7 @@ def test_a_rollback_leaves_out_what_was_drawn_since() -> None:
         assert (met.value.to, met.value.samples) == (to, (first, 8 * steps + 8))
 
 
-def test_what_is_remembered_reads_back() -> None:
+def test_the_recent_history_round_trips() -> None:
     recent = Recent()
     for step in range(20):
         recent = recent.after(JudgedStep(8 * step, 5 + step / 3, 0.1), HEALTH).acting(step)
@@ -115,7 +115,7 @@ def test_what_is_remembered_reads_back() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_any_flipped_bit_changes_a_fingerprint(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every bit of the first and last elements of each chunk, and random ones between."""
+    """Flips every bit of the first and last elements of each chunk, and random bits in between."""
     monkeypatch.setattr("runtime.observe.health.replicas._CHUNK", 64)
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(150, generator=generator).to(dtype)
@@ -193,15 +193,15 @@ def test_who_has_other_bits_is_named(case: str) -> None:
     plan = plan_of()
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     assert compared(states, plan) == ([], 1), "one sum, where all is well"
-    of, element, rank, tensor, ranks, others = CASES[case]
-    flip(of(states[rank]), element)
+    tensor_of, element, rank, tensor, ranks, others = CASES[case]
+    flip(tensor_of(states[rank]), element)
     found, _ = compared(states, plan)
     assert found == [ReplicaDifference(tensor, ranks, others)]
     verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not others else f"rank {rank} has other"
     assert str(found[0]).startswith(f"{verb} bits of {tensor}")
 
 
-def test_what_one_rank_owns_is_not_compared() -> None:
+def test_state_owned_by_one_rank_is_not_compared() -> None:
     """With `zero` of 1 or more, only owners have master weights and moments; all ranks have weights."""
     plan = plan_of(zero=1)
     states = [build_state(plan, rank, CPU) for rank in range(4)]
@@ -220,7 +220,7 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert compared(states, plan) == ([], 3), "ten numbers: of the weights of all, of two, and of the bias"
 
 
-def test_a_fingerprint_of_a_step_has_64_bits_and_tells_its_parts_apart() -> None:
+def test_a_fingerprint_of_a_step_has_64_bits_and_depends_on_both_parts() -> None:
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
     for records, gradients in itertools.product(numbers, numbers):
         found = rerun._both(records, gradients)
@@ -257,7 +257,7 @@ def bad(step: int, samples: tuple[int, int], to: int | None = None) -> BadStepEr
     return BadStepError(step, Verdict("rollback" if to is not None else "stop", "why"), 1.0, 2.0, samples, to)
 
 
-def test_a_start_goes_on_without_what_was_given_up(tmp_path: Path) -> None:
+def test_a_resume_skips_the_samples_of_rollbacks(tmp_path: Path) -> None:
     position = Position(order=Order(16, 100, 1), next=8)
     order, other = record.identity(position, "text"), record.identity(position, "another text")
     record.record(tmp_path, order, bad(9, (24, 40), to=3))
@@ -274,7 +274,7 @@ def test_a_start_goes_on_without_what_was_given_up(tmp_path: Path) -> None:
     assert record.rollbacks(tmp_path) == ()
 
 
-def test_checkpoints_of_what_was_given_up_are_those_behind_it_that_do_not_count_it() -> None:
+def test_checkpoints_discarded_by_a_rollback() -> None:
     first, second = (record.Rollback({}, step, (0, 8), to) for step, to in ((9, 3), (7, 5)))
     done, none = (first, second), Manifest(4, 1, {}, ())
     for step, counted, gone in (
@@ -305,7 +305,7 @@ ROW: dict[str, Any] = {"order": {}, "step": 5, "samples": [3, 7], "to": 2}
     "row",
     [ROW | {"to": -1}, ROW | {"to": "2"}, ROW | {"samples": [7, 3]}, ROW | {"samples": []}, ROW | {"step": 1.5}, 3, {}],
 )
-def test_a_record_that_nobody_wrote_is_none(tmp_path: Path, row: Any) -> None:
+def test_invalid_records_are_ignored(tmp_path: Path, row: Any) -> None:
     for text in (json.dumps({"batches": [row], "rollbacks": [row]}), json.dumps(row), "", "[" * 100_000):
         (tmp_path / "health.json").write_text(text, "utf-8")
         assert record.rollbacks(tmp_path) == () and set(record.read(tmp_path, {})) <= {(3, 8)}

@@ -1,4 +1,4 @@
-"""Values that go to the host and come back: their numbers, what they share, and the buffers that are used again."""
+"""Values copied to the host and back: contents, shared storage, and reuse of buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.pretend import DEVICE, Pretend, pretended
 
 
 @pytest.mark.parametrize("device", [torch.device("cpu"), DEVICE], ids=["cpu", "device"])
-def test_values_come_back_and_share_what_they_shared(device: torch.device) -> None:
+def test_values_come_back_and_still_share_storage(device: torch.device) -> None:
     with pretended() if device == DEVICE else nullcontext():
         host = HostCopies(device)
         for micro_batch in range(3):
@@ -35,7 +35,7 @@ def test_values_come_back_and_share_what_they_shared(device: torch.device) -> No
         assert host.is_empty and host.num_bytes == 12 * 4 + 5 * 2, "one buffer, used three times"
 
 
-def test_as_many_buffers_as_are_away_at_once() -> None:
+def test_as_many_buffers_as_concurrent_copies() -> None:
     host = HostCopies(torch.device("cpu"))
     for stage, micro_batch in ((0, 0), (0, 1), (1, 0)):
         host.forward_ended((stage, micro_batch))
@@ -45,8 +45,8 @@ def test_as_many_buffers_as_are_away_at_once() -> None:
     assert host.num_bytes == 3 * 16
 
 
-def test_a_stage_that_saves_nothing_has_nothing_to_move() -> None:
-    """The stage of an embedding alone reads nothing of its forward again; its O and R are statements all the same."""
+def test_a_stage_that_saves_nothing_moves_nothing() -> None:
+    """A stage with only an embedding rereads nothing of its forward, but still has O and R statements."""
     said = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
     assert said == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
     host = HostCopies(torch.device("cpu"))

@@ -111,12 +111,12 @@ FAULTS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("name", "at"), [(name, i % WORLD) for i, name in enumerate(FAULTS)])
 def test_a_fault_is_named(tmp_path: Path, name: str, at: int) -> None:
-    fault, how = FAULTS[name]
+    fault, reason = FAULTS[name]
     outcome = run(tmp_path, fault, at)
     assert (outcome.kind, outcome.exit_code) == ("failed", 1)
-    assert (outcome.rank, outcome.step, outcome.action, outcome.reason) == (at, STEP, ACTION, how)
+    assert (outcome.rank, outcome.step, outcome.action, outcome.reason) == (at, STEP, ACTION, reason)
     assert outcome.log == tmp_path / "logs" / f"rank_{at}.log"
-    assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {how}\n")
+    assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {reason}\n")
 
 
 def test_the_traceback_is_in_the_outcome_and_in_the_log(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> Non
 
 
 def until_all_have_ended() -> Callable[[Board], None]:
-    """For `on_poll`: keeps the supervisor until all ranks have ended by themselves, so that it finds all at once."""
+    """For `on_poll`: holds the supervisor until all ranks have ended by themselves, so that it finds all at once."""
     others = set(children(os.getpid()))
 
     def wait(_: Board) -> None:
@@ -186,7 +186,7 @@ def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
     assert (outcome.rank, outcome.reason) == (1, "KeyError: 'the cause'")
 
 
-def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_kill_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 6])
     monkeypatch.setattr("runtime.launch.launcher.oom_kills_so_far", lambda: next(counts))
     monkeypatch.setattr("runtime.launch.rank_watch.oom_kills_so_far", lambda: next(counts))
@@ -194,8 +194,8 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.reason == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
 
 
-def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The board is looked at once more when all ranks have ended."""
+def test_the_last_actions_of_ranks_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board is polled once more after all ranks have ended."""
     order = []
 
     def watched(*_: object) -> Outcome:
@@ -211,7 +211,7 @@ def test_what_ranks_did_last_is_shown(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Board], object], limit_s: float = 1.0) -> Supervision:
-    """A supervision whose hang clock stands still until `is_so(board)` holds."""
+    """A supervision whose hang clock is stopped until `is_so(board)` holds."""
     begun = False
 
     def on_poll(board: Board) -> None:
@@ -318,7 +318,7 @@ def test_a_slow_rank_that_reports_is_not_a_hang() -> None:
         assert stillness.seconds(number / 10, (number // 8,)) < 0.75
 
 
-def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
+def test_suspension_of_the_supervisor_is_not_a_hang() -> None:
     stillness = Stillness(checked=0.0)
     assert stillness.seconds(0.1, (7,)) == 0.0  # something changed
     assert stillness.seconds(0.2, (7,)) == pytest.approx(0.1)
@@ -326,7 +326,7 @@ def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
     assert stillness.seconds(3600.1, (8,)) == 0.0
 
 
-# ---------------------------------------------------------------- what a rank finds
+# ---------------------------------------------------------------- environment of a rank
 
 
 def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
-def test_what_a_rank_wrote_cannot_drive_the_terminal(tmp_path: Path) -> None:
+def test_output_of_a_rank_cannot_control_the_terminal(tmp_path: Path) -> None:
     outcome = run(tmp_path, raise_(ValueError("\x1b]0;owned\x07\x1b[2J")), 0, world=1)
     assert all(c.isprintable() or c == "\n" for c in str(outcome))
     assert r"\x1b]0;owned\x07" in str(outcome)

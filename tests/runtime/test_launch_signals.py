@@ -76,7 +76,7 @@ def test_a_signal_to_a_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -
     assert (tmp_path / "outcome").read_text() == "stopped: rank 1 received SIGTERM"
 
 
-def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_to_all_processes_is_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal or a batch system sends a signal to all processes; here the supervisor gets it twice."""
     monkeypatch.setattr(rank_watch, "REPEAT_S", 3600.0)  # however late the second one comes
     with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
@@ -111,7 +111,7 @@ def test_a_second_signal_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "outcome").read_text() == "killed: SIGTERM came a second time"
 
 
-def test_signals_are_as_before_behind_a_launch() -> None:
+def test_signal_handlers_are_restored_after_a_launch() -> None:
     ours, theirs = os.pipe2(os.O_NONBLOCK)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     before = signal.set_wakeup_fd(theirs)
@@ -144,7 +144,7 @@ def test_no_rank_survives_the_supervisor(tmp_path: Path, when: str) -> None:
         supervisor.send(signal.SIGKILL)
         assert supervisor.exit_code() == -signal.SIGKILL
         assert_gone(ranks)
-    # What it left does not disturb the next run in the same folder.
+    # Its leftovers do not disturb the next run in the same folder.
     assert list(tmp_path.glob(".meeting-*"))
     assert launch(lambda *_: None, 2, folder=tmp_path).ok
     assert not list(tmp_path.glob(".meeting-*"))
@@ -171,7 +171,7 @@ def test_a_kill_from_outside_names_rank_and_action(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the board
 
 
-def test_a_board_is_read_as_written() -> None:
+def test_a_board_reads_back() -> None:
     board = Board(3)
     mine = board.bind(1)
     mine.start_step(7)
@@ -216,7 +216,7 @@ def test_only_rank_0_decides_the_last_step_and_one_step_ahead() -> None:
 
 
 @pytest.mark.parametrize(("rank", "who"), [(-1, "the supervisor"), (0, "rank 0"), (1, "rank 1")])
-def test_who_received_the_signal_is_told(rank: int, who: str) -> None:
+def test_the_receiver_of_the_signal_is_reported(rank: int, who: str) -> None:
     board = Board(2)
     watch = Supervision().watch
     assert str(watch([], board, SimpleNamespace(wake=0), 0)) == "finished"
@@ -257,7 +257,7 @@ def test_ranks_meet_before_their_process_group_and_leave_it_together(
         assert len(happened) == 4
 
 
-def test_a_rank_that_has_the_terminal_says_so_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_the_terminal_notes_it_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, object] = {}
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(debug, "signal", SimpleNamespace(signal=handlers.__setitem__, SIGINT=2, default_int_handler=7))

@@ -1,4 +1,4 @@
-"""The guard against leftovers, in runs of pytest whose tests leave something, or nothing."""
+"""The guard against leftovers, in pytest runs whose tests leave something or nothing behind."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ LEFT = {
 
 
 def session(folder: Path, body: str, *words: str, patience_s: float = 0.5) -> CompletedProcess[str]:
-    """A run of pytest with the guard and one test. A limit of half a second is for what never ends by itself."""
+    """A run of pytest with the guard and one test. The limit of half a second is for processes that never end."""
     (folder / "conftest.py").write_text(CONFTEST.format(patience_s=patience_s))
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     (folder / "test_it.py").write_text(f"def test_it(tmp_path):\n{lines}")
@@ -113,7 +113,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("what", LEFT)
-def test_what_is_left_fails_the_run_is_named_and_ended(folder: Path, what: str) -> None:
+def test_leftovers_fail_the_run_and_are_named_and_removed(folder: Path, what: str) -> None:
     left = LEFT[what]
     done = session(folder, left.body, *left.words)
     with suppress(FileNotFoundError):
@@ -137,14 +137,14 @@ NOT_LEFT = {
 
 
 @pytest.mark.parametrize("what", NOT_LEFT)
-def test_what_is_not_left_is_no_fault(folder: Path, what: str) -> None:
+def test_resources_that_are_released_are_no_fault(folder: Path, what: str) -> None:
     done = session(folder, NOT_LEFT[what].body, *NOT_LEFT[what].words, patience_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert not [*folder.glob("dsc-tests-*")]
 
 
 def test_processes_of_another_session_are_not_judged(folder: Path) -> None:
-    """One that lives, in its own folder, beside this one, started by somebody else."""
+    """A living process of another session, in its own folder."""
     body = STARTED.format(how="env={}, stderr=-3, start_new_session=True")
     (folder / "up").write_text(body)
     done = run((sys.executable, str(folder / "up")), Path("/"), {})

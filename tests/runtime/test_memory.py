@@ -43,7 +43,7 @@ def pipe(timeout_s: float = WAIT_S) -> tuple[PipeWriter, PipeReader]:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=60))
-def test_blocks_of_a_heap_never_overlap_and_lie_as_low_as_they_can(moves: list[tuple[bool, int]]) -> None:
+def test_blocks_of_a_heap_never_overlap_and_use_the_lowest_space(moves: list[tuple[bool, int]]) -> None:
     heap, taken = Heap(4096), dict[int, int]()
     for is_free, size in moves:
         if is_free and taken:
@@ -64,7 +64,7 @@ def test_blocks_of_a_heap_never_overlap_and_lie_as_low_as_they_can(moves: list[t
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_messages_arrive_whole_in_whatever_order_they_are_read(sizes: list[int], order: random.Random) -> None:
+def test_messages_arrive_whole_in_any_order_of_reads(sizes: list[int], order: random.Random) -> None:
     writer, reader = pipe()
     sent = [torch.randint(0, 1 << 30, (size,)) for size in sizes]
     for stamp, tensor in enumerate(sent):
@@ -108,11 +108,11 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
         assert reading.result() == count and writing.result() is None
 
 
-def test_divided_state_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_holds_all_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that write before they read do not wait, however large the tensor is."""
     monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
-    own, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
-    writer, reader = PipeWriter(own, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
+    memory_of_writer, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
+    writer, reader = PipeWriter(memory_of_writer, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
     sent = [torch.full((10_000,), float(each), dtype=torch.float64) for each in range(memory.IN_FLIGHT)]
     for message in sent:
         writer.write([message], 7)
@@ -121,7 +121,7 @@ def test_divided_state_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reader.read(number, [out], "it") == 7 and torch.equal(out, message)
 
 
-def test_who_waits_for_a_message_in_vain_says_for_which() -> None:
+def test_a_timeout_names_the_awaited_message() -> None:
     _, reader = pipe(timeout_s=0.05)
     with pytest.raises(PeerTimeoutError, match=r"recv F0\.1: no answer in 0 s"):
         reader.read(0, [torch.empty(1)], "recv F0.1")
@@ -144,8 +144,8 @@ def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
         map_memory(replace(address, size=address.size + 1))
 
 
-def test_mapping_memory_leaves_no_file_open_but_that_of_the_map() -> None:
-    """Nor does an attempt that is refused."""
+def test_mapping_memory_leaves_no_other_file_open() -> None:
+    """A refused attempt leaves no file open either."""
     kept, address = make_memory({"part": 8})
     before = len([*Path("/proc/self/fd").iterdir()])
     mapped = [map_memory(address) for _ in range(3)]
@@ -194,8 +194,8 @@ def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members:
 
 
 @pytest.mark.parametrize("extents", [(5, 5), (7, 0, 4), (70_001, 3, 12)])
-def test_an_owner_has_the_sums_of_its_share_alone(extents: tuple[int, ...]) -> None:
-    """They are those of a sum that all have, to the bit; what others own is as it was."""
+def test_an_owner_has_the_sums_of_only_its_share(extents: tuple[int, ...]) -> None:
+    """They are bit-identical to those of a sum on all ranks; shares of others do not change."""
     elements, bounds = sum(extents), [sum(extents[:i]) for i in range(len(extents) + 1)]
     shares = tuple((slice(a, b),) if a < b else () for a, b in pairwise(bounds))
     each = circles(len(extents), elements)
@@ -225,7 +225,7 @@ def test_shares_are_gathered(members: int) -> None:
     assert all(torch.equal(flat, expected) for flat in flats)
 
 
-def test_memory_that_is_not_used_takes_no_room() -> None:
+def test_unused_memory_takes_no_space() -> None:
     openings = tuple(Opening("edge", edge, "each") for edge in ((0, 1), (1, 0)))
     wanted = WantedChannels(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), (*openings, Opening("expert", (0,), "block")), {})
     assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]

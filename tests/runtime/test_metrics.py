@@ -41,7 +41,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_one_object_a_step_there_as_soon_as_written(tmp_path: Path, path: Path) -> None:
+def test_each_row_is_one_line_that_is_readable_immediately(tmp_path: Path, path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     before = utc_now()
     for step in (1, 2):
@@ -57,7 +57,7 @@ def test_times_are_utc_in_iso_8601() -> None:
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ", utc_now())
 
 
-def test_what_is_not_finite_is_null_and_said(path: Path) -> None:
+def test_non_finite_numbers_become_null_and_are_listed(path: Path) -> None:
     writer = JsonLines(path, 0)
     writer.write({"step": 1, "loss": math.nan, "norms": {"head": [1.0, -math.inf]}})
     writer.close()
@@ -75,7 +75,7 @@ def test_what_is_not_finite_is_null_and_said(path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume_step", [0, 1, 7, 9])
-def test_a_resume_moves_what_came_after_it(path: Path, resume_step: int) -> None:
+def test_a_resume_moves_later_rows_aside(path: Path, resume_step: int) -> None:
     write_steps(path, range(1, 11))
     (note,) = write_steps(path, range(resume_step + 1, 15), resume_step)
     assert steps(path) == [*range(1, 15)]
@@ -162,7 +162,7 @@ def test_rows_that_never_could_be_written_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_refused_without_waiting(path: Path, make: object) -> None:
+def test_pipes_and_folders_are_refused_without_waiting(path: Path, make: object) -> None:
     assert callable(make)
     make(path)
     assert len(write_steps(path, range(1, 3))) == 2
@@ -229,7 +229,7 @@ lines.close()
 
 
 def test_rows_that_the_system_refused_are_written_when_it_takes_them(path: Path) -> None:
-    """A real process, whose files the kernel lets grow to 100 bytes for a time."""
+    """A real process whose files the kernel temporarily limits to 100 bytes."""
     command = [sys.executable, "-c", LIMITED, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     said, whole, again = done.stdout.splitlines()
@@ -279,8 +279,8 @@ def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
 
 
 @pytest.mark.parametrize("rest", [b"", b": 2}\n"])
-def test_a_half_line_is_one_that_grows_no_more(path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
-    """A line that another process is writing gets no end of line in its middle; one that was left does."""
+def test_a_half_line_is_one_that_no_longer_grows(path: Path, monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
+    """A line that another process is still writing gets no line end in its middle; an abandoned one does."""
     path.write_bytes(b'{"a": 1}\n{"b"')
 
     def write(_: float) -> None:

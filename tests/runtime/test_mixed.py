@@ -149,7 +149,7 @@ def test_sums_have_the_bits_of_the_order_of_ranks(tmp_path: Path, transport: Tra
     assert outcome.ok, str(outcome)
 
 
-def test_memory_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_unavailable_shared_memory_is_refused_if_requested(tmp_path: Path) -> None:
     def before(rank: int, _: str) -> None:
         memory.machine = lambda: "aaab"[rank]
 

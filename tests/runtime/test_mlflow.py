@@ -88,7 +88,7 @@ def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client
         ([("end", "finished"), ("save", None)], "FINISHED"),
     ],
 )
-def test_mlflow_goes_on_with_a_run_and_says_how_it_ended(
+def test_mlflow_continues_a_run_and_sets_its_final_status(
     tmp_path: Path, client: list[tuple[Any, ...]], happened: list[tuple[str, str | None]], status: str
 ) -> None:
     sink = mlflow.MLflow()

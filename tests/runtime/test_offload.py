@@ -86,8 +86,8 @@ def values_of(state: State) -> list[Tensor]:
 
 @pytest.mark.parametrize(("zero", "dp"), [(0, 1), (1, 2), (2, 2), (3, 2)])
 def test_parts_come_while_others_are_updated_and_the_numbers_stay(zero: int, dp: int) -> None:
-    """Every element of master weights and moments goes to the device once and back once. A part is on its way before
-    the one ahead of it is updated."""
+    """Every element of master weights and moments goes to the device once and back once. The copy of a part starts
+    before the previous part is updated."""
     spec = small_spec(1, 1, dp, 2, zero=zero, precision="bf16")
     plain, away = plan_of(spec), plan_of(with_host_state(spec, BOTH))
     expected = build_state(plain, 0, CPU)
@@ -124,8 +124,8 @@ def test_parts_come_while_others_are_updated_and_the_numbers_stay(zero: int, dp:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("offload", [(), ("moments",), BOTH])
-def test_host_and_device_hold_what_was_planned(offload: tuple[str, ...], zero: int) -> None:
-    """The state of host and device, and the room of parts on the device, to the byte."""
+def test_host_and_device_memory_equal_the_plan(offload: tuple[str, ...], zero: int) -> None:
+    """State on host and device, and buffers of parts on the device, to the byte."""
     pp, ep, dp = 2, 2, 2
     schedule = "1f1b" if zero > 1 else "dualpipe"  # which holds a stage on two ranks
     plain = small_spec(pp, ep, dp, 2 * pp, zero=zero, precision="bf16", schedule=schedule)
@@ -154,9 +154,11 @@ def test_host_and_device_hold_what_was_planned(offload: tuple[str, ...], zero: i
 
 
 @pytest.mark.parametrize("offload", [("moments",), BOTH])
-def test_each_kind_of_muon_has_room_of_its_own(offload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole matrix with its momentum, and a part of the rest with two moments, one after the other: the bytes that
-    are planned, beside those of products. The numbers are those of a device that holds everything."""
+def test_matrices_and_other_parts_of_muon_have_separate_buffers(
+    offload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers hold a whole matrix with its momentum, then a part of the rest with two moments: the planned bytes,
+    besides those of products. Results equal a device that holds everything."""
     plain = with_muon(small_spec(1, 1, 2, 2, zero=1, precision="bf16", schedule="1f1b"))
     spec = accelerated(with_host_state(plain, offload))
     monkeypatch.setattr("compiler.predict.memory_state.HOST_PART", PART)
@@ -207,8 +209,8 @@ def _all(state: State) -> list[Tensor]:
 
 @pytest.mark.parametrize("there", ["cpu", "device"])
 @pytest.mark.parametrize("precision", ["bf16", "fp64"])
-def test_the_average_is_that_of_its_definition(there: str, precision: str) -> None:
-    """In parts of any size, and whether weights come from a device; what segments read is as before a validation."""
+def test_the_moving_average_equals_its_definition(there: str, precision: str) -> None:
+    """In parts of any size, for weights on the CPU or a device. A validation leaves the segments' weights unchanged."""
     plan = plan_of(with_host_state(small_spec(1, 1, 1, 2, precision=precision), decay=0.9), part=777)
     assert plan.train.ema is not None
     make: Callable[[], State] = lambda: build_state(plan, 0, CPU if there == "cpu" else DEVICE)  # noqa: E731

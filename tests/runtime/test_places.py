@@ -15,7 +15,7 @@ from runtime.checkpoint.shard_manifest import CheckpointError
 from tests.runtime.copied import Run
 from tests.runtime.faulty_files import Calls, Killed, kill_at
 
-# ---------------------------------------------------------------- what is taken back
+# ---------------------------------------------------------------- fetching
 
 
 def test_a_damaged_checkpoint_is_replaced_by_its_copy_before_an_older_one_is_used(
@@ -57,7 +57,7 @@ def test_the_newest_good_one_of_all_places_is_used(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_is_not_begun_over_where_its_places_cannot_be_read(tmp_path: Path) -> None:
+def test_a_run_is_not_restarted_if_its_places_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     said: list[str] = []
     with pytest.raises(CheckpointError, match="no checkpoint is good:\nslow cannot be listed: Not a directory"):
@@ -68,7 +68,7 @@ def test_a_run_is_not_begun_over_where_its_places_cannot_be_read(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
-def test_a_kill_while_a_checkpoint_is_taken_loses_nothing(
+def test_a_kill_while_a_checkpoint_is_fetched_loses_nothing(
     tmp_path: Path, faulty: Callable[[Calls], Calls], number: int
 ) -> None:
     place = FolderPlace("slow", tmp_path / "slow")
@@ -129,7 +129,7 @@ def test_places_that_lead_into_the_run_or_into_each_other_are_refused(tmp_path: 
     assert [type(each) for each in found] == [FolderPlace, FolderPlace, StorePlace]
 
 
-def test_a_store_without_its_package_says_what_to_install() -> None:
+def test_a_store_without_its_package_reports_what_to_install() -> None:
     with pytest.raises(PlaceError) as raised:
         StorePlace("s3://bucket/mine")
     assert str(raised.value) == (

@@ -51,7 +51,7 @@ def test_the_permutation_has_an_inverse(num: int) -> None:
         assert [unpermuted(permuted(i, num, 7, epoch), num, 7, epoch) for i in range(num)] == [*range(num)]
 
 
-def test_another_batch_goes_on_with_the_next_sample() -> None:
+def test_another_batch_continues_with_the_next_sample() -> None:
     for sizes in ([8] * 5 + [16] * 3, [8] * 5 + [4] * 7, [3, 1, 7, 2]):
         position, drawn = walk(Position(order=order(10)), sizes)
         assert drawn == [*range(sum(sizes))]
@@ -59,8 +59,8 @@ def test_another_batch_goes_on_with_the_next_sample() -> None:
 
 
 @pytest.mark.parametrize("begun", [37, 100 + 63])
-def test_windows_that_divide_those_before_skip_and_repeat_nothing(begun: int) -> None:
-    """20 → 10 → 5 tokens in the midst of an epoch: the epoch ends with every token seen once more, and none twice."""
+def test_windows_that_divide_earlier_ones_skip_and_repeat_nothing(begun: int) -> None:
+    """20 → 10 → 5 tokens within an epoch: at its end every token has been seen exactly once."""
     first, second, third = order(20), order(10), order(5)
     begun %= first.windows
     position, one = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
@@ -92,7 +92,7 @@ def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
             break
         following += drawn
     again = times_seen(after, following)
-    covered = after.windows * after.sequence  # no window has the tokens behind it
+    covered = after.windows * after.sequence  # no window has the remaining tokens
     assert int(((seen == 0) & (again == 0))[:covered].sum()) == skipped
     assert int(((seen == 1) & (again == 1)).sum()) == repeated
     best = 0
@@ -118,15 +118,15 @@ def test_samples_left_out_stay_out_when_windows_are_cut_anew() -> None:
     assert (seen == 1).all()
 
 
-def test_another_text_keeps_the_place_alone() -> None:
+def test_another_text_keeps_only_the_place() -> None:
     position, _ = walk(Position(order=order(20)).skipping([(60, 70)]), [30])
     other = position.under(Order(20, 400, 1), same_text=False)
     assert (other.next, other.cuts, other.skip, other.tokens) == (30, (), (), 600)
     assert position.under(Order(10, 400, 1), same_text=False).next == 60
 
 
-def test_sizes_of_a_ramp_go_by_tokens() -> None:
-    """Sizes are those that the compiler counts in an unchanged run, and go to the end from any number of tokens."""
+def test_sizes_of_a_ramp_follow_from_tokens() -> None:
+    """Sizes equal the compiler's for an unchanged run, and reach the end from any number of tokens."""
     choose = random.Random(0)
     for _ in range(300):
         start = choose.randint(1, 9)
@@ -148,7 +148,7 @@ def test_sizes_of_a_ramp_go_by_tokens() -> None:
         assert step == end
 
 
-def test_what_is_no_position_is_refused() -> None:
+def test_invalid_positions_are_refused() -> None:
     position, _ = walk(Position(order=order(20)).skipping([(33, 36)]), [30])
     good = position.under(order(10), same_text=True).skipping([(80, 90)]).to_json()
     assert Position.from_json(good).to_json() == good

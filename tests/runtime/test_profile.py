@@ -80,7 +80,7 @@ class Clock:
         return self.now // 10
 
 
-def test_times_are_those_that_no_inner_call_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_exclude_inner_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, watch = Clock(), Stopwatch()
     monkeypatch.setattr(profile, "time", clock)
 
@@ -129,7 +129,7 @@ def test_calls_of_other_threads_are_not_timed() -> None:
     assert [key.kind for key in watch.rows] == ["python"] and op() == 7 and len(watch.rows) == 2
 
 
-def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
+def test_the_overhead_of_the_profile_is_a_separate_row() -> None:
     python, op, tail = (
         CallKey("F0", "", "", "python", ""),
         CallKey("F0", "", "", "op", "add"),
@@ -157,7 +157,7 @@ def attributes(trainer: Trainer) -> list[dict[str, Any]]:
     return [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
 
-def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -> None:
+def test_profiling_does_not_change_a_step(build: Build, tmp_path: Path) -> None:
     plain, watched = trainer_of(build), trainer_of(build)
     found = Profile(watched, 2, tmp_path)
     before, bodies = attributes(watched), watched.bodies
@@ -183,7 +183,7 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
         "balance",
     }
 
-    # The FLOPs of all rows are those of the op rules for every call of every segment.
+    # The FLOPs of all rows equal the op rules for every call of every segment.
     found.close()
     (tmp_path / "spec.resolved").write_text((build.folder / "spec.resolved").read_text("utf-8"), "utf-8")
     document = write_run_profile(tmp_path)

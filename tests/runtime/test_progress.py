@@ -43,7 +43,7 @@ class Run:
         self.progress.poll(self.board)
 
 
-def test_plain_lines_are_the_first_the_last_and_one_every_few_seconds(tmp_path: Path) -> None:
+def test_plain_output_has_the_first_and_last_step_and_one_every_few_seconds(tmp_path: Path) -> None:
     out = io.StringIO()
     run = Run(tmp_path, out)
     run.progress.poll(run.board)
@@ -82,7 +82,7 @@ def test_a_validation_loss_of_an_earlier_step_is_named_as_such(tmp_path: Path) -
     ]
 
 
-def test_what_is_not_finite_is_shown(tmp_path: Path) -> None:
+def test_non_finite_losses_are_shown(tmp_path: Path) -> None:
     out = io.StringIO()
     run = Run(tmp_path, out)
     run.step(1, loss=float("nan"))
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_shown(tmp_path: Path) -> None:
     assert out.getvalue().startswith("step 1/500  loss nan  ")
 
 
-def test_a_row_cannot_drive_the_terminal(tmp_path: Path) -> None:
+def test_a_row_cannot_control_the_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
     run = Run(tmp_path, out)
     row = {"step": 1, "loss": "\x1b[2J", "not_finite": {"loss": "\x1b]0;owned\x07"}, "tokens_per_s": None}
@@ -143,7 +143,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
 def all_of(master: int) -> str:
     """The output to the terminal until its other end was closed."""
     data = b""
-    with suppress(OSError):  # how a terminal says so
+    with suppress(OSError):  # how a terminal reports it
         while part := os.read(master, 1 << 16):
             data += part
     return data.decode()
@@ -182,10 +182,10 @@ def test_a_dumb_terminal_gets_plain_lines(
     assert all_of(master).splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  expert load 1.32x"]
 
 
-# ---------------------------------------------------------------- where nobody reads
+# ---------------------------------------------------------------- output without a reader
 
 
-def test_an_output_nobody_reads_is_given_up(tmp_path: Path) -> None:
+def test_an_output_without_a_reader_is_abandoned(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stream:
@@ -196,7 +196,7 @@ def test_an_output_nobody_reads_is_given_up(tmp_path: Path) -> None:
         stream.flush()  # as Python does at its exit: it must not fail
 
 
-def test_a_closed_output_is_given_up(tmp_path: Path) -> None:
+def test_a_closed_output_is_abandoned(tmp_path: Path) -> None:
     stream = (tmp_path / "out").open("w")
     stream.close()
     run = Run(tmp_path, stream)
@@ -204,7 +204,7 @@ def test_a_closed_output_is_given_up(tmp_path: Path) -> None:
     run.progress.close()
 
 
-def test_it_follows_real_ranks(tmp_path: Path) -> None:
+def test_follows_real_ranks(tmp_path: Path) -> None:
     def target(rank: int, world: int, board: Board) -> None:
         metrics = MetricsWriter(tmp_path)
         for step in (1, 2, 3):

@@ -19,7 +19,7 @@ ROWS, COLUMNS = 8, 5
 
 
 def test_heads_of_a_group_share_the_factor_of_their_largest_logit() -> None:
-    """Four query heads on two keys: rows 2 to 9 of queries, 0 to 1 of keys. Rows between parts are left alone."""
+    """Four query heads on two keys: rows 2 to 9 of queries, 0 to 1 of keys. Rows between parts do not change."""
     queries = ClippedRows("query", 2, 4, ((1, 0.5), (1, 1.0)))
     more = ClippedRows("query", 12, 2, ((1, 1.0),))
     block = ClippedAttention("layers.0", 4, 2, (queries, more, ClippedRows("key", 0, 2, ((1, 0.5),))))

@@ -22,7 +22,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("name", ["report.html", ".report.html.tmp"])
-def test_a_link_is_replaced_and_what_it_leads_to_stays(name: str, tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_stays(name: str, tmp_path: Path) -> None:
     theirs, run = tmp_path / "theirs", tmp_path / "run"
     theirs.write_text("theirs")
     run.mkdir()
@@ -34,7 +34,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(name: str, tmp_path: Path
     ]
 
 
-def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
     with pytest.raises(OSError, match="directory"):
         write(tmp_path / "report.html", "ours")

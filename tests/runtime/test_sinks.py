@@ -1,4 +1,4 @@
-"""Exporters on rows without a run: a failing or slow exporter loses nothing and delays nobody; what readers see."""
+"""Exporters on rows without a run: a failing or slow exporter loses and delays nothing; and what readers see."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ def events(run: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("fails", [set(), {1}, {1, 2, 3}, {2, 4}])
-def test_what_was_not_sent_is_sent_later_and_once(
-    tmp_path: Path, start: Callable[[Sink], Worker], fails: set[int]
-) -> None:
+def test_unsent_rows_are_sent_later_and_once(tmp_path: Path, start: Callable[[Sink], Worker], fails: set[int]) -> None:
     sink = Fake()
     sink.fails = fails
     worker = start(sink)
@@ -130,8 +128,8 @@ def test_what_was_not_sent_is_sent_later_and_once(
     assert (("export_failed", "no route") in said) == bool(fails)
 
 
-def test_a_later_start_sends_what_is_left(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
-    """Rows that were noted are not sent again, those of steps trained again are; and the key is the same."""
+def test_a_later_start_sends_the_remaining_rows(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+    """Recorded rows are not sent again, but rows of steps that are trained again are; the key does not change."""
     first, second = Fake("its key"), Fake("its key")
     worker = start(first)
     worker.put([row(1), row(2), row(3)])
@@ -145,7 +143,7 @@ def test_a_later_start_sends_what_is_left(tmp_path: Path, start: Callable[[Sink]
     assert (first.opened, second.opened) == ([None], ["its key"])
 
 
-def test_a_sink_that_does_not_come_back_keeps_nobody_waiting(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
+def test_a_blocked_sink_does_not_block_the_run(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
     sink, gate = Fake(), threading.Event()
     sink.before = gate.wait  # type: ignore[assignment]
     worker = start(sink)
@@ -157,7 +155,7 @@ def test_a_sink_that_does_not_come_back_keeps_nobody_waiting(tmp_path: Path, sta
     assert len(sink.sent) == 2000
 
 
-def test_what_waits_is_limited(
+def test_the_queue_of_rows_is_limited(
     tmp_path: Path, start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "MOST_KEPT", 10)
@@ -181,10 +179,10 @@ def test_what_waits_is_limited(
     assert sink.state.trained_tokens == 51 * 500, "what is lost was trained"
 
 
-def test_a_sink_that_does_not_answer_is_said_to_fail_once(
+def test_a_sink_that_does_not_answer_is_reported_once(
     tmp_path: Path, start: Callable[[Sink], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library may try again and again by itself, as W&B does where it cannot be reached."""
+    """A library may retry by itself, as W&B does if its server is unreachable."""
     monkeypatch.setattr(workers, "LATE_S", 0.0)
     sink, answers = Fake(), threading.Event()
     sink.before = answers.wait  # type: ignore[assignment]
@@ -210,7 +208,7 @@ def test_a_slow_sink_gets_everything(start: Callable[[Sink], Worker], monkeypatc
     assert sink.sent == [*range(1, 51)]
 
 
-def test_events_behind_the_last_row_are_sent_once(start: Callable[[Sink], Worker]) -> None:
+def test_events_after_the_last_row_are_sent_once(start: Callable[[Sink], Worker]) -> None:
     def event(name: str, at: int) -> FollowedItem:
         return FollowedItem("event", {"event": name, "time": f"2026-01-31T12:00:{at:02}.000Z"})
 
@@ -254,7 +252,7 @@ def sent(sink: Sink, state: RunState, items: Sequence[FollowedItem]) -> None:
     sink.send(points)
 
 
-def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
+def test_tensorboard_drops_steps_discarded_by_a_resume(tmp_path: Path) -> None:
     files = set[Path]()
     for number, steps in enumerate(([1, 2, 3, 4, 5], [4, 5, 6])):  # the second one a minute later
         state, sink = RunState(tmp_path, WATCH), TensorBoard()
@@ -273,7 +271,7 @@ def test_tensorboard_forgets_what_was_given_up(tmp_path: Path) -> None:
     assert found.Scalars("mfu")[0].value == pytest.approx(1000 * 2e9 / 8e14)
 
 
-def test_what_a_run_has_written_by_its_end_is_exported(tmp_path: Path) -> None:
+def test_rows_written_before_the_end_of_a_run_are_exported(tmp_path: Path) -> None:
     rows = [{**row(step).fields, "step": step} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
     watch = replace(WATCH, metrics=MetricsSinks(tensorboard=True))
@@ -315,7 +313,7 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
 
 
 def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own count of rows is another one after a resume, which goes on with the run of the first start."""
+    """Its own row count differs after a resume, which continues the run of the first start."""
     runs: list[tuple[str, str, str]] = []
     axes, logged, exits = dict[str, str](), list[dict[str, float]](), list[int]()
     library = SimpleNamespace(
@@ -347,7 +345,7 @@ def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
     return {(each.name, *(v for k, v in each.labels.items() if k != "run")): each.value for each in samples}
 
 
-def test_notes_that_cannot_be_written_are_said_once_in_a_while(
+def test_unwritable_notes_are_reported_only_occasionally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "exports.json").mkdir()
@@ -393,7 +391,7 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         sink.close()
 
 
-def test_the_port_is_of_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
+def test_the_port_is_on_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
     first, second, state = Prometheus(), Prometheus(), RunState(tmp_path, WATCH)
     first.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
     port = int(first.where.rpartition(":")[2].partition("/")[0])

@@ -122,7 +122,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_slices_that_are_no_tensor_are_refused(tmp_path: Path, kind: str) -> None:
+def test_slices_that_do_not_form_a_tensor_are_refused(tmp_path: Path, kind: str) -> None:
     shape = (4, 2)
     halves = [Slice(0, ((0, 2),)), Slice(0, ((2, 4),))]
     whole = torch.arange(8.0).view(shape)
@@ -193,7 +193,7 @@ def test_any_plan_loads_any_checkpoint(tmp_path: Path, zero: int, master: str) -
         assert_holds(load(tmp_path / "again"), values)
 
 
-def test_initial_values_are_those_of_the_logical_tensor() -> None:
+def test_initial_values_equal_those_of_the_logical_tensor() -> None:
     choose = random.Random(5)
     for _ in range(10):
         plan = plan_of(choose, 0, "same", sliced=True)
@@ -214,7 +214,7 @@ def _first(plan: contract.RunPlan) -> contract.RunPlan:
     return replace(plan, buckets=buckets)
 
 
-def test_a_plan_says_its_slices() -> None:
+def test_a_plan_lists_its_slices() -> None:
     text = pretty(_first(small_plan(dp=2)))
     assert pretty(contract.RunPlan.from_json(text)) == text
     assert contract.RunPlan.from_json(text).parameters[1].slice == Slice(0, ((1, 2), (3, 4)))

@@ -25,7 +25,7 @@ from runtime.system.outcome import Outcome
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import wait_for
 
-# Two pipeline ranks, each with an expert group of two; experts at one place of it have two holders.
+# Two pipeline ranks with an expert group of two each; experts at a place of the group have two holders.
 WANTED = WantedChannels(
     Mesh(pp=2, dp=2, ep=2, tp=1, cp=1),
     (
@@ -51,8 +51,8 @@ def connected(
     wanted: Callable[[int], WantedChannels] = lambda _: WANTED,
     start_s: float = PATIENCE_S,
 ) -> Outcome:
-    """Ranks that connect. `before`: called by each rank with what it begins to wait in; `after`: with its channels.
-    `start_s`: how long they wait for one another, from when all are there."""
+    """Ranks that connect. `before`: called by each rank with the channel it waits in; `after`: with its channels.
+    `start_s`: how long they wait for each other once all exist."""
 
     def target(rank: int, world: int, board: Board) -> None:
         (folder / f"there_{rank}").touch()
@@ -81,7 +81,7 @@ def stops(at: int, text: str) -> Callable[[int, str], None]:
     [("memory", "connect"), ("gloo", "connect"), ("gloo", "connect edge 3>1"), ("gloo", "connect reduce 0-3")],
 )
 def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Transport, text: str) -> None:
-    """All others name it, and what they wait in."""
+    """All others name it and the channel they wait in."""
     outcome = connected(tmp_path, transport, stops(3, text), start_s=START_S)
     assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.action) == ("hung", 3, 3, text), str(outcome)
     assert outcome.reason == "its process is stopped, and the other ranks no longer wait for it"
@@ -91,7 +91,7 @@ def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Trans
     assert f"rank 3 did not come within {START_S:g} s: this rank waits in `connect" in said or text != "connect"
 
 
-def test_a_rank_that_dies_on_the_way_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_dies_during_start_up_is_named(tmp_path: Path) -> None:
     def before(rank: int, action: str) -> None:
         if (rank, action) == (2, "connect expert 2-3"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_a_rank_that_dies_on_the_way_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
-    """What the proof refuses: rank 1 begins with another edge than rank 0, and both give up, and say so."""
+    """An order that the proof refuses: rank 1 begins with another edge than rank 0. Both give up and report it."""
     first, second, *rest = WANTED.openings
     other = WantedChannels(WANTED.mesh, (second, first, *rest), {})
     outcome = connected(tmp_path, "gloo", wanted=lambda rank: other if rank >= 2 else WANTED, start_s=START_S)
@@ -110,8 +110,8 @@ def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_each_rank_makes_its_own_groups_alone(tmp_path: Path, transport: Transport) -> None:
-    """Six over gloo, and no group of torch.distributed; a message of each direction, between the same two ranks."""
+def test_each_rank_creates_only_its_own_groups(tmp_path: Path, transport: Transport) -> None:
+    """Six over gloo, and no group of torch.distributed. Sends one message per direction between the same two ranks."""
 
     def after(rank: int, links: Links) -> None:
         peer = (rank + 2) % 4

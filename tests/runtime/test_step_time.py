@@ -72,7 +72,7 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
         assert row["spent_s"] == row["spent_most_s"] and row["slowest_rank"] == 0
 
 
-def test_a_method_that_is_marked_takes_its_time_also_where_it_fails() -> None:
+def test_time_of_a_marked_method_counts_even_if_it_fails() -> None:
     class Works:
         def __init__(self, time: StepTime) -> None:
             self.time = time
@@ -89,8 +89,8 @@ def test_a_method_that_is_marked_takes_its_time_also_where_it_fails() -> None:
     assert spent(works.time)["spent_s"] == dict.fromkeys(USUAL, 0.0) | {"message": 3.0}
 
 
-def test_a_step_that_is_made_again_keeps_the_time_of_both() -> None:
-    """A skipped batch has no row: its time is in the next row."""
+def test_a_repeated_step_keeps_the_time_of_both_attempts() -> None:
+    """A skipped batch has no row: its time is part of the next row."""
     clock = Clock()
     time = StepTime(clock=clock)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_step_that_is_made_again_keeps_the_time_of_both() -> None:
     assert time.row(seconds)["spent_s"]["compute"] == 2.0
 
 
-def test_rows_are_of_all_ranks() -> None:
+def test_rows_average_over_all_ranks() -> None:
     clock = Clock()
     ranks = [StepTime(rank, 3, clock=clock) for rank in range(3)]
     total = torch.zeros(1 + 3 * NUMBERS, dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_rows_are_of_all_ranks() -> None:
     assert "memory_bytes" not in row, "these are of a device"
 
 
-def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
+def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
     clock = Clock()
     time = StepTime(clock=clock)
     time._on_cpu = False
@@ -139,8 +139,8 @@ def test_parts_of_communication_are_not_told_apart_on_a_gpu() -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> list[dict[str, Any]]:
     """Results of real steps on three pipeline ranks."""
     folder = tmp_path_factory.mktemp("steps")
-    of = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
-    write_build(folder / "build", compile_spec(of, segments=segments).files)
+    chosen = small(RANKS, 1, 1, 6, schedule="1f1b", precision="fp32")
+    write_build(folder / "build", compile_spec(chosen, segments=segments).files)
     run_module("tests.runtime.step_times", folder, RANKS)
     return [json.loads((folder / f"rank_{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
 

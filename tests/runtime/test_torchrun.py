@@ -31,12 +31,12 @@ from tests.runtime.hangs import from_then_on
 from tests.runtime.processes import Fork, block, forked, listeners, wait_for
 
 WORLD = 2
-REFUSED = 40  # added to the code of a refusal, to tell it from that of a rank which trained
+REFUSED = 40  # added to the code of a refusal, to distinguish it from the code of a rank that trained
 
 
 @dataclass
 class Ranks:
-    """Ranks of a test, forked as torchrun starts them. `agents`: the torchrun of each rank."""
+    """Ranks of a test, forked like torchrun's. `agents`: the torchrun agent of each rank."""
 
     folder: Path
     port: int
@@ -165,12 +165,12 @@ def test_a_killed_rank_is_named_with_its_action(
         die()
 
     assert ranks.codes(train(fault, ranks.folder)) == [1, -signal.SIGKILL]
-    how = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
-    assert f"error: rank 1 failed during W1.5, step 4: {how}" in ranks.errors(0)
+    reason = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
+    assert f"error: rank 1 failed during W1.5, step 4: {reason}" in ranks.errors(0)
 
 
 def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
-    """Nobody waits for its silence."""
+    """No timeout is needed to notice it."""
     board, descriptor = make_board(WORLD, 0)
     os.close(descriptor)
     peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
@@ -184,7 +184,7 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
     )
 
 
-def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
+def test_a_vanished_machine_is_named_without_a_broken_connection(ranks: Ranks, heard: Heard) -> None:
     """Rank 0 is not in a collective when the other stops: only the silence shows it."""
     ranks.agents = (0, 1)
 
@@ -193,7 +193,7 @@ def test_a_machine_that_is_gone_is_named_without_a_broken_connection(ranks: Rank
         wait_for(lambda: heard("W1.5"), "the other machine to hear of W1.5")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        torchrun_watch.LOST_S = 2.0  # of this process alone, and from now on
+        torchrun_watch.LOST_S = 2.0  # only of this process, and from now on
         block()
 
     with ranks.started(target) as (first, _second):
@@ -252,10 +252,8 @@ def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ran
     assert re.search(r"\n  rank 0: \w+ in connect, step 0, for \d+.\d s\n", ranks.errors(0))
 
 
-def test_a_rank_that_is_late_is_named_with_what_it_does(
-    ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It lives, so what the others say it keeps them waiting in is theirs, and its own action says why."""
+def test_a_late_rank_is_named_with_its_action(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is alive, so the message has its own action, and not the channel in which the others wait for it."""
     monkeypatch.setattr(torchrun_watch, "SETTLE_S", 1.0)
 
     def target(rank: int, world: int, board: Board) -> None:
@@ -327,7 +325,7 @@ def test_a_signal_that_comes_again_kills(ranks: Ranks, heard: Heard, monkeypatch
         assert [each.exit_code() for each in both] == [128 + signal.SIGTERM] * 2
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def test_a_folder_in_use_is_refused_for_now(ranks: Ranks) -> None:
@@ -365,7 +363,7 @@ def test_another_run_folder_is_refused(ranks: Ranks) -> None:
     assert said in ranks.errors(0) + ranks.errors(1)
 
 
-def test_an_environment_that_is_none_is_refused() -> None:
+def test_an_invalid_environment_is_refused() -> None:
     good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     assert TorchrunRank.of(good).rank == 1
     for wrong in ({"RANK": "first"}, {"RANK": "2"}, {"RANK": "-1"}, {"MASTER_PORT": ""}):
@@ -387,9 +385,9 @@ def test_nothing_listens_outside_loopback(ranks: Ranks) -> None:
     assert addresses and set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-def test_ranks_that_are_started_again_meet_in_the_store_of_before(ranks: Ranks) -> None:
-    """torchrun keeps its store, with the addresses of dead ranks; and after a failure of the other machine it counts no
-    restart of its own."""
+def test_restarted_ranks_meet_in_the_previous_store(ranks: Ranks) -> None:
+    """torchrun keeps its store with the addresses of dead ranks, and after a failure of the other machine it does not
+    count a restart."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks.port = store.port
     ranks.environment = {"TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -221,7 +221,7 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
         first = spans[-1].last + 1 if spans else 0
         own = draw(st.none() | attentions)
         spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn), attention=own))
-    if layers > 2 and draw(st.booleans()):  # every so many layers, where one of each other range is left
+    if layers > 2 and draw(st.booleans()):  # every n-th layer, if one layer of each other range remains
         first, by = draw(st.integers(0, layers - 2)), draw(st.integers(2, layers))
         every = LayerRange(first=first, last=layers - 1, by=by, ffn=draw(ffn), attention=draw(st.none() | attentions))
         if not any({*span.layers} <= {*every.layers} for span in spans):

@@ -1,7 +1,7 @@
 """Parameters and FLOPs: exactly the published ones, and closed forms equal to what layers declare and compute.
 
-`dsl/closed_forms/counts.py` has the closed form of what `counted` sums over layers, and `in_closed_form` that of what
-`flops_per_token` sums over their ops. Changing only a layer fails here.
+`dsl/closed_forms/counts.py` has the closed form of the sum in `counted` over layers, and `in_closed_form` that of
+`flops_per_token` over their ops. Changing only a layer fails here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
 
 # Main models, without the MTP block. The sums of the safetensors on Hugging Face; DeepSeek-V3's with the biases of its
-# 58 gates, Moonlight's without the 27·64 constant angles that its files hold besides.
+# 58 gates; Moonlight's without the 27·64 constant angles that its files also hold.
 PUBLISHED = {
     "deepseek-v3.dsc": 671_026_419_200,
     "deepseek-v3.2.dsc": 671_026_419_200 + 61 * (1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64),
@@ -46,7 +46,7 @@ def test_published_totals(file: str, total: int) -> None:
     assert counts.parameters(shipped(file).model).total == total
 
 
-def test_deepseek_v32_has_the_parameters_of_its_class() -> None:
+def test_parameters_of_deepseek_v32_equal_transformers() -> None:
     """The class of `transformers` with the published configuration, on the meta device, without memory."""
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32"))
@@ -69,7 +69,7 @@ def test_deepseek_v3_in_parts() -> None:
     assert count.embedding == count.head == 129_280 * 7168
 
 
-def test_v4_is_as_large_as_its_class() -> None:
+def test_parameters_of_v4_equal_transformers() -> None:
     """DeepSeek-V4 of the published configurations, as `transformers` makes it: without balancing biases, which its
     class has as buffers, and without the MTP block. The report has 284B and 1.6T (arXiv 2606.19348)."""
     flash = {"compress_ratios": [0, 0, 4, *[128, 4] * 20]}
@@ -130,7 +130,7 @@ def assert_as_laid_out(spec: Spec) -> None:
 
 
 def active_biases(ffn: Dense | Moe, D: int) -> int:
-    """Biases of a layer that a token is given: a number for every column of each product it goes through."""
+    """Biases that a token uses in a layer: one number per column of each product."""
     columns = 2 if ffn.clamp is not None or ffn.activation in ("swiglu", "geglu", "geglu_tanh") else 1
     if isinstance(ffn, Dense):
         return ffn.bias * (columns * ffn.inner + D)
@@ -207,27 +207,27 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)
-def test_shipped_models_are_laid_out_so(file: str, run: str) -> None:
+def test_shipped_models_count_as_their_layers(file: str, run: str) -> None:
     spec = shipped(file, run)
-    whole = spec.parallel.model_copy(update={"context": 1, "tensor": 1})  # whose ranks split the work
+    whole = spec.parallel.model_copy(update={"context": 1, "tensor": 1})  # ranks would split the work
     assert_as_laid_out(spec.model_copy(update={"parallel": whole}))
 
 
 @settings(max_examples=60)
 @given(specs())
-def test_random_models_are_laid_out_so(spec: Spec) -> None:
+def test_random_models_count_as_their_layers(spec: Spec) -> None:
     assert_as_laid_out(spec)
 
 
-def test_slots_are_no_parameters() -> None:
-    """Experts that a file places have one number each besides, which is no weight."""
+def test_slots_are_not_counted_as_parameters() -> None:
+    """Experts placed by a file have one additional number each, which is not a weight."""
     spec = shipped("quickstart.dsc")
     placed = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": "placement.json"})})
     assert "slots" in {row.role for row in laid_out(placed)}
     assert counted(placed, model_steps(placed)) == counts.parameters(spec.model)
 
 
-# ---------------------------------------------------------------- a layer that is changed alone
+# ---------------------------------------------------------------- a change of only the layer
 
 
 BUILD = gqa.build
@@ -240,7 +240,7 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
         width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
         return replace(segment, params=(*segment.params, Param("qkv_bias", (width,), "float32", grad=False)))
     half = place.spec.train.sequence // 2
-    stream: Any = segment.function  # the norm in front, what is behind, and attention
+    stream: Any = segment.function  # the norm before attention, the parts after it, and attention
     attention: gqa.GqaAttention = stream.part.part
     sizes = replace(attention.attend.sizes, sequence=half)
     rotate = replace(attention.project.rotate, sequence=half)
@@ -255,7 +255,7 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
 
 
 @pytest.mark.parametrize("change", ["bias", "window"])
-def test_a_layer_that_is_changed_alone_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_only_the_layer_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = shipped("laptop-gqa.dsc")
     before = counted(spec, model_steps(spec)), flops_of(spec)
     monkeypatch.setitem(gqa.PARAMETERS, "qkv_bias", "attention.qkv_bias")

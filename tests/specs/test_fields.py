@@ -51,7 +51,7 @@ from tests.specs.test_counts import of_states, twice_seen
 
 TOKENS = 5
 any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes: models(*sizes))
-# Fields that change neither the number of parameters nor that of FLOPs; the ends of their paths.
+# Fields that change neither the number of parameters nor the FLOPs, by the ends of their paths.
 NOT_COUNTED = {
     "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "ffn.groups", "top_groups", "max_nodes",
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
@@ -59,8 +59,8 @@ NOT_COUNTED = {
     "limit", "alpha", "shift", "clamp", "loss", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
     "rounds", "eps", "choice",
 }  # fmt: skip
-ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
-# What they have is known when they are traced: tests/compiler/model/modules counts it.
+ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one MTP block can be trained so far; ends are none or some
+# Their parameters are only known after tracing: tests/compiler/model/modules counts them.
 TRACED: set[type[Node]] = {Custom, CustomAttention}
 
 
@@ -68,7 +68,7 @@ def reference(model: Model) -> Reference:
     return Reference(Config.from_plan({**model.model_dump(), "sequence": TOKENS}))
 
 
-# ---------------------------------------------------------------- what is drawn
+# ---------------------------------------------------------------- drawn fields
 
 
 def values_in(node: Node, found: dict[tuple[type[Node], str], list[Any]]) -> None:
@@ -129,12 +129,12 @@ def test_random_models_draw_every_field_and_every_alternative() -> None:
     assert lacking == {}, "tests/specs/strategies.py draws none of these"
 
 
-# ---------------------------------------------------------------- what is counted
+# ---------------------------------------------------------------- counts
 
 
 @settings(max_examples=60, deadline=None)
 @given(any_model)
-def test_parameters_are_those_of_the_reference(model: Model) -> None:
+def test_parameters_equal_the_reference(model: Model) -> None:
     count, tensors = counts.parameters(model), reference(model).state_dict()
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("router.table")}  # no parameter
     main = {name: tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")}
@@ -148,8 +148,8 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(any_model)
-def test_segments_that_differ_in_their_functions_differ_in_what_is_shown(model: Model) -> None:
-    """Otherwise two layers would share one emitted module, with the text of one of them."""
+def test_segments_with_different_functions_are_shown_differently(model: Model) -> None:
+    """Otherwise two layers would share an emitted module with the text of one of them."""
     keys = defaultdict[Any, set[Any]](set)
     for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
         if isinstance(step, Use):
@@ -167,7 +167,7 @@ def of_recurrence(net: DeltaNet) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(any_model)
-def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
+def test_flops_equal_the_reference(model: Model) -> None:
     """FLOPs follow the published definition: the gates' products are left out, and a step takes three forwards."""
     alone = model.model_copy(update={"mtp": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -179,18 +179,18 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
         if isinstance(attention, Gqa):  # the reference computes scores outside of a window too
             unseen = max(0, TOKENS - (attention.window or TOKENS)) ** 2
             forward -= 4 * attention.heads * attention.head_dim * unseen
-        elif isinstance(attention, Compressed):  # and those of all entries, and what chooses them
+        elif isinstance(attention, Compressed):  # and scores of all entries, and the indexer that chooses them
             entries = TOKENS // attention.compress.rate if attention.compress else 0
             unseen = TOKENS * (TOKENS + entries) - twice_seen(attention, TOKENS)
             forward -= 4 * attention.heads * attention.head_dim * unseen
             if indexer := attention.indexer:  # one head is multiplied, and no product sums it
                 forward -= 2 * TOKENS * entries * indexer.heads * (indexer.head_dim + (indexer.heads > 1))
-        elif isinstance(attention, DeltaNet):  # the reference goes on token by token
+        elif isinstance(attention, DeltaNet):  # the reference continues token by token
             forward += TOKENS * of_states(attention, TOKENS) - of_recurrence(attention)
             columns = 2 * attention.key_heads * attention.key_dim + attention.heads * attention.value_dim
             gates_of_states = attention.parameters(alone.hidden)["gates"]
             forward -= 2 * TOKENS * (gates_of_states + attention.convolution * columns)
-        elif isinstance(attention, Mla) and attention.indexer:  # those of keys that are not chosen, and the indexer's
+        elif isinstance(attention, Mla) and attention.indexer:  # scores of unchosen keys, and the indexer's
             indexer, dim = attention.indexer, attention.head_dim
             unseen = max(0, TOKENS - indexer.top_k) ** 2
             forward -= 2 * attention.heads * (dim.nope + dim.rope + dim.value) * unseen
@@ -233,14 +233,14 @@ def others(kind: FieldType, value: Any) -> Iterator[Any]:
 
 
 def _clamped(model: Model) -> Model:
-    """A model whose feed-forward parts cut off their gates."""
+    """A model whose feed-forward parts clamp their gates."""
     ffns = (span.ffn.model_copy(update={"clamp": Clamp(limit=7.0)}) for span in model.layers)
     spans = (span.model_copy(update={"ffn": ffn}) for span, ffn in zip(model.layers, ffns, strict=True))
     return model.model_copy(update={"layers": tuple(spans), "logit_cap": 30.0})
 
 
 def counted(model: Model) -> Any:
-    """Numbers of parameters, and FLOPs: those of a model with one MTP block, for no more can be built so far."""
+    """Numbers of parameters, and FLOPs for one MTP block, as more cannot be built so far."""
     one = None if model.mtp is None else model.mtp.model_copy(update={"depth": 1})
     return counts.parameters(model), flops_of_model(model.model_copy(update={"mtp": one}), TOKENS)
 

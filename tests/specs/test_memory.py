@@ -45,7 +45,7 @@ def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:
 
 
 def fullest(spec: Spec, lowered: Lowered) -> int:
-    """Bytes of the fullest device: what it holds, and the peak of its activations if no rank received a row."""
+    """Bytes of the fullest device: its state, and its peak of activations if no rank receives a row."""
     plan = lowered.plan
     peaks = [max(c.peak_fixed_bytes[p] for c in lowered.certificates.values()) for p in range(plan.mesh.pp)]
     return max(size + peaks[plan.mesh.coordinates(rank)[0]] for rank, size in held_by_rank(spec, plan).items())
@@ -70,7 +70,7 @@ def test_never_above_the_plan_of_a_shipped_spec(file: str, run: str) -> None:
     spec = shipped(file, run)
     bound, real = lower_bound(spec).total, fullest(spec, planned(file, run))
     assert bound <= real
-    # The bound is of state alone, and long sequences and several residual streams hold more of values.
+    # The bound only covers state; long sequences and several residual streams hold more activations.
     if spec.train.sequence <= 4096 and spec.model.hyper_connections is None:
         assert real < 7 * bound, "a bound of use"
 
@@ -129,7 +129,7 @@ def test_deepseek_v3() -> None:
     assert 20 < bound.total / 2**30 < 30
 
 
-def test_zero_divides_the_optimizer_alone() -> None:
+def test_zero_1_shards_only_the_optimizer() -> None:
     spec = shipped("moe-8gpu.dsc")
     whole = lower_bound(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 0})}))
     divided = lower_bound(spec)

@@ -23,7 +23,7 @@ NAMED = (
 )  # fmt: skip
 
 
-def test_all_are_here() -> None:
+def test_all_shipped_specs_are_listed() -> None:
     assert sorted({file for file, _ in RUNS}) == sorted(NAMED)
 
 

@@ -35,14 +35,14 @@ def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_every_phase_trains(tmp_path: Path) -> None:
-    """A step of each, of as many tokens."""
+    """One step each, with equally many tokens."""
     rows = trained("laptop-long", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
     assert [(row["step"], row["phase"], row["tokens"]) for row in rows] == [(1, 1, 2048), (2, 2, 4096), (3, 3, 6144)]
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
 def test_both_phases_of_sparse_attention_train(tmp_path: Path) -> None:
-    """A step of each: the indexers alone, then everything."""
+    """One step each: first only the indexers, then everything."""
     rows = trained("laptop-v32", tmp_path, "-s", "train.steps=1", "-s", "train.rate=constant at 1e-3")
     assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 2)]
     assert all(row["index_loss"] > 0 for row in rows) and rows[0]["grad_norm"] < rows[1]["grad_norm"] / 10
@@ -59,8 +59,8 @@ def test_trains(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
-    """The second begins with what the first leaves; its completions are scored."""
+def test_fine_tuning_and_rewards_train(tmp_path: Path) -> None:
+    """The second run starts from the weights of the first; its completions are scored."""
     copies.copy(SPECS / "r1-tiny.dsc", tmp_path)
     copies.copytree(SPECS / "r1-tiny", tmp_path / "r1-tiny")
     rows = {}
@@ -76,7 +76,7 @@ def test_a_run_that_fine_tunes_and_one_of_rewards_train(tmp_path: Path) -> None:
         assert (0 < row["entropy"] <= math.log(20) and row["grad_norm"] > 0) or row["reward_alike"] == 1
 
 
-def test_the_files_of_r1_tiny_are_what_its_script_writes(tmp_path: Path) -> None:
+def test_the_files_of_r1_tiny_equal_the_output_of_its_script(tmp_path: Path) -> None:
     copies.copy(SPECS / "r1-tiny" / "sums.py", tmp_path)
     runpy.run_path(str(tmp_path / "sums.py"), run_name="__main__")
     names = sorted(path.name for path in (SPECS / "r1-tiny").iterdir() if path.is_file())

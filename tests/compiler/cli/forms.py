@@ -15,7 +15,7 @@ TYPES: dict[str, Any] = {"string": str, "int": int, "number": (int, float), "boo
 
 
 class _Reader:
-    """Reads forms, each `name { keys: type; … }` or `name [type]`; docs/json.md says how they are written."""
+    """Reads forms, `name { keys: type; … }` or `name [type]`, as docs/json.md defines them."""
 
     def __init__(self, text: str) -> None:
         found = list(TOKEN.finditer(text))

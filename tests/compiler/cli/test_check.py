@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_right_says_what_was_checked(folder: Path, capsys: Captured) -> None:
+def test_a_valid_spec_prints_what_was_checked(folder: Path, capsys: Captured) -> None:
     assert main(["check", "right.dsc"]) == 0
     out, err = capsys.readouterr()
     counts = r"[\d.]+K parameters, [\d.]+K active, [\d.]+K more of MTP"
@@ -45,7 +45,7 @@ def test_a_library_names_its_models(capsys: Captured) -> None:
     assert {"name": "deepseek_v3", "parameters": 671_026_419_200}.items() <= spec["models"][0].items()
 
 
-def test_a_run_may_begin_with_one_of_its_file_that_is_not_trained_yet(folder: Path, capsys: Captured) -> None:
+def test_a_run_may_start_from_an_untrained_run_of_the_same_file(folder: Path, capsys: Captured) -> None:
     """It can be checked before that one is trained. Once there is a folder, it must have its weights."""
     spec, more = folder / "right.dsc", 'run more extends tiny {{ train {{ initial = "runs/{}" }} }}\n'
     text = TINY.read_text("utf-8")
@@ -80,7 +80,7 @@ def test_the_default_is_the_spec_of_the_folder(folder: Path, capsys: Captured) -
     assert [spec["spec"] for spec in parsed(capsys.readouterr().out, "check")["specs"]] == ["right.dsc"]
 
 
-def test_a_mistake_of_an_import_is_told_once(folder: Path, capsys: Captured) -> None:
+def test_a_mistake_in_an_import_is_reported_once(folder: Path, capsys: Captured) -> None:
     (folder / "lib.dsc").write_text("model broken { vocab = 64, hiden = 8 }\n", "utf-8")
     for name in ("a", "b"):
         (folder / f"{name}.dsc").write_text('import "lib.dsc"\nrun a { }\n', "utf-8")
@@ -112,7 +112,7 @@ def test_every_message_has_the_form_of_the_page(path: Path, capsys: Captured, mo
             assert 1 <= item["column"] <= len(lines[item["line"] - 1]) + 1
 
 
-def test_the_form_finds_faults() -> None:
+def test_the_form_of_messages_detects_faults() -> None:
     """The form checker itself refuses wrong documents."""
     good = {"file": "a", "line": 1, "column": 1, "end_line": 1, "end_column": 2, "text": ""}
     assert faults(good, FORMS["edit"]) == []
@@ -122,7 +122,7 @@ def test_the_form_finds_faults() -> None:
     assert faults([{"file": "a"}], ["place"]) != []
 
 
-def test_warnings_of_train_are_no_errors(capsys: Captured) -> None:
+def test_limits_of_training_are_reported_as_warnings(capsys: Captured) -> None:
     spec = str(ROOT / "specs" / "deepseek-v3.dsc")
     assert main(["check", spec, "--format", "json"]) == 0
     document = parsed(capsys.readouterr().out, "check")
@@ -224,7 +224,7 @@ def test_colours_are_for_terminals(folder: Path, capsys: Captured, monkeypatch: 
 # ---------------------------------------------------------------- --fix
 
 
-def test_fix_corrects_words_and_nothing_else(folder: Path, capsys: Captured) -> None:
+def test_fix_changes_only_misspelt_words(folder: Path, capsys: Captured) -> None:
     wrong = folder / "wrong.dsc"
     text = wrong.read_text("utf-8").replace("parallel {", "paralel {").replace("\n", "\r\n")
     wrong.write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -237,7 +237,7 @@ def test_fix_corrects_words_and_nothing_else(folder: Path, capsys: Captured) -> 
     assert err.count("fixed wrong.dsc:") == 2 and "`stpes` → `steps`" in err
 
 
-def test_fix_leaves_what_it_does_not_know_and_files_not_named(folder: Path, capsys: Captured) -> None:
+def test_fix_leaves_unknown_words_and_unnamed_files(folder: Path, capsys: Captured) -> None:
     (folder / "lib.dsc").write_text("model broken { vocab = 64, hiden = 8 }\n", "utf-8")
     text = 'import "lib.dsc"\nmodel child extends broken { learning = 3, vocb = 4 }\n'
     (folder / "a.dsc").write_text(text, "utf-8")
@@ -246,7 +246,7 @@ def test_fix_leaves_what_it_does_not_know_and_files_not_named(folder: Path, caps
     assert (folder / "a.dsc").read_text("utf-8").count("learning = 3") == 1
 
 
-def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captured) -> None:
+def test_fix_makes_no_edit_that_causes_another_mistake(folder: Path, capsys: Captured) -> None:
     """Corrections are safe: no duplicate key, no change of architecture, no guess between two words."""
     lines = {
         "train { batch = 8, micro_batch = 2, global_batch = 16 }": None,
@@ -287,7 +287,7 @@ def test_fix_of_a_link_is_refused(folder: Path, capsys: Captured) -> None:
     assert "error: link.dsc" in capsys.readouterr().err
 
 
-def test_fix_finds_the_file_however_it_is_called(folder: Path) -> None:
+def test_fix_handles_different_paths_of_one_file(folder: Path) -> None:
     (folder / "d").mkdir()
     text = 'import "../right.dsc"\nrun mine extends tiny { parallel { pipelin = 1 } }\n'
     (folder / "d" / "x.dsc").write_text(text, "utf-8")
@@ -296,7 +296,7 @@ def test_fix_finds_the_file_however_it_is_called(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["check", "--fix"], ["fmt"]])
-def test_what_may_not_be_written_is_not_replaced(command: list[str], folder: Path, capsys: Captured) -> None:
+def test_read_only_and_hard_linked_files_are_not_replaced(command: list[str], folder: Path, capsys: Captured) -> None:
     """Read-only files and files with several hard links stay unchanged, and so do the files next to them."""
     wrong, linked = folder / "wrong.dsc", folder / "linked.dsc"
     linked.write_bytes(wrong.read_bytes().replace(b"  ", b"   ") + b"\n\n")

@@ -44,7 +44,7 @@ NOTHING = ["nowhere/*.txt", "text/*.rst", "text/bytes.txt", "text/link.txt", "te
 
 
 @pytest.mark.parametrize("source", [*MATCHES, *NOTHING])
-def test_it_warns_exactly_where_training_refuses(source: str, folder: Path) -> None:
+def test_check_warns_exactly_where_training_refuses(source: str, folder: Path) -> None:
     try:
         corpus.find(source, folder)
         refused = ""
@@ -53,7 +53,7 @@ def test_it_warns_exactly_where_training_refuses(source: str, folder: Path) -> N
     assert corpus.why_nothing(source, folder) == refused and bool(refused) == (source in NOTHING)
 
 
-def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
+def test_the_warning_names_the_source_and_is_not_an_error(folder: Path) -> None:
     spec(folder, "text/*.rst")
     code, shown, _ = dsc(folder, "check", "mine.dsc")
     assert code == 0 and "mine.dsc: right: run tiny" in shown
@@ -68,7 +68,7 @@ def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
     assert "warning" not in "".join(map(str, dsc(folder, "check", "mine.dsc")))
 
 
-def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warns_of_unread_and_too_short_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only `dsc data prepare` also counts files that are not UTF-8, as `dsc check` opens no file."""
     (folder / "text" / ".notes.txt").write_text("hidden", "utf-8")
     for number in range(7):
@@ -82,11 +82,11 @@ def test_files_that_are_not_read_or_too_short_are_warned_of(folder: Path, capsys
     words = ["--jobs", "1", "--cache", str(folder / "cache"), "--format", "json"]
     words += ["-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none"]
     assert main(["data", "prepare", str(folder / "mine.dsc"), *words]) == 0
-    told = names.format("1 not UTF-8; ")
-    assert f"data: warning: 10 of 12 files of 'text' are not read: {told}\n" in capsys.readouterr().err
+    listed = names.format("1 not UTF-8; ")
+    assert f"data: warning: 10 of 12 files of 'text' are not read: {listed}\n" in capsys.readouterr().err
 
 
-def test_text_is_too_short_where_no_sample_can_be_made_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warns_of_text_shorter_than_a_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sample has 16 tokens and the two after them; a byte is at most one token, and so is the end of a document."""
     spec(folder, "short.txt")
     said = "'short.txt': its files have at most 17 tokens, and a sample takes 18"
@@ -97,7 +97,7 @@ def test_text_is_too_short_where_no_sample_can_be_made_of_it(folder: Path, capsy
         assert warning in shown and ("warning" in shown) == bool(warning)
 
 
-def test_a_file_in_two_sources_is_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warns_of_a_file_in_two_sources(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "long.txt").write_text("word " * 100, "utf-8")
     sources = """sources {
       one { files = "*.txt", weight = 1 }, all { files = "**/l*g.txt", weight = 1 }
@@ -191,13 +191,13 @@ def test_files_that_vanish_while_they_are_looked_at_are_a_warning(
     assert "/proc/7/a.txt" in capsys.readouterr().out
 
 
-def test_it_is_an_error_of_train(folder: Path) -> None:
+def test_train_reports_an_unmatched_source_as_an_error(folder: Path) -> None:
     spec(folder, "text/*.rst")
     code, _, stderr = dsc(folder, "train", "mine.dsc")
     assert code == 2 and "error: data source 'text/*.rst'" in stderr and not (folder / "runs").exists()
 
 
-def test_text_of_the_language_server_is_not_looked_for(folder: Path) -> None:
+def test_the_language_server_does_not_look_for_text(folder: Path) -> None:
     """The folder may be on a network drive, so diagnostics while typing do not depend on it."""
     code = "import sys, compiler.tools.editor.server; sys.exit('runtime.data.corpus' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

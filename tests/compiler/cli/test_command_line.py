@@ -23,7 +23,7 @@ def said(capsys: Captured, *words: str) -> tuple[int, str, str]:
     return end.value.code, out, err
 
 
-def test_alone_it_says_how_it_is_used(capsys: Captured) -> None:
+def test_without_arguments_prints_usage(capsys: Captured) -> None:
     code, out, err = said(capsys)
     assert code == 2 and out == "" and all(f"  {name} " in err for name in COMMANDS)
     code, out, err = said(capsys, "--help")
@@ -53,7 +53,7 @@ def test_version(capsys: Captured) -> None:
         (("check", "--\x1b[31m"), "unrecognized arguments: --\N{SYMBOL FOR ESCAPE}[31m", "`dsc check --help`"),
     ],
 )
-def test_what_was_meant(words: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:
+def test_suggests_the_intended_word(words: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:
     code, out, err = said(capsys, *words)
     assert code == 2 and out == ""
     assert err.startswith(f"error: {message}") and f"\n = hint: {hint}" in err and err.count("\n") == 2
@@ -92,14 +92,14 @@ def test_options_may_stand_anywhere(capsys: Captured) -> None:
         (("--version",), ("pydantic", "dsl", "torch", "compiler.cli.commands")),
     ],
 )
-def test_little_is_imported(words: tuple[str, ...], absent: tuple[str, ...]) -> None:
+def test_commands_import_few_packages(words: tuple[str, ...], absent: tuple[str, ...]) -> None:
     code = f"import sys; from compiler.cli.main import main\ntry: main({list(words)!r})\nexcept SystemExit: pass\n"
     code += f"sys.exit(' '.join(name for name in {absent!r} if name in sys.modules))"
     done = subprocess.run((sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
 
 
-def test_an_interrupted_command_ends_as_a_shell_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_exits_with_the_signal_code_of_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 

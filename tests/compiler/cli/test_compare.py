@@ -25,7 +25,7 @@ MakeRun = Callable[..., Path]
 
 
 def rows_of(steps: int, tokens: int, slope: float) -> list[dict[str, Any]]:
-    """Rows of a run whose loss is a plain function of the step, which takes half a second."""
+    """Rows of a run with a linear loss and steps of half a second."""
     return [
         {
             "step": step,
@@ -55,7 +55,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     return made
 
 
-def test_figures_are_those_of_the_rows(make_run: MakeRun, capsys: Captured) -> None:
+def test_figures_match_the_metrics_rows(make_run: MakeRun, capsys: Captured) -> None:
     long, short = make_run("long", slope=0.02), make_run("short", steps=25)
     assert main(["compare", str(long), str(short), "--format", "json"]) == 0
     document = parsed(capsys.readouterr().out, "compare")
@@ -78,7 +78,7 @@ def test_differences_have_the_value_of_every_run(make_run: MakeRun, capsys: Capt
     assert found["model.hidden"] == ["16", "16", "32"]
 
 
-def test_the_page_has_a_curve_of_each_run_and_no_text_of_theirs_as_code(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_page_has_a_curve_per_run_and_escapes_their_text(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("plain"), make_run("<script>x", slope=0.03), *(make_run(f"r{i}", slope=i / 500) for i in range(9))]
     page = tmp_path / "page.html"
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(page)]) == 0
@@ -104,7 +104,7 @@ def test_the_page_marks_what_differs_from_the_first_run(make_run: MakeRun, tmp_p
     assert re.findall('class="(.*?)"', cells[0]) == ["number", "number total", "number"]
 
 
-def test_axes_of_a_curve_suit_what_is_on_them() -> None:
+def test_axes_fit_the_plotted_values() -> None:
     """Losses are far from 0, and parts of a thousand tokens are marked."""
     runs = [ComparedRun(name, Path(name), tuple(rows_of(40, 64, 0.01)), 0, None, None) for name in "ab"]
     chart = _curves(runs, "loss", "Training loss", "tokens")
@@ -116,7 +116,7 @@ def test_axes_of_a_curve_suit_what_is_on_them() -> None:
     assert _curves(runs, "validation_loss", "Validation loss", "tokens") is None
 
 
-def test_curves_go_over_tokens_and_time(make_run: MakeRun) -> None:
+def test_curves_are_plotted_over_tokens_or_time(make_run: MakeRun) -> None:
     rows = rows_of(3, 10, 1.0)
     assert over(rows, "loss", "tokens") == ((10, 5), (20, 4), (30, 3))
     assert over(rows, "loss", "time") == ((0.5, 5), (1.0, 4), (1.5, 3))
@@ -125,14 +125,16 @@ def test_curves_go_over_tokens_and_time(make_run: MakeRun) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=6, unique_by=tuple))
-def test_names_are_apart(folders: list[list[str]]) -> None:
+def test_names_of_runs_are_distinct(folders: list[list[str]]) -> None:
     paths = [Path("/", *parts) for parts in folders]
     names = names_of(paths)
     assert len(set(names)) == len(names)
     assert all(str(path).endswith(name.removeprefix("/")) for path, name in zip(paths, names, strict=True))
 
 
-def test_what_is_no_run_is_said_and_damage_is_counted(make_run: MakeRun, tmp_path: Path, capsys: Captured) -> None:
+def test_folders_without_a_run_are_refused_and_damaged_rows_counted(
+    make_run: MakeRun, tmp_path: Path, capsys: Captured
+) -> None:
     good, other = make_run("good"), make_run("other")
     (empty := tmp_path / "empty").mkdir()
     assert main(["compare", str(good), str(empty), str(tmp_path / "none")]) == 2

@@ -40,7 +40,7 @@ def codes() -> dict[object, SegmentCode]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) -> Traced:
-    """The kinds of the segments that were traced, in order; what was traced in an earlier test is not traced anew."""
+    """The kinds of the traced segments, in order. Segments traced in an earlier test are not traced again."""
     kinds: Traced = []
 
     def counted(segment: Segment, num_sms: int) -> SegmentCode:
@@ -77,7 +77,7 @@ def test_a_build_is_the_same_with_and_without(compiled: Callable[..., Path], tra
     assert not [name for name in json.loads(first["manifest.json"])["files"] if name.startswith("cache/")]
 
 
-def test_only_what_changed_is_traced(compiled: Callable[..., Path], traced: Traced) -> None:
+def test_only_changed_segments_are_traced(compiled: Callable[..., Path], traced: Traced) -> None:
     before = entries(compiled("build"))
     compiled("build", "-s", "train.seed=7")
     assert traced == []
@@ -123,7 +123,7 @@ def test_a_cache_that_is_a_file_is_refused_before_the_work(
     assert traced == [] and [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
-def test_a_cache_that_cannot_be_written_stops_no_build(
+def test_a_build_succeeds_if_the_cache_cannot_be_written(
     compiled: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = entries(compiled("known"))[0].name
@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_stops_no_build(
     assert "warning: nothing is cached in shared: " in capsys.readouterr().err and (build / "manifest.json").is_file()
 
 
-def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
+def test_foreign_files_in_the_cache_of_a_build_are_kept(
     compiled: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = compiled("build")
@@ -144,7 +144,7 @@ def test_what_is_no_entry_in_a_builds_cache_is_not_removed(
     assert mine.read_text() == "mine"
 
 
-def test_train_hands_the_folder_to_compile(tmp_path: Path) -> None:
+def test_train_passes_the_cache_folder_to_compile(tmp_path: Path) -> None:
     def command(cache: Path | None) -> list[str]:
         chosen: Any = Namespace(argument=str(SPEC))
         return training._compiler(Training(cache=cache), chosen, tmp_path / "build")
@@ -153,7 +153,7 @@ def test_train_hands_the_folder_to_compile(tmp_path: Path) -> None:
     assert command(tmp_path / "shared")[-2:] == ["--cache", str(tmp_path / "shared")]
 
 
-def test_two_at_once_fill_one_folder_and_a_third_needs_no_torch(tmp_path: Path) -> None:
+def test_concurrent_compilations_fill_one_cache_and_a_later_one_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from compiler.cli.main import main; code = main(sys.argv[1:])\n"
         "print('torch' in sys.modules); sys.exit(code)"

@@ -96,7 +96,7 @@ def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
     assert complete("explain", "E080") == [code for code in CODES if code.startswith("E080")]
 
 
-def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
+def test_every_proposed_key_can_be_set(line: CommandLine) -> None:
     """`-s` accepts every proposed key: an error is about its value, not the key."""
     from dsl.messages.diagnostics import SpecError
 
@@ -109,7 +109,7 @@ def test_every_key_is_one_that_can_be_set(line: CommandLine) -> None:
         except SpecError as error:
             wrong = [item for item in error.diagnostics if item.code in ("E0201", "E0204", "E0205")]
             of_attention = key.replace("model.mtp.attention", "model.attention")
-            kinds = ("rope.scaling.", "compress.")  # of blocks that this spec has not
+            kinds = ("rope.scaling.", "compress.")  # keys of blocks that this spec does not contain
             nested = of_attention.startswith(tuple(f"model.attention.{each}" for each in kinds))
             elsewhere = of_attention in {*OF_OTHERS, *of_muon, "model.attention.module"}
             elsewhere |= nested or key.startswith(("precision.", "adapter."))

@@ -75,14 +75,14 @@ def test_messages_are_shown_as_the_template_writes_them(folder: Path, capsys: Ca
     assert found["notes"][0] == 'columns: {"reward_model": {"ground_truth": "4"}, "answer": "4"}'
 
 
-def test_a_prompt_that_is_left_out_says_so(folder: Path, capsys: Captured) -> None:
+def test_a_dropped_prompt_is_shown_as_left_out(folder: Path, capsys: Captured) -> None:
     found = shown(capsys, folder, "--row", "2")
     assert (found["fate"], found["used"]) == ("dropped", 0)
     first = said_by(capsys, folder, "data", "show", "--row", "2").splitlines()[0]
     assert first.endswith("0 with loss; too long, left out")
 
 
-def test_prompts_are_in_no_sequence(folder: Path, capsys: Captured) -> None:
+def test_prompts_have_no_sequences_to_show(folder: Path, capsys: Captured) -> None:
     words = ("data", "show", "--sequence", "1")
     assert "--sequence 1: prompts are not packed: use --row 1" in said_by(capsys, folder, *words, code=2)
 

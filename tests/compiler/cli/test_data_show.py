@@ -49,7 +49,7 @@ def document(capsys: Captured, folder: Path, *words: str, spec: str = "chat.dsc"
     return found
 
 
-def test_brackets_are_around_what_the_loss_is_on(folder: Path, capsys: Captured) -> None:
+def test_brackets_enclose_tokens_with_loss(folder: Path, capsys: Captured) -> None:
     assert show(capsys, folder).splitlines() == [
         f"train row 0 of 4: {len(document(capsys, folder)['tokens'])} tokens, 7 with loss",
         "",
@@ -68,7 +68,7 @@ def test_brackets_are_around_what_the_loss_is_on(folder: Path, capsys: Captured)
     ]
 
 
-def test_a_row_that_is_cut_says_where(folder: Path, capsys: Captured) -> None:
+def test_a_truncated_row_shows_where_it_is_cut(folder: Path, capsys: Captured) -> None:
     found = document(capsys, folder, "--row", "2")
     assert (found["fate"], found["used"]) == ("cut", 64) and len(found["tokens"]) > 64
     shown = show(capsys, folder, "--row", "2")
@@ -76,7 +76,7 @@ def test_a_row_that_is_cut_says_where(folder: Path, capsys: Captured) -> None:
     assert shown.count("⟦") == shown.count("⟧") == 2
 
 
-def test_the_document_has_each_token_and_what_becomes_of_rows(folder: Path, capsys: Captured) -> None:
+def test_json_has_each_token_and_the_fate_of_rows(folder: Path, capsys: Captured) -> None:
     found = document(capsys, folder, "--row", "3")
     assert "".join(token["text"] for token in found["tokens"] if token["loss"]) == "assistant<|im_end|>"
     assert "".join(token["text"] for token in found["tokens"]) == "<|begin|>an assistant<|im_end|>"
@@ -153,7 +153,7 @@ def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Cap
 
 
 def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> None:
-    """A window has them, and a sequence with documents that are kept apart."""
+    """For a window, and for a sequence with separated documents."""
     megatron.write(folder / "ids", [[[*range(1, 100), 0]], [[*range(100, 150), 0]]], "int32")
     before, _, after = (folder / "text.dsc").read_text("utf-8").partition("  data {")
     data = '  data { source = "ids", end_id = 0, validation = 0%, documents = masked }'
@@ -179,13 +179,13 @@ def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> 
         (("-s", 'data.source="none/*.jsonl"'), "data source 'none/*.jsonl': no .jsonl, .jsonl.gz, .jsonl.zst file"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(
+def test_invalid_rows_and_sequences_are_refused(
     folder: Path, capsys: Captured, words: tuple[str, ...], said_of_it: str
 ) -> None:
     assert said_of_it in show(capsys, folder, *words, code=2)
 
 
-def test_nothing_is_left_but_what_a_cache_is_given(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+def test_writes_nothing_outside_the_cache(folder: Path, capsys: Captured, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     show(capsys, folder, "--cache", str(tmp_path / "cache"))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

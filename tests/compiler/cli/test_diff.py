@@ -63,7 +63,7 @@ def test_a_spec_does_not_differ_from_itself(path: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in SINGLE.items() for text in texts])
-def test_one_change_is_one_path(path: str, text: str) -> None:
+def test_one_change_is_reported_as_one_path(path: str, text: str) -> None:
     before, after = resolve(QUICK), resolve(QUICK, overrides=[f"{path}={text}"])
     found = difference(before, after)
     assert [each.path for each in found.values if not each.derived] == [path]
@@ -73,7 +73,7 @@ def test_one_change_is_one_path(path: str, text: str) -> None:
     assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in found.facts}
 
 
-BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
+BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
     "model": "model.norm_eps=1e-5",
     "cluster": "cluster.node.device.memory=90GB",
     "precision": "precision=fp32",
@@ -95,7 +95,7 @@ def test_any_block_of_a_run_may_differ() -> None:
     path = str(ROOT / "specs" / "moe-8gpu.dsc")
     found = difference(resolve(path), resolve(path, overrides=list(BLOCKS.values())))
     blocks = dict.fromkeys(each.path.split(".")[0] for each in found.values)
-    absent = ("name", "adapter")  # no override adds a block that says its kind
+    absent = ("name", "adapter")  # an override cannot add a block with a kind
     assert list(blocks) == [name for name in Spec.model_fields if name not in absent]
 
 
@@ -107,14 +107,14 @@ def test_changes_add_up(paths: set[str]) -> None:
     assert {each.path for each in found.values if not each.derived} == paths - {"schedule.name", "train.micro_batch"}
 
 
-def test_what_follows_is_what_the_specs_say() -> None:
+def test_derived_facts_match_the_specs() -> None:
     overrides = ["parallel.pipeline=4", "parallel.expert=1", "model.hidden=256"]
     before, after = resolve(QUICK), resolve(QUICK, overrides=overrides)
     found = difference(before, after)
     facts = {fact.name: (fact.before, fact.after) for fact in found.facts}
-    for name, of in (("parameters.total", lambda spec: parameters(spec.model).total),
+    for name, value_of in (("parameters.total", lambda spec: parameters(spec.model).total),
                      ("memory.total", lambda spec: lower_bound(spec).total)):  # fmt: skip
-        assert facts[name] == (of(before.spec), of(after.spec))
+        assert facts[name] == (value_of(before.spec), value_of(after.spec))
     assert facts["schedule.stages"] == (2, 4) and facts["schedule.micro_batches"] == (4, 8)
     # (P/2 - 1)(F&B + B - 3W) of N(F + B) and that: arXiv 2412.19437, table 2, with F = I = W = 1 and B = 2
     assert facts["schedule.bubble"] == (0.0, pytest.approx(2 / 26, abs=1e-6))
@@ -152,7 +152,7 @@ def test_layers_are_compared_one_by_one(layered: Path) -> None:
     assert facts["layers.dense"] == (1, 2) and "layers.moe" not in facts
 
 
-def test_how_ranges_are_cut_names_and_order_are_no_difference(tmp_path: Path, capsys: Captured) -> None:
+def test_names_order_and_splitting_of_ranges_are_no_difference(tmp_path: Path, capsys: Captured) -> None:
     text = Path(QUICK).read_text("utf-8")
     run, model, cluster = re.split(r"\n(?=model |cluster )", text)
     model = re.sub(r"( +layers) 1\.\.3 (\{.*?\n  \})", r"\1 1..1 \2\n\1 2..3 \2", model, flags=re.S)
@@ -221,7 +221,7 @@ def test_runs_are_compared_phase_by_phase(tmp_path: Path, capsys: Captured) -> N
     assert [each["equal"] for each in document["phases"]][1] is False and not document["only_after"]
 
 
-def test_of_phases_beside_a_run_without_the_first_is_compared_and_said(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_without_phases_is_compared_with_the_first_phase(tmp_path: Path, capsys: Captured) -> None:
     tiny, phased = tmp_path / "tiny.dsc", tmp_path / "phased.dsc"
     tiny.write_text((ROOT / "specs" / "tiny.dsc").read_text("utf-8"), "utf-8")
     phased.write_text(PHASED, "utf-8")
@@ -234,7 +234,7 @@ def test_of_phases_beside_a_run_without_the_first_is_compared_and_said(tmp_path:
 
 
 @pytest.mark.parametrize(("tokens", "sizes", "steps"), [(64, 1, 2), (65, 2, 3), (224, 3, 4), (225, 4, 5), (900, 4, 10)])
-def test_a_run_has_the_batch_sizes_that_it_reaches(tokens: int, sizes: int, steps: int, tmp_path: Path) -> None:
+def test_counts_only_batch_sizes_that_a_run_reaches(tokens: int, sizes: int, steps: int, tmp_path: Path) -> None:
     """The batch has 2, 4, 6 and then 8 sequences of 16 tokens; it grows after each third of 192 tokens."""
     text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
     text = text.replace("batch       = 4", "batch { from = 2, to = 8, over = 192 tokens }")

@@ -51,7 +51,7 @@ def count(items: Sequence[Diagnostic]) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_edit_removes_its_mistake_and_adds_none_of_form(name: str) -> None:
+def test_an_edit_removes_its_mistake_and_adds_no_syntax_error(name: str) -> None:
     overrides = overrides_of(name)
     before = said(name, overrides)
     for item in before:
@@ -65,12 +65,12 @@ def test_an_edit_removes_its_mistake_and_adds_none_of_form(name: str) -> None:
             after = said(name, [text if each == source.text else each for each in overrides])
         else:
             after = said(name, overrides, {source.name: text})
-        told = (item.code, item.message)
-        assert count(after)[told] < count(before)[told], f"{item.hint}: {edit.text!r} mends nothing"
+        mistake = (item.code, item.message)
+        assert count(after)[mistake] < count(before)[mistake], f"{item.hint}: {edit.text!r} mends nothing"
         assert not [key for key in count(after) - count(before) if key[0] in FORM], f"{item.hint}: {edit.text!r}"
 
 
-def test_most_hints_that_say_an_edit_are_one() -> None:
+def test_most_hints_that_suggest_a_change_have_an_edit() -> None:
     items = [item for name in NAMES for item in said(name, overrides_of(name))]
     followed = [item for item in items if edit_of(item) or item.conflict]
     assert len(followed) >= FLOOR, f"{len(followed)} of {len(items)}"
@@ -106,7 +106,7 @@ run other extends base {
 )
 WORDS = {*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT}
 KEYS = {path.rpartition(".")[2] for path in keys()}
-BLOCKS = {  # the place of each block's brace → the block, `{ }` of rate apart
+BLOCKS = {  # position of each block's brace → the block, except the `{ }` of a rate
     match.end(): match[1]
     for match in re.finditer(r"(\w+(?: [\w.]+)?)(?: extends \w+)?\s*\{", EVERY_BLOCK)
     if match[1] != "rate"
@@ -121,7 +121,7 @@ def with_keys(place: int, words: Sequence[str]) -> dict[str, Diagnostic]:
 
 
 @pytest.mark.parametrize("place", BLOCKS, ids=[f"{name}-{place}" for place, name in BLOCKS.items()])
-def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
+def test_no_word_in_any_block_gets_an_edit_that_causes_another_error(place: int) -> None:
     """A word of another system or a key of another block never gets an edit that causes another error."""
     found: dict[str, Diagnostic] = {}
     words = sorted(WORDS | KEYS | {"frobnicate", "zzz"})
@@ -142,7 +142,7 @@ def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
 
 
 def test_keys_that_are_missing_come_on_lines_of_their_own() -> None:
-    """Added below the line that opens the block, whatever follows its brace."""
+    """They are added below the line that opens the block, whatever follows the brace."""
     text = 'import "lib/base.dsc"\nrun a extends base { train { validate {  # how well\n    batches = 2 } } }\n'
     (item,) = said("all", (), {"all.dsc": text})
     edit = edit_of(item)

@@ -26,7 +26,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_starter_is_right_and_says_how_to_go_on(capsys: Captured) -> None:
+def test_the_starter_is_valid_and_prints_next_commands(capsys: Captured) -> None:
     assert main(["init"]) == 0
     out = capsys.readouterr().out
     commands = [line.split("   ")[0].split() for line in out.splitlines() if line.startswith("  dsc ")]
@@ -43,7 +43,7 @@ def test_templates_are_listed_by_name_behind_the_starter() -> None:
 
 
 @pytest.mark.parametrize("text", [b"run a { model = \xff }\n", b"run a {\n", b"run a { b = = 1 }\n"])
-def test_what_is_inlined_is_right(text: bytes) -> None:
+def test_mistakes_in_inlined_files_are_reported_at_their_place(text: bytes) -> None:
     Path("part.dsc").write_bytes(text)
     Path("whole.dsc").write_bytes(b'import "part.dsc"\n')
     with pytest.raises(SpecError, match=r"error\[E\d{4}\]: (.|\n)*part\.dsc:1"):
@@ -58,7 +58,7 @@ def test_a_text_is_inlined_once() -> None:
     assert " ".join(text.split()) == "# of the model cluster c { } model m { } run r { }"
 
 
-def test_the_starter_is_laid_out_and_speaks_of_its_file() -> None:
+def test_the_starter_is_formatted_and_names_its_file() -> None:
     assert main(["init", "my-run 2.dsc"]) == 0
     text = Path("my-run 2.dsc").read_text("utf-8")
     assert text == formatted(Source("x", text)) and STARTER not in text
@@ -69,7 +69,7 @@ def test_the_starter_is_laid_out_and_speaks_of_its_file() -> None:
 
 
 def test_the_starter_trains() -> None:
-    """Two steps, in processes; the whole of it takes less than a minute on two cores."""
+    """Two steps, in processes. The whole run takes less than a minute on two cores."""
     assert main(["init", "tiny.dsc"]) == 0
     done = forks.run("compiler.cli.main", ["train", "tiny.dsc", "--steps", "2"], Path.cwd())
     assert done.returncode == 0, done.stderr
@@ -98,11 +98,11 @@ def test_imports_are_written_once_and_cycles_end(tmp_path: Path) -> None:
     Path("c.dsc").write_text('import "sub/b.dsc"\n# of c\nmodel c { }', "utf-8")
     text = inlined(Path("a.dsc"))
     assert [text.count(part) for part in ("run a", "model b", "model c", "# of c", "import")] == [1, 1, 1, 1, 0]
-    assert text.index("model c") < text.index("model b") < text.index("run a")  # as they are read
+    assert text.index("model c") < text.index("model b") < text.index("run a")  # with the values that are read
 
 
 @pytest.mark.parametrize("text", ["run a { \n", 'import "none.dsc"\nrun a { }\n'])
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_specs_with_errors_are_not_inlined(text: str) -> None:
     Path("a.dsc").write_text(text, "utf-8")
     Path("b.dsc").write_text('import "a.dsc"\nrun b { }\n', "utf-8")
     for name in ("a.dsc", "b.dsc"):
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
             inlined(Path(name))
 
 
-def test_nothing_is_written_over(capsys: Captured) -> None:
+def test_existing_files_are_not_overwritten(capsys: Captured) -> None:
     Path("train.dsc").write_text("mine\n", "utf-8")
     Path("link.dsc").symlink_to("elsewhere.dsc")
     Path("folder.dsc").mkdir()
@@ -127,7 +127,7 @@ def test_nothing_is_written_over(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "no/such/folder.dsc", "a\0b.dsc", "x" * 300 + ".dsc", ""])
-def test_places_that_cannot_be(name: str, capsys: Captured) -> None:
+def test_invalid_paths_are_refused(name: str, capsys: Captured) -> None:
     assert main(["init", name]) == 2
     assert capsys.readouterr().err.startswith("error: ") and list(Path().iterdir()) == []
 

@@ -31,11 +31,11 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Builds of tiny: as it is, and with nothing fused."""
+    """Builds of tiny: unchanged, and without fusion."""
     spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
     apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
-    for name, of in (("tiny", spec), ("apart", apart)):
-        write_build(folder / name, compile_spec(of).files)
+    for name, variant in (("tiny", spec), ("apart", apart)):
+        write_build(folder / name, compile_spec(variant).files)
     return folder / "tiny", folder / "apart"
 
 
@@ -48,9 +48,9 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
         *sorted(files - {"adamw"}),
         "adamw",
     ]
-    told = parsed((build / "kernels.json").read_text(), "built_kernels")
+    built = parsed((build / "kernels.json").read_text(), "built_kernels")
     texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
-    for segment in told["segments"]:
+    for segment in built["segments"]:
         text = texts[segment["segment"]]
         for op in {call["op"] for call in segment["ops"]} - {"add", "cat2"}:
             called = sum(call["op"] == op for call in segment["ops"])
@@ -67,7 +67,9 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
     assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in found["fused"])
 
 
-def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_that_the_spec_leaves_unfused_are_reported(
+    builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     _, apart = builds
     assert main(["inspect", str(apart), "--kernels"]) == 0
     out = capsys.readouterr().out
@@ -94,15 +96,15 @@ def test_the_optimizer_is_listed(
             owned[rank] += -(-whole // len(bucket.holders)) if spec.parallel.zero else whole
     assert found["elements"] == max(owned.values())
     sizes = {"fp32": 4, "bf16": 2}
-    of = spec.precision
-    master, gradient, moment = (sizes[each] for each in (of.master, of.gradients, of.moments))
-    apart = sizes[of.parameter] if of.parameter != of.master else 0
+    precision = spec.precision
+    master, gradient, moment = (sizes[each] for each in (precision.master, precision.gradients, precision.moments))
+    apart = sizes[precision.parameter] if precision.parameter != precision.master else 0
     assert found["bytes"] == found["elements"] * (2 * master + gradient + 4 * moment + apart)
     assert main(["inspect", str(build), "--kernels"]) == 0
     assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
 
 
-def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_quantise_weights_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every quantised weight of plan.json, with the kernel that it names; other recipes have none."""
     widths = ["model.attention.query_rank=16", "model.attention.kv_rank=16"]
     spec = load(ROOT / "specs" / "tiny.dsc", overrides=["precision=fp8_block", *widths])
@@ -119,7 +121,7 @@ def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest
     assert all(f"quantise_blocks by {kernel}, {calls} calls per step" in said for (_, kernel), calls in made.items())
 
 
-def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_not_broken_across_lines(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A row is one line in a pipe, however long; on a narrow terminal, lists continue on the next line after a name."""
     found = read(builds[0])
     names = {row["kernel"] for row in found["kernels"]} | {op for row in found["kernels"] for op in row["ops"]}
@@ -135,14 +137,18 @@ def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixt
         assert all(len(line) <= max(width, 72) for line in shown.splitlines()[:4]), width
 
 
-def test_bytes_and_the_machine_are_said(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_saved_bytes_and_the_target_machine(
+    builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", str(builds[0]), "--kernels"]) == 0
     out = capsys.readouterr().out
     found = read(builds[0])
     saved = [int(row["bytes_saved"]) for row in found["fused"]]
     lines = out.splitlines()
-    told = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
-    assert told == [num_bytes(each) for each in (*saved, sum(saved))] and all(not each.startswith("0") for each in told)
+    printed = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
+    assert printed == [num_bytes(each) for each in (*saved, sum(saved))] and all(
+        not each.startswith("0") for each in printed
+    )
     assert f"{num_bytes(found['optimizer']['bytes'])} per step on the pipeline rank that updates most" in out
     assert ON_CPUS in out  # tiny is for CPUs
     assert ON_CPUS not in text("tiny", found)
@@ -157,7 +163,9 @@ def test_bytes_and_the_machine_are_said(builds: tuple[Path, Path], capsys: pytes
     assert not runs_on_cpus(gpus) and runs_on_cpus(builds[0])
 
 
-def test_a_build_is_no_run(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_runs_and_specs_refuse_a_build(
+    builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     build, apart = builds
     assert main(["inspect", str(build)]) == 2
     err = capsys.readouterr().err
@@ -169,7 +177,7 @@ def test_a_build_is_no_run(builds: tuple[Path, Path], capsys: pytest.CaptureFixt
     assert "unfused  [] → [residual_norm, route, join]" in capsys.readouterr().out
 
 
-def test_the_page_shows_what_is_printed(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_printed_lines(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of docs/kernels.md are printed lines, in this order; … stands for others."""
     page = (ROOT / "docs" / "kernels.md").read_text("utf-8")
     shown = re.search(r"\$ dsc inspect build/tiny --kernels\n(.*?)```", page, re.DOTALL)
@@ -179,7 +187,7 @@ def test_the_page_shows_what_is_printed(builds: tuple[Path, Path], capsys: pytes
         assert line == "…" or any(line == other.rstrip() for other in printed), line
 
 
-def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
+def test_output_to_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
     assert main(["inspect", str(builds[0]), "--kernels", "-o", str(tmp_path / "kernels.txt")]) == 0
     text = (tmp_path / "kernels.txt").read_text()
     assert text.startswith("tiny: ") and "\x1b" not in text and "rmsnorm + " not in text.splitlines()[0]
@@ -194,7 +202,9 @@ def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
         (["--format", "json"], "--format json needs --kernels"),
     ],
 )
-def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert main(["inspect", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -206,12 +216,12 @@ RIGHT = (
 )
 
 
-def test_names_are_no_markup() -> None:
+def test_names_are_not_parsed_as_markup() -> None:
     assert "by torch: y[/z]" in text("x", rows_of(RIGHT.encode()))
 
 
 @pytest.mark.parametrize("streams", [">&-", "| true"])
-def test_output_that_nobody_reads(builds: tuple[Path, Path], streams: str) -> None:
+def test_closed_or_unread_output_exits_with_141(builds: tuple[Path, Path], streams: str) -> None:
     command = f"{sys.executable} -m compiler.cli.main inspect {builds[0]} --kernels {streams}"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (141, b"")

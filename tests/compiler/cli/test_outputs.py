@@ -1,4 +1,4 @@
-"""`-o FILE` of all commands: refused before the work, written in one step, and never over what is read."""
+"""`-o FILE` of all commands: refused before the work, written atomically, and never over an input."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ READ = {
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_what_is_read_is_not_written_over(command: str, folder: Path, capsys: Captured) -> None:
+def test_input_files_are_not_overwritten(command: str, folder: Path, capsys: Captured) -> None:
     os.link("spec.dsc", "name.of.spec")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for out in (*READ[command], *(["name.of.spec"] if command == "plan" else [])):
@@ -65,7 +65,7 @@ def test_what_is_read_is_not_written_over(command: str, folder: Path, capsys: Ca
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_a_place_that_takes_no_file_is_told_before_the_work(
+def test_an_unwritable_output_is_reported_before_the_work(
     command: str, folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(*_: object) -> None:
@@ -84,7 +84,7 @@ def test_a_place_that_takes_no_file_is_told_before_the_work(
     assert not [path for path in folder.iterdir() if path.name.startswith(".dsc-")]
 
 
-def test_it_is_written_behind_links_and_as_the_user_permits(folder: Path) -> None:
+def test_output_follows_links_and_keeps_permissions(folder: Path) -> None:
     Path("real").write_text("old")
     Path("real").chmod(0o600)
     Path("link").symlink_to("real")
@@ -99,7 +99,7 @@ def test_it_is_written_behind_links_and_as_the_user_permits(folder: Path) -> Non
     assert Path("fresh").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_full_disk_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.Mon
     assert Path("out").read_text() == "old" and not list(folder.glob(".dsc-*"))
 
 
-def test_a_pipe_that_nobody_reads_is_not_waited_for(folder: Path, capsys: Captured) -> None:
+def test_a_pipe_without_a_reader_is_refused(folder: Path, capsys: Captured) -> None:
     os.mkfifo("pipe")
     for command in ("plan", "schedule"):
         assert main([*COMMANDS[command], "-o", "pipe"]) == 2
@@ -128,7 +128,7 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(folder: Path, capsys: Captur
     assert main(["plan", "spec.dsc", "-o", "/dev/null"]) == 0
 
 
-def test_names_with_runs_are_files(folder: Path) -> None:
+def test_names_with_a_run_suffix_count_as_their_file(folder: Path) -> None:
     refuse_output(Path("out"), "spec.dsc:tiny", None, "F=1,I=1", "x" * 5000)
     with pytest.raises(FileExistsError):
         refuse_output(Path("mine.schedule"), "mine.schedule:run")
@@ -138,7 +138,7 @@ def test_names_with_runs_are_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["rates.json", "tables/rates.json", "../rates.json", "/far/rates.json"])
-def test_the_printed_path_is_right_from_where_the_spec_lies(
+def test_the_printed_path_is_relative_to_the_spec(
     out: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is right whichever folder the command runs in: the spec with the printed line loads that table."""
@@ -183,7 +183,7 @@ def test_far_from_the_spec_the_path_is_absolute(
     assert f"{rows} rows, 0 class factors" in said
 
 
-def test_where_the_cluster_is_imported_its_file_is_named(
+def test_an_imported_cluster_is_named_by_its_file(
     folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = Path("spec.dsc").read_text()
@@ -200,7 +200,7 @@ def test_where_the_cluster_is_imported_its_file_is_named(
     assert 'cluster mine { rates = "out.json" }\n' in capsys.readouterr().out, "not where most of its keys are"
 
 
-def test_a_trace_says_what_it_leaves(folder: Path, capsys: Captured) -> None:
+def test_classes_missing_in_a_trace_are_reported(folder: Path, capsys: Captured) -> None:
     one = {"classes": ("gemm",), "ms": 1.0}
     trace = TracedPair.model_validate(
         {"name": "t", "layer": "L0", "layers": 1, "span_ms": 1.0, "busy_ms": 1.0, "classes": (one,), "source": "s",

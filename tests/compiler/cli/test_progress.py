@@ -29,7 +29,7 @@ class Log(io.StringIO):
         return done
 
 
-def test_on_a_terminal_each_takes_the_place_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_each_message_replaces_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     tell = progress("plan")
@@ -38,24 +38,24 @@ def test_on_a_terminal_each_takes_the_place_of_the_last(monkeypatch: pytest.Monk
     assert terminal.getvalue() == "\r\x1b[Kplan: one\r\x1b[Kplan: two\r\x1b[K"
 
 
-def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_repeats_a_long_step_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
     log, before = Log(), active_count()
     monkeypatch.setattr(sys, "stderr", log)
     tell = progress("plan", (0.0, 1e6))
     tell("one")
     assert log.said.wait(60)
-    tell("two")  # not said: the next line is far off
+    tell("two")  # not printed: the next line is not due yet
     tell("")
     tell("")
     assert log.getvalue() == "plan: one\n" and active_count() == before
     log.said.clear()
-    tell("three")  # begins anew
+    tell("three")  # starts again
     assert log.said.wait(60)
     tell("")
     assert log.getvalue() == "plan: one\nplan: three\n"
 
 
-def test_an_error_in_the_middle_of_the_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_the_work_ends_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread outlives the command, and an error does not follow progress text on the same line."""
 
     def fails(_: object) -> int:
@@ -75,7 +75,7 @@ def test_an_error_in_the_middle_of_the_work_ends_it(monkeypatch: pytest.MonkeyPa
     assert active_count() == before
 
 
-def test_what_is_said_again_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_messages_show_the_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     monkeypatch.setattr(sys, "stderr", log)
     tell = progress("compile", (0.0, 0.05))
@@ -93,7 +93,7 @@ def test_what_is_said_again_says_how_long_it_takes(monkeypatch: pytest.MonkeyPat
     assert all(re.fullmatch(r"compile: one, for \d+ s so far", line) for line in again)
 
 
-def test_what_is_short_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", log := Log())
     tell = progress("plan", (1e6,))
     tell("one")
@@ -101,14 +101,14 @@ def test_what_is_short_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.getvalue() == ""
 
 
-def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     tell = progress("plan", (0.0,))
     tell("one")
     tell("")
 
 
-def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_what_it_searches_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     texts: list[str] = []
     for module in (common, plan):
         monkeypatch.setattr(module, "progress", lambda command: texts.append)

@@ -49,7 +49,7 @@ def test_chunks(capsys: Captured) -> None:
 # ---------------------------------------------------------------- costs
 
 
-def test_costs_add_what_it_takes(capsys: Captured) -> None:
+def test_costs_give_makespan_bubble_and_peak(capsys: Captured) -> None:
     assert run(*DUALPIPE, "--costs", "F=1,I=1,W=1,FB=3", "--latency", "0", "--cap", "9", "--format", "json") == 0
     document = parsed((printed := capsys.readouterr()).out, "simulated")
     assert printed.err == "" and document["makespan"] == 66 and document["bubble"] == [6] * 8
@@ -57,7 +57,7 @@ def test_costs_add_what_it_takes(capsys: Captured) -> None:
     assert document["gap"] == pytest.approx(3 / 63) and document["excess"] == 6 and document["actions"][0][0] == "F0.0"
 
 
-def test_text_can_be_read_back_whatever_is_said_beside_it(capsys: Captured) -> None:
+def test_text_on_stdout_reads_back_and_measures_go_to_stderr(capsys: Captured) -> None:
     assert run(*DUALPIPE, "--costs", "FB=1.8") == 0
     assert Schedule.from_text((printed := capsys.readouterr()).out) == dualpipe(8, 20)
     assert printed.err.splitlines() == [
@@ -85,10 +85,10 @@ def test_a_table_in_a_file_and_a_shipped_one(capsys: Captured, tmp_path: Path) -
     first = parsed(capsys.readouterr().out, "simulated")
     assert first["makespan"] == 17_978.3 and first["excess"] == pytest.approx(17_978.3 - 120 * 129)
     table = tmp_path / "mine=1.json"
-    table.write_text(json.dumps(first["costs"]))  # what is printed is read
+    table.write_text(json.dumps(first["costs"]))  # the printed text is read back
     assert costs_of_json(table.read_text()).two("FF") == shipped("deepseek-v3-low").two("FF")
     assert run(*sizes, "--costs", str(table)) == 0
-    assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file does not say its own
+    assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file has no default schedule
 
 
 def test_compare(capsys: Captured) -> None:
@@ -106,7 +106,7 @@ def test_compare(capsys: Captured) -> None:
     assert err == "" and "dualpipe         50.4    5.4%            9       2   48.2   4.6%    14.4" in out
 
 
-def test_compare_says_which_there_are_not(capsys: Captured) -> None:
+def test_compare_reports_unknown_schedules(capsys: Captured) -> None:
     words = ("--compare", "dualpipe,1f1b", "--ranks", "7", "--micro-batches", "20", "--costs", "F=1")
     assert run(*words, "--format", "json") == 0
     rows = parsed(capsys.readouterr().out, "compared")["schedules"]
@@ -117,7 +117,7 @@ def test_compare_says_which_there_are_not(capsys: Captured) -> None:
     assert "--cap 9 or more" in capsys.readouterr().err
 
 
-def test_the_cap_counts_shares_of_the_model_where_schedules_are_compared(capsys: Captured) -> None:
+def test_comparison_counts_the_cap_in_shares_of_the_model(capsys: Captured) -> None:
     assert run("--compare", "zbv,1f1b", *EIGHT, "--cap", "8", "--format", "json") == 0
     assert [row["fault"] for row in parsed(capsys.readouterr().out, "compared")["schedules"]] == [None, None]
     assert run("--name", "zbv", *EIGHT, "--cap", "8") == 2  # 16 half ones
@@ -134,7 +134,7 @@ def test_auto_is_searched_for_and_always_measured(capsys: Captured) -> None:
     assert auto["makespan"] <= 63 and "holds 9 activations" in named["fault"]
 
 
-def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
+def test_auto_with_two_stages_per_rank_reports_them(capsys: Captured) -> None:
     """Costs and cap are those of 1/P of the model, and so are the printed measures."""
     sizes = ("--ranks", "3", "--micro-batches", "7", "--costs", "F=2,I=2,W=2", "--cap", "3")
     words = ("--name", "auto", "--placement", "v", *sizes)
@@ -149,7 +149,7 @@ def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
     assert "at most 3 activations" in err and "2 stages per rank: an action costs 1/2 of the costs of 1/P" in err
 
 
-def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
+def test_auto_is_never_slower_in_a_comparison(capsys: Captured) -> None:
     """Also if another placement is the best, such as that of the requested number of chunks."""
     words = ("--ranks", "3", "--micro-batches", "7", "--format", "json")
     for names, chunks in (("zbv,dualpipev,1f1b,auto", ()), ("interleaved,auto", ("--chunks", "24"))):
@@ -159,7 +159,7 @@ def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
     assert auto["placement"] == "loop(24)"
 
 
-def test_many_are_compared_where_they_are_small(capsys: Captured) -> None:
+def test_too_large_comparisons_suggest_fewer_micro_batches(capsys: Captured) -> None:
     """The limit applies to the time of all compared schedules together."""
     names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
     assert run("--compare", names, "--ranks", "128", "--micro-batches", "150") == 2
@@ -171,7 +171,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_search_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_search_shows_its_progress(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """A terminal shows the progress of a search until it is done."""
     words = ("--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--cap", "3", "--format", "json")
     for asked in ("--name", "--compare"):
@@ -208,7 +208,7 @@ def capped_at(words: tuple[str, ...], capsys: Captured) -> dict[str, Any]:
     return document
 
 
-def test_of_a_spec(capsys: Captured) -> None:
+def test_schedule_of_a_spec(capsys: Captured) -> None:
     assert run(QUICK) == 0
     out, err = capsys.readouterr()
     assert out == dualpipe(2, 4).to_text() and "makespan" in err and " ms" in err
@@ -221,7 +221,7 @@ def test_of_a_spec(capsys: Captured) -> None:
     assert (document["schedule"], document["unit"], document["makespan"]) == ("1f1b", None, 3 * (4 + 1))
 
 
-def test_a_picture_says_what_a_row_is_where_tensor_ranks_split_layers(capsys: Captured) -> None:
+def test_a_picture_explains_rows_of_several_tensor_ranks(capsys: Captured) -> None:
     for more, wanted in (((), False), (("-s", "parallel.tensor=2", "-s", "cluster.node.devices=4"), True)):
         assert run(str(ROOT / "specs" / "laptop-gqa.dsc"), *more, "--format", "svg") == 0
         assert ("a pipeline rank: 2 devices that run one program (tensor 2)." in capsys.readouterr().out) == wanted
@@ -261,7 +261,7 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("dualpip", "8", "20", f"unknown schedule 'dualpip': use one of {NAMES}"),
     ],
 )
-def test_bad_sizes_say_what_to_change(
+def test_invalid_sizes_suggest_valid_ones(
     name: str, ranks: str, micro_batches: str, message: str, capsys: Captured
 ) -> None:
     assert run("--name", name, "--ranks", ranks, "--micro-batches", micro_batches) == 2
@@ -306,7 +306,7 @@ def test_bad_sizes_say_what_to_change(
         ((QUICK, "--cap", "1", "--name", "dualpipe"), "--cap 3 or more"),
     ],
 )
-def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsys: Captured) -> None:
+def test_mistakes_suggest_a_correction(words: tuple[str, ...], message: str, capsys: Captured) -> None:
     assert run(*words) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and message in err
@@ -321,7 +321,9 @@ def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsy
         (b" " * ((1 << 20) + 1), "costs.json is larger than 1 MiB"),
     ],
 )
-def test_bad_tables_say_what_is_wrong(data: bytes, message: str, capsys: Captured, tmp_path: Path) -> None:
+def test_invalid_tables_are_refused_with_the_reason(
+    data: bytes, message: str, capsys: Captured, tmp_path: Path
+) -> None:
     (tmp_path / "costs.json").write_bytes(data)
     assert run(*DUALPIPE, "--costs", str(tmp_path / "costs.json")) == 2
     assert message in capsys.readouterr().err
@@ -348,7 +350,7 @@ def test_times_are_exact(capsys: Captured) -> None:
     assert Fraction(str(parsed(capsys.readouterr().out, "simulated")["makespan"])) == Fraction("8.1")
 
 
-def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: Captured) -> None:
+def test_input_files_are_not_overwritten(tmp_path: Path, capsys: Captured) -> None:
     spec, mine = tmp_path / "train.dsc", tmp_path / "mine.schedule"
     spec.write_bytes(Path(QUICK).read_bytes())
     assert run(str(spec), "-o", str(mine)) == 0
@@ -358,9 +360,7 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: Captured) -> N
         assert before == [path.read_bytes() for path in (spec, mine)]
 
 
-def test_sizes_that_are_missing_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_missing_sizes_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     for words in (("--name", "1f1b"), ("--compare", "1f1b,zbv", "--costs", "FB=1.8")):
         assert run(*words) == 2
@@ -376,7 +376,7 @@ def test_sizes_that_are_missing_are_asked_for(
     assert run("x" * 300) == 2 and "Errno" not in capsys.readouterr().err
 
 
-def test_a_folder_named_like_a_spec_is_none(tmp_path: Path, capsys: Captured) -> None:
+def test_a_folder_named_like_a_spec_is_not_a_spec(tmp_path: Path, capsys: Captured) -> None:
     folder = tmp_path / "my.dsc.d"
     folder.mkdir()
     (folder / "mine.schedule").write_text(dualpipe(2, 4).to_text())
@@ -384,7 +384,7 @@ def test_a_folder_named_like_a_spec_is_none(tmp_path: Path, capsys: Captured) ->
     assert capsys.readouterr().out == dualpipe(2, 4).to_text()
 
 
-def test_long_costs_are_no_file_name(capsys: Captured) -> None:
+def test_long_costs_are_not_taken_for_a_file_name(capsys: Captured) -> None:
     costs = ",".join(
         f"{kinds}=1.{'1' * 20}" for kinds in ("F", "I", "W", "B", "FB", "FF", "BB", "FI", "II", "IW", "FW")
     )
@@ -392,7 +392,7 @@ def test_long_costs_are_no_file_name(capsys: Captured) -> None:
     assert "makespan" in capsys.readouterr().err
 
 
-def test_small_times_are_drawn_soon(capsys: Captured) -> None:
+def test_small_times_are_drawn_quickly(capsys: Captured) -> None:
     assert run("--name", "1f1b", "--ranks", "2", "--micro-batches", "2", "--costs", "F=1e-9,I=1e-9,W=1e-9",
                "--format", "terminal") == 0  # fmt: skip
     assert "rank 1" in capsys.readouterr().out

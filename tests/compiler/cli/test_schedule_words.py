@@ -37,7 +37,7 @@ def test_each_rank_has_a_cap(capsys: Captured) -> None:
 
 
 def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
-    """DualPipeV on 4 ranks holds 9 halves, so 4.5: a cap of 5 is enough, as it says, and then nothing is refused."""
+    """DualPipeV on 4 ranks holds 9 halves, so 4.5: the message advises a cap of 5, which is accepted."""
     said = ["schedule", "--compare", "1f1b,dualpipev", *SIZES, "--costs", "F=1", "--cap"]
     assert main([*said, "4"]) == 0
     assert "dualpipev on 4 ranks with 9 micro-batches holds 4.5 activations: use --cap 5" in capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
     ("word", "name"),
     [("1F1B", "1f1b"), ("zb-h1", "zb1p"), ("ZB-H1", "zb1p"), ("zb_v", "zbv"), ("V-Half", "vhalf"), ("ZB-H2", "zbh2")],
 )
-def test_names_of_others_are_understood(word: str, name: str, capsys: Captured) -> None:
+def test_names_used_by_other_systems_are_understood(word: str, name: str, capsys: Captured) -> None:
     assert suggest(word, NAMES) == f"did you mean `{name}`?"
     assert main(["schedule", "--name", word, *SIZES]) == 2
     assert f"did you mean `{name}`?" in capsys.readouterr().err
@@ -86,17 +86,17 @@ def test_placements_of_auto_are_chosen(more: list[str], placements: set[str], ca
         (["--placement", "loop(65)"], "--placement loop(65) is out of bounds: use at most loop(64)"),
     ],
 )
-def test_placements_that_cannot_be_are_refused(more: list[str], said: str, capsys: Captured) -> None:
+def test_invalid_placements_are_refused(more: list[str], said: str, capsys: Captured) -> None:
     assert main([*AUTO, *more]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_what_is_met_is_said(capsys: Captured) -> None:
+def test_a_bound_that_is_reached_is_reported(capsys: Captured) -> None:
     assert main([*AUTO[:-3], "4", *AUTO[-2:]]) == 0
     assert "gap 0.0%: no schedule on these placements within that cap is shorter" in capsys.readouterr().err
 
 
-def test_auto_for_torch_searches_what_torch_can_say(capsys: Captured) -> None:
+def test_auto_for_torch_searches_only_schedules_that_torch_can_express(capsys: Captured) -> None:
     """On even sizes too, where `auto` has two copies else; pairs that torch has no word for do not count."""
     flags = ["--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--pairs", "any", "--cap", "3"]
     assert main(["schedule", "--name", "auto", *flags, "--format", "torch-csv"]) == 0
@@ -122,7 +122,7 @@ def test_both_ends_are_refused_for_torch_before_a_search(capsys: Captured) -> No
         ),
     ],
 )
-def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], said: str, capsys: Captured) -> None:
+def test_a_single_schedule_format_is_refused_before_a_search(words: list[str], said: str, capsys: Captured) -> None:
     assert main(["schedule", *words]) == 2
     assert said in capsys.readouterr().err
 
@@ -138,12 +138,12 @@ def test_a_format_of_one_schedule_is_refused_before_a_search(words: list[str], s
         (["--copies", "1", "--chunks", "3"], "for placements v, loop(1) and loop(3) and at most"),
     ],
 )
-def test_a_bound_says_of_which_placements_it_is(more: list[str], said: str, capsys: Captured) -> None:
+def test_a_bound_states_its_placements(more: list[str], said: str, capsys: Captured) -> None:
     assert main([*AUTO, *more]) == 0
     assert said in capsys.readouterr().err
 
 
-def test_a_bound_of_unequal_micro_batches_is_of_their_order(tmp_path: Path, capsys: Captured) -> None:
+def test_a_bound_of_unequal_micro_batches_holds_for_their_order(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"F": 1, "I": 1, "W": 1, "micro_batches": [1, 1]}')
     words = ["schedule", "--name", "1f1b", "--ranks", "1", "--micro-batches", "2", "--costs", str(file)]
@@ -164,14 +164,14 @@ def test_a_bound_of_unequal_micro_batches_is_of_their_order(tmp_path: Path, caps
         ),
     ],
 )
-def test_an_order_of_a_spec_is_of_given_costs(more: tuple[str, ...], said: tuple[str, ...], capsys: Captured) -> None:
+def test_ordering_a_spec_needs_given_costs(more: tuple[str, ...], said: tuple[str, ...], capsys: Captured) -> None:
     assert main(["schedule", QUICK, "--order", *more]) == 2
     err = capsys.readouterr().err
     assert all(each in err for each in said)
 
 
-def test_a_placement_with_its_chunks_is_led_to_the_key(tmp_path: Path, capsys: Captured) -> None:
-    """`loop(3)` is how `dsc schedule` writes what a spec says with two keys; the edit of the hint is right."""
+def test_a_placement_with_chunks_suggests_the_key(tmp_path: Path, capsys: Captured) -> None:
+    """A spec writes `loop(3)` of `dsc schedule` as two keys; the edit in the hint is valid."""
     (tmp_path / "quick.dsc").write_text(Path(QUICK).read_text("utf-8"))
     text = 'import "quick.dsc"\nrun mine extends quickstart { schedule { name = auto, placement = loop(3) } }\n'
     (tmp_path / "mine.dsc").write_text(text)
@@ -182,7 +182,7 @@ def test_a_placement_with_its_chunks_is_led_to_the_key(tmp_path: Path, capsys: C
 
 
 @pytest.mark.parametrize(("costs", "code"), [("FB=1.8", 0), ("Q=1", 2)])
-def test_what_cannot_be_said_changes_no_exit_code(costs: str, code: int) -> None:
+def test_unwritable_stderr_changes_no_exit_code(costs: str, code: int) -> None:
     """A disk that is full under stderr."""
     words = [sys.executable, "-m", "compiler.cli.main", "schedule", "--name", "zbv", *SIZES, "--costs", costs]
     with Path("/dev/full").open("w") as full:

@@ -23,7 +23,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_what_is_shown_is_the_spec(path: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_output_reads_back_as_the_same_spec(path: Path, tmp_path: Path, capsys: Captured) -> None:
     for run in runs_in(path):
         assert main(["show", f"{path}:{run}"]) == 0
         plain = capsys.readouterr().out
@@ -36,9 +36,9 @@ def test_what_is_shown_is_the_spec(path: Path, tmp_path: Path, capsys: Captured)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_lines_and_leaves_tell_the_same(path: Path) -> None:
-    """Each value of the text form is a leaf with that text; a leaf that is no line is a name or a kind. Attention
-    that is put over another one, of a layer or of MTP, says `none` of what it lacks, which is no leaf."""
+def test_printed_lines_and_leaves_agree(path: Path) -> None:
+    """Each printed value is a leaf with that text; a leaf without a line is a name or a kind. Attention
+    that overrides another one (of a layer or of MTP) prints `none` for missing keys, which are not leaves."""
     spec = resolve(path, runs_in(path)[0]).spec
     found = {leaf.path: leaf.text for leaf in leaves(spec)}
     assert len(found) == len(leaves(spec))
@@ -107,7 +107,7 @@ def test_every_value_has_an_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert kinds == {"written", "override", "derived", "default", "built-in"}
 
 
-def test_a_schedule_nobody_named_is_derived(tmp_path: Path) -> None:
+def test_an_unnamed_schedule_is_derived(tmp_path: Path) -> None:
     text = (ROOT / "specs" / "quickstart.dsc").read_text("utf-8")
     (tmp_path / "a.dsc").write_text(re.sub(r"\n  schedule .*", "", text), "utf-8")
     resolved = resolve(tmp_path / "a.dsc")
@@ -128,7 +128,7 @@ def test_keys(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did you mean `train.optimizer.beta1`?" in capsys.readouterr().err
 
 
-def test_a_key_alone_is_of_the_spec_of_the_folder(
+def test_a_key_without_a_spec_uses_the_spec_of_the_folder(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_json_of_exact_numbers(cap: str, value: object, capsys: Captured) -> Non
     assert parsed(capsys.readouterr().out, "show")["values"]["schedule.cap"]["value"] == value
 
 
-def test_mistakes_are_told(tmp_path: Path, capsys: Captured) -> None:
+def test_mistakes_are_reported(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.dsc").write_text("run a { }\n", "utf-8")
     assert main(["show", str(tmp_path / "a.dsc")]) == 2
     out, err = capsys.readouterr()
@@ -177,7 +177,7 @@ def test_mistakes_are_told(tmp_path: Path, capsys: Captured) -> None:
         (["explain", "zzz"], "there is no code, key or word `zzz`", []),
     ],
 )
-def test_a_document_says_why_there_is_none(
+def test_json_reports_why_there_is_no_spec(
     words: list[str],
     error: str | None,
     codes: list[str],
@@ -193,7 +193,7 @@ def test_a_document_says_why_there_is_none(
     assert all(item["message"] in err for item in document["diagnostics"]) and (error or "") in err
 
 
-def test_several_values_are_one_document(capsys: Captured) -> None:
+def test_several_values_give_one_json_document(capsys: Captured) -> None:
     assert main(["show", TINY, "train.seed", "parallel", "--format", "json"]) == 0
     paths = [*parsed(capsys.readouterr().out, "show")["values"]]
     assert "train.seed" in paths and "parallel.pipeline" in paths

@@ -69,7 +69,7 @@ def test_values_with_commas() -> None:
         (["-s", "train.seed=1,no"], "1 of 2 variants cannot be trained"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_invalid_sweeps_are_refused_before_anything_runs(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,9 @@ def test_what_is_wrong_is_said_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_combinations_that_do_not_fit_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["-s", "cluster.node.device.memory=1MB,2.2MB,4GB", "-s", "train.micro_batch=4", "-s", "model.hidden=64"]
     assert main(["sweep", SPEC, *words, "--plan", "--format", "json"]) == 1
@@ -92,7 +94,7 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_says_what_each_run_takes_and_all_that_fit() -> None:
+def test_the_table_shows_the_cost_of_each_run_and_the_total() -> None:
     free = {"fits": 3 * 2**30, "exact": 0, "large": -(2**20), "illegal": None}
     planned = [
         sweep.PlannedVariant(Variant(name, (), ()), Path(name), "", 5_000_000, 1.5, 7200.0, bytes_, usd=12.0)
@@ -115,7 +117,7 @@ def test_the_table_says_what_each_run_takes_and_all_that_fit() -> None:
     assert "cost" not in sweep._table(planned) and "$" not in sweep._table(planned)
 
 
-def test_labels_have_the_words_that_differ() -> None:
+def test_labels_consist_of_the_differing_words() -> None:
     rates = "train.rate=warmup 15 steps to 1e-3 | warmup 15 steps to 3e-3"
     assert [each.label for each in variants([rates])] == ["rate 1e-3", "rate 3e-3"]
     found = variants(["train.rate.0=warmup 5 steps to 1e-3,warmup 9 steps to 1e-3", "train.seed=1,2", "train.steps=4"])
@@ -132,7 +134,7 @@ def test_the_spec_of_the_folder_is_swept(tmp_path: Path, monkeypatch: pytest.Mon
     assert "2 runs that fit" in capsys.readouterr().out
 
 
-def test_a_mistake_of_the_spec_is_said_once(tmp_path: Path, capsys: Captured) -> None:
+def test_a_mistake_in_the_spec_is_reported_once(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "wrong.dsc").write_text("run wrong { stepz = 4 }\n")
     assert main(["sweep", str(tmp_path / "wrong.dsc"), "-s", "train.seed=1,2,3"]) == 2
     error = capsys.readouterr().err
@@ -159,7 +161,7 @@ def test_variants_that_do_not_train_yet(monkeypatch: pytest.MonkeyPatch, capsys:
     assert re.search(r"^seed=2 +refused, see above$", out, re.MULTILINE) and "1 run that fits" in out
 
 
-def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
+def test_a_sweep_continues_after_a_failure_and_stops_at_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +170,7 @@ def test_a_failure_does_not_end_a_sweep_and_a_signal_does(
     def call(words: list[str]) -> int:
         called.append(words[words.index("--out") + 1])
         ended = [each["exit_code"] for each in parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")["runs"]]
-        before = (len(called) - 1) % 3  # the second sweep begins behind three calls
+        before = (len(called) - 1) % 3  # the second sweep begins after three calls
         assert ended == [1, 0, 130][:before] + [None] * (len(ended) - before), "those that have ended have a code"
         return {"seed=1": 1, "seed=2": 0, "seed=3": 130, "seed=4": 0}[Path(called[-1]).name]
 
@@ -203,7 +205,7 @@ def test_runs_of_a_sweep_are_compared_on_a_page(
     assert "Sweep tiny" in page and "seed 1" in page and "seed 2" in page and "seed 3" not in page
 
 
-def test_options_of_each_run_are_those_of_train() -> None:
+def test_options_refused_by_sweep_exist_in_train() -> None:
     """Options that name one folder or one checkpoint are refused, and only options that there are."""
     from compiler.cli.main import CommandParser
     from runtime.contract.options import add_options

@@ -130,7 +130,7 @@ def test_a_run_that_is_over_is_shown_with_its_exit_code(
     ]
 
 
-def test_a_resume_takes_the_end_back(run: Run, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_is_shown_as_running_again(run: Run, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     run.steps(1, 2, 3)
     run.end("failed", 1, "rank 0 left")
     again = Run(run.folder, resume_step=3)
@@ -142,7 +142,7 @@ def test_a_resume_takes_the_end_back(run: Run, clock: Clock, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_processes_that_were_killed_are_told_from_slow_ones(
+def test_killed_processes_are_distinguished_from_slow_ones(
     run: Run, clock: Clock, capsys: pytest.CaptureFixture[str], is_held: bool
 ) -> None:
     run.steps(1, 2)
@@ -162,7 +162,7 @@ def test_processes_that_were_killed_are_told_from_slow_ones(
 def test_the_next_phase_is_waited_for(
     run: Run, clock: Clock, capsys: pytest.CaptureFixture[str], silent_s: float
 ) -> None:
-    """While it is compiled nothing holds the folder; where none follows, the end of the phase is that of the run."""
+    """While it compiles, no process holds the folder. The end of the last phase is the end of the run."""
     (run.folder / "watch.json").write_text(json.dumps(FORECAST | {"phases": 2}))
     run.steps(1, 2)
     run.end("finished", 0)
@@ -216,7 +216,7 @@ def test_json_has_every_row_and_event(run: Run, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("form", "said"), [("json", '"step": 2'), ("text", "step 2/9")])
-def test_what_a_run_wrote_is_shown_while_it_goes_on(
+def test_rows_are_shown_while_the_run_continues(
     run: Run, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str
 ) -> None:
     """Also where the output is a file, which Python buffers."""
@@ -237,15 +237,13 @@ def test_what_a_run_wrote_is_shown_while_it_goes_on(
     assert said in before_the_end[0]
 
 
-def test_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, said in ((tmp_path / "no", "does not exist"), (tmp_path, "has no run")):
         assert main(["watch", str(folder)]) == 2
         assert f"{said}\n = hint: `dsc train` writes" in capsys.readouterr().err
 
 
-def test_it_waits_for_a_run_that_has_not_begun(
-    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waits_for_a_run_that_has_not_begun(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     def begin() -> None:
         run = Run(tmp_path / "later")
         run.steps(1)
@@ -275,7 +273,7 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
             continue
         try:
             data = os.read(terminal, 1 << 16)
-        except OSError:  # how a terminal says that nobody writes any more
+        except OSError:  # how a terminal signals that all writers have closed it
             break
         stream.feed(data)
         lines = [line.rstrip() for line in screen.display if line.strip()]
@@ -294,8 +292,10 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
          "2.0 GiB at most in a process with its libraries"),
     ],
 )  # fmt: skip
-def test_what_is_planned_is_compared_with_its_like(held: str, calibrated: bool, speed: str, memory: str) -> None:
-    """A process of a CPU holds more than tensors, and times of another CPU are no forecast."""
+def test_measurements_are_compared_with_the_same_kind_of_forecast(
+    held: str, calibrated: bool, speed: str, memory: str
+) -> None:
+    """A CPU process holds more than tensors, and times of another CPU are not a forecast."""
     forecast = Forecast.from_json(json.dumps(FORECAST | ({} if calibrated else {"calibrated": False})))
     state, row = RunState(Path("mine"), forecast), {key: value for key, value in ROW.items() if key != "memory_bytes"}
     state.take(FollowedItem("row", {"step": 1, "time": "", **row, held: 2**31}))

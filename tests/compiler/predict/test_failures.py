@@ -30,7 +30,7 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
     for _ in range(FAILURES):
         left = draw.expovariate(1 / mtbf_s)
         passed_s += left
-        clock, saved, written = 0.0, 0.0, 0.0  # of this start; what is saved; when its write ends
+        clock, saved, written = 0.0, 0.0, 0.0  # time since this start; saved work; end of its write
         trained = 0.0
         while True:
             clock = (
@@ -51,7 +51,7 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_share_is_that_of_drawn_runs(case: tuple[float, ...]) -> None:
+def test_the_share_equals_that_of_simulated_runs(case: tuple[float, ...]) -> None:
     found, error = drawn(*case)
     assert abs(share(*case) - found) < 3 * error
 
@@ -67,11 +67,11 @@ def test_no_interval_is_better_than_the_best(seed: int) -> None:
     assert shares[found] == max(shares.values())
 
 
-def test_a_run_that_never_gets_on_keeps_nothing() -> None:
+def test_a_run_that_makes_no_progress_has_no_goodput() -> None:
     assert share(100.0, 1.0, 0.0, 0.0, 1e9) == 0.0
 
 
-def test_the_plan_says_what_failures_take() -> None:
+def test_the_plan_predicts_the_cost_of_failures() -> None:
     found = plan_of("llama3-8b").goodput
     assert found is not None
     assert found.mtbf_s == 50_000 * HOUR / 256
@@ -85,7 +85,7 @@ def test_the_plan_says_what_failures_take() -> None:
     assert rarer is not None and rarer.share > found.share and rarer.best_steps > found.best_steps
 
 
-def test_cpus_have_failures_where_the_cluster_says_so() -> None:
+def test_cpus_have_failures_if_the_cluster_states_them() -> None:
     assert plan_of("quickstart").goodput is None
     found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
     assert found is not None and found.mtbf_s == 10 * HOUR / 4
@@ -93,7 +93,7 @@ def test_cpus_have_failures_where_the_cluster_says_so() -> None:
     assert found.checkpoint_bytes == checkpoint_bytes(plan)
 
 
-def test_what_is_assumed_of_failures_is_said_unless_the_cluster_says_it() -> None:
+def test_assumptions_about_failures_are_listed() -> None:
     found = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
     (said,) = assumed(spec_of("quickstart", "cluster.failures.mtbf=10h"), found)
     assert "as frequent as the cluster states" in said

@@ -22,7 +22,7 @@ def model(name: str) -> Model:
 
 
 def product_parameters(flops: Flops) -> float:
-    """Parameters of products that a token uses: what is left without the core, of which the causal has half."""
+    """Parameters of the products that a token uses: FLOPs less the attention core, which causal attention halves."""
     return (2 * flops.causal - flops.full) / 6
 
 
@@ -30,12 +30,12 @@ def step(seconds: float, tokens: int) -> StepPrediction:
     return StepPrediction(seconds, tokens, "dualpipe", 120, NOTHING, (), Tail(0, 0, 0, 0), 0)
 
 
-def test_v3_flops_are_the_published_ones() -> None:
+def test_flops_of_v3_equal_the_published_ones() -> None:
     flops = flops_of_model(model("deepseek-v3"), 4096)
     assert (round(flops.causal / 1e9, 1), round(flops.full / 1e9, 1)) == (249.8, 280.5)
 
 
-def test_v3_mfu_is_the_published_one_given_the_step() -> None:
+def test_mfu_of_v3_at_the_published_step_time_is_the_published_one() -> None:
     flops = flops_of_model(model("deepseek-v3"), 4096)
     mfu = mfu_of(flops, step(19.926, 15360 * 4096), 2048 * 989e12)
     assert (round(mfu.causal * 100, 2), round(mfu.full * 100, 2)) == (38.94, 43.73)

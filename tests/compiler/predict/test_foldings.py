@@ -1,4 +1,4 @@
-"""Published runs whose experts have another mesh than attention: each can be written, planned and proven."""
+"""Published runs with different meshes for experts and attention: each can be written, planned and proven."""
 
 from __future__ import annotations
 

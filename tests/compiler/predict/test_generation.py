@@ -1,4 +1,4 @@
-"""`dsc plan` on completions: what their time depends on, and that planned caches equal those of a run."""
+"""`dsc plan` with completions: what their time depends on; planned caches equal those of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def planned(found: Spec) -> tuple[Prediction, GenerationTime]:
     return prediction, prediction.generation
 
 
-def test_a_run_without_completions_has_none() -> None:
+def test_a_run_without_completions_has_no_generation() -> None:
     assert predict(without_mtp(spec(1, 1, 1, 8, 4, 0, "llama", precision="fp32"))).generation is None
 
 
@@ -49,7 +49,7 @@ def test_rounds_and_tokens() -> None:
     assert again.seconds == pytest.approx(all_at_once.seconds / 4) and again.rounds == all_at_once.rounds
 
 
-def test_the_text_says_how_completions_are_written() -> None:
+def test_the_text_reports_generation_of_completions() -> None:
     found, generation = planned(rewarded("llama", slots=5))
 
     def line(predicted: GenerationTime, word: str) -> str:
@@ -64,7 +64,7 @@ def test_the_text_says_how_completions_are_written() -> None:
     assert line(less, "keys and values").endswith("5 completions at a time: more than weights and state leave free")
 
 
-def test_it_counts_in_what_a_run_takes() -> None:
+def test_generation_counts_in_the_time_of_a_run() -> None:
     found, generation = planned(rewarded("llama"))
     plain = predict(without_mtp(spec(1, 1, 1, 8, 4, 0, "llama", precision="fp32", sequence=16)))
     assert 0 < found.generation_share < 1
@@ -79,7 +79,7 @@ def test_stages_divide_the_caches(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "v3"])
-def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, model: str) -> None:
+def test_planned_caches_equal_those_of_a_run(tmp_path: Path, segments: Segments, model: str) -> None:
     """Planned bytes of keys and values equal those that a rank of a run holds once each slot has had a sequence."""
     found = rewarded(model, slots=4)
     write_build(tmp_path / "build", compile_spec(found, segments=segments).files)
@@ -97,7 +97,7 @@ def test_caches_are_those_of_a_run(tmp_path: Path, segments: Segments, model: st
     assert held == [planned(found)[1].cache_bytes]
 
 
-def test_caches_that_do_not_fit_are_said() -> None:
+def test_caches_that_do_not_fit_are_reported() -> None:
     """A device with room for little more than weights, gradients and state."""
     found, generation = planned(rewarded("llama"))
     rank = found.ranks[0]

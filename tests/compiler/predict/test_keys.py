@@ -13,7 +13,7 @@ LLAMA = Path(__file__).parents[3] / "specs" / "llama3-8b.dsc"
 
 
 @pytest.mark.parametrize(("context", "sequence"), [(2, 8192), (8, 65536)])
-def test_a_ring_saves_no_more_than_the_exchanges_take(context: int, sequence: int) -> None:
+def test_the_time_that_a_ring_saves_is_at_most_that_of_the_exchanges(context: int, sequence: int) -> None:
     """On one pipeline rank, gathers of forwards are exposed; weight gradients may hide those of backwards."""
     words = ["parallel.pipeline=1", f"parallel.context={context}", f"train.sequence={sequence}"]
     found = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
@@ -26,5 +26,5 @@ def test_a_ring_saves_no_more_than_the_exchanges_take(context: int, sequence: in
     assert 0 < forward * steps <= share_of_keys(found) * (1 + 1e-9) <= (forward + backward) * steps
 
 
-def test_no_context_ranks_exchange_no_keys() -> None:
+def test_without_context_ranks_no_keys_are_exchanged() -> None:
     assert share_of_keys(timed(load(LLAMA))) == 0

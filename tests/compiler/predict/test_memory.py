@@ -101,7 +101,7 @@ def test_shipped_specs(file: str, run: str) -> None:
     assert worst_held_rows(spec) >= rows
 
 
-def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
+def test_smaller_batches_of_a_ramp_fit_if_the_largest_fits() -> None:
     """DualPipe on DeepSeek-V3's 16 ranks begins at 32 micro-batches; what runs with fewer holds no more."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
     lowering = Lowering(make_plan(spec), rank_rates(spec))

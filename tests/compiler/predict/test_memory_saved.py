@@ -1,4 +1,4 @@
-"""The bytes in which a rank copies what it saves are those that the plan counts on its host."""
+"""The bytes into which a rank copies saved state equal the plan's host memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.runtime.step.specs import spec
         (1, 2, 2, {"zero": 3, "schedule": "1f1b"}),
     ],
 )
-def test_a_copy_is_as_large_as_the_plan_says(
+def test_a_copy_has_the_planned_size(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, given: dict[str, Any]
 ) -> None:
     small = spec(pp, ep, dp, 4, **given)

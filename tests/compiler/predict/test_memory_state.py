@@ -28,7 +28,7 @@ from tests.runtime.step.specs import spec as small_spec
 from tests.specs.shipped import SPECS, shipped
 
 GIB = 2**30
-# The split of DeepSeek-V3's layers that is consistent with what is published (its report names none).
+# A split of DeepSeek-V3's layers that is consistent with the published numbers (the report names none).
 PUBLISHED = 'parallel.layout="Et*4|(t*4|)*14tmL"'
 
 
@@ -37,8 +37,8 @@ MESHES = [(2, 2, 4, "dualpipe"), (1, 4, 4, "1f1b"), (2, 1, 3, "zbv"), (2, 2, 4, 
 
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), MESHES)
-def test_it_is_what_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """The predicted state is what the runtime allocates, to the byte, on every rank, whatever the padding of shards."""
+def test_equals_the_bytes_that_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
+    """The predicted state equals the runtime's allocation to the byte, on every rank, with any padding of shards."""
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
     lowered = lower_spec(spec)
     states = rank_states(spec, lowered.plan)
@@ -69,7 +69,7 @@ def test_eight_bit_copies_of_deepseek_v3() -> None:
 
 
 def test_the_published_set_up_fits() -> None:
-    """DeepSeek-V3 on its devices with recomputation, as its report says (arXiv 2412.19437, §3.2.3)."""
+    """DeepSeek-V3 on its devices with the recomputation of its report (arXiv 2412.19437, §3.2.3)."""
     spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
     found = predict(spec)
     assert found.fits and all(rank.peak_bytes < 79.1 * GIB for rank in found.ranks)
@@ -102,8 +102,8 @@ def memory(rank: int, **fields: object) -> RankMemory:
     return RankMemory(pp_rank=rank, **(memory_fields | fields))  # type: ignore[arg-type]
 
 
-def test_why_it_does_not_fit() -> None:
-    """The fullest rank, at which action, by how much; its parts sum to what it holds."""
+def test_explains_why_a_plan_does_not_fit() -> None:
+    """Names the fullest rank, the action and the excess; the parts sum up to the total."""
     spec = shipped("deepseek-v3.dsc")
     plan = make_plan(spec)
     ranks = [memory(0, peak_bytes=79 * GIB), memory(1), memory(2, peak_bytes=86 * GIB, weights=21 * GIB), memory(3)]
@@ -126,7 +126,7 @@ def test_why_it_does_not_fit() -> None:
     assert explain_memory(spec, plan, ranks[:1]) == ()
 
 
-def test_a_rank_that_differs_from_its_plan_is_told() -> None:
+def test_warns_if_a_ranks_memory_differs_from_the_plan() -> None:
     even = (MeasuredMemory(0, 1024, 1024), MeasuredMemory(1, 4096, 4096))
     assert measured_line(even).startswith("4.0 KiB on rank 1; on every rank as planned")
     line = measured_line((*even, MeasuredMemory(2, 1000, 1024), MeasuredMemory(3, 1050, 1024)))
@@ -135,14 +135,14 @@ def test_a_rank_that_differs_from_its_plan_is_told() -> None:
     )
 
 
-def test_sizes_are_told_in_the_unit_that_suits_them() -> None:
+def test_sizes_are_printed_in_a_suitable_unit() -> None:
     assert [gib(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * GIB // 2)] == [
         "0 bytes", "1023 bytes", "1.0 KiB", "3.0 MiB", "2.5 GiB",
     ]  # fmt: skip
 
 
-def test_the_worst_case_is_told_with_its_chance() -> None:
-    """The chance by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
+def test_the_worst_case_is_reported_with_its_probability() -> None:
+    """The probability by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
     from math import comb, log10
 
     spec = shipped("deepseek-v3.dsc")
@@ -154,7 +154,7 @@ def test_the_worst_case_is_told_with_its_chance() -> None:
     assert len(memory_assumptions(dense, make_plan(dense), [memory(0, worst_bytes=900 * GIB)])) == 1
 
 
-def test_a_rank_has_the_memory_of_its_own_device() -> None:
+def test_each_rank_has_the_memory_of_its_device() -> None:
     """In a cluster of several kinds of nodes, a rank has the memory of its own device."""
     spec = shipped("moe-8gpu.dsc")
     plan = make_plan(spec)
@@ -162,8 +162,8 @@ def test_a_rank_has_the_memory_of_its_own_device() -> None:
 
 
 @pytest.mark.parametrize("zero", range(4))
-def test_what_layers_hold_before_there_is_a_plan(zero: int) -> None:
-    """The same to the byte as with one, but for the biases of routers, where buckets need no padding."""
+def test_memory_of_layers_before_planning(zero: int) -> None:
+    """Equals the planned memory to the byte, except for router biases, if buckets need no padding."""
     one = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
     spec = load(SPECS / "quickstart.dsc", overrides=one)
     model = cut_model(spec)
@@ -181,7 +181,7 @@ def test_only_layers_with_a_balancing_loss_have_one() -> None:
     assert [(each.site, each.sequence_loss) for each in layers] == [("L1", 1e-4), ("M0", 0.0)], "MTP has none"
 
 
-def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
+def test_waits_for_exchanges_have_the_uncertainty_of_exchanges() -> None:
     """The staging of exchanges of tokens and, with tensor ranks, of sums over them."""
     for name, overrides, kind in (
         ("moe-8gpu.dsc", (), "dispatch_node"),
@@ -195,7 +195,7 @@ def test_waits_for_exchanges_are_as_uncertain_as_these() -> None:
 
 
 @pytest.mark.parametrize(("name", "has_hosts"), [("quickstart.dsc", False), ("llama3-8b.dsc", True)])
-def test_the_host_of_an_accelerator_holds_what_is_copied_to_it(name: str, has_hosts: bool) -> None:
+def test_host_memory_of_an_accelerator_includes_copied_activations(name: str, has_hosts: bool) -> None:
     """Cores copy within their own memory."""
     spec = load(SPECS / name, overrides=["parallel.pipeline=2", "schedule.name=1f1b"])
     lowering = Lowering(make_plan(spec))

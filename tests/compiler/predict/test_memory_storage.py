@@ -58,7 +58,7 @@ def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
     assert tensor_bytes(shape, dtype) == size
 
 
-def test_tiles_turn() -> None:
+def test_tiles_are_transposed() -> None:
     assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
     assert turned(turned("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
 
@@ -67,9 +67,9 @@ def test_tiles_turn() -> None:
 
 
 @pytest.mark.parametrize("output", ["e5m6", "bf16"])
-def test_attention_keeps_latents_and_what_it_returns(output: str) -> None:
-    """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
-    is read by its own backward: it is kept in 12 bits with an exponent for each 128, and no second copy is."""
+def test_attention_saves_latents_and_its_output(output: str) -> None:
+    """Norms and up-projections are recomputed, so their results are not saved in any dtype. The attention output
+    is read by its own backward: it is saved in 12 bits with an exponent for each 128 numbers, without a second copy."""
     cut_segment = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
     kept = {name: size for name, size in sizes(cut_segment.saved).items() if not name.endswith(("rstd", "lse"))}
     attended = {
@@ -131,7 +131,7 @@ def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
 
 
 def test_scales_that_are_powers_of_two() -> None:
-    """Those of what attention returns and of rows on their way to experts, and of nothing else (§3.2.1, §3.3.3)."""
+    """Only scales of the attention output and of rows sent to experts are powers of two (§3.2.1, §3.3.3)."""
     found = set()
     for kind in ("attention", "dense", "experts", "join", "mtp_input", "router", "shared"):
         for node in interpret(use_of(deepseek(), kind).segment).nodes:
@@ -141,7 +141,7 @@ def test_scales_that_are_powers_of_two() -> None:
                 pow2 = {packing.pow2 for packing in packed if packing.form is None}
                 found |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert found == {
-        ("attention", "linear_1"),  # queries: attention, and what becomes of what it returns, in one op
+        ("attention", "linear_1"),  # queries: attention, and the cast of its output, in one op
         ("attention", "mla_attention_0_kept"),
         ("experts", "rows"),
         ("experts", "d_y"),
@@ -158,7 +158,7 @@ def test_gate_and_head_stay_wide(kind: str) -> None:
 
 
 def test_without_recompute_results_are_kept_quantised() -> None:
-    """The results of norms and SwiGLU in eight bits for weight gradients, what their own backwards read in sixteen."""
+    """Results of norms and SwiGLU are saved in 8 bits for weight gradients, inputs of their backwards in 16 bits."""
     cut_segment = cut(use_of(deepseek("recompute=[]"), "dense").segment)
     assert {name: size for name, size in sizes(cut_segment.saved).items() if "rstd" not in name} == {
         "add_0": T * D * 2,  # the residual stream
@@ -169,7 +169,7 @@ def test_without_recompute_results_are_kept_quantised() -> None:
 
 
 def test_quantising_takes_time() -> None:
-    """Each op of it has its bytes: read in sixteen bits, written in eight; turned, both in eight."""
+    """Bytes of quantising ops: read in 16 bits, written in 8; a transposition reads and writes 8 bits."""
     costs = dict(cut(use_of(deepseek("recompute=[]"), "dense").segment).costs)
     found = {phase: [(op, work.bytes) for op, work in cost.ops if "quantise" in op] for phase, cost in costs.items()}
     norm, gate, up = T * D, T * 18432, T * 2 * 18432
@@ -184,7 +184,7 @@ def test_quantising_takes_time() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
-def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
+def test_built_in_recipes_store_values_in_their_compute_dtype(precision: str) -> None:
     spec = deepseek(f"precision={precision}")
     assert precision in BUILT_IN
     for kind in ("attention", "dense", "router", "shared", "experts", "join", "head", "mtp_input"):
@@ -194,7 +194,7 @@ def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
         assert not any("quantise" in op for op in ops)
 
 
-def test_dispatch_alone_in_eight_bits() -> None:
+def test_only_dispatch_in_eight_bits() -> None:
     """BF16 products read rows that arrived in eight bits without a further cast, forward and backward."""
     spec = deepseek("precision.linear=bf16")
     cut_segment = cut(use_of(spec, "experts").segment)

@@ -1,4 +1,4 @@
-"""`schedule { order = cost }`: the positions of micro-batches that documents make unequal, and what they save."""
+"""`schedule { order = cost }`: positions of micro-batches with unequal documents, and the saving."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
     return found
 
 
-def test_weights_lie_evenly() -> None:
+def test_weights_are_evenly_spaced() -> None:
     assert weights_between(0.3, 4) == tuple(Fraction(each, 10) for each in (7, 8, 9, 10))
     assert weights_between(0.3, 2) == (Fraction(7, 10), 1) and weights_between(0.3, 1) == (Fraction(7, 10),)
     assert weights_between(0.0, 3) == (1, 1, 1)
@@ -44,7 +44,7 @@ def test_weights_lie_evenly() -> None:
 
 @pytest.mark.parametrize(("name", "least"), [("1f1b", 0.08), ("zbv", 0.01), ("dualpipe", 0.05)])
 def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) -> None:
-    """Searched for costs that lie evenly, they save on every draw of others, and this share in the mean of them."""
+    """Positions found for evenly spaced costs save time on every draw of other costs, and this share on average."""
     schedule, share, rng = SCHEDULES[name].generate(4, 12), 0.5, random.Random(3)
     order = best_order(schedule, Costs(micro_batches=weights_between(share, 12)), 0.05)
     assert sorted(order) == [*range(12)]
@@ -57,7 +57,7 @@ def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) 
     assert mean(saved) > least and min(saved) > -0.01, saved
 
 
-def test_weights_lie_between_no_attention_and_all() -> None:
+def test_weights_range_from_no_attention_to_full_attention() -> None:
     assert weights_between(0.25, 3) == (Fraction(3, 4), Fraction(7, 8), Fraction(1))
     assert weights_between(0.25, 1) == (Fraction(3, 4),)
 

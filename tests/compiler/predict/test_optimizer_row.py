@@ -113,7 +113,7 @@ def test_work_is_balanced() -> None:
     assert max(loads) - min(loads) <= max(work) and min(loads) > 0
 
 
-def test_products_and_scratch_memory_are_of_the_prediction() -> None:
+def test_prediction_includes_products_and_scratch_memory() -> None:
     base = small_spec(2, 1, 2, 4, zero=1, schedule="1f1b")
     elements, whole, roomy = (timed(with_row(base, row)) for row in (AdamW, Whole, Roomy))
     assert whole.step.tail.update_s > 10 * elements.step.tail.update_s

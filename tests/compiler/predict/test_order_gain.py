@@ -28,7 +28,7 @@ DATA = 'source = "text", tokenizer = train(270), validation = 0, documents = mas
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    """A run on documents of lognormal lengths, in the current folder, whose text is prepared where runs share it."""
+    """A run on documents of lognormal lengths in the current folder; its text is prepared in the shared cache."""
     rng = random.Random(1)
     (tmp_path / "text").mkdir()
     for number in range(300):
@@ -70,7 +70,7 @@ def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
             parts = [ranked[at : at + dp * size] for at in range(0, batch, dp * size)]
             rows = [index for rank in order for index in parts[rank][:: -1 if rank % 2 else 1]]
         of_ranks = [sum(seen[index] for index in rows[at : at + size]) for at in range(0, batch, size)]
-        dearest = [max(of_ranks[at : at + dp]) for at in range(0, len(of_ranks), dp)]  # experts lie on both data ranks
+        dearest = [max(of_ranks[at : at + dp]) for at in range(0, len(of_ranks), dp)]  # experts are on both data ranks
         most = size * sequence * (sequence + 1) / 2
         weights = [Fraction(round(1000 * (1 - share + share * each / most)), 1000) for each in dearest]
         costs = replace(costs_of_orders(lowered.lowering), micro_batches=tuple(weights))
@@ -78,7 +78,7 @@ def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
     return mean(times)
 
 
-def test_the_gain_is_that_of_the_steps_that_a_run_draws(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_saving_is_computed_from_the_steps_of_a_run(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     found = order_in_plan(capsys)
     text = Path(found["data"])
     assert found["drawn_s"] == pytest.approx(mean_s(spec, text, False), rel=1e-9)
@@ -90,7 +90,7 @@ def test_the_gain_is_that_of_the_steps_that_a_run_draws(spec: Spec, capsys: pyte
     assert f"saves {found['saved']:.1%}" in shown and "1f1b with micro-batches by cost" in shown
 
 
-def test_nothing_is_said_of_a_text_that_changed_or_is_not_there(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_saving_is_given_for_a_changed_or_missing_text(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     with (Path("text") / "0.txt").open("a", encoding="utf-8") as file:
         file.write("another word")
     assert order_in_plan(capsys) is None

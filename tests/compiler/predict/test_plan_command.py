@@ -52,7 +52,7 @@ def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
     assert found["stages"][0]["ranks"] == found["stages"][15]["ranks"][::-1] == [0, 15]
 
 
-def test_unknown_facts_say_what_to_add(capsys: Captured) -> None:
+def test_unknown_facts_suggest_what_to_add(capsys: Captured) -> None:
     assert main(["plan", QUICK]) == 0
     shown = capsys.readouterr().out
     assert "add `price = 2USD/h` to the device" in shown and "add `bf16 = …TFLOPS` to the device" in shown
@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_asked_for(width: int, capsys: Captured) -> None:
         assert all(line == line.rstrip() for line in lines)
 
 
-def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
+def test_colours_and_ascii_change_only_the_appearance() -> None:
     prediction = predict(resolve(QUICK).spec)
     plain = text(prediction, Screen(100))
     coloured = text(prediction, Screen(100, colours=True))
@@ -83,7 +83,7 @@ def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
 @pytest.mark.parametrize(
     ("num_plans", "head"), [(1, "no other plan keeps the rules"), (2, "among 2 plans that keep the rules")]
 )
-def test_what_was_chosen_stands_out_of_what_was_tried(num_plans: int, head: str) -> None:
+def test_the_chosen_plan_is_highlighted(num_plans: int, head: str) -> None:
     spec = resolve(QUICK).spec
     tried = [Candidate({"parallel.pipeline": 2 - n}, spec, seconds=1.0 + n, missing_bytes=0) for n in range(num_plans)]
     lines = text(predict(spec), Screen(100, colours=True), Ranking(tuple(tried))).splitlines()
@@ -94,7 +94,7 @@ def test_what_was_chosen_stands_out_of_what_was_tried(num_plans: int, head: str)
 
 
 @pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)], ids=["one rank", "ranks of nodes"])
-def test_what_does_not_fit_is_said_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
+def test_lack_of_memory_is_reported_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
     assert main(["plan", spec, "-s", f"cluster.node.device.memory={memory}GiB"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
     assert "does not fit" in line and re.search(rf"\d GiB too much: .* of {memory}\.0 GiB on rank \d+ at [(FBIW]", line)
@@ -131,9 +131,7 @@ def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured, monkeypatch: 
         ["cluster.node.device.memory=10GiB", "parallel.pipeline=auto", "recompute=auto"],  # left open, and does not fit
     ],
 )
-def test_given_rates_are_those_of_the_choice_and_of_the_edits(
-    overrides: list[str], tmp_path: Path, capsys: Captured
-) -> None:
+def test_given_rates_apply_to_the_choice_and_to_edits(overrides: list[str], tmp_path: Path, capsys: Captured) -> None:
     """`--rates FILE` gives the plan of a spec that names FILE; the file that the spec itself names is not read."""
 
     def planned(*more: str) -> dict[str, Any]:
@@ -172,7 +170,7 @@ def assumed(name: str, *overrides: str) -> str:
     return "\n".join(predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec).assumptions)
 
 
-def test_only_what_a_plan_uses_is_assumed() -> None:
+def test_only_assumptions_that_a_plan_uses_are_listed() -> None:
     dense, alone, whole = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
     assert "expert" not in dense and "grouped" not in dense and "table h100 has no row of wgrad" in dense
     assert "gradients are reduced while the links are free" in dense and "layers are split" in dense
@@ -202,14 +200,14 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
 
 
 def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
-    """The fabric of such an edit has the devices of the edit's cluster, not those of the cluster that is too small."""
+    """The fabric for such an edit has the devices of the larger cluster, not of the original one."""
     tight = ["-s", "cluster.node.device.memory=16GiB"]
     assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert any(setting["key"] == "cluster.nodes" for edit in edits for setting in edit["settings"])
 
 
-def test_phases_are_told_one_by_one_and_as_a_whole() -> None:
+def test_phases_are_reported_one_by_one_and_in_total() -> None:
     first = predict(load(SPECS / "tiny.dsc", None, ["cluster.node.device.price=2USD/h"]))
     assert first.money.usd is not None
     (rank,) = first.ranks

@@ -30,7 +30,7 @@ from dsl.schema import Spec
 from tests.specs.shipped import NAMES, path_of
 
 ROOT = Path(__file__).parents[3]
-# The first phase of DeepSeek-V3.2, and of its small form, trains indexers alone.
+# The first phase of DeepSeek-V3.2, and of its small form, trains only indexers.
 TRAINED_WHOLE = [f"{name}:v32.sparse" if name in ("deepseek-v3.2", "laptop-v32") else name for name in NAMES]
 ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
 
@@ -50,7 +50,7 @@ def said(spec: Spec, rates: Sequence[Rates]) -> tuple[str, ...]:
     return assumptions(spec, make_plan(spec), rates, 1.0, (), 0.0, None)
 
 
-def test_what_a_device_sends_is_said_of_that_which_sends_most() -> None:
+def test_sent_bytes_are_reported_for_the_device_that_sends_most() -> None:
     spec = spec_of("quickstart", "parallel.zero=3", "schedule.name=zb1p")
     sent = [crossing_of(make_plan(spec), rank, micro_batches(spec)[-1]) for rank in range(2)]
     assert sent[0].gradients < sent[1].gradients and sent[0].weights < sent[1].weights
@@ -59,7 +59,7 @@ def test_what_a_device_sends_is_said_of_that_which_sends_most() -> None:
     assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} per step" in found
 
 
-def test_the_slowest_host_is_said() -> None:
+def test_the_slowest_host_link_is_reported() -> None:
     spec = spec_of("single-gpu", "train.ema.decay=0.99")
     (rates,) = rank_rates(spec)
     kinds = [
@@ -143,7 +143,7 @@ def test_faster_is_never_slower_under_other_schedules(key: str, schedule: str) -
     assert times == sorted(times, reverse=True)
 
 
-def test_what_a_step_takes_is_what_a_trillion_tokens_take() -> None:
+def test_costs_of_a_trillion_tokens_follow_from_the_step() -> None:
     v3 = plan_of("deepseek-v3")
     hours = v3.step.seconds * v3.num_devices * 1e12 / v3.step.tokens / 3600
     assert v3.device_hours_per_trillion_tokens == pytest.approx(hours)
@@ -153,14 +153,14 @@ def test_what_a_step_takes_is_what_a_trillion_tokens_take() -> None:
     assert steady < v3.whole.seconds < 1.05 * steady  # smaller batches have the same bubble
 
 
-def test_bytes_per_token_are_those_of_the_paper() -> None:
+def test_bytes_per_token_equal_the_paper() -> None:
     exchange = plan_of("deepseek-v3").exchange
     assert exchange is not None
     assert (exchange.dispatch_bytes, exchange.combine_bytes, exchange.copies) == (7392, 14336, 4)
     assert plan_of("llama3-8b").exchange is None
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_figures_are_none() -> None:
     quick = plan_of("quickstart")
     assert quick.mfu is None and quick.money.usd is None and quick.energy.kwh_per_trillion_tokens is None
 
@@ -173,8 +173,8 @@ def test_no_torch_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_more_devices_cost_no_more_work() -> None:
-    """131,072 devices: the plan has as many values as that of 2,048, so it takes as long."""
+def test_planning_for_more_devices_takes_no_more_work() -> None:
+    """131,072 devices: the plan has as many values as the plan for 2,048, so planning takes as long."""
     few = plan_of("deepseek-v3")
     many = plan_of("deepseek-v3", *MANY)
     assert many.num_devices == 131_072 and dict(many.degrees)["data"] == 8192
@@ -184,7 +184,7 @@ def test_more_devices_cost_no_more_work() -> None:
     assert len(plans[0].replicas) == len(plans[1].replicas)
 
 
-def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
+def test_offload_moves_state_to_the_host_and_waits_for_the_link() -> None:
     """DeepSeek-V3: 8 bytes per element each way, FP32 master weights and two BF16 moments; peaks and steps add up."""
     at_once = "train.checkpoint.background=false"  # else there is a copy for saves on the host
     plain = plan_of("deepseek-v3", at_once)
@@ -194,7 +194,7 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
         assert after.host_bytes == before.optimizer // 8 * 12, "and the average in FP32"
     assert away.host_bytes == 8 * max(rank.host_bytes for rank in away.ranks)
     tail, part_s = away.step.tail, 8 * 2**22 / 5.12e10
-    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes per element
+    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes an element
     assert any(tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3) for way_s in ways_s)
     assert away.step.seconds - tail.seconds == pytest.approx(plain.step.seconds - plain.step.tail.seconds)
     assert any("51.2 GB/s" in line for line in away.assumptions)
@@ -202,7 +202,7 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
     assert moments.ranks[5].host_bytes == plain.ranks[5].optimizer // 2
 
 
-def test_a_cpu_moves_nothing() -> None:
+def test_offload_has_no_effect_on_a_cpu() -> None:
     at_once = "train.checkpoint.background=false"
     plain, away = (plan_of("quickstart", at_once, *overrides) for overrides in ((), ("offload=[moments]",)))
     assert [rank.peak_bytes for rank in plain.ranks] == [rank.peak_bytes for rank in away.ranks]

@@ -41,7 +41,7 @@ def test_the_page_is_current(bless: bool) -> None:
     assert PAGE.read_text("utf-8") == current, "run: python -m benchmarks.predictions"
 
 
-def test_the_guarantees_say_what_the_page_says() -> None:
+def test_the_guarantees_match_the_page() -> None:
     """The sentence of docs/guarantees.md has the numbers of the page's first row."""
     row = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| step |"))
     _, _, _, alone_s, alone, _, _, calibrated, *_ = (cell.strip() for cell in row.split("|"))
@@ -51,9 +51,7 @@ def test_the_guarantees_say_what_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
-def test_predictions_are_as_near_as_they_should_be(
-    table: dict[str, Any], fixed: Any, v3_rows: dict[str, Prediction]
-) -> None:
+def test_predictions_meet_their_goals(table: dict[str, Any], fixed: Any, v3_rows: dict[str, Prediction]) -> None:
     prediction = v3_rows[table["name"]]
     assert [list(row.layers) for row in prediction.stages] == fixed["layers"]
     rows = rows_of(fixed, prediction)

@@ -23,7 +23,7 @@ BLOCKS = "linear = e4m3, activation_tile = 1x128, weight_tile = 128x128"
 
 
 def planned(folder: Path, precision: str, file: str = "llama3-8b", run: str = "pretrain") -> Spec:
-    """A shipped run with a recipe of its own."""
+    """A shipped run with a custom recipe."""
     path = folder / "mine.dsc"
     path.write_text(
         dedent(f"""
@@ -58,7 +58,7 @@ def test_a_tensor_has_one_scale(tmp_path: Path) -> None:
     assert planned(tmp_path, ONE_SCALE, "qwen3-30b-a3b").row_alignment == 16
 
 
-def test_its_scale_is_another_pass_over_what_is_cast(tmp_path: Path) -> None:
+def test_per_tensor_scales_need_another_pass(tmp_path: Path) -> None:
     """A cast reads two bytes of an element twice and writes one, or two where it writes rows and columns."""
     spec, blocks = planned(tmp_path, ONE_SCALE), planned(tmp_path, BLOCKS)
     more = cast_bytes(segment_of(spec, "dense")) / cast_bytes(segment_of(blocks, "dense"))
@@ -72,7 +72,7 @@ def test_its_scale_is_another_pass_over_what_is_cast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_logits_in_fp32_are_kept_and_cast(tensor: int, tmp_path: Path) -> None:
-    """The head keeps four bytes of a logit and not two; a cast, and one of the gradient, move six each."""
+    """The head saves four bytes per logit instead of two; the casts of logits and of gradients move six bytes each."""
     heads = []
     for recipe in ("logits = fp32", ""):
         spec = planned(tmp_path, recipe)
@@ -106,12 +106,14 @@ def test_logits_in_fp32_take_memory_and_time(tmp_path: Path) -> None:
     ("recipe", "differing", "nearest"),
     [(ONE_SCALE, "one scale for each tensor", "fp8_block"), ("logits = fp32", "logits in fp32", "bf16")],
 )
-def test_neither_is_trained(recipe: str, differing: str, nearest: str, tmp_path: Path) -> None:
+def test_recipes_that_can_only_be_planned_do_not_train(
+    recipe: str, differing: str, nearest: str, tmp_path: Path
+) -> None:
     refusals = train_refusals(planned(tmp_path, recipe))
     assert [(item.code, item.hint) for item in refusals] == [("E1001", f"write `precision = {nearest}`")]
     assert f"precision mine has {differing}; " in refusals[0].message
 
 
-def test_tiles_that_differ_are_named_alone(tmp_path: Path) -> None:
+def test_only_differing_tiles_are_reported(tmp_path: Path) -> None:
     (refusal,) = train_refusals(planned(tmp_path, BLOCKS.replace("1x128", "1x64")))
     assert "precision mine has dispatch in bf16, activation_tile = 1x64; " in refusal.message

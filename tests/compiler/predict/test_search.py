@@ -49,7 +49,7 @@ def written(path: str, value: object) -> str:
         ("moe-8gpu.dsc", ("parallel.tensor", "parallel.context"), ("train.batch=16", "train.sequence=8192")),
     ],
 )
-def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple[str, ...]) -> None:
+def test_the_choice_equals_the_best_of_all_plans(file: str, opened: tuple[str, ...], given: tuple[str, ...]) -> None:
     spec = load(SPECS / file, overrides=given)
     fitting = {}
     for values in product(*(choices.values(spec, path) for path in opened)):
@@ -73,7 +73,7 @@ def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple
 
 @pytest.mark.parametrize("file", ["deepseek-v3.dsc", "moe-8gpu.dsc", "qwen3-30b-a3b.dsc", "llama3-8b.dsc"])
 @pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, swiglu]"])
-def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
+def test_lacking_memory_is_bounded_from_below(file: str, recompute: str) -> None:
     spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
     outline = Outline(spec, Shared())
     missing, rank = outline.missing_as_split
@@ -112,7 +112,7 @@ def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
     assert best.fits and best.choice == {"parallel.pipeline": 16, "parallel.expert": 64}
 
 
-def test_what_is_best_where_nothing_fits() -> None:
+def test_if_nothing_fits_the_plan_that_lacks_least_is_chosen() -> None:
     ranking = searched("deepseek-v3.dsc", ("train.micro_batch",), "cluster.node.device.memory=40GiB", "recompute=[]")
     assert not ranking.best.fits and ranking.why(ranking.best) == "lacks the least memory"
     lacks = {}
@@ -122,7 +122,7 @@ def test_what_is_best_where_nothing_fits() -> None:
     assert ranking.best.missing_bytes == min(lacks.values()) and len(lacks) > 1
 
 
-def test_tables_say_why() -> None:
+def test_tables_give_the_reason_for_each_plan() -> None:
     ranking = searched("quickstart.dsc", ("parallel.pipeline", "parallel.expert"))
     heads, first, *others = table(ranking)
     assert heads[:2] == ("pipeline", "expert") and first[-1] == "the fastest that fits"
@@ -131,7 +131,7 @@ def test_tables_say_why() -> None:
     assert [row["why"] for row in rows[: len(others) + 1]] == [first[-1], *(row[-1] for row in others)]
 
 
-def test_commands_take_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_use_the_chosen_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A build holds numbers in place of `auto`; a plan of the same spec has the same numbers."""
     spec = str(SPECS / "tiny.dsc")
     opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto", "-s", "schedule.name=1f1b"]
@@ -152,7 +152,7 @@ def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.Ca
     assert "a schedule file is for one size" in capsys.readouterr().err
 
 
-def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_the_tried_plans(capsys: pytest.CaptureFixture[str]) -> None:
     opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto"]
     assert main(["plan", str(SPECS / "quickstart.dsc"), *opened, "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "plan")
@@ -161,7 +161,7 @@ def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> 
     assert best["values"]["parallel.pipeline"] == found["parallel"]["pipeline"]
 
 
-def test_layers_go_to_the_cell_that_then_holds_least() -> None:
+def test_layers_are_added_to_the_cell_that_then_holds_least() -> None:
     """By hand: layers of a kind together with the kinds that add at least as much to every cell."""
     small, wide, large = (1, 0, 0), (2, 0, 0), (3, 0, 0)
     kinds = {small: 2, wide: 3, large: 1}
@@ -180,22 +180,22 @@ def test_layers_go_to_the_cell_that_then_holds_least() -> None:
         (ONE_STAGE, (100, 100, 100), 5, 50 - 100),  # the last rank has the head: layers go to the others
         (ONE_STAGE, (100, 100, 45), 5, 105 - 100),  # and less memory
         (ONE_STAGE, (100, 100, 100), 70, 70 - 100),
-        (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and what they share once
+        (V, (100, 100), 5, 52 - 100),  # the first rank has both ends, and their shared bytes once
         (V, (100, 100), 0, 47 - 100),
         (V, (100, 80), 0, 57 - 100),  # the other has 20 less room: a fourth layer is better here
     ],
 )
-def test_what_is_missing_on_the_best_split_by_hand(
+def test_lacking_memory_of_the_best_split_by_hand(
     placement: StagePlacement, room: tuple[int, ...], first: int, missing: int
 ) -> None:
-    """Four layers of 10 bytes, a head of 50; the ends share 3. What is held is held all the time."""
+    """Four layers of 10 bytes, a head of 50; the ends share 3. All bytes are held all the time."""
     stages_of_rank = placement.num_stages(len(room)) // len(room)
     moments = (((1, 0, 0),) * stages_of_rank,)
     holding = Holding(((10, 0, 0),) * 4, (first, 0, 0), (50, 0, 0), 3, (moments,) * len(room), room)
     assert missing_anywhere(holding, placement) == missing
 
 
-def test_a_layer_adds_what_it_adds_in_the_stage_that_holds_least_of_it() -> None:
+def test_a_layer_counts_in_the_stage_that_holds_it_least() -> None:
     """By hand: one rank holds its first stage once and its second three times, and all four layers may be in the
     first."""
     moment = ((1, 0, 0), (3, 0, 0))

@@ -30,7 +30,7 @@ from tests.specs.shipped import SPECS
 COLUMNS, ALIGNMENT = 16, 4
 NODES, ON_NODE, TOKENS = 2, 2, 6
 SIZE = NODES * ON_NODE
-# two experts of each rank; rows of sources, and of the copies and rows that are forwarded
+# two experts per rank; rows per source, and per forwarded copy and row
 RECEIVED = RowLayout(((1, 2), (3, 1), (2, 2), (1, 4)), ALIGNMENT)
 ROWS = ((3, 2), (1, 4))  # [rank of the node][rank of the column]
 COPIES, SENT = (3, 4), (6, 6)
@@ -53,7 +53,7 @@ class Live(TorchDispatchMode):
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and (place := each.untyped_storage().data_ptr()):
                 if place in inputs and place not in self.sizes:
-                    continue  # a view of what was there before
+                    continue  # a view of an existing tensor
                 self.sizes[place] = each.untyped_storage().nbytes()
                 self.holders[place] += 1
                 weakref.finalize(each, self._drop, place)
@@ -129,10 +129,10 @@ def buffers_of(tensors: Sequence[Tensor], count: int | str) -> list[Buffer]:
 @pytest.mark.parametrize("gates", [True, False])
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("route", ["flat", "nodes"])
-def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool) -> None:
-    """Alive between start and wait, and at the most within the wait: values of the program, and what is planned.
+def test_staging_memory_of_exchanges_equals_the_plan(route: str, forward: bool, gates: bool) -> None:
+    """Tensors alive between start and wait, and at the peak of the wait, are values of the program or planned staging.
 
-    The room of the rows that come has no padding, which the plan counts; tables of integers within a wait it does not.
+    Buffers of received rows have no padding here, which the plan counts; it does not count integer tables in a wait.
     """
     exchange, node_route, maps = exchange_of(route)
     tensors = tensors_of(forward, gates)

@@ -57,7 +57,7 @@ def ways(name: str, overrides: list[str], **more: Any) -> tuple[Way, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_edit_makes_it_fit_as_it_says(case: str) -> None:
+def test_each_edit_fits_with_the_stated_time_and_memory(case: str) -> None:
     name, overrides, first = CASES[case]
     before = predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec)
     assert not before.fits
@@ -75,7 +75,7 @@ def test_each_edit_makes_it_fit_as_it_says(case: str) -> None:
     assert order == sorted(order), "the fastest first, those that cost more than time behind"
 
 
-def test_no_op_is_computed_again_for_nothing() -> None:
+def test_edits_recompute_no_unneeded_op() -> None:
     """Every costly op in an edit is needed: without it there is too little memory."""
     overrides = [f"{MEMORY}=14GiB"]
     for way in ways("moe-8gpu", overrides):
@@ -88,7 +88,7 @@ def test_no_op_is_computed_again_for_nothing() -> None:
             assert not predict(spec).fits
 
 
-def test_what_fits_needs_no_edit() -> None:
+def test_a_plan_that_fits_needs_no_edit() -> None:
     assert ways("llama3-8b", []) == ()
 
 
@@ -114,7 +114,7 @@ def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str
     assert [setting for setting in found if setting[0].startswith("precision")] == lighter
 
 
-def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
+def test_edits_can_fit_where_the_search_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Edits add to what was chosen for `auto`; once applied, the search continues from them to a plan that fits."""
     spec = str(SPECS / "llama3-8b.dsc")
     arguments = ["-s", f"{MEMORY}=10GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
@@ -160,7 +160,7 @@ def looking_at(name: str, *overrides: str) -> _Looking:
     return _Looking(found, memories(found), variants(path, None, overrides), resolved.origins)
 
 
-def test_one_value_of_a_key_goes_upon_edits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits are combined, the one that gains most alone first, with at most one per key."""
     looking = looking_at("laptop-gqa")
     tried: list[tuple[Setting, ...]] = []
@@ -228,7 +228,7 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
         assert after.fits and after.step.seconds == pytest.approx(edit["step_s"])
 
 
-def test_the_text_says_where_to_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(SPECS / "llama3-8b.dsc")
     assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "--width", "100"]) == 0
     shown = capsys.readouterr().out
@@ -240,7 +240,7 @@ def test_the_text_says_where_to_write_them(capsys: pytest.CaptureFixture[str]) -
     assert "why it does not fit" not in capsys.readouterr().out
 
 
-def test_no_edit_is_said_to_be_none() -> None:
+def test_reports_that_no_edit_fits() -> None:
     resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB"])
     found = timed(resolved.spec)
     ranks = memories(found)
@@ -251,7 +251,7 @@ def test_no_edit_is_said_to_be_none() -> None:
     assert max(len(line) for line, _ in lines) <= 60
 
 
-def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """With the edit, the plan lacks exactly the reported memory on that rank, and less than without the edit."""
     sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
     spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
@@ -277,7 +277,7 @@ def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("num_devices", "more"), [(2, ""), (16, " on 16 devices")])
-def test_the_nearest_edit_says_what_still_lacks(num_devices: int, more: str) -> None:
+def test_the_text_of_the_nearest_edit_states_the_lacking_memory(num_devices: int, more: str) -> None:
     settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
     found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
     assert found.spec.cluster.world == 2

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 Cell = tuple[str, int, int]  # kind, stage, micro-batch
 Times = Mapping[str, Fraction]  # F, I, W, B, pairs such as BF, and O and R, of one of the schedule's stages
-Weights = Sequence[Mapping[str, Fraction]]  # by stage, the factor of each kind
+Weights = Sequence[Mapping[str, Fraction]]  # factor of each kind, by stage
 
 
 class Judged(NamedTuple):
-    """The makespan of a schedule, and the most activations that each rank holds, in those of its stages."""
+    """The makespan of a schedule, and the peak activations of each rank, in activations of its stages."""
 
     makespan: Fraction
     peaks: tuple[int, ...]

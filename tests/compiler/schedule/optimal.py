@@ -1,6 +1,6 @@
 """The least makespan of small schedules on any placement, by constraint programming; bounds are compared with it.
 
-Written from the rules of a schedule alone: it shares no code with compiler/schedule/solver. Needs OR-tools.
+It is written from the rules of schedules, and shares no code with compiler/schedule/solver. Needs OR-tools.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def optimum(
 ) -> Fraction | None:
     """The least makespan under the cap; None if `work` (deterministic seconds) is too little to prove it.
 
-    `in_order`: every stage takes the micro-batches of a direction in their order. They are alike, so that this costs
-    nothing; without it, only the first stage's forwards do.
+    `in_order`: every stage runs the micro-batches of a direction in order. Micro-batches are alike, so this does not
+    lengthen the makespan. Without it, only the forwards of the first stage run in order.
     """
     P, N = num_ranks, num_micro_batches
     model, last = cp_model.CpModel(), placement.num_stages(P) - 1
@@ -74,7 +74,7 @@ def optimum(
         model.add_exactly_one([*runs[B], split[cell]])
         for key in (I, W):
             model.add_exactly_one([*runs[key], split[cell].negated()])
-        model.add(end[B] == end[I])  # the two are one place in time, whichever of them runs
+        model.add(end[B] == end[I])  # both are at the same time, although only one of them runs
         model.add(start[B] == start[I])
         model.add(start[B] >= end[F])
         model.add(start[W] >= end[B])

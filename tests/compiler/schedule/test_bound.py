@@ -29,7 +29,7 @@ GAIN = parse_costs("F=1,I=1,W=1,FB=1.8")
         (8, 20, parse_costs("F=10,I=10,W=10"), 9, "630"),
         (8, 20, replace(parse_costs("F=10,I=10,W=10"), latency=Fraction(1)), 9, "633"),
         (8, 20, Costs(stages=(Fraction(9, 10), *[Fraction(1)] * 6, Fraction(13, 10))), 9, "66"),  # reached
-        (4, 8, parse_costs("F=2,I=3,W=2"), 5, "58"),  # reached; the simpler form of the bound says 59, which is wrong
+        (4, 8, parse_costs("F=2,I=3,W=2"), 5, "58"),  # reached; the simpler form of the bound gives 59, which is wrong
         (8, 20, GAIN, 9, "48.2"),
         (4, 8, GAIN, 5, "20.2"),  # the best is 20.4
         (8, 10, GAIN, 9, "30.2"),
@@ -49,21 +49,21 @@ def test_less_memory_cannot_help() -> None:
 
 
 def test_an_action_shortens_one_other_at_most() -> None:
-    """A W beside it halves the time of an F or an I; a rank runs 40 of these, and 20 W, each in one pair."""
+    """A paired W halves the time of an F or an I; a rank runs 40 of these, and 20 W, each in one pair."""
     work = 20 * Fraction(1, 2) + 20
     assert work < lower_bound(BIDIRECTIONAL, 8, 20, parse_costs("FW=0.5,IW=0.5"), 9) < work + 7
 
 
-def test_waits_know_that_a_step_has_two_actions_at_most() -> None:
-    """The third forward starts behind the first two, 10; it takes 20 to the last rank, and 1 + 2 back."""
+def test_waits_assume_at_most_two_actions_per_step() -> None:
+    """The third forward starts after the first two, at 10; it takes 20 to the last rank, and 1 + 2 back."""
     waits = Waits(loop(1), 2, 3, parse_costs("F=10,I=1,W=1,FF=10"), None)
     assert waits.longest() == 10 + 20 + 3
 
 
 def test_the_slower_way_of_a_micro_batch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it takes a stage of 1 on each of three ranks and of 81 on three more; the other way, six of 9.
+    """In one direction it takes a stage of 1 on three ranks and of 81 on three more; in the other, six stages of 9.
 
-    No rank has as much to do; in a large pipeline, whose waits are not followed, this is the bound.
+    No rank has as much work; in a large pipeline, whose waits are not followed, this is the bound.
     """
     monkeypatch.setattr(bound, "_MOST_WAITS", 0)
     nines = (*[Fraction(1)] * 3, *[Fraction(9)] * 3)
@@ -166,7 +166,7 @@ def test_no_schedule_at_all_is_shorter(seed: int) -> None:
         bound = lower_bound(placement, ranks, micro_batches, costs, cap)
         assert bound <= best, (placement, ranks, micro_batches, costs, cap)
         reached += bound == best
-    assert reached  # it is no empty promise
+    assert reached  # the bound is not trivial
 
 
 def test_no_schedule_of_three_micro_batches_is_shorter() -> None:

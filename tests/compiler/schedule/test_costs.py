@@ -15,7 +15,7 @@ F, B, I, W = (Action(kind, stage, 0) for stage, kind in enumerate("FBIW"))
 HALF = Fraction(1, 2)
 
 
-def test_flags_say_what_is_not_one() -> None:
+def test_flags_give_only_costs_that_are_not_1() -> None:
     costs = parse_costs("F=2, W=1.5,FB=9/5")
     assert costs == Costs(Fraction(2), Fraction(1), Fraction(3, 2), None, (("BF", Fraction(9, 5)),))
     assert costs.one("B") == Fraction(5, 2)
@@ -50,7 +50,7 @@ def test_flags_say_what_is_not_one() -> None:
         ("FB=0", "the pair BF costs nothing"),
     ],
 )
-def test_bad_flags_say_what_to_write(text: str, said: str) -> None:
+def test_invalid_flags_suggest_a_correction(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{1,200}$") as caught:
         parse_costs(text)
     assert said in str(caught.value)
@@ -83,7 +83,7 @@ def test_the_shipped_tables_are_the_published_numbers() -> None:
     assert low.two("WW") == 2 * low.one("W")
 
 
-def test_a_table_says_what_flags_say_and_more() -> None:
+def test_a_table_accepts_the_flags_and_more() -> None:
     text = (
         '{"F": 1, "I": 2, "W": 1.5, "B": 3, "pairs": {"FB": 3.25}, "latency": 1e-1, "stages": [1, 2], "ranks": [0.5]}'
     )
@@ -138,7 +138,7 @@ def test_a_table_says_what_flags_say_and_more() -> None:
         (" " * (1 << 21), "characters"),
     ],
 )
-def test_bad_tables_say_what_is_wrong(text: str, said: str) -> None:
+def test_invalid_tables_are_refused_with_the_reason(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{1,200}$") as caught:
         costs_of_json(text)
     assert said in str(caught.value)
@@ -147,7 +147,7 @@ def test_bad_tables_say_what_is_wrong(text: str, said: str) -> None:
 # ---------------------------------------------------------------- steps
 
 
-def test_any_pairs_gain_alike_but_not_with_w() -> None:
+def test_pairs_gain_equally_except_with_w() -> None:
     costs = any_pairs(parse_costs("F=1,I=2,W=3,FB=4.5"))  # 0.75 of 6
     assert costs.two("FF") == Fraction(3, 2)
     assert costs.two("BI") == Fraction(21, 4)
@@ -169,7 +169,7 @@ def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_long
     table = (("BF", Fraction(9, 5)),)
     by = [Costs(pairs=table, stages=(Fraction(w), Fraction(1), Fraction(1), Fraction(1))) for w in (1, 2, 9)]
     assert [costs.of(Pair(F, B), 0) for costs in by] == [Fraction(9, 5), Fraction(12, 5), 9]
-    # the share is no jump: next to equal weights it takes next to what equal ones take
+    # the share is continuous: nearly equal weights take nearly the time of equal ones
     near = Costs(pairs=table, stages=(Fraction(1001, 1000), Fraction(1), Fraction(1), Fraction(1)))
     assert 0 < near.of(Pair(F, B), 0) - Fraction(9, 5) < Fraction(1, 100)
 
@@ -184,7 +184,7 @@ def test_every_step_has_a_time_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(("had", "wanted"), [(4, 8), (8, 4), (4, 6), (6, 4)])
-def test_cut_anew_the_model_takes_the_same(had: int, wanted: int) -> None:
+def test_recutting_the_model_keeps_its_total_time(had: int, wanted: int) -> None:
     weights = tuple(Fraction(k + 1, had) for k in range(had))
     costs = Costs(Fraction(2), Fraction(3), Fraction(1), Fraction(5), (("BF", Fraction(6)),), HALF, weights)
     anew = costs.recut(had, wanted)

@@ -1,7 +1,7 @@
-"""`dualpipe` and `dualpipev` against the published table of the eight steps, transcribed here once more, as text.
+"""`dualpipe` and `dualpipev` against the published table of the eight steps, transcribed here independently, as text.
 
 P ranks, N micro-batches of both directions, n = N/2, H = P/2, h = min(r, P-1-r). DualPipeV is the same table with
-H → P, h → r, n → N, and P → 2P in step 4; its last rank is what the two middle ranks are.
+H → P, h → r, n → N, and P → 2P in step 4; its last rank corresponds to the two middle ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tokens(P: int, H: int, n: int, h: int) -> Iterator[str]:
 
 
 def line(found: Iterator[str], stages: tuple[int, int], first: tuple[int, int]) -> str:
-    """The tokens with stages and micro-batches, each kind of each direction counted on its own; W the oldest left."""
+    """The tokens with stages and micro-batches, each kind and direction counted separately; W takes the oldest."""
     forwards, backwards = list(first), list(first)
     owed: list[str] = []
     written = []
@@ -69,7 +69,7 @@ def line(found: Iterator[str], stages: tuple[int, int], first: tuple[int, int]) 
 
 @pytest.mark.parametrize("ranks", range(2, 17, 2))
 @pytest.mark.parametrize("more", [0, 2, 6])
-def test_dualpipe_says_what_the_table_says(ranks: int, more: int) -> None:
+def test_dualpipe_matches_the_published_table(ranks: int, more: int) -> None:
     P, N = ranks, 2 * ranks + more
     half = N // 2
     expected = []
@@ -82,7 +82,7 @@ def test_dualpipe_says_what_the_table_says(ranks: int, more: int) -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 17))
 @pytest.mark.parametrize("more", [0, 1, 2, 7])
-def test_dualpipev_says_what_the_table_says(ranks: int, more: int) -> None:
+def test_dualpipev_matches_the_published_table(ranks: int, more: int) -> None:
     P, N = ranks, 2 * ranks + more
     expected = [line(tokens(2 * P, P, N, r), (r, 2 * P - 1 - r), (0, 0)) for r in range(P)]
     assert dualpipev(P, N).to_text().splitlines()[1:] == expected

@@ -70,7 +70,7 @@ def test_no_size_below_one(name: str, ranks: int, micro_batches: int) -> None:
         SCHEDULES[name].generate(ranks, micro_batches, 2)
 
 
-def test_one_chunk_is_none() -> None:
+def test_one_chunk_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 chunks, got 1: use 2, or 1f1b"):
         SCHEDULES["interleaved"].generate(4, 8, 1)
 
@@ -230,12 +230,12 @@ def test_dualpipev(ranks: int, more: int) -> None:
         assert timeline.peak_activations == (2 * ranks + 1,) * ranks
 
 
-# ---------------------------------------------------------------- what stands in, and the table
+# ---------------------------------------------------------------- stand-ins, and the table
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 10])
-def test_what_a_bidirectional_plan_runs_with_few_micro_batches(ranks: int) -> None:
-    """ZBV, unfolded: at most P activations, and with B = I + W never longer than 1f1b, whatever F, I, W and latency."""
+def test_stand_in_of_a_bidirectional_plan_for_few_micro_batches(ranks: int) -> None:
+    """ZBV, unfolded: at most P activations, and with B = I + W never longer than 1f1b, for any F, I, W and latency."""
     for micro_batches in range(1, 2 * ranks + 2):
         schedule = zbv_both_ways(ranks, micro_batches)
         schedule.check()
@@ -251,7 +251,7 @@ def test_what_a_bidirectional_plan_runs_with_few_micro_batches(ranks: int) -> No
 
 @pytest.mark.parametrize("placement", [BIDIRECTIONAL, V], ids=str)
 @pytest.mark.parametrize("ranks", [2, 4, 10])
-def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: StagePlacement) -> None:
+def test_stand_ins_defer_no_weight_gradient(ranks: int, placement: StagePlacement) -> None:
     for micro_batches in range(1, 2 * ranks + 2):
         schedule = stand_in(placement, ranks, micro_batches)
         schedule.check()
@@ -268,7 +268,7 @@ def test_zbv_reaches_the_bound_where_dualpipe_does_not() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(3, 4), (0, 4), (4, 0)])
-def test_sizes_it_has_not(ranks: int, micro_batches: int) -> None:
+def test_sizes_that_zbv_both_ways_refuses(ranks: int, micro_batches: int) -> None:
     with pytest.raises(ValueError, match="even number of ranks"):
         zbv_both_ways(ranks, micro_batches)
 
@@ -297,7 +297,7 @@ def test_the_language_has_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_facts_are_those_of_what_is_made(name: str) -> None:
+def test_facts_match_generated_schedules(name: str) -> None:
     """Placement, stages per rank, copies, pairs and sizes, by the rules alone and without the compiler."""
     row = SCHEDULES[name]
     facts = row.facts
@@ -314,7 +314,7 @@ def test_facts_are_those_of_what_is_made(name: str) -> None:
     assert roomier.facts.fewest == 0 and roomier.facts.multiple == 1, "it has the sizes that this one has not"
 
 
-def test_the_facts_of_those_there_are() -> None:
+def test_facts_of_the_named_schedules() -> None:
     """The rows state the published figures of each schedule."""
     assert CHUNKED == ("interleaved", "interleaved_pairs", "interleaved_zb") and EVEN == ("dualpipe",)
     assert NEEDED == {2: ("dualpipe", "dualpipev")}

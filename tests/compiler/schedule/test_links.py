@@ -35,7 +35,7 @@ def table(rng: random.Random, ranks: int) -> LinkTimes:
     return LinkTimes(table=tuple(tuple(times.get((min(a, b), max(a, b)), Fraction(0)) for b in rows) for a in rows))
 
 
-def test_nodes_and_tables_say_the_same() -> None:
+def test_nodes_and_tables_give_the_same_latencies() -> None:
     nodes = costs_of_json(HEAD + '{"inside": 0.5, "node": 2, "between": 3}}')
     rows = [[0, 0.5, 3, 3], [0.5, 0, 3, 3], [3, 3, 0, 0.5], [3, 3, 0.5, 0]]
     listed = costs_of_json(HEAD + json.dumps({"table": rows}) + "}")
@@ -69,7 +69,7 @@ def test_a_lone_micro_batch_takes_its_links_both_ways() -> None:
         ('{"near": 1}', '"latency" has an unknown key'),
     ],
 )
-def test_what_is_no_latency_is_refused(text: str, said: str) -> None:
+def test_invalid_latencies_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         costs_of_json(HEAD + text + "}")
 
@@ -81,7 +81,7 @@ def test_tables_of_other_sizes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("placement", [BIDIRECTIONAL, V, ONE_STAGE, loop(2)], ids=str)
-def test_the_search_times_what_is_simulated(placement: StagePlacement) -> None:
+def test_times_of_the_search_equal_simulation(placement: StagePlacement) -> None:
     """This holds for all placements; messages within a rank are not in the tables."""
     rng = random.Random(str(placement))
     name = {BIDIRECTIONAL: "dualpipe", V: "zbv", ONE_STAGE: "zb1p", loop(2): "interleaved"}[placement]
@@ -92,7 +92,7 @@ def test_the_search_times_what_is_simulated(placement: StagePlacement) -> None:
         slots = slots_of_schedule(problem, schedule)
         lines = [line_of(problem, row, each) for row, each in enumerate(slots)]
         timing = timing_of(problem, [line for line in lines if line])
-        found = simulate(schedule_of_slots(problem, slots), costs)  # pairs that gain nothing were taken apart
+        found = simulate(schedule_of_slots(problem, slots), costs)  # pairs without gain were separated
         assert timing is not None and timing.makespan * problem.unit == found.makespan
 
 
@@ -123,7 +123,7 @@ def test_mirrored_ranks_share_a_list_only_where_links_are_mirrored() -> None:
     assert found.makespan == simulate(found.schedule, costs).makespan >= found.lower_bound
 
 
-def test_documents_have_what_the_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_costs_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "links.json"
     file.write_text(HEAD + '{"inside": 0.5, "node": 2, "between": 3}}')
     asked = ["schedule", "--name", "1f1b", "--ranks", "4", "--micro-batches", "4", "--format", "json", "--costs"]

@@ -31,7 +31,7 @@ SHARES = (Fraction(0), Fraction(1, 3), HALF, Fraction(1))
 
 
 def held_at(schedule: Schedule, timeline: Timeline, keeps: Fraction, rank: int, time: Fraction) -> Fraction:
-    """What a rank holds at a moment: activations whose forward has begun, until their backward or W ends."""
+    """The activations that a rank holds at a moment: from the start of the forward to the end of the backward or W."""
     begun: dict[tuple[int, int], Fraction] = {}
     for step, (start, end) in zip(schedule.actions[rank], timeline.spans[rank], strict=True):
         for action in actions_of(step):
@@ -44,7 +44,7 @@ def held_at(schedule: Schedule, timeline: Timeline, keeps: Fraction, rank: int, 
 
 
 @pytest.mark.parametrize("name", ("1f1b", "zb1p", "zbv", "dualpipe", "vmin"))
-def test_peaks_are_those_of_every_moment(name: str) -> None:
+def test_peaks_equal_the_maximum_over_all_moments(name: str) -> None:
     schedule = SCHEDULES[name].generate(4, 8)
     for keeps in SHARES:
         timeline = simulate(schedule, replace(Costs(), keeps=keeps))
@@ -54,7 +54,7 @@ def test_peaks_are_those_of_every_moment(name: str) -> None:
     assert simulate(schedule, Costs()).peak_activations == peak_activations(schedule)
 
 
-def test_a_deferred_weight_gradient_holds_what_it_keeps() -> None:
+def test_a_deferred_weight_gradient_holds_its_share_of_the_activation() -> None:
     text = "# mine ranks=1 micro_batches=3 placement=loop(1)\nF0.0 I0.0 F0.1 I0.1 F0.2 B0.2 W0.0 W0.1\n"
     schedule = Schedule.from_text(text)
     schedule.check()
@@ -62,7 +62,7 @@ def test_a_deferred_weight_gradient_holds_what_it_keeps() -> None:
     assert peaks == [(1,), (Fraction(5, 3),), (2,), (3,)]
 
 
-def test_costs_say_what_a_weight_gradient_keeps() -> None:
+def test_costs_read_the_share_kept_for_weight_gradients() -> None:
     assert parse_costs("F=2,keeps=0.5") == Costs(Fraction(2), keeps=HALF)
     assert costs_of_json('{"F": 1, "I": 1, "W": 1, "keeps": 0.25}').keeps == Fraction(1, 4)
     assert costs_of_json('{"F": 1, "I": 1, "W": 1}').keeps == 1
@@ -97,7 +97,7 @@ def test_bounds_are_below_all_orders_and_searches_find_the_best(keeps: Fraction)
     assert reached
 
 
-def test_named_schedules_are_not_below_the_bound_of_what_they_hold() -> None:
+def test_named_schedules_are_not_below_the_bound_for_their_memory() -> None:
     for name, keeps in product(("zb1p", "zbv", "vmin", "vhalf", "dualpipe"), SHARES):
         schedule = SCHEDULES[name].generate(4, 8)
         measured = measure(schedule, replace(parse_costs("F=1,I=1,W=1,FB=1.8"), keeps=keeps))
@@ -149,7 +149,7 @@ def test_bytes_become_caps_by_rank() -> None:
         *((text, "80GB or 79.1GiB") for text in ("GB", "1e99GB", "80GB/s", "-1", "", "٤١")),
     ],
 )
-def test_what_is_no_memory_is_refused_with_an_edit_that_is_one(text: str, meant: str) -> None:
+def test_invalid_amounts_of_memory_suggest_a_valid_one(text: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"is not an amount of memory: write it as {meant}$"):
         parse_bytes(text)
     assert parse_bytes(meant.partition(" ")[0])

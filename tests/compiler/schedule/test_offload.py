@@ -181,7 +181,7 @@ def test_a_row_of_the_page_is_current() -> None:
     assert row(4, Fraction(1), Fraction(83)) in page, "python -m benchmarks.offload"
 
 
-def test_costs_say_what_copies_take() -> None:
+def test_costs_read_the_time_of_copies() -> None:
     assert parse_costs("F=2,O=3") == Costs(Fraction(2), O=Fraction(3), R=Fraction(3))
     parsed = costs_of_json('{"F": 1, "I": 1, "W": 1, "O": null, "R": 0.5}')
     assert (Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)) == (parsed.O, parsed.R, parsed.recut(4, 8).O)

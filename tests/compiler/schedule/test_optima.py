@@ -123,7 +123,7 @@ def test_two_at_a_time() -> None:
 
 
 def test_times_of_any_precision() -> None:
-    """A fine unit makes large numbers; the bound is that of the same times in a coarse one."""
+    """A fine unit gives large numbers; the bound equals that of the same times in a coarse unit."""
     fine = Fraction(1, 10**20 + 39)
     costs = Costs(F=1 + fine, I=1 + fine, W=1 + fine, stages=(Fraction(1), Fraction(10**9, 10**9 + 7)) * 2)
     bounds = [lower_bound(V, 2, 3, each, 4) for each in (costs, Costs())]

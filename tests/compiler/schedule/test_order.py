@@ -109,7 +109,7 @@ def test_the_bound_is_at_most_the_best_of_all_schedules(placement: StagePlacemen
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
-def test_small_ones_are_the_best_of_all_orders(name: str) -> None:
+def test_orders_of_few_micro_batches_are_optimal(name: str) -> None:
     schedule = SCHEDULES[name].generate(3, 5)
     costs = Costs(micro_batches=weights(5, 0.6, 7))
     best = min(simulate(schedule, ordered(costs, order)).makespan for order in permutations(range(5)))
@@ -131,7 +131,7 @@ def test_an_order_takes_less_than_a_random_one(name: str, sigma: float, less: fl
     assert found <= (1 - less) * sum(some) / len(some)
 
 
-def test_equal_hash_seeds_or_not() -> None:
+def test_the_order_does_not_depend_on_the_hash_seed() -> None:
     program = (
         "from compiler.schedule import SCHEDULES; from compiler.schedule.order import best_order;"
         "from compiler.schedule.costs import Costs; from fractions import Fraction;"
@@ -169,7 +169,7 @@ def test_the_order_is_printed_with_both_makespans(table: str, capsys: pytest.Cap
         assert max(rank[-1][1] for rank in plain(SCHEDULES["1f1b"].generate(3, 6), costs)) == value[key]
 
 
-def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_is_never_slower_than_named_schedules(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = "1f1b,zb1p,zbv,vhalf,auto"
     said = [
         "schedule",
@@ -190,7 +190,7 @@ def test_auto_is_not_above_the_named_ones(table: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
+def test_auto_in_its_best_order_is_never_slower_than_named_schedules_in_theirs(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Random costs; if a placement is asked for, `auto` keeps to it."""
@@ -219,6 +219,6 @@ def test_auto_in_its_order_is_not_above_the_named_ones_in_theirs(
         ),
     ],
 )
-def test_what_is_wrong_is_said(table: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported(table: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", "--name", "1f1b", "--ranks", "3", "--costs", table, *flags]) == 2
     assert said in capsys.readouterr().err

@@ -22,7 +22,7 @@ SHOWN = re.findall(r"```\n\$ dsc (.*)\n((?:schedule |# ).*\n(?:.*\n)*?)```", TEX
 
 
 @pytest.mark.parametrize(("command", "table"), SHOWN)
-def test_tables_are_what_is_printed(
+def test_tables_match_the_printed_output(
     command: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "memory.json").write_text(BYTES)
@@ -52,7 +52,7 @@ def test_every_row_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
-def test_one_column_is_computed_alone(name: str) -> None:
+def test_one_column_can_be_recomputed(name: str) -> None:
     """The column of a named schedule is rewritten if it is wrong, and added if it is missing."""
     place = COLUMNS.index(name) + 1  # a row begins with `|`
     without, wrong = [], []

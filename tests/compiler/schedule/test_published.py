@@ -118,7 +118,7 @@ def own_order_breaks(schedule: Schedule) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("ranks", range(2, 18, 2))
-def test_where_receiving_in_own_order_breaks(ranks: int) -> None:
+def test_receiving_in_own_order_can_deadlock(ranks: int) -> None:
     """Why receives are posted in the sender's order: FIFO breaks for every P >= 6, first at P = 6 on edge 0→1."""
     breaks = [own_order_breaks(dualpipe(ranks, 2 * ranks + extra)) for extra in (0, 2, 8)]
     assert all(breaks) if ranks >= 6 else not any(breaks)
@@ -135,7 +135,7 @@ def test_latency_and_pairs_count() -> None:
 
 
 def test_a_circle_is_named() -> None:
-    """Rank 0 wants the backward of micro-batch 1 first, rank 1 gives that of 0 first and then waits for rank 0."""
+    """Rank 0 expects the backward of micro-batch 1 first; rank 1 sends that of 0 first and then waits for rank 0."""
     text = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
     schedule = Schedule.from_text(text)
     schedule.check()
@@ -153,12 +153,12 @@ def test_a_circle_is_named() -> None:
         (8, 17, "even number of micro-batches, got 17: use 16 or 18"),
     ],
 )
-def test_sizes_dualpipe_has_not(ranks: int, micro_batches: int, message: str) -> None:
+def test_sizes_that_dualpipe_refuses(ranks: int, micro_batches: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dualpipe(ranks, micro_batches)
 
 
-def test_sizes_others_have_not() -> None:
+def test_sizes_that_other_schedules_refuse() -> None:
     with pytest.raises(ValueError, match="at least 1 rank"):
         one_f_one_b(0, 1)
     with pytest.raises(ValueError, match="at least 1 micro-batch"):

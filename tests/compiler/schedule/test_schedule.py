@@ -92,7 +92,7 @@ def test_malformed_json(text: str, message: str) -> None:
         Schedule.from_json(text)
 
 
-EDITS = [  # (rank, old, new, what the error must say), of dualpipe(4, 8)
+EDITS = [  # edits of dualpipe(4, 8): (rank, old, new, expected error)
     (0, "F0.1 ", "", "rank 0, B0.1: comes before its F"),
     (0, " W0.3", "", "rank 0, W0.3: missing"),
     (2, " B2.2 ", " ", "rank 2, B2.2: missing"),

@@ -131,7 +131,7 @@ def random_weights(rng: random.Random, stages: int) -> tuple[StageWeight, ...]:
     return tuple(Weight.of_factors(factor() for _ in "FBIW") if by_kind else factor() for _ in range(count))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def test_a_circle_is_named() -> None:

@@ -74,7 +74,7 @@ DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\n
         ("# x ranks=999999 micro_batches=999999 placement=loop(1)\n", "lines of actions follow"),
     ],
 )
-def test_what_cannot_run_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_schedules_that_cannot_run_are_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.schedule"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ScheduleError) as error:
@@ -96,7 +96,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
             read_schedule(path)
 
 
-def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
+def test_a_file_is_found_beside_the_link_to_a_spec(tmp_path: Path) -> None:
     """The imports and the schedule of a spec that is a symbolic link are found beside the link."""
     for name in ("there", "here"):
         (tmp_path / name).mkdir()

@@ -26,7 +26,7 @@ def generated(name: str, ranks: int, micro_batches: int) -> Schedule:
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), SIZES)
-def test_torch_reads_it_and_writes_it_back(name: str, ranks: int, micro_batches: int, tmp_path: Path) -> None:
+def test_torch_reads_and_writes_the_csv(name: str, ranks: int, micro_batches: int, tmp_path: Path) -> None:
     schedule = generated(name, ranks, micro_batches)
     path = tmp_path / "a.csv"
     path.write_text(to_torch_csv(schedule))
@@ -49,7 +49,7 @@ def test_waits_and_communication_of_torch_are_left_out() -> None:
     assert schedule.to_text() == "# csv ranks=2 micro_batches=1 placement=loop(1)\nF0.0 B0.0\nF1.0 B1.0\n"
 
 
-def test_pairs_that_torch_has_no_word_for_run_one_after_the_other() -> None:
+def test_pairs_that_torch_lacks_are_written_in_sequence() -> None:
     text = "# mine ranks=1 micro_batches=2 placement=loop(1)\n(F0.0|F0.1) I0.0 (W0.0|I0.1) W0.1\n"
     assert to_torch_csv(Schedule.from_text(text)) == "0F0,0F1,0I0,0W0,0I1,0W1\n"
 
@@ -72,7 +72,7 @@ def test_both_ways_at_once_are_refused() -> None:
         ('"0F0\n', "line 1: not CSV"),
     ],
 )
-def test_what_is_none_is_refused_with_its_place(text: str, message: str) -> None:
+def test_invalid_csv_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ScheduleError) as error:
         from_torch_csv(text)
     assert message in str(error.value)

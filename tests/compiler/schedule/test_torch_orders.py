@@ -1,8 +1,8 @@
 """Orders on every rank equal those of torch.distributed.pipelining, wherever it has the schedule and the size.
 
-Torch's generators are asked alone: an object without stages, with the sizes they read. What torch has not, and we have:
-interleaved where N // P does not divide N, 1f1b where N < P - 1, dualpipe. The one difference: torch's table of 1f1b (a
-table only, it runs by other code) counts the forwards of the last rank from 1.
+Torch's generators are called on an object without stages, with the sizes they read. Torch lacks
+interleaved if N // P does not divide N, 1f1b if N < P - 1, and dualpipe. One difference: torch's table of 1f1b (a
+table only; other code runs it) counts the forwards of the last rank from 1.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def uneven(rng: random.Random, stages: int) -> tuple[Weight, ...]:
 
 
 def with_pairs(rng: random.Random, costs: Costs) -> Costs:
-    """The costs with pairs of their stages, each of which may gain another share."""
+    """The costs with pairs per stage, each with a different gain."""
     labelled = tuple(each._replace(label=rng.randint(1, 3)) for each in map(by_kind, costs.stages))
     sides = [(kind, label) for label in (1, 2, 3) for kind in "FBIW"]
     shares = (Fraction(rng.randint(5, 14), 10) for _ in range(200))
@@ -48,7 +48,7 @@ def judged(schedule, costs: Costs) -> Fraction:  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- reading
 
 
-def test_a_kind_that_is_left_out_weighs_1_and_b_what_its_halves_do() -> None:
+def test_omitted_kinds_weigh_1_and_b_follows_from_i_and_w() -> None:
     costs = costs_of_json(ONES % '[2, {"W": 2, "F": 1.5}, {"I": 0, "B": 0.5}]')
     assert costs.stages[0] == 2
     assert costs.stages[1] == Weight(Fraction(3, 2), Fraction(2 + 6, 5), Fraction(1), Fraction(2))
@@ -65,14 +65,14 @@ def test_a_kind_that_is_left_out_weighs_1_and_b_what_its_halves_do() -> None:
         ('[{"I": 0, "W": 0}]', "whose I and W take nothing"),
     ],
 )
-def test_bad_weights_say_what_to_write(stages: str, said: str) -> None:
+def test_invalid_weights_suggest_a_correction(stages: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{1,200}$") as caught:
         costs_of_json(ONES % stages)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("wanted", [2, 6, 8, 12])
-def test_cut_anew_each_kind_takes_the_same(wanted: int) -> None:
+def test_recutting_keeps_the_time_of_each_kind(wanted: int) -> None:
     weights = (*uneven(random.Random(wanted), 3), Fraction(2))
     anew = cut_anew(weights, wanted)
     for kind in "FBIW":
@@ -108,9 +108,9 @@ def test_a_pair_of_labelled_stages_takes_its_share() -> None:
     B0, F1 = Action("B", 0, 0), Action("F", 1, 1)
     assert costs.of(Pair(B0, F1), 0) == costs.of(Pair(F1, B0), 0) == 2 * (2 * 2 + 3) * Fraction(7, 10)
     assert costs.of(Pair(Action("F", 0, 0), Action("F", 0, 1)), 0) == 2
-    assert costs.of(Pair(Action("F", 0, 0), Action("B", 1, 1)), 0) == 2 * (1 + 2)  # nothing is known of it
+    assert costs.of(Pair(Action("F", 0, 0), Action("B", 1, 1)), 0) == 2 * (1 + 2)  # unknown
     assert costs.gains() == {"BF", "FF"}
-    longer = replace(costs, micro_batches=(Fraction(9), Fraction(1)))  # the B of the long one is all of it
+    longer = replace(costs, micro_batches=(Fraction(9), Fraction(1)))  # only the B of the long one counts
     assert longer.of(Pair(B0, F1), 0) == 9 * 2 * 2 * 2
 
 
@@ -118,7 +118,7 @@ def test_a_pair_of_labelled_stages_takes_its_share() -> None:
 
 
 def weighed(number: int) -> Case:
-    """A stored small case, whose stages weigh by kind."""
+    """A stored small case with stage weights by kind."""
     asked, rng = case(number), random.Random(f"by kind {number}")
     stages = asked.placement.num_stages(asked.num_ranks)
     B = rng.choice((None, asked.costs.one("B") * Fraction(4, 5)))  # on some stages more than I and W, on others less
@@ -157,7 +157,7 @@ def test_no_order_at_all_is_shorter(seed: int) -> None:
         assert lower_bound(placement, ranks, count, costs, 3) <= best
 
 
-def test_the_steady_state_of_an_excess_is_of_the_kinds() -> None:
+def test_the_excess_uses_weights_by_kind() -> None:
     costs = Costs(stages=(Weight(Fraction(1), Fraction(2), Fraction(1), Fraction(3)), Fraction(1)))
     measured = measure(SCHEDULES["1f1b"].generate(2, 6), costs)
     assert measured.makespan - measured.excess == 6 * (1 + 2 * 2)
@@ -168,7 +168,7 @@ def test_the_steady_state_of_an_excess_is_of_the_kinds() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_search_of_weights_by_kind(seed: int) -> None:
-    """What it says is what a judge says, and it is shorter than what is found for the mean weight of each stage."""
+    """Its makespan equals the judge's, and is shorter than that of the search with the mean weight of each stage."""
     rng = random.Random(seed)
     costs = Costs(pairs=(("BF", Fraction(12, 5)),), stages=uneven(rng, 4))
     blurred = replace(costs, stages=tuple((w.F + w.B + w.I + w.W) / 4 for w in map(by_kind, costs.stages)))

@@ -92,7 +92,7 @@ class _Search:
         return work
 
     def next(self, cell: tuple[int, int], ends: Ends) -> list[Action]:
-        """What a stage can run next on a micro-batch: nothing, its F, its B or I, its W."""
+        """The actions that a stage can run next on a micro-batch: none, its F, its B or I, or its W."""
         (stage, m), (F, B, I, W) = cell, self.cells[cell]
         if F not in ends:
             first = not self.follows[m] or self.cells[0, m - 1][0] in ends

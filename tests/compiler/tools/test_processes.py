@@ -18,7 +18,7 @@ MODULES = {
     "ends": "import sys\nprint('said')\nsys.exit(int(sys.argv[1]))",
     "killed": "import os, sys\nos.kill(os.getpid(), int(sys.argv[1]))",
     "reads": "import sys\nopen(sys.argv[1], 'w').write(sys.stdin.readline() + sys.stdin.readline())",
-    # Says the digest of a build, and then ends with a code.
+    # Prints the digest of a build, and then ends with a code.
     "compiles": "import os, sys\nos.write(int(sys.argv[-1]), b'abc\\n')\nsys.exit(int(sys.argv[1]))",
     "waits": "import signal\nsignal.pause()",
     "answers": """import json, sys
@@ -47,13 +47,13 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_the_exit_code_is_that_of_the_process(capfd: Captured, code: int) -> None:
+def test_the_exit_code_equals_that_of_the_process(capfd: Captured, code: int) -> None:
     assert call(["ends", str(code)]) == code and capfd.readouterr().out == "said\n"
     assert call(["ends", str(code)], quiet=True) == code and capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_kill_that_nobody_asked_for_is_said(
+def test_an_unexpected_kill_is_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: Captured, number: signal.Signals
 ) -> None:
     assert call(["killed", str(int(number))]) == 128 + number
@@ -64,13 +64,13 @@ def test_a_kill_that_nobody_asked_for_is_said(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_passed_on_and_nothing_is_said(capfd: Captured, number: int) -> None:
+def test_signals_are_forwarded_silently(capfd: Captured, number: int) -> None:
     before = signal.getsignal(number)
     assert call(["forwarded", str(int(number))]) == 128 + number
     assert capfd.readouterr().err == "" and signal.getsignal(number) is before
 
 
-def test_an_answer_and_how_far_it_is() -> None:
+def test_answers_and_their_progress_are_received() -> None:
     rows = '{"done": 1, "total": 3}, {"done": 0, "total": 0}, {"result": [7]}, {"done": 3, "total": 3}'
     shown: list[str] = []
     assert ask(["answers"], f'{{"code": 0, "rows": [{rows}]}}', shown.append) == (0, [7])
@@ -87,8 +87,8 @@ def test_a_compilation_gives_its_digest(capfd: Captured) -> None:
     assert open_files() == files
 
 
-def test_the_launcher_is_told_the_parts_and_then_the_build(tmp_path: Path) -> None:
-    """A line each; and one that ends before it reads is no error of this process."""
+def test_the_launcher_receives_the_parts_and_then_the_build(tmp_path: Path) -> None:
+    """One line each; a launcher that ends before reading is no error of this process."""
     files = open_files()
     assert call_both(["compiles", "0"], ["reads", str(tmp_path / "told")], '{"a": 1}') == (0, True)
     assert (tmp_path / "told").read_text("utf-8") == '{"a": 1}\nabc\n'
@@ -104,7 +104,7 @@ def test_the_launcher_is_told_the_parts_and_then_the_build(tmp_path: Path) -> No
         (["waits"], ["killed", "9"], 128 + 9, False),
     ],
 )
-def test_the_other_is_ended_if_one_fails(
+def test_if_one_process_fails_the_other_is_ended(
     capfd: Captured, compiler: list[str], launcher: list[str], code: int, built: bool
 ) -> None:
     files = open_files()
@@ -115,7 +115,7 @@ def test_the_other_is_ended_if_one_fails(
 
 
 def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
-    """The lines of the process on both streams and those of this process keep their order, in any thread."""
+    """Lines of the process on both streams and of this process keep their order, in any thread."""
     shown, files = list[str](), open_files()
 
     def run() -> None:

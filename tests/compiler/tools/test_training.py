@@ -39,7 +39,7 @@ class Processes:
     codes: list[int] = field(default_factory=list)
     compiler_code: int = 0
     told: list[tuple[str, ...]] = field(default_factory=list)
-    quiet: list[bool] = field(default_factory=list)  # of compilers that run alone
+    quiet: list[bool] = field(default_factory=list)  # of compilers that run before the launcher
 
     def call(self, command: Sequence[str], *, output: OutputLines = OWN_STREAMS) -> int:
         assert output is OWN_STREAMS
@@ -93,14 +93,14 @@ def checkpoint(step: int, tokens: int) -> None:
     (folder / "manifest.json").write_text(render(manifest), "utf-8")
 
 
-def test_options_that_are_left_out_are_those_of_the_command() -> None:
+def test_default_options_equal_those_of_the_command() -> None:
     args = command_parser("train").parse_args([])
     for each in fields(Training):
         if each.name not in ("changes", "output"):
             assert getattr(args, each.name) == each.default, each.name
 
 
-def test_a_build_is_started_as_it_is(processes: Processes, capsys: Captured) -> None:
+def test_a_build_is_started_without_compiling(processes: Processes, capsys: Captured) -> None:
     write_stand_in(Path("elsewhere/mine"))
     assert main(["train", "elsewhere/mine"]) == 0
     (launcher,) = processes.told
@@ -112,7 +112,7 @@ def test_a_build_is_started_as_it_is(processes: Processes, capsys: Captured) -> 
     assert "is compiled already: -s needs the spec" in capsys.readouterr().err and len(processes.told) == 1
 
 
-def test_what_is_asked_for_is_passed_on(processes: Processes) -> None:
+def test_options_are_passed_to_the_launcher(processes: Processes) -> None:
     write_stand_in(Path("build/mine"))
     folders, sizes = "--data corpus --out here", "--steps 3 --restarts 2 --device cpu --transport gloo"
     asked = f"{folders} {sizes} --hang-timeout 9 --start-timeout none".split()
@@ -162,11 +162,11 @@ def test_a_debugger_needs_the_terminal(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("by_torchrun", [False, True])
-def test_where_the_compiler_fails_no_run_is_named(
+def test_no_run_is_named_if_the_compiler_fails(
     by_torchrun: bool, processes: Processes, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder has an earlier run, which is not the requested one."""
-    if by_torchrun:  # the compiler runs before the launcher, and not beside it
+    if by_torchrun:  # the compiler runs before the launcher, not concurrently
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
     Path("runs/tiny").mkdir(parents=True)
@@ -254,7 +254,7 @@ def test_only_phases_that_are_reached_are_compiled(processes: Processes, steps: 
     assert started(processes) == [*((f"compile {each}", False) for each in compiled), ("train mine", False)]
 
 
-def test_a_profile_and_a_debugger_are_of_one_phase(processes: Processes) -> None:
+def test_profiling_and_debugging_train_one_phase(processes: Processes) -> None:
     assert main(["train", "specs/mine.dsc", "--profile"]) == 0 and started(processes) == trained("mine")
     processes.told.clear()
     assert main(["train", "specs/mine.dsc", "--debug"]) == 0
@@ -263,7 +263,9 @@ def test_a_profile_and_a_debugger_are_of_one_phase(processes: Processes) -> None
 
 
 @pytest.mark.parametrize(("code", "said"), [(0, "report: "), (1, "report: dsc report runs/tiny\n"), (2, ""), (75, "")])
-def test_where_the_run_is_is_said_if_there_is_one(processes: Processes, capsys: Captured, code: int, said: str) -> None:
+def test_the_folder_of_a_run_is_printed_if_there_is_one(
+    processes: Processes, capsys: Captured, code: int, said: str
+) -> None:
     processes.codes = [code, code, code]
     assert main(["train", "specs/tiny.dsc"]) == code and capsys.readouterr().out == "", "no row was written"
     Path("runs/tiny").mkdir(parents=True)

@@ -66,7 +66,7 @@ def build(tmp_path: Path) -> Build:
     return cast(Build, SimpleNamespace(plan=replace(plan, train=replace(plan.train, sequence=8, seed=1))))
 
 
-def test_sources_of_equal_text_have_orders_of_their_own(build: Build, tmp_path: Path) -> None:
+def test_sources_of_equal_text_have_different_orders(build: Build, tmp_path: Path) -> None:
     """The seeds are pinned: a change would give resumed runs other samples."""
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
@@ -107,7 +107,7 @@ def test_each_source_is_within_one_sample_of_its_weight(weights: list[int], far:
 
 
 @given(st.lists(st.decimals(0, 1, places=2), min_size=1, max_size=5).filter(any))
-def test_whole_weights_are_in_the_proportions_that_are_written(weights: list[object]) -> None:
+def test_integer_weights_have_the_written_proportions(weights: list[object]) -> None:
     written = [float(str(each)) for each in weights]
     found = whole(written)
     total = sum(Fraction(repr(each)) for each in written)
@@ -152,7 +152,7 @@ def test_other_weights_go_on_with_each_source(weights: list[int], random: object
         assert abs(counts[share.name] - Fraction(share.weight * len(since), sum(others))) < 1
 
 
-def test_a_source_that_comes_begins_and_one_that_goes_is_left() -> None:
+def test_added_sources_begin_and_removed_ones_are_dropped() -> None:
     position, _ = walk(Position().blended(blend([2, 1]), SAME), [9])
     more = blend([1, 1, 2])
     position = position.blended(replace(more, shares=more.shares[1:]), SAME)
@@ -161,7 +161,7 @@ def test_a_source_that_comes_begins_and_one_that_goes_is_left() -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 3])
-def test_another_seed_leaves_out_what_an_epoch_has_seen(seed: int) -> None:
+def test_another_seed_skips_windows_already_seen_in_the_epoch(seed: int) -> None:
     """The weights still hold, since a source continues with windows that it has not given yet."""
     first, second = blend([3, 1], 40), blend([3, 1], 40, seed=seed)
     position, found = walk(Position().blended(first, SAME), [4] * 9)
@@ -171,7 +171,7 @@ def test_another_seed_leaves_out_what_an_epoch_has_seen(seed: int) -> None:
     assert counts == {"s0": 60, "s1": 20}
 
 
-def test_a_blend_as_a_build_has_it_goes_on_as_it_was() -> None:
+def test_an_equal_blend_keeps_the_position() -> None:
     position, _ = walk(Position().blended(blend([2, 3]), SAME), [4, 4])
     assert position.blended(blend([2, 3]), SAME) is position
 
@@ -180,7 +180,7 @@ def test_a_blend_as_a_build_has_it_goes_on_as_it_was() -> None:
 def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...]) -> None:
     """A phase has whole pieces of each source; the rest of its last piece is skipped."""
     piece, pieces, read = 32, 60, {f"s{k}": list[int]() for k in range(len(weights))}
-    position, told = Position(), 0
+    position, num_tokens = Position(), 0
     for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):
         order = Order(sequence, pieces * piece // sequence, 1, piece)
         shares = tuple(SourceShare(f"s{k}", weight, order) for k, weight in enumerate(weights))
@@ -190,12 +190,12 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
             number, of_source = position.order.place(index)
             share = position.order.shares[number]
             read[share.name] += range(*share.order.tokens_of(of_source))
-            told += sequence
+            num_tokens += sequence
         position = position.after(position.draw(samples), sequence)
         assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
     for tokens in read.values():
         assert len({*tokens}) == len(tokens)
-    assert sum(map(len, read.values())) == told
+    assert sum(map(len, read.values())) == num_tokens
 
 
 @pytest.mark.parametrize("change", [{"first": -1}, {"shares": []}, {"samples": "2"}, {"more": 1}, {"first": 9}])

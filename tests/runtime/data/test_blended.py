@@ -49,7 +49,7 @@ def test_each_source_is_prepared_and_divided(prepare: Prepare) -> None:
     assert {"web", "code"} == {each.partition(":")[0] for each in found.meta["held_out"]}
 
 
-def test_weights_prepare_nothing_anew(prepare: Prepare) -> None:
+def test_changed_weights_need_no_new_preparation(prepare: Prepare) -> None:
     """The folder does not depend on weights, and a resume finds it without the text."""
     first = prepare()
     other = replace(REQUEST.data, sources=(replace(SOURCES[0], weight=1), SOURCES[1]))
@@ -71,13 +71,13 @@ def test_a_source_is_encoded_once_for_several_blends(prepare: Prepare, tmp_path:
     assert sorted(path.name for path in tmp_path.glob("alone/.*")) == [".lock"], "nothing is left beside it"
 
 
-def test_a_source_that_is_not_there_is_named(prepare: Prepare) -> None:
+def test_a_missing_source_is_named(prepare: Prepare) -> None:
     sources = (SOURCES[0], BlendSource("books", "books/*.txt", 1))
     with pytest.raises(DataError, match=r"books/\*\.txt"):
         prepare(request=replace(REQUEST, data=replace(REQUEST.data, sources=sources)))
 
 
-def test_samples_of_a_blend_are_those_of_its_sources(prepare: Prepare) -> None:
+def test_samples_of_a_blend_equal_those_of_its_sources(prepare: Prepare) -> None:
     folder, shares = prepare().folder, []
     for source in SOURCES:
         tokens = ShardReader(folder / f"{source.name}.train").num_tokens

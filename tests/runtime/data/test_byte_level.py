@@ -23,13 +23,13 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_other_tokenizers_are_not(name: str) -> None:
+def test_other_tokenizers_are_not_byte_level(name: str) -> None:
     bpe = Tokenizer.from_str(tokenizer.to_json(BPE))
     OTHER[name](bpe)
     assert is_byte_level(BPE) and not is_byte_level(bpe)
 
 
-def test_a_tokenizer_from_a_file_is_one(tmp_path: Path) -> None:
+def test_a_tokenizer_from_a_file_is_byte_level(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(BPE), "utf-8")
     assert is_byte_level(tokenizer.parse(tokenizer.read(path)))

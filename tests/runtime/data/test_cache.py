@@ -93,7 +93,7 @@ def _given(preparing: Preparing) -> str:
 # ---------------------------------------------------------------- one text, several runs
 
 
-def test_runs_share_what_was_encoded(preparing: Preparing) -> None:
+def test_runs_share_encoded_text(preparing: Preparing) -> None:
     first = preparing("first")
     assert preparing.encoded == 24 and preparing.trained == 1 and not first.reused
     second = preparing("second")
@@ -104,7 +104,7 @@ def test_runs_share_what_was_encoded(preparing: Preparing) -> None:
         assert (first.folder / name).stat().st_ino == (second.folder / name).stat().st_ino
 
 
-def test_the_content_counts_and_not_where_it_lies(preparing: Preparing) -> None:
+def test_the_cache_depends_on_content_and_not_on_paths(preparing: Preparing) -> None:
     """The same text in another folder, by another pattern, in touched files."""
     first = preparing("first")
     shutil.copytree(preparing.folder / "spec", preparing.folder / "copy")
@@ -191,7 +191,7 @@ def test_leftovers_of_a_killed_process_are_removed(preparing: Preparing) -> None
     assert not list(preparing.cache.glob(".building-*"))
 
 
-def test_a_run_goes_on_without_a_cache_that_cannot_be(preparing: Preparing) -> None:
+def test_a_run_continues_without_an_unusable_cache(preparing: Preparing) -> None:
     preparing.cache.write_text("a file")
     assert preparing("first").meta["splits"]["train"]["documents"] > 0
     (said,) = preparing.said

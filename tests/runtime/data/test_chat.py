@@ -83,7 +83,7 @@ def overlaps(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> li
 
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "tools"])
 @pytest.mark.parametrize("name", sorted(MESSAGES))
-def test_masks_of_messages_are_those_of_transformers(pair: Any, name: str, tools: Any) -> None:
+def test_masks_of_messages_equal_transformers(pair: Any, name: str, tools: Any) -> None:
     encoder, theirs = pair
     ids, mask, _ = encode(encoder, {"messages": MESSAGES[name], "tools": tools})
     assert (ids, mask) == masked(theirs, MESSAGES[name], tools=tools)
@@ -99,7 +99,7 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
         yield [said(role, "".join(source.choices(parts, k=source.randrange(0, 6)))) for role in roles]
 
 
-def test_masks_of_random_messages_are_those_of_transformers(pair: Any) -> None:
+def test_masks_of_random_messages_equal_transformers(pair: Any) -> None:
     encoder, theirs = pair
     some = 0
     for messages in conversations():
@@ -135,7 +135,7 @@ def test_completions_of_texts_follow_trl(pair: Any, prompt: str, completion: str
     assert aligned == (whole[: len(before)] == before) and ids[-1] == theirs.eos_token_id
 
 
-def test_a_prompt_whose_tokens_are_others_by_itself_is_noticed(pair: Any) -> None:
+def test_prompts_that_tokenize_differently_alone_are_noticed(pair: Any) -> None:
     encoder, _ = pair
     assert not encode(encoder, {"prompt": "an assist", "completion": "ant"})[2]
     assert encode(encoder, {"prompt": "der Prompt ", "completion": "\nx"})[2]
@@ -150,7 +150,7 @@ def test_tools_may_be_json_in_a_text(pair: Any) -> None:
 # ---------------------------------------------------------------- where the template comes from
 
 
-def test_the_template_is_the_one_that_is_named_or_lies_beside_the_tokenizer(tmp_path: Path) -> None:
+def test_the_template_is_the_named_one_or_that_beside_the_tokenizer(tmp_path: Path) -> None:
     path = write_model(tmp_path, None)
     assert read_settings(SETTINGS, path, tmp_path).template is None
     config = tmp_path / "tokenizer_config.json"
@@ -218,7 +218,7 @@ def given_refusal(folder: Path, template: str | None, row: dict[str, Any]) -> st
 MESSAGES_ROW = {"messages": MESSAGES["one turn"]}
 
 
-def test_a_template_without_marks_is_refused_for_messages_alone(tmp_path: Path) -> None:
+def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -> None:
     refusal = given_refusal(tmp_path, UNMARKED, MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: {tmp_path / 'model' / 'chat_template.jinja'}: ")
     assert "does not mark what the assistant says" in refusal and "{% generation %}" in refusal
@@ -240,15 +240,13 @@ def test_a_template_without_marks_is_refused_for_messages_alone(tmp_path: Path) 
         ("{{ '\\ud800' }}", "half of a surrogate pair"),
     ],
 )
-def test_what_a_template_may_not_do_is_refused_with_the_row(
-    tmp_path: Path, template: str | None, said_of_it: str
-) -> None:
+def test_faulty_templates_are_refused_with_the_row(tmp_path: Path, template: str | None, said_of_it: str) -> None:
     text = template if template is None else template + "{% generation %}{% endgeneration %}"
     refusal = given_refusal(tmp_path, text, MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: ") and said_of_it in refusal
 
 
-def test_a_template_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_template_is_refused_with_its_line(tmp_path: Path) -> None:
     refusal = given_refusal(tmp_path, "{{ messages }}\n{% for %}", MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'model' / 'chat_template.jinja'}: not a chat template, line 2: ")
 
@@ -261,11 +259,11 @@ def test_a_template_that_is_none_is_refused_with_its_line(tmp_path: Path) -> Non
         ("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}", False),
     ],
 )
-def test_marks_are_seen_however_they_are_written(text: str, marks: bool) -> None:
+def test_marks_are_found_in_any_spelling(text: str, marks: bool) -> None:
     assert Template(text, {}, None).marks_assistant == marks
 
 
-def test_the_process_gives_what_the_encoder_gives(tmp_path: Path) -> None:
+def test_the_process_gives_the_results_of_the_encoder(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", TEMPLATES["chatml"])
     file = SourceFile("rows.jsonl", tmp_path / "rows.jsonl")
     rows = [{"messages": each} for each in MESSAGES.values()]

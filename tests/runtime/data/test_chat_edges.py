@@ -96,7 +96,7 @@ def test_marks_are_found_where_a_template_writes_them_later(template: str) -> No
     assert texts_with_loss(train_tokenizer(), template, {"messages": messages})[1] == ["the one", "two\ufdd0"]
 
 
-def test_a_template_that_changes_what_it_marked_is_refused() -> None:
+def test_a_template_that_changes_marked_text_is_refused() -> None:
     template = "{% set x %}{% generation %} {{ messages[0].content }} {% endgeneration %}{% endset %}{{ x | trim }}"
     with pytest.raises(DataError, match="changes the text between its `generation` tags"):
         texts_with_loss(train_tokenizer(), template, {"messages": [said("assistant", "x")]})
@@ -136,12 +136,12 @@ def test_the_loss_begins_at_the_answer_where_the_template_writes_the_prompt_othe
 
 
 @pytest.mark.parametrize("prompt", ["hello", f"{START}hello"])
-def test_a_text_begins_once_with_what_the_tokenizer_puts_in_front(prompt: str) -> None:
+def test_a_text_has_the_start_token_of_the_tokenizer_once(prompt: str) -> None:
     text, found, encoded = texts_with_loss(train_tokenizer(), None, {"prompt": prompt, "completion": " there"})
     assert (text, found) == (f"{START}hello there{END}", [f" there{END}"]) and encoded.aligned
 
 
-def test_rows_that_begin_without_what_the_tokenizer_puts_in_front_are_noticed() -> None:
+def test_rows_without_the_start_token_of_the_tokenizer_are_noticed() -> None:
     row = {"messages": [HI, said("assistant", "x")]}
     assert not texts_with_loss(train_tokenizer(), BARE, row)[2].started
     assert texts_with_loss(
@@ -158,6 +158,6 @@ def test_a_row_without_a_token_is_a_row_without_loss() -> None:
     assert texts_with_loss(train_tokenizer(), "", row)[1] == []
 
 
-def test_names_of_a_row_are_those_of_no_argument() -> None:
+def test_keyword_arguments_of_a_row_cannot_shadow_parameters() -> None:
     row = {"messages": [HI, said("assistant", "x")], "chat_template_kwargs": {"messages": [], "self": 3, "prompt": 1}}
     assert texts_with_loss(train_tokenizer(), BARE, row)[1] == ["x"]

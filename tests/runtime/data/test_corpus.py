@@ -14,7 +14,7 @@ from runtime.data.files import DataError
 from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
 
 
-def test_find_is_sorted_by_relative_name_wherever_the_folder_lies(spec_folder: Path, tmp_path: Path) -> None:
+def test_files_are_sorted_by_relative_name_in_any_folder(spec_folder: Path, tmp_path: Path) -> None:
     names = [file.name for file in find("corpus/**/*.txt", spec_folder).files]
     assert len(names) == 24 and names == sorted(names) and "deep/text01.txt" in names
     absolute = find(f"{spec_folder}/corpus/**/*.txt", tmp_path)
@@ -101,12 +101,12 @@ def test_lines_in_another_encoding_are_named_as_such(tmp_path: Path, encoding: s
         ("/", r"this is a folder, write /\*\*/\*\.txt"),
     ],
 )
-def test_nothing_found_says_where_it_looked(spec_folder: Path, source: str, message: str) -> None:
+def test_an_unmatched_source_reports_the_searched_folder(spec_folder: Path, source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         find(source, spec_folder)
 
 
-def test_why_what_matches_is_not_read(tmp_path: Path) -> None:
+def test_reasons_why_matching_files_are_not_read(tmp_path: Path) -> None:
     """For a folder of files with another suffix, the message is about these files."""
     for name in ("a.rst", "b.rst", "c.rst", "other.txt"):
         (tmp_path / name).write_text("text")

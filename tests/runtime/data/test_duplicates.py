@@ -40,7 +40,7 @@ def changed(words: list[str], count: int, draw: random.Random) -> list[str]:
     return found
 
 
-def test_estimates_are_those_of_a_binomial() -> None:
+def test_errors_of_estimates_follow_a_binomial() -> None:
     """The share of equal minima minus the exact similarity, over 300 pairs, has mean 0 and the documented deviation."""
     draw, errors = random.Random(1), []
     for _ in range(300):
@@ -80,7 +80,7 @@ def test_brute_force_finds_the_same(similarity: float) -> None:
 def test_the_probabilities_of_the_page() -> None:
     """The probability that the index finds a pair whose minima are equal independently of each other."""
     page = (ROOT / "docs/data.md").read_text("utf-8")
-    similarities, told = (
+    similarities, percents = (
         re.findall(r"[\d.]+", line.partition(name)[2])
         for name in ("similarity to one that stays is", "with a probability of")
         for line in page.splitlines()
@@ -89,14 +89,14 @@ def test_the_probabilities_of_the_page() -> None:
     seen, draw = SeenDocuments(0.8), np.random.default_rng(2)
     bands, rows = seen._index.b, seen._index.r
     assert f"{bands} bands of {rows} values" in page.replace("\n", " ") and bands * rows == MINIMA
-    for similarity, percent in zip(similarities, told, strict=True):
+    for similarity, percent in zip(similarities, percents, strict=True):
         equal = draw.random((50_000, bands, rows)) < float(similarity)
         found = equal.all(axis=2).any(axis=1) & (equal.sum(axis=(1, 2)) >= 0.8 * MINIMA)
         share = float(percent) / 100
         assert abs(found.mean() - share) < 0.0006 + 4 * math.sqrt(share * (1 - share) / 50_000), similarity
 
 
-def test_a_document_is_compared_with_those_that_were_kept() -> None:
+def test_a_document_is_compared_with_kept_documents_only() -> None:
     """The second is similar to the first, and the third only to the second."""
     first = [f"w{at}" for at in range(600)]
     second, third = first[20:] + [f"x{at}" for at in range(20)], first[110:] + [f"x{at}" for at in range(110)]
@@ -141,7 +141,7 @@ def test_the_greatest_similarity(similarity: float) -> None:
     assert [seen.add(digest(each), signature(each)) for each in (text, text.upper(), other)] == ["", "near", ""]
 
 
-def test_few_words_and_none() -> None:
+def test_texts_of_few_or_no_words() -> None:
     """A document of fewer than five words is one run; documents without words are never near duplicates."""
     seen = SeenDocuments(0.5)
     texts = ["yes we can", "Yes, we can!", "yes we can not", "…", "!!", "?", "…"]

@@ -123,7 +123,7 @@ def test_exactly_the_passing_documents_are_prepared(spec_folder: Path, tmp_path:
     assert "filters" not in wanted.meta and not (wanted.folder / filters.FILE).exists()
 
 
-def test_no_duplicate_of_what_is_held_out_is_trained_on(spec_folder: Path, tmp_path: Path) -> None:
+def test_no_duplicate_of_a_held_out_document_is_trained_on(spec_folder: Path, tmp_path: Path) -> None:
     words: dict[str, list[set[tuple[int, ...]]]] = {}
     found = shared(spec_folder, tmp_path)
     for split in ("train", "validation"):
@@ -144,7 +144,9 @@ def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_pat
         assert contents(shared(spec_folder, tmp_path / f"{jobs}", jobs, asked).folder) == wanted
 
 
-def test_it_goes_on_behind_what_was_judged(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtering_resumes_after_stored_results(
+    spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a failure in the filters or after them, the next call computes only the missing results."""
     add, added, most = pieces.Journal.add, list[int](), [10**9]
 
@@ -169,7 +171,7 @@ def test_it_goes_on_behind_what_was_judged(spec_folder: Path, tmp_path: Path, mo
         assert not [*cache.glob(f"{store.PARTS}*"), *cache.glob(f"{store.BUILDING}*")]
 
 
-def test_a_run_finds_what_was_prepared_or_makes_the_same(spec_folder: Path, tmp_path: Path) -> None:
+def test_a_run_finds_prepared_data_or_makes_the_same(spec_folder: Path, tmp_path: Path) -> None:
     before, said = shared(spec_folder, tmp_path / "cache", 2), list[str]()
 
     def run(name: str, cache: Path | None) -> Prepared:

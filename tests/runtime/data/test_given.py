@@ -50,7 +50,7 @@ def _refused(content: bytes, *texts: str) -> str:
     return str(error.value)
 
 
-def test_ids_are_the_librarys_in_any_batches() -> None:
+def test_ids_equal_those_of_the_library_in_any_batches() -> None:
     with GivenTokenizer(Path("own.json"), JSON.encode()) as process:
         assert process.facts["sha256"] == tokenizer.digest(Tokenizer.from_str(JSON)) and process.facts["vocab"] == 300
         for texts in (TEXTS, TEXTS[:1], ["a\u2028b\nc", "", "\x00😀"]):
@@ -114,7 +114,7 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_row_that_is_refused_is_named_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process says which row it is: the rows before it are not encoded again, each in a process of its own."""
+    """The process reports the row: earlier rows are not encoded again in separate processes."""
     said = {"messages": [{"role": "assistant", "content": "a"}]}
     rows = [json.dumps(row) for row in (*[said] * 9, {"messages": [{"role": "assistant"}]}, said)]
     path = tmp_path / "rows.jsonl"
@@ -148,7 +148,7 @@ def test_an_invalid_tokenizer_is_refused_by_name(content: bytes, message: str) -
     assert str(error.value).isprintable()
 
 
-def test_what_cannot_be_read_is_refused_by_name(
+def test_unreadable_tokenizers_are_refused_by_name(
     prepared: Callable[..., Prepared], spec_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(spec_folder / "pipe.json")

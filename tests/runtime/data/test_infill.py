@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the share of documents, and that each can be restored, whoever reads it and whenever."""
+"""Fill-in-the-middle: the share of documents, and that each can be restored by any reader at any time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_document_without_an_end_is_restored(tmp_path: Path) -> None:
         assert restored(found.document(0).tolist()) == [5, 6, 7]
 
 
-def test_the_rate_is_that_of_chance() -> None:
+def test_the_share_of_infilled_documents_is_the_rate() -> None:
     """Within 5σ of a binomial, for 200,000 documents, and in every tenth of them."""
     for seed in range(5):
         for rate in (0.1, 0.5, 0.9):
@@ -108,7 +108,7 @@ def test_cuts_are_uniform(tmp_path: Path) -> None:
     assert ((counts - 250) ** 2 / 250).sum() < 15 + 5 * math.sqrt(30)
 
 
-def test_which_and_where_is_pinned() -> None:
+def test_chosen_documents_and_cuts_are_pinned() -> None:
     """A change would silently train on another arrangement. A higher rate includes the documents of a lower one."""
     assert np.flatnonzero(is_infilled(60, 0.1, 7)).tolist() == PINNED
     for low, high in ((0.1, 0.2), (0.2, 0.9)):
@@ -148,7 +148,7 @@ def ids_of(found: Prepared) -> tuple[int, ...]:
     return ids
 
 
-def test_the_rate_decides_what_is_read_and_nothing_that_is_kept(tmp_path: Path) -> None:
+def test_the_rate_changes_samples_and_not_stored_data(tmp_path: Path) -> None:
     texts(tmp_path, "code")
     data = DataRecipe("code/*.txt", TrainedTokenizer(300), 0.2, fim=0.5)
     half = prepare(tmp_path, data)

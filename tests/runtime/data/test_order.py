@@ -58,7 +58,7 @@ def test_windows_of_a_phase_are_mixed_over_its_pieces() -> None:
     assert sum(a == b for a, b in pairwise(pieces)) < 20
 
 
-def test_a_run_that_left_samples_out_goes_on_with_what_was_not_seen() -> None:
+def test_a_run_with_skipped_samples_continues_with_unseen_ones() -> None:
     """With skipped samples, the first phase reads beyond its end; the samples read there are not repeated."""
     first, second = orders([(16, 640), (64, 10_000)], 40, seed=5)
     position = Position(order=first).skipping([(3, 5)])

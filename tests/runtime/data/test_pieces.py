@@ -115,7 +115,7 @@ def test_another_text_begins_anew(tmp_path: Path) -> None:
     assert _found(tmp_path / "journal") == []
 
 
-def test_journals_that_nobody_goes_on_with_are_kept_for_14_days(tmp_path: Path) -> None:
+def test_abandoned_journals_are_kept_for_14_days(tmp_path: Path) -> None:
     """The journal of a text is deleted once the text is done."""
     for name, days in (("old", 15), ("other", 13), ("new", 0)):
         path = tmp_path / f"{store.PARTS}{name}"
@@ -126,7 +126,7 @@ def test_journals_that_nobody_goes_on_with_are_kept_for_14_days(tmp_path: Path) 
     assert {path.name.removeprefix(store.PARTS) for path in tmp_path.iterdir()} == {"other", "new"}
 
 
-def test_results_are_in_order_whatever_takes_long() -> None:
+def test_results_are_in_order_if_items_finish_out_of_order() -> None:
     """With several workers, each third item ends after the next one."""
     for jobs in (1, 2, 5):
         over = [threading.Event() for _ in range(20)]

@@ -111,8 +111,8 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
     (spec_folder / "given.json").write_bytes((prepared().folder / "tokenizer.json").read_bytes())
     found = prepared(tokenizer="given.json")
     assert found.folder != prepared().folder
-    own, given = _bytes(prepared().folder), _bytes(found.folder)
-    assert {name for name in own if own[name] != given[name]} == {"meta.json"}, "it says what was asked for"
+    trained, given = _bytes(prepared().folder), _bytes(found.folder)
+    assert {name for name in trained if trained[name] != given[name]} == {"meta.json"}, "it says what was asked for"
     assert found.meta["sha256"] == prepared().meta["sha256"]
 
 

@@ -62,7 +62,7 @@ def test_any_number_of_processes_gives_the_same_bytes(data: Any, spec_folder: Pa
 
 
 @pytest.mark.parametrize("data", [{}, BLEND], ids=["one", "blend"])
-def test_a_run_finds_what_was_prepared(
+def test_a_run_finds_prepared_data(
     data: Any, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepared(spec_folder, tmp_path / "cache", **data)
@@ -76,7 +76,7 @@ def test_a_run_finds_what_was_prepared(
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["trained", "given"])
-def test_it_goes_on_behind_what_was_encoded(
+def test_encoding_resumes_after_stored_batches(
     given: bool, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure after any number of batches, the next call encodes only the missing ones."""
@@ -187,7 +187,7 @@ def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.C
     assert sum(row["documents"] for row in answer["sources"]) == 1500
 
 
-def test_what_is_of_the_other_word_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_other_subcommand_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (["prepare", "--row", "1"], "`dsc data prepare` takes no --row"),
         (["show", "--jobs", "1"], "`dsc data show` takes no --jobs"),
@@ -234,7 +234,7 @@ run both extends tiny {
 """
 
 
-def test_epochs_are_of_all_phases_and_many_are_warned_of(
+def test_epochs_count_all_phases_and_many_give_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps of 8 sequences of 32 tokens, five before the phases: 3 in 4 are from `web`, and all of the last 100. Only
@@ -260,7 +260,7 @@ def test_epochs_are_of_all_phases_and_many_are_warned_of(
     assert rows["code"]["epochs"] is None and rows["web"]["epochs"] > 4
 
 
-def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_path: Path) -> None:
+def test_unread_files_are_reported_at_each_start(spec_folder: Path, tmp_path: Path) -> None:
     """For one source and for a blend, with new and with reused data."""
     (spec_folder / "corpus" / "a.html").write_text("text")
     line = "warning: 1 of 25 files of 'corpus' are not read: 1 other suffix (.html)"
@@ -276,7 +276,7 @@ def test_files_that_are_not_read_are_said_at_each_start(spec_folder: Path, tmp_p
             )
 
 
-def test_the_time_to_go_is_of_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_is_estimated_per_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new source begins where progress falls or the total changes; its rate does not include the first source's."""
     now_s = [100.0]
     monkeypatch.setattr(data_prepare, "monotonic", lambda: now_s[0])

@@ -122,7 +122,7 @@ def test_long_prompts_are_left_out_and_counted(prepared: Preparing) -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, PLAIN])
-def test_prompts_and_completions_are_those_of_transformers(folder: Path, template: str, prepared: Preparing) -> None:
+def test_prompts_and_completions_equal_transformers(folder: Path, template: str, prepared: Preparing) -> None:
     path = write_model(folder / "model", template)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=template, **TOKENS)
     drawn = samples(prepared(template[:5]))
@@ -155,7 +155,7 @@ def test_a_token_unknown_to_the_tokenizer_has_no_text(prepared: Preparing) -> No
     assert drawn.case(0, np.array([drawn.end])).completion == ""
 
 
-def test_rewards_score_what_is_drawn(folder: Path, prepared: Preparing) -> None:
+def test_rewards_score_the_drawn_prompts(folder: Path, prepared: Preparing) -> None:
     drawn, bpe = samples(prepared(), longest=1000), Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     said_of = [2 * at(drawn, index) + (index % 3 == 0) for index in range(NUM)]
     completions = [bpe.encode(f"so \\boxed{{{each}}}", add_special_tokens=False).ids for each in said_of]
@@ -167,7 +167,7 @@ def test_rewards_score_what_is_drawn(folder: Path, prepared: Preparing) -> None:
 # ---------------------------------------------------------------- the folder
 
 
-def test_the_folder_has_what_a_run_reads(prepared: Preparing) -> None:
+def test_the_folder_contains_the_files_that_a_run_reads(prepared: Preparing) -> None:
     found = prepared()
     names = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "meta.json"}
     names |= {f"{side}.{end}" for side in ("train", "validation") for end in ("bin", "idx", "rows")}
@@ -283,14 +283,14 @@ def gone_on(was: Position, order: Order) -> tuple[Position, list[str]]:
     return position_in(checkpoint, build, order, same_text=True)
 
 
-def test_a_run_goes_on_with_the_next_prompt() -> None:
+def test_a_run_continues_with_the_next_prompt() -> None:
     order = Order(4, 4 * NUM, 3)
     was = Position(200, 6400, 208, ((240, 248),), order)
     assert gone_on(was, order) == (was, [])
 
 
 @pytest.mark.parametrize("order", [Order(4, 4 * 10, 3), Order(6, 6 * NUM, 3), Order(4, 4 * NUM, 9), Order(16, 16, 3)])
-def test_with_other_prompts_a_run_goes_on_with_a_whole_group(order: Order) -> None:
+def test_with_other_prompts_a_run_continues_at_a_whole_group(order: Order) -> None:
     was = Position(200, 6400, 200, ((240, 248),), Order(4, 4 * NUM, 3))
     found, notes = gone_on(was, order)
     assert notes == ["the prompts are others, or their order is: the run goes on at the same share of the epoch"]

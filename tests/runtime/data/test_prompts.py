@@ -91,7 +91,7 @@ def test_keys_name_other_columns_and_go_into_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_tables_give_what_lines_give(tmp_path: Path, suffix: str) -> None:
+def test_tables_give_the_rows_of_lines(tmp_path: Path, suffix: str) -> None:
     found = [VERL | {"extra_info": {"index": i, "split": "é" * i}} for i in range(150)]
     assert kept(table(tmp_path / f"a{suffix}", found)) == kept(lines(tmp_path, *found))
 
@@ -153,7 +153,7 @@ def test_a_row_without_a_prompt_is_an_error_of_its_line(tmp_path: Path, row: Any
     assert str(caught.value).startswith(f"{path}:3: {said_of_it}")
 
 
-def test_an_answer_that_is_named_is_there(tmp_path: Path) -> None:
+def test_a_named_answer_must_exist(tmp_path: Path) -> None:
     path = lines(tmp_path, {"prompt": "x", "answer": "y"}, {"prompt": "x", "answer": None})
     with pytest.raises(DataError, match=r'a\.jsonl:2: no "answer", which `answer` of `prompts` names'):
         kept(path, PromptsRecipe(answer="answer"))
@@ -172,7 +172,7 @@ def test_a_row_of_a_table_is_named_by_its_number(tmp_path: Path) -> None:
         kept(path)
 
 
-def test_tables_with_what_is_no_text_are_refused(tmp_path: Path) -> None:
+def test_tables_with_binary_values_are_refused(tmp_path: Path) -> None:
     image = table(tmp_path / "a.parquet", [{"prompt": "x", "images": []}, {"prompt": "x", "images": [{"b": b"\x89"}]}])
     with pytest.raises(DataError, match=r'a\.parquet: row 2: column "images" holds bytes, as of an image: leave it'):
         kept(image)
@@ -237,7 +237,7 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     "more", [{}, {"tools": [TOOL], "chat_template_kwargs": {"bos_token": "[b]"}}], ids=["", "more"]
 )
-def test_messages_are_what_the_template_makes_of_them(pair: Any, more: dict[str, Any]) -> None:
+def test_messages_are_rendered_by_the_template(pair: Any, more: dict[str, Any]) -> None:
     """TRL: `apply_chat_template(…, add_generation_prompt=True)`."""
     encoder, theirs = pair
     given = {"tools": more.get("tools"), **more.get("chat_template_kwargs", {})}
@@ -254,7 +254,7 @@ def test_texts_have_the_tokens_that_a_tokenizer_gives_them(pair: Any) -> None:
         assert encode(encoder, text)[0] == theirs.bos_token_id
 
 
-def test_a_place_is_that_of_the_row(tmp_path: Path) -> None:
+def test_places_point_to_the_row(tmp_path: Path) -> None:
     path = lines(tmp_path, {"prompt": "a"}, {"prompt": "b"})
     settings = read_settings(KEYS, write_model(tmp_path / "model", None), tmp_path)
     file = SourceFile("a.jsonl", path)

@@ -100,7 +100,7 @@ def test_a_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
     ("suffix", "kind"),
     [(".parquet", "string"), (".parquet", "dictionary"), (".arrow", "large_string"), (".arrow", "string_view")],
 )
-def test_a_column_is_the_documents(tmp_path: Path, suffix: str, kind: str) -> None:
+def test_a_column_gives_the_documents(tmp_path: Path, suffix: str, kind: str) -> None:
     types = {"string": pa.string(), "large_string": pa.large_string(), "string_view": pa.string_view()}
     values = pa.array([*TEXTS, None, ""])
     values = values.dictionary_encode() if kind == "dictionary" else values.cast(types[kind])
@@ -194,7 +194,7 @@ def test_a_data_set_on_disk_is_its_files_and_not_its_caches(tmp_path: Path) -> N
     assert find("saved/*", tmp_path) == found
 
 
-def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
+def test_splits_are_not_mixed_silently(tmp_path: Path) -> None:
     saved(tmp_path / "saved" / "train", [TEXTS])
     saved(tmp_path / "saved" / "test", [["secret"]])
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -211,7 +211,7 @@ def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
         ({"_data_files": None}, "not a state.json of `datasets`"),
     ],
 )
-def test_a_state_that_is_none_is_refused(tmp_path: Path, state: dict[str, Any], message: str) -> None:
+def test_an_invalid_state_of_a_data_set_is_refused(tmp_path: Path, state: dict[str, Any], message: str) -> None:
     saved(tmp_path / "saved", [TEXTS], **state)
     with pytest.raises(DataError, match=message):
         find("saved", tmp_path)
@@ -226,7 +226,7 @@ def test_a_folder_is_all_that_can_be_read_in_it(tmp_path: Path) -> None:
     assert [file.name for file in find("corpus", tmp_path).files] == ["a.txt", "deep/b.jsonl"]
 
 
-def test_a_digest_is_of_the_column_too(tmp_path: Path) -> None:
+def test_a_digest_includes_the_column(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(["one"], "content"))
     digests = {digest(find("*.jsonl", tmp_path, column=column).files) for column in ("text", "content", "body")}
     assert len(digests) == 3
@@ -242,7 +242,7 @@ def test_a_missing_package_is_named(tmp_path: Path, name: str, monkeypatch: pyte
     assert files.INSTALL in (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
 
 
-def test_a_reader_ends_with_who_reads(tmp_path: Path) -> None:
+def test_a_reader_process_ends_when_reading_stops(tmp_path: Path) -> None:
     """If reading stops in the middle of a table, no process stays behind."""
     path = write(tmp_path / "a.parquet", pa.table({"text": ["x" * 100_000] * 200}))
     found = read(path)

@@ -79,7 +79,7 @@ def all_rows(found: Prepared, split: str) -> list[list[int]]:
     return [reader.row(index).tolist() for index in range(reader.num_rows)]
 
 
-def test_every_row_is_on_one_side_as_it_was_encoded(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[..., Prepared]) -> None:
     found = prepared()
     sides = [all_rows(found, split) for split in ("train", "validation")]
     assert sorted(sides[0] + sides[1]) == sorted(encoded(folder).values()) and min(map(len, sides)) > 0
@@ -95,7 +95,7 @@ def test_every_row_is_on_one_side_as_it_was_encoded(folder: Path, prepared: Call
     )
 
 
-def test_the_unigram_loss_is_over_what_the_loss_is_on(prepared: Callable[..., Prepared]) -> None:
+def test_the_unigram_loss_covers_only_tokens_with_loss(prepared: Callable[..., Prepared]) -> None:
     found = prepared()
     vocab = found.meta["tokenizer"]["vocab"]
     counts = []
@@ -138,9 +138,7 @@ def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[.
         prepared(resumed=[first.meta["sha256"]], chat=ChatRecipe("other.jinja", "cut"))
 
 
-def test_prompts_whose_tokens_are_others_by_themselves_are_counted(
-    folder: Path, prepared: Callable[..., Prepared]
-) -> None:
+def test_prompts_that_tokenize_differently_alone_are_counted(folder: Path, prepared: Callable[..., Prepared]) -> None:
     assert prepared().meta["chat"]["unaligned"] == 0
     write_rows(folder / "chat" / "three.jsonl", [{"prompt": "an assist", "completion": "ant"}] * 2)
     assert prepared().meta["chat"]["unaligned"] == 2

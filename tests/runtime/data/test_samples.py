@@ -76,7 +76,7 @@ def test_last_window_ends_with_the_stream(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_order_does_not_know_how_ranks_divide_it(folder: Path, num_ranks: int) -> None:
+def test_order_does_not_depend_on_the_number_of_ranks(folder: Path, num_ranks: int) -> None:
     """Each rank opens the data and reads its share of every batch of 12, in its own order."""
     reference = Samples(folder, "train", SEQUENCE, seed=4)
     wanted = [reference.tokens(i).tolist() for i in range(120)]

@@ -35,7 +35,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, documents: list[li
     assert prefix.with_suffix(".bin").stat().st_size == len(stream) * (2 if vocab < 65500 else 4)
 
 
-def test_bytes_are_those_of_the_published_format(tmp_path: Path) -> None:
+def test_bytes_match_the_published_format(tmp_path: Path) -> None:
     _write(tmp_path / "train", [[1, 2, 3], [258]])
     assert (tmp_path / "train.bin").read_bytes() == bytes([1, 0, 2, 0, 3, 0, 2, 1])
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 2, 3) + struct.pack("<2i2q3q", 3, 1, 0, 6, 0, 1, 2)

@@ -46,7 +46,7 @@ def test_files_are_divided_as_wholes_and_both_sides_get_some(tmp_path: Path) -> 
             assert sorted(_held(files, fraction, seed).values()) == [False, True]
 
 
-def test_documents_keep_their_sides_when_others_come(tmp_path: Path) -> None:
+def test_documents_keep_their_split_when_others_are_added(tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(300)]
     before = _held(_lines(tmp_path / "a.jsonl", texts), 0.3, 7)
     after = _held(_lines(tmp_path / "a.jsonl", ["new first", *texts, "new last"]), 0.3, 7)
@@ -56,7 +56,7 @@ def test_documents_keep_their_sides_when_others_come(tmp_path: Path) -> None:
     assert after.items() <= both.items() and len(both) == 303
 
 
-def test_lines_of_equal_text_are_on_one_side_in_whatever_file(tmp_path: Path) -> None:
+def test_lines_of_equal_text_are_in_one_split_in_any_file(tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(200)]
     _lines(tmp_path / "a.jsonl", texts)
     held = _held(_lines(tmp_path / "b.jsonl", texts[::-1]), 0.5, 1)
@@ -64,7 +64,7 @@ def test_lines_of_equal_text_are_on_one_side_in_whatever_file(tmp_path: Path) ->
     assert all(held["a.jsonl", text] == held["b.jsonl", text] for text in texts)
 
 
-def test_the_share_is_of_documents_however_unequal_the_files(tmp_path: Path) -> None:
+def test_the_held_out_share_counts_documents_and_not_files(tmp_path: Path) -> None:
     """Three files, one with 98% of the lines: a twentieth of the lines is held out, and no whole file."""
     for name, count in (("large", 9800), ("a", 100), ("b", 100)):
         files = _lines(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(count)])
@@ -73,7 +73,7 @@ def test_the_share_is_of_documents_however_unequal_the_files(tmp_path: Path) -> 
     assert len(set(counts)) > 1, "the seed decides who is held out"
 
 
-def test_nothing_is_held_out_of_nothing(tmp_path: Path) -> None:
+def test_no_share_or_no_files_hold_out_nothing(tmp_path: Path) -> None:
     files = _lines(tmp_path / "a.jsonl", ["one", "two"])
     assert not any(_held(files, 0.0, 1).values())
     assert split((), 0.0, 1) == split(files, 0.0, 2)
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
         split((), 1.0, 1)
 
 
-def test_no_more_is_read_than_it_takes(tmp_path: Path) -> None:
+def test_no_more_lines_are_read_than_needed(tmp_path: Path) -> None:
     """A mistake in the last line of a file that needs no more reading here is left to later readers."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i}"}) + "\n" for i in range(200)) + "{")
     assert split(find("*.jsonl", tmp_path).files, 0.5, 1).limit == RANKS // 2

@@ -51,7 +51,7 @@ def test_every_dtype_of_megatron(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["corpus_text_document", "corpus_text_document.bin", "corpus_text_document.idx"])
-def test_a_file_is_read_where_it_is(tmp_path: Path, source: str) -> None:
+def test_a_file_is_read_in_place(tmp_path: Path, source: str) -> None:
     """The last documents are held out; the run's folder has no copy of the tokens; samples equal the file."""
     text = documents(40)
     write(tmp_path / "corpus_text_document", text)
@@ -82,7 +82,7 @@ def test_several_files_are_one_stream(tmp_path: Path) -> None:
     assert [validation.document(i).tolist() for i in range(11)] == [flat([each]) for each in text[5:]]
 
 
-def test_starts_are_those_of_documents_not_of_sequences(tmp_path: Path) -> None:
+def test_starts_mark_documents_and_not_sequences(tmp_path: Path) -> None:
     write(tmp_path / "corpus_text_document", [[[1, 2], [3, 0]], [[4], [5], [0]], [[6] * 9 + [0]]])
     found = prepare(tmp_path, replace(DATA, validation=0.0))
     assert Samples(found.folder, "train", 8, 2, seed=1).starts(0).tolist() == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
@@ -154,7 +154,7 @@ def test_a_moved_file_is_the_same_data(tmp_path: Path) -> None:
     assert moved.meta["sha256"] == first.meta["sha256"]
 
 
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_invalid_uses_of_token_files_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "corpus_text_document", documents(1))
     with pytest.raises(DataError, match="a single document cannot be divided"):
         prepare(tmp_path)
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         prepare(tmp_path)
 
 
-def test_text_beside_files_of_token_ids_is_text(tmp_path: Path) -> None:
+def test_text_beside_files_of_token_ids_is_read_as_text(tmp_path: Path) -> None:
     write(tmp_path / "corpus", documents(2))
     (tmp_path / "corpus.d").mkdir()
     (tmp_path / "corpus.d" / "a.txt").write_text("words")

@@ -65,7 +65,7 @@ def test_load_undoes_truncation_padding_and_dropout(tmp_path: Path) -> None:
     assert tokenizer.encode(tokenizer.parse(tokenizer.read(path)), TEXTS) == tokenizer.encode(BPE, TEXTS)
 
 
-def test_the_model_s_vocabulary_bounds_the_tokenizer(prepared: Callable[..., object], spec_folder: Path) -> None:
+def test_the_vocabulary_of_the_model_limits_the_tokenizer(prepared: Callable[..., object], spec_folder: Path) -> None:
     with pytest.raises(DataError, match=r"train\(320\): more tokens than the model's vocab = 319"):
         prepared(vocab=319)
     (spec_folder / "given.json").write_text(tokenizer.to_json(BPE), encoding="utf-8")
@@ -73,7 +73,7 @@ def test_the_model_s_vocabulary_bounds_the_tokenizer(prepared: Callable[..., obj
         prepared(vocab=299, tokenizer="given.json")
 
 
-def test_a_wrong_path_offers_what_is_near(tmp_path: Path) -> None:
+def test_a_wrong_path_suggests_a_near_one(tmp_path: Path) -> None:
     (tmp_path / "models" / "small").mkdir(parents=True)
     right = tmp_path / "models" / "small" / "tokenizer.json"
     right.write_text("{}", "utf-8")

@@ -153,5 +153,5 @@ def rotate(
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
     where = places(source, B, S, documents, some)
     x = source.normal(B * (S // abs(stride)) if where[1] is None else len(where[1]), H * (first + width + behind))
-    how = 50.0, 8.0, low, high, original, magnitude, scale
-    return x, S, H, first, width, *how, *where, stride
+    options = 50.0, 8.0, low, high, original, magnitude, scale
+    return x, S, H, first, width, *options, *where, stride

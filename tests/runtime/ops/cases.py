@@ -199,8 +199,8 @@ def policy_loss(
     logits_TV, targets_T = cross_entropy(source, T, V)
     logp_T = logits_TV.double().log_softmax(1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
     old_T, reference_T = ((logp_T + near * source.normal(T)).to(source.dtype) for _ in range(2))
-    told = old_T, source.normal(T), source.normal(T).abs(), reference_T if kl else None
-    return logits_TV, targets_T, *told, 0.2, 0.28, kl, corrected
+    per_token = old_T, source.normal(T), source.normal(T).abs(), reference_T if kl else None
+    return logits_TV, targets_T, *per_token, 0.2, 0.28, kl, corrected
 
 
 def clamped_swiglu(

@@ -129,8 +129,8 @@ def bounded_attention(
         whole = lambda q, begins: bounded_attention(q, k, v, sinks, *sizes, begins)  # noqa: E731
         return of_some(whole, q, B, sequence, starts, positions)
     if starts is not None:
-        how = heads, kv_heads, theta, window, softcap
-        alone = lambda q, k, v, size: bounded_attention(q, k, v, sinks, size, *how)  # noqa: E731
+        options = heads, kv_heads, theta, window, softcap
+        alone = lambda q, k, v, size: bounded_attention(q, k, v, sinks, size, *options)  # noqa: E731
         return by_document(alone, (q, k, v), starts, sequence)
     q_BSHC = q.reshape(-1, sequence, heads, q.shape[1] // heads)
     k_BSGC = k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads)
@@ -177,8 +177,8 @@ def rotate(
         sizes = sequence, heads, first, width, theta, factor, low, high, original, magnitude, scale
         return of_some(lambda x, begins: rotate(x, *sizes, begins), x, 1, sequence, starts, positions)
     if starts is not None:
-        how = heads, first, width, theta, factor, low, high, original, magnitude, scale
-        return by_document(lambda x, size: rotate(x, size, *how), (x,), starts, sequence)
+        options = heads, first, width, theta, factor, low, high, original, magnitude, scale
+        return by_document(lambda x, size: rotate(x, size, *options), (x,), starts, sequence)
     C = x.shape[1] // heads
     x_BSHC = x.reshape(-1, sequence // abs(stride), heads, C)
     rows = []

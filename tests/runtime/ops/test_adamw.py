@@ -37,7 +37,7 @@ def state(dtype: torch.dtype, moments: torch.dtype, elements: int = 1000) -> lis
     return [weights, gradients, (0.1 * first).to(moments), second.square().to(moments)]
 
 
-def test_it_is_torchs_adamw() -> None:
+def test_equals_adamw_of_torch() -> None:
     weights = Source(torch.float64, 0).normal(500)
     theirs = weights.clone().requires_grad_()
     optimizer = torch.optim.AdamW([theirs], lr=RATE, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
@@ -52,7 +52,7 @@ def test_it_is_torchs_adamw() -> None:
 
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("elements", [0, 1, 999])
-def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+def test_blocks_do_not_change_results(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     whole, parts = (state(torch.float32, torch.bfloat16, elements) for _ in range(2))
     rounded = [torch.empty(elements, dtype=torch.bfloat16) for _ in range(2)]
     adamw(*whole, rounded[0], 0.5, *NUMBERS, 3)

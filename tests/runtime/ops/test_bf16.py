@@ -98,7 +98,7 @@ def test_every_op_rounds_once(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
-def test_dtypes_are_those_of_the_rules(op: str) -> None:
+def test_dtypes_match_the_rules(op: str) -> None:
     """FP32 tensors in a BF16 run: statistics, losses, router logits, gate weights and their gradients."""
     args = widened(op, FORWARD[op](Source(torch.bfloat16, seed=0)))
     rule = RULES[op]
@@ -146,7 +146,7 @@ def test_nan_stays_in_the_rows_of_its_expert() -> None:
     assert y_RN.isnan().all(1).tolist() == [11 <= row < 21 for row in range(40)]
 
 
-def test_a_second_rounding_shows() -> None:
+def test_a_second_rounding_exceeds_the_bounds() -> None:
     """The bounds are tight: a SwiGLU that rounds its silu, as separate BF16 operations do, exceeds them."""
     (h_TM,) = cases.swiglu(Source(torch.bfloat16, 3), T=64, I=32)
     g_TI, u_TI = h_TM.chunk(2, dim=1)

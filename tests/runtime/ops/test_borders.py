@@ -54,7 +54,7 @@ def of_documents(kind: str, dtype: torch.dtype, begins: tuple[int, ...]) -> tupl
 
 
 @pytest.mark.parametrize("kind", OF_DOCUMENTS)
-def test_documents_that_begin_at_a_border_are_as_by_themselves(kind: str) -> None:
+def test_documents_that_begin_at_a_border_equal_separate_ones(kind: str) -> None:
     for begins in (*((border,) for border in BORDERS), (32, 64, 96, 128)):
         compare(*of_documents(kind, torch.float64, begins), torch.float64)
 
@@ -116,7 +116,7 @@ CACHED: dict[str, tuple[str, Case]] = {
 
 
 @pytest.mark.parametrize("kind", CACHED)
-def test_caches_go_on_at_any_token(kind: str) -> None:
+def test_caches_continue_at_any_token(kind: str) -> None:
     """Prompts that end before, at and after every border of a window, a pool and taps."""
     op, case = CACHED[kind]
     tokens, rule = 4 * RATE + 1, RULES[op]
@@ -137,7 +137,7 @@ def test_caches_go_on_at_any_token(kind: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [False, True])
-def test_states_go_on_at_the_borders_of_chunks(channels: bool) -> None:
+def test_states_continue_at_the_borders_of_chunks(channels: bool) -> None:
     *tensors, S, G, _ = cases.delta_rule(Source(torch.float64, 5), 1, SEQUENCE, 1, 1, 3, 2, channels)
     whole = OPS["delta_rule"](*tensors, S, G)
     for first in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1):

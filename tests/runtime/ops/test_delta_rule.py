@@ -53,7 +53,7 @@ def test_strong_decays_do_not_overflow(channels: bool) -> None:
 
 
 @pytest.mark.parametrize("split", [(1,) * 9, (4, 5), (8, 1)])
-def test_states_go_on(split: tuple[int, ...]) -> None:
+def test_states_continue_token_by_token(split: tuple[int, ...]) -> None:
     *tensors, S, G, _ = cases.delta_rule(Source(torch.float64, 5), 1, sum(split))
     state, found = None, []
     for rows in zip(*(each.split(split) for each in tensors), strict=True):

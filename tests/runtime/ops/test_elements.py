@@ -44,7 +44,7 @@ def neighbours(element: Element) -> Tensor:
     return torch.cat((around, -around))
 
 
-def test_numbers_are_those_of_the_standards() -> None:
+def test_numbers_equal_the_standards() -> None:
     assert numbers(E2M1).tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     codes = torch.arange(256, dtype=torch.uint8)
     theirs = codes.view(torch.float8_e4m3fn).float()
@@ -53,7 +53,7 @@ def test_numbers_are_those_of_the_standards() -> None:
 
 
 @ALL
-def test_every_code_is_its_number(element: Element) -> None:
+def test_every_code_round_trips(element: Element) -> None:
     codes = torch.arange(2 * element.sign)
     wide = decode(codes, element)
     some = ~wide.isnan()
@@ -91,7 +91,7 @@ def test_stochastic_rounding_has_no_bias(element: Element) -> None:
 
 
 @ALL
-def test_what_is_large_becomes_the_largest_and_nan_stays(element: Element) -> None:
+def test_large_numbers_saturate_and_nan_stays(element: Element) -> None:
     x = torch.tensor([element.largest * 1.4, -1e30, torch.inf, -torch.inf, -0.0])
     for threshold in (None, torch.zeros(5)):
         codes = encode(x, element, threshold)

@@ -155,15 +155,15 @@ def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> No
 @pytest.mark.parametrize(
     ("rows", "out", "inner"), [(1, 1, 1), (5, 130, 301), (140, 64, 128), (0, 3, 5), (31, 127, 129)]
 )
-def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out: int, inner: int) -> None:
+def test_products_equal_those_of_dequantised_operands(name: str, rows: int, out: int, inner: int) -> None:
     form = FORMATS[name]
     n = form.planes
     x, dy, w = random(rows, inner, seed=1), random(rows, out, seed=2), random(out, inner, seed=3)
-    how = (False, None) if name == "mxfp8" else (True, KEY)
+    rounding = (False, None) if name == "mxfp8" else (True, KEY)
     xq, wq, dyq = (
         OPS[f"quantise_{name}"](x),
         OPS[f"quantise_blocks_{name}"](w),
-        OPS[f"quantise_both_{name}"](dy, *how),
+        OPS[f"quantise_both_{name}"](dy, *rounding),
     )
     x64 = wide(xq, form, form.tile)[:, :inner]
     dy64 = wide(dyq[:n], form, form.tile)[:, :out]
@@ -175,7 +175,7 @@ def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out
     assert y.dtype == torch.bfloat16
     within(y, x64 @ w64.t(), x64.abs() @ w64.abs().t(), inner)
     within(OPS[f"linear_{name}_dgrad"](*dyq[:n], *wq[n:]), dy64 @ wt64.t(), dy64.abs() @ wt64.abs().t(), out)
-    xc, acc = OPS[f"quantise_columns_{name}"](x, how[0]), torch.ones(out, inner)
+    xc, acc = OPS[f"quantise_columns_{name}"](x, rounding[0]), torch.ones(out, inner)
     a, b = (wide(each, form, form.tile)[:, :rows] for each in (dyq[n:], xc))
     assert OPS[f"linear_{name}_wgrad_"](acc, *dyq[n:], *xc) is None
     within(acc, 1 + a @ b.t(), 1 + a.abs() @ b.abs().t(), rows)
@@ -201,13 +201,13 @@ def test_groups_meet_their_experts(name: str, sizes: tuple[int, ...]) -> None:
     form, E, N, K, rows = FORMATS[name], len(sizes), 20, 140, sum(sizes)
     n, offsets = form.planes, torch.tensor(sizes).cumsum(0).to(torch.int32)
     x, dy, w = random(rows, K, seed=1), random(rows, N, seed=2), random(E, N, K, seed=3)
-    how = (False, None) if name == "mxfp8" else (True, KEY)
+    rounding = (False, None) if name == "mxfp8" else (True, KEY)
     xq, wq, dyq = (
         OPS[f"quantise_{name}"](x),
         OPS[f"quantise_blocks_{name}"](w),
-        OPS[f"quantise_both_{name}"](dy, *how),
+        OPS[f"quantise_both_{name}"](dy, *rounding),
     )
-    xc, acc, total = OPS[f"quantise_columns_{name}"](x, how[0]), torch.ones(E, N, K), torch.ones(E, N, K).double()
+    xc, acc, total = OPS[f"quantise_columns_{name}"](x, rounding[0]), torch.ones(E, N, K), torch.ones(E, N, K).double()
     y = OPS[f"grouped_linear_{name}"](*xq, *wq[:n], offsets)
     dx = OPS[f"grouped_linear_{name}_dgrad"](*dyq[:n], *wq[n:], offsets)
     OPS[f"grouped_linear_{name}_wgrad_"](acc, *dyq[n:], *xc, offsets)
@@ -225,7 +225,7 @@ def test_groups_meet_their_experts(name: str, sizes: tuple[int, ...]) -> None:
     within(acc, total, magnitude, rows + 2 * len(sizes))
 
 
-def test_what_is_kept_in_12_bits_comes_back_within_half_a_unit() -> None:
+def test_e5m6_round_trips_within_half_a_unit() -> None:
     x = random(20, 300)
     back = OPS["dequantise_e5m6"](*OPS["quantise_e5m6"](x))
     assert back.dtype == torch.bfloat16, "E5M6 times a power of two has no more bits than BF16"

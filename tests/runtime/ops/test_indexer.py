@@ -61,14 +61,14 @@ def test_the_best_keys_are_chosen(
 
 @pytest.mark.parametrize("rate", [1, 4])
 @pytest.mark.parametrize("some", [False, True])
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rate: int, some: bool) -> None:
+def test_blocks_do_not_change_results(monkeypatch: pytest.MonkeyPatch, rate: int, some: bool) -> None:
     args = cases.select_keys(Source(torch.float64, 3), 2, 60, rate=rate, top_k=7, documents=True, some=some)
     whole = select_keys(*args)
     monkeypatch.setitem(indexer.BLOCK_BYTES, "cpu", 8 * 3 * (60 // rate) * 5)  # five queries
     assert torch.equal(select_keys(*args), whole)
 
 
-def test_of_equal_scores_the_keys_in_front_are_chosen() -> None:
+def test_ties_choose_the_earlier_keys() -> None:
     """No head has a positive product with a key, so all scores are 0."""
     q, k, weights = -torch.ones(50, 2 * 4), torch.ones(50, 4), torch.ones(50, 2)
     chosen = select_keys(q, k, weights, 50, 2, 3, 1)
@@ -76,7 +76,7 @@ def test_of_equal_scores_the_keys_in_front_are_chosen() -> None:
     assert (chosen[2:] == torch.arange(3)).all()
 
 
-def test_queries_in_front_of_the_first_compressed_key_see_none() -> None:
+def test_queries_before_the_first_compressed_key_see_none() -> None:
     q, k, weights, S, *rest = cases.select_keys(Source(torch.float32, 1), 1, 3, rate=1)
     chosen = select_keys(q, k[:0], weights, S, *rest[:2], 4)
     assert chosen.tolist() == [[-1, -1, -1]] * 3

@@ -89,7 +89,7 @@ def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: 
 @pytest.mark.parametrize(("fused", "composed"), [(fused, composed), (fused_part, composed_part)], ids=["all", "part"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_it_is_the_unfused_ops(
+def test_equals_the_unfused_ops(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: Sizes, fused: Run, composed: Run
 ) -> None:
     """The fused op is bit-identical to the ops if products are in C++; else equal within the error of torch's sums."""
@@ -106,7 +106,7 @@ def test_it_is_the_unfused_ops(
     assert all(torch.equal(one, two) for one, two in zip(fused(*args, acc_VD.clone()), found, strict=True))
 
 
-def test_it_is_the_derivative_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_the_derivative_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     dloss, h_TD, w_VD, targets_T = arguments(torch.float64, 150, 90, 12)
     leaves = h_TD.clone().requires_grad_(), w_VD.clone().requires_grad_()
@@ -130,7 +130,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_tensor_has_all_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_no_tensor_holds_all_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     T, V, D = 1024, 2048, 32
     monkeypatch.setattr(MODULE, "BLOCK", 2**18)
     args = arguments(dtype, T, V, D)
@@ -142,7 +142,7 @@ def test_no_tensor_has_all_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.
     assert largest.elements == T * V
 
 
-def test_nan_and_infinity_are_those_of_the_unfused_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_and_infinity_equal_those_of_the_unfused_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target outside the columns, for which the C++ makes the loss and its row's gradient NaN; a row of infinity."""
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     dloss, h_TD, w_VD, targets_T = arguments(torch.float32, 150, 90, 12)

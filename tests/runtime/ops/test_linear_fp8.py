@@ -36,7 +36,7 @@ def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> No
 @pytest.mark.parametrize(
     ("rows", "out", "inner"), [(1, 1, 1), (5, 130, 300), (140, 64, 128), (0, 3, 5), (127, 129, 256), (129, 256, 127)]
 )
-def test_products_are_those_of_the_scaled_operands(rows: int, out: int, inner: int) -> None:
+def test_products_equal_those_of_the_scaled_operands(rows: int, out: int, inner: int) -> None:
     x, dy, w = operand(rows, inner, seed=1), operand(rows, out, seed=2), operand(out, inner, seed=3, tile=128)
     x64, dy64, w64 = exact(*x), exact(*dy), exact(*w)
     y = ops.linear_fp8(*x, *w)

@@ -63,7 +63,7 @@ def test_an_update_has_the_root_mean_square_of_adamw(rows: int, columns: int) ->
     assert (weights * gradients).sum() < 0, "it goes down"
 
 
-def test_no_gradient_moves_nothing() -> None:
+def test_zero_gradients_only_decay_weights() -> None:
     """An expert without tokens has no gradient: its weights decay and stay finite."""
     weights = torch.ones(3, 4)
     muon(weights, torch.zeros(3, 4), torch.zeros(3, 4), None, 1.0, 0.5, 0.95, 1, 5, 0, 0.2, 0.1, 1, torch.float32)
@@ -83,7 +83,7 @@ def test_weights_and_momentum_in_bf16_are_rounded_once(row: Muon) -> None:
         assert torch.equal(one, other.bfloat16())
 
 
-def test_the_rest_has_the_settings_of_a_copy() -> None:
+def test_settings_of_the_other_parameters_follow_those_of_muon() -> None:
     """The settings of the optimizer of the other parameters follow a change of Muon's settings."""
     matrices, rest = MOONLIGHT.rows
     assert MOONLIGHT.rows[1] is rest and matrices == MOONLIGHT
@@ -94,7 +94,7 @@ def test_the_rest_has_the_settings_of_a_copy() -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize("row", [MOONLIGHT, V4], ids=["moonlight", "v4"])
-def test_flops_are_those_that_torch_counts(row: Muon, rows: int, columns: int) -> None:
+def test_flops_equal_those_that_torch_counts(row: Muon, rows: int, columns: int) -> None:
     weights, gradients, momentum = (torch.ones(rows, columns) for _ in range(3))
     with FlopCounterMode(display=False) as counted:
         update(row, weights, gradients, momentum, torch.float32)
@@ -103,7 +103,9 @@ def test_flops_are_those_that_torch_counts(row: Muon, rows: int, columns: int) -
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (512, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # BF16 products allocate buffers on CPUs
-def test_scratch_memory_is_what_torch_allocates(tmp_path: Path, dtype: torch.dtype, rows: int, columns: int) -> None:
+def test_scratch_memory_equals_the_allocation_of_torch(
+    tmp_path: Path, dtype: torch.dtype, rows: int, columns: int
+) -> None:
     weights, gradients, momentum = (torch.ones(rows, columns, dtype=dtype) for _ in range(3))
     update(MOONLIGHT, weights, gradients, momentum, dtype)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

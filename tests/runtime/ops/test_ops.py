@@ -107,7 +107,7 @@ def test_results_are_contiguous_repeatable_and_own_their_storage(op: str) -> Non
 
 
 @pytest.mark.parametrize("op", PURE)
-def test_one_of_everything_is_no_view_either(op: str) -> None:
+def test_sizes_of_one_do_not_return_views(op: str) -> None:
     ones = {"mla_attention": {"B": 1, "H": 1, "rope": 2}, "gqa_attention": {"B": 1, "G": 1, "r": 1, "C": 2}}
     ones |= {"head_rmsnorm": {"T": 1, "H": 1, "C": 1}, "grouped_linear": {"R": 1, "E": 1}}
     ones |= {"permute": {"T": 1, "E": 1, "K": 1}, "unpermute": {"T": 1, "E": 1, "K": 1}}
@@ -119,7 +119,7 @@ def test_one_of_everything_is_no_view_either(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ACCUMULATIONS)
-def test_accumulation_writes_to_its_accumulator_alone(op: str) -> None:
+def test_accumulation_writes_only_to_its_accumulator(op: str) -> None:
     args = arguments(op, torch.float32)
     before = [arg.clone() for arg in args]
     OPS[op](*args)

@@ -31,7 +31,7 @@ def test_padding_is_spread(seed: int, groups: int, size: int, T: int, data: st.D
 
 
 @pytest.mark.parametrize("softmax", [False, True])
-def test_without_padding_the_loss_is_the_one_of_whole_sequences(softmax: bool) -> None:
+def test_without_padding_the_loss_equals_that_of_whole_sequences(softmax: bool) -> None:
     source = Source(torch.float64, 1)
     logits_TE, chosen_TK = source.normal(24, 6), source.choices(24, 6, 2)
     real_T = torch.ones(24, dtype=torch.int32)

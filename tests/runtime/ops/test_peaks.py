@@ -70,7 +70,7 @@ def check(op: str, args: Args) -> None:
 @pytest.mark.parametrize("some", [False, True], ids=["all rows", "some rows"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", CASES)
-def test_peaks_are_those_of_brute_force(op: str, dtype: torch.dtype, some: bool, documents: bool) -> None:
+def test_peaks_equal_brute_force(op: str, dtype: torch.dtype, some: bool, documents: bool) -> None:
     check(op, CASES[op](Source(dtype, 0), documents=documents, some=some))
 
 

@@ -28,26 +28,28 @@ def gradient(args: Args) -> Tensor:
 
 @DTYPES
 @pytest.mark.parametrize("torch_alone", [False, True])
-def test_logp_has_the_bits_of_the_cross_entropy_whatever_rows_are_beside(
+def test_logp_is_bit_identical_to_cross_entropy_beside_any_rows(
     dtype: torch.dtype, torch_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch_alone:
         monkeypatch.setattr(import_module("runtime.ops.cross_entropy"), "takes", lambda *_: False)
     args = arguments(dtype, T=300, V=2000)
-    logits_TV, targets_T, *told = args
+    logits_TV, targets_T, *more = args
     logp_T = policy_loss(*args)[1]
     losses = [cross_entropy(logits_TV[t : t + 1], targets_T[t : t + 1])[0] for t in range(300)]
     assert torch.equal(-logp_T, torch.stack(losses))
     some = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:77]
-    fewer = (each_T[some] if isinstance(each_T, Tensor) else each_T for each_T in told)
+    fewer = (each_T[some] if isinstance(each_T, Tensor) else each_T for each_T in more)
     assert torch.equal(policy_loss(logits_TV[some], targets_T[some], *fewer)[1], logp_T[some])
 
 
 @DTYPES
-def test_void_tokens_count_for_nothing(dtype: torch.dtype) -> None:
-    logits_TV, targets_T, *told, reference_T, low, high, kl, corrected = arguments(dtype)
-    wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*told, reference_T)]
-    plain, changed = ((logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*told, reference_T), wild))
+def test_void_tokens_have_no_effect(dtype: torch.dtype) -> None:
+    logits_TV, targets_T, *per_token, reference_T, low, high, kl, corrected = arguments(dtype)
+    wild = [each_T.masked_fill(targets_T < 0, torch.nan) for each_T in (*per_token, reference_T)]
+    plain, changed = (
+        (logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*per_token, reference_T), wild)
+    )
     for one, two in zip(policy_loss(*plain), policy_loss(*changed), strict=True):
         assert torch.equal(one, two)
     assert torch.equal(gradient(plain), gradient(changed))
@@ -83,7 +85,7 @@ def test_the_gradient_stops_where_the_clipped_side_is_smaller(ratio: float, adva
     torch.testing.assert_close(gradient(args), slope * (onehot_TV - logits_TV.softmax(1)), rtol=1e-13, atol=1e-14)
 
 
-def test_the_ratio_is_one_where_the_policy_is_the_one_that_sampled() -> None:
+def test_the_ratio_is_one_for_the_policy_that_sampled() -> None:
     logits_TV, targets_T, _, advantage_T, weight_T, *_ = arguments(torch.float32, T=64, V=500)
     old_T = policy_loss(logits_TV, targets_T, advantage_T, advantage_T, weight_T, None, LOW, HIGH, 0.0, True)[1]
     loss, logp_T, _ = policy_loss(logits_TV, targets_T, old_T, advantage_T, weight_T, old_T, LOW, HIGH, 0.5, True)
@@ -99,14 +101,14 @@ def test_blocks_of_rows_of_bf16_give_the_gradient_of_fp32() -> None:
 
 
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
-    logits_TV, targets_T, *told = arguments(torch.float32)
+    logits_TV, targets_T, *more = arguments(torch.float32)
     targets_T = torch.where(torch.arange(len(targets_T)) == 4, logits_TV.shape[1], targets_T)
-    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *told)
+    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *more)
     assert loss.isnan() and logp_T.isnan().nonzero().flatten().tolist() == [4]
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_the_mean_gradient_over_all_words_is_that_of_a_divergence(corrected: bool) -> None:
+def test_the_mean_gradient_over_all_words_equals_that_of_a_divergence(corrected: bool) -> None:
     """Each of five words occurs once, weighted by its probability under the policy; all advantages are 0."""
     source = Source(torch.float64, 11)
     policy_V, reference_V = (source.normal(5).requires_grad_(own) for own in (True, False))

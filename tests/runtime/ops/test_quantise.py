@@ -78,7 +78,7 @@ def test_any_tile(numbers: list[float], pow2: bool) -> None:
 
 
 @pytest.mark.parametrize("power", range(-100, 100, 7))
-def test_the_largest_number_is_exact_where_it_can_be(power: int) -> None:
+def test_the_largest_number_is_exact_if_representable(power: int) -> None:
     """448·2^n has the scale 2^n, though 1/448 is rounded; with pow2 the next number has twice that."""
     x = torch.tensor([[448.0, 448.00003]]).t() * 2.0**power
     for pow2, second in ((False, None), (True, 2.0 ** (power + 1))):
@@ -130,7 +130,7 @@ def test_blocks(shape: tuple[int, ...], pow2: bool) -> None:
     )
 
 
-def test_ops_of_several_are_their_composition() -> None:
+def test_fused_ops_equal_their_composition() -> None:
     """With odd sizes and the dtypes of a run; results are bit-identical."""
     h, x, w = random(5, 300, seed=1), random(5, 300, seed=2), random(300, seed=3)
     dy, rstd, gate = (

@@ -76,7 +76,7 @@ def check_gradient(gradient: Gradient, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", RULES)
-def test_a_rule_says_what_its_functions_return(op: str, dtype: torch.dtype) -> None:
+def test_a_rule_describes_the_results_of_its_functions(op: str, dtype: torch.dtype) -> None:
     check(op, RULES[op], dtype)
 
 
@@ -106,7 +106,7 @@ def inferring(index: int, **changes: Any) -> Callable[[Rule], Rule]:
         ("cat2", lambda rule: replace(rule, dgrad=replace(rule.dgrad, reads=("d_y", Extent("b", 1))))),
     ],
 )
-def test_a_rule_that_says_otherwise_is_refused(op: str, change: Callable[[Rule], Rule]) -> None:
+def test_a_rule_that_differs_is_refused(op: str, change: Callable[[Rule], Rule]) -> None:
     with pytest.raises((AssertionError, RuntimeError)):
         check(op, change(RULES[op]), torch.bfloat16)
 
@@ -121,13 +121,13 @@ def test_a_rule_that_says_otherwise_is_refused(op: str, change: Callable[[Rule],
     ],
     ids=["a name twice", "no such output", "no such argument", "gradient of nothing"],
 )
-def test_a_rule_that_contradicts_itself_is_refused_where_it_is_made(changes: dict[str, Any]) -> None:
+def test_contradictory_rules_are_refused_at_construction(changes: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         replace(RULES["linear"], **changes)
 
 
 @pytest.mark.parametrize("op", [op for op, rule in RULES.items() if rule.optional and op in KERNELS])
-def test_an_op_that_is_told_of_documents_has_a_kernel_of_its_own(op: str) -> None:
+def test_ops_with_documents_have_a_separate_kernel(op: str) -> None:
     free = {"softcap": 0.0, "sinks": False} if op == "bounded_attention_peaks" else {}  # unsupported
     args = FORWARD[op](Source(torch.bfloat16, seed=0), **free)
     before = args[: RULES[op].args.index("starts")]

@@ -322,7 +322,7 @@ def test_lse_is_the_logarithm_of_the_softmax_denominator() -> None:
     assert loss.isfinite() and cross_entropy_dgrad(loss, 1000 * logits_TV, targets_T, lse_T).isfinite().all()
 
 
-def test_void_targets_alone_give_no_loss_and_no_gradient() -> None:
+def test_only_void_targets_give_no_loss_and_no_gradient() -> None:
     logits_TV = Source(torch.float64, 6).normal(4, 5)
     targets_T = torch.full((4,), -1)
     loss, lse_T = cross_entropy(logits_TV, targets_T)
@@ -341,14 +341,14 @@ def test_bias_steers_the_choice_and_not_the_weights() -> None:
     torch.testing.assert_close(gate_TK[:, 0] / gate_TK[:, 1], score_TK[:, 0] / score_TK[:, 1])
 
 
-def test_group_scores_are_of_the_best_with_softmax_and_of_the_two_best_with_sigmoid() -> None:
+def test_group_scores_use_the_best_expert_with_softmax_and_the_two_best_with_sigmoid() -> None:
     """The first group has the best expert, the second has the best two."""
     logits_TE = torch.tensor([[3.0, -9.0, 2.0, 2.0]], dtype=torch.float64)
     assert route(logits_TE, None, True, 2, 1, 1, False, 1.0)[1].tolist() == [[0]]
     assert route(logits_TE, None, False, 2, 1, 2, False, 1.0)[1].sort().values.tolist() == [[2, 3]]
 
 
-def test_softmax_weights_are_of_all_experts_unless_normalized() -> None:
+def test_softmax_covers_all_experts_unless_normalized() -> None:
     logits_TE = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64).log()
     plain, expert_TK = route(logits_TE, None, True, 1, 1, 2, False, 16.0)
     assert expert_TK.tolist() == [[3, 2]]

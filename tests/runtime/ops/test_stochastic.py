@@ -81,7 +81,7 @@ def test_gradients_are_exact_on_average() -> None:
         assert 0.85 < (off[often] ** 2 / variance[often]).mean() < 1.15
 
 
-def test_the_transform_is_orthogonal_and_keeps_what_is_left() -> None:
+def test_the_hadamard_transform_is_orthogonal_and_keeps_the_remainder() -> None:
     x, y = ((8 * random(2 * BLOCK + 5, 7, seed=s)).round() for s in (1, 2))
     assert torch.equal(hadamard(x).t() @ hadamard(y), x.t() @ y), "multiples of 1/4 are exact"
     assert torch.equal(hadamard(x)[2 * BLOCK :], x[2 * BLOCK :])

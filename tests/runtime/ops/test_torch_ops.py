@@ -98,7 +98,7 @@ def test_tables_name_the_same_ops() -> None:
         assert known, f"{op} is of no layer, no pass and no operand of eight bits"
 
 
-def test_registration_is_asked_for_and_happens_once() -> None:
+def test_registration_is_explicit_and_happens_once() -> None:
     code = (
         "import torch, compiler.model.segments.torch_ops as l;assert not hasattr(torch.ops.dsc, 'linear'); l.register()"
     )
@@ -108,7 +108,7 @@ def test_registration_is_asked_for_and_happens_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", PURE)
-def test_a_fake_result_is_what_the_op_returns(op: str, dtype: torch.dtype) -> None:
+def test_fake_results_match_real_ones(op: str, dtype: torch.dtype) -> None:
     register()
     args, inputs = arguments(op, dtype), arguments(forward_of(op), dtype)
     real = OPS[op](*args)
@@ -159,7 +159,7 @@ def test_names_that_are_not_the_functions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
-def test_each_gradient_is_one_node_and_only_if_asked_for(op: str) -> None:
+def test_each_requested_gradient_is_one_node(op: str) -> None:
     register()
     rule = RULES[op]
     args = FORWARD[op](Source(torch.float32, 0))
@@ -211,7 +211,7 @@ def test_experts_trace_with_a_symbolic_number_of_rows() -> None:
             assert torch.equal(got, wanted)
 
 
-def test_the_torch_table_traces_a_layer_and_hides_what_only_the_backward_reads() -> None:
+def test_tracing_a_layer_hides_outputs_read_only_by_the_backward() -> None:
     table = ops()
     sizes = (4, 2, 4, 2, 3, 1e4)  # sequence, heads, nope, rope, value, theta
 

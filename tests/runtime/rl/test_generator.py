@@ -64,7 +64,7 @@ def generated(
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero", "slots", "precision"), PLANS)
-def test_log_probabilities_are_those_of_training(
+def test_log_probabilities_are_bit_identical_to_training(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
 ) -> None:
     """They are bit-identical and below 0; completions are bit-identical with any plan."""

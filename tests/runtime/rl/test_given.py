@@ -166,17 +166,17 @@ def test_steps_on_given_completions_equal_autograd(tmp_path: Path, segments: Seg
     expected = Trained(chosen).steps(tmp_path / "given" / "only")
     world = chosen.parallel.pipeline * chosen.parallel.data
     run_module("tests.runtime.rl.given_ranks", tmp_path, world)
-    plan, held, told = make_plan(chosen), set[str](), set[tuple[int, int]]()
+    plan, held, compared = make_plan(chosen), set[str](), set[tuple[int, int]]()
     of_ranks = [load_file(tmp_path / "out" / "only" / f"rank_{rank}.safetensors") for rank in range(world)]
     for rank, left in enumerate(of_ranks):
         held |= compare(left, expected, {each.name: each.slice for each in plan.replicas if rank in each.holders})
         column = rank % chosen.parallel.data
         for a, logp_T in micro_batches(left):
             sequences = np.arange(16).reshape(-1, chosen.parallel.data, 2)[a, column]
-            told.add((a, column))
+            compared.add((a, column))
             logps = torch.cat([expected["logps"][i] for i in sequences])
             close(f"log-probabilities {a}", logp_T, logps, LOGP_TOLERANCE)
-    assert held == expected["gradients"].keys() and len(told) == 8
+    assert held == expected["gradients"].keys() and len(compared) == 8
     head = "embedding" if chosen.model.tied else "head"
     found = [left[f"gradient/{head}"] for left in of_ranks if f"gradient/{head}" in left]
     for mistake in mistakes(chosen):

@@ -58,7 +58,7 @@ def test_a_build_without_the_program_that_generates_is_refused(tmp_path: Path, s
     check_programs(replace(build.plan, train=replace(build.plan.train, grpo=None)), trains)
 
 
-def test_what_it_learnt_is_computed_as_any_other_model() -> None:
+def test_inference_ignores_the_training_temperature() -> None:
     """`dsc eval` and `dsc generate` compute it without the training temperature."""
     plain = without_mtp(spec(1, 1, 1, 2))
     rewarded = with_rewards(plain, temperature=0.5, kl=0.1)

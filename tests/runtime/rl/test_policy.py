@@ -41,23 +41,23 @@ def trained(segments: Segments, pp: int, ep: int, dp: int, zero: int) -> dict[st
     """The rows of a plan's steps by model. Each rollout is used for two steps, with a reference policy."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for of in MODELS:
-            made = rewarded(of, pp, ep, dp, zero, iterations=2, kl=0.1)
-            write_build(folder / "builds" / of, compile_spec(made, segments=segments).files)
+        for model in MODELS:
+            made = rewarded(model, pp, ep, dp, zero, iterations=2, kl=0.1)
+            write_build(folder / "builds" / model, compile_spec(made, segments=segments).files)
         run_module("tests.runtime.rl.learning", folder, pp * dp, str(STEPS))
-        texts = {of: (folder / "out" / f"{of}.jsonl").read_text() for of in MODELS}
-    return {of: [json.loads(line) for line in text.splitlines()] for of, text in texts.items()}
+        texts = {model: (folder / "out" / f"{model}.jsonl").read_text() for model in MODELS}
+    return {model: [json.loads(line) for line in text.splitlines()] for model, text in texts.items()}
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_any_plan_has_the_same_steps(segments: Segments, plan: tuple[int, int, int, int]) -> None:
     """The first completions are bit-identical, and what is learnt from them differs only by the order of sums."""
     alone = trained(segments, *PLANS[0])
-    for of, rows in trained(segments, *plan).items():
-        assert [row["completions"] for row in rows[:2]] == [row["completions"] for row in alone[of][:2]]
-        for row, expected in zip(rows[:2], alone[of], strict=False):
+    for model, rows in trained(segments, *plan).items():
+        assert [row["completions"] for row in rows[:2]] == [row["completions"] for row in alone[model][:2]]
+        for row, expected in zip(rows[:2], alone[model], strict=False):
             for name in ("loss", "grad_norm", "reward", "entropy", "policy_kl", "reference_kl", "completion_tokens"):
-                assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), (of, name)
+                assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), (model, name)
 
 
 def test_steps_on_the_same_completions(segments: Segments) -> None:
@@ -70,7 +70,7 @@ def test_steps_on_the_same_completions(segments: Segments) -> None:
         assert first["reward"] == second["reward"] and first["entropy"] == second["entropy"] > 0
 
 
-def test_rows_say_what_completions_are(segments: Segments) -> None:
+def test_rows_describe_the_completions(segments: Segments) -> None:
     for rows in trained(segments, *PLANS[0]).values():
         for row in rows:
             completions = [[token for token in each if token >= 0] for each in row["completions"]]

@@ -88,24 +88,24 @@ def test_choices_are_replayed(tmp_path: Path, segments: Segments, of: str) -> No
     """In the second step on the same completions, whose routers have negated weights and would choose others."""
     write_build(tmp_path / "build", compile_spec(rewarded(of, iterations=2), segments=segments).files)
     trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
-    own, replayed = list[Tensor](), list[Tensor]()
+    chosen, replayed = list[Tensor](), list[Tensor]()
 
     def noted(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
         found = OPS["replay_choices"](expert_TK, given_TK)
-        own.append(expert_TK[given_TK[:, 0] >= 0])
+        chosen.append(expert_TK[given_TK[:, 0] >= 0])
         replayed.append(found[given_TK[:, 0] >= 0])
         return found
 
     changes = {id(OPS["replay_choices"]): noted}
     trainer.bodies = trainer.build.changed_module("stages.rank_0", lambda each: replace_ops(each, changes)).BODIES
     trainer.train_step()
-    assert all(map(torch.equal, own, replayed)) and sum(map(len, own)) > 100
+    assert all(map(torch.equal, chosen, replayed)) and sum(map(len, chosen)) > 100
     first = [*replayed]
-    own.clear()
+    chosen.clear()
     replayed.clear()
     for bucket, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
         if entry.name.endswith("router.weight"):
             bucket.set_weight(entry, -value)
     trainer.train_step()
     assert all(map(torch.equal, first, replayed)) and len(first) == len(replayed)
-    assert not any(map(torch.equal, own, replayed))
+    assert not any(map(torch.equal, chosen, replayed))

@@ -42,7 +42,9 @@ def of_rows(name: str, x: Tensor, width: int) -> Tensor:
 @pytest.mark.parametrize("op", ["linear", "rmsnorm", "swiglu", "sqrt_softplus", "sigmoid", "softmax", "cross_entropy"])
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, ROWS - 1), st.integers(1, 20), st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32 - 1))
-def test_rows_alone(op: str, dtype: torch.dtype, first: int, num: int, half: int, width: int, seed: int) -> None:
+def test_rows_have_the_same_bits_alone(
+    op: str, dtype: torch.dtype, first: int, num: int, half: int, width: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     x = random(ROWS, 2 * half, dtype=torch.float32 if op in ("sigmoid", "softmax", "sqrt_softplus") else dtype)
     rows = slice(first, first + num)

@@ -12,7 +12,7 @@ from runtime.rl.next_tokens import SoftmaxSampler
 DRAWS = 20_000
 
 
-def test_shares_are_the_probabilities() -> None:
+def test_frequencies_equal_the_probabilities() -> None:
     """Pearson's statistic of many draws is below the value that it exceeds once in a million."""
     logits_V = np.array([0.0, 1.0, -2.0, 3.0, 2.5, -np.inf, 0.5])
     p_V = np.exp(logits_V) / np.exp(logits_V).sum()
@@ -37,12 +37,12 @@ def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None
     ("seed", "sequence", "position", "number"),
     [(0, 0, 0, 0.011546754286331562), (1, 2, 3, 0.9337443921724664), (2**63 - 1, 2**62, 2**24, 0.7759274188893206)],
 )
-def test_numbers_stay_what_they_are(seed: int, sequence: int, position: int, number: float) -> None:
+def test_numbers_are_pinned(seed: int, sequence: int, position: int, number: float) -> None:
     """A run resumed with a later version draws the same numbers."""
     assert SoftmaxSampler(seed).uniform(sequence, position) == number
 
 
-def test_what_cannot_be_is_not_drawn() -> None:
+def test_tokens_of_probability_zero_are_not_drawn() -> None:
     logits_V = np.full(9, -np.inf)
     logits_V[4] = -1e300
     assert {SoftmaxSampler(0).draw(logits_V, 0, i).token for i in range(100)} == {4}

@@ -64,7 +64,7 @@ def advantages_of(run: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("run", TRL["runs"], ids=IDS)
-def test_losses_are_those_of_trl(run: dict[str, Any]) -> None:
+def test_losses_equal_trl(run: dict[str, Any]) -> None:
     found = head(run)
     assert found.outputs["loss"].item() == pytest.approx(run["value"], abs=TOLERANCE)
     logp_T = torch.tensor(TRL["by_temperature"][str(run["temperature"])]["logp_T"], dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_losses_are_those_of_trl(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_equal_rewards_teach_nothing(scale: Scale) -> None:
+def test_equal_rewards_have_zero_advantage(scale: Scale) -> None:
     """A mean of equal numbers is rounded: the mean of six times 0.1 is not 0.1."""
     rewards_NR = np.array([[0.1, 0.7]] * 6 + [[0.1, 0.7]] * 5 + [[0.2, 0.7]])
     totals_N = totals(rewards_NR, np.array([1.0, 0.3]))
@@ -84,7 +84,7 @@ def test_equal_rewards_teach_nothing(scale: Scale) -> None:
 
 
 @pytest.mark.parametrize("run", TRL["runs"], ids=IDS)
-def test_advantages_are_those_of_trl(run: dict[str, Any]) -> None:
+def test_advantages_equal_trl(run: dict[str, Any]) -> None:
     np.testing.assert_allclose(advantages_of(run), run["advantages_N"], rtol=0, atol=TOLERANCE)
     assert not np.any(advantages_of(run)[-TRL["group"] :]), "those of a group whose rewards are equal"
 
@@ -103,7 +103,7 @@ def test_all_runs_differ() -> None:
         )
 
 
-def test_trl_says_what_the_file_has(tmp_path: Path) -> None:
+def test_installed_trl_gives_the_stored_numbers(tmp_path: Path) -> None:
     assert (INSTALLED / "trl").exists(), "make .trl/.installed"
     environment = os.environ | {"PYTHONPATH": str(INSTALLED), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.runtime.rl.trl_losses", str(tmp_path / "found.json")]

@@ -74,7 +74,7 @@ def straight(place: Place) -> Path:
     return place.folder / "straight"
 
 
-def test_samples_are_of_each_source_by_its_weight(straight: Path) -> None:
+def test_samples_are_drawn_from_sources_by_weight(straight: Path) -> None:
     """Within one sample after every step, in both phases; the validation loss is the weighted mean over sources."""
     found = rows(straight)
     order = saved(straight).meta["position"]["order"]

@@ -80,7 +80,7 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
 # ---------------------------------------------------------------- a run uses the build that it opened
 
 
-def test_modules_are_those_that_were_verified(place: Place) -> None:
+def test_only_verified_modules_are_run(place: Place) -> None:
     """The folder is replaced, then removed, after the build was opened."""
     # Modules are cached by the digest of their build: another test's equal build would be found here, with its paths.
     folder = place.compile(ONE_RANK | {"name": "verified"}, "verified.dsc")
@@ -107,7 +107,7 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
     assert run_copy.digest(run_copy.of_run(run)) == run_copy.digest(build.files)
 
 
-def test_expect(place: Place) -> None:
+def test_the_expected_digest_is_checked(place: Place) -> None:
     """compile prints the digest; train refuses other builds."""
     place.write(ONE_RANK)
     lines = place.dsc("compile").stdout.splitlines()
@@ -240,7 +240,7 @@ def whole(new_place: Callable[[], Place]) -> Place:
 
 
 @pytest.mark.parametrize(("edit", "said"), REFUSED, ids=[said.split()[-1] for _, said in REFUSED])
-def test_what_is_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
+def test_changed_builds_are_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
     """`dsc train BUILD` refuses such a build with one line and exit code 2, before it runs any of it."""
     shutil.copytree(whole.folder / "build" / "tiny", tmp_path / "b")
     edit(tmp_path / "b")
@@ -273,12 +273,12 @@ def test_differences_are_reported_in_the_order_of_names(tmp_path: Path) -> None:
     for path in (folder / "segments").iterdir():
         path.write_text("# edited\n", "utf-8")
     names = ["notes.txt", "plan.txt", *sorted(f"segments/{path.name}" for path in (folder / "segments").iterdir())]
-    told = read(folder, edited=True).edits
-    assert [text.partition(" is not ")[0] for text in told] == [str(folder / name) for name in names]
-    assert "in its manifest: remove it" in told[0] and "the file that was compiled (No such file" in told[1]
+    edits = read(folder, edited=True).edits
+    assert [text.partition(" is not ")[0] for text in edits] == [str(folder / name) for name in names]
+    assert "in its manifest: remove it" in edits[0] and "the file that was compiled (No such file" in edits[1]
     with pytest.raises(BuildError) as refused:
         read(folder)
-    assert str(refused.value) == told[0]
+    assert str(refused.value) == edits[0]
 
 
 @pytest.mark.parametrize("fits", [False, True])

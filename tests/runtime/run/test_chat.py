@@ -61,7 +61,7 @@ def place(new_place: Callable[[], Place]) -> Place:
     return place
 
 
-def test_rows_that_are_not_trained_on_as_they_are_are_said_and_recorded(place: Place) -> None:
+def test_cut_and_dropped_rows_are_reported_and_recorded(place: Place) -> None:
     run = place.folder / "straight"
     train, validation = events(run, "rows")
     assert (train["split"], validation["split"]) == ("train", "validation")
@@ -79,7 +79,7 @@ def test_the_model_learns_its_answers(place: Place) -> None:
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_an_evaluation_counts_what_a_validation_counts(place: Place) -> None:
+def test_an_evaluation_counts_the_tokens_of_a_validation(place: Place) -> None:
     """Rows are streams, and the assistant's tokens are targets. A validation of two batches of eight counts each of
     fewer rows once, as `dsc eval` does."""
     run = place.folder / "straight"
@@ -105,7 +105,7 @@ def test_data_ranks_divide_the_rows(place: Place) -> None:
         assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
 
 
-def test_a_run_goes_on_bit_for_bit_without_its_rows(place: Place) -> None:
+def test_a_run_resumes_bit_for_bit_without_its_rows(place: Place) -> None:
     place.dsc("train", "tiny.dsc", "--out", "broken", "--steps", 3)
     (place.folder / "chat").rename(place.folder / "gone")
     try:
@@ -117,7 +117,7 @@ def test_a_run_goes_on_bit_for_bit_without_its_rows(place: Place) -> None:
     assert bits(saved(place.folder / "broken", 6)) == bits(saved(place.folder / "straight", 6))
 
 
-def test_a_longer_sequence_goes_on_with_the_rows_that_follow(place: Place) -> None:
+def test_a_longer_sequence_continues_with_the_next_rows(place: Place) -> None:
     """A row is one sample for any sequence length, so none is repeated or skipped."""
     place.dsc("train", "tiny.dsc", "--out", "longer", "--steps", 3)
     written(place, "longer", sequence=48)
@@ -151,7 +151,7 @@ def test_data_ranks_divide_packed_rows(packed: Place) -> None:
         assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
 
 
-def test_packed_rows_go_on_bit_for_bit_or_at_the_same_share_of_the_epoch(packed: Place) -> None:
+def test_packed_rows_resume_bit_for_bit_or_at_the_same_share_of_the_epoch(packed: Place) -> None:
     packed.dsc("train", "packed.dsc", "--out", "packed_broken", "--steps", 3)
     done = packed.dsc("train", "packed.dsc", "--out", "packed_broken", "--resume")
     assert "not bit for bit" not in done.stdout + done.stderr
@@ -166,7 +166,7 @@ def test_packed_rows_go_on_bit_for_bit_or_at_the_same_share_of_the_epoch(packed:
     ("sequence", "said_of_it"),
     [(2, "are without a token in the first 2 that the loss is on"), (8, "are longer than 8 tokens")],
 )
-def test_a_run_that_no_row_is_left_for_is_refused(place: Place, sequence: int, said_of_it: str) -> None:
+def test_a_run_without_usable_rows_is_refused(place: Place, sequence: int, said_of_it: str) -> None:
     written(place, "none", more="long = drop" if sequence == 8 else "long = cut", sequence=sequence)
     done = place.dsc("train", "none.dsc", "--out", f"none{sequence}", code=2)
     assert "error: " in done.stderr and "no row is left to be a sample; " in done.stderr and said_of_it in done.stderr
@@ -179,7 +179,7 @@ def test_a_template_without_marks_is_refused_at_the_row(place: Place) -> None:
     assert "rows.jsonl:1: " in done.stderr and "does not mark what the assistant says" in done.stderr
 
 
-def test_held_out_rows_of_which_none_is_left_are_an_error_before_the_first_step(place: Place) -> None:
+def test_unusable_held_out_rows_are_an_error_before_the_first_step(place: Place) -> None:
     """The only held-out row has no text of the assistant."""
     silent = (json.dumps({"messages": [said("user", f"nobody {i}")]}) for i in range(1000))
     heard = ({"messages": [said("user", f"{i}?"), said("assistant", "yes")]} for i in range(1000))

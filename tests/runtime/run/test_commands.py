@@ -170,7 +170,7 @@ def test_a_used_run_folder_is_reported_instead_of_compiling(place: Place) -> Non
     assert not (place.folder / "build").exists()
 
 
-def test_a_build_that_has_no_place_makes_no_data(place: Place) -> None:
+def test_an_unwritable_build_prepares_no_data(place: Place) -> None:
     place.write(ONE_RANK)
     (place.folder / "build").mkdir()
     (place.folder / "build" / "tiny").write_text("mine")
@@ -179,7 +179,7 @@ def test_a_build_that_has_no_place_makes_no_data(place: Place) -> None:
     assert not (place.folder / "runs").exists()
 
 
-def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
+def test_data_errors_after_the_compiler_has_started(place: Place) -> None:
     """The text exists, and is too short for the tokenizer."""
     (place.folder / "few").mkdir()
     for name in "ab":
@@ -219,7 +219,7 @@ def test_no_spec_or_several(command: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dsc", "b.dsc", "model.dsc"]
 
 
-def test_every_mistake_in_one_go(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     text = spec_text(FOUR_RANKS).replace("pipeline = 2", "pipelin = 2").replace("seed = 1", "seed = 1GB")
     (tmp_path / "tiny.dsc").write_text(text)
     for command in ("compile", "train"):
@@ -285,7 +285,7 @@ def test_a_run_folder_without_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", ""])
-def test_hang_timeouts_that_are_none(seconds: str, tmp_path: Path) -> None:
+def test_invalid_hang_timeouts_are_refused(seconds: str, tmp_path: Path) -> None:
     done = run((*DSC, "train", f"--hang-timeout={seconds}"), 2, tmp_path)
     assert "is not a number of seconds above 0; `none` waits forever" in done.stderr
     assert "Traceback" not in done.stderr
@@ -309,7 +309,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
     assert saved(tmp_path / "run").step == 1
 
 
-def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
+def test_a_spec_of_several_nodes_is_reported_to_run_on_one_machine(place: Place) -> None:
     """A spec for several nodes, and its build, print a line about one machine (one node: `test_compile_and_train`)."""
     text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
     place.write(ONE_RANK)
@@ -343,7 +343,7 @@ def test_training_does_not_depend_on_who_reads(
     assert (tmp_path / "run" / "logs" / "rank_0.log").read_text() == ""
 
 
-def test_dsc_is_what_the_module_is() -> None:
+def test_the_console_script_equals_the_module() -> None:
     """The console script beside this Python."""
     script = Path(sys.executable).with_name("dsc")
     listed = run((str(script), "--help"), 0, Path("/"))

@@ -40,7 +40,7 @@ def shards(run: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in meta.parent.iterdir() if path != meta}
 
 
-def test_a_run_goes_on_without_its_text(place: Place) -> None:
+def test_a_run_resumes_without_its_text(place: Place) -> None:
     """Without the text and the cache, the run continues as it would have."""
     place.dsc("train", "--out", "broken", "--steps", 3)
     cache = place.folder / "build" / ".data"
@@ -61,7 +61,7 @@ def test_a_run_goes_on_without_its_text(place: Place) -> None:
     place.compile(ONE_RANK)
 
 
-def test_changed_text_changes_nothing_of_a_run_and_another_block_does(place: Place) -> None:
+def test_changed_text_does_not_affect_a_run_and_a_changed_data_block_does(place: Place) -> None:
     place.dsc("train", "--out", "changed", "--steps", 3)
     shutil.copytree(place.folder / "corpus", place.folder / "before")
     try:
@@ -124,7 +124,7 @@ def test_a_held_lock_is_reported_and_can_be_interrupted(place: Place) -> None:
             assert running.stderr() == f"data: find text\n{line}", "said once"
 
 
-def test_a_tokenizer_that_fails_is_one_line(place: Place) -> None:
+def test_a_failing_tokenizer_gives_a_one_line_error(place: Place) -> None:
     """A tokenizer that panics within the library, on a file whose name has an escape sequence, gives one line."""
     run = place.folder / "panicked"
     (meta,) = (place.folder / "straight" / "data").glob("*/meta.json")

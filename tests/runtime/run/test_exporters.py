@@ -228,7 +228,7 @@ def test_wandb_has_every_number(exported: Exported) -> None:
     assert [project for project, _ in keys] == ["here"], "both starts are of one run"
 
 
-def test_spans_are_those_of_the_steps(exported: Exported) -> None:
+def test_spans_match_the_steps(exported: Exported) -> None:
     spans = [
         span
         for request in exported.spans
@@ -252,7 +252,7 @@ def test_spans_are_those_of_the_steps(exported: Exported) -> None:
     assert {span.name for span in spans} - {f"step {n}" for n in range(1, STEPS + 1)} == {"start", "save"}
 
 
-def test_exporters_change_nothing_of_what_is_trained(exported: Exported, tmp_path: Path) -> None:
+def test_exporters_do_not_change_training(exported: Exported, tmp_path: Path) -> None:
     """Builds differ only in the targets of numbers; a run resumed with another block has the same bits."""
     spec = exported.place.write(dict(ONE_RANK, steps=STEPS, batch=4))
     plain = dict(compile_spec(load(spec), segments=exported.place.segments).files)
@@ -363,7 +363,7 @@ def exporting(run: Path, metrics: MetricsSinks) -> Iterator[subprocess.Popen[byt
         assert progress.end(process) == 0
 
 
-def test_an_exporter_that_fails_has_a_last_try(tmp_path: Path) -> None:
+def test_a_failing_exporter_retries_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     with exporting(tmp_path, MetricsSinks(tensorboard=True)):
         log = tmp_path / "events.jsonl"
@@ -372,7 +372,7 @@ def test_an_exporter_that_fails_has_a_last_try(tmp_path: Path) -> None:
     assert scalar_steps(tmp_path) == [1]
 
 
-def test_exporters_wait_for_those_of_the_start_before(tmp_path: Path) -> None:
+def test_exporters_wait_for_those_of_the_previous_start(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     others = os.open(tmp_path / "logs", os.O_RDONLY)
     fcntl.flock(others, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Whatever ends a run, it reports the exit code, the rank and its action, no process is left, and it can be resumed."""
+"""However a run ends, it reports exit code, rank and action, leaves no process behind, and can be resumed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_finite(place: Place) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop(place: Place, number: signal.Signals) -> None:
+def test_signals_stop_a_run(place: Place, number: signal.Signals) -> None:
     name = number.name
     run = place.folder / name
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:

@@ -61,7 +61,7 @@ def failed(rank: int, how: str = "killed by SIGKILL") -> Outcome:
     return Outcome("failed", how, rank, 4, "F0.1")
 
 
-def test_a_failure_that_follows_is_none_of_a_device(place: Place) -> None:
+def test_a_loss_of_nan_is_not_blamed_on_a_device(place: Place) -> None:
     fewer = Fewer(Build.open(place.folder / "build" / "tiny"))
     assert fewer.is_other(failed(3, "the loss of step 4 is nan"))
     assert not fewer.is_other(failed(1, "the loss of step 4 is nan"))

@@ -53,7 +53,7 @@ def straight(place: Place) -> Path:
     return place.folder / "straight"
 
 
-def test_indexers_alone_move_in_the_first_phase(straight: Path) -> None:
+def test_only_indexers_change_in_the_first_phase(straight: Path) -> None:
     """All other weights and moments stay unchanged in the first phase; then all change."""
     one, last, end = (saved(straight, step) for step in (3, LAST, END))
     names = {name for name in last.shapes if not name.startswith("bias/")}

@@ -88,7 +88,7 @@ def test_two_shells_train_as_one_machine(place: Place, straight: Straight) -> No
 
 
 @pytest.mark.parametrize("everybody", [False, True])
-def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
+def test_a_slurm_job_stops_at_its_time_limit_and_resumes(
     place: Place, straight: Straight, tmp_path: Path, everybody: bool
 ) -> None:
     """The signal goes to the tasks or, as some clusters are configured, to all their processes."""
@@ -122,7 +122,7 @@ def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(
     assert bits(saved(run)) == bits(saved(expected))
 
 
-def test_an_elastic_slurm_job_loses_a_node_and_has_it_again(place: Place, tmp_path: Path) -> None:
+def test_an_elastic_slurm_job_loses_and_regains_a_node(place: Place, tmp_path: Path) -> None:
     """The node's whole step is killed, as if the machine were gone: the other continues alone, then both."""
     run = tmp_path / "elastic"
     words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())

@@ -42,7 +42,7 @@ def test_resuming_is_bit_exact(trained: tuple[str, Place]) -> None:
         assert (straight / "load.json").read_bytes() == (broken / "load.json").read_bytes()
 
 
-def test_rows_have_what_the_model_has(trained: tuple[str, Place]) -> None:
+def test_rows_have_only_values_of_the_model(trained: tuple[str, Place]) -> None:
     name, place = trained
     for row in rows(place.folder / "straight"):
         assert ("validation_loss" in row) == (row["step"] % 3 == 0)
@@ -61,7 +61,7 @@ def test_only_experts_have_a_load(trained: tuple[str, Place]) -> None:
     assert [sum(row) for row in json.loads(path.read_text("utf-8"))["load"]] == [6 * 8 * 16 * 2] * 2
 
 
-def test_the_report_shows_what_the_model_has(trained: tuple[str, Place]) -> None:
+def test_the_report_shows_only_parts_of_the_model(trained: tuple[str, Place]) -> None:
     name, place = trained
     before = (place.folder / "straight" / "report.html").read_bytes()
     assert place.dsc("report", "straight").stdout == "report: straight/report.html\n"

@@ -19,7 +19,7 @@ TWO_RANKS = dict(FOUR_RANKS, expert=1, devices=2, precision="fp64", steps=7)
 
 
 @pytest.mark.parametrize("norm", ["post", "sandwich"])
-def test_losses_are_those_of_the_independent_model(norm: str, place: Place) -> None:
+def test_losses_equal_the_independent_model(norm: str, place: Place) -> None:
     """The run's next loss after a checkpoint equals the model's loss with the checkpoint's weights."""
     place.compile(dict(TWO_RANKS, model=DENSE.replace("norm_eps", f"norm = {norm}, norm_eps")))
     place.dsc("train", "--out", "run")

@@ -42,7 +42,7 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mesh", OVERFLOWS)
-def test_a_batch_that_overflows_is_left_out_by_all_ranks(runs: Runs, mesh: str) -> None:
+def test_a_batch_that_overflows_is_skipped_by_all_ranks(runs: Runs, mesh: str) -> None:
     """When there are too many, all ranks end at the same step. Rows are finite, match the events, and equal those of a
     run without these batches."""
     build = runs.build(large(OVERFLOWS[mesh]), "health { not_finite = skip, most = 3 }")
@@ -74,7 +74,7 @@ def test_an_overflow_rolls_back_and_ends(runs: Runs, mesh: str) -> None:
     assert all(tensor.isfinite().all() for tensor in checkpoint.read(checkpoint.shapes).values())
 
 
-def test_zeros_of_an_overflow_are_found_where_health_is_asked_for(runs: Runs) -> None:
+def test_zero_gradients_of_an_overflow_are_found_with_health(runs: Runs) -> None:
     """Squares in norms overflow before weights do: then the loss is that of guessing, and the gradient is 0. Without a
     `health` block, the run continues until weights overflow too."""
     settings = dict(large(dict(TWO, name="zeros", precision="bf16", model=MESHES["dp"]["model"])), steps=30)

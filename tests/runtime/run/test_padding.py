@@ -50,7 +50,7 @@ SUMS = {"largest_logit": (BALANCED, "clip = 1.0, qk_clip = 0.001 }"), "index_los
 
 
 @pytest.mark.parametrize("what", SUMS)
-def test_sums_of_attention_are_of_tokens_alone(place: Place, what: str) -> None:
+def test_sums_of_attention_leave_padding_out(place: Place, what: str) -> None:
     model, clip = SUMS[what]
     wanted, *others = (
         numbers(trained(place, f"{what}_{name}", sequence, model, clip, **mesh))["rows"]

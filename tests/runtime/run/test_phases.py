@@ -265,7 +265,7 @@ def _compilers(running: Running) -> list[int]:
     return [pid for pid, words in commands.items() if b"compile" in words]
 
 
-def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
+def test_phases_end_by_tokens_for_any_batch(place: Place) -> None:
     """With half the batch from step 3 on, the phase ends after its 256 tokens, although the spec counts other steps."""
     place.dsc("train", "grow.dsc", "--out", "halved", "--steps", 3)
     _compile(place, "halved", GROW.replace("train { ema", "train { batch = 2, steps = 8, ema"))
@@ -276,7 +276,7 @@ def test_phases_end_by_tokens_whatever_the_batch_was(place: Place) -> None:
     assert [row["phase"] for row in written] == [1] * 5 + [2] * 4 + [3] * 2
 
 
-def test_a_trained_phase_that_ends_later_says_what_to_do(place: Place, straight: Path) -> None:
+def test_extending_a_trained_phase_suggests_what_to_do(place: Place, straight: Path) -> None:
     """The newest checkpoint has the rotation of a later phase; without later checkpoints the first phase continues."""
     run = place.folder / "longer"
     shutil.copytree(straight, run)
@@ -314,7 +314,7 @@ def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
     assert "train that one first, into the same folder" in said
 
 
-def test_what_a_run_leaves_can_be_used(place: Place, straight: Path) -> None:
+def test_commands_work_on_a_run_with_phases(place: Place, straight: Path) -> None:
     """A checkpoint's model is that of its phase; the plan covers all phases."""
     for step, sequence in ((4, 16), (10, 64)):
         found = json.loads(place.dsc("eval", f"straight@{step}", "--format", "json").stdout)

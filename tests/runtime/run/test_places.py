@@ -47,7 +47,7 @@ def test_a_copy_has_the_bytes_of_the_checkpoint(place: Place) -> None:
             assert (slow / name / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_run_whose_folder_is_lost_goes_on_from_the_copy(place: Place) -> None:
+def test_a_run_whose_folder_is_lost_resumes_from_the_copy(place: Place) -> None:
     """The resumed run is bit-identical to the undisturbed one."""
     run, slow = place.folder / "lost", place.folder / "slow"
     kept = place.folder / "slow of straight"
@@ -66,7 +66,7 @@ def test_a_run_whose_folder_is_lost_goes_on_from_the_copy(place: Place) -> None:
     kept.rename(slow)
 
 
-def test_an_unwritable_place_is_reported_and_training_goes_on(place: Place) -> None:
+def test_an_unwritable_place_is_reported_and_training_continues(place: Place) -> None:
     slow = place.folder / "slow"
     kept = slow.rename(place.folder / "slow of straight")
     slow.symlink_to("mnt/slow")  # a store that is not mounted
@@ -79,7 +79,7 @@ def test_an_unwritable_place_is_reported_and_training_goes_on(place: Place) -> N
     kept.rename(slow)
 
 
-def test_a_replay_leaves_the_places_alone(place: Place) -> None:
+def test_a_replay_does_not_change_the_places(place: Place) -> None:
     """A replay neither copies its checkpoints nor resumes from a newer one there."""
     slow = place.folder / "slow"
     before = {path: path.stat().st_mtime_ns for path in slow.rglob("*")}

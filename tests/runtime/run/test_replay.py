@@ -85,7 +85,7 @@ def test_differences_are_named(place: Place) -> None:
     metrics.write_text(text, "utf-8")
 
 
-def test_a_step_that_is_not_there(place: Place) -> None:
+def test_missing_steps_and_runs(place: Place) -> None:
     assert "run has no row for step 8: its steps are 1 to 7" in place.dsc("replay", "run", 8, code=2).stderr
     (place.folder / "run" / "events.jsonl").unlink()
     assert json.loads(place.dsc("replay", "run", 4, "--format", "json").stdout)["equal"]

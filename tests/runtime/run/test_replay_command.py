@@ -161,7 +161,7 @@ def test_only_checkpoints_before_the_step_are_taken(
     assert names == {f"checkpoints/step-{each:08d}/manifest.json" for each in checkpoints}
 
 
-def test_json_is_one_document(run: Path, ranks: Ranks, capsys: Captured) -> None:
+def test_json_output_is_one_document(run: Path, ranks: Ranks, capsys: Captured) -> None:
     nothing: dict[str, list[object]] = {name: [] for name in ("differs", "ranks", "surroundings", "suspects", "faults")}
     found = document(capsys, 5, "--device", "shared", "--data", "corpus")
     assert found == {"version": 1, "from_step": 3, "step": 5, "equal": True, "verdict": None, **nothing}
@@ -171,7 +171,7 @@ def test_json_is_one_document(run: Path, ranks: Ranks, capsys: Captured) -> None
 
 
 @pytest.mark.parametrize(("device", "taken"), [("cuda", "cuda"), ("shared", "shared"), ("tpu", "cpu"), (None, "cpu")])
-def test_the_device_is_that_of_the_run(run: Path, ranks: Ranks, device: str | None, taken: str) -> None:
+def test_a_replay_uses_the_device_of_the_run(run: Path, ranks: Ranks, device: str | None, taken: str) -> None:
     written(run, "events.jsonl", [start(device=device), start(5, device="cuda" if taken == "cpu" else "cpu")])
     assert main(["replay", "run", "5"]) == 0
     assert ranks.told[1][ranks.told[1].index("--device") + 1] == taken, "the start at step 5 trained step 6 and on"
@@ -192,7 +192,7 @@ def test_a_number_that_differs_is_kept_and_named(run: Path, ranks: Ranks, capsys
     assert Path("equal").is_dir(), "a folder that was asked for stays"
 
 
-def test_other_surroundings_are_said(run: Path, ranks: Ranks, capsys: Captured) -> None:
+def test_differing_environments_are_reported(run: Path, ranks: Ranks, capsys: Captured) -> None:
     written(run, "events.jsonl", [start(build="other"), {"event": "fault", "step": 5, "reason": "sums"}])
     ranks.start = start(torch="3")
     out, err = said(capsys, 5)
@@ -257,7 +257,7 @@ def test_a_third_training_tells_which_device_is_wrong(run: Path, ranks: Ranks, c
         ([0, 0, 0, 2], 3, False),
     ],
 )
-def test_what_failed_is_kept_if_there_is_something_to_see(
+def test_a_failed_replay_keeps_its_folder_if_it_has_results(
     run: Path, ranks: Ranks, codes: list[int], trainings: int, keeps: bool
 ) -> None:
     ranks.codes, ranks.errs, ranks.errs_as = [*codes], 1, [1]
@@ -265,7 +265,7 @@ def test_what_failed_is_kept_if_there_is_something_to_see(
     assert len(ranks.found) == trainings and (run / "replay-5").exists() == keeps
 
 
-def test_what_a_training_did_not_leave_is_an_error(run: Path, ranks: Ranks, capsys: Captured) -> None:
+def test_missing_results_of_a_training_are_an_error(run: Path, ranks: Ranks, capsys: Captured) -> None:
     ranks.leaves_rows = False
     found = document(capsys, 5, code=1)
     assert found["differs"][0]["keys"] == {"step": {"run": 4, "replay": None}}, "ranks that saw nothing good"
@@ -303,7 +303,7 @@ def test_the_phase_of_the_step_is_compiled(run: Path, ranks: Ranks) -> None:
         assert ranks.told[-2][2] == f"run/phase.{phase}/spec.resolved"
 
 
-def test_what_cannot_be_replayed(run: Path, ranks: Ranks, capsys: Captured) -> None:
+def test_invalid_replays_are_refused(run: Path, ranks: Ranks, capsys: Captured) -> None:
     assert "run has no row for step 8: its steps are 1 to 7" in said(capsys, 8, code=2)[1]
     assert "Not a directory" in said(capsys, 5, "--out", "/dev/null/x", code=2)[1]
     assert main(["replay", "none", "5"]) == 2 and "there is no folder none" in capsys.readouterr().err

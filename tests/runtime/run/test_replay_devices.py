@@ -102,7 +102,7 @@ def test_a_rolled_back_attempt_is_replayed(place: Place) -> None:
         (("--swap", "0,1", "--device", "cuda"), "--device cuda"),
     ],
 )
-def test_what_cannot_be_exchanged(place: Place, words: tuple[str, ...], said: str) -> None:
+def test_invalid_exchanges_of_devices_are_refused(place: Place, words: tuple[str, ...], said: str) -> None:
     assert said in place.dsc("replay", "run", 5, *words, code=2).stderr
     assert not (place.folder / "run" / "replay-5").exists()
 

@@ -121,7 +121,7 @@ def test_slots() -> None:
         ("0,1", "shared", 1, "all ranks compute on one device here: there is none to exchange it with"),
     ],
 )
-def test_what_cannot_be_exchanged_is_refused(text: str, kind: str, devices: int, reason: str) -> None:
+def test_invalid_exchanges_of_devices_are_refused(text: str, kind: str, devices: int, reason: str) -> None:
     assert Slots.parse(text).refusal(4, kind, devices) == reason
 
 
@@ -152,7 +152,7 @@ def test_verdicts() -> None:
     assert found == "device" and [each.device for each in of] == [("node", "0"), ("node", "1")]
 
 
-def test_where_nothing_was_made_no_device_is_named() -> None:
+def test_differing_inputs_or_missing_results_blame_no_device() -> None:
     """A rank with other inputs, or with fewer results than another, says nothing about its device."""
 
     def of(*names: str, prints: str) -> ComputedStep:

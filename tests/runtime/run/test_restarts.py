@@ -92,14 +92,14 @@ def test_restarts_are_counted_from_the_newest_checkpoint() -> None:
     assert "no checkpoint was saved in 2 restarts" in str(restarts.refusal(failed(9), saved=6))
 
 
-def test_the_same_failure_is_not_met_a_third_time() -> None:
+def test_the_same_failure_is_not_retried_twice() -> None:
     restarts = Restarts(5)
     assert restarts.refusal(failed(4, "the loss of step 4 is nan"), saved=3) is None
     assert "came again" in str(restarts.refusal(failed(4, "the loss of step 4 is nan"), saved=3))
 
 
 @pytest.mark.parametrize("outcome", [Outcome("finished"), Outcome("stopped", signal=15), Outcome("killed", signal=2)])
-def test_what_is_asked_for_is_no_failure(outcome: Outcome) -> None:
+def test_finished_and_stopped_runs_are_not_restarted(outcome: Outcome) -> None:
     assert Restarts(3).refusal(outcome, saved=3) == ""
 
 

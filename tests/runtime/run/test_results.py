@@ -85,7 +85,7 @@ def test_checkpoints(place: Place, folder: Path) -> None:
     assert load_checkpoint(folder / "checkpoints").shapes == expected_shapes(plan)
 
 
-def test_the_spec_goes_with_the_run(place: Place, folder: Path) -> None:
+def test_the_spec_is_copied_into_the_run(place: Place, folder: Path) -> None:
     build = place.folder / "build" / "tiny"
     assert (folder / "spec.resolved").read_bytes() == (build / "spec.resolved").read_bytes()
 
@@ -139,7 +139,7 @@ def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
     assert bits(saved(theirs)) == bits(saved(folder))
 
 
-def test_a_run_that_goes_on_with_other_programs_measures_them(place: Place) -> None:
+def test_a_run_resumed_with_other_programs_measures_them(place: Place) -> None:
     """The report compares each measurement only with the plan that was measured."""
 
     def measured(*words: object) -> tuple[dict[str, Any], str]:

@@ -195,7 +195,7 @@ def changed(build: Build, path: str, value: Any) -> Build:
     return replace(build, plan=RunPlan.from_json(json.dumps(whole)), digest="0" * 64)
 
 
-def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:
+def test_the_same_build_prints_no_note(begun: tuple[Path, Build, Path]) -> None:
     found = find(*begun, "cpu")
     assert found.checkpoint.step == 6
     assert found.notes == (f"going on from {found.checkpoint.path}",)
@@ -291,7 +291,9 @@ def test_the_same_layers_written_in_other_ranges_are_the_same(begun: tuple[Path,
     assert refusals[0] == refusals[1]
 
 
-def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_and_other_text_is_reported(
+    begun: tuple[Path, Build, Path], tmp_path: Path
+) -> None:
     checkpoints, build, corpus = begun
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"sha256": "0" * 64}), "utf-8")
@@ -389,9 +391,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(each)
 
 
-def test_a_checkpoint_that_does_not_say_where_it_was_is_taken_as_of_this_build(
-    begun: tuple[Path, Build, Path], tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_position_uses_that_of_this_build(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
     found = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:], "cpu")
     assert (found.position.next, found.position.tokens) == (48, 768)
     assert "does not say which samples it has seen: taken as 48" in found.notes[1]

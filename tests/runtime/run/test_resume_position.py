@@ -135,7 +135,7 @@ def test_another_sequence_trains_on_the_rest_of_the_epoch(
     assert ("0 tokens are skipped and 0 repeated; its order changes" in said) == (sequence == 8)
 
 
-def test_a_run_told_in_tokens_ends_by_tokens(place: Place) -> None:
+def test_a_run_with_a_token_budget_ends_by_tokens(place: Place) -> None:
     """5,120 tokens: five steps of 128 cover 640; 18 more of 256 reach the end. Resuming twice gives the same."""
     with_keys(place, SETTINGS)
     for name in ("once", "twice"):
@@ -153,7 +153,7 @@ def test_a_run_told_in_tokens_ends_by_tokens(place: Place) -> None:
     assert "nothing to do: step 23 of 23 is reached" in again.stdout
 
 
-def test_a_ramp_goes_on_by_what_was_trained_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ramp_resumes_by_trained_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five steps of 8 are 640 tokens, however the new spec counts steps; the next batch has the size for 640 tokens."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     grow = "batch { from = 6, to = 10, over = 1400 tokens },"

@@ -79,7 +79,7 @@ def place(new_place: Callable[[], Place]) -> Place:
     return place
 
 
-def test_rows_have_what_a_page_shows(place: Place) -> None:
+def test_rows_have_the_values_of_rewards(place: Place) -> None:
     rows = untimed(place.folder / "straight")
     assert len(rows) == 8
     for row in rows:
@@ -105,7 +105,7 @@ def test_a_kill_leaves_no_trace(place: Place) -> None:
     assert [int(name.removeprefix("step-")) for name in names] == [4, 6, 8]
 
 
-def test_a_run_ends_behind_all_steps_of_a_rollout(place: Place) -> None:
+def test_a_run_ends_after_all_steps_of_a_rollout(place: Place) -> None:
     place.dsc("train", "sums.dsc", "--out", "three", "--steps", 3)
     assert len(untimed(place.folder / "three")) == 4
     done = place.dsc("train", "sums.dsc", "--out", "three", "--resume")
@@ -156,7 +156,7 @@ def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch)
     assert "error: generating completions needs the C++ ops: DSC_OPS is torch" in done.stderr
 
 
-def test_what_a_page_and_a_watcher_show(place: Place) -> None:
+def test_the_report_and_dsc_watch_show_rewards(place: Place) -> None:
     page = (place.folder / "straight" / "report.html").read_text("utf-8")
     for title in ("Reward", "Tokens of a completion", "Entropy of what tokens are drawn from", "Divergence from the"):
         assert title in page

@@ -77,7 +77,7 @@ def test_a_resume_after_a_damaged_row_keeps_all_others(again: tuple[Place, Path]
     assert place.dsc("inspect", run).stdout
 
 
-def test_rows_of_the_training_that_a_resume_replaces_are_beside(again: tuple[Place, Path]) -> None:
+def test_rows_replaced_by_a_resume_are_moved_aside(again: tuple[Place, Path]) -> None:
     place, run = again
     for step in (STEPS, 39):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")

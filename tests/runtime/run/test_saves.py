@@ -139,7 +139,7 @@ def locked(run: Path) -> bool:
     return False
 
 
-def test_resuming_where_there_is_nothing_begins(place: Place) -> None:
+def test_resuming_without_a_checkpoint_starts_a_run(place: Place) -> None:
     done = place.dsc("train", "tiny.dsc", "--out", "new", "--resume")
     assert "new holds no checkpoint to go on from: starting with step 1\n" in done.stdout
     assert bits(saved(place.folder / "new")) == bits(saved(place.folder / "straight"))
@@ -147,7 +147,7 @@ def test_resuming_where_there_is_nothing_begins(place: Place) -> None:
     assert "new holds an earlier run: go on with --resume" in refused.stderr
 
 
-def test_damaged_checkpoints_are_not_begun_over(place: Place) -> None:
+def test_damaged_checkpoints_are_refused_instead_of_restarting(place: Place) -> None:
     shutil.copytree(place.folder / "straight", place.folder / "damaged")
     for path in (place.folder / "damaged" / "checkpoints").glob("*/manifest.json"):
         path.write_text("{}", "utf-8")

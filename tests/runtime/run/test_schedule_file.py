@@ -87,7 +87,7 @@ def test_a_file_of_other_sizes_is_refused(place: Place) -> None:
     assert "is for 8 micro-batches, but the largest step, of 16 sequences, has 16 on each data rank" in said
 
 
-def test_what_a_growing_batch_has_smaller_steps_of_stands_in(place: Place, tmp_path: Path) -> None:
+def test_smaller_steps_of_a_growing_batch_use_a_stand_in(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "build"
     batch = "train.batch { from = 4, to = 8, over = 500 }"
     done = place.dsc("compile", "tiny.dsc", "-o", out, "-s", batch, "-s", "train.steps=30")

@@ -72,15 +72,15 @@ def bad(step: int, samples: tuple[int, int]) -> BadStepError:
     return BadStepError(step, Verdict("stop", "loss nan"), math.nan, math.nan, samples)
 
 
-def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_skips_recorded_batches(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches after step 3 are bad. Both are met, recorded and skipped; the run then equals one on the other
     samples, and resuming from any of its checkpoints gives the same bits."""
     run = place.folder / "run"
-    told = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
-    with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {told.format(32, 39)}"):
+    advice = "on samples {} to {}; nothing was updated; to leave these samples out: dsc train --resume --skip-batch"
+    with pytest.raises(BadStepError, match=rf"step 5: loss nan, .* {advice.format(32, 39)}"):
         life(place, run, monkeypatch, STEPS, skip=False)
     assert saved(run).step == 3
-    with pytest.raises(BadStepError, match=told.format(32, 39)):
+    with pytest.raises(BadStepError, match=advice.format(32, 39)):
         life(place, run, monkeypatch, STEPS, skip=False)
     diverged = "on samples 40 to 47; nothing was updated; the same step failed on samples 32 to 39, too, so the weights"
     with pytest.raises(BadStepError, match=rf"step 5: .* {diverged}"):
@@ -134,7 +134,7 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
         assert record.read(run, order) == ()
 
 
-def test_the_command_that_is_named_goes_on(place: Place) -> None:
+def test_the_suggested_command_resumes(place: Place) -> None:
     """Four real ranks whose weights overflow: the batch is reported, recorded, and skipped on request."""
     place.compile(dict(FOUR_RANKS, name="absurd", rate=10, decay=10), "absurd.dsc")
     run = place.folder / "absurd"

@@ -14,7 +14,7 @@ from tests.runtime.run.place import CORPUS
 SPEC = str(Path(__file__).parents[3] / "specs" / "tiny.dsc")
 
 
-def test_a_sweep_goes_on_with_what_has_not_finished(
+def test_a_sweep_resumes_unfinished_variants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

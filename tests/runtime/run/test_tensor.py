@@ -63,7 +63,7 @@ def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, spl
         ("split experts", "experts", "mesh.etp"),
     ],
 )
-def test_a_run_goes_on_over_other_ranks(
+def test_a_run_resumes_on_other_ranks(
     trained: Callable[[str], Place], new_place: Callable[[], Place], before: str, after: str, changed: str
 ) -> None:
     """The checkpoint of step 3 of one rank is resumed on four, and vice versa, with the losses of both."""

@@ -140,7 +140,7 @@ def test_a_killed_rank_ends_both_machines_by_name(place: Place, rank: int) -> No
             assert re.match(rf"error: rank {rank} failed during {ACTION}, step \d+: its process was killed", said[0])
 
 
-def test_a_stop_of_one_machine_saves_and_goes_on(place: Place) -> None:
+def test_stopping_one_machine_saves_and_the_run_resumes(place: Place) -> None:
     with agents(place, "stopped", *FOREVER) as both:
         both.wait_for_step(BEGUN)
         both.processes[1].send_signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_a_stop_of_one_machine_saves_and_goes_on(place: Place) -> None:
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
-def test_ranks_that_torchrun_starts_again_go_on(place: Place, transport: str) -> None:
+def test_ranks_restarted_by_torchrun_resume(place: Place, transport: str) -> None:
     words = ("--steps", STRAIGHT, "--transport", transport)
     with agents(place, f"again-{transport}", *words, torchrun=("--max-restarts", "1")) as both:
         both.wait_for_step(BEGUN)
@@ -239,7 +239,7 @@ def test_a_killed_torchrun_takes_its_ranks_with_it(place: Place) -> None:
         assert both.end() == [-signal.SIGKILL, 1]
 
 
-def test_the_setting_that_closes_the_store(place: Place, tmp_path: Path) -> None:
+def test_the_documented_setting_leaves_no_open_port(place: Place, tmp_path: Path) -> None:
     """With the setting of docs/torchrun.md, nothing listens outside loopback, including torchrun."""
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meeting"), "--rdzv-conf", "store_type=file")
     command = (*TORCHRUN, "--nproc-per-node", "4", *meeting, "build/tiny/train.py", "--out", "closed", *FOREVER)

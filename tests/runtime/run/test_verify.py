@@ -47,7 +47,7 @@ def verified(place: Place, path: str, code: int) -> dict[str, Any]:
     return found
 
 
-def test_what_is_whole(trained: Place) -> None:
+def test_intact_folders_pass(trained: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained.folder.rglob("*")}
     build = verified(trained, "build/tiny", 0)["build"]
     assert (build["run"], build["ranks"], build["steps"]) == ("tiny", 4, 6)
@@ -133,7 +133,7 @@ def test_other_versions_that_saved_a_checkpoint_are_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["empty", "file", "absent", "a\x1b[2Jb"])
-def test_no_such_thing(tmp_path: Path, name: str) -> None:
+def test_missing_paths(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     done = Place(tmp_path, {}).dsc("verify", name, code=2)
@@ -142,7 +142,7 @@ def test_no_such_thing(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoints", "data", "metrics.jsonl", "events.jsonl", "load.json", "spec.resolved"])
 @pytest.mark.parametrize("what", ["pipe", "folder or file", "bytes"])
-def test_files_of_a_run_that_are_something_else(copy: Place, name: str, what: str) -> None:
+def test_pipes_folders_and_bytes_in_place_of_run_files_are_reported(copy: Place, name: str, what: str) -> None:
     path = copy.folder / "runs" / "tiny" / name
     was_folder = path.is_dir()
     shutil.rmtree(path) if was_folder else path.unlink()
@@ -163,7 +163,7 @@ def test_a_plan_that_is_a_pipe(copy: Place) -> None:
     assert "plan.json" in problem and "KeyError" not in problem
 
 
-def test_nobody_reads(trained: Place) -> None:
+def test_output_without_a_reader(trained: Place) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

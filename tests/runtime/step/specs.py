@@ -272,9 +272,9 @@ def spec(
     context: int = 1,
     sequence: int = SEQUENCE,
 ) -> Spec:
-    """`dp` data ranks per pipeline rank, of whose columns expert groups are made; each pipeline runs
-    `num_micro_batches`. One rank runs 1f1b. Where none is given, several tensor ranks have a vocabulary that they
-    divide, and others the model's."""
+    """`dp` data ranks per pipeline rank; their columns form expert groups; each pipeline runs
+    `num_micro_batches`. One rank runs 1f1b. By default, several tensor ranks have a vocabulary that they can
+    shard, and one rank the model's."""
     vocab = vocab or (60 if tensor > 1 else MODELS[of].vocab)
     batch = num_micro_batches * dp * MICRO_BATCH
     tokens, columns = steps * batch * sequence, dp * tensor * context

@@ -150,8 +150,8 @@ def test_training_equals_autograd(
     assert frozen == {r.name for r in plan.replicas if r.role == "frozen"}
 
 
-def test_flops_are_those_of_two_products_for_what_stays() -> None:
-    """And of three for adapters: a multiplication and an addition for each of their numbers."""
+def test_frozen_weights_count_two_products() -> None:
+    """Adapters count three products; each number of a product is a multiplication and an addition."""
     plain = spec(1, 1, 1, 3, of="llama")
     chosen = adapted(plain)
     matrices = sum(r.num_elements for r in make_plan(plain).replicas if len(r.shape) == 2 and r.name != "embedding")
@@ -162,7 +162,7 @@ def test_flops_are_those_of_two_products_for_what_stays() -> None:
 
 
 @pytest.mark.parametrize(("of", "zero"), [("v3", 0), ("v3", 1), ("llama", 2)])
-def test_what_is_planned_is_what_is_held(tmp_path: Path, segments: Segments, of: str, zero: int) -> None:
+def test_held_memory_equals_the_plan(tmp_path: Path, segments: Segments, of: str, zero: int) -> None:
     """Neither the plan nor the ranks have gradients or optimizer state for frozen weights."""
     chosen = adapted(spec(2, 1, 2, 4, STEPS, zero, of, "1f1b"))
     write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)

@@ -65,7 +65,7 @@ def test_a_step_equals_one_whose_backward_reads_it_rounded(
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8_block", "mxfp8"])
-def test_the_backward_keeps_twelve_bits_of_it(name: str) -> None:
+def test_the_backward_keeps_twelve_bits_of_the_output(name: str) -> None:
     """1.5 bytes per element and one byte for each 128 of a row, instead of two bytes per element."""
 
     def kept(precision: Precision) -> dict[str, int]:

@@ -70,7 +70,7 @@ def wide(
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_step_is_off_by_its_roundings(
+def test_a_step_differs_from_fp32_by_its_roundings(
     ranks: dict[str, list[dict[str, Tensor]]], wide: tuple[dict[str, Tensor], list[dict[str, Tensor]]], mesh: str
 ) -> None:
     """Every gradient on every rank that holds it, against the FP32 run."""
@@ -131,7 +131,7 @@ def test_proven_peak_is_the_measured_one(
     assert all(less < more for less, more in zip(*peaks, strict=True)), peaks
 
 
-def test_rounding_at_random_keeps_what_bf16_holds() -> None:
+def test_random_rounding_keeps_bf16_numbers() -> None:
     """Random rounding keeps BF16 numbers and rounds others to one of their two neighbours, with the right mean."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, generator=generator, dtype=torch.float64)
@@ -142,7 +142,7 @@ def test_rounding_at_random_keeps_what_bf16_holds() -> None:
     assert (many.mean(0) - x).abs().max() <= 5 * 2.0**-8 * x.abs().max() / 400**0.5
 
 
-def test_the_page_tells_the_curve() -> None:
+def test_the_page_quotes_the_last_results() -> None:
     """The last results of `python -m benchmarks.precision`."""
     root = Path(__file__).parents[3]
     found = (root / "benchmarks" / "results" / "precision.txt").read_text("utf-8").splitlines()[-1]

@@ -104,12 +104,12 @@ def together(name: str) -> Model:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_is_off_by_its_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
+def test_an_option_differs_from_fp32_by_its_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
     assert_off_by_roundings(OPTIONS[name], segments, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["everything", "pattern"])
-def test_options_together_are_off_by_their_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
+def test_options_together_differ_from_fp32_by_their_roundings(name: str, segments: Segments, tmp_path: Path) -> None:
     assert_off_by_roundings(together(name), segments, tmp_path)
 
 

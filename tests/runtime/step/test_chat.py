@@ -92,7 +92,7 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
     return {entry.name: value for _, entry, value in trainer.state.logical(lambda bucket: bucket.gradients)}
 
 
-def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, segments: Segments) -> None:
+def test_loss_and_gradients_equal_llama_with_labels(tmp_path: Path, segments: Segments) -> None:
     chosen = chat_spec("llama", "fp32")
     samples, tokens_BS, labels_BS, _ = samples_and_labels(tmp_path, chosen)
     trainer, weights = trainer_of(tmp_path, segments, chosen, samples)
@@ -108,7 +108,7 @@ def test_the_loss_and_gradients_are_those_of_llama_with_labels(tmp_path: Path, s
     assert abs(unmasked.item() - wanted.item()) > 0.01, "labels that nothing masks would agree as well"
 
 
-def test_every_gradient_is_that_of_autograd_with_mtp_and_experts(tmp_path: Path, segments: Segments) -> None:
+def test_gradients_with_mtp_and_experts_equal_autograd(tmp_path: Path, segments: Segments) -> None:
     """In float64, against a plain model. MTP predicts the token after the next if that one has a loss."""
     chosen = chat_spec("v3", "fp64")
     samples, tokens_BS, labels_BS, lengths_B = samples_and_labels(tmp_path, chosen)

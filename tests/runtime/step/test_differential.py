@@ -301,7 +301,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero", "order"), DOCUMENTS)
-def test_training_on_documents_that_see_themselves_alone(
+def test_training_on_masked_documents(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int, order: str
 ) -> None:
     """The reference computes attention for each document separately, and all samples of a step in one batch."""

@@ -70,7 +70,7 @@ def off(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("mesh", "recipe"), [("experts", "mxfp8"), ("data", "nvfp4")])
-def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Ranks, mesh: str, recipe: str) -> None:
+def test_a_step_on_any_mesh_equals_one_rank(ranks: Ranks, mesh: str, recipe: str) -> None:
     (one,), held = ranks["one", recipe], set()
     for rank in ranks[mesh, recipe]:
         for name in (key for key in rank if key.startswith("gradient/")):

@@ -51,14 +51,14 @@ ATTENTION = {
 
 def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str = "nothing") -> Spec:
     """One rank, two micro-batches, a dense and a MoE layer, and MTP."""
-    of = model(ATTENTION[attention], Dense(inner=176), EVERYONE, mtp=True)
-    layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
+    small_model = model(ATTENTION[attention], Dense(inner=176), EVERYONE, mtp=True)
+    layers = (small_model.layers[0], small_model.layers[1].model_copy(update={"last": 1}))
     base = spec(1, 1, 1, 2)
     train = base.train.model_copy(update={"sequence": SEQUENCE, "batch": Batch(start=4, end=4)})
     kept = {"attention_output": "e5m6"} if recompute == PUBLISHED else {}
     return base.model_copy(
         update={
-            "model": of.model_copy(update={"hidden": 144, "layers": layers}),
+            "model": small_model.model_copy(update={"hidden": 144, "layers": layers}),
             "precision": BUILT_IN[precision].model_copy(update=kept),
             "recompute": RECOMPUTE[recompute],
             "train": train.model_copy(update={"tokens": 5 * 4 * SEQUENCE}),
@@ -173,7 +173,9 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]
         ("gqa, everything", "nothing"),
     ],
 )
-def test_a_step_is_off_by_its_roundings(tmp_path: Path, segments: Segments, attention: str, recompute: str) -> None:
+def test_a_step_differs_from_fp64_by_its_roundings(
+    tmp_path: Path, segments: Segments, attention: str, recompute: str
+) -> None:
     hold_to_roundings(tmp_path, segments, chosen(attention, recompute=recompute), chosen(attention, "fp64"))
 
 
@@ -181,8 +183,8 @@ def test_a_step_is_off_by_its_roundings(tmp_path: Path, segments: Segments, atte
 def test_adapters_beside_products_in_eight_bits(tmp_path: Path, segments: Segments, recompute: str) -> None:
     """Products of frozen weights are quantised as usual, those of adapters are not."""
     lora = Lora(rank=4, alpha=6.0, on=("q_down", "q_up", "kv_up", "out", "up", "down", "projection"))
-    of, wide = chosen(recompute=recompute), chosen(precision="fp64")
-    hold_to_roundings(tmp_path, segments, *(each.model_copy(update={"adapter": lora}) for each in (of, wide)))
+    narrow, wide = chosen(recompute=recompute), chosen(precision="fp64")
+    hold_to_roundings(tmp_path, segments, *(each.model_copy(update={"adapter": lora}) for each in (narrow, wide)))
 
 
 def hold_to_roundings(tmp_path: Path, segments: Segments, of: Spec, exactly: Spec) -> None:

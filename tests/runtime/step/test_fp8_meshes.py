@@ -69,7 +69,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Calla
 
 
 @pytest.mark.parametrize("mesh", ["dualpipe", "dualpipe, gloo", "zbv, zero 2"])
-def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict[str, Tensor]]], mesh: str) -> None:
+def test_a_step_on_any_mesh_equals_one_rank(ranks: Callable[[str], list[dict[str, Tensor]]], mesh: str) -> None:
     (one,) = ranks("one")
     held = set()
     for rank in ranks(mesh):
@@ -83,7 +83,7 @@ def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict
     assert held == {key for key in one if key.startswith("gradient/")}
 
 
-def test_context_ranks_are_off_by_roundings_alone(
+def test_context_ranks_differ_only_by_roundings(
     ranks: Callable[[str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
     """Tiles along rows have other tokens than on one rank, and other roundings: each gradient is as far from the

@@ -83,7 +83,7 @@ def test_copies_that_a_spec_asks_for(tmp_path: Path, segments: Segments, name: s
     check(tmp_path, segments, {"auto": with_file(chosen, found(name).main_schedule)}, ranks)
 
 
-def test_buffers_of_the_host_are_those_of_the_plan(tmp_path: Path, segments: Segments) -> None:
+def test_host_buffers_equal_the_plan(tmp_path: Path, segments: Segments) -> None:
     chosen = with_file(SEARCHED["v"], found("v").main_schedule)
     measured_peaks(tmp_path, segments, chosen)
     lowered = lower_spec(chosen)

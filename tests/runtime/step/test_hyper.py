@@ -59,21 +59,21 @@ def test_training_equals_autograd(
 def test_messages_are_as_wide_as_all_streams(tmp_path: Path, segments: Segments) -> None:
     """Messages between two ranks have the size of the plan's values between stages, multiplied by the number of
     streams."""
-    specs = {of: spec(2, 1, 1, 4, STEPS, 0, of, "1f1b") for of in ("v3", "v3_streams")}
+    specs = {model: spec(2, 1, 1, 4, STEPS, 0, model, "1f1b") for model in ("v3", "v3_streams")}
     check(tmp_path, segments, specs, 2)
     sizes = {}
-    for of, chosen in specs.items():
+    for model, chosen in specs.items():
         first, last = make_plan(chosen).stages
         assert first.output is not None and first.output == last.input
         for rank in range(2):
-            left = load_file(tmp_path / "out" / of / f"rank_{rank}.safetensors")
+            left = load_file(tmp_path / "out" / model / f"rank_{rank}.safetensors")
             assert left["messages"].item() == 4 * first.output.fixed_bytes
-        sizes[of] = first.output.fixed_bytes
+        sizes[model] = first.output.fixed_bytes
     assert sizes["v3_streams"] == 3 * sizes["v3"] > 0
 
 
 @pytest.mark.parametrize("names", [("hyper",), ("hyper", "rmsnorm", "swiglu"), ("layer",), ("layer", "hyper")])
-def test_what_is_computed_again_has_the_same_bits(tmp_path: Path, segments: Segments, names: tuple[str, ...]) -> None:
+def test_recomputation_is_bit_identical(tmp_path: Path, segments: Segments, names: tuple[str, ...]) -> None:
     plain = spec(2, 2, 2, 4, STEPS, 0, "v3_streams", "1f1b")
     again = plain.model_copy(update={"recompute": names})
     check(tmp_path, segments, {"plain": plain, "again": again}, 4)
@@ -122,6 +122,6 @@ def test_training_equals_modules_of_transformers(
     monkeypatch.setattr(hyper, "mixed", mixed)
     monkeypatch.setattr(hyper, "added", added)
     monkeypatch.setattr(hyper, "collapsed", by_transformers(DeepseekV4HyperHead, "hc_"))
-    names = (f"{of}_streams" for of in ("v3", "v4", "everything", "split"))
-    specs = {of: spec(1, 1, 1, 3, STEPS, 0, of, "1f1b") for of in names}
+    names = (f"{name}_streams" for name in ("v3", "v4", "everything", "split"))
+    specs = {name: spec(1, 1, 1, 3, STEPS, 0, name, "1f1b") for name in names}
     check(tmp_path, segments, specs, 1)

@@ -51,13 +51,13 @@ def test_sparse_attention_equals_autograd(tmp_path: Path, segments: Segments, me
 
 
 @pytest.mark.parametrize("mesh", DENSE, ids=str)
-def test_indexers_alone_equal_autograd(tmp_path: Path, segments: Segments, mesh: Mesh) -> None:
+def test_training_only_indexers_equals_autograd(tmp_path: Path, segments: Segments, mesh: Mesh) -> None:
     """Attention sees all keys. Other weights and moments do not change."""
     chosen, ranks = of(mesh)
     check(tmp_path, segments, {"only": alone(chosen)}, ranks)
 
 
 @pytest.mark.parametrize("recompute", [("layer",), ("rmsnorm", "mla_up", "attention")], ids=str)
-def test_what_is_computed_again_changes_nothing(tmp_path: Path, segments: Segments, recompute: tuple[str, ...]) -> None:
+def test_recomputation_changes_no_result(tmp_path: Path, segments: Segments, recompute: tuple[str, ...]) -> None:
     chosen, ranks = of(SPARSE[1], recompute=recompute)
     check(tmp_path, segments, {"sparse": chosen, "dense": alone(chosen)}, ranks)

@@ -62,7 +62,7 @@ def test_training_is_equal_to_the_bit(
 ) -> None:
     plain = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)
     plain = with_layout(plain) if of == "split" else plain
-    # norms that two segments make again are in another bucket at zero = 3, whose squares are summed in another order
+    # at zero = 3, norms recomputed by two segments are in another bucket, and squares are summed in another order
     others = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
     equal_to_the_bit(tmp_path, segments, plain, others)
 
@@ -72,7 +72,7 @@ def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, segme
     equal_to_the_bit(tmp_path, segments, plain, {"all": again(plain)})
 
 
-def test_rows_go_through_nodes_again(tmp_path: Path, segments: Segments) -> None:
+def test_rows_are_routed_by_nodes_again(tmp_path: Path, segments: Segments) -> None:
     plain = on_nodes(spec(1, 4, 4, 3, STEPS), 2)
     assert plain.by_nodes
     equal_to_the_bit(tmp_path, segments, plain, {"all": again(plain)})

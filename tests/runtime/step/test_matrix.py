@@ -54,10 +54,10 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
         if columns % (ep * etp):
             continue
         turn += 1
-        of = schedules(pp)
+        names = schedules(pp)
         shape = {"tensor": tp, "context": cp, "expert_tensor": etp, "sequence": SEQUENCE, "vocab": VOCAB}
         made = spec(pp, ep, dp, 2 * pp, STEPS, zero, **shape)  # type: ignore[arg-type]
-        changed = {"model": wide(num_layers(pp)), "schedule": ScheduleBlock(name=of[turn % len(of)])}
+        changed = {"model": wide(num_layers(pp)), "schedule": ScheduleBlock(name=names[turn % len(names)])}
         changed |= {"recompute": ("layer",)} if turn % 3 == 0 else {}
         yield f"ep{ep}_etp{etp}_zero{zero}", made.model_copy(update=changed)
 

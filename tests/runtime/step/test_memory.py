@@ -42,7 +42,7 @@ def test_proven_peak_is_the_measured_one(
     ("of", "pp", "ep", "dp", "n", "schedule"),
     [("v3", 2, 2, 2, 4, "zbv"), ("v3", 2, 1, 2, 4, "dualpipe"), ("qwen", 1, 1, 3, 2, "1f1b")],
 )
-def test_what_is_divided_is_put_together_as_proven(
+def test_sharded_state_is_gathered_as_proven(
     tmp_path: Path, segments: Segments, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, zero: int
 ) -> None:
     """Gathered weights and the gradients of a micro-batch are values of a program, counted to the byte."""

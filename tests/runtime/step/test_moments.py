@@ -48,7 +48,7 @@ def held(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path, segments: Segments) -> None:
+def test_the_first_update_equals_that_of_fp32_moments(tmp_path: Path, segments: Segments) -> None:
     """Weights use a step's moments before these are rounded; then moments are the nearest BF16 numbers."""
     after = {}
     for precision in (SHORT, WIDE):
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     assert_equal(held(after), held(straight))
 
 
-def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path, segments: Segments) -> None:
+def test_moments_sharded_over_two_ranks_give_the_same_weights(tmp_path: Path, segments: Segments) -> None:
     """ZeRO may cut buckets anywhere: the update of an element does not depend on its neighbours."""
     whole, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
     assert_same_under_zero(tmp_path, segments, whole, divided)

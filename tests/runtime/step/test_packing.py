@@ -70,7 +70,7 @@ def unbalanced(ffn: Moe) -> object:
 
 
 @pytest.mark.parametrize("of", ["v3", "qwen", "everything", "yarn"])
-def test_packed_rows_have_the_losses_and_gradients_that_they_have_alone(
+def test_packed_rows_have_the_losses_and_gradients_of_separate_rows(
     tmp_path: Path, segments: Segments, corpus: Path, of: str
 ) -> None:
     """In float64: latent and grouped queries, experts, MTP, a window with sinks and a softcap, scaled rotation."""
@@ -87,9 +87,7 @@ def test_packed_rows_have_the_losses_and_gradients_that_they_have_alone(
     assert max(gradient.abs().max() for gradient in expected.values()) > 0
 
 
-def test_the_loss_and_gradients_are_those_of_llama_under_a_mask_of_blocks(
-    tmp_path: Path, segments: Segments, corpus: Path
-) -> None:
+def test_loss_and_gradients_equal_llama_with_a_block_mask(tmp_path: Path, segments: Segments, corpus: Path) -> None:
     trainer, chosen = trained(tmp_path, segments, corpus, "llama", "fp32", pack=True)
     source = trainer.train_source
     assert isinstance(source, RowSamples)

@@ -23,7 +23,7 @@ ANOTHER = (
 )
 
 
-def test_every_pair_of_actions_trains_as_autograd_does(tmp_path: Path, segments: Segments) -> None:
+def test_every_pair_of_actions_equals_autograd(tmp_path: Path, segments: Segments) -> None:
     schedules = [Schedule.from_text(text) for text in (MINE, ANOTHER)]
     assert frozenset().union(*map(pair_kinds, schedules)) == set(PAIR_KINDS)
     for schedule in schedules:

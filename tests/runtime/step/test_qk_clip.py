@@ -114,7 +114,7 @@ def test_owners_clip_to_the_same_bits_in_bf16(tmp_path: Path, segments: Segments
         assert_equal(parts, whole)
 
 
-def test_what_segments_read_is_what_was_clipped_rounded(tmp_path: Path, segments: Segments) -> None:
+def test_segments_read_the_clipped_weights_rounded(tmp_path: Path, segments: Segments) -> None:
     trainer = trainer_of(tmp_path, segments, short(1, 0))
     assert trainer.train_step()["clipped_heads"] > 0
     for bucket in trainer.state.buckets:
@@ -139,7 +139,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     assert_equal(held(after), held(straight))
 
 
-def test_a_bound_that_nothing_reaches_changes_no_bit(tmp_path: Path, segments: Segments) -> None:
+def test_an_unreached_bound_changes_no_bit(tmp_path: Path, segments: Segments) -> None:
     """Attention that returns its largest logits computes the same output as without."""
     plain, bounded = with_muon(short(1, 0)), clipped(short(1, 0), 1e9)
     trainers = [trainer_of(tmp_path / name, segments, of) for name, of in (("plain", plain), ("bounded", bounded))]

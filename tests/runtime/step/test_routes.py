@@ -40,7 +40,7 @@ Add = Callable[[Tensor, Tensor], Tensor]  # rows, and which of them each sum has
 
 
 def of(experts: int, route: str | None) -> Spec:
-    """A spec whose tokens all go to all experts; with a route on two ranks, without on one."""
+    """A spec whose tokens all go to all experts: on two ranks with a route, on one rank without."""
     ep = NODES if route else 1
     base = chosen(1, ep, ep)
     moe = EVERYONE.model_copy(update={"experts": experts, "top_k": experts})
@@ -136,7 +136,7 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str
     return max((float((one - other).norm() / other.norm()), name) for name, one, other in pairs)
 
 
-def test_routes_differ_by_one_rounding_of_sums(
+def test_routes_differ_by_one_rounding_of_the_sums(
     by: Callable[[int, str], list[dict[str, Tensor]]], tmp_path: Path, segments: Segments
 ) -> None:
     """With two experts per node, each route has the losses and gradients of one rank with the same sums."""
@@ -155,6 +155,6 @@ def test_routes_differ_by_one_rounding_of_sums(
 def test_without_a_sum_routes_have_the_same_bits(by: Callable[[int, str], list[dict[str, Tensor]]]) -> None:
     """With one expert per node, no rows are summed: all losses, gradients and weights of two steps are equal."""
     for flat, nodes in zip(by(2, "flat"), by(2, "nodes"), strict=True):
-        counted = {name for name in flat if name == "exchanged" or name.startswith("routed/")}  # of single rows alone
+        counted = {name for name in flat if name == "exchanged" or name.startswith("routed/")}  # only of single rows
         assert flat.keys() - counted == nodes.keys()
         assert [name for name in nodes if not torch.equal(flat[name], nodes[name])] == []

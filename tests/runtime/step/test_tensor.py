@@ -48,13 +48,13 @@ EXPERTS = [
 def test_experts_have_tensor_ranks_as_data_ranks(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, zero: int
 ) -> None:
-    """The groups of experts are folded over those of attention: neighbouring columns, whatever rows they have. What
-    attention adds may be normed, scaled and biased in front of experts."""
+    """Expert groups are folded over those of attention: they are adjacent columns with any rows. The output of
+    attention may be normed, scaled and biased before experts."""
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
     check(tmp_path, segments, specs, pp * dp * tp)
 
 
-def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, segments: Segments) -> None:
+def test_rows_of_tensor_ranks_are_routed_by_nodes(tmp_path: Path, segments: Segments) -> None:
     """Groups of four expert ranks on two nodes each, from two data ranks with two tensor ranks."""
     chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
     assert chosen.by_nodes
@@ -70,10 +70,10 @@ def test_training_on_tensor_ranks_equals_autograd(
 
 
 @pytest.mark.parametrize(("schedule", "pp"), [("1f1b", 1), ("zbv", 2)])
-def test_training_on_tensor_ranks_with_documents_apart(
+def test_training_on_tensor_ranks_with_masked_documents(
     tmp_path: Path, segments: Segments, schedule: str, pp: int
 ) -> None:
-    """Attention has all rows of a sequence, and where its documents begin."""
+    """Attention has all rows of a sequence, and the starts of its documents."""
     specs = {"only": spec(pp, 1, 1, 2 * pp, STEPS, 1, "split", schedule, documents="masked", tensor=2)}
     check(tmp_path, segments, specs, pp * 2)
 
@@ -92,8 +92,8 @@ def test_training_on_tensor_ranks_over_gloo(tmp_path: Path, segments: Segments, 
 
 @pytest.mark.parametrize("vocab", [60, 61])
 def test_a_pipeline_rank_without_layers(tmp_path: Path, segments: Segments, vocab: int) -> None:
-    """Under zbv the first rank of two may have the embedding and the head alone. It exchanges no rows where both are
-    whole: tensor ranks do not divide a vocabulary of 61 words."""
+    """Under zbv the first of two ranks may only have the embedding and the head. It exchanges no rows, as both are
+    whole: tensor ranks cannot shard a vocabulary of 61 words."""
     chosen = spec(2, 1, 1, 4, STEPS, 1, "llama", "zbv", tensor=2, vocab=vocab)
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "E|tt|tt|L"})})
     check(tmp_path, segments, {"only": chosen}, 4)

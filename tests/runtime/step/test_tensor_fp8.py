@@ -39,8 +39,8 @@ def chosen(attention: str, precision: str = "fp8_block", recompute: str = "nothi
 
 
 def steps(folder: Path, of: Spec, segments: Segments, *ways: str) -> list[dict[str, dict[str, Tensor]]]:
-    """Gradients of the first step by way, of each tensor rank. Those of weights that both have are summed here, where
-    the run itself did not: it sums its own, not those in float64."""
+    """Gradients of the first step of each tensor rank, for each way. Gradients of shared weights are summed here if
+    the run did not: it only sums its own, not those in float64."""
     write_build(folder / "build", compile_spec(of, segments=segments).files)
     run_module("tests.runtime.step.wide_ranks", folder, RANKS, *ways)
     split = slices_of(of, 0)
@@ -63,21 +63,21 @@ def slices_of(of: Spec, rank: int) -> dict[str, Slice]:
     ("attention", "recompute"),
     [("mla", PUBLISHED), ("gqa", "nothing"), ("mla", "whole"), ("gqa, everything", "nothing")],
 )
-def test_a_step_on_tensor_ranks_is_off_by_its_roundings(
+def test_a_step_on_tensor_ranks_differs_from_fp64_by_its_roundings(
     tmp_path: Path, segments: Segments, attention: str, recompute: str
 ) -> None:
     """In float64 without rounding, it equals the step of one rank in FP64."""
-    of = chosen(attention, recompute=recompute)
+    fused = chosen(attention, recompute=recompute)
     samples = [str(seed) for seed in range(SAMPLES)]
-    apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
+    apart = fused.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
     found = steps(tmp_path / "apart", apart, segments, "run", "exact", "nearest", *samples)
-    for mine, other in zip(steps(tmp_path / "fused", of, segments, "run"), found, strict=True):
+    for mine, other in zip(steps(tmp_path / "fused", fused, segments, "run"), found, strict=True):
         assert max(off(mine["run"], other["run"]).values()) == 0.0, "a fused op rounds where its parts do"
     alone = chosen(attention, "fp64", tensor=1)
     write_build(tmp_path / "whole", compile_spec(alone, segments=segments).files)
     whole = step(tmp_path / "whole", None)
     for rank, mine in enumerate(found):
-        slices = slices_of(of, rank)
+        slices = slices_of(fused, rank)
         wanted = {name: cut(value, slices.get(name)) for name, value in whole.items()}
         assert max(off(mine["exact"], wanted).values()) < 1e-6  # losses are scaled by constants of FP32
         Roundings(mine["exact"], [mine[seed] for seed in samples], mine["nearest"]).hold(mine["run"])

@@ -122,7 +122,7 @@ def kind(name: str) -> str:
     return re.sub(r"\b\d+\b", "*", name)
 
 
-def test_a_changed_weight_shows(trained: Trained) -> None:
+def test_a_changed_weight_changes_the_logits(trained: Trained) -> None:
     """One tensor of every kind is changed by noise of a tenth, a bias so far that every token chooses one expert."""
     compared = [name for name in trained.logical if trained.mtp_tokens_BS is not None or not name.startswith("mtp")]
     one_of_each = {kind(name): name for name in sorted(compared, reverse=True)}

@@ -24,8 +24,8 @@ WAYS: dict[str, Rounding | None] = {"run": None, "exact": False, "nearest": True
 def main(folder: Path, world: int, ways: list[str]) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for way in ways:
-            how = WAYS[way] if way in WAYS else torch.Generator().manual_seed(world * int(way) + rank)
-            found = step(folder / "build", how, rank, board, Endpoint(checked=True))
+            rounding = WAYS[way] if way in WAYS else torch.Generator().manual_seed(world * int(way) + rank)
+            found = step(folder / "build", rounding, rank, board, Endpoint(checked=True))
             (folder / way).mkdir(exist_ok=True)
             save_file(found, folder / way / f"rank_{rank}.safetensors")
 

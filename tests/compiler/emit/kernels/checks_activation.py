@@ -1,4 +1,4 @@
-"""Checks of the kernels of activations beside SwiGLU in Triton's interpreter: against FP64."""
+"""Checks of the kernels of activations other than SwiGLU in Triton's interpreter, against FP64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN = ("gelu", "gelu_tanh", "relu2")
 
 
 def operands(op: str, dtype: torch.dtype, rows: int, inner: int) -> tuple[Tensor, Tensor]:
-    """dy, h; of each half, numbers at which exponentials overflow and at which a clamped activation is cut off."""
+    """(dy, h). Each half has numbers at which exponentials overflow and clamped activations are cut off."""
     halves = 1 if op in PLAIN else 2
     h, dy = 3 * random(rows, halves * inner, dtype=dtype, seed=1), random(rows, inner, dtype=dtype, seed=2)
     if rows and inner >= 8:
@@ -46,7 +46,7 @@ def terms(op: str, x: Tensor) -> tuple[Tensor, Tensor]:
     growth = math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x.square())
     share, off = torch.sigmoid(argument), 1 + argument.abs()
     rest = (1 - share) * off + (argument.abs() < 40)  # 1 − share: beyond 40, exactly 0
-    # What is compared with takes 1 + tanh in FP64, which is off by 2⁻⁵³ where it cancels: 2⁻²⁹ of FP32's unit.
+    # The reference computes 1 + tanh in FP64, with an error of 2⁻⁵³ where it cancels: 2⁻²⁹ of FP32's unit.
     cancelled = 2.0**-29
     return x.abs() * (share * off + cancelled), share * off + x.abs() * growth * (share * rest + cancelled) + cancelled
 
@@ -71,7 +71,7 @@ def activation(op: str, dtype: torch.dtype, rows: int, inner: int) -> None:
 
 
 def keeps_nan(op: str) -> None:
-    """NaN gives NaN in its own element alone, whatever is cut off there."""
+    """NaN gives NaN in its own element only, even where the activation is clamped."""
     dy, h = operands(op, torch.float32, 3, 16)
     constants = CONSTANTS.get(op, ())
     h[1, 3] = torch.nan

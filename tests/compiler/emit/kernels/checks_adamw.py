@@ -30,7 +30,7 @@ def adamw(moments: torch.dtype, elements: int, rounded: bool, factor: float, dec
     # Of the first moment: two products, a sum and constants; of the second one product more, and all terms positive.
     within(moment1, m1, terms1, 6)
     within(moment2, m2, m2, 10)
-    # The root halves the 10; root, its factor and eps add 4, the quotient and what it is of 3, the difference 2.
+    # The root halves the 10; root, factor and eps add 4, quotient and numerator 3, the difference 2.
     within(master, exact, 3 * kept + scale * (6 * terms1 + 16 * m1.abs()), 1)
     if copy is not None:
         assert torch.equal(copy, master.bfloat16())

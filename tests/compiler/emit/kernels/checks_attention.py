@@ -35,15 +35,15 @@ CHECKED = (
     "mla_attention_quantise_kept_e5m6", "mla_attention_dgrad_quantise_both",
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
-THETA = 100.0  # so that all columns turn a good deal in short sequences
+THETA = 100.0  # so that even in short sequences all columns rotate by large angles
 Lengths = tuple[int, ...]  # lengths of a sequence's documents; (): one document, not passed to the kernel
-# For queries that are some rows of each sequence, [B·Q]: (start of the query's document, or None; positions).
+# For queries at some rows of each sequence, [B·Q]: (start of the query's document or None, positions).
 Some = tuple[Tensor | None, Tensor]
 
 
 def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
-    """Where documents begin, [B·S]: of these lengths, the last one to the end of the sequence. Every other sequence has
-    them the other way round."""
+    """Where documents of these lengths begin, [B·S]; the last one goes on to the end of its sequence. Every other
+    sequence has them in reverse order."""
     if not lengths:
         return ()
     found = torch.empty(B, S, dtype=torch.int32)
@@ -54,7 +54,7 @@ def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
 
 
 def angles_of(B: int, S: int, width: int, theta: float, starts: tuple[Tensor | None, ...]) -> Tensor:
-    """The angles of each position in its document, BSr; those that turn nothing where theta is 0."""
+    """The angles of each position in its document, BSr; angles of 0 if theta is 0."""
     starts = starts if theta and starts else (None,)
     return turns(angles(S, width, theta, torch.float64, torch.device("cpu")), *starts).expand(B, S, -1)
 
@@ -157,7 +157,7 @@ def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
 
 
 def moves_tiles_once() -> None:
-    """What is quantised is written once, and what was kept is read once, instead of the wide numbers."""
+    """Quantised output is written once, and kept values are read once, instead of the wide numbers."""
     sizes = 1, 256, 1, 128, 16, 128
     q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
     do = random(256, 128, dtype=torch.bfloat16, seed=4)
@@ -201,7 +201,7 @@ def bounded(
     lengths: Lengths = (),
     some: Some | None = None,
 ) -> None:
-    """The effect of each bound alone, and of all together."""
+    """Check each bound separately, and all together."""
     B, H = sizes[0], sizes[2] * sizes[3]
     of_heads = random(H, dtype=dtype, seed=5) if sinks else None
     bounds = Bounds(window, softcap, of_heads.double().repeat(B) if of_heads is not None else None)
@@ -246,7 +246,7 @@ def moves_what_windows_need() -> None:
 
     for S in (256, 512):
         found, blocks = forward(S)
-        reached = 4 * blocks - 2  # blocks of keys: two of its own and two before, which the first has not
+        reached = 4 * blocks - 2  # blocks of keys: two of its own and two before it, except for the first
         assert found == 2 * C * N * (reached + reached + blocks), S  # keys, values, the last keys again
 
 
@@ -260,7 +260,7 @@ def grouped(
     lengths: Lengths,
     some: Some | None,
 ) -> None:
-    """The op with more arguments: sinks behind the values, constants at the end, and where rows stand."""
+    """The op with more arguments: sinks after the values, constants at the end, and the places of rows."""
     B, S, G, group, C = sizes
     q, k, v, *rest, theta = gqa_operands(dtype, sizes)
     H = G * group
@@ -287,7 +287,7 @@ def grouped(
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, Q).mT), torch.float32, lse_exact)
-    if not bounds.softcap and bounds.sinks_P is None:  # with either of them torch finds the largest logits
+    if not bounds.softcap and bounds.sinks_P is None:  # with a softcap or sinks, torch computes the largest logits
         largest = gives_peaks(op, (q, k, v, *sinks, *more), (o, lse))
         exact = ops.OPS[f"{op}_peaks"](q64, k64, v64, *wide_sinks, *more)[1]
         close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
@@ -310,7 +310,7 @@ OPERANDS: dict[str, Callable[..., tuple[Any, ...]]] = {"mla": mla_operands, "gqa
 
 
 def results(op: str, dtype: torch.dtype, sizes: Any, lengths: Lengths = ()) -> list[Tensor]:
-    """Results of the forward, then those of the backward."""
+    """Results of the forward, then of the backward."""
     operands = *OPERANDS[op](dtype, sizes), *starts_of(*sizes[:2], lengths)
     o, lse = run(f"{op}_attention", *operands)
     do = random(*o.shape, dtype=dtype, seed=4)
@@ -364,7 +364,7 @@ def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any, lengths: Lengths = (
 
 
 def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
-    """What one holds, NaN among it, does not reach another: not where blocks end past the end of a sequence either."""
+    """No value reaches another sequence, not even NaN, even if blocks extend past the end of a sequence."""
     B, S = sizes[:2]
 
     def found(value: float) -> list[Tensor]:
@@ -390,7 +390,7 @@ def moves_what_tiles_need() -> None:
     turn = 2 * 2 * T * (H + 1) * rope + 2 * 4 * T * rope  # what turns, read and written; angles of q, of k_rope
     queues = 4 * (
         2 * LEGS * NUM_SMS + blocks + 1
-    )  # where the tiles of each ticket are, the tiles, and the 0 at the end
+    )  # offsets of the tiles of each ticket, the tiles, and the 0 at the end
     with moved() as count:
         o, lse = run("mla_attention", q, kv, k_rope, *more)
     earlier = B * H * sum(range(128, S + 1, 128))  # keys up to the last query of each block
@@ -405,5 +405,5 @@ def moves_what_tiles_need() -> None:
     angles_read = 4 * T * (H + 1) * rope
     by_queries = bytes_of(q, do, dq) + 2 * bytes_of(lse) + 2 * earlier * (nope + rope + value)
     by_keys = bytes_of(kv, dkv) + 2 * T * H * rope + earlier * (2 * (nope + rope + value) + 8)
-    shared = 2 * 4 * T * H * rope + bytes_of(dk_rope)  # FP32, of each head, written and read
+    shared = 2 * 4 * T * H * rope + bytes_of(dk_rope)  # FP32, per head, written and read
     assert count[0] == turn + rows + angles_read + 2 * queues + by_queries + by_keys + shared

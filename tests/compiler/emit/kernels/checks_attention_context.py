@@ -39,7 +39,7 @@ def of_context(B: int, S: int, context: int, rank: int, lengths: Lengths = ()) -
 
 
 def at_random(B: int, S: int, Q: int, lengths: Lengths, seed: int) -> Some:
-    """Places of any Q rows of each sequence."""
+    """Random places of Q rows of each sequence."""
     drawn_BS = torch.rand(B, S, generator=torch.Generator().manual_seed(seed))
     return places_at(B, S, drawn_BS.topk(Q, dim=1).indices.sort(dim=1).values, lengths)
 
@@ -69,7 +69,7 @@ def random_rows(seed: int) -> None:
 
 
 def a_wrong_position_shows(op: str, sizes: Any) -> None:
-    """A kernel that reads one position as its neighbour, or those of another rank, is not within the bounds."""
+    """A kernel that reads a neighbouring position, or positions of another rank, exceeds the bounds."""
     B, S = sizes[:2]
     some, right = of_context(B, S, 2, 0), run
     for row, by in ((1, -1), (1, 1), (-1, -1)):
@@ -84,7 +84,7 @@ def a_wrong_position_shows(op: str, sizes: Any) -> None:
 
 
 def whole_sequences_are_one_rank(op: str, sizes: Any, lengths: Lengths) -> None:
-    """The rows of the one rank that has all give bits of kernels of documents whose queries and keys come rotated."""
+    """If one rank has all rows, results are bit-identical to kernels for documents with rotated queries and keys."""
     operands = checks_attention.OPERANDS[op](torch.bfloat16, sizes)
     *given, _ = operands
     starts, positions = places_at(*sizes[:2], torch.arange(sizes[1]).repeat(sizes[0], 1), lengths)
@@ -129,7 +129,7 @@ def moves_what_ranks_need(context: int, rank: int) -> None:
     with moved() as count:
         o, lse = run("mla_attention", q, kv, k_rope, *more, 0.0, *some)
     queue = 4 * (2 * LEGS * NUM_SMS + 1)
-    places = 4 * blocks * (2 * 128 + 2 + 2)  # of each row, and of the first and the last of a block
+    places = 4 * blocks * (2 * 128 + 2 + 2)  # per row, and for the first and last row of a block
     pairs = sum(ends)
     once = bytes_of(q, o, lse)
     assert count[0] == queue + 4 * blocks + places + once + 2 * ((pairs + 64 * blocks) * (nope + rope) + pairs * value)
@@ -147,7 +147,7 @@ def moves_what_ranks_need(context: int, rank: int) -> None:
 
 
 def moves_what_windows_need() -> None:
-    """A window far shorter than the gap between two chunks costs each block of either as much, whatever the gap is."""
+    """With a window much shorter than the gap between two chunks, the cost does not depend on the gap."""
     window, C = 128, 32
 
     def keys(S: int) -> float:
@@ -157,10 +157,10 @@ def moves_what_windows_need() -> None:
         with moved() as count:
             o, lse = run("bounded_attention", q, k, v, None, *more, 0.0, window, 0.0, *some)
         blocks = len(q) // 128
-        told = 4 * (2 * LEGS * NUM_SMS + 1 + blocks * (2 * 128 + 4 + 1))
-        return (count[0] - bytes_of(q, o, lse) - told) / (2 * C * 64)
+        schedule_bytes = 4 * (2 * LEGS * NUM_SMS + 1 + blocks * (2 * 128 + 4 + 1))
+        return (count[0] - bytes_of(q, o, lse) - schedule_bytes) / (2 * C * 64)
 
     for S in (512, 1024):
         blocks = S // 2 // 128
-        reached = 4 * blocks - 2  # blocks of 64 keys: two of its own and two before, which the first has not
+        reached = 4 * blocks - 2  # blocks of 64 keys: two of its own and two before it, except for the first
         assert keys(S) == reached + reached + blocks, S  # keys, values, the last keys again

@@ -1,4 +1,4 @@
-"""Checks of what attention moves where sequences hold several documents, in Triton's interpreter."""
+"""Checks of the bytes that attention moves for sequences of several documents, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CHECKED = ("gqa_attention", "gqa_attention_dgrad")
 
 
 def moves_what_documents_need() -> None:
-    """Blocks of keys from that of a block's first document on, and of queries up to the end of its last: of documents
-    that are 128 tokens long, those on the diagonal."""
+    """Key blocks start at the first document of a query block, query blocks end with its last document: for documents
+    of 128 tokens, only blocks on the diagonal are read."""
     B, S, G, group, C = sizes = 2, 256, 1, 2, 32
     q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,))
     T, blocks = B * S, B * G * group * (S // 128)
-    told = 4 * 2 * T  # where documents begin, for what turns
-    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + told
+    start_bytes = 4 * 2 * T  # where documents begin, for what turns
+    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + start_bytes
     queue = 4 * (2 * LEGS * NUM_SMS + 1)
     with moved() as count:
         o, lse = run("gqa_attention", q, k, v, *more)

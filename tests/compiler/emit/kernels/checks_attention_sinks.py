@@ -9,7 +9,7 @@ from runtime import ops
 from tests.compiler.emit.kernels.interpreted import double, random, run, within
 
 CHECKED = ("bounded_attention_wgrad_",)
-Sizes = tuple[int, int, int, int, int]  # B, S, kv heads, query heads of each, columns
+Sizes = tuple[int, int, int, int, int]  # B, S, kv heads, query heads per kv head, columns
 
 
 def operands(dtype: torch.dtype, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Checks of cross entropy's kernels, of logits and fused with the linear layer that makes them.
 
-The reference is that of FP64, rounded where the composition of the ops rounds: logits and their gradients to the dtype
-of the arguments. What a kernel has before it rounds is off by a bound, so it may round to another number than the exact
-one does, but only where one lies between; by how much, `stored` says for each element.
+The reference is FP64, rounded where the composition of the ops rounds: logits and their gradients to the dtype
+of the arguments. A kernel's result before rounding is off by at most a bound, so it may round to another number
+than the exact result if a rounding boundary lies between the two. `stored` gives the allowed difference per element.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def targets_of(rows: int, vocab: int) -> Tensor:
 
 
 def stored(exact: Tensor, off: Tensor | float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(what `exact` is when stored, how far from that is what a number `off` from `exact` may be)."""
+    """(`exact` in the stored dtype, the distance from it that a number within `off` of `exact` may have stored)."""
     middle, low, high = (x.to(dtype).double() for x in (exact, exact - off, exact + off))
     return middle, torch.maximum(high - middle, middle - low)
 
@@ -135,7 +135,7 @@ def linear_cross_entropy(dtype: torch.dtype, rows: int, vocab: int, hidden: int,
 
 
 def what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
-    """A row of NaN, and a target that is no column, reach the loss, and otherwise their own rows alone."""
+    """A row of NaN and an invalid target affect the loss, and otherwise only their own rows."""
     rows, vocab, hidden, bad = 70, 300, 24, [3, 66]
     h, w = random(rows, hidden, dtype=dtype, seed=1), random(vocab, hidden, dtype=dtype, seed=2)
     good, dloss, usual = targets_of(rows, vocab), torch.tensor(0.5), [t for t in range(rows) if t not in bad]
@@ -162,12 +162,12 @@ def what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
 
 
 def logits_far_below_zero(dtype: torch.dtype) -> None:
-    """The columns of a tile behind the last of V are zeros: e²⁵⁶ times as likely as any word, and that is no number."""
+    """Columns of a tile beyond V are zeros: they must not count, with e²⁵⁶ times the weight of any word."""
     linear_cross_entropy(dtype, 70, 300, 24, below=256.0)
 
 
 def weights_at_any_address(dtype: torch.dtype) -> None:
-    """Parameters lie in one flat tensor; blocks are copied from multiples of 16 bytes only."""
+    """Parameters are parts of one flat tensor; block copies need addresses that are multiples of 16 bytes."""
     flat, h, targets = random(1 + 60 * 16, dtype=dtype, seed=1), random(9, 16, dtype=dtype, seed=2), targets_of(9, 60)
     w = flat[1:].view(60, 16)
     found, expected = (run("linear_cross_entropy", h, weight, targets) for weight in (w, w.clone()))

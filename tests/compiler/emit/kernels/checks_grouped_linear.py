@@ -40,8 +40,8 @@ def grouped_linear_of_random_sizes(seed: int) -> None:
 
 
 def grouped_linear_with_nan(dtype: torch.dtype, out: int, inner: int) -> None:
-    """An expert's first row stands in where a tile is not full; what it holds must not reach other rows or other
-    experts. Nor must what weights hold: a block may reach into the next expert's."""
+    """An expert's first row fills up a partial tile; its values must not reach other rows or other
+    experts. The same holds for weights: a block may extend into the next expert's."""
     experts, offsets = 2, torch.tensor([35, 57], dtype=torch.int32)
 
     def results(first: float, second: float) -> list[Tensor]:

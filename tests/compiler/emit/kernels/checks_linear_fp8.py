@@ -1,8 +1,8 @@
 """Checks of the FP8 products and of how the interpreter rounds E4M3. The reference is FP64, of dequantised operands.
 
-Products of E4M3 numbers are exact in FP32, so a tile of 128 is off by 127 units of the sum of their magnitudes; its two
-scales and the factor they make round three times, and adding up tiles once for each of them. (Hopper's tensor cores sum
-with fewer bits than that: how far they are off is for a GPU to show.)
+Products of E4M3 numbers are exact in FP32, so the sum of a tile of 128 is off by at most 127 units of the sum of their
+magnitudes. The tile's two scales and their product round three times, and adding up tiles rounds once per tile.
+(Hopper's tensor cores sum with fewer bits; only a run on a GPU shows their error.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def operand(*shape: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Data and scales of 1 × 128, which lie column by column."""
+    """Data and scales of 1 × 128 tiles, in column-major order."""
     scales = random(-(-shape[1] // 128), shape[0], seed=seed + 100).exp2().t()
     return (8 * random(*shape, seed=seed)).to(E4M3), scales
 
@@ -34,7 +34,7 @@ def weight(*shape: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def exact(data: Tensor, scales: Tensor) -> Tensor:
-    """The operand in FP64; its scales may be those of rows or of blocks."""
+    """The operand in FP64; scales may belong to rows or to blocks."""
     wide = scales.double().repeat_interleave(128, -1)[..., : data.shape[-1]]
     if scales.shape[-2] != data.shape[-2]:
         wide = wide.repeat_interleave(128, -2)[..., : data.shape[-2], :]
@@ -42,7 +42,7 @@ def exact(data: Tensor, scales: Tensor) -> Tensor:
 
 
 def operations(terms: int) -> int:
-    """Roundings of a sum of so many products, as above; whatever their number, some tiles may be shared by groups."""
+    """Roundings of a sum of `inner` products, as above; tiles may be shared by groups."""
     return 130 + -(-terms // 128)
 
 

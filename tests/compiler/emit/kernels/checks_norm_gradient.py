@@ -1,5 +1,5 @@
-"""Checks of the gradient of a norm with what stands around it, in Triton's interpreter: bit for bit against the kernels
-that it stands for, which are checked by themselves, and against FP64.
+"""Checks of the gradient of a norm fused with its neighbours, in Triton's interpreter: bit for bit against the separate
+kernels, which have checks of their own, and against FP64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def apart(sums: str, remade: str, parts: tuple[Any, ...], norm: tuple[Tensor, ..
 
 
 def against_fp64(found: tuple[Tensor, ...], dy: Tensor, norm: tuple[Tensor, ...], remade: str) -> None:
-    """Results, the first of which is what follows dy, of the dy that was found."""
+    """Check results against FP64 for the computed dy; the first result follows from dy."""
     x, w, rstd, add = norm
     columns, dtype = x.shape[1], x.dtype
     dy64, x64, w64, add64 = double(dy, x, w, add)
@@ -50,7 +50,7 @@ def against_fp64(found: tuple[Tensor, ...], dy: Tensor, norm: tuple[Tensor, ...]
             within_tiles(*y, y_exact, rounded(y_exact, dtype, y_exact.abs(), columns + 8))
         else:
             within(y[0], y_exact, y_exact.abs(), columns + 8)
-    # rstd is off by columns + 6 roundings where it is computed again, and stands in the gradient three times.
+    # A recomputed rstd has columns + 6 roundings, and occurs in the gradient three times.
     operations = columns + 10 + (3 * (columns + 6) if remade else 0)
     before = rounded(
         ops.rmsnorm_dgrad(dy64, x64, w64, rstd64), dtype, gradient_magnitude(dy64, x64, w64, rstd64), operations
@@ -61,7 +61,7 @@ def against_fp64(found: tuple[Tensor, ...], dy: Tensor, norm: tuple[Tensor, ...]
 
 
 def gradient(dtype: torch.dtype, rows: int, columns: int, k: int) -> None:
-    """All ops, of views where they may be views."""
+    """All ops. Arguments that may be views are views."""
     x, add = (view(dtype, rows, columns, seed=seed) for seed in (1, 4))
     w = random(columns, dtype=dtype, seed=2)
     norm = x, w, run("rmsnorm", x, w, EPS)[1], add

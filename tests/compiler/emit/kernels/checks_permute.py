@@ -41,7 +41,7 @@ def equal(found: Any, wanted: Any) -> None:
 
 @contextmanager
 def at_most(blocks: int) -> Iterator[None]:
-    """Blocks of tokens grow where there would be more."""
+    """Lowers the limit on blocks of tokens to `blocks`; to stay within it, blocks grow."""
     before, choices.BLOCKS = choices.BLOCKS, blocks
     try:
         yield
@@ -58,7 +58,7 @@ def permute(dtype: torch.dtype, tokens: int, experts: int, k: int, columns: int,
 
 
 def one_expert(tokens: int, k: int) -> None:
-    """All choices of all tokens: the op does not ask that those of a token differ."""
+    """All choices of all tokens: the choices of a token may be equal."""
     x_TD, gate_TK, expert_TK = random(tokens, 8), random(tokens, k), torch.full((tokens, k), 2)
     equal(run("permute", x_TD, gate_TK, expert_TK, 4), ops.permute(x_TD, gate_TK, expert_TK, 4))
 
@@ -66,14 +66,14 @@ def one_expert(tokens: int, k: int) -> None:
 def route_permute(
     dtype: torch.dtype, tokens: int, experts: int, softmax: bool, groups: int, top_groups: int, k: int, by_slots: bool
 ) -> None:
-    """Choices, order and rows of the composition; gate weights of the kernel alone that routes."""
+    """Choices, order and rows equal the composition; gate weights equal the separate routing kernel."""
     logits_TE, bias_E = 2 * random(tokens, experts, seed=1), 0.1 * random(experts, seed=2)
     x_TD, slots_E = random(tokens, 40, dtype=dtype), torch.randperm(experts, generator=generated(4))
-    how = (softmax, groups, top_groups, k, True, 2.5)
-    assert_apart(logits_TE, bias_E, *how[:4])
-    found = run("route_permute", logits_TE, bias_E, x_TD, slots_E if by_slots else None, *how)
-    gate_TK, expert_TK = run("route", logits_TE, bias_E, *how)
-    assert torch.equal(expert_TK, ops.route(logits_TE, bias_E, *how)[1])
+    options = (softmax, groups, top_groups, k, True, 2.5)
+    assert_apart(logits_TE, bias_E, *options[:4])
+    found = run("route_permute", logits_TE, bias_E, x_TD, slots_E if by_slots else None, *options)
+    gate_TK, expert_TK = run("route", logits_TE, bias_E, *options)
+    assert torch.equal(expert_TK, ops.route(logits_TE, bias_E, *options)[1])
     moved = (x_TD, gate_TK, expert_TK)
     rest = ops.permute_placed(*moved, slots_E) if by_slots else ops.permute(*moved, experts)
     equal(found, (gate_TK, expert_TK, *rest))
@@ -100,7 +100,7 @@ def back(dtype: torch.dtype, tokens: int, k: int, columns: int) -> None:
 
 
 def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
-    """Rows with their scales, which come as `quantise` gives them and go on to `requantise`, column by column."""
+    """8-bit rows with their scales. The scales are column-major, as `quantise` returns and `requantise` reads them."""
     x_TD, scales_TB = ops.quantise(random(tokens, columns))
     gate_TK, expert_TK = chosen(tokens, experts, k)
     slots_E = torch.randperm(experts, generator=generated(4))
@@ -118,18 +118,18 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
         dy_TD = random(tokens, columns, dtype=dtype, seed=5)
         found = run("unpermute_dgrad_quantise", dy_TD, order_S, k, pow2)
         equal(found, ops.unpermute_dgrad_quantise(dy_TD, order_S, k, pow2))
-    logits_TE, how = 2 * random(tokens, experts, seed=1), (False, 1, 1, k, True, 2.5)
-    assert_apart(logits_TE, None, *how[:4])
+    logits_TE, options = 2 * random(tokens, experts, seed=1), (False, 1, 1, k, True, 2.5)
+    assert_apart(logits_TE, None, *options[:4])
     for slots in (None, slots_E):
-        gate_TK, expert_TK, *rest = run("route_permute_fp8", logits_TE, None, x_TD, scales_TB, slots, *how)
-        equal((gate_TK, expert_TK), run("route", logits_TE, None, *how))
+        gate_TK, expert_TK, *rest = run("route_permute_fp8", logits_TE, None, x_TD, scales_TB, slots, *options)
+        equal((gate_TK, expert_TK), run("route", logits_TE, None, *options))
         moved = (x_TD, scales_TB, gate_TK, expert_TK)
         wanted = ops.permute_fp8(*moved, experts) if slots is None else ops.permute_placed_fp8(*moved, slots)
         equal(tuple(rest), wanted)
 
 
 def embedding(dtype: torch.dtype, tokens: int, vocab: int, columns: int) -> None:
-    """A vocabulary smaller than the number of tokens has each token several times. Some are in another part of it."""
+    """A vocabulary smaller than the number of tokens, so tokens repeat. Some tokens are in another shard of it."""
     w_VD, dh_TD = random(vocab, columns, dtype=dtype, seed=1), random(tokens, columns, dtype=dtype, seed=2)
     tokens_T = torch.randint(vocab, (tokens,), generator=generated(1))
     tokens_T[1::4] = -1

@@ -1,7 +1,7 @@
-"""Checks of the quantising kernels in Triton's interpreter: bit for bit against the reference, and what they move.
+"""Checks of the quantising kernels in Triton's interpreter: bit for bit against the reference, and the bytes moved.
 
-E4M3 has 4 bits of significand, so rounding to nearest is off by 2⁻⁴ of a number at most, or by 2⁻¹⁰ scales where it
-is smaller than 2⁻⁶ of them: `within_tiles` holds quantised results to that, against FP64.
+E4M3 has 4 bits of significand, so the error of rounding to nearest is at most 2⁻⁴ of a number, or 2⁻¹⁰ scales if it
+is smaller than 2⁻⁶ scales: `within_tiles` checks quantised results for this bound against FP64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKED = (
 
 @contextmanager
 def moved() -> Iterator[list[int]]:
-    """Counts the bytes that programs load and store, in the one number it gives."""
+    """Counts the bytes that programs load and store, in the only element of the list that it yields."""
     count = [0]
     before = {name: getattr(InterpreterBuilder, name) for name in ("create_masked_load", "create_masked_store")}
 
@@ -106,7 +106,7 @@ def blocks(dtype: torch.dtype, shape: tuple[int, ...], pow2: bool) -> None:
 
 
 def special() -> None:
-    """Zeros, numbers with no normal scale, infinities and NaN, each in a tile of its own or beside others."""
+    """Zeros, numbers without a normal scale, infinities and NaN, in separate tiles and mixed with others."""
     x = random(9, 384, seed=3)
     x[0] = 0
     x[1] *= 1e-42

@@ -1,4 +1,4 @@
-"""Checks of the kernels of E5M6 in Triton's interpreter: bit for bit against the reference, and what they move."""
+"""Checks of the E5M6 kernels in Triton's interpreter: bit for bit against the reference, and the bytes moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT, MADE = ops.OPS["quantise_e5m6"], ops.OPS["dequantise_e5m6"]
 
 
 def unsigned(planes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Planes of E5M6 whose NaN have no sign, which is the processor's choice."""
+    """Planes of E5M6 without the sign of NaN, which depends on the processor."""
     high, low, s = planes
     nan = ((high & 0x7F) == 0x7F) & (torch.stack((low & 15, low >> 4), -1).flatten(1)[:, : high.shape[1]] == 15)
     return torch.where(nan, high & 0x7F, high), low, s.view(torch.uint8)
@@ -36,14 +36,14 @@ def all_ops(x: Tensor) -> None:
 
 
 def casts(dtype: torch.dtype, rows: int, columns: int) -> None:
-    """Rows of 40 binades, in halves of which columns there are tiles of zeros."""
+    """Rows that span 40 binades; half of the columns are tiles of zeros."""
     x = values(dtype, rows, columns)
     x[rows // 2 :, : columns // 2] = 0
     all_ops(x)
 
 
 def codes() -> None:
-    """Every number of E5M6, what lies between two, and its neighbours in FP32, beside the largest: the scale is 1."""
+    """All E5M6 numbers, midpoints, and their neighbours in FP32. Each tile has the largest number: its scale is 1."""
     table = torch.tensor([code / 64 * 2.0**-14 for code in range(64)])
     normal = [(1 + f / 64) * 2.0**e for e in range(-14, 17) for f in range(64) if (e, f) != (16, 63)]
     table = torch.cat((table, torch.tensor(normal)))

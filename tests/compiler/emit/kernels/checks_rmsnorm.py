@@ -1,4 +1,4 @@
-"""Checks of the RMSNorm kernels in Triton's interpreter: against FP64, and fused ones against those they stand for."""
+"""Checks of the RMSNorm kernels in Triton's interpreter: against FP64, and fused ones against the separate kernels."""
 
 from __future__ import annotations
 

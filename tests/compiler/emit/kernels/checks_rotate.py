@@ -24,30 +24,30 @@ def rotate(
     stride: int = 1,
 ) -> None:
     """Both ops on two sequences whose rows are columns of wider ones, for one head and for several. `documents`: a few
-    in each, as long as they come. `some`: the rows are in any places of a sequence twice as long. `stride`: how many
-    positions they are apart."""
+    in each, of random lengths. `some`: rows at random places of a sequence twice as long. `stride`: distance of rows in
+    positions."""
     columns = first + width + behind
     x = random(2 * (sequence // abs(stride)), heads * columns + 3, dtype=dtype, seed=1)[:, : heads * columns]
     low, high, original = RAMPS[ramp]
     factor = 1.0 if ramp == "plain" else 8.0
-    how = sequence, heads, first, width, 50.0, factor, low, high, original, 1.3, 0.7
+    options = sequence, heads, first, width, 50.0, factor, low, high, original, 1.3, 0.7
     starts: tuple[torch.Tensor | int | None, ...] = ()
     if documents:
         begins = torch.rand(2, sequence, generator=torch.Generator().manual_seed(2)) < 0.3
         starts = (torch.where(begins, torch.arange(sequence), 0).cummax(1).values.flatten().to(torch.int32),)
     if some:
         behind_starts = torch.randint(0, sequence, (2 * sequence,), generator=torch.Generator().manual_seed(3))
-        how = 2 * sequence, *how[1:]
+        options = 2 * sequence, *options[1:]
         begins_at = starts[0] if starts and isinstance(starts[0], torch.Tensor) else 0
         starts = (*(starts or (None,)), (behind_starts + begins_at).to(torch.int32))
     if stride != 1:
         starts = (None, None, stride)
     rows = x.double().reshape(-1, heads, columns)
-    largest = rows.abs()  # a turned number is a sum of two, of which each is at most the pair's
+    largest = rows.abs()  # a rotated number is a sum of two terms, each at most the length of the pair
     largest[..., first : first + width] += (
         rows[..., first : first + width].unflatten(-1, (-1, 2)).flip(-1).flatten(-2).abs()
     )
     for name in ("rotate", "rotate_dgrad"):
-        exact = ops.OPS[name](*double(x), *how, *starts)
+        exact = ops.OPS[name](*double(x), *options, *starts)
         # The angle and each factor, product and sum round once.
-        within(run(name, x, *how, *starts), exact, 1.3 * 0.7 * largest.reshape(exact.shape), 8)
+        within(run(name, x, *options, *starts), exact, 1.3 * 0.7 * largest.reshape(exact.shape), 8)

@@ -1,7 +1,7 @@
 """Checks of the kernels of the router and its balance loss, in Triton's interpreter.
 
-A choice of experts is right or wrong, so it is compared where rounding cannot change it: no two of the scores that are
-compared are nearer to each other than their errors.
+A choice of experts is either right or wrong, so choices are compared only for scores that rounding cannot reorder: any
+two of them differ by more than their errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def score_errors(logits_TE: Tensor, softmax: bool) -> Tensor:
 
 
 def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups: int, top_groups: int, k: int) -> None:
-    """No rounding changes a choice. The sum of a softmax is off by a unit a term, but for all experts alike."""
+    """No rounding changes a choice. A softmax's sum is off by a unit per term, but equally for all experts."""
     score_TE = scores(logits_TE.double(), softmax)
     error_TE = score_TE * score_errors(logits_TE, softmax) * U
     choice_TE = score_TE
@@ -44,7 +44,7 @@ def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups
 
 
 def apart(x_TE: Tensor, error_TE: Tensor, num: int) -> bool:
-    """Whether the `num` largest of each row and the next are farther from each other than they may be off."""
+    """Whether the `num` largest of each row and the next one differ by more than their possible error."""
     values_TN, index_TN = x_TE.topk(min(num + 1, x_TE.shape[1]))
     error_TN = error_TE.gather(1, index_TN)
     return bool((values_TN[:, :-1] - values_TN[:, 1:] > error_TN[:, :-1] + error_TN[:, 1:]).all())
@@ -54,48 +54,48 @@ def route(
     tokens: int, experts: int, softmax: bool, groups: int, top_groups: int, k: int, normalize: bool, biased: bool
 ) -> None:
     logits_TE, bias_E = 2 * random(tokens, experts, seed=1), 0.1 * random(experts, seed=2) if biased else None
-    how = (softmax, groups, top_groups, k, normalize, 2.5)
-    assert_apart(logits_TE, bias_E, *how[:4])
-    gate_TK, expert_TK = run("route", logits_TE, bias_E, *how)
-    exact_TK, wanted_TK = ops.route(logits_TE.double(), None if bias_E is None else bias_E.double(), *how)
+    options = (softmax, groups, top_groups, k, normalize, 2.5)
+    assert_apart(logits_TE, bias_E, *options[:4])
+    gate_TK, expert_TK = run("route", logits_TE, bias_E, *options)
+    exact_TK, wanted_TK = ops.route(logits_TE.double(), None if bias_E is None else bias_E.double(), *options)
     assert torch.equal(expert_TK, wanted_TK)
     error_T1 = score_errors(logits_TE, softmax).gather(1, wanted_TK).sum(1, keepdim=True)
     within(gate_TK, exact_TK, exact_TK * (2 * error_T1 + (2 * experts if softmax else 0) + k + 4), 1)
 
 
 def ties(softmax: bool, groups: int, top_groups: int) -> None:
-    """Few different logits, so that many scores are equal, and those of groups as well."""
+    """Few different logits, so that many scores of experts and of groups are equal."""
     tokens, experts, k = 32, 24, 5
     values = torch.tensor([0.0, 1.0, 3.0])
     logits_TE = values[torch.randint(3, (tokens, experts), generator=torch.Generator().manual_seed(1))]
     logits_TE[0] = 1.0
-    how = (softmax, groups, top_groups, k, True, 1.0)
-    assert torch.equal(run("route", logits_TE, None, *how)[1], ops.route(logits_TE, None, *how)[1])
+    options = (softmax, groups, top_groups, k, True, 1.0)
+    assert torch.equal(run("route", logits_TE, None, *options)[1], ops.route(logits_TE, None, *options)[1])
 
 
 def not_numbers(softmax: bool, groups: int, top_groups: int) -> None:
-    """Every choice is an expert, each at most once a token, and that of the reference; NaN stays in its row."""
+    """Choices are experts, at most once per token, and equal the reference; NaN stays in its row."""
     tokens, experts, k = 6, 24, 5
     logits_TE = random(tokens, experts, seed=1)
-    how = (softmax, groups, top_groups, k, True, 1.0)
-    clean_TK, _ = run("route", logits_TE, None, *how)
+    options = (softmax, groups, top_groups, k, True, 1.0)
+    clean_TK, _ = run("route", logits_TE, None, *options)
     logits_TE[1] = torch.nan
     logits_TE[2, 7] = torch.nan
     logits_TE[3, 20:] = torch.inf
     logits_TE[4, :21] = -torch.inf
-    gate_TK, expert_TK = run("route", logits_TE, None, *how)
-    wanted_TK, chosen_TK = ops.route(logits_TE, None, *how)
+    gate_TK, expert_TK = run("route", logits_TE, None, *options)
+    wanted_TK, chosen_TK = ops.route(logits_TE, None, *options)
     assert torch.equal(expert_TK, chosen_TK)
     assert torch.equal(gate_TK.isnan(), wanted_TK.isnan()) and gate_TK[1].isnan().all()
     assert torch.equal(gate_TK[[0, 5]], clean_TK[[0, 5]])
 
 
 def dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> None:
-    """Magnitudes are those of the terms of each sum; each of these is off by as much as the scores in it."""
+    """Magnitudes are sums of the magnitudes of terms; the error of a term is that of its scores."""
     logits_TE, dgate_TK = 2 * random(tokens, experts, seed=1), random(tokens, k, seed=2)
     expert_TK = best(random(tokens, experts, seed=3), k)
-    how = (expert_TK, softmax, normalize, 2.5)
-    exact_TE = ops.route_dgrad(*double(dgate_TK, logits_TE), *how)
+    options = (expert_TK, softmax, normalize, 2.5)
+    exact_TE = ops.route_dgrad(*double(dgate_TK, logits_TE), *options)
     score_TE = scores(logits_TE.double(), softmax)
     score_TK = score_TE.gather(1, expert_TK)
     grad_TK = 2.5 * dgate_TK.double().abs()
@@ -106,21 +106,21 @@ def dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> 
     if softmax:
         magnitude_TE += score_TE * (grad_TK * score_TK).sum(1, keepdim=True)
     worst_T1 = score_errors(logits_TE, softmax).amax(1, keepdim=True) + (experts if softmax else 0)
-    within(run("route_dgrad", dgate_TK, logits_TE, *how), exact_TE, magnitude_TE * (4 * worst_T1 + 4 * k + 8), 1)
+    within(run("route_dgrad", dgate_TK, logits_TE, *options), exact_TE, magnitude_TE * (4 * worst_T1 + 4 * k + 8), 1)
 
 
 def balance(sequences: int, sequence: int, experts: int, k: int, softmax: bool) -> None:
     tokens = sequences * sequence
     logits_TE, dloss = 2 * random(tokens, experts, seed=1), random(seed=2)
     expert_TK = best(random(tokens, experts, seed=3), k)
-    how = (expert_TK, sequence, softmax)
+    options = (expert_TK, sequence, softmax)
     worst = float(score_errors(logits_TE, softmax).max()) if tokens else 0.0
     operations = int(2 * worst + experts + tokens + 16)
-    loss, exact = run("sequence_balance", logits_TE, *how), ops.sequence_balance(logits_TE.double(), *how)
+    loss, exact = run("sequence_balance", logits_TE, *options), ops.sequence_balance(logits_TE.double(), *options)
     within(loss, exact, exact, operations)
 
-    dlogits_TE = run("sequence_balance_dgrad", dloss, logits_TE, *how)
-    exact_TE = ops.sequence_balance_dgrad(*double(dloss, logits_TE), *how)
+    dlogits_TE = run("sequence_balance_dgrad", dloss, logits_TE, *options)
+    exact_TE = ops.sequence_balance_dgrad(*double(dloss, logits_TE), *options)
     share_TE = scores(logits_TE.double(), softmax)
     share_TE = share_TE / share_TE.sum(1, keepdim=True)
     counts_BE = torch.stack([each.flatten().bincount(minlength=experts) for each in expert_TK.split(sequence)])

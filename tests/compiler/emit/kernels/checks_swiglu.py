@@ -1,4 +1,4 @@
-"""Checks of the SwiGLU kernels in Triton's interpreter: against FP64, and fused ones against those they stand for."""
+"""Checks of the SwiGLU kernels in Triton's interpreter: against FP64, and fused ones against the separate kernels."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of_eight_bits(rows: int, inner: int, gated: bool) -> None:
 
 
 def quantised(rows: int, inner: int, gated: bool, pow2: bool) -> None:
-    """Forward: the numbers that the ops give one after the other, to the bit."""
+    """The fused forward gives the same bits as SwiGLU followed by quantisation."""
     h, _, gate = operands(BF16, rows, inner)
     prefix, more = ("gated_", (gate,)) if gated else ("", ())
     y = run(f"{prefix}swiglu", h, *more)
@@ -116,8 +116,8 @@ def moves_each_byte_once() -> None:
     """Each byte moves once, except for the quantised gradient: two programs read what its halves share."""
     h, dy, gate = operands(BF16, 24, 256)
     kept, partial = ops.quantise(h), 2 * bytes_of(gate)  # two tiles of columns
-    of = {"swiglu": (), "gated_swiglu": (gate,)}
-    for name, more in of.items():
+    gates = {"swiglu": (), "gated_swiglu": (gate,)}
+    for name, more in gates.items():
         for call, read in (
             (name, (h, *more)),
             (f"{name}_quantise", (h, *more)),
@@ -133,7 +133,7 @@ def moves_each_byte_once() -> None:
             results = run(f"{name}_fp8_quantise_requantise", *kept, *more)
         assert count[0] == bytes_of(*kept, *results) + 2 * bytes_of(*more)  # gates once for each tile of columns
         for fp8 in (False, True):
-            halves = 2 if more else 1.5  # of h: all of it in both programs, if they have gates
+            halves = 2 if more else 1.5  # h: with gates, both programs read all of it
             read = 2 * bytes_of(dy) + halves * bytes_of(*(kept if fp8 else (h,))) + 4 * bytes_of(*more)
             call = f"{name}{'_fp8' * fp8}_dgrad_quantise_both"
             with moved() as count:

@@ -1,4 +1,4 @@
-"""The fixture `interpret`: checks of a module, run in the one process whose kernels are interpreted."""
+"""The fixture `interpret`: runs checks of a module in the one process whose kernels are interpreted."""
 
 from __future__ import annotations
 

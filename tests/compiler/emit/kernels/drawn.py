@@ -41,7 +41,7 @@ def _draws(queue: Any, drawn: Any, num_tiles: Any, PROGRAMS: tl.constexpr) -> No
 
 
 def tickets(tiles: int, programs: int) -> None:
-    """Tickets are those of the simulation, then none for each program; after the last the queue is 0 again."""
+    """Tickets equal the simulation, then each program gets none; after the last one the queue is 0 again."""
     expected = legs(tiles, programs)
     queue, drawn = torch.zeros(4, dtype=torch.int32), torch.zeros(len(expected) + programs, 3, dtype=torch.int32)
     for _ in range(2):  # the second launch finds the queue as the first did

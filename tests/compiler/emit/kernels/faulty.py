@@ -148,7 +148,7 @@ def _made(source: Any, target: Any, rows: Any, BY: tl.constexpr, BLOCK: tl.const
 def descriptors() -> None:
     source, target = torch.arange(30 * 16.0).view(30, 16), torch.zeros(30, 16)
     first, second = (TensorDescriptor.from_tensor(tensor, [8, 16]) for tensor in (source, target))
-    _move[(4,)](first, second, 1, 8)  # of the last block, two rows are outside, and left alone
+    _move[(4,)](first, second, 1, 8)  # two rows of the last block are outside, and stay unchanged
     assert torch.equal(source, target)
     target.zero_()
     _made[(4,)](source, target, 30, 1, 8)

@@ -1,23 +1,24 @@
-"""The gate: what a kernel's machine code must show before it is trusted, found without a GPU.
+"""The gate: properties that a kernel's machine code must have, checked without a GPU.
 
 A wrapper of the emitted module is called with meta tensors, its launches are recorded instead of run, and each is
 compiled for a target exactly as a launch would be (Triton's own binder specialises the arguments).
 
-On sm_90, which the launches are chosen for, the code must show:
+On sm_90, for which launch parameters are chosen, the code must have:
 
 - no spills: STACK:0, no LDL or STL;
-- where the kernel multiplies matrices of 16-bit numbers HGMMA, the warpgroup product, of 8-bit ones QGMMA, and no HMMA,
-  the old one; in FP32 none, for all would round to TF32;
+- for products of 16-bit matrices HGMMA (warpgroup product), for 8-bit ones QGMMA, and never HMMA, the older one;
+  for FP32 none of these, as all would round to TF32;
 - sums of 8-bit products moved out of the tensor cores' short accumulator every 128;
-- UTMALDG and UTMASTG, copies by the tensor memory accelerator, where tensor descriptors load and store;
-- USETMAXREG where warps are to be specialised, which Triton may leave out without a word;
-- shared memory within the 227 KiB a block may have (compiling does not fail above it);
-- what the kernel's family says that it streams (`STREAMS` in compiler/emit/kernels/<family>.py), as loads and stores
-  of PTX that begin so; where rows are wide and all begin at 16 bytes, the loads among them take 16 bytes.
+- UTMALDG and UTMASTG, copies by the tensor memory accelerator, for loads and stores of tensor descriptors;
+- USETMAXREG if warps are to be specialised, which Triton may silently leave out;
+- at most 227 KiB of shared memory per block (compiling does not fail above it);
+- the streaming loads and stores of the kernel's family (`STREAMS` in compiler/emit/kernels/<family>.py), as
+  prefixes of PTX instructions; if rows are wide and aligned to 16 bytes, these loads are 16 bytes wide.
 
-On sm_100 the same but for the last, by the products of its tensor memory. For sm_80 and gfx942 it compiles; neither has
-products of E4M3. What it takes there is in the verdict. On gfx942 two stages of a pipeline at most: its programs have
-64 KiB of shared memory, and LLVM takes 17 s for the seven of sm_90.
+On sm_100 the same holds except for the last property, and products are those of its tensor memory. For sm_80 and
+gfx942, which have no products of E4M3, the code must only compile; the verdict has the resources that it takes. On
+gfx942 a pipeline has at most two stages: a program has 64 KiB of shared memory, and LLVM would take 17 s to compile the
+seven stages of sm_90.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ Streams = Mapping[str, tuple[str, ...]]  # name of a kernel → how its streamin
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device to compile for. `products`: the instruction for operands of each dtype; none are read if it is empty."""
+    """A device to compile for. `products`: the instruction by operand dtype; if empty, products are not checked."""
 
     name: str
     gpu: GPUTarget
     products: tuple[tuple[str, str], ...] = ()
     eight_bits: bool = False
-    strict: bool = False  # whether the launches are to fit it: no spills, and shared memory for a block
+    strict: bool = False  # whether launches must fit the target: no spills, and no more shared memory than a block has
     shared_bytes: int = 0  # of a block
     shared_bytes_sm: int = 0  # of an SM; each block takes 1 KiB more than it asks for
     stages: int = 8  # of a pipeline, at most
@@ -126,7 +127,7 @@ class Gate:
     ) -> tuple[Verdict, ...]:
         """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
 
-        Launches with operands of eight bits have none on targets without. `streams`: those of the op's family, if not
+        Launches with 8-bit operands have none on targets without them. `streams`: defaults to those of the op's family
         given.
         """
         target, streams = self._target, streams_of(op) if streams is None else streams
@@ -143,7 +144,7 @@ class Gate:
 
 
 def streams_of(op: str) -> Streams:
-    """What the family of an op, the module that has its row of KERNELS, says that its kernels stream."""
+    """`STREAMS` of an op's family, the module with its row of KERNELS."""
     streams: Streams = vars(sys.modules[KERNELS[op].__module__]).get("STREAMS", {})
     return streams
 
@@ -154,7 +155,7 @@ def judge(launch: Launch, target: Target = SM_90, streams: Streams | None = None
 
 
 def key_of(launch: Launch, target: Target, streams: Streams | None = None) -> str:
-    """What a verdict follows from, beside this module and the version of Triton."""
+    """The inputs of a verdict, besides this module and the version of Triton."""
     source, options = _source_of(launch, target)
     held_to = _streams(launch, target, streams), launch.streams_rows
     return f"{launch.name} {target.name} {source.hash()} {sorted(options.items())} {held_to}"
@@ -166,9 +167,9 @@ def _streams(launch: Launch, target: Target, streams: Streams | None) -> tuple[s
 
 def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict:
     try:
-        with redirect_stdout(sys.stderr):  # where Triton prints what does not assemble
+        with redirect_stdout(sys.stderr):  # Triton prints code that does not assemble
             compiled = _compile(launch, target)
-    except Exception as error:  # whatever the compilers throw, it is the kernel's
+    except Exception as error:  # any exception of a compiler is a failure of the kernel
         first, *_ = str(error).strip().splitlines() or [repr(error)]
         assembler = re.search(r"line \d+; error *: (.*)", str(error))
         return Verdict(launch.name, target.name, (f"does not compile: {assembler[1] if assembler else first}",))
@@ -214,7 +215,7 @@ def occupancy(target: Target, registers: int, shared_bytes: int, threads: int) -
 
 
 def _of_products(target: Target, ttir: str, instructions: frozenset[str]) -> list[str]:
-    """What is wrong with how matrices are multiplied."""
+    """Faults of matrix products."""
     meant = products(ttir)
     assert len(meant) == len(re.findall(r"= tt\.dot ", ttir)), "a product that was not understood"
     names = "·".join(sorted({product.dtype for product in meant}))
@@ -231,7 +232,7 @@ def _of_products(target: Target, ttir: str, instructions: frozenset[str]) -> lis
 
 
 def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[str]:
-    """What was asked for and is not there: copies by descriptor, and specialised warps."""
+    """Missing features: copies by descriptor, and specialised warps."""
     asked = {
         "tt.descriptor_load": "UTMALDG",
         "tt.descriptor_store": "UTMASTG",
@@ -246,7 +247,7 @@ def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[
 
 
 def _of_streams(streams: tuple[str, ...], found: tuple[Move, ...], in_rows: bool) -> list[str]:
-    """What is wrong with loads and stores of what is touched once."""
+    """Faults of loads and stores of data that is touched once."""
     failures = []
     for text in streams:
         these = [move for move in found if move.text.startswith(text)]

@@ -68,8 +68,8 @@ class Launch:
 
     @property
     def streams_rows(self) -> bool:
-        """Whether its tensors begin at multiples of 16 bytes, and so do their rows, and some have 512 bytes: what a
-        warp loads at once, 16 bytes a thread. Triton knows of a view's stride only whether 16 divides it."""
+        """Whether its tensors and their rows are aligned to 16 bytes, and some rows have 512 bytes: the width of a
+        warp's load, 16 bytes per thread. Triton only knows of a view's stride whether 16 divides it."""
 
         def steps(tensor: torch.Tensor) -> list[int]:
             pairs = zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,5 +1,5 @@
-"""What compiled code shows: of Triton's own text which products and descriptors were meant, of PTX how it loads and
-stores, of SASS the instructions and what they take. SASS is read with the `cuobjdump` of the Triton wheel.
+"""Reads compiled code: products and descriptors from Triton's own text, loads and stores from PTX, and from SASS the
+instructions and resources. SASS is read with the `cuobjdump` of the Triton wheel.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import triton
 
 PRODUCTS = re.compile(r"[A-Z]*MMA\Z")  # HMMA of 16-bit numbers, HGMMA by warpgroups, QGMMA of 8-bit ones, UTC…MMA
-# Where PTX has none of these, SASS has nothing that a verdict tells of: no products, no asynchronous copies, no change
-# of registers. Spills are seen without it, as a stack.
+# If PTX has none of these, SASS need not be read: it has none of the instructions that a verdict reports (products,
+# asynchronous copies, changes of the register count). Spills show without SASS, as the size of the stack.
 REPORTED_IN_PTX = re.compile(r"mma|cp\.async|setmaxnreg")
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A `tl.dot`: its operands, "bf16", "f8E4M3FN" or "f32"; `depth` of each: how many products are summed at once."""
+    """A `tl.dot`: its operands' dtype, "bf16", "f8E4M3FN" or "f32"; `depth`: number of products summed at once."""
 
     dtype: str
     depth: int
@@ -72,7 +72,7 @@ def threads(ptx: str) -> int:
 
 
 def usage_of(cubin: bytes) -> dict[str, int]:
-    """What its kernel takes, such as REG and STACK."""
+    """The resources of a kernel by name, such as REG and STACK."""
     text = _cuobjdump("-res-usage", cubin)
     usage = {key: int(value) for key, value in re.findall(r"\b([A-Z]+)(?:\[0\])?:(\d+)", text)}
     assert {"REG", "STACK"} <= set(usage), "cuobjdump showed no kernel"
@@ -81,7 +81,7 @@ def usage_of(cubin: bytes) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One of SASS: its address, whether a predicate guards it, its name (`HGMMA.64x256x16.F32.BF16`), its operands."""
+    """An instruction of SASS: address, whether a predicate guards it, name (`HGMMA.64x256x16.F32.BF16`), operands."""
 
     address: int
     guarded: bool
@@ -107,20 +107,20 @@ def names_of(instructions: Iterable[Instruction]) -> frozenset[str]:
 
 
 def idle_of(instructions: Sequence[Instruction]) -> int:
-    """How many instructions a warp issues in a round of a loop while no product of its warpgroup runs.
+    """The number of instructions a warp issues per loop iteration while no product of its warpgroup runs.
 
-    They stand between a wait that leaves no product running (`WARPGROUP.DEPBAR.LE gsb0, 0x0`) and the next product,
-    round the end of the loop. Loops are innermost ones with products; the most of any of them counts. What a branch may
-    leave out is left out: a loop over tiles and their columns ends a tile in few of its rounds. 0: a product always has
-    another one behind it, or no loop multiplies by warpgroups.
+    They are between a wait for all products (`WARPGROUP.DEPBAR.LE gsb0, 0x0`) and the next product,
+    also across the end of the loop. Only innermost loops with products count; the result is their maximum. Code that a
+    branch may skip is not counted: a loop over tiles and their columns ends a tile in few iterations. 0: each product
+    is followed by another one, or no loop has warpgroup products.
     """
     return max((_idle(loop) for loop in _loops(instructions)), default=0)
 
 
 def _loops(instructions: Sequence[Instruction]) -> list[Sequence[Instruction]]:
-    """Innermost loops that multiply by warpgroups: from the target of a guarded branch back to the branch.
+    """Innermost loops with warpgroup products: from the target of a guarded branch back to the branch.
 
-    An unguarded branch back ends what waits for a copy beside the loop.
+    An unguarded branch back ends out-of-line code that waits for a copy.
     """
     at = {each.address: place for place, each in enumerate(instructions)}
     spans = []
@@ -161,7 +161,7 @@ def _shortest(loop: Sequence[Instruction]) -> list[Instruction]:
 
 
 def _target(instruction: Instruction) -> int:
-    """The address that a branch goes to; -1 of what is no branch."""
+    """The target address of a branch; -1 if the instruction is not a branch."""
     found = re.search(r"\b0x([0-9a-f]+)\s*$", instruction.operands) if instruction.name == "BRA" else None
     return int(found[1], 16) if found else -1
 

@@ -1,4 +1,4 @@
-"""A kernel file as it is emitted, small: the gate passes it as it stands, and refuses it with each fault put in."""
+"""A small emitted kernel file: the gate accepts it unchanged, and refuses it with any of the inserted faults."""
 
 import triton
 import triton.language as tl

@@ -1,19 +1,19 @@
 """Checks of the emitted kernels in Triton's interpreter. They run in a process of their own, with TRITON_INTERPRET=1.
 
 The reference is the op in `runtime.ops`, or the update in `runtime.state.optimizers`, in FP64 on the same numbers. The
-bounds are those of rounding, not chosen: with u = 2⁻²⁴ of FP32, a sum of n products is off by at most n·u times the
-sum of their magnitudes, whatever the order of its terms, and each further operation adds one u; storing adds half a
+bounds follow from rounding: with u = 2⁻²⁴ of FP32, the error of a sum of n products is at most n·u times the
+sum of their magnitudes in any order, and each further operation adds one u; storing adds half a
 unit in the last place of the dtype.
 
-What a family of kernels, compiler/emit/kernels/<family>.py, has beside its `OPS`:
+A family of kernels, compiler/emit/kernels/<family>.py, has besides its `OPS`:
 
 - tests/compiler/emit/kernels/checks_<family>.py, functions that check its ops with the tools of this module, and in it
-  the literal `CHECKED = ("rmsnorm", "rmsnorm_dgrad", …)`: the ops they check. Each row of KERNELS is to be in one such
+  the literal `CHECKED = ("rmsnorm", "rmsnorm_dgrad", …)`: the ops they check. Each row of KERNELS must be in one such
   tuple.
 - tests/compiler/emit/kernels/test_<family>.py, which calls them through the fixture `interpret`.
-- in <family>.py, where a kernel streams, the literal `STREAMS = {"_forward": ("ld.global.L1::evict_first",
-  "st.global.cs"), …}`: by the name of the @triton.jit function, how instructions of its PTX begin. The gate wants each
-  on sm_90; and where rows of a launch are wide and all begin at 16 bytes, that the loads take 16 bytes at a time.
+- in <family>.py, if a kernel streams, the literal `STREAMS = {"_forward": ("ld.global.L1::evict_first",
+  "st.global.cs"), …}`: prefixes of PTX instructions by name of the @triton.jit function. The gate requires each
+  on sm_90; if rows of a launch are wide and aligned to 16 bytes, the loads must be 16 bytes wide.
 
 Each row of KERNELS is called by a shipped spec (compiler/emit/kernels/calls.py), or has its reason in test_gate.py.
 """

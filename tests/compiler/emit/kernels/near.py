@@ -1,6 +1,6 @@
 """Error bounds of the attention kernels, computed by running their steps on numbers that carry an error bound.
 
-What turns is turned in FP32 and rounded to the dtype, products read that dtype and add up in FP32, weights and
+Rotations are computed in FP32 and rounded to the dtype. Products read that dtype and add up in FP32. Weights and
 gradients of scores are rounded before the products that read them. With U = 2⁻²⁴ a sum of n products is off by at most
 n·U of the sum of their magnitudes, and each further operation adds one U of its result; 2^x of the hardware is off by
 4·U.
@@ -92,8 +92,8 @@ FREE = Bounds()
 
 
 def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
-    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PQC, k_PSC -> PQS;
-    without documents and positions, one SS says what is not seen."""
+    """(logits, their derivative before a softcap, mask of unseen keys). Of P heads: q_PQC, k_PSC -> PQS;
+    without documents and positions, the mask is one SS."""
     S, C = k.exact.shape[1:]
     key, cap = torch.arange(S), bounds.softcap
     position = (key if bounds.positions_PQ is None else bounds.positions_PQ)[..., None]
@@ -104,7 +104,7 @@ def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
     if not cap:
         return scores, Near.of(torch.ones(())), unseen
     # tanh(x) = 1 - 2 / (1 + e^2x): e^2x is off by 4·U and by its argument's 3·U·2x, which moves tanh by less than half
-    # of each; a sum, a quotient of at most 2 (in hardware off by 2·U of it) and a difference follow.
+    # each; then a sum, a quotient of at most 2 (error 2·U in hardware) and a difference.
     bent = Near(torch.tanh(scores.exact / cap), scores.off / cap + 12 * U)
     slope = Near(1 - bent.exact.square(), 2 * bent.off + 4 * U)
     return bent.rounded(operations=1).map(lambda x: x * cap), slope, unseen
@@ -118,14 +118,14 @@ def exponents(x: Near, largest: Tensor) -> Tensor:
 def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE) -> tuple[Near, Near]:
     """o_PQV, lse_PQ1 of turned q and k."""
     (scores, _, unseen), S = scores_of(q, k, bounds), k.exact.shape[1]
-    if bounds.sinks_P is not None:  # a key that all see, whose value is 0
+    if bounds.sinks_P is not None:  # a key that all queries see, with the value 0
         sinks = Near.of(bounds.sinks_P[:, None, None].expand(-1, q.exact.shape[1], 1)).rounded(operations=2)
         scores, unseen = cat(scores, sinks), torch.cat([unseen, torch.zeros_like(unseen[..., :1])], -1)
         v = v.map(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 1)))
     exact = scores.exact.masked_fill(unseen, -torch.inf)
     lse = exact.logsumexp(-1, keepdim=True)
     weights, largest = (exact - lse).exp(), scores.most.masked_fill(unseen, 0).amax(-1, keepdim=True)
-    # Each of at most S/16 + 1 blocks shrinks what the earlier ones gave by a factor of its own.
+    # Each of at most S/16 + 1 blocks scales the results of the earlier ones.
     shrunk = (S // 16 + 1) * 6 * U + 8 * U * largest
     each = (1 + exponents(scores, largest)) * (1 + shrunk) - 1
     total = (weights * each).sum(-1, keepdim=True) + (S + 2) * U
@@ -137,14 +137,14 @@ def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE)
 
 
 def gives_peaks(op: str, arguments: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> Tensor:
-    """The largest logit of each head, by the kernel that gives the same bits as the op's own besides."""
+    """The largest logit of each head. Asserts that the other results are bit-identical to those of the plain op."""
     o, largest, lse = run(f"{op}_peaks", *arguments)
     assert torch.equal(o, results[0]) and torch.equal(lse, results[1])
     return largest
 
 
 def peaks(q: Near, k: Near, bounds: Bounds, heads: int) -> Near:
-    """The largest logit of each head of all sequences, H: no further off than the logit that is off most."""
+    """The largest logit of each head over all sequences, H. Its error is at most the largest error of a logit."""
     scores, _, unseen = scores_of(q, k, bounds)
     largest, off = scores.exact.masked_fill(unseen, -torch.inf), scores.off.masked_fill(unseen, 0)
     return Near(largest.amax((1, 2)).view(-1, heads).amax(0), off.amax((1, 2)).view(-1, heads).amax(0))

@@ -1,11 +1,11 @@
 """Makes Triton's interpreter (3.6 and 3.9) round BF16 and E4M3 as the hardware does. To be imported before any launch.
 
-As it comes, the interpreter adds and multiplies BF16 numbers as the bit patterns it stores them in, feeds such
+Unpatched, the interpreter adds and multiplies BF16 numbers as the bit patterns it stores them in, passes such
 patterns to `tl.dot`, drops the low bits of an FP32 number instead of rounding it, and neither rounds nor saturates
-E4M3. Here every cast is torch's, to the nearest and of two to the even one, every BF16 operation is one of FP32
+E4M3. Here every cast is torch's, to nearest with ties to even, every BF16 operation is an FP32 operation
 followed by such a cast, and `tl.dot` multiplies and sums in FP32.
 
-A cast to eight bits saturates, as `cvt.rn.satfinite` does: what is too large, infinity too, becomes the largest number
+A cast to eight bits saturates, as `cvt.rn.satfinite` does: too large numbers and infinity become the largest number
 of its sign; NaN becomes the one NaN without a sign.
 """
 
@@ -46,7 +46,7 @@ def convert_float(values: np.ndarray, source: Any, target: Any, rounding: Any) -
 
 
 def _numbers(handle: Any) -> np.ndarray:
-    """What a handle holds, as numbers that numpy can add: FP32 where it holds bit patterns."""
+    """The values of a handle as numbers that numpy can add: FP32 if it holds bit patterns."""
     scalar = handle.dtype.scalar
     if scalar not in TORCH or scalar in (tl.float32, tl.float16):
         return handle.data

@@ -21,17 +21,17 @@ from dsl.schema import Spec
 from dsl.schema.run import Fusion
 from tests.specs.shipped import RUNS, SPECS
 
-ROWS = 32768  # received by an expert rank: a multiple of 16, which Triton is told of
+ROWS = 32768  # rows received by an expert rank: a multiple of 16, which Triton specialises on
 ODD_ROWS = (1023, 1)  # neither is a multiple of 16
 
-Variant = tuple[str, str, tuple[str, ...]]  # file, run, what is set otherwise
+Variant = tuple[str, str, tuple[str, ...]]  # file, run, overrides
 
 UNFUSED = f"unfused=[{', '.join(get_args(Fusion))}]"
 MASKED = "data.documents=masked"
 PLACED = 'parallel.placement="placement.json"'
 CONTEXT = "parallel.context=2"
 
-# Every run as it is and in other precisions; without fusion, and with what is fused on demand.
+# Every run unchanged and in other precisions; without fusion, and with optional fusions.
 OTHERWISE: tuple[tuple[str, ...], ...] = (
     (),
     ("precision=bf16",),
@@ -57,7 +57,7 @@ CLIPPED = "train.optimizer.qk_clip=100"
 CONTEXT_LAPTOP = (*SMALL, CONTEXT, "parallel.pipeline=1", MASKED)
 BOUNDED = (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS, NEMOTRON, GPT_2)
 LARGE = ("deepseek-v3.dsc", "llama3-8b.dsc")
-ON_DEVICES = tuple(each for each in RUNS if each[0] != "r1-tiny.dsc")  # whose second run writes completions, on CPUs
+ON_DEVICES = tuple(each for each in RUNS if each[0] != "r1-tiny.dsc")  # the second run generates completions, on CPUs
 VARIANTS: tuple[Variant, ...] = (
     *((file, run, values) for file, run in ON_DEVICES for values in OTHERWISE),
     ("quickstart.dsc", "quickstart", ("train.sequence=127", "train.micro_batch=1")),  # an odd number of tokens
@@ -84,7 +84,7 @@ VARIANTS: tuple[Variant, ...] = (
         for values in ((), ("precision=fp32",))
     ),
     *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, *values)) for values in ((), ("precision=bf16",))),
-    # Logits of which the largest of each head is found.
+    # Runs that need the largest logit of each head.
     *(
         ("llama3-8b.dsc", "pretrain", (*model, CLIPPED, *values))
         for model in ((), MISTRAL)
@@ -110,10 +110,10 @@ SAMPLE: tuple[Variant, ...] = (
     ("laptop-gqa.dsc", "laptop_gqa", (*CONTEXT_LAPTOP, "precision=bf16")),
 )
 
-# Rows of KERNELS that no spec calls, and the op at whose arguments they go through the gate.
+# Rows of KERNELS that no spec calls, and the op whose arguments the gate uses for them.
 NOT_IN_A_SPEC: dict[str, str] = {
-    "quantise_columns": "quantise",  # half of quantise_both, the other half being quantise: what its tests compare with
-    "quantise_kept_e5m6": "quantise_e5m6",  # in attention where heads are a tile wide, as those of all specs are
+    "quantise_columns": "quantise",  # half of quantise_both (the other half is quantise): its tests compare with it
+    "quantise_kept_e5m6": "quantise_e5m6",  # part of attention if heads are a tile wide, as in all specs
 }
 
 
@@ -123,7 +123,7 @@ def calls_in(spec: Spec) -> tuple[KernelCall, ...]:
 
 
 def by_number(spec: Spec) -> ExpertPlacement:
-    """The placement that gives each expert rank as many experts as every other, in the order of their numbers."""
+    """The placement that gives each expert rank equally many experts, in numerical order."""
     found = {}
     for name, ffn in layers_with_experts(spec):
         size = ffn.experts // spec.parallel.expert
@@ -137,7 +137,7 @@ def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tup
     spec = load(SPECS / file, run, [value for value in values if value != UNFUSED])
     if PLACED in values:
         spec = with_expert_placement(spec, by_number(spec))
-    if UNFUSED in values:  # all names, of which a spec may only have those of ops that it fuses
+    if UNFUSED in values:  # all names; a spec may only list ops that it fuses
         spec = spec.model_copy(update={"unfused": get_args(Fusion)})
     found = [call for call in calls_in(spec) if call.op in KERNELS]
     found += [replace(call, op=op) for op, other in NOT_IN_A_SPEC.items() for call in found if call.op == other]

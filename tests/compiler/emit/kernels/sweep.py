@@ -3,9 +3,9 @@
     python -m tests.compiler.emit.kernels.sweep [--format json] [--spec quickstart] [--op rmsnorm] [--target sm_90]
 
 with the Triton that is first on PYTHONPATH. A spec runs in its own precision, in bf16 and in fp32. A launch is compiled
-once for a target and the arguments it is specialised for, whatever specs and ops make it. What passed is kept in
-.triton/verdicts, so that a run that was stopped goes on, and the next takes what did not change from there. Ends with a
-table of ops and targets, and what failed; the exit code says whether anything did. 5,600 launches, 23 minutes on two
+once per target and specialised arguments, even if several specs and ops share it. Passed launches are stored in
+.triton/verdicts, so that a stopped run continues, and the next one reuses what did not change. Ends with a
+table of ops and targets, and the failures; the exit code is 1 if anything failed. 5,600 launches, 23 minutes on two
 cores.
 """
 
@@ -46,7 +46,7 @@ COLUMNS = ("launches", "failed", "registers", "shared")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One launch to compile: of those that a call makes with a number of rows, the one at `index`."""
+    """One launch to compile: the one at `index` among the launches of a call with a number of rows."""
 
     key: str
     file: KernelFile
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(slots=True)
 class Sweep:
-    """What is to be compiled, each launch once, and what is known of it."""
+    """The launches to compile, each once, and the known verdicts."""
 
     rows: list[Row] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)  # by key
@@ -86,7 +86,7 @@ class Sweep:
 
 
 def plan(variants: Iterable[Variant], targets: Sequence[Target], ops: str = "") -> Sweep:
-    """The launches of each distinct call for each target. What cannot be planned, emitted or launched has failed."""
+    """The launches of each distinct call for each target. Calls that cannot be planned, emitted or launched fail."""
     sweep = Sweep()
     seen: set[tuple[KernelCall, int]] = set()
     for spec, run, values in variants:
@@ -133,7 +133,7 @@ def launches(file: KernelFile, call: KernelCall, rows: int) -> tuple[Launch, ...
 
 
 def verdict_of(job: Job) -> Verdict:
-    """Compiles one launch; keeps nothing of it, for all of them are gigabytes."""
+    """Compile one launch and discard the result, as all results together would take gigabytes."""
     target = next(target for target in TARGETS if target.name == job.target)
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
@@ -152,11 +152,11 @@ def _of_the_gate() -> str:
     return f"{triton.__version__} {text}"
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- stored verdicts
 
 
 def recall(path: Path) -> dict[str, Verdict]:
-    """Verdicts by their keys. The last line is torn where a run was killed as it wrote."""
+    """Verdicts by their keys. The last line may be incomplete, if a run was killed while it wrote the line."""
     found: dict[str, Verdict] = {}
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):
@@ -179,7 +179,7 @@ def complete(sweep: Sweep, path: Path, processes: int, done: Callable[[Job, Verd
         (job for key, job in sweep.jobs.items() if key not in kept), key=lambda job: order.index(job.target)
     )
     with path.open("a") as file:
-        file.write("\n")  # behind a torn line
+        file.write("\n")  # after an incomplete line
 
         def answered(task: workers.Task, answer: workers.Answer) -> None:
             job = sweep.jobs[task["key"]]
@@ -197,12 +197,12 @@ def complete(sweep: Sweep, path: Path, processes: int, done: Callable[[Job, Verd
         workers.run(WORKER, tasks, processes, LIMIT_S, math.inf, answered)
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 
 def table(sweep: Sweep, colour: bool) -> str:
-    """A line for each op, of each target: how many distinct launches, how many of them failed, and the most that one
-    takes: registers of a thread, bytes of shared memory of a program. Then every failure."""
+    """A line for each op: for each target the number of distinct launches, of failed ones, and the maximum that one
+    uses: registers per thread, bytes of shared memory per program. Then every failure."""
     keys: dict[str, dict[str, set[str]]] = {}
     for row in sweep.rows:
         keys.setdefault(row.op, {}).setdefault(sweep.verdicts[row.key].target, set()).add(row.key)
@@ -229,7 +229,7 @@ def table(sweep: Sweep, colour: bool) -> str:
             kernel = f"{row.file}.{verdict.kernel}" if row.file else verdict.kernel or row.spec
             what = f"{red}{kernel} on {verdict.target} {failure}{plain}"
             where.setdefault(what, []).append(f"{row.call or 'all'} of {row.spec}")
-    text += [f"{what}: {of[0]}" + f", and {len(of) - 1} more" * (len(of) > 1) for what, of in where.items()]
+    text += [f"{what}: {calls[0]}" + f", and {len(calls) - 1} more" * (len(calls) > 1) for what, calls in where.items()]
     return "\n".join(line.rstrip() for line in text)
 
 
@@ -238,7 +238,7 @@ def _takes(verdict: Verdict) -> tuple[int, int]:
 
 
 class Progress:
-    """A line on stderr, which a terminal overwrites; elsewhere one every half a minute. Failures as they are found."""
+    """Shows progress on stderr: one line updated in place on a terminal, else a line every 30 s; failures at once."""
 
     def __init__(self, total: int, done: int, failed: int) -> None:
         self.total, self.done, self.failed = total, done, failed

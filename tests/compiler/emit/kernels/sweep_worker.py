@@ -1,4 +1,4 @@
-"""A process of `tests.compiler.emit.kernels.sweep`: a line of stdin is a launch, what it is answered with the verdict
+"""A process of `tests.compiler.emit.kernels.sweep`: it reads a launch per line from stdin, and answers with the verdict
 on it."""
 
 from __future__ import annotations

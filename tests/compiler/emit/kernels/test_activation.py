@@ -35,8 +35,8 @@ def test_each_byte_is_moved_once(interpret: Interpret, op: str) -> None:
     interpret(CHECKS, "moves_each_byte_once", op)
 
 
-def test_constants_are_told_apart() -> None:
-    """Files of one build have names that differ where their texts do."""
+def test_different_constants_give_different_names() -> None:
+    """Kernel files of a build with different texts have different names."""
     h = Buffer("h", ("R", 64), "bfloat16")
     constants = (
         (7.0, 1.702, 1.0),

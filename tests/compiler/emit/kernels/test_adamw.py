@@ -24,5 +24,5 @@ def test_adamw(
     interpret(CHECKS, "adamw", moments, elements, rounded, factor, decay, step)
 
 
-def test_nan_stays_where_it_is(interpret: Interpret) -> None:
+def test_nan_does_not_spread(interpret: Interpret) -> None:
     interpret(CHECKS, "gradients_that_are_no_numbers")

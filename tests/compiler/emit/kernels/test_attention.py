@@ -39,8 +39,8 @@ def test_mla(interpret: Interpret, dtype: torch.dtype, sizes: tuple[int, ...]) -
 @pytest.mark.parametrize(
     "sizes",
     [
-        (1, 256, 1, 128, 64, 128),  # whole blocks of V3's widths, dk and dv apart
-        (2, 300, 2, 24, 16, 40),  # several blocks, the last one not full; widths that are no powers of two
+        (1, 256, 1, 128, 64, 128),  # whole blocks of V3's widths, separate kernels for dk and dv
+        (2, 300, 2, 24, 16, 40),  # several blocks, the last one partial; widths that are not powers of two
         (1, 200, 9, 10, 6, 5),
     ],
 )
@@ -86,7 +86,7 @@ def test_gqa_in_several_blocks(interpret: Interpret, sizes: tuple[int, ...]) -> 
     interpret(CHECKS, "gqa", BF16, sizes)
 
 
-# B, S, kv heads, query heads of each, columns; window, softcap, whether there are sinks.
+# B, S, kv heads, query heads per kv head, columns; window, softcap, whether there are sinks.
 BOUNDED = [
     ((2, 37, 2, 3, 10), 5, 0.0, False),
     ((2, 37, 2, 3, 10), 1, 0.0, True),  # each query sees its own key and the sink
@@ -103,7 +103,7 @@ IN_BLOCKS = [
     ((1, 300, 1, 1, 32), 129, 0.0, True),
     ((1, 300, 1, 1, 32), 1, 0.0, True),
     ((1, 30, 1, 1, 32), 1, 0.0, False),  # every weight is 1, so queries and keys have no gradient
-    ((1, 256, 1, 1, 128), 64, 0.0, False),  # whole blocks, dk and dv apart
+    ((1, 256, 1, 1, 128), 64, 0.0, False),  # whole blocks, separate kernels for dk and dv
     ((1, 150, 1, 1, 32), 300, 8.0, True),
     ((1, 140, 1, 2, 256), 70, 20.0, True),  # Gemma 2's widest heads
 ]
@@ -129,7 +129,7 @@ def test_gqa_of_wide_heads(interpret: Interpret) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 9])
-def test_a_sink_of_minus_infinity_is_none(interpret: Interpret, window: int) -> None:
+def test_a_sink_of_minus_infinity_has_no_effect(interpret: Interpret, window: int) -> None:
     interpret(CHECKS, "sinks_of_nothing", (1, 150, 2, 2, 16), window)
 
 
@@ -138,7 +138,7 @@ def test_random_bounds(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "random_bounds", seed)
 
 
-def test_a_window_moves_what_its_tiles_need(interpret: Interpret) -> None:
+def test_a_window_moves_only_the_tiles_that_it_needs(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_windows_need")
 
 
@@ -169,15 +169,17 @@ def test_bits_of_the_shared_key_are_equal(interpret: Interpret) -> None:
 
 @dtypes
 @pytest.mark.parametrize(("op", "sizes"), SHORT)
-def test_sequences_are_apart(interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]) -> None:
+def test_sequences_do_not_affect_each_other(
+    interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]
+) -> None:
     interpret(CHECKS, "sequences_are_apart", op, dtype, sizes)
 
 
-def test_moves_what_tiles_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_of_needed_tiles(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_tiles_need")
 
 
-# ---------------------------------------------------------------- what is emitted
+# ---------------------------------------------------------------- emitted text
 
 
 def mla_arguments(S: int, H: int, nope: int, rope: int, value: int, dtype: str = "bfloat16") -> tuple[Any, ...]:
@@ -247,8 +249,8 @@ def test_tiles_of_wide_heads_in_fp32_are_small() -> None:
     assert [tile(width, True) for width in (32, 64, 128)] == [(32, 32), (32, 32), (16, 16)]
 
 
-def test_bounds_are_told_apart() -> None:
-    """Files of one build have names that differ where their texts do; a window as wide as a sequence is none."""
+def test_different_bounds_give_different_names() -> None:
+    """Files of one build have different names if their texts differ; a window as wide as a sequence has no effect."""
     bounds = [(64, 0.0, False), (65, 0.0, False), (0, 0.0, False), (0, 0.0, True), (64, 2.5, True), (64, 25.0, True)]
     files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *each), 132) for each in bounds]
     assert len({file.name for file in files if file}) == len({file.source for file in files if file}) == len(files)
@@ -266,7 +268,7 @@ def test_heads_that_are_too_wide_have_no_kernel() -> None:
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_queues_of_a_window(tmp_path: Path, rising: bool) -> None:
-    """Tiles count what a window leaves of them: programs are done at nearly the same time."""
+    """Tiles are weighed by what a window leaves of them: programs end at nearly the same time."""
     file = emit_kernel("bounded_attention", bounded_arguments(4096, 64, 8, 64, 512, 0.0, False), 132)
     assert file
     tiles, starts = (x.tolist() for x in load(file, tmp_path)._legs(64, 128, rising, 16, torch.device("cpu")))

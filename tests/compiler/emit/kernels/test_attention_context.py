@@ -69,9 +69,9 @@ BOUNDED = [
 ]
 BOUNDED_IN_BLOCKS = [
     ((1, 600, 1, 2, 64), 2, 0, (128, 64, 60), 100, 5.0, True),
-    ((1, 600, 1, 1, 32), 2, 0, (), 20, 0.0, False),  # a block of rows that are further apart than the window
+    ((1, 600, 1, 1, 32), 2, 0, (), 20, 0.0, False),  # a block with rows further apart than the window
     ((1, 512, 1, 1, 32), 2, 1, (127, 200), 130, 0.0, False),
-    ((1, 1024, 1, 1, 128), 4, 1, (), 64, 0.0, True),  # whole blocks, dk and dv apart
+    ((1, 1024, 1, 1, 128), 4, 1, (), 64, 0.0, True),  # whole blocks, separate kernels for dk and dv
     ((1, 280, 1, 2, 256), 2, 1, (60, 30), 70, 20.0, True),  # Gemma 2's widest heads
 ]
 
@@ -88,7 +88,7 @@ def test_bounded_in_several_blocks(interpret: Interpret, case: tuple[Any, ...]) 
 
 
 def test_whole_blocks_of_v3(interpret: Interpret) -> None:
-    """DeepSeek-V3's widths: dk and dv apart."""
+    """DeepSeek-V3's widths, with separate kernels for dk and dv."""
     interpret(CHECKS, "on_rank", "mla", BF16, (1, 512, 1, 128, 64, 128), 2, 1, (100, 30))
 
 
@@ -106,7 +106,7 @@ MANY = [("mla", (2, 200, 1, 16, 8, 16)), ("gqa", (2, 200, 1, 2, 16))]
 
 
 @pytest.mark.parametrize(("op", "sizes"), MANY)
-def test_whole_sequences_are_one_rank(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
+def test_whole_sequences_equal_attention_of_one_rank(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "whole_sequences_are_one_rank", op, sizes, (50, 70, 3))
 
 
@@ -116,15 +116,15 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize(("context", "rank"), [(2, 0), (4, 3)])
-def test_moves_what_ranks_need(interpret: Interpret, context: int, rank: int) -> None:
+def test_moves_only_the_bytes_that_ranks_need(interpret: Interpret, context: int, rank: int) -> None:
     interpret(CHECKS, "moves_what_ranks_need", context, rank)
 
 
-def test_moves_what_windows_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_that_windows_need(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_windows_need")
 
 
-# ---------------------------------------------------------------- what is emitted
+# ---------------------------------------------------------------- emitted text
 
 
 def mla_arguments(S: int, context: int, H: int, *places: Buffer | None) -> tuple[Any, ...]:
@@ -132,8 +132,8 @@ def mla_arguments(S: int, context: int, H: int, *places: Buffer | None) -> tuple
     return q, kv, Buffer("k_rope", (S, 64), "bfloat16"), S, H, 128, 64, 128, 0.0, *places
 
 
-def test_documents_leave_the_text_alone() -> None:
-    """Where documents begin is data, as positions are; numbers of queries have texts of their own."""
+def test_documents_do_not_change_the_kernel_text() -> None:
+    """Document starts and positions are data. A different number of queries gives a different text."""
     rows = Buffer("rows", (1024,), "int32")
     with_them, without = (emit_kernel("mla_attention", mla_arguments(4096, 4, 2, x, rows), 132) for x in (rows, None))
     fewer, whole = (

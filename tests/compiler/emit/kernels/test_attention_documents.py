@@ -1,4 +1,4 @@
-"""Attention that keeps documents of a sequence apart, against its reference ops. The checks are in checks_attention.py.
+"""Attention with separate documents in a sequence, against its reference ops. The checks are in checks_attention.py.
 
 Blocks are of 128 queries and 64 keys in the forward, in the backward of 128 queries or 128 keys; in FP32 of 16 or 32.
 """
@@ -16,7 +16,7 @@ CHECKS = "tests.compiler.emit.kernels.checks_attention"
 BF16, FP32 = torch.bfloat16, torch.float32
 
 dtypes = pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
-# Lengths of documents in a sequence of 300: what begins at, before and behind the edge of a block, and inside of one.
+# Lengths of documents in a sequence of 300: they begin at, before and after the edge of a block, and inside one.
 BORDERS = [(300,), (1,) * 100, (128, 64, 60), (127, 2, 62, 3), (63, 2, 126, 2), (5, 250), (256,)]
 
 
@@ -57,7 +57,7 @@ def test_one_token(interpret: Interpret, op: str) -> None:
 
 
 def test_whole_blocks_of_v3(interpret: Interpret) -> None:
-    """Whole blocks of DeepSeek-V3's widths: dk and dv apart."""
+    """Whole blocks of DeepSeek-V3's widths, with separate kernels for dk and dv."""
     interpret(CHECKS, "mla", BF16, (1, 256, 1, 128, 64, 128), (100, 30))
 
 
@@ -100,7 +100,7 @@ MANY = [("mla", (2, 150, 1, 16, 8, 16)), ("gqa", (2, 150, 1, 2, 16))]
 
 
 @pytest.mark.parametrize(("op", "sizes"), MANY)
-def test_one_document_is_none(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
+def test_one_document_equals_attention_without_documents(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "one_document_is_none", op, BF16, sizes)
 
 
@@ -109,5 +109,5 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
     interpret(CHECKS, "bits_are_equal", op, BF16, sizes, (50, 70, 3))
 
 
-def test_moves_what_documents_need(interpret: Interpret) -> None:
+def test_moves_only_the_bytes_that_documents_need(interpret: Interpret) -> None:
     interpret("tests.compiler.emit.kernels.checks_attention_documents", "moves_what_documents_need")

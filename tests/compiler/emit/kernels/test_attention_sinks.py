@@ -9,7 +9,7 @@ import pytest
 import torch
 
 SIZES = [
-    (2, 37, 2, 3, 10),  # B, S, kv heads, query heads of each, columns: nothing is a power of two
+    (2, 37, 2, 3, 10),  # B, S, kv heads, query heads per kv head, columns: no powers of two
     (1, 300, 1, 1, 64),
     (3, 5, 8, 8, 64),
     (1, 70, 20, 2, 256),  # more heads than a program has

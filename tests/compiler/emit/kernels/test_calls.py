@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("file", ["tiny.dsc", "laptop-gqa.dsc"])
-def test_are_those_of_the_emitted_segments(file: str) -> None:
+def test_calls_give_the_kernels_of_the_emitted_segments(file: str) -> None:
     spec = shipped(file)
     for segment in {use.segment.key: use.segment for use in make_plan(spec).uses}.values():
         files = [emit_kernel(call.op, call.arguments, num_sms(spec)) for call in calls_of(segment)]
@@ -79,7 +79,7 @@ def test_eight_bits(call: str, layouts: dict[int, TensorLayout]) -> None:
     assert {index: layout for index, layout in enumerate(match.layouts) if layout} == layouts
 
 
-def test_a_view_lies_in_the_tensor_it_is_of() -> None:
+def test_a_view_has_the_strides_and_offset_of_its_tensor() -> None:
     """The latent of V3 and the shared key of its heads are made by one product, [T, 512 + 64]."""
     (call,) = [call for call in found("rmsnorm") if call.arguments[0].shape == (4096, 512)]  # type: ignore[union-attr]
     assert call.layouts == (TensorLayout((576, 1)), None, None)

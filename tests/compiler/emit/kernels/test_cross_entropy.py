@@ -41,5 +41,5 @@ def test_linear_cross_entropy(interpret: Interpret, dtype: torch.dtype, rows: in
 @pytest.mark.parametrize(
     "check", ["what_is_no_number_stays_in_its_row", "logits_far_below_zero", "weights_at_any_address"]
 )
-def test_what_else_may_come(interpret: Interpret, dtype: torch.dtype, check: str) -> None:
+def test_unusual_inputs(interpret: Interpret, dtype: torch.dtype, check: str) -> None:
     interpret(CHECKS, check, dtype)

@@ -1,4 +1,4 @@
-"""What an emitted segment calls: the reference op on the CPU, the kernel of the build folder elsewhere."""
+"""Emitted segments call the reference op on the CPU, and the kernel of the build folder elsewhere."""
 
 from __future__ import annotations
 

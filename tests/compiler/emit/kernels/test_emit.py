@@ -49,7 +49,7 @@ def test_the_text_is_a_function_of_the_arguments(seed: str) -> None:
     assert found.stdout.decode().strip() == digest()
 
 
-def test_files_of_one_name_have_one_text() -> None:
+def test_equal_names_imply_equal_text() -> None:
     sources: dict[str, str] = {}
     for _, file in emitted().values():
         assert file.name.isidentifier()
@@ -75,8 +75,8 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_a_template_is_python(path: Path) -> None:
-    """Jinja lines are comments to Python, and what stands between its braces is a set of a set. What others include is
-    a piece of a file, without its docstring."""
+    """To Python, Jinja lines are comments, and text between its braces is a set of a set. An included template is
+    a part of a file, without a docstring."""
     text = path.read_text()
     tree = ast.parse(text)
     assert not path.name.endswith(".py.j2") or (ast.get_docstring(tree) and "{{" in text)
@@ -122,7 +122,7 @@ def test_where_no_kernel_applies_the_op_runs(op: str, arguments: tuple[Any, ...]
     assert emit_kernel(op, arguments, 132) is None
 
 
-def test_the_number_of_rows_leaves_the_text_alone() -> None:
+def test_the_number_of_rows_does_not_change_the_text() -> None:
     fixed, any_rows = Buffer("x", (4096, 64), "float32"), Buffer("x", ("R", 64), "float32")
     weight = Buffer("w", (64,), "float32")
     assert emit_kernel("rmsnorm", (fixed, weight, 1e-6), 132) == emit_kernel("rmsnorm", (any_rows, weight, 1e-6), 132)
@@ -157,6 +157,6 @@ def test_values_enter_as_literals() -> None:
     ],
     ids=["missing", "name", "object"],
 )
-def test_a_choice_that_is_no_text_is_refused(choice: KernelChoice) -> None:
+def test_an_invalid_kernel_choice_is_refused(choice: KernelChoice) -> None:
     with pytest.raises((AssertionError, ValueError, SyntaxError)):
         render(choice)

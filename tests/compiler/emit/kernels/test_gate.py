@@ -56,7 +56,7 @@ def test_every_kernel_is_called() -> None:
 
 
 def test_every_kernel_is_checked() -> None:
-    """Checks of each family name the kernels that they compare with their ops in the interpreter; together, all."""
+    """The checks of the families together name every kernel as compared with its op in the interpreter."""
     checked: set[str] = set()
     for path in HERE.glob("checks_*.py"):
         assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
@@ -97,7 +97,7 @@ def judged(op: str, dtype: str, source: str = SOURCE, target: Any = SM_90) -> Ve
         ("copy", "bf16", set(), 16),
     ],
 )
-def test_what_is_right_passes(op: str, dtype: str, instructions: set[str], load_bytes: int) -> None:
+def test_correct_kernels_pass(op: str, dtype: str, instructions: set[str], load_bytes: int) -> None:
     verdict = judged(op, dtype)
     assert not verdict.failures and set(verdict.instructions) == instructions and verdict.load_bytes == load_bytes
 
@@ -127,10 +127,10 @@ def test_other_targets() -> None:
 @pytest.mark.parametrize(
     ("op", "dtype", "old", "new", "failure"),
     [
-        # 128 × 256 sums in four warps: 256 registers a thread for the sums alone.
+        # 128 × 256 sums in four warps: the sums alone take 256 registers per thread.
         ("multiply", "bf16", '"BLOCK_K": 64, "num_warps": 8', '"BLOCK_K": 64, "num_warps": 4', "spills"),
         ("multiply", "bf16", '64, "num_warps": 8, "num_stages": 3', '64, "num_warps": 8, "num_stages": 6', "of shared"),
-        # Fewer than 64 rows are no warpgroup product.
+        # Fewer than 64 rows do not give a warpgroup product.
         ("multiply", "bf16", '"BLOCK_M": 128, "BLOCK_N": 256', '"BLOCK_M": 32, "BLOCK_N": 128', "HMMA"),
         ("multiply_tiles", "fp8", '"BLOCK_M": 128, "BLOCK_N": 128', '"BLOCK_M": 32, "BLOCK_N": 128', "not ['QGMMA']"),
         ("multiply", "fp32", 'input_precision="ieee"', 'input_precision="tf32"', "rounded to TF32"),
@@ -142,7 +142,7 @@ def test_other_targets() -> None:
         ("multiply_tiles", "bf16", "c.store([m, n], total.to(c.dtype))",
          "at = (m + tl.arange(0, BLOCK_M)[:, None]) * N + n + tl.arange(0, BLOCK_N)[None, :]\n"
          "    tl.store(c_MN + at, total.to(c.dtype))", "takes 3 descriptors and copies by 2"),
-        # Eight warps are left as they are, without a word.
+        # Triton silently does not specialise eight warps.
         ("multiply_tiles", "bf16", "SPECIALISED = False", "SPECIALISED = True", "has no USETMAXREG"),
         ("copy", "bf16", ', eviction_policy="evict_first"', "", "has no ld.global.L1::evict_first"),
         ("copy", "bf16", ', cache_modifier=".cs"', "", "has no st.global.cs"),
@@ -158,7 +158,7 @@ def test_refuses(op: str, dtype: str, old: str, new: str, failure: str) -> None:
     assert any(failure in text for text in verdict.failures), verdict
 
 
-def test_shared_memory_is_that_of_the_target() -> None:
+def test_shared_memory_is_limited_by_the_target() -> None:
     tile = '"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 4'
     source = SOURCE.replace('"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_warps": 8', tile)
     enough = judged("multiply", "bf16", source)

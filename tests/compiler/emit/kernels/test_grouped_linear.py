@@ -40,5 +40,5 @@ def test_random_sizes(interpret: Interpret, seed: int) -> None:
 
 @dtypes
 @pytest.mark.parametrize(("out", "inner"), [(40, 24), (40, 64), (64, 24), (64, 64)])
-def test_nan_stays_where_it_is(interpret: Interpret, dtype: torch.dtype, out: int, inner: int) -> None:
+def test_nan_does_not_spread(interpret: Interpret, dtype: torch.dtype, out: int, inner: int) -> None:
     interpret(CHECKS, "grouped_linear_with_nan", dtype, out, inner)

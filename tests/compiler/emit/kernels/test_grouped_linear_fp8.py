@@ -15,7 +15,7 @@ CHECKS = "tests.compiler.emit.kernels.checks_grouped_linear_fp8"
     ("out", "inner", "experts", "sizes"),
     [
         (16, 32, 2, (0, 0)),  # no rows at all
-        (80, 144, 3, (128, 0, 256)),  # an expert without rows, and one of two tiles
+        (80, 144, 3, (128, 0, 256)),  # an expert without rows, and one with two tiles
         (144, 64, 1, (384,)),
         (16, 16, 2, (2176, 0)),  # more tiles of rows than a band is high
     ],
@@ -29,5 +29,5 @@ def test_random_sizes(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "grouped_linear_fp8_of_random_sizes", seed)
 
 
-def test_nan_stays_where_it_is(interpret: Interpret) -> None:
+def test_nan_does_not_spread(interpret: Interpret) -> None:
     interpret(CHECKS, "nan_stays_where_it_is")

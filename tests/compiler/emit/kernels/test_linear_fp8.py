@@ -21,7 +21,7 @@ CHECKS = "tests.compiler.emit.kernels.checks_linear_fp8"
         (0, 64, 64),
         (1, 16, 16),
         (7, 48, 272),  # rows of the transposed operands at odd addresses
-        (200, 208, 144),  # the second tile of columns has 16, the wide part of it lies outside
+        (200, 208, 144),  # the second tile has 16 columns; most of it is outside
         (130, 576, 128),  # tiles of 192 columns that begin amid a block of the weight
         (257, 64, 512),  # a tile of 64, and one of 128
     ],
@@ -30,7 +30,7 @@ def test_linear_fp8(interpret: Interpret, rows: int, out: int, inner: int) -> No
     interpret(CHECKS, "linear_fp8", rows, out, inner)
 
 
-def test_nan_stays_where_it_is(interpret: Interpret) -> None:
+def test_nan_does_not_spread(interpret: Interpret) -> None:
     interpret(CHECKS, "nan_stays_where_it_is")
 
 

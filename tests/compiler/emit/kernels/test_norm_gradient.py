@@ -1,4 +1,4 @@
-"""The gradient of a norm with what stands around it, in Triton's interpreter. The checks: checks_norm_gradient.py."""
+"""The gradient of a norm fused with its neighbours, in Triton's interpreter. The checks: checks_norm_gradient.py."""
 
 from __future__ import annotations
 

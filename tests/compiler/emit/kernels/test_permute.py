@@ -27,7 +27,7 @@ def test_blocks_grow_with_tokens(interpret: Interpret) -> None:
     interpret(CHECKS, "permute", torch.float32, 200, 6, 3, 8, 2)
 
 
-def test_all_choices_may_be_one_expert(interpret: Interpret) -> None:
+def test_all_choices_may_name_one_expert(interpret: Interpret) -> None:
     interpret(CHECKS, "one_expert", 45, 6)
 
 

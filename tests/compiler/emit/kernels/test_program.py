@@ -32,7 +32,7 @@ def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:
 
 
 def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple[Left, Left]:
-    """What a step with reference ops leaves, and one with kernels, of which every file was used."""
+    """Results of a step with reference ops and of one with kernels. Asserts that every kernel file was used."""
     few = Machine(devices=1, device=Device(name="few", memory=4 * 10**9, sms=4))
     cluster = base.cluster.model_copy(update={"node": few})
     update = {"model": of, "precision": precision, "cluster": cluster, **changes}
@@ -47,7 +47,7 @@ def both(base: Spec, folder: Path, precision: Precision, of: Model, **changes: A
 
 
 def of_two_layers(of: Model) -> Model:
-    """The model with one layer of each kind: more of them run the same kernels."""
+    """The model with one layer of each kind; more layers would run the same kernels."""
     return of.model_copy(update={"layers": (of.layers[0], of.layers[1].model_copy(update={"last": 1}))})
 
 
@@ -55,8 +55,8 @@ def of_two_layers(of: Model) -> Model:
 def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path, documents: str) -> None:
     data = spec(1, 1, 1, 2).data.model_copy(update={"documents": documents})
     plain, emitted = both(spec(1, 1, 1, 2), tmp_path, BUILT_IN["fp32"], of_two_layers(MODELS["v3"]), data=data)
-    told = [path.stem for path in (tmp_path / "build" / "kernels").iterdir() if path.stem.endswith("_documents")]
-    assert ["_dgrad_" in name for name in sorted(told)] == [True, False] * (documents == "masked")
+    kernels = [path.stem for path in (tmp_path / "build" / "kernels").iterdir() if path.stem.endswith("_documents")]
+    assert ["_dgrad_" in name for name in sorted(kernels)] == [True, False] * (documents == "masked")
     for name, expected in plain.items():
         error = (emitted[name] - expected).abs().max().item()
         # sums of at most 72 rows and 61 columns in FP32, in another order: a few units of 2^-24 of the largest element
@@ -73,12 +73,12 @@ def test_a_step_in_blocks_of_fp8(
     experts = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 128})
     sizes = HeadDim(nope=16, rope=16, value=128)  # a tile wide
     attention = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=sizes, rope=Rope(theta=100.0))
-    of = model(attention, Dense(inner=128), experts, mtp=True).model_copy(update={"hidden": 64})
-    of = of_two_layers(of)
+    small_model = model(attention, Dense(inner=128), experts, mtp=True).model_copy(update={"hidden": 64})
+    small_model = of_two_layers(small_model)
     precision = BUILT_IN["fp8_block"].model_copy(update={"attention_output": kept})
     base = spec(1, 1, 1, num_micro_batches)
-    plain, emitted = both(base, tmp_path, precision, of, recompute=recompute)
-    update = {"model": of, "recompute": recompute, "precision": precision, "unfused": get_args(Fusion)}
+    plain, emitted = both(base, tmp_path, precision, small_model, recompute=recompute)
+    update = {"model": small_model, "recompute": recompute, "precision": precision, "unfused": get_args(Fusion)}
     apart = base.model_copy(update=update)
     write_build(tmp_path / "apart", compile_spec(apart).files)
     roundings = Roundings.of(tmp_path / "apart")

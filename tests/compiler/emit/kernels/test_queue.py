@@ -31,7 +31,8 @@ def test_tickets(interpret: Interpret, tiles: int, programs: int) -> None:
 
 @pytest.mark.parametrize("tiles", [0, 1, 111, 112, 300, 4096])
 def test_without_a_queue_programs_wait(tiles: int) -> None:
-    """With all SMs a queue of legs takes the rounds of strides; with fewer never more, and seldom a round too much."""
+    """With all SMs a queue of legs takes as many rounds as strides. With fewer SMs it never takes more than strides,
+    and at most 1.11 times as many as single tiles if there are 8 rounds or more."""
     for programs in (112, 132):
         lengths = [len(leg) for leg in legs(tiles, programs)]
         assert sum(lengths) == sum(strides(tiles, programs)) == tiles
@@ -44,7 +45,7 @@ def test_without_a_queue_programs_wait(tiles: int) -> None:
             assert rounds < 8 or queued <= 1.11 * time_of([1] * tiles, sms)
 
 
-def test_what_four_legs_are_enough_for() -> None:
+def test_four_legs_balance_missing_sms() -> None:
     """8 SMs that are missing cost 1.8 times the time with strides, and with legs little more than their share."""
     assert time_of(strides(4096, 112), 104) == 72 and time_of([1] * 4096, 104) == 40
     with_legs = [time_of([len(leg) for leg in legs(4096, 112, most)], 104) for most in (1, 2, 3, 4, 6)]
@@ -63,7 +64,7 @@ def test_what_four_legs_are_enough_for() -> None:
 
 @pytest.mark.parametrize(("heads", "band", "rising"), [(0, 4, True), (1, 1, False), (6, 4, True), (32, 8, False)])
 def test_tickets_of_attention(tmp_path: Path, heads: int, band: int, rising: bool) -> None:
-    """Every tile has one ticket, tickets come leg by leg, and a lane's legs are halves of what it has left."""
+    """Every tile has one ticket, tickets come leg by leg, and each leg is half of the remaining tiles of its lane."""
     programs, sequence = 5, 512
     q, kv, k_rope = (Buffer(name, ("R", width), "bfloat16") for name, width in (("q", 48), ("kv", 64), ("k", 16)))
     file = emit_kernel("mla_attention", (q, kv, k_rope, sequence, 1, 32, 16, 32, 1e4), programs)

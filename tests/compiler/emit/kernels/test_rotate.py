@@ -9,11 +9,11 @@ import pytest
 import torch
 
 SIZES = [
-    (9, 3, 2, 6, 1, "pairs"),  # columns before and behind the rotated ones, no power of two
+    (9, 3, 2, 6, 1, "pairs"),  # columns before and after the rotated ones, not powers of two
     (9, 3, 0, 6, 0, "turns"),
     (5, 1, 0, 4, 12, "plain"),
     (40, 17, 16, 8, 0, "pairs"),  # more heads than a program has, and a last program that is not full
-    (3, 2, 0, 0, 7, "plain"),  # nothing is rotated: a factor alone
+    (3, 2, 0, 0, 7, "plain"),  # no rotation, only a factor
 ]
 
 
@@ -37,7 +37,7 @@ def test_rotate(
 
 
 @pytest.mark.parametrize("stride", [-1, 4, -4])
-def test_rotate_rows_that_are_apart(interpret: Callable[..., Any], stride: int) -> None:
+def test_rotate_rows_with_a_stride(interpret: Callable[..., Any], stride: int) -> None:
     """Entries of several tokens, and rows that are turned back."""
     sizes = 22, 3, 2, 6, 1, "pairs", False, False, stride
     interpret("tests.compiler.emit.kernels.checks_rotate", "rotate", torch.float32, *sizes)

@@ -36,13 +36,13 @@ def test_route(interpret: Interpret, router: tuple[Any, ...]) -> None:
 
 @scorings
 @groupings
-def test_of_equal_scores_the_first_is_chosen(interpret: Interpret, softmax: bool, groups: int, top_groups: int) -> None:
+def test_ties_choose_the_first_expert(interpret: Interpret, softmax: bool, groups: int, top_groups: int) -> None:
     interpret(CHECKS, "ties", softmax, groups, top_groups)
 
 
 @scorings
 @groupings
-def test_what_is_no_number_chooses_experts(interpret: Interpret, softmax: bool, groups: int, top_groups: int) -> None:
+def test_nan_scores_still_choose_experts(interpret: Interpret, softmax: bool, groups: int, top_groups: int) -> None:
     interpret(CHECKS, "not_numbers", softmax, groups, top_groups)
 
 
@@ -63,7 +63,7 @@ def test_sequence_balance(
     interpret(CHECKS, "balance", sequences, sequence, experts, k, softmax)
 
 
-def test_the_reference_takes_the_first_of_equals() -> None:
+def test_the_reference_breaks_ties_by_the_first() -> None:
     x_TE = torch.randint(4, (64, 33), generator=torch.Generator().manual_seed(1)).float()
     x_TE[1], x_TE[2, 3:9], x_TE[3] = 2.0, torch.nan, torch.nan
     assert torch.equal(best(x_TE, 7), x_TE.sort(dim=1, descending=True, stable=True).indices[:, :7])

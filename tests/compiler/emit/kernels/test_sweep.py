@@ -1,4 +1,4 @@
-"""`make kernels`: what is compiled and what is taken from the last run, what is printed, and the exit code."""
+"""`make kernels`: what is compiled or reused from the last run, the output, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.compiler.emit.kernels.sweep import Row, Sweep, launches, main, plan, 
 TINY = ["--spec", "tiny", "--op", "^rmsnorm_wgrad_$", "--target", "sm_90"]
 
 
-def test_a_sweep_says_what_it_saw_and_is_not_done_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sweep_prints_its_verdicts_and_reuses_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     kept = ["--kept", str(tmp_path)]
     assert main([*TINY, *kept, "--format", "json"]) == 0
     out, err = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_a_sweep_says_what_it_saw_and_is_not_done_twice(capsys: pytest.CaptureFi
     assert len(recall(path)) == num
 
 
-def test_a_failure_is_told_and_tried_again(
+def test_a_failure_is_reported_and_retried(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "WORKER", ("sh", "-c", "echo of what it died >&2; exit 11"))
@@ -69,12 +69,12 @@ def test_nothing_to_do_is_a_mistake(
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_lines_that_are_no_verdicts_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_lines_of_stored_verdicts_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b'5\n["k", {"x": 1}]\n[1, 2]\n\xff\n{"torn')
     assert recall(tmp_path / "kept") == {}
 
 
-def test_what_cannot_be_planned_has_failed() -> None:
+def test_a_spec_that_cannot_be_planned_fails() -> None:
     found = plan([("no such.dsc", "pretrain", ())], TARGETS)
     assert not found.jobs and ["is not planned" in text for v in found.verdicts.values() for text in v.failures] == [
         True
@@ -91,8 +91,8 @@ def test_a_launch_is_compiled_once_for_all_specs_and_ops() -> None:
     assert len(set(per_target.values())) == 1 and len(per_target) == len(TARGETS)
 
 
-def test_a_verdict_is_kept_for_what_it_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of a kernel, its launch, what its family streams, the gate, and Triton: each changed alone."""
+def test_a_verdict_is_reused_only_for_equal_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each input is changed separately: kernel text, launch, streams of its family, the gate, and Triton."""
     tiny = [variant for variant in VARIANTS if variant[0] == "tiny.dsc"][:1]
 
     def keys() -> set[str]:
@@ -125,7 +125,7 @@ def test_a_verdict_is_kept_for_what_it_follows_from(monkeypatch: pytest.MonkeyPa
     assert keys() == first
 
 
-def test_wide_loads_are_wanted_of_views_whose_stride_triton_knows() -> None:
+def test_wide_loads_are_required_of_views_with_known_strides() -> None:
     def wanted(stride: int, width: int = 128) -> bool:
         rows = torch.empty(64, stride, device="meta")[:, :width]
         return Launch(None, (rows, torch.empty(64, width, device="meta")), ()).streams_rows

@@ -26,7 +26,7 @@ def test_swiglu(interpret: Interpret, dtype: torch.dtype, rows: int, inner: int,
 
 @gates
 @tiles
-def test_of_eight_bits(interpret: Interpret, rows: int, inner: int, gated: bool) -> None:
+def test_eight_bits(interpret: Interpret, rows: int, inner: int, gated: bool) -> None:
     interpret(CHECKS, "of_eight_bits", rows, inner, gated)
 
 

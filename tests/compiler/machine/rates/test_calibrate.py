@@ -41,7 +41,7 @@ def tasks(file: str) -> tuple[CalibrationTask, ...]:
     return found
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 def test_every_op_of_a_spec_is_measured_once_as_it_is_called() -> None:
@@ -99,7 +99,7 @@ def test_ops_of_one_shape_share_a_row_that_gives_their_sum() -> None:
     assert [row.rate for row in table.rows if row.kind == "norm"] == [1000.0 / 16]
 
 
-def test_what_is_too_large_is_left_out() -> None:
+def test_ops_that_are_too_large_are_skipped() -> None:
     spec = shipped("deepseek-v3.dsc", "pretrain")
     found, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
     assert large > 10 and all(task.work <= 2e11 for task in found)
@@ -118,7 +118,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("read", "rounds"), [((0, 9), 4), ((0, 1), 60), ((0, 1, 1, 1, 1, 1, 1.5), 6)])
-def test_calls_are_timed_in_turn_for_as_long_as_the_budget_has(
+def test_calls_are_timed_in_turn_within_the_budget(
     monkeypatch: pytest.MonkeyPatch, read: tuple[float, ...], rounds: int
 ) -> None:
     """A round is always complete; there are at least four, and the first is not counted."""
@@ -135,7 +135,7 @@ def test_calls_are_timed_in_turn_for_as_long_as_the_budget_has(
     assert called == ["a", "b"] * rounds and found == [rounds / 2, 10 * rounds / 2]
 
 
-def test_time_is_that_of_the_processor_or_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_measured_on_the_cpu_or_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "time", Clock(2.0, 5.0))
     assert calibrate._processor_s(max, (3, 4)) == (3.0, 4)
     happened: list[str] = []
@@ -158,7 +158,7 @@ def test_time_is_that_of_the_processor_or_of_the_device(monkeypatch: pytest.Monk
     assert happened == ["record", "call", "record", "synchronize"]
 
 
-def test_operands_are_what_ops_take() -> None:
+def test_operands_suit_their_ops() -> None:
     def operand(shape: list[int], dtype: str, **more: Any) -> torch.Tensor:
         task = {"args": [{"shape": shape, "dtype": dtype, **more}, 3]}
         found, other = calibrate.arguments(task, torch.Generator().manual_seed(1), torch.device("cpu"))
@@ -177,14 +177,14 @@ def test_operands_are_what_ops_take() -> None:
 @pytest.mark.parametrize(
     ("ends", "transfers"), [(["finished"] * 2, 2), (["finished"], 1), (["failed"], 2), (["finished", "failed"], 2)]
 )
-def test_parts_are_told_as_they_begin_and_end_with_the_first_that_fails(
+def test_parts_are_reported_and_the_first_failure_ends_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     ends: list[Kind],
     transfers: int,
 ) -> None:
-    """An op takes the median of its processes; what one process alone has no one to send to is left out."""
+    """The time of an op is the median over its processes; a single process skips transfers."""
     left = iter(ends)
 
     def launched(target: Callable[..., None], world: int, **_: Any) -> Any:
@@ -213,7 +213,7 @@ def test_parts_are_told_as_they_begin_and_end_with_the_first_that_fails(
 # ---------------------------------------------------------------- the command
 
 
-def test_it_measures_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_measures_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rates.json"
     assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(out)]) == 0
     said = capfd.readouterr()
@@ -231,7 +231,7 @@ def test_a_trace_gives_class_factors(tmp_path: Path) -> None:
     assert out.read_text("utf-8") == (TABLES / "h800-calibrated.json").read_text("utf-8")
 
 
-def test_ops_that_are_too_large_are_told(
+def test_skipped_ops_are_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate_command, "tasks_of", lambda *_: ((), 3))
@@ -252,7 +252,7 @@ def test_ops_that_are_too_large_are_told(
         (["--device", "cuda"], "error: --device cuda: 1 ranks need a device each, and this machine has 0"),
     ],
 )
-def test_what_is_wrong_with_the_command_line(
+def test_invalid_command_lines_are_refused(
     arguments: list[str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -266,7 +266,7 @@ def test_what_is_wrong_with_the_command_line(
 
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
-    """A spec in a folder, whose cluster names a table in another."""
+    """A spec whose cluster names a table in another folder."""
     text = (SPECS / "quickstart.dsc").read_text("utf-8")
     (tmp_path / "run").mkdir()
     (tmp_path / "lib").mkdir()
@@ -283,7 +283,7 @@ def write(named: Path, rate: float) -> None:
     (named.parents[1] / "lib" / "rates.json").write_text(table.to_json(), "utf-8")
 
 
-def test_a_spec_goes_by_the_table_beside_the_file_that_names_it(named: Path) -> None:
+def test_a_spec_uses_the_table_relative_to_the_file_that_names_it(named: Path) -> None:
     write(named, 1e9)
     chosen = load_spec(str(named), [])
     assert chosen is not None and chosen.spec.cluster.rates == "../lib/rates.json"
@@ -299,7 +299,7 @@ def test_a_spec_goes_by_the_table_beside_the_file_that_names_it(named: Path) -> 
     assert fast == pytest.approx(2 * slow, rel=1e-3)
 
 
-def test_a_wrong_file_is_told_where_it_is_named(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_file_is_reported_where_it_is_named(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("check", "show", "plan"):
         assert main([command, str(named)]) == 2
         said = capsys.readouterr()
@@ -331,7 +331,7 @@ def test_tables_of_two_specs_are_compared(named: Path, capsys: pytest.CaptureFix
     assert "rows" in capsys.readouterr().out
 
 
-def test_a_build_holds_the_table_and_stands_alone(named: Path) -> None:
+def test_a_build_contains_its_table(named: Path) -> None:
     from compiler.pipeline import compile_spec  # imports torch
 
     write(named, 1e9)

@@ -19,7 +19,7 @@ def test_a_row_has_its_own_rate(points: list[tuple[tuple[int, ...], float]]) -> 
 
 
 @given(POINTS, SHAPES)
-def test_a_rate_lies_between_those_of_the_rows(
+def test_rates_are_between_the_extremes_of_the_rows(
     points: list[tuple[tuple[int, ...], float]], shape: tuple[int, ...]
 ) -> None:
     rates = [rate for _, rate in points]

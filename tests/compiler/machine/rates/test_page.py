@@ -37,7 +37,7 @@ def compared() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_shows_what_the_tables_give(bless: bool) -> None:
+def test_the_page_matches_the_tables(bless: bool) -> None:
     text = PAGE.read_text("utf-8")
     head, mark, shown = text.partition(LAST)
     assert mark

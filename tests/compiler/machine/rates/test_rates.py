@@ -42,7 +42,7 @@ def exchange_s(rates: Rates, rows: int = 4096, to_experts: bool = True) -> float
 
 
 def test_every_op_has_a_class() -> None:
-    """One of those that have rates, and none by default."""
+    """Each op has a class with rates; no op falls back to a default."""
     for op in {*RULES, *CASTS, *GRADIENTS}:
         assert kernel_class(op) in (*FLOPS, *MEMORY), op
     with pytest.raises(KeyError, match="no_such_op"):
@@ -86,7 +86,7 @@ def test_shapes_of_a_layer_by_hand() -> None:
 
 
 def test_published_shapes_take_published_times() -> None:
-    """Down of the shared expert, 4096 rows: 1168 TFLOPS on 132 SMs (DeepGEMM), of which 112 compute."""
+    """Down-projection of the shared expert, 4096 rows: 1168 TFLOPS on 132 SMs (DeepGEMM); here 112 of them compute."""
     rates = rates_of(shipped(*V3), "h800")
     assert rates.rate("gemm", "e4m3", (4096, 7168, 2048)) == pytest.approx(1168e12 * 112 / 132)
     assert rates.rate("grouped_gemm", "e4m3", (4, 8192, 4096, 7168)) == pytest.approx(1346e12 * 112 / 132)
@@ -95,7 +95,7 @@ def test_published_shapes_take_published_times() -> None:
     assert first.rate("gemm", "e4m3", (4096, 7168, 2048)) == pytest.approx(1025e12 * 112 / 132)
 
 
-def test_what_was_calibrated_goes_before_what_was_measured_alone() -> None:
+def test_calibrated_tables_are_preferred() -> None:
     """A calibrated table is preferred at every stage of the compiler, which all use the same rates."""
     assert rates_of(shipped(*V3)).table == "h800-calibrated"
     assert rates_of(shipped("moe-8gpu.dsc")).table == "h100"
@@ -108,7 +108,7 @@ def test_few_rows_are_slower() -> None:
 
 
 def test_exchanges_of_deepseek_v3() -> None:
-    """Four nodes per token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP), of which the spec gives 20."""
+    """Four nodes per token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP); the spec reserves 20."""
     rates = rates_of(shipped(*V3), "h800")
     there, back = (exchange_s(rates, TOKENS * TOP_K, to) for to in (True, False))
     assert there == pytest.approx(TOKENS * 4 * 7392 / (51e9 * 20 / 24), rel=0.01)
@@ -149,7 +149,7 @@ def test_a_faster_device_is_never_slower(name: str, faster: float) -> None:
         assert after < before
 
 
-def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
+def test_an_unknown_accelerator_reaches_the_same_shares_of_its_peaks() -> None:
     spec = shipped(*V3)
     assert table_for(spec.cluster.node.device) == "h800"
     other = with_device(spec, name="l40s")  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
     assert twice.rate("gemm", "e4m3", shape) == pytest.approx(2 * rates.rate("gemm", "e4m3", shape))
 
 
-def test_what_has_no_rows_is_said() -> None:
+def test_classes_without_rows_are_reported() -> None:
     said = rates_of(shipped(*V3), "h800").notes.values()
     assert "table h800 has no row of wgrad in bf16: rows of gemm in bf16 stand in" in said
     table = shipped_table("h800")
@@ -185,7 +185,7 @@ def test_within_a_node_nothing_crosses_the_network() -> None:
 
 
 def test_copies_over_the_network_follow_the_route() -> None:
-    """A token of DeepSeek-V3 has 8 experts on 4 nodes, one of Kimi K2 8 on both nodes of its group."""
+    """A token has 8 experts: on 4 nodes in DeepSeek-V3, on both nodes of its group in Kimi K2."""
     for file, expected in (("deepseek-v3.dsc", 0.5), ("kimi-k2.dsc", 0.25)):
         spec = shipped(file)
         assert spec.by_nodes and rates_of(spec).experts.network_copies == expected
@@ -214,7 +214,7 @@ def test_ranks_that_share_cores_take_no_less_than_their_work() -> None:
     assert rates.shared_s(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
 
 
-def test_rope_is_a_pass_of_its_own_if_a_table_rates_it() -> None:
+def test_rope_is_a_separate_pass_if_the_table_has_its_rate() -> None:
     kernels = {}
     for name in ("tiny.dsc", "moe-8gpu.dsc"):
         rates, plan = rates_of(shipped(name)), make_plan(shipped(name))

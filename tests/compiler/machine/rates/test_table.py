@@ -44,14 +44,14 @@ def test_shipped_tables_are_listed_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_tables())
-def test_rates_on_gpus_say_on_how_many_sms(name: str) -> None:
+def test_rates_of_gpus_state_their_number_of_sms(name: str) -> None:
     table = shipped_table(name)
     assert table.rows
     if table.device.sms:
         assert all(row.sms for row in table.rows if row.kind in FLOPS)
 
 
-def test_a_table_takes_the_rows_of_its_base_at_its_own_peaks() -> None:
+def test_a_table_scales_the_rows_of_its_base_to_its_peaks() -> None:
     h800, h200 = shipped_table("h800"), shipped_table("h200")
     assert h200.device.hbm == 4.8e12 and h200.device.sms == 132
 
@@ -65,7 +65,7 @@ def test_a_table_takes_the_rows_of_its_base_at_its_own_peaks() -> None:
     assert len(rates(h200, "grouped_wgrad")) == 5 and max(rates(h200, "grouped_wgrad").values()) < 900e12
 
 
-def test_a_factor_takes_the_place_of_that_of_its_base() -> None:
+def test_a_factor_overrides_that_of_the_base() -> None:
     base, factor = shipped_table("h800-calibrated"), {"class": "gemm", "dtype": "e4m3", "factor": 2.0}
     assert base.factor_of("gemm", "e4m3") not in (1.0, 2.0)
     factors = [factor | {"source": "a note", "date": "2025-01"}]
@@ -113,7 +113,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_no_table_is_told_at_its_key(case: str) -> None:
+def test_an_invalid_table_is_reported_at_its_key(case: str) -> None:
     written, said = WRONG[case]
     with pytest.raises(RateError) as caught:
         table_of_json(written, "t.json")
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             read_table(tmp_path / name)
 
 
-def test_how_rows_agree_is_found_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agreement_of_rows_is_checked_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(points: Sequence[Point], shape: tuple[int, ...]) -> float:

@@ -17,7 +17,7 @@ EXTENT = st.integers(1, 20_000)
 
 
 def counted(m: int, n: int, k: float, tile: tuple[int, int], sms: int) -> float:
-    """Work over what all SMs could do until the last has ended, tile by tile."""
+    """The work divided by the capacity of all SMs until the last one ends, counted tile by tile."""
     tiles = sum(1 for _ in every(range(0, m, tile[0]), range(0, n, tile[1])))
     waves = -(-tiles // sms)
     return m * n * k / (waves * sms * tile[0] * tile[1] * (k + STEP))
@@ -32,7 +32,7 @@ def test_by_hand() -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(8, 20_000), st.sampled_from([108, 132, 148]))
-def test_without_a_split_it_is_what_counting_gives(m: int, n: int, k: int, sms: int) -> None:
+def test_the_share_without_a_split_equals_counting(m: int, n: int, k: int, sms: int) -> None:
     best = max(counted(m, n, k, tile, sms) for tile in TILES)
     share = filled("gemm", "bf16", (m, n, k), sms)
     assert best <= share * (1 + 1e-12) and share <= 1
@@ -47,7 +47,7 @@ def test_more_to_sum_up_is_never_slower_and_sides_are_alike(m: int, n: int, k: i
     assert filled("grouped_gemm", "bf16", (1, m, n, k), sms) == share
 
 
-def test_what_is_not_known_is_full() -> None:
+def test_unknown_shapes_and_devices_count_as_full() -> None:
     assert filled("gemm", "bf16", (), 132) == filled("gemm", "bf16", (64, 64, 64), None) == 1
     assert filled("norm", "any", (64, 64), 132) == filled("gemm", "e4m3", (64, 64, 64), 132) == 1
 
@@ -59,7 +59,7 @@ def test_what_is_not_known_is_full() -> None:
 def test_no_product_is_faster_than_the_fastest_that_was_found(
     table: str, shape: tuple[int, ...], fastest: float
 ) -> None:
-    """The best of a search, ml-engineering's mamf-finder, is above what a table says of its shape, factor or not."""
+    """The best rate of a search (ml-engineering's mamf-finder) exceeds the table's for its shape, with any factor."""
     rates = rates_of(shipped("llama3-8b.dsc"), table)
     device, spec = shipped_table(table).device, 989e12
     assert device.bf16 is not None

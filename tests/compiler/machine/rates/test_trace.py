@@ -40,8 +40,8 @@ def times(table: RateTable) -> LayerTimes:
 
 
 def test_the_published_figures_agree_with_each_other() -> None:
-    """The parts of a layer are a quarter of the published lanes of 4 layers (compiler/schedule/tables); the classes
-    are what is busy. The parts are 6% longer than the classes: they span what their kernels wait for."""
+    """The parts of a layer are a quarter of the published lanes of 4 layers (compiler/schedule/tables); the classes sum
+    up the busy time. The parts are 6% longer than the classes, as they include waiting."""
     trace = shipped_trace("deepseek-pair")
     lanes = json.loads((TABLES.parents[2] / "schedule/tables/deepseek-v3-high.json").read_text("utf-8"))["lanes"]
     for phase in "FIW":
@@ -68,7 +68,7 @@ def test_a_calibrated_table_gives_the_trace_back() -> None:
     assert launch is not None and launch * found.launches * LAYERS == pytest.approx(1.8e-3, rel=1e-3)
 
 
-def test_phases_that_were_not_calibrated_on_come_out() -> None:
+def test_phases_not_used_for_calibration_are_predicted() -> None:
     """Factors belong to classes; the times of forward, backward and weight gradients are then predictions."""
     trace = shipped_trace("deepseek-pair")
     found = times(with_base(factors_of(trace)))
@@ -77,7 +77,7 @@ def test_phases_that_were_not_calibrated_on_come_out() -> None:
         assert predicted == pytest.approx(sum(p.ms for p in trace.parts if p.phase == phase) * 1e-3, rel=0.1)
 
 
-def test_the_shipped_calibrated_table_is_that_of_the_shipped_trace(bless: bool) -> None:
+def test_the_shipped_calibrated_table_follows_from_the_shipped_trace(bless: bool) -> None:
     calibrated_table, path = factors_of(shipped_trace("deepseek-pair")).to_json(), TABLES / "h800-calibrated.json"
     if bless:
         path.write_text(calibrated_table, "utf-8")
@@ -108,7 +108,7 @@ def test_a_trace_of_twice_the_time_has_twice_the_factors() -> None:
     assert twice.factor_of("norm") == twice.factor_of("add") > 1, "without shares, all of an entry alike"
 
 
-def test_what_a_trace_leaves_is_told() -> None:
+def test_classes_missing_in_a_trace_are_listed() -> None:
     """A dense layer runs no experts, and exchanges nothing with them."""
     plan = deepseek_v3().plan
     cuts = plan.cuts
@@ -122,7 +122,7 @@ def test_what_a_trace_leaves_is_told() -> None:
     assert dense == ("grouped_gemm", "copy", "dispatch_network", "combine_network")
 
 
-def test_a_long_name_stays_one() -> None:
+def test_a_calibrated_table_with_a_long_name_reads_back() -> None:
     plan = deepseek_v3().plan
     cuts = plan.cuts
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
@@ -152,7 +152,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_a_wrong_trace_is_told_at_its_key(case: str, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_reported_at_its_key(case: str, tmp_path: Path) -> None:
     written, said = WRONG[case]
     (tmp_path / "t.json").write_text(json.dumps(written), "utf-8")
     with pytest.raises(RateError) as caught:

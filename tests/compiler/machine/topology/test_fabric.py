@@ -82,8 +82,8 @@ def random_fabric(generator: random.Random) -> Fabric:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_price_is_that_of_the_best_path_of_the_graph(seed: int) -> None:
-    """Prices on random clusters are those of the best path: its seconds, and the levels that it crosses."""
+def test_prices_equal_the_best_path_in_the_graph(seed: int) -> None:
+    """Prices on random clusters equal the best path: its seconds, and the levels that it crosses."""
     generator = random.Random(seed)
     fabric = random_fabric(generator)
     for num_bytes in (1e3, 1e6, 1e9):
@@ -140,7 +140,7 @@ def by_hand(fabric: Fabric, members: list[int]) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 6, 8])
-def test_how_holders_lie_is_as_counted(devices: int) -> None:
+def test_spread_of_holders_equals_counting(devices: int) -> None:
     """The closed form of `Holders` against counting them, in every shape of a small mesh."""
     for dp in (4, 8, 12, 24):
         fabric = Fabric((Nodes(4 * dp // devices + 1, devices, H800),))
@@ -157,7 +157,7 @@ def test_how_holders_lie_is_as_counted(devices: int) -> None:
 
 
 def test_a_reduction_by_hand() -> None:
-    """Two nodes of four: 3/4 of the bytes inside, then half of a quarter over each NIC; a ring of two takes a step."""
+    """Two nodes of four: 3/4 of the bytes inside, then half of a quarter over each NIC; a ring of two has one step."""
     fabric = Fabric((Nodes(2, 4, H800),))
     inside = 2 * NVLINK_S + 0.75 * 8e9 / 160e9
     between = LEAF_S + 0.5 * 2e9 / 40e9
@@ -230,7 +230,7 @@ def test_transfers_are_interpolated_by_ranks_and_by_bytes() -> None:
     assert link_rate_at([((), 7.0)], 64, 5) == 7
 
 
-def test_levels_of_many_messages_are_as_counted() -> None:
+def test_levels_of_many_messages_equal_counting() -> None:
     generator = random.Random(2)
     for fabric in (*SMALL, Fabric((Nodes(70, 4, H800),))):
         for _ in range(20):
@@ -275,7 +275,7 @@ def test_traffic_of_a_step_by_hand() -> None:
 
 
 def test_traffic_between_nodes_is_on_rails() -> None:
-    """DeepSeek-V3 on 256 nodes: neighbours are 16 nodes apart, every other one under another leaf."""
+    """DeepSeek-V3 on 256 nodes: neighbours are 16 nodes apart, and every second one is under another leaf."""
     spec = load("specs/deepseek-v3.dsc")
     found = traffic(rates_of(spec).fabric, make_plan(spec), schedule_of("dualpipe", 16, 32))
     assert found["pipeline"].keys() == {"leaf", "spine"} and "nvlink" not in found["pipeline"]
@@ -284,7 +284,7 @@ def test_traffic_between_nodes_is_on_rails() -> None:
 
 
 def test_a_token_crosses_once_to_each_node() -> None:
-    """DeepSeek-V3: 8 rows of a token, or 4 copies, of which one in 8 stays; inside nodes 7 rows of 8 move."""
+    """DeepSeek-V3: a token has 8 rows, or 4 copies, one in 8 of which stays; inside nodes 7 of 8 rows move."""
     by_nodes = load("specs/deepseek-v3.dsc")
     parallel = by_nodes.parallel.model_copy(update={"route": "flat"})
     moved = []

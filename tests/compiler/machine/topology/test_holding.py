@@ -32,8 +32,8 @@ def runs_of(spec: Spec) -> list[int]:
 
 
 @pytest.mark.parametrize("of", ["v3", "qwen"])
-def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> None:
-    """A forward leaves, to the byte, what its backward needs, and this leaves what its weight gradients need."""
+def test_bytes_kept_per_micro_batch_equal_those_of_its_actions(of: str) -> None:
+    """To the byte: a forward keeps what its backward needs, and the backward keeps what its weight gradients need."""
     spec = small_spec(1, 2, 2, 6, of=of, schedule="zb1p")
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
@@ -49,8 +49,8 @@ def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> N
     assert backwards == {late - kept}
 
 
-def test_what_blocks_cost_where_exchanges_have_a_lane_and_where_they_wait() -> None:
-    """Compute and exchanges each by itself under pairs; elsewhere they are in turn, but for what an action hides."""
+def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
+    """With pairs, compute and exchanges are separate lanes; else they add up, except for overlaps in an action."""
     spec = small_spec(2, 2, 2, 4)
     chains = chains_of(rates_of(spec), cut_model(spec))
     pairs, alone = (blocks_of(chains, overlaps) for overlaps in (True, False))
@@ -62,8 +62,8 @@ def test_what_blocks_cost_where_exchanges_have_a_lane_and_where_they_wait() -> N
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "llama3-8b", "qwen3-30b-a3b"])
-def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
-    """What the action that runs has beside it is not counted, and of a pair the forward's as if it ended first."""
+def test_assumed_memory_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
+    """Temporary values of the running action are not counted, and of a pair the forward counts as if it ended first."""
     spec = shipped(f"{name}.dsc")
     found = timed(spec)
     placement, num_stages = found.plan.stage_placement, len(found.plan.stages)
@@ -88,7 +88,7 @@ def test_deepseek_v3_begins_with_four_layers() -> None:
     assert not any("at most 1% more" in said for said in make_plan(five).assumptions)
 
 
-def test_what_fits_by_a_near_tie_alone_fits() -> None:
+def test_a_slightly_slower_split_is_chosen_if_only_it_fits() -> None:
     """Stages of 8, 8, 9 and 7 layers take as long as those that are chosen, and 4 GiB more than there are."""
     overrides = ["cluster.node.device.memory=44GiB"]
     spec = resolve(SPECS / "llama3-8b.dsc", None, overrides).spec

@@ -46,7 +46,7 @@ def layers_of(plan: Plan) -> list[int]:
     return [sum(s.site.endswith(".attention") for s in stage.steps if isinstance(s, Use)) for stage in plan.stages]
 
 
-def test_what_is_read(mixed) -> None:  # type: ignore[no-untyped-def]
+def test_reads_two_kinds_of_nodes(mixed) -> None:  # type: ignore[no-untyped-def]
     """Two kinds, in order; the data degree follows from the devices of both, and the text reads back."""
     spec = mixed()
     assert [(nodes, node.device.name) for nodes, node in spec.cluster.parts] == [(2, "h100"), (2, "a100")]
@@ -81,7 +81,7 @@ def test_stages_are_sized_to_the_pace_of_their_ranks(mixed, schedule: str) -> No
     assert (fast is not slow and rank_rates(spec)[0].table != slow.table) or fast.points != slow.points
 
 
-def test_the_slower_nics_price_what_leaves_them(mixed) -> None:  # type: ignore[no-untyped-def]
+def test_transfers_use_the_slower_of_two_nics(mixed) -> None:  # type: ignore[no-untyped-def]
     fabric = rank_rates(mixed())[0].fabric
     inside, across, slow = fabric.link(0, 8), fabric.link(8, 16), fabric.link(16, 24)
     assert inside is not None and across is not None and slow is not None

@@ -59,8 +59,8 @@ def bodies_of(found: Lowered, rank: int) -> dict[str, Body]:
     return {body.name: body for body in program.bodies[rank]}
 
 
-def test_orders_are_those_of_the_own_device() -> None:
-    """Ranks 0 and 3 mirror each other on unlike devices: on its own one, no body is slower than in the other's order,
+def test_orders_suit_the_device_of_each_rank() -> None:
+    """Ranks 0 and 3 are mirrored, on different devices: on its own device no body is slower than in the other's order,
     and some are faster; the work is the same."""
     _, found = lowered("dualpipe")
     times = rank_times(found.lowering)
@@ -76,8 +76,8 @@ def test_orders_are_those_of_the_own_device() -> None:
     assert faster >= 2
 
 
-def test_peaks_are_those_of_the_own_orders() -> None:
-    """The planner goes through one body for those that differ in their peers alone: as the proof, rank by rank."""
+def test_planned_peaks_equal_those_proven_for_each_rank() -> None:
+    """The planner visits one of the bodies that differ only in their peers. Results equal the proof rank by rank."""
     chosen, found = lowered("dualpipe")
     rows = held_rows(chosen)
     (name,) = (name for name in found.schedules if name.startswith("train"))
@@ -85,7 +85,7 @@ def test_peaks_are_those_of_the_own_orders() -> None:
     assert tuple(each.activations + each.buffers for each in planned) == found.certificates[name].peak_bytes
 
 
-def test_a_body_on_two_kinds_is_told_at_its_slowest() -> None:
+def test_a_body_on_two_kinds_is_reported_at_its_slowest() -> None:
     chosen, found = lowered("dualpipe")
     (name,) = (name for name in found.programs if name.startswith("train"))
     rates = rank_rates(chosen)
@@ -102,8 +102,8 @@ def test_equal_devices_of_two_names_make_the_programs_of_one() -> None:
     assert a.programs == b.programs and a.certificates == b.certificates
 
 
-def test_costs_of_stages_are_those_where_they_run() -> None:
-    """Ranks with equal layers: each half costs what it costs on a cluster of its devices alone."""
+def test_costs_of_stages_use_the_devices_that_run_them() -> None:
+    """Ranks with equal layers: each half costs as much as on a cluster of only its devices."""
     layout = "Et*12|t*12|t*12|t*12L"
     specs = [mixed("1f1b", *kinds, layout=layout) for kinds in ((FAST, SLOW), (FAST,), (SLOW,))]
     weights = []
@@ -117,7 +117,7 @@ def test_costs_of_stages_are_those_where_they_run() -> None:
     assert slow[2] > 1.8 * fast[2]
 
 
-def test_one_value_of_rates_is_that_of_all_ranks() -> None:
+def test_one_set_of_rates_applies_to_all_ranks() -> None:
     chosen = mixed("zbv", FAST)
     plan, rates = make_plan(chosen), rank_rates(chosen)
     schedule = Scheduler(chosen, Lowering(plan, rank_rates(chosen))).schedule(8)

@@ -91,7 +91,7 @@ def random_blocks(generator: random.Random, num_layers: int, lanes: int) -> Bloc
 
 
 def near_blocks(generator: random.Random, num_layers: int, lanes: int) -> Blocks:
-    """Blocks whose layers differ by about a hundredth, as those of a model do, so that many splits are near ties."""
+    """Blocks whose layers differ by about 1%, as in a model, so that many splits are near ties."""
 
     def cost() -> tuple[int, ...]:
         return tuple(1000 + generator.choice([0, 0, 3, 7, 12]) for _ in range(lanes))
@@ -145,7 +145,7 @@ def test_no_split_is_better(placement: StagePlacement, lanes: int, num_kinds: in
 def alike_pipeline(
     generator: random.Random, placement: StagePlacement, lanes: int, num_kinds: int, holds: bool
 ) -> Pipeline:
-    """A pipeline whose layers are alike but for up to two in front, over ranks that run several stages."""
+    """A pipeline of equal layers except for up to two in front, over ranks that run several stages."""
     num_ranks = generator.choice([2, 4] if placement == BIDIRECTIONAL else [2, 3])
     num_stages = placement.num_stages(num_ranks)
     unlike = generator.randint(0, num_ranks // placement.copies - 1)
@@ -200,7 +200,7 @@ def test_a_slow_rank_gets_fewer_layers() -> None:
 
 
 def test_the_ends_of_a_fold_share_a_rank() -> None:
-    """A head of three layers: the rank of both ends has one of ten, while a pipeline of four gives its last none."""
+    """The head costs three layers: a rank with both ends gets one of ten; the last of four pipeline ranks gets none."""
     blocks = Blocks(((1,),) * 10, (0,), (3,))
     split = partition(Pipeline(V, (blocks, blocks)))
     sizes = [end - begin for begin, end in split.runs]
@@ -216,8 +216,8 @@ def mirrored(runs: Runs, num_layers: int) -> Runs:
 
 
 @pytest.mark.parametrize("placement", [loop(1), V, BIDIRECTIONAL], ids=str)
-def test_what_is_symmetric_is_split_alike(placement: StagePlacement) -> None:
-    """The model from its end, on the ranks from theirs, has as good a split: the mirrored one is one of its best.
+def test_mirrored_models_have_mirrored_splits(placement: StagePlacement) -> None:
+    """The reversed model on reversed ranks has an equally good split: the mirrored split is one of its best.
     Times and bytes in other units have the same split."""
     generator = random.Random(str(placement))
     for _ in range(30):
@@ -282,8 +282,8 @@ def _scaled(held: Holding, by: int) -> Holding:
     )
 
 
-def test_a_near_tie_goes_to_what_holds_less_and_no_farther() -> None:
-    """Rank 0 has more micro-batches under way: it gives a layer away for a hundredth of time, not for a fiftieth."""
+def test_near_ties_prefer_less_memory() -> None:
+    """Rank 0 has more micro-batches in flight: it gives up a layer if that costs 1% of the time, but not 2%."""
 
     def split(first: int) -> Runs:
         blocks = Blocks(((100,),) * 5, (first,), (100 - first,))
@@ -300,8 +300,8 @@ def test_a_near_tie_goes_to_what_holds_less_and_no_farther() -> None:
         assert runs == ((0, expected), (expected, 5)), last
 
 
-def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found before the search for less bytes ends is as fast; before anything is found, stages are balanced."""
+def test_too_many_steps_still_give_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the search for fewer bytes is cut short, the result is as fast; without any result, stages are balanced."""
     generator = random.Random(7)
     pipeline = random_pipeline(generator, loop(3), 1, 1, True)
     fastest = partition(replace(pipeline, holding=None))

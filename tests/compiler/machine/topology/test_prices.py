@@ -1,4 +1,4 @@
-"""One price for every transfer of a spec: its path from the cluster, its rate from the table that the spec goes by."""
+"""One price for every transfer of a spec: the path from the cluster, the rate from the table of the spec."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_message_within_a_node_goes_over_nvlink() -> None:
 
 
 def test_an_action_ends_when_its_message_is_there() -> None:
-    """A micro-batch down the pipeline and back: every hop counts by its own time, and once. Behind what a backward
-    sends it computes its last weight gradients."""
+    """A micro-batch down the pipeline and back: every hop counts once, with its own time. After a backward has
+    sent its gradient, it computes its last weight gradients."""
     spec = two_nodes()
     plan = make_plan(spec)
     lowering, schedule = Lowering(plan, rank_rates(spec)), schedule_of("1f1b", 4, 1)
@@ -127,7 +127,7 @@ def test_measured_sums_price_the_reduction_of_a_cpu_plan() -> None:
     assert messages[0] == messages[1]
 
 
-def test_sums_over_the_network_are_measured_apart() -> None:
+def test_sums_over_the_network_have_a_separate_rate() -> None:
     spec = shipped("quickstart.dsc")
     spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"nodes": 2})})
     table = with_rows(shipped_table("cpu"), {"class": "all_reduce_network", "rate": 1e6})
@@ -139,8 +139,8 @@ def test_sums_over_the_network_are_measured_apart() -> None:
 # ---------------------------------------------------------------- exchanges
 
 
-def test_expert_groups_are_priced_where_they_lie() -> None:
-    """Three nodes of eight, four ranks of six: the groups of the two in the middle are on two nodes each."""
+def test_expert_groups_are_priced_by_their_nodes() -> None:
+    """Three nodes of eight, four ranks of six: the groups of the two middle ranks are on two nodes each."""
     spec = shipped("moe-8gpu.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 4, "data": 6, "expert": 6})
     cluster = spec.cluster.model_copy(update={"nodes": 3})
@@ -151,8 +151,8 @@ def test_expert_groups_are_priced_where_they_lie() -> None:
     assert across > 2 * inside
 
 
-def test_the_group_that_lies_worst_counts() -> None:
-    """Nodes of eight, groups of six in a rank of 24: the second of four is on two nodes, and all go in step."""
+def test_the_most_spread_group_sets_the_price() -> None:
+    """Nodes of eight, groups of six in a rank of 24: the second of four is on two nodes, and groups run in lockstep."""
     spec = shipped("moe-8gpu.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 1, "data": 24, "expert": 6})
     cluster = spec.cluster.model_copy(update={"nodes": 3})

@@ -37,7 +37,7 @@ class Shared(nn.Module):
 
 
 class Widths(nn.Module):
-    """A part whose parameters are of one shape and one gradient, and whose output is a view."""
+    """A part whose parameters share one shape and one gradient, and whose output is a view."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class GatedAttention(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Attention without a softmax, whose weights fade with the distance; positions and mask are made in forward."""
+    """Attention without softmax; weights decay with distance. Positions and mask are computed in `forward`."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ FILES = ModuleFiles(HERE)
 
 
 def place(name: str, precision: str = "fp64", **changes: Any) -> Place:
-    """Where a module of layers.py stands in a model."""
+    """The place of a module of layers.py in a model."""
     plain = spec(1, 1, 1, 2, of="llama", precision=precision)
     model = plain.model.model_copy(update={key: changes.pop(key) for key in ("norm",) if key in changes})
     spec_of: Spec = plain.model_copy(update={"model": model, **changes}).with_files(SpecFiles(modules=FILES))
@@ -74,12 +74,12 @@ def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dic
     constants = dict(segment.constants)
     leaves = {each.name: given[each.name].clone().requires_grad_() for each in (*segment.params, *segment.inputs)}
     module = getattr(layers, name)(HIDDEN)
-    own = {each.path.partition("module.")[2]: leaves[each.name] for each in segment.params if each.path}
-    assert own.keys() == dict(module.named_parameters()).keys()
+    parameters = {each.path.partition("module.")[2]: leaves[each.name] for each in segment.params if each.path}
+    assert parameters.keys() == dict(module.named_parameters()).keys()
     h = leaves["h"] + leaves["y"] if name in layers.FFNS else leaves["h"]
     x = rmsnorm(h, leaves.get("norm"), 1e-6)
     shape = (MICRO_BATCH, SEQUENCE, HIDDEN) if name in layers.ATTENTIONS else x.shape
-    out = torch.func.functional_call(module, own, (x.view(shape),)).reshape(x.shape)
+    out = torch.func.functional_call(module, parameters, (x.view(shape),)).reshape(x.shape)
     out = rmsnorm(out, leaves.get("post_norm"), 1e-6) * constants.get("factor", 1.0)
     outputs = (h + out,) if name in layers.FFNS else (h, out)
     tangents = [given[f"d_{each.name}"] for each in segment.outputs]
@@ -100,12 +100,12 @@ def compare(name: str, segment: ir.Segment) -> None:
 
 
 @pytest.mark.parametrize("name", [*layers.FFNS, *layers.ATTENTIONS])
-def test_emitted_gradients_are_those_of_autograd(name: str) -> None:
+def test_emitted_gradients_equal_autograd(name: str) -> None:
     compare(name, segment_of(name))
 
 
 @pytest.mark.parametrize(("name", "norm"), [("Shared", "sandwich"), ("GatedAttention", "post"), ("Geglu", "post")])
-def test_they_are_behind_other_norms_too(name: str, norm: str) -> None:
+def test_gradients_behind_other_norms_equal_autograd(name: str, norm: str) -> None:
     compare(name, segment_of(name, norm=norm))
 
 
@@ -120,7 +120,7 @@ def test_a_whole_module_is_computed_again(name: str, again: str) -> None:
     assert saved[1] < saved[0]
 
 
-def test_the_cut_keeps_what_the_backward_reads() -> None:
+def test_the_cut_saves_only_what_the_backward_reads() -> None:
     """F saves the operands of gradients and no masks, W reads no weights, and I defers gradients for weights."""
     segment = segment_of("GatedAttention")
     whole = cut(segment)
@@ -146,7 +146,7 @@ def flops_of(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in (*layers.FFNS, *layers.ATTENTIONS) if name != "Convolution"])
-def test_flops_are_those_that_torch_counts(name: str) -> None:
+def test_flops_equal_those_that_torch_counts(name: str) -> None:
     x = torch.randn(MICRO_BATCH * SEQUENCE, HIDDEN, requires_grad=True)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         y = getattr(layers, name)(HIDDEN)(x if name in layers.FFNS else x.view(MICRO_BATCH, SEQUENCE, HIDDEN))
@@ -154,8 +154,8 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     assert flops_of(name) == counter.get_total_flops() > 0
 
 
-def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> None:
-    """Once in each, with the bytes that it writes; views cost nothing."""
+def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_them() -> None:
+    """Once per function, with the bytes written; views cost nothing."""
     joint = interpret(segment_of("LinearAttention"))
     apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
     found = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
@@ -168,8 +168,8 @@ def test_what_is_made_of_no_tensor_costs_in_each_function_that_reads_it() -> Non
     assert all(works[0][1].bytes > 0 for _, name, works in found if name in apart)
 
 
-def test_flops_of_a_convolution_are_those_of_its_groups() -> None:
-    """Torch's counter takes the gradient of a grouped convolution's weight for that of a whole one."""
+def test_flops_of_a_convolution_count_its_groups() -> None:
+    """Torch's counter counts the weight gradient of a grouped convolution like that of an ungrouped one."""
     tokens = MICRO_BATCH * SEQUENCE
     along, across = 2 * tokens * HIDDEN * 3, 2 * tokens * HIDDEN * HIDDEN
     assert flops_of("Convolution") == 3 * (along + across)
@@ -183,7 +183,7 @@ def test_a_graph_is_read_back_from_a_build() -> None:
         assert recorded.module(wanted) == module and recorded.module(wanted).digest == module.digest
 
 
-def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
+def test_a_build_has_modules_only_at_its_own_sizes() -> None:
     wanted = WantedModule("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
     module = Module.__new__(Module)
     recorded = RecordedModules({wanted: module})
@@ -194,7 +194,7 @@ def test_a_build_has_modules_at_its_own_sizes_alone() -> None:
         recorded.module(replace(wanted, text="own.py:Other"))
 
 
-def test_first_values_are_one_number_or_random() -> None:
+def test_initial_values_are_constant_or_random() -> None:
     """A number is the module's; a random parameter has the model's deviation, and matrices decay."""
     params = {each.path: each for name in ("Geglu", "Shared") for each in segment_of(name).params}
     std = spec(1, 1, 1, 2, of="llama").model.init_std

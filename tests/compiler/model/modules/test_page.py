@@ -1,4 +1,4 @@
-"""The example of docs/custom-layers.md is compiled, trained on two ranks, evaluated, and refused as the page says."""
+"""The example of docs/custom-layers.md is compiled, trained on two ranks and evaluated, with the errors on the page."""
 
 from __future__ import annotations
 

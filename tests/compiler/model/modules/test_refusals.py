@@ -117,7 +117,7 @@ WRONG = {
 
 
 def written(folder: Path, **lines: str) -> Path:
-    """A spec, and beside it the file of its module."""
+    """Write a spec with the file of its module beside it."""
     parts = {"make": "pass", "step": "pass", "result": "x * self.weight"} | lines
     (folder / "own.py").write_text(FILE.format(**parts))
     (folder / "spec.dsc").write_text(SPEC)
@@ -135,7 +135,7 @@ def mistake(path: Path) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_traced_is_refused(name: str, tmp_path: Path) -> None:
+def test_modules_that_cannot_be_traced_are_refused(name: str, tmp_path: Path) -> None:
     lines, message, hint = WRONG[name]
     place, said, mends = mistake(written(tmp_path, **lines))
     assert place == '4:"own.py:Own"' and said.startswith(message) and mends == hint
@@ -164,7 +164,7 @@ def test_a_text_that_names_no_class_is_refused(tmp_path: Path) -> None:
     assert mistake(path)[1:] == ("`own.py` does not name a file and a class", 'write `module = "FILE.py:CLASS"`')
 
 
-def test_checking_runs_nothing(tmp_path: Path) -> None:
+def test_checking_runs_no_user_code(tmp_path: Path) -> None:
     """`dsc check` and the editor find a missing class without running any line of the file."""
     path = written(tmp_path)
     ran = tmp_path / "ran"
@@ -177,7 +177,7 @@ def test_checking_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_another_graph_is_another_segment(tmp_path: Path) -> None:
-    """The cache of segments sees what a file computes, and not how it is written."""
+    """The segment cache depends on what a file computes, and not on its text."""
     from compiler.emit.segment_cache import key_of
     from compiler.model.layers import LAYERS, Place
 

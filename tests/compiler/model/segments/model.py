@@ -65,7 +65,7 @@ class Ranks:
         moved = 2 if step.kind == "dispatch" else 1  # rows and gate weights, or rows
         for before, after in zip(step.inputs[:moved], step.outputs[:moved], strict=True):
             taken, made = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
-            at_source = [(s, r, e) for s in ranks for r in ranks for e in experts]  # as rows lie, rank after rank
+            at_source = [(s, r, e) for s in ranks for r in ranks for e in experts]  # as the rows, rank after rank
             at_expert = [(s, r, e) for r in ranks for e in experts for s in ranks]
             to_experts = (step.kind == "dispatch") != backward
             here, there = (at_source, at_expert) if to_experts else (at_expert, at_source)

@@ -166,8 +166,8 @@ def rotate(
     positions: None = None,
     stride: int = 1,
 ) -> Tensor:
-    """Pair by pair: which share of its frequency is divided, by a ramp over pairs or over turns. Rows a `stride` apart
-    turn so many times as fast."""
+    """Pair by pair: the share of its frequency that is divided follows a ramp over pairs or over turns. Rows `stride`
+    apart rotate `stride` times as fast."""
     found = []
     for i in range(width // 2):
         frequency = theta ** (-2 * i / width)
@@ -322,7 +322,7 @@ def chosen_of(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token. `counted`: the best experts of a group whose sum is its score."""
+    """Token by token. `counted`: the number of best experts of a group that sum up to its score."""
     chosen = []
     for biased_E in (score_TE if bias_E is None else score_TE + bias_E).detach():
         by_group = biased_E.view(groups, -1)

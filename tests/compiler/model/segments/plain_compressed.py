@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def compress(x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> Tensor:
-    """A softmax over all tokens of a sequence for every entry, of which a mask leaves those that are in it."""
+    """A softmax over all tokens of a sequence for every entry, masked to the tokens of the entry."""
     rate, W = bias.shape
     E, C = sequence // rate, W // 2 if overlap else W
     values, gates = (part.unflatten(0, (-1, sequence)) for part in x.split(W, dim=1))

@@ -1,4 +1,4 @@
-"""An indexer, attention over what it chooses, and its loss in plain torch: whole sequences, by masks."""
+"""An indexer, attention over the chosen keys, and its loss in plain torch: on whole sequences, with masks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The effect of BF16 rounding on a computation, estimated by running it in wider numbers with random rounding.
 
 Monte Carlo arithmetic (Parker, 1997): where a BF16 run rounds a number to one of 8 bits, the number is rounded up or
-down with the probability that keeps its mean. The spread of a few such runs is the error that so many roundings, placed
-where they are placed, make in each result. Rounding to nearest has half the variance of rounding at random.
+down with the probability that keeps its mean. The spread of a few such runs estimates the error of these roundings
+in each result. Rounding to nearest has half the variance of random rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.runtime.ops.cases import arguments, as_tuple
 
 BITS = 8  # of precision
 PRODUCTS = ("linear_wgrad_", "grouped_linear_wgrad_")  # accumulations of a rounded product; others round nothing
-SPREADS = 2.0  # a run that rounds to nearest stays within so many: 2.8 standard deviations of its own
+SPREADS = 2.0  # a run with rounding to nearest stays within this factor: 2.8 of its standard deviations
 SAMPLES = 6
 
 

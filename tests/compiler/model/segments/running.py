@@ -1,4 +1,4 @@
-"""Loads emitted segments and runs them, beside autograd over the plain op table."""
+"""Loads and runs emitted segments, and autograd over the plain op table."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def gqa(**changes: Any) -> Gqa:
 
 
 def compressed(**changes: Any) -> Compressed:
-    """The attention of DeepSeek-V4: a window, and entries beside it."""
+    """The attention of DeepSeek-V4: a window and compressed entries."""
     values: dict[str, Any] = {
         "heads": 4,
         "head_dim": 6,
@@ -106,7 +106,7 @@ def clipped(model_spec: Spec) -> Spec:
 
 
 def padded(model_spec: Spec) -> Spec:
-    """A run whose rows are conversations, and end in padding."""
+    """A run on conversations, whose rows end in padding."""
     return model_spec.model_copy(update={"data": model_spec.data.model_copy(update={"chat": Chat()})})
 
 

@@ -45,7 +45,7 @@ ROWS = [19, 0, 16, 8]
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_bf16_is_off_by_its_roundings(name: str) -> None:
+def test_bf16_differs_from_float64_by_its_roundings(name: str) -> None:
     kind, ffn, changes = SEGMENTS[name]
     layers, sizes = (DENSE, ffn, ffn), {"hidden": 24, "sequence": 16} | changes
     narrow, wide = (segment_of(kind, spec(layers, precision=p, **sizes), ffn) for p in ("bf16", "fp64"))
@@ -62,7 +62,7 @@ def test_bf16_is_off_by_its_roundings(name: str) -> None:
                 before = operands[key] if key.startswith("g_") else torch.zeros(())
                 changed = [each.double() - before for each in compared]
                 assert_rounded(tensor.double() - before, reference - before, changed, f"{name}: {key}")
-            elif key != "order":  # of a token's choices: theirs is that of scores that may be equal
+            elif key != "order":  # the order of a token's choices depends on scores that may be equal
                 assert torch.equal(tensor, reference), key
 
 
@@ -80,7 +80,7 @@ def rounded_arguments(segment: ir.Segment, operands: dict[str, Tensor]) -> dict[
 
 
 def at_random(segment: ir.Segment, seed: int) -> dict[str, Any]:
-    """F, I and W of a segment whose ops round at random."""
+    """F, I and W of a segment, with random rounding in its ops."""
     namespace: dict[str, Any] = {"__file__": "build/segments/segment.py"}
     apart = replace(segment, fused=())  # a fused op rounds inside as well; that it is the same is tested in test_fuse
     exec(compile(emit(apart, NUM_SMS).source, segment.kind, "exec"), namespace)

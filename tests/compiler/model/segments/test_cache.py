@@ -78,7 +78,7 @@ ENTRY = cache.entry(KEY, CODE)
 NAME = f"segments/{KEY}.json"
 
 
-def test_everything_that_a_segment_is_changes_its_key() -> None:
+def test_every_field_of_a_segment_changes_its_key() -> None:
     assert list(CHANGES) == [field.name for field in fields(Segment)], "a field of a segment that no key knows"
     changed = [replace(SEGMENT, **change) for changes in CHANGES.values() for change in changes]
     keys = [KEY, *(cache.key_of(segment, 132, "tools") for segment in changed)]
@@ -87,15 +87,15 @@ def test_everything_that_a_segment_is_changes_its_key() -> None:
     assert KEY not in (cache.key_of(SEGMENT, 131, "tools"), cache.key_of(SEGMENT, 132, "other"))
 
 
-def test_segments_of_one_model_have_a_key_each() -> None:
+def test_segments_of_one_model_have_distinct_keys() -> None:
     for name in ("quickstart", "tiny"):
         steps = model_steps(load(ROOT / "specs" / f"{name}.dsc"))
         segments = {step.segment.key: step.segment for step in steps if hasattr(step, "segment")}
         assert len({cache.key_of(segment, 132, "") for segment in segments.values()}) == len(segments) > 5
 
 
-@pytest.mark.parametrize("function", [lambda ops, p, h: (h,), test_segments_of_one_model_have_a_key_each])
-def test_a_function_that_is_no_layers_has_no_key(function: Any) -> None:
+@pytest.mark.parametrize("function", [lambda ops, p, h: (h,), test_segments_of_one_model_have_distinct_keys])
+def test_a_function_outside_the_layers_has_no_key(function: Any) -> None:
     """A function outside the layers has no text among the sources, so its name does not identify it."""
     with pytest.raises(AssertionError, match="is not a layer's"):
         cache.key_of(replace(SEGMENT, function=function), 132, "tools")
@@ -119,7 +119,7 @@ def test_versions_and_sources_are_among_the_tools(monkeypatch: pytest.MonkeyPatc
 
 
 def test_any_change_of_a_source_changes_the_digest(tmp_path: Path) -> None:
-    """A file of each place edited, a template too; one added; one renamed."""
+    """A file in each place is edited (also a template), one is added, one renamed."""
     for place in cache.SOURCES:
         if (ROOT / place).is_dir():
             copies.copytree(ROOT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
@@ -161,7 +161,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_the_sources_are_all_that_emitting_imports() -> None:
-    """Layers import what plans them, too; of them only the functions are traced, whose modules are all there."""
+    """Layers also import planning code; only their functions are traced, and all modules of these are included."""
     todo = [
         *(ROOT / "compiler/model/segments").glob("*.py"),
         ROOT / "compiler/emit/segment_cache.py",
@@ -188,7 +188,7 @@ def test_an_entry_is_read_back() -> None:
     assert cache.read(ENTRY, KEY, SEGMENT) == CODE
 
 
-def test_a_damaged_entry_is_none() -> None:
+def test_a_damaged_entry_is_ignored() -> None:
     for at in range(len(ENTRY)):
         assert cache.read(ENTRY[:at], KEY, SEGMENT) is None, at
         other = "0" if ENTRY[at] != "0" else "1"
@@ -212,19 +212,19 @@ def test_a_damaged_entry_is_none() -> None:
         '{"code": {"kernels": [], "calls": [["F", "linear", "", [], 1e999, 0]]}}',
     ],
 )
-def test_what_is_no_entry_is_none(text: str) -> None:
+def test_invalid_entries_are_ignored(text: str) -> None:
     assert cache.read(text, KEY, SEGMENT) is None
 
 
-def test_an_entry_of_another_key_or_name_is_none() -> None:
-    """Whoever forges the digest, too, names no file outside of the build's segments and kernels."""
+def test_an_entry_of_another_key_or_name_is_ignored() -> None:
+    """Even with a forged digest, an entry cannot name a file outside the build's segments and kernels."""
     assert cache.read(ENTRY, cache.key_of(SEGMENT, 7, ""), SEGMENT) is None
     for code in (replace(CODE, name="../../evil"), replace(CODE, kernels=(("../../evil", "x = 1\n"),))):
         assert cache.read(cache.entry(KEY, code), KEY, SEGMENT) is None
     assert json.loads(cache.entry(KEY, CODE))["key"] == KEY
 
 
-def test_what_is_kept_is_found_and_mended(tmp_path: Path) -> None:
+def test_stored_entries_are_found_and_repaired(tmp_path: Path) -> None:
     folder, name = tmp_path / "deep" / "cache", NAME
     assert cache.find(folder, KEY, SEGMENT) is None
     cache_folder.store(folder, [(name, ENTRY)])
@@ -241,7 +241,7 @@ def test_what_is_kept_is_found_and_mended(tmp_path: Path) -> None:
     assert len([*folder.rglob("*")]) == 2
 
 
-def test_what_is_no_file_or_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_and_too_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / NAME).mkdir(parents=True)
     assert cache.find(tmp_path, KEY, SEGMENT) is None
     with pytest.raises(IsADirectoryError):

@@ -48,7 +48,7 @@ def both(subject: ir.Segment) -> Joint:
     return interpreted
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 def wrong_tensors(index: int, change: Callable[[Tensor], Tensor]) -> Callable[[Rule], Rule]:
@@ -129,13 +129,13 @@ def test_a_wrong_rule_is_refused_by_segment_and_node(
         emit(subject, NUM_SMS)
 
 
-def test_a_compilation_of_new_segments_meets_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_new_segments_runs_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, *MUTATIONS["gradient op"][1:3])
     with pytest.raises(AssertionError, match=r"segment \w+: the op rules give `\w+ = linear_wide_dgrad"):
         compile_spec(load(TINY))
 
 
-def test_what_is_handed_out_is_compared() -> None:
+def test_returned_gradients_are_compared() -> None:
     interpreted = base_graph(segments(spec())["join"])
     (name, value), *others = interpreted.gradients
     with pytest.raises(AssertionError, match=r"segment join: gradients: h is residual by the op rules, and d_\w+"):
@@ -174,7 +174,7 @@ def test_a_node_too_many_or_too_few_is_refused() -> None:
 
 
 def test_a_gradient_of_several_values_is_named_by_the_last_of_them() -> None:
-    """A sum hands its gradient on as it is: to the product, and to a sum before it."""
+    """A sum passes its gradient on unchanged: to the product, and to an earlier sum."""
 
     def function(ops: Any, p: Any, x: Any) -> tuple[Any, ...]:
         summed = ops.add(ops.linear(x, p.w), ops.swiglu(ops.cat2(x, x)))
@@ -211,7 +211,7 @@ def test_halves_with_one_gradient() -> None:
     assert {"d_split2_0_b", "d_linear_0", "d_cat2_0"} <= joint.tensors.keys()
 
 
-def test_sums_of_gradients_have_names_that_no_sum_of_the_forward_has() -> None:
+def test_names_of_gradient_sums_differ_from_those_of_the_forward() -> None:
     def function(ops: Any, p: Any, x: Any) -> tuple[Any, ...]:
         summed = ops.add(ops.linear(x, p.w), x)
         return (ops.linear(ops.rmsnorm(summed, p.g, 1e-6), p.w),)

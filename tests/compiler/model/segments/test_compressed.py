@@ -35,7 +35,7 @@ TYPES = {
     "hca": "heavily_compressed_attention",
     "csa": "compressed_sparse_attention",
 }
-# Ours, and theirs as [out, in] of what lies one below another.
+# Our names, and theirs: matrices [out, in] that are stacked.
 NAMES = {
     "q_down": ("q_a_proj.weight",),
     "q_norm": ("q_a_norm.weight",),
@@ -57,7 +57,7 @@ NAMES = {
 
 
 class Wide(ModuleType):
-    """torch, whose float32 is float64: what their modules compute in float32 whatever they are given."""
+    """Torch with float32 replaced by float64, as their modules compute in float32 for any inputs."""
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -109,7 +109,7 @@ def module_of(kind: str, sizes: Compressed, hidden: int) -> tuple[Any, Any]:
 
 
 def by_module(kind: str, sizes: Compressed, operands: dict[str, Tensor], length: int) -> Result:
-    """Outputs and gradients of their module, by our names; the norm in front of it is ours."""
+    """Outputs and gradients of their module, by our names; the norm before it is ours."""
     h_TD = operands["h"].clone().requires_grad_()
     gain_D = operands["norm"].clone().requires_grad_()
     module, rotary = module_of(kind, sizes, h_TD.shape[1])
@@ -129,7 +129,7 @@ def by_module(kind: str, sizes: Compressed, operands: dict[str, Tensor], length:
     torch.autograd.backward([h_TD, y_TD], [operands["d_entered"], operands["d_y"]])
     gradients = {"d_h": h_TD.grad, "g_norm": gain_D.grad}
     parameters = dict(module.named_parameters())
-    for name, parts in NAMES.items():  # indexers have no gradient of what the model learns
+    for name, parts in NAMES.items():  # indexers get no gradient from the loss of the model
         if name in operands and not name.startswith("index_"):
             gradients[f"g_{name}"] = torch.cat([parameters[part].grad for part in parts])
     for name in gradients:
@@ -141,7 +141,7 @@ def by_module(kind: str, sizes: Compressed, operands: dict[str, Tensor], length:
 @pytest.mark.parametrize("length", [8, 23, 40])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_published_modules(kind: str, length: int) -> None:
-    """Sequences of one whole window, and of several with tokens behind the last."""
+    """Sequences of one whole window, and of several windows with further tokens."""
     sizes = KINDS[kind]
     segment = segment_of("attention", spec(attention=sizes, sequence=length))
     operands = arguments(segment, 31)
@@ -159,7 +159,7 @@ def test_equals_the_published_modules(kind: str, length: int) -> None:
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("rope", [None, Rope(theta=100.0), Rope(theta=100.0, width=2, scaling=YARN)])
 def test_equals_autograd(kind: str, sinks: bool, rope: Rope | None, dense: bool) -> None:
-    """`dense`: the phase in which the indexer alone is trained, of attention to all entries."""
+    """`dense`: the phase in which only the indexer is trained, with attention to all entries."""
     sizes = KINDS[kind].model_copy(update={"sinks": sinks, "rope": rope})
     model_spec = spec(attention=sizes, sequence=19, norm="sandwich", residual_scale=0.5)
     if dense:

@@ -42,8 +42,8 @@ def built(kind: str, model_spec: Spec) -> ir.Segment:
     ],
     ids=["grouped", "without positions", "gate, some columns rotated", "window", "latent", "latent, queries at once"],
 )
-def test_context_ranks_attend_as_one_rank_does(attention: Gqa | Mla) -> None:
-    """Each of two ranks projects the first and last quarter of each sequence, or those between; keys are gathered."""
+def test_context_ranks_equal_one_rank(attention: Gqa | Mla) -> None:
+    """One of two ranks projects the first and last quarter of each sequence, the other the rest; keys are gathered."""
     whole = spec(attention=attention, sequence=SEQUENCE, micro_batch=ROWS)
     split = parallel(whole, expert=1, context=2)
     alone, project, attend = built("attention", whole), built("project", split), built("attend", split)

@@ -89,8 +89,8 @@ def segment(kind: str) -> ir.Segment:
     [spec(), GROUPED, quickstart_sized(), deepseek_v3("fp32")],
     ids=["small", "grouped queries", "quickstart", "DeepSeek-V3"],
 )
-def test_torch_traces_what_the_rules_say(model_spec: Spec) -> None:
-    """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
+def test_the_trace_of_torch_equals_the_op_rules(model_spec: Spec) -> None:
+    """`emit` compares the graphs, also at the published size, as tracing allocates no storage."""
     names = {emit(s, NUM_SMS).name for s in segments(model_spec)}
     assert len(names) == len(segments(model_spec)), "two segments, one module"
     assert {s.kind for s in segments(model_spec)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES - OF_STREAMS
@@ -141,7 +141,7 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
         emit(each, NUM_SMS)
 
 
-# ---------------------------------------------------------------- what a cut holds
+# ---------------------------------------------------------------- contents of a cut
 
 
 def test_the_cut_of_attention() -> None:
@@ -175,7 +175,7 @@ def test_the_cut_of_attention() -> None:
 
 
 def test_the_cut_of_grouped_queries() -> None:
-    """The product of all three is kept once; queries, keys and values are columns of it, keys and values twice over."""
+    """The fused QKV product is kept once; queries, keys and values are columns of it, keys and values also together."""
     attention = segments(GROUPED)[1]
     saved = [b.name for b in cut(attention).saved]
     normed = ["head_rmsnorm_0", "head_rmsnorm_0_rstd", "head_rmsnorm_1", "head_rmsnorm_1_rstd"]
@@ -206,7 +206,7 @@ def test_aliases() -> None:
     assert {b.name: b.alias for b in final_norm.outputs} == {"y": "", "y_mtp": "y"}
 
 
-def test_segments_without_one_kind_of_backward() -> None:
+def test_segments_without_input_or_weight_gradients() -> None:
     embed, join = cut(segment("embed")), cut(segment("join"))
     assert ir.Signature() == embed.I and embed.W.args == ("g_table", "tokens", "d_y")
     assert ir.Signature() == join.W and join.I.returns == ("d_h", "d_shared", "d_rows")
@@ -244,7 +244,7 @@ def test_rows_that_are_received_are_counted_by_row() -> None:
     assert all(b.fixed_bytes == 0 for b in (*experts.saved, *experts.deferred))
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- costs
 
 
 def test_published_flops() -> None:
@@ -325,7 +325,7 @@ def test_emitted_text(kind: str) -> None:
 
 
 def test_a_module_begins_with_the_dtype_of_its_activations() -> None:
-    """Not with that of tokens or of rows that are counted."""
+    """Not with the dtype of token ids or of row counts."""
     for kind in ("embed", "mtp_input", "experts", "attention"):
         joint = interpret(segment(kind))
         head, *_ = printer.module(joint, split(joint), no_kernels).splitlines()
@@ -343,7 +343,7 @@ def test_a_module_begins_with_the_dtype_of_its_activations() -> None:
         ("def W(\n    g_norm,", "def W(\n    g_weight,"),
     ],
 )
-def test_text_that_is_not_the_graph_is_refused(before: str, after: str) -> None:
+def test_text_that_differs_from_the_graph_is_refused(before: str, after: str) -> None:
     joint = interpret(segment("router"))
     parts = split(joint)
     source = printer.module(joint, parts, no_kernels)

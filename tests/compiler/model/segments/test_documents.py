@@ -1,6 +1,6 @@
-"""Documents that are kept apart: changing one moves no bit of the losses of another, nor of gradients that these have.
+"""Separate documents: changing one changes no bit of the losses of another, nor of the gradients of these losses.
 
-Where there are experts, a changed document is routed otherwise. Then products of experts have other rows, and gradients
+With experts, a changed document is routed differently. Then products of experts have other rows, and gradients
 of weights are sums in another order: they agree to the rounding of float64.
 """
 
@@ -58,7 +58,7 @@ def of_document(model_spec: Spec, parameters: dict[str, Tensor], tokens_BZ: Tens
     ],
     ids=["latent", "latent, experts", "grouped", "window, experts", "channels", "heads"],
 )
-def test_a_changed_document_moves_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
+def test_a_changed_document_changes_no_bit_of_another(ffn: Dense | Moe, attention: AnyAttention) -> None:
     model_spec = spec(layers=(DENSE, ffn), attention=attention, sequence=SEQUENCE)
     apart = model_spec.model_copy(update={"data": model_spec.data.model_copy(update={"documents": "masked"})})
     parameters = trained_like(

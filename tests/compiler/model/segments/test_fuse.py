@@ -52,16 +52,16 @@ def with_logits(model_spec: Spec) -> Spec:
     return again(model_spec, "logits")
 
 
-# ---------------------------------------------------------------- what is fused
+# ---------------------------------------------------------------- fusion
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
-    """`fused` asserts it of each segment; here, that over the whole model it is what its layers are.
+    """`fused` asserts this for each segment; here, the counts over the whole model match its layers.
 
-    Of several residual streams no sum is beside a norm. Between tensor ranks, and where context ranks project apart,
-    the gradient of attention's norm is an op alone. Where weights are not trained, no gradient is put together beyond
-    the residual's, and a router that does not choose by one op permutes by another.
+    With several residual streams, no sum is next to a norm. With tensor ranks, or if context ranks project separately,
+    the gradient of attention's norm is a separate op. If weights are frozen, no gradient is combined except
+    the residual's, and a router that does not choose with one op permutes with another.
     """
     model_spec = load_spec(path_of(name))
     model, ops = (
@@ -90,7 +90,7 @@ EIGHT_BITS = load_spec(Path(__file__).parents[4] / "specs" / "deepseek-v3.dsc")
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b"])
-def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
+def test_fp8_passes_match_under_any_recomputation(name: str) -> None:
     """Passes match, and nothing is quantised, or quantised again, after a norm or an activation that could do it."""
     model_spec = load_spec(Path(__file__).parents[4] / "specs" / f"{name}.dsc")
     model_spec = model_spec.model_copy(update={"precision": EIGHT_BITS.precision})
@@ -124,7 +124,7 @@ BOTH, KEPT = "mla_attention_dgrad_quantise_both", "dequantise_mla_attention_dgra
     ],
 )
 def test_attention_in_tiles(kept: str | None, nope: int, value: int, sequence: int, expected: set[str]) -> None:
-    """Attention quantises where a head is whole tiles, and reads what was kept of it."""
+    """Attention quantises its output if a head consists of whole tiles, and reads the kept form."""
     attention = EIGHT_BITS.model.attention
     assert isinstance(attention, Mla)
     widths = attention.head_dim.model_copy(update={"nope": nope, "value": value})
@@ -148,7 +148,7 @@ def test_a_name_for_every_pass() -> None:
     assert {*PASSES} == {*Fusion.__args__, "logits"} == {name for layer in LAYERS.values() for name in layer.fused}  # type: ignore[attr-defined]
 
 
-def test_what_a_run_leaves_apart_is_apart() -> None:
+def test_unfused_passes_are_left_out_of_segments() -> None:
     for name in Fusion.__args__:  # type: ignore[attr-defined]
         whole, less = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
         for kind, segment in whole.items():
@@ -157,7 +157,9 @@ def test_what_a_run_leaves_apart_is_apart() -> None:
 
 @pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
 @pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
-def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
+def test_an_unfused_name_is_refused_where_it_has_no_effect(
+    eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]
+) -> None:
     """A name of `unfused` is refused exactly where the graphs of the segments are equal with it and without it."""
     model_spec = spec(layers=layers)
     roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
@@ -184,13 +186,13 @@ GROUPED = spec(layers=(DENSE,), attention=gqa())
     ],
     ids=["a norm alone", "norms again", "norms of attention again", "all again", "too wide"],
 )
-def test_the_gradient_of_a_norm_is_refused_where_nothing_is_beside_it(model_spec: Spec) -> None:
+def test_unfusing_the_gradient_of_a_norm_is_refused_where_it_has_no_effect(model_spec: Spec) -> None:
     less = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
     whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (model_spec, less))
     assert bool([*unfused_ops_exist(less)]) == (whole == apart_)
 
 
-def test_a_pass_that_finds_nothing_is_an_error() -> None:
+def test_a_pass_without_its_match_is_an_error() -> None:
     segment = segments(spec())["router"]
     joint = interpret(apart(segment))
     without = replace(joint, segment=segment, nodes=tuple(node for node in joint.nodes if node.op != "add"))
@@ -250,7 +252,7 @@ def test_traced_and_planned_graphs_agree_for_any_choice(
 # ---------------------------------------------------------------- the logits
 
 
-def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
+def test_logits_in_blocks_are_never_a_whole_tensor() -> None:
     model_spec = spec()
     plain, blocks = (segments(each)["head"] for each in (model_spec, with_logits(model_spec)))
     T, V = 16, 31
@@ -263,7 +265,7 @@ def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
+def test_logits_in_blocks_give_the_results_of_whole_logits(precision: str) -> None:
     from dsl.schema import BUILT_IN
 
     model_spec = spec().model_copy(update={"precision": BUILT_IN[precision]})
@@ -281,7 +283,7 @@ def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
 # ---------------------------------------------------------------- bytes
 
 
-def test_bytes_saved_are_those_that_no_longer_move() -> None:
+def test_bytes_saved_equal_those_counted_by_hand() -> None:
     """Saved bytes are those counted by hand, for a MoE layer: T 16, D 12, K 3, float64."""
     T, D, K, size = 16, 12, 3, 8
     tensor, gates, choices = T * D * size, T * K * size, T * K * 8
@@ -367,7 +369,7 @@ def test_a_match_is_rewritten_in_place() -> None:
     ],
     ids=["constant", "place", "read by another", "of another"],
 )
-def test_what_is_no_match_stays(nodes: tuple[OpNode, ...]) -> None:
+def test_nodes_that_do_not_match_are_not_rewritten(nodes: tuple[OpNode, ...]) -> None:
     with pytest.raises(AssertionError, match="0 matches in any, not 1"):
         fused(graph(*nodes))
 
@@ -379,7 +381,7 @@ def test_a_value_that_the_segment_returns_is_not_lost() -> None:
         fused(graph(*nodes, outputs=("out", "t")))
 
 
-def test_a_sum_matches_either_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_matches_in_either_operand_order(monkeypatch: pytest.MonkeyPatch) -> None:
     each = Pass(
         (OpNode("a", ("x",), ("y",)), OpNode("add", ("y", "z"), ("w",))),
         (OpNode("az", ("x", "z"), ("w",)),),

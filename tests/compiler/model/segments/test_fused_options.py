@@ -1,4 +1,4 @@
-"""Passes of fusion match as often as they say in segments of every option of a model, in BF16 and in FP8."""
+"""Fusion passes match as often as stated in segments with every option of a model, in BF16 and in FP8."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_options(ffn: dict[str, Any], shared: dict[str, Any], precision: str, **
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_block"])
 @pytest.mark.parametrize("norm", ["pre", "post", "sandwich"])
-def test_every_option_is_cut(norm: str, precision: str) -> None:
+def test_every_option_can_be_cut(norm: str, precision: str) -> None:
     shares = ({}, {"shared": 0}, {"shared_gate": True, "score": "sqrt_softplus"})
     for (ffn, shared), recompute in zip(product(FFNS.values(), shares), RECOMPUTES * 3, strict=True):
         for grouped, factor in ((False, 1.0), (True, 0.5)):

@@ -40,7 +40,7 @@ def test_ends_and_grouped_queries() -> None:
 
 
 def test_widths() -> None:
-    """A segment takes and hands through three streams of 12 numbers; what is between is of 12."""
+    """A segment takes and returns three streams of width 12; values in between have width 12."""
     model_spec = segments(spec(hyper_connections=STREAMS))
     assert {each.name: each.shape[1] for each in model_spec["join"].inputs if each.name != "order"} == {
         "h": 36, "shared": 12, "rows": 12, "post": 3, "comb": 9,
@@ -54,7 +54,7 @@ def test_widths() -> None:
     assert model_spec["attention"].params[0].matrices == (3, 3, 9) and model_spec["final_norm"].params[0].matrices == ()
 
 
-def test_what_is_kept() -> None:
+def test_values_saved_with_and_without_recomputation() -> None:
     """A mixing keeps its logits and no round; with `hyper` it keeps nothing, for the streams are there."""
     model_spec = spec(layers=(DENSE, moe()), hyper_connections=STREAMS)
     plain, made = (segments(again(model_spec, *names)) for names in ((), ("hyper",)))

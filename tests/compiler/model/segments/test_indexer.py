@@ -21,7 +21,7 @@ def sparse(**changes: Any) -> Spec:
 
 
 def dense() -> Spec:
-    """The phase in which the indexer alone is trained."""
+    """The phase in which only the indexer is trained."""
     return sparse(train=sparse().train.model_copy(update={"only": "indexer"}))
 
 
@@ -31,19 +31,19 @@ def test_equals_autograd(model_spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("names", [("rmsnorm",), ("mla_up",), ("rmsnorm", "mla_up"), ("attention",)], ids=str)
-def test_what_is_computed_again_changes_nothing(names: tuple[str, ...]) -> None:
+def test_recomputation_changes_no_result(names: tuple[str, ...]) -> None:
     plain, again = (segment_of("attention", sparse(recompute=each)) for each in ((), names))
     assert cut(again).saved != cut(plain).saved
     check(again)
 
 
-def test_rotation_is_that_of_attention() -> None:
+def test_the_indexer_rotates_as_attention_does() -> None:
     rope = Rope(theta=100.0, scaling=LinearScaling(factor=3.0))
     check(segment_of("attention", spec(attention=mla(indexer=INDEXER, rope=rope, scale=0.3), sequence=8)))
     check(segment_of("attention", spec(attention=mla(indexer=INDEXER, rope=None), sequence=8)))
 
 
-def test_neither_trains_the_other() -> None:
+def test_attention_and_indexer_do_not_train_each_other() -> None:
     """The indexer's loss gives gradients only to the indexer, and the attention's output gives it none."""
     segment = segment_of("attention", sparse())
     operands = arguments(segment, 31)
@@ -55,7 +55,7 @@ def test_neither_trains_the_other() -> None:
         assert found["d_h"].any() == ("d_y" not in zeros)
 
 
-def test_the_indexer_alone_is_trained() -> None:
+def test_only_the_indexer_is_trained() -> None:
     segment = segment_of("attention", dense())
     assert [param.name for param in segment.params if param.grad] == [*OURS]
     assert {param.role for param in segment.params if not param.grad} == {"still"}

@@ -117,7 +117,7 @@ def test_rows_that_are_padding(score: str, context: int) -> None:
 
 
 def test_padding_in_front_of_attention_with_an_indexer() -> None:
-    """Its loss is a sum over all rows. Attention whose logits are bounded is blanked likewise: tests/runtime/run."""
+    """The indexer's loss is a sum over all rows. tests/runtime/run checks padding for attention with bounded logits."""
     segment = segment_of("attention", padded(spec(attention=mla(indexer=Indexer(heads=2, head_dim=8, top_k=2)))))
     assert [each.name for each in segment.inputs] == ["h", "real"]
     check(segment)

@@ -49,7 +49,7 @@ def again(model_spec: Spec, *names: str) -> Spec:
 
 
 def segments(model_spec: Spec) -> dict[str, ir.Segment]:
-    """The segments by kind; routers are those of the main model."""
+    """The segments by kind; of routers, those of the main model."""
     uses = [step for step in reversed(model_steps(model_spec)) if isinstance(step, ir.Use)]
     return {use.segment.kind: use.segment for use in uses}
 
@@ -62,7 +62,7 @@ def fixed(buffers: tuple[ir.Buffer, ...], rows: int = 3) -> int:
     return sum(buffer.fixed_bytes + rows * buffer.row_bytes for buffer in buffers)
 
 
-# ---------------------------------------------------------------- what is kept, by hand
+# ---------------------------------------------------------------- saved values, by hand
 
 
 def test_the_cut_of_latent_attention() -> None:
@@ -105,7 +105,7 @@ def test_the_ends_of_the_model() -> None:
 
 
 def test_grouped_queries() -> None:
-    """Queries and keys are normed again; the product of all three is what the norms take, and the values."""
+    """Queries and keys are normed again; the fused QKV product is saved: the inputs of the norms, and the values."""
     made = cut(segments(again(MODELS["grouped queries"], "rmsnorm"))["attention"])
     assert names_of(made.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
     plain = cut(segments(again(spec(attention=gqa(qk_norm=None)), "rmsnorm"))["attention"])
@@ -113,13 +113,13 @@ def test_grouped_queries() -> None:
 
 
 @pytest.mark.parametrize("kind", ["attention", "dense", "router", "shared", "experts"])
-def test_a_whole_segment_keeps_nothing(kind: str) -> None:
+def test_a_wholly_recomputed_segment_saves_nothing(kind: str) -> None:
     model_spec = MODELS["without shared experts"] if kind == "router" else spec()
     """But for the sum with the residual stream, which is less than its parts."""
     assert names_of(cut(segments(again(model_spec, kind))[kind]).saved) == ({"add_0"} if kind == "dense" else set())
 
 
-def test_what_w_alone_needs_is_made_there() -> None:
+def test_values_that_only_w_needs_are_recomputed_in_w() -> None:
     """Unless it is made of what I makes again: then W gets the end of the chain, and not its beginning."""
     for kind, op in (("dense", "swiglu"), ("experts", "gated_swiglu"), ("shared", "swiglu")):
         segment = segments(again(spec(), "swiglu"))[kind]
@@ -131,7 +131,7 @@ def test_what_w_alone_needs_is_made_there() -> None:
 
 
 def test_memory_of_deepseek_v3() -> None:
-    """Elements per token and MoE layer that F keeps beside the layer's inputs: from 101,636 in BF16 to a third."""
+    """Elements per token and MoE layer that F saves besides the layer's inputs: from 101,636 in BF16 to a third."""
     plain, made = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
     attention = {
         name: fixed(cut(by_kind["attention"]).saved) / 4096 for name, by_kind in (("plain", plain), ("made", made))
@@ -170,22 +170,22 @@ def test_equal_to_the_bit(model_spec: Spec, names: tuple[str, ...]) -> None:
         assert_equal(again_, by_autograd(segment, given))
 
 
-def test_experts_that_receive_nothing() -> None:
+def test_experts_without_rows() -> None:
     segment = segments(again(spec(), "swiglu"))["experts"]
     given = arguments(segment, 31, [0] * 8)
     assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
 
 
 @pytest.mark.parametrize("model_spec", [quickstart_sized(), deepseek_v3("fp32")], ids=["quickstart", "DeepSeek-V3"])
-def test_kernels_of_the_second_computation_are_those_of_the_first(model_spec: Spec) -> None:
+def test_recomputation_uses_the_same_kernels(model_spec: Spec) -> None:
     """Except gradients of norms, which are fused with the recomputation."""
     model_spec = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
     for kind, segment in segments(again(model_spec, *V3)).items():
         assert emit(segment, NUM_SMS).kernels == emit(segments(model_spec)[kind], NUM_SMS).kernels or kind == "shared"
 
 
-def test_an_embedding_reads_and_writes_the_rows_of_its_tokens_alone() -> None:
-    """F reads indices and rows, and writes rows; W reads rows and those of gradients, and writes these."""
+def test_an_embedding_moves_only_the_rows_of_its_tokens() -> None:
+    """F reads indices and rows, and writes rows; W reads rows and rows of gradients, and writes the latter."""
     joint = interpret(segments(spec())["embed"])
     tokens, width = joint.tensors["y"].shape
     assert isinstance(tokens, int) and isinstance(width, int) and joint.tensors["y"].dtype == "float64"
@@ -247,7 +247,7 @@ def over(model_spec: Spec, **ranks: int) -> Spec:
     return model_spec.model_copy(update={"parallel": model_spec.parallel.model_copy(update=ranks)})
 
 
-def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
+def test_a_layer_lists_exactly_the_names_that_change_its_segments() -> None:
     """A segment that is forced to a name changes if, and only if, its layer lists the name; for every kind and name."""
     for kind, layer in LAYERS.items():
         changed = set()
@@ -258,7 +258,7 @@ def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())
                 if built and (interpret(replace(built, recompute=(name,))).again or name in built.fused):
                     changed.add(name)
-        assert changed == set(layer.recompute) - {SUM}, kind  # which says more beside the whole segment alone
+        assert changed == set(layer.recompute) - {SUM}, kind  # which only has an effect together with the whole segment
 
 
 def test_keys() -> None:

@@ -59,7 +59,7 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         given["table"] = given["table"].argsort(dim=1).int()
     given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
-        if argument.name == "real":  # five tokens of each sequence of eight
+        if argument.name == "real":  # five valid tokens in each sequence of eight
             given["real"] = (torch.arange(int(argument.shape[0])) % 8 < 5).to(torch.int32)
         elif argument.dtype == "int32":
             given[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
@@ -189,7 +189,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_what_grouped_queries_may_have(name: str) -> None:
+def test_options_of_grouped_query_attention(name: str) -> None:
     attention, more = GROUPED[name]
     segment = segment_of("attention", spec(attention=attention))
     assert {param.name for param in segment.params} - {"norm", "qkv", "q_norm", "k_norm", "out"} == more
@@ -208,11 +208,11 @@ def test_what_grouped_queries_may_have(name: str) -> None:
     ],
     ids=["a scale", "no position", "no position, a scale", "linear", "yarn", "yarn, both factors"],
 )
-def test_what_latent_attention_may_have(attention: Mla) -> None:
+def test_options_of_latent_attention(attention: Mla) -> None:
     check(segment_of("attention", spec(attention=attention)))
 
 
-def test_plain_attention_rotates_by_itself() -> None:
+def test_plain_attention_needs_no_separate_rotation() -> None:
     """Neither plain RoPE nor its absence needs an extra op, nor does the default scale width**-0.5."""
     for attention in (gqa(), gqa(rope=None), gqa(scale=0.5), gqa(rope=rope(width=4)), mla(), mla(rope=None)):
         nodes = interpret(segment_of("attention", spec(attention=attention))).nodes
@@ -254,7 +254,7 @@ def experts() -> tuple[ir.Segment, dict]:
     return segment, load(segment)
 
 
-def test_what_is_handed_through_is_the_same_tensor() -> None:
+def test_values_passed_through_are_the_same_tensor() -> None:
     model_spec = spec()
     attention, final_norm, join = (segment_of(kind, model_spec) for kind in ("attention", "final_norm", "join"))
     given = arguments(attention, 31)
@@ -375,7 +375,7 @@ def test_lines_fit_and_are_the_graph(override: str) -> None:
 
 @pytest.mark.parametrize(("precision", "parts"), [("fp8_block", 2), ("mxfp8", 2), ("nvfp4", 3)])
 def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts: int) -> None:
-    """Backwards read the turned ones. Scales are powers of 2 where tiles are cut anew, which is exact by them."""
+    """Backwards read the transposed copies. Scales are powers of 2 where tiles are recut, so recutting is exact."""
     steps = model_steps(dsl_load(SPECS / "quickstart.dsc", overrides=[f"precision={precision}"]))
     exact, read = set[str](), set[str]()
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():

@@ -74,7 +74,7 @@ def test_every_value_is_made_once_and_read_once(model_spec: Spec, num_stages: in
         assert {value for _, value in stage.records} <= made.keys()
 
 
-def test_what_the_ends_load_and_record() -> None:
+def test_inputs_and_records_of_the_end_stages() -> None:
     first, last = build_stages(cut_model(spec()), 2)
     assert [b.name for b in first.loads] == ["tokens"]
     assert [b.name for b in last.loads] == ["targets", "mtp_tokens", "mtp_targets"]
@@ -130,7 +130,7 @@ def test_parameters_of_deepseek_v3() -> None:
         spec(attention=mla(query_rank=None)),
     ],
 )
-def test_names_and_shapes_are_those_of_the_plain_model(model_spec: Spec) -> None:
+def test_names_and_shapes_equal_the_plain_model(model_spec: Spec) -> None:
     reference = Reference(Config.from_plan(model_spec.model.model_dump() | {"sequence": model_spec.train.sequence}))
     rows = parameters(model_spec)
     assert {row.name: row.shape for row in rows} == {n: tuple(t.shape) for n, t in reference.state_dict().items()}
@@ -154,7 +154,7 @@ def test_stages_hold_every_tensor() -> None:
     assert held == {row.tensor for row in parameters(model_spec)}
 
 
-def test_blocks_cost_what_their_segments_cost() -> None:
+def test_costs_of_blocks_sum_their_segments() -> None:
     model_spec = quickstart_sized()
     _, dense, sparse, *_ = model_blocks(model_spec)
     T, rows = 256, 256 * 4

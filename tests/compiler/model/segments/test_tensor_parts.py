@@ -91,7 +91,7 @@ def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("vocab", [60, 61])
 @pytest.mark.parametrize("model_spec", MODELS)
-def test_all_ranks_together_are_the_model(model_spec: str, ranks: int, vocab: int) -> None:
+def test_all_tensor_ranks_together_equal_the_model(model_spec: str, ranks: int, vocab: int) -> None:
     attention = MODELS[model_spec].attention
     assert isinstance(attention, Mla | Gqa)
     ranks = min(ranks, attention.heads if isinstance(attention, Mla) else attention.kv_heads)
@@ -132,7 +132,7 @@ def test_emitted_parts_equal_autograd(model_spec: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_attention_of_tensor_ranks_gives_is_not_added_yet(ranks: int) -> None:
+def test_attention_of_tensor_ranks_returns_a_partial_sum(ranks: int) -> None:
     """Each rank has a partial sum, so the residual is added after the reduction; a single rank adds it directly."""
     hybrid = load_spec(
         Path(__file__).parents[4] / "specs" / "laptop-hybrid.dsc", overrides=[f"parallel.tensor={ranks}"]

@@ -144,12 +144,12 @@ def test_text_says_the_bytes_of_the_document(tmp_path: Path, capsys: Shown) -> N
         assert " → " in line and said == pytest.approx(means, rel=0.04)
 
 
-def test_one_token_is_as_uneven_as_can_be(tmp_path: Path, capsys: Shown) -> None:
+def test_one_token_gives_the_worst_balance(tmp_path: Path, capsys: Shown) -> None:
     (layer,) = placed(capsys, load_file(tmp_path, [1, 0, 0, 0]), "--devices", 4, "--nodes", 2)["layers"]
     assert layer["balance"] == {"device": 4.0, "node": 2.0}
 
 
-def test_a_load_of_nothing_is_said(tmp_path: Path, capsys: Shown) -> None:
+def test_a_load_without_tokens_is_reported(tmp_path: Path, capsys: Shown) -> None:
     assert main(["place", str(load_file(tmp_path, [0] * 4)), "--devices", "2", "--format", "json"]) == 0
     shown = capsys.readouterr()
     assert "warning: the load counts no tokens" in shown.err

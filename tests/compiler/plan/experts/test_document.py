@@ -70,7 +70,7 @@ def test_each_device_is_a_line() -> None:
         (lambda d: d["layers"][0]["devices"].reverse(), "contradicts `devices`, which has expert 1 on another device"),
     ],
 )
-def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], message: str) -> None:
+def test_invalid_placements_are_refused(tmp_path: Path, edit: Callable[[Any], None], message: str) -> None:
     document = json.loads(written())
     edit(document)
     (tmp_path / "p.json").write_text(json.dumps(document))
@@ -98,13 +98,13 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
         ('{"load": ' + json.dumps([[1]] * 5000) + "}", "5,000 layers are too many"),
     ],
 )
-def test_what_is_no_load(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_loads_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "l.json").write_text(text)
     with pytest.raises(PlacementError, match=message):
         read_load(tmp_path / "l.json")
 
 
-def test_a_load_that_is_no_text(tmp_path: Path) -> None:
+def test_a_load_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "l.json").write_bytes(b'{"load": "\xff"}')
     with pytest.raises(PlacementError, match="is not text in UTF-8"):
         read_load(tmp_path / "l.json")
@@ -112,7 +112,7 @@ def test_a_load_that_is_no_text(tmp_path: Path) -> None:
         read_load(tmp_path)
 
 
-def test_names_of_devices_are_those_under_which_least_moves() -> None:
+def test_devices_are_named_so_that_least_moves() -> None:
     """Shuffling the devices of a placement gives an equal placement."""
     layout = ExpertLayout(24, 4, 2, 6)
     random = np.random.default_rng(2)
@@ -133,7 +133,7 @@ def test_naming_devices_changes_no_load() -> None:
         assert keeps_groups(named, layout) == keeps_groups(physical, layout)
 
 
-def test_moves_lead_from_one_to_the_other() -> None:
+def test_moves_turn_one_placement_into_the_other() -> None:
     random, layout = np.random.default_rng(1), ExpertLayout(12, 1, 1, 4)
     for _ in range(20):
         now, new = random.permutation(12), random.permutation(12)

@@ -10,7 +10,7 @@ from tests.compiler.plan.experts.loads import load_of
 
 
 def test_each_step_takes_the_lightest_place() -> None:
-    """Groups of load 9, 5, 4, 2 on two nodes: 9 and 2, 5 and 4. Then the experts of each node on its two devices."""
+    """Groups of load 9, 5, 4, 2 on two nodes: 9 and 2, 5 and 4. Then the experts of each node go to its two devices."""
     load, layout = np.array([8.0, 1, 3, 2, 3, 1, 1, 1]), ExpertLayout(8, 4, 2, 4)
     assert hierarchical(load, layout).tolist() == greedy(load, layout).tolist() == [0, 7, 1, 6, 2, 3, 4, 5]
 

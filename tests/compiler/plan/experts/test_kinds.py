@@ -41,8 +41,8 @@ def spec(tmp_path: Path):  # type: ignore[no-untyped-def]
     return write
 
 
-def test_nodes_of_a_layer_are_those_that_run_it(spec, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    """Expert ranks of the first stage fill one node of eight, those of the second two of four."""
+def test_experts_of_a_layer_fill_the_nodes_that_run_it(spec, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    """Expert ranks of the first stage fill one node of eight, those of the second stage two nodes of four."""
     chosen = load(spec("1f1b"))
     plan = make_plan(chosen)
     tensors = [
@@ -66,5 +66,5 @@ def test_nodes_of_a_layer_are_those_that_run_it(spec, capsys: pytest.CaptureFixt
     assert one_node == tensors[0]
 
 
-def test_of_two_copies_the_smaller_nodes_count(spec) -> None:  # type: ignore[no-untyped-def]
+def test_layers_on_two_kinds_of_nodes_use_the_smaller_nodes(spec) -> None:  # type: ignore[no-untyped-def]
     assert set(devices_of_nodes(load(spec("dualpipe"))).values()) == {4}

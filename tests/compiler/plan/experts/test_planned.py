@@ -29,7 +29,7 @@ NAMED = 'parallel.placement="placement.json"'
 
 
 def shifted(ranks: int, experts: int, load: Any = None) -> LayerPlacement:
-    """Experts dealt out to the ranks in turn."""
+    """Experts assigned to the ranks round-robin."""
     physical = np.arange(experts).reshape(-1, ranks).T.reshape(-1)
     return layer_placement("", physical, ranks, (), None if load is None else np.asarray(load, dtype=float))
 
@@ -63,7 +63,7 @@ def refused(capsys: Shown, *settings: str) -> str:
     return capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- what is assumed
+# ---------------------------------------------------------------- assumptions
 
 
 def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
@@ -77,8 +77,8 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
     assert "experts are on the expert ranks that placement.json names" in capsys.readouterr().out
 
 
-def test_how_even_it_is_under_its_load(folder: Path) -> None:
-    """Balance by hand: even experts have load 3, odd ones 1; the file deals them out in turn, the default in halves."""
+def test_balance_under_the_load_of_the_file(folder: Path) -> None:
+    """Balance by hand: even experts have load 3, odd ones 1; the file alternates ranks, the default cuts in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
     spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
     placement = expert_placement_of(spec)
@@ -96,7 +96,7 @@ def test_how_even_it_is_under_its_load(folder: Path) -> None:
     assert f"gets {worst:.3f} and {share:.3f} times the mean" in said
 
 
-def test_a_load_of_nothing_says_nothing(folder: Path) -> None:
+def test_a_load_without_tokens_gives_no_balance(folder: Path) -> None:
     write(folder, 2, lambda experts: [0] * experts)
     placement = expert_placement_of(with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder))
     assert placement is not None and placement.evenness == ()
@@ -120,7 +120,7 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
     assert sum(counts) > 0
 
 
-def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:
+def test_dsc_plan_reports_the_balance_of_dsc_place(folder: Path, capsys: Shown) -> None:
     """The balance that the file gives for its placement."""
     random = np.random.default_rng(3)
     rows = [random.integers(1, 1000, ffn.experts).tolist() for _, ffn in layers_with_experts(load_spec(QUICK))]
@@ -159,7 +159,7 @@ def test_a_load_reads_back(folder: Path) -> None:
         ([[1], *[1] * 15], r"`load`: \[1\] is not a number"),
     ],
 )
-def test_what_is_no_load(folder: Path, load: Any, message: str) -> None:
+def test_invalid_loads_are_refused(folder: Path, load: Any, message: str) -> None:
     path = write(folder, 2)
     document = json.loads(path.read_text("utf-8"))
     document["layers"][0]["load"] = load
@@ -183,7 +183,7 @@ def test_only_degrees_of_the_file_are_tried(folder: Path, capsys: Shown, ranks: 
     assert {choice["values"]["parallel.expert"] for choice in found["choices"]} == {ranks}
 
 
-def test_other_degrees_are_open_beside_it(folder: Path, capsys: Shown) -> None:
+def test_other_degrees_stay_open_beside_the_placement(folder: Path, capsys: Shown) -> None:
     """Data ranks must be a multiple of the file's, so the longest pipelines are left out."""
     write(folder, 4)
     found = plan(capsys, "parallel.expert=4", "parallel.pipeline=auto", "schedule.name=1f1b", NAMED)
@@ -194,7 +194,7 @@ def test_other_degrees_are_open_beside_it(folder: Path, capsys: Shown) -> None:
     assert main(["check", "quick.dsc", "-s", "parallel.expert=2", "-s", NAMED]) == 2
 
 
-def test_where_no_degree_is_one_of_the_file(folder: Path, capsys: Shown) -> None:
+def test_refused_if_no_choice_has_the_degree_of_the_file(folder: Path, capsys: Shown) -> None:
     write(folder, 8)
     said = refused(capsys, "parallel.expert=auto", NAMED)
     message = "placement.json is for expert = 8, but no choice for `auto` gives that degree"
@@ -202,7 +202,7 @@ def test_where_no_degree_is_one_of_the_file(folder: Path, capsys: Shown) -> None
     assert "--> -s:1:20" in said
 
 
-def test_a_file_of_another_model_is_so_for_every_degree(folder: Path, capsys: Shown) -> None:
+def test_a_file_of_another_model_is_refused_for_every_degree(folder: Path, capsys: Shown) -> None:
     path = write(folder, 2)
     document = json.loads(path.read_text("utf-8"))
     document["layers"].pop()

@@ -102,7 +102,7 @@ def _best_of_node(load: np.ndarray, groups: object) -> float:
 
 
 def test_better_than_the_greedy_where_something_better_exists() -> None:
-    """Longest first puts 3 and 3 apart; together they are even."""
+    """Longest-first separates 3 and 3; together they would balance."""
     load, layout = np.array([3.0, 3.0, 2.0, 2.0, 2.0, 0.0]), ExpertLayout(6, 1, 1, 2)
     placed = place_layer(load, layout)
     assert placed.greedy.device > 1.1 and placed.balance.device == 1 and placed.gap == 0
@@ -129,14 +129,14 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
     assert placed.balance.device < balance_of(uneven, placed.whole, layout).device
 
 
-def test_exchanges_end_where_none_helps() -> None:
+def test_exchanges_end_when_none_helps() -> None:
     """The search stops even if no device reaches the wanted load, so that work is left for other methods."""
     work = pack.WorkLeft(10**6)
     found = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
     assert found.heaviest == 4 and work.left > 10**6 // 2
 
 
-def test_what_is_at_hand_changes_little() -> None:
+def test_a_steady_placement_moves_few_experts() -> None:
     layout, load = ExpertLayout(64, 1, 2, 8), load_of("uniform", 64, 1)
     first = place_layer(load, layout, now=default_placement(layout))
     again = place_layer(load, layout, now=first.physical, steady=True)

@@ -55,7 +55,7 @@ def test_whole_groups_limit_the_nodes_of_a_token() -> None:
     assert whole.most == 3 and whole.expected < 3 < split.expected <= split.most == 8
 
 
-def test_links_are_those_that_leave_the_node() -> None:
+def test_links_count_the_copies_that_leave_the_node() -> None:
     found = copies(np.ones(4), np.arange(4), ExpertLayout(4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
     assert found.expected == 4 and found.over_links(4) == 3 and found.busiest == 1
 

@@ -1,5 +1,5 @@
-"""A placement that trains: the losses, gradients and weights of plain autograd, wherever the experts are; going on with
-one at the next resume; and what is refused.
+"""Training with a placement: losses, gradients and weights equal plain autograd wherever the experts are; resuming with
+a new placement; and refusals.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def test_experts_are_held_where_the_placement_says() -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
-def test_each_slice_of_an_expert_has_a_place_of_its_own(slices: int) -> None:
-    """On the ranks of its owner, one after the other, each of which has as many places as others."""
+def test_each_slice_of_an_expert_has_its_own_place(slices: int) -> None:
+    """The places are on consecutive ranks of the owner; all ranks have equally many places."""
     owners = (2, 0, 1, 0, 2, 1)
     first, local = slots_of(owners, slices), len(owners) // 3
     places = [[place + local * each for each in range(slices)] for place in first]
@@ -109,7 +109,7 @@ def swapped(folder: Path) -> None:
     path.write_text(json.dumps(document), "utf-8")
 
 
-def test_a_run_goes_on_with_it(place: Place) -> None:
+def test_a_run_resumes_with_a_placement(place: Place) -> None:
     folder, run = place.folder, place.folder / "runs" / "tiny"
     said = place.dsc("place", run, "-o", "placement.json").stdout
     assert "2 layers  4 experts in 2 groups on 2 devices" in said and "written  placement.json" in said
@@ -119,7 +119,7 @@ def test_a_run_goes_on_with_it(place: Place) -> None:
     done = place.dsc("train", "tiny.dsc", "--steps", 6, "--resume")
     assert "going on from" in done.stdout + done.stderr and "experts.layers.1" in done.stdout + done.stderr
     assert saved(run).step == 6 and before.step == 3
-    assert saved(run, 3).shapes == saved(run).shapes  # the names are those of logical experts
+    assert saved(run, 3).shapes == saved(run).shapes  # names refer to logical experts
     assert bits(saved(run, 3)) == bits(before)
     assert load_spec(run / "spec.resolved").parallel.placement == "placement.json"
     assert "[3, 1]" in (run / "placement.json").read_text()
@@ -153,7 +153,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any
     assert mistake.code == "P0101" and f"placement.json: {message}" in mistake.message
 
 
-def test_what_commands_say_of_it(place: Place) -> None:
+def test_commands_report_a_missing_placement(place: Place) -> None:
     for command in ("check", "compile"):
         said = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
         assert "error[P0101]: there is no file gone.json" in said and "--> -s:1:20" in said

@@ -1,6 +1,6 @@
 """An independent count of a body's time: two machines with queues, driven by events. It shares no code with dsc's own.
 
-One machine runs the body's instructions; at an exchange it puts the exchange into the other's queue and goes
+One machine runs the body's instructions; at an exchange it puts the exchange into the other's queue and continues
 on, and at a wait it sleeps until the other machine has finished that exchange. Values are tracked: what is read must be
 there.
 """

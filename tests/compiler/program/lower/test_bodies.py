@@ -1,5 +1,5 @@
-"""Emitted bodies: what they are predicted to take is what two machines with queues take, and waits stand where they
-must."""
+"""Emitted bodies: the predicted time equals that of two machines with queues, and waits are at the right
+places."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_as_predicted(body: Body, nodes: dict[Key, ChainNode]) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_kind_of_pair_is_proven_and_takes_what_is_predicted(row: str) -> None:
+def test_every_kind_of_pair_is_proven_and_takes_the_predicted_time(row: str) -> None:
     lowering = one_rank()
     program, times = by_hand(row), dict(times_on(lowering, 0))
     spec = shipped("laptop-v2.dsc", "laptop_v2")
@@ -73,7 +73,7 @@ def test_every_kind_of_pair_is_proven_and_takes_what_is_predicted(row: str) -> N
         assert_as_predicted(body, times)
 
 
-def test_a_program_takes_what_its_stages_were_said_to() -> None:
+def test_a_program_takes_the_predicted_time_of_its_stages() -> None:
     lowering = small()
     program, times = small_program(), dict(times_on(lowering, 0))
     for body in {body.name: body for bodies in program.bodies for body in bodies}.values():
@@ -82,7 +82,7 @@ def test_a_program_takes_what_its_stages_were_said_to() -> None:
         assert lane_times(body.instructions, times).end == end_of(jobs, best_order(jobs))
 
 
-def test_a_pair_of_deepseek_v3_takes_what_is_predicted() -> None:
+def test_a_pair_of_deepseek_v3_takes_the_predicted_time() -> None:
     lowering = deepseek_v3()
     times = dict(times_on(lowering, 0))
     order = interleave([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")], Orders())
@@ -91,7 +91,7 @@ def test_a_pair_of_deepseek_v3_takes_what_is_predicted() -> None:
     assert_as_predicted(body, times)
 
 
-def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() -> None:
+def test_waits_precede_the_first_reader_and_sends_follow_their_operand() -> None:
     quiet = ("wait", "receive", "load", "constant", "free")
     for body in (*(b for bodies in small_program().bodies for b in bodies), *by_hand(ROWS[3]).bodies[0]):
         for at, i in enumerate(body.instructions):
@@ -110,7 +110,7 @@ def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() ->
         assert not any(i.wait == "send" for i in body.instructions)
 
 
-def test_the_share_hidden_is_that_of_the_whole_step() -> None:
+def test_the_hidden_share_covers_the_whole_step() -> None:
     lowering = small()
     program, times = small_program(), times_on(lowering, 0)
     (overlap,) = overlaps_of({"train_4": program}, times).values()
@@ -126,7 +126,7 @@ def test_the_share_hidden_is_that_of_the_whole_step() -> None:
 
 
 def test_evaluation_frees_at_once() -> None:
-    """A forward alone keeps nothing, whatever the order of its segments."""
+    """A forward without backward keeps nothing, in any order of its segments."""
     lowering = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
     program = lowering.program(Schedule("evaluate", 2, 1, ONE_STAGE, steps), evaluate=True)

@@ -29,7 +29,7 @@ from tests.compiler.program.lower.stages import chain, deepseek_v3, pair_kinds, 
 PUBLISHED = {"F": 97.5, "I": 111.7, "W": 35.1, "B": 146.8}
 
 
-def test_costs_are_those_of_the_stages() -> None:
+def test_costs_sum_the_jobs_of_the_stages() -> None:
     lowering = deepseek_v3()
     costs = stage_costs(lowering, ("BF",))
     assert [kinds for kinds, _ in costs.pairs] == ["BF"]
@@ -39,13 +39,13 @@ def test_costs_are_those_of_the_stages() -> None:
             jobs = jobs_of([chain(deepseek_v3(), stage, kind)])
             times.append(Fraction(end_of(jobs, best_order(jobs)), 10**6))
         more_ms = float(costs.one(kind) - sum(times) / len(times))
-        # A message to the next node: 15 of 16 stages send one. Behind that of a B there are weight gradients.
+        # A message to the next node: 15 of 16 stages send one. After the message of a B come weight gradients.
         message_ms = 15 / 16 * (2.8e-6 + 4096 * 7168 * 2 / 40e9) * 1e3
         assert more_ms == pytest.approx(message_ms if kind in "FI" else 0, rel=1e-3, abs=1e-5)
     pair = jobs_of([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
     alone = [jobs_of([chain(deepseek_v3(), 5, kind)]) for kind in "FB"]
     gain = end_of(pair, best_order(pair)) / sum(end_of(jobs, best_order(jobs)) for jobs in alone)
-    gain *= lowering.rates[5].pair  # what the plan adds to a pair
+    gain *= lowering.rates[5].pair  # the plan's addition to a pair
     assert float(costs.two("FB") / (costs.one("F") + costs.one("B"))) == pytest.approx(gain, rel=0.01)
     for factors in zip(*(weight.factors for weight in costs.stages), strict=True):  # of each kind
         assert float(sum(factors)) == pytest.approx(16)
@@ -55,10 +55,10 @@ def test_costs_are_those_of_the_stages() -> None:
 
 @pytest.mark.parametrize("kind", "FBIW")
 def test_deepseek_v3_is_predicted_from_published_rates(kind: str) -> None:
-    """Casts to FP8 and recomputation are in it. Classes of kernels are calibrated on the same profile
-    (compiler/predict/traced_layer.py); that they add up to its actions, and what these exchange, is predicted."""
+    """Casts to FP8 and recomputation are included. Classes of kernels are calibrated on the same profile
+    (compiler/predict/traced_layer.py); their sum per action, and the exchanges, are predictions."""
     lowering = deepseek_v3()
-    # The profile's B does not overlap with its own exchanges, so its time is that of its parts in turn.
+    # The profile's B does not overlap with its own exchanges, so its time is the sum of its parts.
     nodes = lowering.chains(5, 0).of(kind)
     in_turn_ms = sum(node.time_ns for node in nodes) / 1e6
     assert in_turn_ms == pytest.approx(PUBLISHED[kind], rel=0.08)
@@ -94,8 +94,8 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["laptop-gqa", "llama3-8b"])
-def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
-    """Cores copy within their memory, an accelerator over its link, of which 5.12e10 bytes per second are assumed."""
+def test_the_time_of_a_host_copy_follows_from_its_bytes(name: str) -> None:
+    """Cores copy within their memory, an accelerator over its link, with an assumed 5.12e10 bytes/s."""
     spec = load(f"specs/{name}.dsc")
     lowering = Lowering(make_plan(spec), rank_rates(spec))
     chains = [
@@ -106,7 +106,7 @@ def test_a_copy_to_the_host_takes_what_its_bytes_take(name: str) -> None:
     assert float(copy_time(lowering)) == pytest.approx(1000 * most / bytes_per_s, rel=1e-3)
 
 
-def test_stages_that_are_alike_have_one_label() -> None:
+def test_equal_stages_share_a_label() -> None:
     lowering = deepseek_v3()
     labels = [by_kind(weight).label for weight in costs_of_searches(lowering).stages]
     assert len({*labels[1:8]}) == len({*labels[8:15]}) == 1 and len({*labels}) == 4
@@ -115,7 +115,7 @@ def test_stages_that_are_alike_have_one_label() -> None:
         assert len({labels[stage] for stage in held}) == len(held)
 
 
-def test_the_common_rank_has_the_stages_that_most_have() -> None:
+def test_the_common_rank_has_the_most_frequent_stages() -> None:
     """The order of the stages on a rank does not matter, as at the two ends of a V."""
     dense, moe, outer = {"F": 1, "B": 2}, {"F": 2, "B": 4}, {"F": 3, "B": 6}
     stages: dict[int, tuple[int, ...]] = {0: (0, 5), 1: (1, 4), 2: (2, 3)}

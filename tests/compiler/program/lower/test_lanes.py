@@ -79,7 +79,7 @@ def test_a_pair_is_never_slower_than_its_chains_in_turn(seed: int) -> None:
 
 
 def test_waiting_holds_compute_up() -> None:
-    """An exchange of 10 that job 2 reads, beside compute of 3; another exchange queues behind it."""
+    """Job 2 reads an exchange of 10, which overlaps compute of 3; another exchange queues behind it."""
     jobs = Jobs(
         time=(10, 3, 2, 4),
         exchange=(True, False, False, True),
@@ -129,19 +129,19 @@ def test_a_search_ends_with_an_order_at_the_bound(seed: int, monkeypatch: pytest
 
 
 def test_a_lone_backward_fills_its_exchanges() -> None:
-    """A lone B hides its exchanges behind weight gradients and the shared expert: it takes hardly more than I."""
+    """A lone B overlaps its exchanges with weight gradients and the shared expert: it takes hardly more than I."""
     planned = deepseek_v3()
     B, I, W = (jobs_of([chain(planned, 5, kind)]) for kind in "BIW")
     apart = end_of(I, best_order(I)) + end_of(W, best_order(W))
     end = end_of(B, best_order(B))
-    assert end < 0.82 * apart  # W alone has all SMs; behind exchanges it has those that they leave
+    assert end < 0.82 * apart  # a lone W has all SMs; during exchanges it has the remaining ones
     assert 1 - (end - B.total(exchange=False)) / B.total(exchange=True) > 0.6  # of the exchanges is hidden
 
 
 @pytest.mark.parametrize(("stage", "zero"), [(0, 0), (1, 0), (1, 2)])
-def test_gradients_are_added_in_base_order_whatever_the_rates(stage: int, zero: int) -> None:
-    """Two weight gradients of one stage add to one buffer: slot 0 first, each in its chain's order. So do the scatters
-    of what they make, where devices divide it; and two segments that have a tensor in common, such as the head."""
+def test_gradients_are_added_in_base_order_for_any_rates(stage: int, zero: int) -> None:
+    """Two weight gradients of one stage add to one buffer: slot 0 first, each in its chain's order. The same holds for
+    scatters of sharded gradients, and for two segments that share a tensor, such as the head."""
     lowering = lowering_of(resolve(path_of("quickstart"), overrides=[f"parallel.zero={zero}"]).spec)
     chains = [chain(lowering, stage, "B"), chain(lowering, stage, "B")]
     jobs = jobs_of(chains)
@@ -172,7 +172,7 @@ def with_paces(jobs: Jobs, seed: int) -> Jobs:
 def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tuple[Fraction, Fraction]:
     """End of an order and the time it computes, event by event: at every event the speeds are determined again."""
     now, left, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
-    job, open_, computed = -1, Fraction(0), Fraction(0)  # the job that computes, and the share of it that is left
+    job, open_, computed = -1, Fraction(0), Fraction(0)  # the running job, and its remaining share
     while left or link or open_:
         while not open_ and left and all(other in ends for other in jobs.awaits[left[0]]):
             first = left.pop(0)
@@ -207,7 +207,7 @@ def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
     assert least_end(jobs, sends) <= found.end and end_of(jobs, order) == run_of(jobs, order).end
 
 
-def test_a_message_goes_behind_the_exchanges_before_it() -> None:
+def test_a_message_queues_behind_earlier_exchanges() -> None:
     """A job of 4 and then a message of 10; the exchange after it queues, and the order ends when both have ended."""
     jobs = Jobs(
         time=(4, 3, 6),

@@ -1,4 +1,4 @@
-"""Which steps of a layer a backward runs again, which values then outlive the forward, and the cost of it."""
+"""Which steps of a layer a backward reruns, which values then outlive the forward, and the cost."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def run_again(stage: Stage, layer: str) -> list[str]:
         ("v3", 2, "L1", [*SPLIT, "router", "dispatch"]),
     ],
 )
-def test_what_a_backward_reads_is_run_again(of: str, tensor: int, layer: str, expected: list[str]) -> None:
-    """Neither the last product, nor the way of rows back from experts, nor the sum over tensor ranks behind it."""
+def test_steps_that_a_backward_needs_are_rerun(of: str, tensor: int, layer: str, expected: list[str]) -> None:
+    """Not rerun: the last product, the return of rows from experts, and the following sum over tensor ranks."""
     (stage,) = make_plan(again(spec(1, 1, 1, 4, of=of, tensor=tensor))).stages
     assert run_again(stage, layer) == expected
     assert not [step for step in stage.steps if step.again and step.site.block[0] not in "LM"]
 
 
 def test_the_first_layers_of_each_stage() -> None:
-    """Others are computed again as the other names say; the layer of the MTP block comes behind those of its stage."""
+    """Other layers are recomputed by the other names; the layer of the MTP block counts after those of its stage."""
     chosen = again(spec(2, 1, 1, 4, schedule="1f1b"), 1, "swiglu")
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "Ett|ttmL"})})
     stages = make_plan(chosen).stages
@@ -71,7 +71,7 @@ def test_the_first_layers_of_each_stage() -> None:
 @pytest.mark.parametrize(
     ("of", "schedule", "tensor"), [("v3", "1f1b", 1), ("v3", "zbv", 1), ("split", "1f1b", 2), ("everything", "zb1p", 1)]
 )
-def test_nothing_is_run_again_in_vain_or_kept(of: str, schedule: str, tensor: int) -> None:
+def test_nothing_is_rerun_needlessly_or_kept(of: str, schedule: str, tensor: int) -> None:
     plan, _, program = programs(again(spec(2, 1, 1, 4, of=of, schedule=schedule, tensor=tensor)), schedule)
     for bodies in program.bodies:
         for body in bodies:
@@ -83,7 +83,7 @@ def test_nothing_is_run_again_in_vain_or_kept(of: str, schedule: str, tensor: in
 
 
 def _is_read(body: Body) -> None:
-    """What each forward in a backward makes is read there behind it, or outlives it for weight gradients."""
+    """Assert that results of a rerun forward are read later in the backward, or kept for weight gradients."""
     forwards = [(at, i) for at, i in enumerate(body.instructions) if i.phase == "F" and i.kind in ("run", "wait")]
     assert forwards
     freed = {name for i in body.instructions if i.kind == "free" for name in i.reads}
@@ -95,7 +95,7 @@ def _is_read(body: Body) -> None:
 
 
 def kept(body: Body) -> set[str]:
-    """The values of layers that are live behind a body, but for a norm's numbers of rows."""
+    """The values of layers that are live after a body, except a norm's per-row numbers."""
     written = {buffer.name for i in body.instructions for buffer in i.writes}
     freed = {name for i in body.instructions if i.kind == "free" for name in i.reads}
     outside = ("M0_head", "M0_final_", "M0_input_", "M0_loss_", "M0_embed")
@@ -104,8 +104,8 @@ def kept(body: Body) -> set[str]:
 
 
 def inputs_and_counts(stage: Stage) -> set[str]:
-    """What layers take from those before them, what exchanges of counts gave, and what a norm reads behind experts or
-    behind the sum over tensor ranks: else these would be run again for it."""
+    """Inputs of layers, exchanged counts, and the inputs of a norm after experts or after the sum over tensor ranks:
+    without these, experts or the sum would be rerun for the norm."""
     layers = {step.site.block for step in stage.steps if step.again}
     taken = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.site.block}_")}
     taken |= {f"{layer}_{name}" for layer in layers for name in ("route", "offsets", "h")}

@@ -12,7 +12,7 @@ from compiler.plan.actions import order as order_cache
 from compiler.plan.actions.lanes import Jobs, best_order
 from compiler.plan.actions.order import Orders
 
-# Two chains, a dispatch in each; the second job of a chain reads what its first has sent.
+# Two chains with a dispatch each; the second job of a chain reads what the first has sent.
 JOBS = Jobs(
     time=(4, 3, 5, 4, 3, 5),
     exchange=(True, False, False, True, False, False),
@@ -37,7 +37,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Jobs]:
     return searched
 
 
-def test_what_is_kept_is_not_searched_for(tmp_path: Path, searches: list[Jobs]) -> None:
+def test_stored_orders_are_not_searched_again(tmp_path: Path, searches: list[Jobs]) -> None:
     first = Orders(tmp_path)
     assert first.best(JOBS) == first.best(JOBS) == BEST and searches == [JOBS]
     cache_folder.store(tmp_path, first.entries.items())
@@ -46,7 +46,7 @@ def test_what_is_kept_is_not_searched_for(tmp_path: Path, searches: list[Jobs]) 
     assert second.entries == first.entries, "what a build keeps does not depend on what was kept"
 
 
-def test_everything_that_jobs_are_changes_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_jobs_changes_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {
         "time": (4, 3, 5, 4, 3, 6),
         "exchange": (True, False, False, True, False, True),
@@ -68,7 +68,7 @@ def test_everything_that_jobs_are_changes_their_key(tmp_path: Path, monkeypatch:
     assert len(keys) == len(other) + 3
 
 
-def test_a_damaged_entry_is_none_and_replaced(tmp_path: Path, searches: list[Jobs]) -> None:
+def test_a_damaged_entry_is_ignored_and_replaced(tmp_path: Path, searches: list[Jobs]) -> None:
     orders = Orders(tmp_path)
     orders.best(JOBS)
     ((name, text),) = orders.entries.items()
@@ -87,12 +87,12 @@ def test_a_damaged_entry_is_none_and_replaced(tmp_path: Path, searches: list[Job
 
 
 @pytest.mark.parametrize("order", [(), (0, 1, 2), (0, 0, 1, 2, 3, 4), (1, 0, 2, 3, 4, 5), (0, 1, 2, 3, 4, 6)])
-def test_what_is_no_order_of_the_jobs_is_none(order: tuple[int, ...]) -> None:
+def test_invalid_orders_are_ignored(order: tuple[int, ...]) -> None:
     """This holds although the digests are right."""
     assert order_cache.read(order_cache.entry("key", order), "key", JOBS) is None
     assert order_cache.read(order_cache.entry("other", BEST), "key", JOBS) is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"order": 3}', '{"order": [1e999]}', "[" * 100_000, "NaN"])
-def test_what_is_no_entry_is_none(text: str) -> None:
+def test_invalid_entries_are_ignored(text: str) -> None:
     assert order_cache.read(text, "key", JOBS) is None

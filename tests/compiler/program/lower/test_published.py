@@ -17,7 +17,7 @@ from tests.compiler.program.lower.stages import chain, deepseek_v3
 
 LAYERS = 4
 DISPATCH = 7392 / (7392 + 14336)  # its share of a direction's time; the gradient of a combine travels like a dispatch
-PUBLISHED = (  # what the trace launches, for each layer
+PUBLISHED = (  # launches in the trace, per layer
     *("combine B", "attention F", "mlp B", "dispatch F", "dispatch B", "mlp W"),
     *("mlp F", "attention B", "attention W", "combine F"),
 )
@@ -61,7 +61,7 @@ def traced(communication_F: float, communication_B: float) -> tuple[Jobs, tuple[
 
 
 def end_of_lanes(jobs: Jobs, order: tuple[int, ...] | list[int]) -> int:
-    """When an order ends if the list gives each lane's order alone: an exchange starts when its operands are made."""
+    """The end of an order if the list only orders each lane: an exchange starts when its operands exist."""
     ends: dict[int, int] = {}
     free = {False: 0, True: 0}
     for job in order:
@@ -97,7 +97,7 @@ def test_the_published_order_of_our_own_segments() -> None:
         if kind in EXCHANGES:
             return f"{kind.replace('counts', 'dispatch')} {'FB'[slot]}"
         segment = site.split(".")[1]
-        if segment in ("attention", "router"):  # a forward's join ends its layer, behind the combine
+        if segment in ("attention", "router"):  # the join of a forward ends its layer, after the combine
             return f"attention {phase.replace('I', 'B')}"
         return f"mlp {phase.replace('I', 'B')}"
 

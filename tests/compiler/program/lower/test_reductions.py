@@ -42,7 +42,7 @@ def groups(plan: Plan) -> dict[tuple[int, ...], set[Stages]]:
 
 @pytest.mark.parametrize("row", FAMILY, ids=lambda row: "-".join(map(str, row)))
 def test_reductions_start_as_soon_as_they_can(row: tuple[str, int, int]) -> None:
-    """Each once, behind its last term or behind the one before it on its channel, in one order on all ranks."""
+    """Each starts once, after its last term or the previous reduction on its channel, in one order on all ranks."""
     program, plan = family_program(*row)
     for ranks, wanted in groups(plan).items():
         orders = set()

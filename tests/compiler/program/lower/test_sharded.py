@@ -1,4 +1,4 @@
-"""The places of gathers, zeros and scatters in bodies: how much is gathered at a time, and what runs beside it."""
+"""Places of gathers, zeros and scatters in bodies: how much is gathered at a time, and what overlaps with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program_of(chosen: Spec, lowering: Lowering) -> Program:
 
 
 def most_together(body: Body, what: str) -> int:
-    """The most segments of one slot whose weights, or gradients, are whole at the same time."""
+    """The maximum number of segments of one slot with whole weights, or gradients, at the same time."""
     live: dict[int, set[str]] = defaultdict(set)
     most = 0
     for i in body.instructions:
@@ -57,7 +57,7 @@ def test_two_segments_at_a_time(schedule: str) -> None:
 
 
 def test_weights_come_while_the_segment_before_runs() -> None:
-    """Behind the first two gathers, each starts before the segment whose weights came before."""
+    """After the first two gathers, each starts before the segment of the previous gather."""
     chosen = spec(1, 1, 2, 2, zero=3, of="llama", schedule="1f1b")
     body = next(b for b in program_of(chosen, lowering_of(chosen)).bodies[0] if b.actions == ("F0",))
     order = [(i.kind, i.site) for i in body.instructions if i.kind in ("gather", "run")]
@@ -67,7 +67,7 @@ def test_weights_come_while_the_segment_before_runs() -> None:
         assert order.index(("gather", site)) < order.index(("run", before)), site
 
 
-def test_they_hold_the_communication_lane() -> None:
+def test_gathers_and_scatters_hold_the_communication_lane() -> None:
     """A gather takes as long as the tail's would; so does a scatter, of gradients in their dtype."""
     chosen = spec(2, 1, 4, 4, zero=3, schedule="1f1b")
     lowering = lowering_of(chosen)
@@ -81,8 +81,8 @@ def test_they_hold_the_communication_lane() -> None:
 
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("schedule", ["zb1p", "dualpipe"])
-def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) -> None:
-    """Also where a segment has weights whose gradients another one sums, as that of a norm that is computed again."""
+def test_weights_are_gathered_as_often_as_they_are_used(schedule: str, zero: int) -> None:
+    """Also if another segment sums the gradients of a weight, as for a recomputed norm."""
     chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
     chosen = chosen.model_copy(update={"recompute": ("rmsnorm",)})
     lowering = lowering_of(chosen)
@@ -96,7 +96,7 @@ def test_a_micro_batch_moves_as_often_as_its_use_says(schedule: str, zero: int) 
 
 
 def test_nothing_is_divided_among_one() -> None:
-    """One data rank, or one holder of each expert, has all: the program is that of zero = 0."""
+    """With one data rank, or one holder per expert, nothing is sharded: the program equals that of zero = 0."""
     for model, pp in (("llama", 2), ("v3", 1)):
         alone = spec(pp, 1, 1, 4, zero=3, of=model, schedule="1f1b")
         assert not make_plan(alone).sharded
@@ -108,8 +108,8 @@ def test_nothing_is_divided_among_one() -> None:
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_parts_on_two_pipeline_ranks_are_summed_after_the_last_action(zero: int) -> None:
-    """MTP reads the embedding on the last pipeline rank. Both ranks divide it; what they keep of it is summed between
-    them. Weights that are whole are gathered from all holders."""
+    """MTP reads the embedding on the last pipeline rank. Both ranks shard it; their shards of gradients are summed
+    between them. Whole weights are gathered from all holders."""
     chosen = spec(2, 2, 2, 4, zero=zero, schedule="1f1b")
     lowering = lowering_of(chosen)
     program, plan = program_of(chosen, lowering), lowering.plan

@@ -1,4 +1,4 @@
-"""SMs of exchanges: if none are reserved, exchanges take them from the compute that runs beside them, and only then."""
+"""SMs of exchanges: only if none are reserved, exchanges take them from concurrent compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsl.schema import Sm
 from tests.compiler.program.lower.stages import deepseek_v3, lowering_of
 from tests.specs.shipped import shipped
 
-TAKEN = 24 / 132  # of the SMs: those of DeepEP's figures
+TAKEN = 24 / 132  # the share of SMs in DeepEP's figures
 
 
 def on(spec_name: str, plan_of: Lowering, sms: int) -> Lowering:
@@ -22,7 +22,7 @@ def on(spec_name: str, plan_of: Lowering, sms: int) -> Lowering:
 
 
 def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[OrderEnd, int, int]:
-    """An action or a pair; and what its segments take together with all SMs, and beside an exchange."""
+    """(end of an action or a pair, time of its segments with all SMs, time of its segments during an exchange)."""
     chains = [lowering.chains(stage, 0).of(kind) for kind, stage in actions]
     computed = [node for chain in chains for node in chain if node.ordered and not node.exchanges]
     alone, beside = (sum(times) for times in zip(*((node.alone_ns, node.time_ns) for node in computed), strict=True))

@@ -1,8 +1,8 @@
 """The proof's decisions on mutants against the executor's results: `python -m tests.compiler.program.proof.census
 --count 5000`.
 
-A mutant is equivalent if it ends as the program does in every run of the executor: each rank the slowest in turn, and a
-few random interleavings. Of those that are not, the proof should accept none. Prints a table, exit code 1 below 99%.
+A mutant is equivalent if it ends like the program in every run of the executor: with each rank as the slowest, and in a
+few random interleavings. The proof should accept no other mutant. Prints a table; exit code 1 below 99%.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """An independent executor: a line per pipeline rank, in-order channels without buffers, symbols for numbers.
 
-It knows nothing of the proof's argument. It runs a program as ranks would, once with each rank as the slowest and a few
+It does not use the proof's argument. It runs a program as ranks would, once with each rank as the slowest and a few
 times in random order, and reports the final state: the gradients of every rank after the reductions, and the
-records. Equal results are equal sums of equal terms, whatever the order of summation. What the program promises wrongly
-shows in the results:
-- a channel carries no names, so a post takes whatever message is next on it;
-- a message is taken out of its sender's storage at the last moment, when it is awaited;
-- a released or freed storage holds garbage; an exchange reads its operands when it is waited for, and a scatter has
+records. Equal results are equal sums of equal terms, in any order of summation. Wrong promises of the program
+change the results:
+- a channel carries no names, so a post takes the next message on it;
+- a message is read from its sender's storage at the last moment, when it is awaited;
+- released or freed storage holds garbage; an exchange reads its operands when it is awaited, and a scatter has
   only what was added before it started;
-- of tensors that data ranks divide, a rank has no accumulators and weights of its own.
+- of sharded tensors, a rank has no own accumulators and weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Symbols:
 
 @dataclass(eq=False)
 class Storage:
-    """A piece of memory: how many names and sends hold it; with none it holds garbage."""
+    """A piece of memory, with the number of names and sends that hold it. Without holders its content is garbage."""
 
     holders: int = 0
 
@@ -70,7 +70,7 @@ class Value:
 
 @dataclass
 class Channel:
-    """Messages from one rank to another. Both queues are in order; they meet element by element."""
+    """Messages from one rank to another. The k-th value sent fills the k-th receive posted."""
 
     sent: deque[Value] = field(default_factory=deque)
     posted: deque[Value] = field(default_factory=deque)
@@ -81,7 +81,7 @@ class Channel:
         return place < len(self.sent)
 
     def fill(self, wanted: Value) -> None:
-        """Take messages out of their senders' storages, in order, up to that of a posted value."""
+        """Read messages from their senders' storages, in order, up to the message of a posted value."""
         while wanted in self.posted:
             self.posted.popleft().symbol = self.sent.popleft().number
 
@@ -93,7 +93,7 @@ def buckets_reduced(program: Program) -> list[Bucket]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ends with; two programs are equivalent if all their outcomes are equal."""
+    """The final state of a run; two programs are equivalent if all their outcomes are equal."""
 
     fault: str
     results: Hashable = None
@@ -125,7 +125,7 @@ class Run:
         return Outcome("", (records, reduced))
 
     def start(self, rank: int, stages: tuple[int, ...]) -> None:
-        """A reduction reads what there is when it starts; what is added later is lost at worst."""
+        """A reduction reads the accumulator when it starts; what is added later is lost in the worst case."""
         assert stages not in self.started[rank], "its gradients were summed before"
         self.started[rank][stages] = {tensor: Counter(terms) for tensor, terms in self.gradients[rank].items()}
 
@@ -163,7 +163,7 @@ class Run:
         assert bucket.stages in orders[0] and all(order == orders[0] for order in orders), "sums that do not meet"
 
     def _computed(self, tensor: str, holder: int, stages: tuple[int, ...]) -> Sum:
-        """What a rank has added up for a tensor, in all or until it started a reduction."""
+        """The sum of a rank for a tensor, in total or until it started a reduction."""
         pipeline_rank, data_rank = self.plan.mesh.coordinates(holder)
         found = self.started[pipeline_rank][stages] if stages else self.gradients[pipeline_rank]
         terms = found.get(tensor, Counter())
@@ -171,7 +171,7 @@ class Run:
 
 
 def _channels(bucket: Bucket, columns: int) -> set[frozenset[int]]:
-    """The ranks of each channel that sums a bucket behind the backward: of a divided one those of each column."""
+    """The ranks of each channel that sums a bucket after the backward; for a sharded bucket, those of each column."""
     found: dict[int, set[int]] = defaultdict(set)
     for holder in bucket.holders:
         found[holder % columns if bucket.sites else 0].add(holder)
@@ -278,22 +278,22 @@ class _Rank:
         self, i: Instruction, values: dict[str, Value], operands: tuple[Symbol, ...], micro_batch: int
     ) -> None:
         data = micro_batch if i.kind == "load" else None
-        of = self.run.symbols.of
-        outputs = (of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
+        symbol_of = self.run.symbols.of
+        outputs = (symbol_of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
             here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
-            values[buffer.name] = Value(of(outputs, buffer.name), storage, here.tensors if here else frozenset())
+            values[buffer.name] = Value(symbol_of(outputs, buffer.name), storage, here.tensors if here else frozenset())
         for names, places in ((i.params, i.params_in), (i.weights, i.weights_in)):
             for tensor, place in zip(names, places or [""] * len(names), strict=True):
                 adds = i.phase == "W" and names is i.params
-                own = not self._is_divided(i.site, tensor, gradients=adds)
-                if not own if place == "" else tensor not in values[place].tensors:
+                is_whole = not self._is_divided(i.site, tensor, gradients=adds)
+                if not is_whole if place == "" else tensor not in values[place].tensors:
                     raise LookupError(tensor)
                 if adds and place:
-                    values[place].added[tensor, of(outputs, tensor)] += 1
+                    values[place].added[tensor, symbol_of(outputs, tensor)] += 1
                 elif adds:
-                    self.run.gradients[self.rank][tensor][of(outputs, tensor)] += 1
+                    self.run.gradients[self.rank][tensor][symbol_of(outputs, tensor)] += 1
 
     def _is_divided(self, site: str, tensor: str, gradients: bool) -> bool:
         """Whether a rank has only a part of the tensor, or of its gradients."""

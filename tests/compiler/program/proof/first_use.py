@@ -1,8 +1,8 @@
-"""A machine on which a channel's first use holds the host of each of its ranks until all have come, as NCCL does.
+"""A machine on which the first use of a channel blocks the host of each rank until all have arrived, as with NCCL.
 
-It does not use the proof: ranks are generators that yield what they wait for, and are resumed in random turns until
-none can go on. World ranks are simulated one by one where only start-up runs; where a program runs, one column stands
-for all, which run the same.
+It does not use the proof: ranks are generators that yield what they wait for, and are resumed in random order until
+none can continue. World ranks are simulated one by one if only start-up runs; if a program runs, one column stands
+for all, as all run the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UnopenedError(Exception):
 
 @dataclass
 class Machine:
-    """The progress of the ranks. `lazy`: channels that nobody has opened are opened by their first use."""
+    """The progress of the ranks. `lazy`: unopened channels are opened by their first use."""
 
     lazy: bool = False
     came: dict[Hashable, set[int]] = field(default_factory=dict)  # channel or collective → ranks that have come
@@ -83,7 +83,7 @@ def starts(lines: Sequence[Sequence[Opening]], mesh: Mesh, machine: Machine) -> 
 
 
 def steps(program: Program, plan: Plan, lines: Sequence[Sequence[Opening]], machine: Machine) -> list[Iterator[Ready]]:
-    """A program's pipeline ranks, each behind the opening of its line."""
+    """The pipeline ranks of a program, each after opening the channels of its line."""
     num_ranks = len(program.bodies)
 
     def step(rank: int) -> Iterator[Ready]:

@@ -9,7 +9,7 @@ from compiler.ir import Body, Buffer, Instruction, Message, Program
 from compiler.ir.dtypes import ITEMSIZE
 from runtime.contract.names import ActionName
 
-Name = tuple[str, ...]  # of a value: (stage, micro-batch, name); under way: ("sent", message); ("told", …)
+Name = tuple[str, ...]  # (stage, micro-batch, name) of a value; ("sent", message) in flight; ("told", …)
 
 
 def peak_bytes(program: Program, rank: int, rows: int) -> int:
@@ -18,7 +18,7 @@ def peak_bytes(program: Program, rank: int, rows: int) -> int:
 
 
 def size(buffer: Buffer, rows: int) -> int:
-    """Bytes of a tensor; one of eight bits has four more for each tile, a row of so many columns."""
+    """Bytes of a tensor; an 8-bit tensor has four more for each tile of a row."""
     element, _, tile = buffer.dtype.removesuffix("]").partition("[1x")
     extents = [rows if extent == "R" else int(extent) for extent in buffer.shape]
     scales = 4 * extents[0] * -(-extents[1] // int(tile)) if tile else 0
@@ -26,7 +26,7 @@ def size(buffer: Buffer, rows: int) -> int:
 
 
 def _history(program: Program, rank: int, rows: int) -> Iterator[dict[Name, int]]:
-    """Storage after each event: its name, that of the value that made it or of its message, -> bytes."""
+    """Storage after each event: name of the value that made it, or of its message -> bytes."""
     bodies = {body.name: body for body in program.bodies[rank]}
     root: dict[Name, Name] = {}  # every live name, and send under way -> its storage
     sizes: dict[Name, int] = {}

@@ -1,7 +1,7 @@
 """Mutants of a program: one thing dropped, doubled, swapped, moved, or changed for another of its kind.
 
-Left out are two that never change a result, so that they say nothing about the proof: a release dropped (the send is
-drained in the end) and two reductions swapped (in the one order that all ranks share).
+Two mutations are left out, as they never change a result: dropping a release (the send is
+drained in the end) and swapping two reductions in the order shared by all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NothingToEditError(Exception):
 
 
 def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
-    """One random mutant, and the name of what was done to the program."""
+    """A random mutant, and the name of the mutation."""
     while True:
         name = generator.choice(sorted(MUTATIONS))
         try:
@@ -41,7 +41,7 @@ def mutant(program: Program, generator: random.Random) -> tuple[str, Program]:
 def edited(items: Sequence[T], edit: str, generator: random.Random, able: Sequence[int] | None = None) -> tuple[T, ...]:
     """`items` with one dropped, doubled somewhere, moved, or swapped with another (near, half of the time).
 
-    `able`: the places that the one, and with "swap" the other, may be of.
+    `able`: the places from which the edited item is chosen, and with "swap" the other one too.
     """
     able = range(len(items)) if able is None else able
     result, index = list(items), _chosen(able, generator)
@@ -211,7 +211,7 @@ def _peer(i: Instruction, _: Body, program: Program, generator: random.Random) -
 
 
 def _read(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
-    """The instruction reads another value of its slot instead of one of its own."""
+    """Make the instruction read another value of its slot instead of one of its operands."""
     values = [name for other in body.instructions if other.slot == i.slot for name in other.reads]
     reads, at = list(i.reads), generator.randrange(len(i.reads))
     reads[at] = _another(reads[at], values, generator)
@@ -272,7 +272,7 @@ def edit_reduces(program: Program, generator: random.Random, edit: str) -> Progr
 
 
 def change_reduce(program: Program, generator: random.Random) -> Program:
-    """A reduction without one of its holders or parameters."""
+    """Remove a holder or a parameter from a reduction."""
     collectives = list(program.epilogue)
     at = _chosen([at for at, each in enumerate(collectives) if each.bucket], generator)
     bucket, field = collectives[at].bucket, generator.choice(["holders", "replicas"])

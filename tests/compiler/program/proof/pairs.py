@@ -12,7 +12,7 @@ from runtime.contract.actions import Action, Pair, Step, actions_of
 
 
 def paired(schedule: Schedule) -> Schedule:
-    """The schedule with lone neighbours overlapped, from the front of each rank, where no rank then waits forever."""
+    """The schedule with adjacent single actions paired, from the front of each rank, if no rank then waits forever."""
     for rank in range(schedule.num_ranks):
         at = 0
         while at + 1 < len(schedule.actions[rank]):

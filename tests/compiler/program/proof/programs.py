@@ -86,10 +86,10 @@ DEGREES = {
 # likewise, where the backward of every layer runs its forward again
 AGAIN = (("again 1f1b", 2, 5), ("again zbv", 2, 5), ("again dualpipe", 2, 4))
 
-# likewise, of a run that learns from rewards: its heads tell the log-probabilities of each micro-batch
+# likewise, for a run that learns from rewards: its heads report the log-probabilities of each micro-batch
 REWARDED = (("rewards 1f1b", 2, 5), ("rewards zbv", 2, 5), ("rewards dualpipe", 2, 4))
 
-# likewise, with copies to the host, under which ranks hold four fifths of what they would
+# likewise, with copies to the host, so that ranks hold four fifths of their usual activations
 OFFLOADED = (("offload gpipe", 2, 4), ("offload zbh2", 2, 5), ("offload zbv", 2, 5), ("offload dualpipev", 2, 5))
 
 
@@ -109,10 +109,10 @@ def small_plan(num_ranks: int, placement: StagePlacement | None = None, zero: in
 
 
 def lowered(schedule: Schedule, placement: StagePlacement | None = None, zero: int = 0) -> Program:
-    """The program of a schedule on the small model, whose stages are held by `placement`; `evaluate` by its name."""
+    """The program of a schedule on the small model, whose stages follow `placement`; an evaluation if named so."""
     plan = small_plan(schedule.num_ranks, placement, zero)
     chosen = small_spec(schedule.num_ranks, placement or usual(schedule.num_ranks), zero)
-    rates = rank_rates(chosen) if zero else None  # what is divided goes between devices that there are
+    rates = rank_rates(chosen) if zero else None  # sharded tensors are exchanged between existing devices
     return Lowering(plan, rates).program(schedule, evaluate=schedule.name == "evaluate")
 
 
@@ -129,7 +129,7 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 
 @cache
 def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
-    """A named schedule's program and plan; of one in SPLIT, AGAIN, REWARDED or OFFLOADED, those of its model, or with
+    """A named schedule's program and plan. Those in SPLIT, AGAIN, REWARDED or OFFLOADED have a model of their own, or
     copies."""
     if name.startswith("rewards "):
         return _rewarded_program(name.removeprefix("rewards "), num_ranks, num_micro_batches)
@@ -153,7 +153,7 @@ def _again_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[P
 
 
 def _rewarded_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
-    """A named schedule's program and plan, of sampled tokens and those of a reference."""
+    """A named schedule's program and plan, for sampled tokens and a reference policy."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     plan = make_plan(with_rewards(without_mtp(small_spec(num_ranks, schedule.stage_placement)), kl=0.1))
     return Lowering(plan).program(schedule), plan

@@ -51,13 +51,13 @@ def test_ramp_phases_and_evaluation_on_the_same_plan(ranks: int) -> None:
 
 
 def active(ranks: int, micro_batches: int) -> list[int]:
-    """Forwards of each rank in an evaluation."""
+    """The forwards of each rank in an evaluation."""
     return [len(row) for row in forward_only(BIDIRECTIONAL, ranks, micro_batches).actions]
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
 def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
-    """Every schedule is proven; between ranks go two messages for each boundary of stages that is one of ranks."""
+    """Every schedule is proven; each stage boundary between two ranks has two messages."""
     program, plan = family_program(name, ranks, micro_batches)
     certificate = prove(program, plan)
     where = [
@@ -87,8 +87,8 @@ def points_of(program: Program, kind: str) -> dict[tuple[int, int], Points]:
 
 
 def assert_released_at_once(program: Program) -> None:
-    """A message is released behind the first invocation, later than its own, that received a reply which the other rank
-    sent behind its receipt."""
+    """Assert that a message is released after the first later invocation that received a reply which the other rank
+    sent after receiving the message."""
     sent, received = points_of(program, "send"), points_of(program, "receive")
     wanted = []
     for (rank, peer), messages in sent.items():
@@ -103,7 +103,7 @@ def assert_released_at_once(program: Program) -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
-def test_messages_are_released_once_a_reply_says_that_they_arrived(name: str, ranks: int, micro_batches: int) -> None:
+def test_messages_are_released_once_a_reply_confirms_arrival(name: str, ranks: int, micro_batches: int) -> None:
     assert_released_at_once(family_program(name, ranks, micro_batches)[0])
 
 
@@ -129,8 +129,8 @@ def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> 
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), REWARDED)
-def test_what_is_told_is_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
-    """The rank of the last stage keeps told values, for every micro-batch; this is also compared with the ledger."""
+def test_reported_values_are_held_to_the_end(name: str, ranks: int, micro_batches: int) -> None:
+    """The rank of the last stage keeps reported values of every micro-batch; this is also compared with the ledger."""
     program, plan = family_program(name, ranks, micro_batches)
     peaks = prove(program, plan, 36).peak_bytes
     assert peaks == tuple(peak_bytes(program, rank, 36) for rank in range(ranks))
@@ -140,7 +140,7 @@ def test_what_is_told_is_held_to_the_end(name: str, ranks: int, micro_batches: i
     with pytest.raises(ProofError, match=r"tell F .*logp.* runs 0 times instead of once"):
         prove(quiet, plan, 36)
     for rank, (more, fewer) in enumerate(zip(peaks, prove(quiet, silent, 36).peak_bytes, strict=True)):
-        others = last.count(rank) - 1  # that of the last micro-batch is there at the peak anyway
+        others = last.count(rank) - 1  # the value of the last micro-batch exists at the peak anyway
         assert 0 < more - fewer <= others * LOGP_BYTES if others > 0 else more == fewer
 
 

@@ -1,4 +1,4 @@
-"""Nothing moves with one expert rank: an exchange returns what it was given, and no byte of it counts twice."""
+"""With one expert rank nothing moves: an exchange returns its operand, and no byte counts twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_many_rows(chosen: Spec) -> Spec:
 
 
 def moved(plan: Plan) -> Plan:
-    """The plan as if rows came as tensors of their own, as they do where several ranks exchange them."""
+    """The plan as if received rows were separate tensors, as with several ranks."""
 
     def own_outputs(step):  # type: ignore[no-untyped-def]
         outputs = getattr(step, "sizes", None) and tuple(replace(each, alias="") for each in step.outputs)
@@ -58,7 +58,7 @@ def test_a_ledger_by_hand(schedule: str) -> None:
     assert sum(step.outputs[0].alias != "" for s in lowered.plan.stages for step in s.steps if hasattr(step, "sizes"))
 
 
-def test_a_program_that_says_otherwise_is_refused() -> None:
+def test_a_program_without_the_alias_is_refused() -> None:
     """The plan decides which values share a storage, and a program or plan that differs is refused."""
     lowered = lower_spec(spec(2, 1, 1, 2, schedule="1f1b"))
     program = lowered.programs["train_2"]

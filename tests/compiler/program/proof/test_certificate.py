@@ -45,7 +45,7 @@ def name_of(program: Program) -> str:
 
 
 def small_plan_json(program: Program, plan: Plan) -> str:
-    """What the runtime reads of a plan, with one layer, and one parameter of each bucket."""
+    """The part of a plan that the runtime reads, with one layer, and one parameter per bucket."""
     mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
     buckets = tuple(
         contract.PlannedBucket(each.name, tuple(each.holders), each.stages, (parameter,))
@@ -60,7 +60,7 @@ def small_plan_json(program: Program, plan: Plan) -> str:
 
 
 def written(folder: Path, files: Files) -> Path:
-    """A build folder whose manifest is of these files, edited or not."""
+    """Write a build folder with a manifest of these files, edited or not."""
     for name, text in (files | {"manifest.json": manifest(files)}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -80,7 +80,7 @@ def files() -> Files:
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
-def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
+def test_proven_builds_open(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
     program, plan = family_program(name, ranks, micro_batches)
     schedule = Structure(plan).schedule_of(program)
     build = Build.open(written(tmp_path, emitted(program, plan, schedule)))
@@ -88,7 +88,7 @@ def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batc
     assert "\n".join(labels) + "\n" == schedule.to_text().partition("\n")[2]
 
 
-def test_what_one_rank_has_alone_is_gathered_by_none(tmp_path: Path) -> None:
+def test_state_with_one_holder_is_not_gathered(tmp_path: Path) -> None:
     """Data ranks divide the optimizer's state, and of some experts there is one holder."""
     program, plan = family_program("zbv", 2, 5, 1)
     alone = {each.name for each in plan.buckets if len(each.holders) == 1}
@@ -136,13 +136,13 @@ def openings_of(files: Files) -> list[contract.Opening]:
 
 
 def with_plan(files: Files, **parts: object) -> Files:
-    """The files with another plan, and certificates that are of it."""
+    """The files with another plan and matching certificates."""
     plan = replace(contract.RunPlan.from_json(files["plan.json"]), **parts)  # type: ignore[arg-type]
     text, name = pretty(plan), "certificate/train_4.json"
     return files | {"plan.json": text, name: files[name].replace(digest(files["plan.json"]), digest(text))}
 
 
-def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files) -> None:
+def test_start_up_that_does_not_match_the_programs(tmp_path: Path, files: Files) -> None:
     """A channel that is not opened, opened twice, or that nothing uses."""
     first, *rest = openings_of(files)
     assert first == ("edge", (0, 1), "each")
@@ -160,7 +160,7 @@ def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files)
 
 
 @pytest.mark.parametrize("kind", ["prologue", "epilogue", "update"])
-def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
+def test_collectives_that_differ_from_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
     name = "program/train_4.json"
     program = contract.RunProgram.from_json(files[name])
     listed = getattr(program, kind)
@@ -171,7 +171,7 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
         assert found.startswith(f"{name}: its {kind} differs from the plan's buckets"), found
 
 
-def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
+def test_reductions_that_differ_from_the_plan(tmp_path: Path, files: Files) -> None:
     """Reductions that come too early, twice, for other stages, after no call, or in two orders."""
     name = "program/train_4.json"
     program = contract.RunProgram.from_json(files[name])

@@ -22,7 +22,7 @@ from tests.compiler.program.proof.test_rejects import rejected, with_invocations
 
 
 def test_ranks_that_wait_in_a_circle() -> None:
-    """Each rank runs everything it must, but rank 0 wants B1.0 before it gives F0.1, which rank 1 wants before B1.0."""
+    """No work is missing, but rank 0 waits for B1.0 before it runs F0.1, and rank 1 waits for F0.1 before B1.0."""
     text = "# circle ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
     program, plan = lowered(Schedule.from_text(text)), small_plan(2)
     assert rejected(program, plan) == (
@@ -61,8 +61,8 @@ def test_receives_in_own_order(ranks: int, micro_batches: int) -> None:
 
 
 def blocking(program: Program, waited: frozenset[str], ahead: Sequence[int]) -> Program:
-    """Sends of `waited` are waited for as soon as they are begun, the others as before; a rank posts what it awaits in
-    its own order, `ahead[rank]` invocations before it does."""
+    """Sends of `waited` are awaited as soon as they begin, others as before; a rank posts its receives in
+    its own order, `ahead[rank]` invocations before it awaits them."""
     rows = []
     for rank, row in enumerate(program.invocations):
         bodies = {body.name: body for body in program.bodies[rank]}
@@ -102,7 +102,7 @@ F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 B1.0 B1.1 F3.2 B3.2 B1.2
     ],
 )
 def test_sends_that_are_waited_for(text: str, waited: set[str], ahead: Sequence[int], message: str) -> None:
-    """The schedule is right; the waits hang it wherever a send ends only once its receive is posted."""
+    """The schedule is valid; with the waits it hangs if a send only ends once its receive is posted."""
     program, plan = from_text(text)
     prove(program, plan)
     assert outcomes(program, plan, Symbols(), rendezvous=True)[0].fault == ""
@@ -113,7 +113,7 @@ def test_sends_that_are_waited_for(text: str, waited: set[str], ahead: Sequence[
 
 
 def test_a_release_too_early_by_one() -> None:
-    """Every release stands at the first place where it is safe: moved before that, it is rejected."""
+    """Every release is at the first safe place: moved before it, it is rejected."""
     program, plan = dualpipe_program(4, 8), small_plan(4)
     moved = 0
     for rank, row in enumerate(program.invocations):
@@ -131,12 +131,12 @@ def test_a_release_too_early_by_one() -> None:
 
 
 @pytest.mark.parametrize("row", [("dualpipe", 4, 8), ("interleaved", 3, 6), ("zbv", 4, 6), ("1f1b", 3, 6)])
-def test_what_a_rank_has_heard_itself_is_in_its_past(row: tuple[str, int, int]) -> None:
-    """What the first run of a program with any fault accepts, or refuses, vector clocks do in the same words."""
+def test_direct_messages_give_the_verdicts_of_vector_clocks(row: tuple[str, int, int]) -> None:
+    """If the first pass accepts or refuses a faulty program, vector clocks give the same verdict and message."""
     program, plan = family_program(*row)
     draw, refused = random.Random(0), 0
     names = [name for name in sorted(MUTATIONS) if name.endswith((" post", " release", " send or receive", "'s peer"))]
-    accepted = {(True, ""): 0, (False, ""): 0}  # by whether the first run is sure, and what the second says
+    accepted = {(True, ""): 0, (False, ""): 0}  # by whether the first pass is sure, and the verdict of the second
     for number in range(160):
         try:
             mutant = MUTATIONS[names[number % len(names)]](program, draw)

@@ -1,4 +1,4 @@
-"""Programs that are proven together: by one prover, from shared bodies, the same programs and certificates as alone."""
+"""Programs proven together, by one prover and from shared bodies, have the same certificates as separately."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_bodies_made_for_another_program() -> None:
     assert together() == [lowered(schedule) for schedule in SCHEDULES]
 
 
-def test_bodies_that_differ_in_whom_they_talk_to_alone_are_proven_once() -> None:
-    """This applies as long as the peer is not the rank itself. All other fields of an instruction tell bodies apart."""
+def test_bodies_that_differ_only_in_their_peer_are_proven_once() -> None:
+    """This applies as long as the peer is not the rank itself. All other fields distinguish bodies."""
     bodies, rank = Bodies(), 2
     send = Instruction("send", 0, "F1", "F", reads=("a",), peer=1)
 
@@ -52,7 +52,7 @@ def test_bodies_that_differ_in_whom_they_talk_to_alone_are_proven_once() -> None
             assert number(send) != number(replace(send, **{each.name: value * 2 if value else 1})), each.name
 
 
-def test_certificates_are_those_of_lone_proofs() -> None:
+def test_certificates_equal_those_of_separate_proofs() -> None:
     plan = small_plan(RANKS)
     prover = Prover(plan, ROWS)
     for program in together():
@@ -61,7 +61,7 @@ def test_certificates_are_those_of_lone_proofs() -> None:
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 def test_programs_proven_before_hide_no_fault(name: str) -> None:
-    """A program that is refused alone is refused in the same words after right ones have been proven."""
+    """A refused program is refused with the same message after valid ones have been proven."""
     plan, programs, generator = small_plan(RANKS), together(), random.Random(name)
     prover = Prover(plan, ROWS)
     for program in programs:

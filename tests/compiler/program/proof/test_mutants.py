@@ -55,7 +55,7 @@ def test_mutants_of_divided_state_that_end_otherwise_are_rejected(which: int) ->
 
 @pytest.mark.parametrize("which", range(len(SPLIT)))
 def test_mutants_of_split_layers_that_end_otherwise_are_rejected(which: int) -> None:
-    """Rows that tensor ranks put together and take apart are mutated too."""
+    """Gathers and scatters of rows between tensor ranks are mutated too."""
     ((_, found),) = census(60, 1 + which, SPLIT[which : which + 1])
     hold(found)
 
@@ -70,20 +70,20 @@ def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("which", range(len(REWARDED)))
-def test_mutants_of_what_is_told_are_rejected(which: int) -> None:
+def test_mutants_of_reported_values_are_rejected(which: int) -> None:
     ((_, found),) = census(60, 1 + which, REWARDED[which : which + 1])
     hold(found)
 
 
 @pytest.mark.parametrize("which", range(len(OFFLOADED)))
 def test_mutants_of_copies_to_the_host_are_rejected(which: int) -> None:
-    """An O and an R are dropped, doubled, moved and swapped too, and so is what they copy."""
+    """Copies (O and R) are dropped, doubled, moved and swapped too, and so are the copied values."""
     found = tally(*family_program(*OFFLOADED[which]), 25, seed=1)
     assert found.different == found.rejected == 25, found.missed
 
 
 def test_copies_that_are_wrong_are_named() -> None:
-    """What is on the host is not read, comes back once, and is all that a forward saved."""
+    """Copied values are not read while on the host, come back once, and include all that a forward saved."""
     program, plan = family_program(*OFFLOADED[0])
     row = program.invocations[0]
     at = {(each.body, *each.micro_batches): k for k, each in enumerate(row)}
@@ -110,12 +110,12 @@ def test_copies_that_are_wrong_are_named() -> None:
 
 
 def copied_less(program: Program) -> Program:
-    """The program whose first rank leaves out one value of its O."""
+    """The program with one value missing in the first O of its first rank."""
     return with_instructions(program, lambda i: replace(i, reads=i.reads[1:]) if i.kind == "to_host" else i)
 
 
 def never_freed(program: Program) -> Program:
-    """The program whose first rank does not free what it has copied."""
+    """The program in which the first rank does not free copied values."""
     return with_instructions(program, lambda i: replace(i, reads=()) if i.kind == "free" and i.action == "O0" else i)
 
 
@@ -126,8 +126,8 @@ def with_instructions(program: Program, change: Callable[[Instruction], Instruct
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_what_changes_no_result_is_accepted(ranks: int) -> None:
-    """Reductions in another common order; sends that are all drained in the end."""
+def test_changes_that_keep_results_are_accepted(ranks: int) -> None:
+    """Reductions in another common order; sends that are only drained at the end."""
     program, plan = dualpipe_program(ranks, 2 * ranks), small_plan(ranks)
     reference = outcomes(program, plan, symbols := Symbols())
     drained = tuple(tuple(i._replace(releases=()) for i in row) for row in program.invocations)

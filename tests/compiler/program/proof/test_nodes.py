@@ -31,8 +31,8 @@ def instructions(kind: str, wait: str = "") -> list[Instruction]:
     return [i for i in every if (i.kind, i.wait) == (kind, wait)]
 
 
-def test_bytes_are_those_of_what_is_forwarded() -> None:
-    """A copy more at every place is held while one exchange forwards it: 16 elements of 8 bytes."""
+def test_peak_bytes_include_forwarded_rows() -> None:
+    """One more copy at each place is held while an exchange forwards it: 16 elements of 8 bytes."""
     peaks = [prove(PROGRAM, PLAN, Received(40, copies, 30)).peak_bytes[0] for copies in (1000, 1001, 1003)]
     assert (peaks[1] - peaks[0], peaks[2] - peaks[1]) == (16 * 8, 2 * 16 * 8)
 
@@ -53,7 +53,7 @@ def test_an_exchange_without_its_tables(kind: str) -> None:
         prove(edited(edit), PLAN)
 
 
-def test_what_is_forwarded_is_freed() -> None:
+def test_forwarded_rows_must_be_freed() -> None:
     held = {b.name for i in instructions("wait", "dispatch") for b in i.writes if "forwarded" in b.name}
     assert held
     frees = [i for i in instructions("free") if held & {*i.reads}]

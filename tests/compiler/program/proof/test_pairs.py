@@ -37,7 +37,7 @@ def test_all_kinds_are_among_them() -> None:
 
 
 def test_two_stages_of_one_micro_batch() -> None:
-    """I of a stage beside the W of the next: one hands its gradient over inside the rank, both in one pair."""
+    """I of a stage and W of the next in one pair: one passes its gradient to the other inside the rank."""
     text = "# bottom ranks=1 micro_batches=1 placement=v\nF0.0 F1.0 I1.0 (I0.0|W1.0) W0.0\n"
     program, plan = from_text(text)
     certificate = prove(program, plan)
@@ -53,7 +53,7 @@ def exchanges_of_slots(program: Program, name: str) -> list[int]:
 
 
 def test_two_forwards_are_interleaved() -> None:
-    """F&F in the filling: one's exchange stands beside the other's compute, not all of one behind the other."""
+    """F&F during the fill: the exchange of one overlaps the compute of the other, instead of running in sequence."""
     text = "# two ranks=1 micro_batches=2 placement=loop(1)\n(F0.0|F0.1) (B0.0|B0.1)\n"
     program, plan = from_text(text)
     prove(program, plan)

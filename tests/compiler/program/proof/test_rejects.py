@@ -127,20 +127,20 @@ def waiting_before_the_start(items: list[Instruction]) -> list[Instruction]:
 
 
 def waiting_at_the_end(items: list[Instruction]) -> list[Instruction]:
-    """The dispatch is waited for after its rows have been read."""
+    """Moves the wait for the dispatch to the end, after its rows have been read."""
     items.append(items.pop(position(items, "wait", wait="dispatch")))
     return items
 
 
 def writing_twice(items: list[Instruction]) -> list[Instruction]:
-    """The first run writes over the message it was given."""
+    """The first run overwrites the message that it received."""
     at = position(items, "run")
     items[at] = replace(items[at], writes=(*items[at].writes, *items[position(items, "receive")].writes))
     return items
 
 
 def with_operands_swapped(items: list[Instruction]) -> list[Instruction]:
-    """The head takes the targets for the hidden state, and the other way round."""
+    """The head gets the targets as its hidden state, and the hidden state as its targets."""
     at = next(k for k, i in enumerate(items) if i.site == "head")
     items[at] = replace(items[at], reads=items[at].reads[::-1])
     return items
@@ -225,7 +225,7 @@ def test_edited_bodies(rank: int, name: str, edit: Edit, message: str) -> None:
     ("edit", "message"),
     [(dangling_alias, ".* aliases gone, which is not live"), (writing_twice, r".*\w+ is written twice")],
 )
-def test_values_alone(edit: Edit, message: str) -> None:
+def test_the_pass_over_values_finds_faults_by_itself(edit: Edit, message: str) -> None:
     """The third pass alone also finds faults that the first pass finds."""
     program, plan = with_body(lowered(one_f_one_b(2, 2)), 1, "F1", edit), small_plan(2)
     with pytest.raises(ProofError, match=rf"rank 1, F1\.0: run F final_norm: {message}"):
@@ -235,7 +235,7 @@ def test_values_alone(edit: Edit, message: str) -> None:
 # ---------------------------------------------------------------- schedules, plans, replicas
 
 
-def test_programs_that_are_no_legal_schedule() -> None:
+def test_programs_of_an_illegal_schedule() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
     row = program.invocations[0]
     named = row[0]._replace(body="F7")

@@ -14,8 +14,8 @@ MESHES = [
 ]
 
 
-def test_columns_that_share_are_those_at_one_place() -> None:
-    """A slice of an expert is at one place of the groups, what is whole of it at all places of its slices."""
+def test_columns_at_one_place_share_a_parameter() -> None:
+    """A slice of an expert is at one place of the groups, an unsliced parameter at all places of its slices."""
     for mesh in MESHES:
         every = range(mesh.columns)
         for first in every:
@@ -31,8 +31,8 @@ def test_columns_that_share_are_those_at_one_place() -> None:
                 assert columns.start == first and columns[-1] == same[-1] and [*columns[1:]] == same[1:]
 
 
-def test_equal_holders_are_one_value() -> None:
-    """Neighbours without a gap are those of a range, so their buckets and channels are found as its are."""
+def test_equal_holders_give_equal_ranges() -> None:
+    """Adjacent holders equal a range, so that both give the same buckets and channels."""
     mesh = Mesh(1, 4, 1, 1, 1, etp=2)
     assert sharing(mesh, True, False) == sharing(mesh, False, False) == range(4)
     assert sharing(Mesh(1, 4, 2, 1, 1, etp=2), True, False) == range(2)

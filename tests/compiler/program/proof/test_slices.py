@@ -1,4 +1,4 @@
-"""Plans whose replica table has other slices than the segments take: each is rejected."""
+"""Plans whose replica table has other slices than the segments use are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[Replica]
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """Experts in two slices each, beside two tensor ranks."""
+    """A plan with experts in two slices each, and two tensor ranks."""
     return make_plan(spec(1, 2, 2, 2, of="qwen", schedule="1f1b", tensor=2, expert_tensor=2))
 
 
@@ -59,7 +59,7 @@ def whole(rows: Rows) -> Rows:
 
 
 def beside(rows: Rows) -> Rows:
-    """What is whole of an expert on a slice of it, and on one of the next expert's."""
+    """An unsliced parameter of an expert on the ranks of its slice and of a slice of the next expert."""
     columns = [column + 1 for column in rows[0].holders.columns]
     return [replace(rows[0], holders=replace(rows[0].holders, columns=range(columns[0], columns[-1] + 1)))]
 
@@ -85,7 +85,7 @@ def test_other_slices_are_rejected(plan: Plan, name: str, fault: Callable[[Rows]
 
 
 @pytest.mark.parametrize("fault", [beside, once])
-def test_what_is_whole_of_an_expert_is_with_its_slices(fault: Callable[[Rows], Rows]) -> None:
+def test_unsliced_parameters_of_an_expert_are_with_its_slices(fault: Callable[[Rows], Rows]) -> None:
     biased = make_plan(spec(1, 2, 4, 2, of="everything", schedule="1f1b", expert_tensor=2))
     check_holders(biased)
     name = "layers.1.ffn.experts.1.down_bias"

@@ -24,7 +24,7 @@ from tests.compiler.program.proof.programs import family_program
 from tests.specs.shipped import NAMES, path_of
 
 QUICKSTART_FIRST = sorted(NAMES, key=lambda name: (name != "quickstart", name))
-Lines = list[list[Opening]]  # of each pipeline rank
+Lines = list[list[Opening]]  # per pipeline rank
 
 
 @cache
@@ -48,7 +48,7 @@ def ends(program: Program, plan: Plan, lines: Lines, lazy: bool = False) -> bool
 
 @pytest.mark.parametrize("name", QUICKSTART_FIRST)
 def test_no_shipped_program_hangs(name: str) -> None:
-    """World ranks at start-up, and the pipeline ranks of every program behind it."""
+    """World ranks at start-up, and then the pipeline ranks of every program."""
     found = lowered(name)
     plan = found.plan
     lines = lines_of(found.openings, plan.mesh.pp)
@@ -59,7 +59,7 @@ def test_no_shipped_program_hangs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["quickstart", "deepseek-v3"])
 def test_without_start_up_it_would_hang(name: str) -> None:
-    """DualPipe's middle ranks post to each other first: 7 waits for 8 in the channel 8→7, 8 for 7 in 7→8."""
+    """DualPipe's middle ranks first post to each other: 7 waits for 8 in channel 8→7, and 8 for 7 in 7→8."""
     found = lowered(name)
     num_ranks = found.plan.mesh.pp
     machine = Machine(lazy=True)
@@ -165,7 +165,7 @@ FAMILIES = [("dualpipe", 2, 4), ("dualpipe", 4, 8), ("1f1b", 4, 6), ("zbv", 4, 6
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_proof_and_machine_agree_on_mutants(family: tuple[str, int, int]) -> None:
-    """210 of each family, 1,050 together: what hangs or uses a channel that is not open is refused, and no other."""
+    """210 per family, 1,050 together: exactly those that hang or use an unopened channel are refused."""
     program, plan = family_program(*family)
     openings = opening_order(plan, [program])
     check_start(plan, openings, [program])
@@ -191,7 +191,7 @@ def proven(lines: Lines, needed: set[Opening]) -> bool:
     return True
 
 
-def test_what_the_proof_says() -> None:
+def test_messages_of_the_start_up_proof() -> None:
     program, plan = family_program("dualpipe", 2, 4)
     openings = opening_order(plan, [program])
     needed, (first, second) = used(plan, [program]), lines_of(openings, 2)

@@ -1,4 +1,4 @@
-"""Rows whose W fill pauses: legal, under the cap, and timed as the judge times them."""
+"""Rows whose W fill idle time: legal, within the cap, and with the times of the judge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TENS = parse_costs("F=10,I=10,W=10")
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_walk_stays_legal_and_times_what_it_finds(data: st.DataObject) -> None:
+def test_walks_give_legal_rows_and_their_times(data: st.DataObject) -> None:
     ranks, count = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.integers(1, 9))
     placement = data.draw(st.sampled_from([V, ONE_STAGE, loop(3), *[BIDIRECTIONAL] * (ranks % 2 == 0)]))
     table = replace(data.draw(costs(ranks)), pairs=(), stages=(), ranks=())
@@ -62,7 +62,7 @@ def test_pauses_are_filled() -> None:
 
 
 def early(slots: tuple[int, ...]) -> int:
-    """The W that run before the first marked slot, alone or within a B."""
+    """The W before the first marked slot, separate or within a B."""
     row = slots[: next(at for at, slot in enumerate(slots) if slot >= FIXED)]
     return row.count(W) + sum(B <= slot < I for slot in row)
 

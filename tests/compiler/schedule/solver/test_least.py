@@ -26,7 +26,7 @@ TABLES = {
 def orders(
     left: dict[tuple[str, int], int], split: int = 0, open_: tuple[int, int] = (0, 0)
 ) -> Iterator[tuple[Slot, ...]]:
-    """All orders of a rank: `left` of each F and B; a B may be an I and a W. `open_`: forwards without a backward."""
+    """All orders of a rank. `left`: remaining F and B; a B may be split. `open_`: forwards without backward."""
     if not any(left.values()) and not split:
         yield ()
         return

@@ -56,9 +56,9 @@ def test_dualpipes_period_is_a_wave() -> None:
     assert time_of(problem, period, PAIRED) == 2 * PAIRED.two("BF")
 
 
-def test_with_one_activation_less_a_micro_batch_takes_two_and_two_fifths() -> None:
+def test_a_micro_batch_takes_12_fifths_with_one_activation_less() -> None:
     problem = make_problem(BIDIRECTIONAL, 16, 64, PAIRED, 16, folded=True)
-    assert time_of(problem, next(waves(problem)), PAIRED) == Fraction("4.8")  # one of each direction
+    assert time_of(problem, next(waves(problem)), PAIRED) == Fraction("4.8")  # one micro-batch per direction
 
 
 def test_v3_is_under_the_best_known_without_a_search_of_fill_and_drain() -> None:
@@ -71,7 +71,7 @@ def test_v3_is_under_the_best_known_without_a_search_of_fill_and_drain() -> None
 @settings(max_examples=15)
 @given(st.data())
 def test_a_run_grows_by_exactly_its_period(data: st.DataObject) -> None:
-    """It is legal and holds no more than the cap, whatever the costs; latency is that of messages between ranks."""
+    """It is legal and within the cap for any costs; latency applies to messages between ranks."""
     P = data.draw(st.sampled_from([2, 4, 6]))
     placement = data.draw(st.sampled_from([BIDIRECTIONAL, V, ONE_STAGE, loop(3)]))
     table = data.draw(costs(placement.num_stages(P)))
@@ -102,7 +102,7 @@ def test_any_number_of_ranks_has_a_wave_under_the_cap_of_1f1b(num_ranks: int) ->
 
 @pytest.mark.parametrize(("num_ranks", "cap"), [(1, 6), (2, 11), (4, 22)])
 def test_ranks_of_three_stages_have_a_wave_of_pairs_alone(num_ranks: int, cap: int) -> None:
-    """Orders are drawn at random, as there are too many to try all."""
+    """Orders are drawn at random, as there are too many to try."""
     problem = make_problem(loop(3), num_ranks, 24, PAIRED, cap)
     period = next(waves(problem))
     assert fits(problem, period) and time_of(problem, period, PAIRED) == 3 * PAIRED.two("BF")

@@ -55,8 +55,8 @@ def test_never_worse_than_a_named_schedule(num_ranks: int, data: st.DataObject) 
 
 @settings(max_examples=25)
 @given(st.data())
-def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None:
-    """The program of it, of a small model with all parts; and it is no longer than what else the placement runs."""
+def test_found_schedules_are_proven_on_every_placement(data: st.DataObject) -> None:
+    """The program of a small model with all parts is proven, and is no longer than named schedules of the placement."""
     num_ranks, num_micro_batches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     held_by = data.draw(st.sampled_from([V, ONE_STAGE, loop(3), *[BIDIRECTIONAL] * (num_ranks % 2 == 0)]))
     stages = held_by.num_stages(num_ranks)
@@ -108,7 +108,7 @@ def test_caps_of_each_rank_and_one_copy(data: st.DataObject) -> None:
     assert all(held <= cap * parts for held, cap in zip(timeline.peak_activations, caps, strict=True))
 
 
-def test_a_cap_is_of_each_rank() -> None:
+def test_a_list_of_caps_needs_one_per_rank() -> None:
     with pytest.raises(ValueError, match="a cap for each of 4 ranks, got 3"):
         Solver(Costs(), (2, 2, 2)).solve(4, 4)
 
@@ -121,7 +121,7 @@ def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
 
 
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
-    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # less of it for `v`
+    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # lower effort for `v`
     sides = [
         Solver(PAIRED.recut(4, 8), 10, effort=0.06).solve_on(V, 4, 9),
         Solver(PAIRED, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 9),
@@ -130,14 +130,14 @@ def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
     assert found.lower_bound <= min(side.lower_bound for side in sides)
 
 
-def test_another_placement_is_the_answer_where_it_is_better() -> None:
-    """Stages so small that filling and draining take next to no time beat the search, which has one of them a rank."""
+def test_another_placement_is_chosen_if_it_is_better() -> None:
+    """Many small stages, with almost no fill and drain time, beat the search, which has one stage per rank."""
     found = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
     assert found.origin == "interleaved_zb" and found.schedule.stage_placement == loop(16)
     assert found.makespan == named(4, 8, Costs(), None, 16)["interleaved_zb"] < 25
 
 
-def test_of_equal_ones_that_with_fewer_copies_is_taken() -> None:
+def test_ties_prefer_fewer_copies() -> None:
     """One micro-batch without deferred work takes the same time everywhere."""
     table = Costs(W=Fraction(0))
     assert Solver(table, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, 1).makespan == 8
@@ -145,7 +145,7 @@ def test_of_equal_ones_that_with_fewer_copies_is_taken() -> None:
     assert found.makespan == found.lower_bound == 8 and found.schedule.stage_placement == ONE_STAGE
 
 
-def test_too_large_for_a_search_it_is_a_named_one() -> None:
+def test_sizes_too_large_for_a_search_use_a_named_schedule() -> None:
     found = Solver(Costs(), 100, effort=QUICK).solve(112, 6)
     assert found.origin != "search" and found.makespan <= min(named(112, 6, Costs(), 100).values())
 
@@ -156,7 +156,7 @@ def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
-    """Figures for a tenth of the search; `benchmarks.solver` has those of the full search."""
+    """Figures for a tenth of the search effort; `benchmarks.solver` has those of the full search."""
     assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), PAIRED, 9).makespan <= Fraction(
         "49.8"
     )  # DualPipe: 50.4
@@ -173,13 +173,13 @@ def test_actions_that_take_no_time(table: str) -> None:
     checked(Solver(times, 3, effort=QUICK).solve(2, 5), times, 3)
 
 
-def test_fewer_micro_batches_than_dualpipe_has() -> None:
+def test_fewer_micro_batches_than_dualpipe_allows() -> None:
     found = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10, placement=BIDIRECTIONAL), PAIRED, 9)
     assert found.makespan <= Fraction("32.6")
 
 
 def test_an_odd_number_of_a_long_run_starts_from_the_even_one() -> None:
-    """Where a backward that goes is split, the W that goes is the one behind it: others may be of other backwards."""
+    """If a removed backward is split, the following W is removed: others may belong to other backwards."""
     found = Solver(parse_costs("F=10,I=10,W=10"), 5, effort=0.02).solve_on(BIDIRECTIONAL, 8, 25)
     found.schedule.check()
     assert found.makespan == simulate(found.schedule, found.costs).makespan <= 890
@@ -230,11 +230,11 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_other_numbers_of_ranks(num_ranks: int) -> None:
     found = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
-    if num_ranks == 1:  # the first F and the last B alone, the rest in pairs
+    if num_ranks == 1:  # the first F and the last B are single, the rest in pairs
         assert found.makespan == 8 * PAIRED.two("BF") + 3
 
 
-def test_a_rank_that_is_slow_needs_lists_of_its_own() -> None:
+def test_a_slow_rank_gets_its_own_order() -> None:
     table = replace(PAIRED, ranks=tuple(map(Fraction, (1, 1, 1, 2))))
     found = checked(Solver(table, 5, effort=0.1).solve(4, 8), table, 5)
     assert found.makespan < min(named(4, 8, table, 5).values())
@@ -246,7 +246,7 @@ def test_under_the_tightest_cap_one_micro_batch_goes_at_a_time() -> None:
     assert Solver(halves, 2, effort=QUICK).solve_on(V, 4, 3).makespan == Fraction("20.5")
 
 
-def test_a_cap_that_nothing_fits_is_refused_with_the_least_that_works() -> None:
+def test_too_small_caps_suggest_the_smallest_valid_one() -> None:
     with pytest.raises(ValueError, match="use cap = 1"):
         Solver(Costs(), 0).solve(4, 8)
     with pytest.raises(ValueError, match="use cap = 2"):
@@ -254,7 +254,7 @@ def test_a_cap_that_nothing_fits_is_refused_with_the_least_that_works() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
-def test_sizes_of_nothing_are_refused(sizes: tuple[int, int]) -> None:
+def test_zero_ranks_or_micro_batches_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1 rank and 1 micro-batch"):
         Solver(Costs()).solve(*sizes)
 
@@ -269,7 +269,7 @@ def test_the_same_arguments_give_the_same_schedule() -> None:
     assert one == other
 
 
-def test_the_bound_is_that_of_the_placement_and_the_cap() -> None:
+def test_the_bound_uses_the_placement_and_the_cap() -> None:
     found = Solver(PAIRED, 5, effort=QUICK).solve(4, 8, placement=BIDIRECTIONAL)
     assert found.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
 
@@ -284,7 +284,7 @@ def test_without_a_cap_a_rank_holds_as_much_as_under_dualpipe() -> None:
     assert default_cap(8) == max(peak_activations(SCHEDULES["dualpipe"].generate(8, 16)))
 
 
-def test_progress_is_told_from_nothing_to_all() -> None:
+def test_progress_is_reported_up_to_1() -> None:
     shares: list[float] = []
     for num_micro_batches in (8, 9):
         shares.clear()

@@ -100,7 +100,7 @@ THREE = ("cluster.node.devices=3", "parallel.pipeline=3", "parallel.expert=1", "
 def test_an_odd_number_of_ranks_folds_where_there_are_layers(
     last: int, layout: str | None, placement: str | None, tmp_path: Path
 ) -> None:
-    """It also folds if the layout says so; the cap is in activations of 1/P of the model."""
+    """It also folds with an explicit layout; the cap counts activations of 1/P of the model."""
     written = [f'parallel.layout="{layout}"'] if layout else []
     overrides = [*THREE, "schedule.cap=2", "train.batch=6", *written]
     path = tmp_path / "three.dsc"

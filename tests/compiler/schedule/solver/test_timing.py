@@ -103,7 +103,7 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[ScheduleProblem, Costs], 
     assert timing.makespan == judged(problem, tuple(tuple(line.slots) for line in lines), table)
 
 
-def test_changes_to_a_row_keep_what_it_does() -> None:
+def test_changes_to_a_row_keep_its_actions() -> None:
     """Tokens move, and a B becomes an I and a later W or the other way round; each kind of change is drawn."""
     row, draw = [F, F + 1, pair(F, B), I + 1, W, pair(F + 1, I), W, B + 1], random.Random(0).random
     offered = frozenset([*range(W + 1), *(pair(F + a, back + b) for back in (B, I) for a in (0, 1) for b in (0, 1))])
@@ -140,7 +140,7 @@ def test_slots_start_so_that_rows_end_when_the_judge_says(placement: StagePlacem
 
 
 def test_a_pair_frees_what_its_backward_frees() -> None:
-    """An I frees all of its activation where a W keeps nothing of it: a rank that may hold two then goes on."""
+    """If a W keeps nothing, an I frees the whole activation: a rank with a cap of two can continue."""
     table = replace(parse_costs("FI=1.5"), keeps=Fraction(0))
     problem = make_problem(ONE_STAGE, 1, 4, table, 2)
     both = pair(F, I)
@@ -151,7 +151,7 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
 def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
     """Pairs with forwards, which gain less, do not displace them."""
     problem = make_problem(ONE_STAGE, 2, 4, parse_costs("FI=1.9,IW=1"), 4)
-    for seed in (2, 3, 6):  # whose likings have a W wait for an I
+    for seed in (2, 3, 6):  # a start in which a W waits for an I
         (first, _) = greedy(problem, seed) or ((), ())
         last_forward = max(at for at, slot in enumerate(first) if F in tokens_of(slot))
         assert pair(I, W) in first[last_forward:]
@@ -168,7 +168,7 @@ def _told(
 ) -> Iterator[tuple[list[TimedRow], float, bool]]:
     """Random legal changes of a row: lines, their makespan (infinite for a deadlock), and the answer of `is_longer`.
 
-    Changes in which an action waits for a later one of its row are left out: their answer is always yes.
+    Changes in which an action waits for a later one of its row are left out, as their answer is always yes.
     """
     draw = random.Random(seed).random
     for _ in range(100):
@@ -194,7 +194,7 @@ def _told(
 
 @settings(max_examples=60)
 @given(problems(), st.integers(0, 1000))
-def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
+def test_candidates_detected_as_longer_are_longer(case: tuple[ScheduleProblem, Costs], seed: int) -> None:
     problem, _ = case
     start = greedy(problem, seed)
     lines = [line for row, slots in enumerate(start or ()) if (line := line_of(problem, row, slots))]
@@ -208,7 +208,7 @@ def test_what_is_told_to_be_longer_is(case: tuple[ScheduleProblem, Costs], seed:
         lines, timing = better or lines, timing_of(problem, better) if better else None
 
 
-def test_nearly_all_that_is_longer_is_told() -> None:
+def test_nearly_all_longer_candidates_are_detected_early() -> None:
     problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9, folded=True)
     slots = slots_of_schedule(problem, dualpipe(8, 20))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
@@ -219,7 +219,7 @@ def test_nearly_all_that_is_longer_is_told() -> None:
     assert len(longer) > 100 and sum(longer) > 0.9 * len(longer)
 
 
-def test_a_limit_stops_only_what_is_over_it() -> None:
+def test_a_limit_stops_only_longer_orders() -> None:
     problem = make_problem(BIDIRECTIONAL, 4, 8, Costs(), 5, folded=True)
     slots = slots_of_schedule(problem, dualpipe(4, 8))
     lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]

@@ -152,7 +152,7 @@ def test_proposals(marked: str, wanted: list[str] | None) -> None:
     assert found == wanted if wanted is not None else len(found) > 5
 
 
-def test_what_a_run_names_is_no_block_of_it() -> None:
+def test_keys_that_name_blocks_are_proposed_as_keys() -> None:
     found = {item.label: item.kind for item in items("run a { |")}
     assert {found[name] for name in NAMED} == {"key"} and found["train"] == found["parallel"] == "block"
 
@@ -171,7 +171,7 @@ def test_names_come_through_a_circle_of_imports() -> None:
     assert labels('import "lib.dsc"\nrun a { model = |', lib='import "spec.dsc"\nmodel b { }') == ["b"]
 
 
-def test_a_dot_proposes_the_keys_of_what_is_named() -> None:
+def test_a_dot_proposes_the_keys_of_the_named_block() -> None:
     found = labels("run a { model = b\n train { sequence = model.|")
     assert {"model.hidden", "model.vocab", "model.attention"} <= set(found) and "model.name" not in found
     assert "model.mtp.depth" in labels("run a { train { sequence = model.mtp.|")
@@ -188,7 +188,7 @@ def test_a_dot_proposes_the_keys_of_what_is_named() -> None:
     ]  # fmt: skip
 
 
-def test_tokens_and_steps_say_the_same() -> None:
+def test_tokens_and_steps_exclude_each_other() -> None:
     assert "steps" not in labels("run a { train { tokens = 10B\n |")
     assert "tokens" not in labels("run a { train { steps = 10\n |")
     assert {"steps", "tokens"} <= set(labels("run a { train { |"))
@@ -198,7 +198,7 @@ def test_layers_may_be_given_again() -> None:
     assert "layers" in labels("model a { layers 0..2 { ffn dense { inner = 4 } }\n |")
 
 
-def test_what_is_replaced_is_the_word_at_the_cursor() -> None:
+def test_the_word_at_the_cursor_is_replaced() -> None:
     for item in items("run a {\n  mod|el = b\n}"):
         assert (item.start, item.end) == (10, 15)
         assert item.snippet == "", "the rest of the statement is there already"
@@ -260,6 +260,6 @@ def test_every_key_of_every_block_is_proposed() -> None:
         assert proposed == (wanted | {"phase"} if block.path == "run" else wanted), block.path
 
 
-def test_in_a_whole_spec_only_what_is_not_given_is_proposed() -> None:
+def test_in_a_complete_spec_only_missing_keys_are_proposed() -> None:
     assert labels(in_quickstart("    seed       = 1\n|")) == ["initial", "only", "ema", "health", "grpo"]
     assert labels(in_quickstart("{ |beta1 = 0.9,")) == ["beta1", "eps", "qk_clip"], "beta1 may become another key"

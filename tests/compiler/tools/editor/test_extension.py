@@ -78,7 +78,7 @@ def test_every_word_of_the_language_is_coloured(grammar: Grammar) -> None:
     assert set(schema_keys.PHASES) == set(SHAPES)
 
 
-def test_colours_are_those_of_the_words_the_server_sees(grammar: Grammar) -> None:
+def test_colours_match_the_tokens_of_the_server(grammar: Grammar) -> None:
     """Strings and comments begin and end where the language says."""
     for path in SPECS:
         text = path.read_text("utf-8")
@@ -100,7 +100,7 @@ def test_the_manifest_names_files_that_are_there() -> None:
     assert contributed["grammars"][0]["scopeName"] == read("syntaxes/dsc.tmLanguage.json")["scopeName"]
 
 
-def test_a_workspace_cannot_choose_what_runs_unless_it_is_trusted() -> None:
+def test_an_untrusted_workspace_cannot_set_the_path_of_dsc() -> None:
     manifest = read("package.json")
     trust = manifest["capabilities"]["untrustedWorkspaces"]
     assert trust["supported"] == "limited" and "dsc.path" in trust["restrictedConfigurations"]

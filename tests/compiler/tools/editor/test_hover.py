@@ -45,13 +45,13 @@ def test_words_of_the_quickstart(marked: str, wanted: list[str]) -> None:
         assert part in text
 
 
-def test_of_a_word_its_own_meaning_is_said_and_not_that_of_its_key() -> None:
+def test_hover_on_a_value_explains_the_value_and_not_its_key() -> None:
     sigmoid = "each expert is scored on its own; the score of a group is the sum of its two best (DeepSeek-V3)"
     assert about(in_quickstart("score   = sig|moid")) == f"**sigmoid**\n\n{sigmoid}"
     assert about(in_quickstart("name = dual|pipe")).startswith("**dualpipe**\n\nmicro-batches from both ends")
 
 
-def test_what_says_itself_is_not_said_again() -> None:
+def test_literals_and_comments_have_no_hover() -> None:
     assert about(in_quickstart("hidden = 1|92")) == ""
     assert "= 192" not in about(in_quickstart("hid|den = 192"))
     assert about("# hid|den\n") == "" and about('import "l|ib.dsc"') == ""
@@ -83,7 +83,7 @@ def test_arithmetic_and_references() -> None:
     assert "= 64" in about(text.replace("|", "").replace("let base", "let ba|se"))
 
 
-def test_a_value_of_an_imported_block_is_that_of_its_file() -> None:
+def test_a_value_of_an_imported_block_is_taken_from_its_file() -> None:
     library = MODEL.format(hidden="256", inner="hidden * 4")
     found = documented('import "lib.dsc"\nrun a { model = m }', lib=library)
     about_m = hover(found, found.source.text.index("= m ") + 2)
@@ -95,8 +95,8 @@ def test_the_spec_as_published() -> None:
     path = ROOT / "specs/deepseek-v3.dsc"
     text = path.read_text("utf-8")
     found = documented(text, str(path))
-    told = {marked: hover(found, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")}
-    texts = {marked: each.text if each is not None else "" for marked, each in told.items()}
+    hovers = {marked: hover(found, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")}
+    texts = {marked: each.text if each is not None else "" for marked, each in hovers.items()}
     assert "671,026,419,200 parameters" in texts["deepseek_v3"]
     assert "= 128" in texts["data "]
     assert "14,800,000,000,000 tokens" in texts["tokens  "] and "steps" in texts["tokens  "]
@@ -115,7 +115,7 @@ def test_mistakes_elsewhere_leave_the_rest_known() -> None:
     assert about(broken.replace("model     = quick", "model     = qu|ick")) == "**model quick**", "it cannot be counted"
 
 
-def test_runs_that_differ_are_both_told() -> None:
+def test_values_that_differ_between_runs_are_both_shown() -> None:
     head, tail = QUICKSTART.split("run quickstart {", 1)
     two = f"{head}run quickstart {{{tail}\nrun other extends quickstart {{ parallel {{ pipeline = 1 }} }}\n"
     text = about(two.replace("    data     = auto", "    dat|a     = auto"))

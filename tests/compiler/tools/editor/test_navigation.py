@@ -80,7 +80,7 @@ def test_outline() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "specs").rglob("*.dsc")), ids=lambda path: path.stem)
-def test_entries_of_the_outline_lie_within_each_other(path: Path) -> None:
+def test_entries_of_the_outline_are_nested(path: Path) -> None:
     def within(symbol: Symbol) -> None:
         assert symbol.start < symbol.head_end <= symbol.end
         for child in symbol.children:
@@ -101,18 +101,18 @@ def mended(text: str) -> list[str]:
     return [apply(text, action.edits) for action in offered]
 
 
-def test_a_spelling_is_mended() -> None:
+def test_a_spelling_is_corrected() -> None:
     assert mended(QUICKSTART.replace("pipeline = 2", "pipelin = 2")) == [
         QUICKSTART.replace("pipeline = 2", "pipeline = 2")
     ]
 
 
-def test_only_what_is_asked_about_is_offered() -> None:
+def test_fixes_are_offered_only_for_the_selected_range() -> None:
     found, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
     assert actions([found], Span(found.source, offset, offset)) == ()
 
 
-def test_each_way_out_of_a_conflict_mends_it() -> None:
+def test_each_edit_for_a_conflict_resolves_it() -> None:
     """Applying any one offered resolution leaves no errors."""
     text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
     found = documented(text)
@@ -133,7 +133,7 @@ def test_an_edit_of_another_file_names_it() -> None:
     assert "write `pipeline = 2`" in titles and "write `name = 1f1b` and write `devices = 6` in lib.dsc" in titles
 
 
-def test_what_would_bring_another_mistake_is_not_preferred() -> None:
+def test_edits_that_reveal_another_mistake_are_not_preferred() -> None:
     """A misspelt key hides an error in its value: the edit is offered, but not preferred."""
     for wrong, preferred in (("pipelin = 2", True), ("pipelin = x", False)):
         found = documented(QUICKSTART.replace("pipeline = 2", wrong))

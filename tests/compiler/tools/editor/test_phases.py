@@ -44,7 +44,7 @@ def about(marked: str) -> str:
         ("model a {\n  |", ["hidden"], ["phase"]),
     ],
 )
-def test_what_is_proposed(marked: str, has: list[str], lacks: list[str]) -> None:
+def test_completion_in_phases(marked: str, has: list[str], lacks: list[str]) -> None:
     found = labels(marked)
     assert {*has} <= {*found} and not {*lacks} & {*found}
 
@@ -64,7 +64,7 @@ def test_nothing_is_required_of_a_phase() -> None:
         ("model = stret|ched", "4 layers (1 dense, 3 moe)"),
     ],
 )
-def test_what_is_said_of_a_word(marked: str, wanted: str) -> None:
+def test_hover_in_phases(marked: str, wanted: str) -> None:
     assert wanted in about(marked)
 
 
@@ -75,7 +75,7 @@ def test_a_name_in_a_phase_leads_to_its_block_and_back() -> None:
     assert [each.start for each in references([found], at)] == [at.start, found.source.text.index("stretched")]
 
 
-def test_a_mistake_in_a_phase_is_shown_where_it_is() -> None:
+def test_a_mistake_in_a_phase_is_shown_at_its_place() -> None:
     found = documented(LONG.replace("sequence = 128, batch = 16", "sequence = 128, batch = 18"))
     assert found.diagnostics and {each.span.text for each in found.diagnostics if each.span} <= {"18", "20"}
     assert not documented(LONG).diagnostics

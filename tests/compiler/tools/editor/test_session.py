@@ -165,7 +165,7 @@ def test_an_unsaved_import_shows_in_its_importer(editor: Editor) -> None:
     assert editor.stop() == 0
 
 
-def test_a_mistake_of_a_file_that_is_not_open_is_told_there(editor: Editor) -> None:
+def test_a_mistake_in_an_unopened_file_is_reported_there(editor: Editor) -> None:
     library = "models/deepseek-v3.dsc"
     path = editor.folder / library
     good = path.read_text("utf-8")
@@ -187,7 +187,7 @@ def test_notes_lead_to_the_other_place(editor: Editor) -> None:
     assert related["location"]["range"]["start"]["line"] == first
 
 
-def test_formatting_is_that_of_fmt(editor: Editor) -> None:
+def test_formatting_equals_that_of_fmt(editor: Editor) -> None:
     ugly = QUICKSTART.replace("  parallel {", "     parallel   {").replace("batch       = 16", "batch=16  ") + "\n\n\n"
     editor.open(SPEC, ugly)
     options = {"options": {"tabSize": 8, "insertSpaces": False}}
@@ -240,7 +240,7 @@ BAD_URIS = [
 ]  # fmt: skip
 
 
-def test_documents_that_no_file_can_be_are_apart(editor: Editor) -> None:
+def test_documents_with_invalid_paths_do_not_affect_others(editor: Editor) -> None:
     text = 'import "a\0.dsc"\nimport "\ud800.dsc"\nrun a { '
     for uri in BAD_URIS:
         document = {"uri": uri, "languageId": "dsc", "version": 1, "text": text}
@@ -268,7 +268,7 @@ def test_documents_without_a_file(editor: Editor) -> None:
     assert editor.stop() == 0
 
 
-def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
+def test_diagnostics_equal_those_of_check(editor: Editor) -> None:
     """Every bad spec of tests/ui in the editor."""
     copies.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
@@ -292,7 +292,7 @@ def test_exit_without_shutdown_is_a_failure(editor: Editor) -> None:
     assert progress.end(editor.process) == 1
 
 
-def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_a_feature_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     messages: list[lsp.LogMessageParams] = []
 
     class Server:
@@ -308,7 +308,7 @@ def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFix
     assert "hover failed: ZeroDivisionError" in messages[0].message and "hover failed" in caplog.text
 
 
-def test_without_pygls_it_is_said_what_to_install() -> None:
+def test_without_pygls_reports_what_to_install() -> None:
     code = (
         "import sys, importlib.util; real = importlib.util.find_spec;"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'pygls' else real(name, *rest);"

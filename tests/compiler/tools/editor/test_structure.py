@@ -24,7 +24,7 @@ SPECS = sorted((ROOT / "specs").rglob("*.dsc"))
 Shape = tuple[str, str, tuple["Shape", ...]]  # type: ignore[misc]
 
 
-def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outline, "MAX_WORDS", 5)
     assert [token.text for token in outline.tokens("a = 1\nb = 2\nc = 3\n")] == ["a", "=", "1", "\n", "b"]
 
@@ -47,14 +47,14 @@ def read(node: outline.OutlineNode) -> Shape:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_the_structure_is_that_of_the_parser(path: Path) -> None:
+def test_the_structure_equals_that_of_the_parser(path: Path) -> None:
     source = Source(str(path), path.read_text("utf-8"))
     assert [read(node) for node in outline.read(source.text).body] == [
         parsed(each) for each in parse(source).document.body
     ]
 
 
-def test_words_as_one_types_them() -> None:
+def test_tokens_of_incomplete_text() -> None:
     found = outline.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
     assert [(token.kind, token.text) for token in found] == [
         ("word", "a"), ("sign", "="), ("word", "model."), ("sign", "+"), ("word", "train"), ("sign", "("),
@@ -77,7 +77,7 @@ def test_blocks_are_found_in_every_beginning_of_a_text() -> None:
         assert [node.opened for node in place.block.path()] == opened, text[-60:]
 
 
-def test_a_block_of_the_file_begins_whatever_is_open() -> None:
+def test_a_top_level_block_begins_even_inside_open_blocks() -> None:
     file = outline.read("run a {\n  train {\n    rate {\nmodel b {\n  hidden = 1\n}\ncluster c extends d {\n}\n")
     assert [node.key for node in file.body] == ["run", "model", "cluster"]
     assert [node.key for node in file.body[1].body] == ["hidden"]
@@ -112,7 +112,7 @@ TEXTS = st.text(alphabet=st.sampled_from("aé😀\n\r\t𝔘漢 "), max_size=40)
 
 
 @given(TEXTS, st.sampled_from(["utf-8", "utf-16", "utf-32"]))
-def test_positions_come_back(text: str, encoding: str) -> None:
+def test_positions_round_trip(text: str, encoding: str) -> None:
     lines = ClientLines(text, encoding)
     for offset in range(len(text) + 1):
         line, column = lines.position(offset)

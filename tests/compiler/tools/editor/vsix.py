@@ -1,5 +1,5 @@
-"""`python -m tests.compiler.tools.editor.vsix FILE`: does a package of the extension hold what the editor loads, and
-nothing else?"""
+"""`python -m tests.compiler.tools.editor.vsix FILE`: checks that a package of the extension has what the editor loads,
+and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNWANTED = ("/test/scopes.json", "/.npmrc", "/vscode-textmate/", "/vscode-onigur
 
 
 def mistakes(path: Path) -> list[str]:
-    """What is missing from a package, and what should not be in it."""
+    """Files missing in a package, and files that should not be in it."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         found = [f"{name} is missing" for name in NEEDED if name not in names]

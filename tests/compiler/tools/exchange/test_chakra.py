@@ -223,7 +223,7 @@ def test_the_longest_path_is_the_planned_step(traced: Traces) -> None:
     assert longest(found, files, planned=False) <= planned
 
 
-def test_sums_of_a_rank_are_those_of_the_plan(traced: Traces) -> None:
+def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
     found, files = traced
     for rank, (_, nodes) in enumerate(files):
         here = found.plan.mesh.coordinates(rank)[0]
@@ -237,12 +237,12 @@ def test_sums_of_a_rank_are_those_of_the_plan(traced: Traces) -> None:
         for step, (start, end) in spans.items():
             action = found.schedule.actions[here][step]
             rows["pair" if isinstance(action, Pair) else actions_of(action)[0].kind] += end - start
-        of = found.step.ranks[here]
+        planned = found.step.ranks[here]
         expected = {
-            "F": of.forward_s,
-            "W": of.weight_s,
-            "pair": of.overlapped_s,
-            "B": of.backward_s,
+            "F": planned.forward_s,
+            "W": planned.weight_s,
+            "pair": planned.overlapped_s,
+            "B": planned.backward_s,
         }
         rows["B"] += rows.pop("I", 0)
         for kind, seconds in expected.items():
@@ -264,7 +264,7 @@ def flops_of(found: TimedPlan, rank: int) -> int:
     return total
 
 
-def test_what_a_forward_saved_goes_to_the_host_and_comes_back(traced: Traces) -> None:
+def test_host_copies_wait_for_the_forward_and_precede_the_backward(traced: Traces) -> None:
     """Copies exist only if the schedule has them: the copy out waits for the forward, the backward for the copy in."""
     found, files = traced
     for rank, (_, nodes) in enumerate(files):
@@ -286,14 +286,14 @@ def test_a_backward_moves_as_many_rows_as_its_forward(traced: Traces) -> None:
     for _, nodes in files:
         sizes: dict[tuple[str, str, str, str], set[int]] = defaultdict(set)
         for node in nodes:
-            way, _, of = node["name"].partition(" ")[0].partition("_")
-            if way in other and of in ("rows", "sequences"):
+            way, _, unit = node["name"].partition(" ")[0].partition("_")
+            if way in other and unit in ("rows", "sequences"):
                 _, action, site = node["name"].split()
-                sizes[action[0], way, of, site].add(node["comm_size"])
-        for (phase, way, of, site), found in sizes.items():
+                sizes[action[0], way, unit, site].add(node["comm_size"])
+        for (phase, way, unit, site), found in sizes.items():
             assert len(found) == 1
             if phase == "F":
-                assert sizes["I", other[way], of, site] == found, (way, of, site)
+                assert sizes["I", other[way], unit, site] == found, (way, unit, site)
 
 
 def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
@@ -322,7 +322,7 @@ def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
 # ---------------------------------------------------------------- the schema, and the command
 
 
-def test_numbers_are_those_of_the_published_schema() -> None:
+def test_field_numbers_match_the_published_schema() -> None:
     """`chakra_fields.json` is read from the descriptor of mlc-chakra 1.0.0."""
     for message, fields in FIELDS.items():
         assert {name: number for name, (number, _, _) in fields.items()}.items() <= SCHEMA[message].items()

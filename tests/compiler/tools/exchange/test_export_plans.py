@@ -61,7 +61,7 @@ def stages_of(layout: str, ranks: int) -> list[list[str]]:
 # ---------------------------------------------------------------- torchtitan
 
 
-def test_torchtitan_is_told_in_its_own_names(tmp_path: Path) -> None:
+def test_exports_use_the_names_of_torchtitan(tmp_path: Path) -> None:
     out = exported(tmp_path / "out", "torchtitan", V3, "-s", "schedule.name=dualpipev", "--lossy")
     with standing_in("torchtitan"):
         module = load(out / "config_registry.py")
@@ -106,7 +106,7 @@ def rate_of_torchtitan(config: dict[str, Any], step: int) -> float:
         ("warmup 30 steps to 2e-3, constant until 31 steps, linear to 0", 2e-3),
     ],
 )
-def test_rates_are_those_of_a_run(rate: str, peak: float, tmp_path: Path) -> None:
+def test_exported_rates_equal_those_of_a_run(rate: str, peak: float, tmp_path: Path) -> None:
     from runtime.contract.rate import learning_rate
 
     options = ["-s", f"train.rate={rate}"]
@@ -124,7 +124,7 @@ def test_rates_are_those_of_a_run(rate: str, peak: float, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- Megatron-Bridge
 
 
-def test_megatron_bridge_is_told_in_its_own_names(tmp_path: Path) -> None:
+def test_exports_use_the_names_of_megatron_bridge(tmp_path: Path) -> None:
     out = exported(tmp_path / "out", "megatron-bridge", V3, "--lossy")
     with standing_in("megatron"):
         config = load(out / "recipe.py").pretrain()
@@ -161,7 +161,7 @@ def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> No
         (("recompute=[router]",), {}, ["recompute"]),
     ],
 )
-def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
+def test_exported_recomputation_for_megatron(overrides: tuple[str, ...], said: dict[str, Any], lost: list[str]) -> None:
     spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
     ledger = SpecLedger(spec)
     assert megatron_bridge._recompute(spec, ledger) == {f"recompute_{key}": value for key, value in said.items()}
@@ -177,7 +177,7 @@ def test_what_megatron_computes_again(overrides: tuple[str, ...], said: dict[str
         (("recompute=[rmsnorm, swiglu]",), "SelectiveAC.Config", ["recompute"]),
     ],
 )
-def test_what_torchtitan_computes_again(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
+def test_exported_recomputation_for_torchtitan(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
     spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
     ledger = SpecLedger(spec)
     found = torchtitan._recompute(spec, ledger)
@@ -195,7 +195,7 @@ def test_what_torchtitan_computes_again(overrides: tuple[str, ...], said: str | 
         ({"scale": "pow2"}, False),
     ],
 )
-def test_megatron_is_told_of_blocks_in_fp8_if_they_are_its_own(changed: dict[str, Any], is_said: bool) -> None:
+def test_fp8_blocks_are_exported_if_megatron_has_the_same_ones(changed: dict[str, Any], is_said: bool) -> None:
     spec = load_spec(V3)
     precision = spec.precision.model_copy(update={"scale": "fp32", **changed})
     spec = spec.model_copy(update={"precision": precision})
@@ -205,7 +205,7 @@ def test_megatron_is_told_of_blocks_in_fp8_if_they_are_its_own(changed: dict[str
     assert ("precision.linear" in {loss.path for loss in ledger.losses("Megatron")}) != is_said
 
 
-def test_layers_are_dense_ones_and_then_ones_with_experts(tmp_path: Path) -> None:
+def test_layers_must_be_dense_first_and_then_moe(tmp_path: Path) -> None:
     tiny = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
     found = layers_of(load_spec(ROOT / "specs" / "tiny.dsc"), "it")
     assert (found.dense, found.total) == (1, 2)
@@ -220,7 +220,7 @@ def test_layers_are_dense_ones_and_then_ones_with_experts(tmp_path: Path) -> Non
         layers_of(load_spec(tmp_path / "two.dsc"), "it")
 
 
-def test_an_optimizer_of_your_own_is_refused() -> None:
+def test_a_custom_optimizer_is_refused() -> None:
     spec = load_spec(ROOT / "specs" / "tiny.dsc")
     row = SimpleNamespace(kind="lion", settings=dict)
     other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
@@ -228,7 +228,7 @@ def test_an_optimizer_of_your_own_is_refused() -> None:
         exported_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------- losses
 
 
 def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -250,7 +250,7 @@ def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture)
 @pytest.mark.parametrize(
     ("system", "more"), [("torchtitan", {"parallel.zero", "parallel.overlap_reduce"}), ("megatron-bridge", set())]
 )
-def test_what_the_other_system_has_is_no_loss(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
+def test_supported_values_are_not_losses(system: str, more: set[str], tmp_path: Path, capsys: Capture) -> None:
     """The other system supports everything in this spec except its data."""
     assert main(["export", system, BENCH, "-o", str(tmp_path / "out"), "--format", "json"]) == 0
     losses = parsed(capsys.readouterr().out, "export")["losses"]
@@ -293,19 +293,19 @@ def test_a_scaled_rotation_is_lost_where_the_other_has_another(
     rope = spec.model.attention.rope.model_copy(update={"scaling": scaling})  # type: ignore[union-attr]
     attention = spec.model.attention.model_copy(update={"rope": rope})
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"attention": attention})})
-    for wanted, told in (
+    for wanted, export in (
         (titan, lambda ledger: torchtitan._rope(spec, rope, ledger)),
         (megatron, lambda ledger: megatron_bridge._rope(rope, ledger)),
     ):
         ledger = SpecLedger(spec)
-        told(ledger)
+        export(ledger)
         lost = [loss for loss in ledger.losses("it") if loss.path.startswith("model.attention.rope.")]
         assert bool(lost) == (wanted is not None)
         assert all(loss.changes and wanted is not None and wanted in loss.why for loss in lost)
 
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
-def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> None:
+def test_every_value_of_a_spec_is_exported_or_listed_as_lost(system: str, capsys: Capture) -> None:
     """A value unknown to the exporters, such as a new key, counts as lost and as a change."""
     spec = load_spec(BENCH)
     ledger = SpecLedger(spec)
@@ -317,7 +317,7 @@ def test_every_value_of_a_spec_is_said_or_lost(system: str, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
-def test_a_model_that_the_other_has_not_is_refused(system: str, tmp_path: Path, capsys: Capture) -> None:
+def test_models_that_the_other_system_lacks_are_refused(system: str, tmp_path: Path, capsys: Capture) -> None:
     of_latents = [(name, "latent attention") for name in ("llama3-8b", "qwen3-30b-a3b")]
     for name, why in (*of_latents, ("laptop-v32", "small_v32 has an indexer")):
         assert main(["export", system, str(ROOT / "specs" / f"{name}.dsc"), "-o", str(tmp_path / "out")]) == 2
@@ -370,7 +370,7 @@ def test_folders_that_cannot_be_written(system: str, tmp_path: Path, capsys: Cap
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
 
 
-def test_a_folder_on_a_full_disk_is_not_there(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_folder(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_bytes(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

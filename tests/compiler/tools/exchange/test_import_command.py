@@ -41,7 +41,7 @@ def test_a_spec_with_errors_on_standard_output(tmp_path: Path, capsys: Capture) 
 
 
 @pytest.mark.parametrize("system", ["megatron-bridge", "torchtitan"])
-def test_what_cannot_be_read_is_said_as_json(system: str, tmp_path: Path, capsys: Capture) -> None:
+def test_unreadable_files_are_reported_as_json(system: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     (tmp_path / "bad.toml").write_text("[a\n")
@@ -71,7 +71,7 @@ def test_only_modules_have_functions_to_choose(tmp_path: Path, capsys: Capture) 
     assert "--config is only for Python modules" in capsys.readouterr().err
 
 
-def test_a_text_that_is_no_string_of_a_spec_is_said(tmp_path: Path, capsys: Capture) -> None:
+def test_text_that_a_spec_string_cannot_hold_is_reported(tmp_path: Path, capsys: Capture) -> None:
     """A string ends with its line: what cannot be seen in a layout is `?`, which is an error at its place."""
     file, out = tmp_path / "args.yaml", tmp_path / "mine.dsc"
     sizes = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}

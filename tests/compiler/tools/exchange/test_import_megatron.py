@@ -12,7 +12,7 @@ from dsl.schema import Gqa
 from tests.compiler.tools.exchange.test_import_plans import SCRIPT, of_recipe, of_script, read_back
 
 Capture = pytest.CaptureFixture[str]
-OFF = {  # argument → the key under which its absence is said
+OFF = {  # argument → the key under which its absence is reported
     "--normalization RMSNorm": "normalization", "--swiglu": "swiglu", "--disable-bias-linear": "add_bias_linear",
     "--hidden-dropout 0.0": "hidden_dropout", "--attention-dropout 0": "attention_dropout",
     "--position-embedding-type rope": "position_embedding_type", "--moe-router-dtype fp32": "moe_router_dtype",
@@ -87,11 +87,11 @@ def test_a_precision_may_have_a_name(written: str, compute: str, lost: tuple[str
         assert "mixed_precision" in {entry.key for entry in found.ledger}
 
 
-def test_statements_under_conditions_are_taken_for_executed_and_that_is_said() -> None:
+def test_conditional_statements_are_assumed_to_run_and_reported() -> None:
     more = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
     found = of_recipe(RECIPE.replace("return cfg", f"{more}return cfg"))
-    told = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
-    assert told == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
+    assumed = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
+    assert assumed == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
     spec = read_back(found.text)
     assert (spec.model.hidden, spec.train.seed) == (512, 7)
 
@@ -102,7 +102,7 @@ def test_a_key_of_a_named_precision_may_be_set_anew() -> None:
     assert (spec.precision.compute, spec.precision.gradients) == ("bf16", "bf16")
 
 
-def test_attention_is_what_is_written() -> None:
+def test_an_explicit_kind_of_attention_is_used() -> None:
     """An explicit `multi_latent_attention` overrides the class of the model."""
     for kind, value, name in (("gqa", "False", "MLA"), ("mla", "True", "GPT")):
         text = RECIPE.replace("MLA", name).replace("qk_layernorm=True", f"multi_latent_attention={value}")
@@ -116,7 +116,7 @@ def test_attention_is_what_is_written() -> None:
         ("--group-query-attention --num-query-groups 2", 2),
     ],
 )  # fmt: skip
-def test_queries_are_grouped_where_a_script_says_so(arguments: str, kv_heads: int) -> None:
+def test_queries_are_grouped_if_the_script_asks_for_it(arguments: str, kv_heads: int) -> None:
     found = of_script(SCRIPT.replace("--multi-latent-attention", arguments))
     attention = read_back(found.text).model.attention
     assert isinstance(attention, Gqa) and attention.kv_heads == kv_heads
@@ -132,24 +132,24 @@ def test_queries_of_a_recipe_are_grouped_by_their_number() -> None:
     ("score", "chosen", "lost"),
     [("softmax", 2, False), ("softmax", 4, True), ("sigmoid", 4, False), ("sigmoid", 2, True)],
 )
-def test_scores_of_groups_are_those_of_their_best_experts(score: str, chosen: int, lost: bool) -> None:
+def test_differing_scores_of_groups_are_reported(score: str, chosen: int, lost: bool) -> None:
     """Here a group's score is its best expert (softmax) or two best (sigmoid); in Megatron, topk / group_topk best."""
     router = f"moe_router_topk={chosen}, moe_router_num_groups=4, moe_router_group_topk=2"
     experts = f"num_layers=4, num_moe_experts=8, moe_router_score_function={score!r}, {router}"
-    told = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
-    assert ("moe_router_group_topk" in told) == lost
+    reported = changes(of_recipe(RECIPE.replace("num_layers=4", experts)))
+    assert ("moe_router_group_topk" in reported) == lost
     if lost:
-        entry = told["moe_router_group_topk"]
+        entry = reported["moe_router_group_topk"]
         assert (entry.kind, entry.value) == ("approximated", "2") and "its best expert with softmax" in entry.why
 
 
 @pytest.mark.parametrize("pattern", ["0", "-1", "'0'", "'-2'", "[0]*4", "'x'", "2.5"])
-def test_a_pattern_of_layers_that_is_none_is_a_mistake(pattern: str) -> None:
+def test_an_invalid_pattern_of_layers_is_a_mistake(pattern: str) -> None:
     found = of_recipe(RECIPE.replace("num_layers=4", f"num_layers=4, num_moe_experts=8, moe_layer_freq={pattern}"))
     assert found.mistakes and "moe_layer_freq" in found.mistakes[0].message
 
 
-def test_null_is_no_size() -> None:
+def test_null_is_not_a_size() -> None:
     text = RECIPE.replace("hidden_size=256", "hidden_size=None").replace("vocab_size=512", "vocab_size=None")
     found = of_recipe(text)
     assert [item.code for item in found.mistakes] == ["I0202", "I0202"]
@@ -157,7 +157,7 @@ def test_null_is_no_size() -> None:
     assert spec.train.tokens == 100 * 8 * 256
 
 
-def test_what_is_computed_is_in_the_ledger(tmp_path: Path, capsys: Capture) -> None:
+def test_computed_values_are_in_the_ledger(tmp_path: Path, capsys: Capture) -> None:
     """Only with --lossy is a spec written, with a default instead."""
     script, out = tmp_path / "s.sh", tmp_path / "s.dsc"
     script.write_text(SCRIPT.replace("--adam-beta2 0.95", "--adam-beta2 $B"))

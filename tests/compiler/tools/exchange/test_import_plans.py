@@ -115,7 +115,7 @@ def overrides(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(overrides())
-def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
+def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     path, changes = case
     try:
         spec = load(path, overrides=changes)
@@ -147,10 +147,10 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
     assert [item.code for item in computed] == ["I0104"] and "$DATA" in computed[0].message
     found = imported(members, "mine", 2, None)
     assert not found.mistakes
-    told = {entry.key: entry for entry in found.ledger}
-    assert written <= told.keys()
-    assert {key for key in written & told.keys() if told[key].kind == "unknown"} == {"some_new_option"}
-    place = told["num_experts"].place
+    entries = {entry.key: entry for entry in found.ledger}
+    assert written <= entries.keys()
+    assert {key for key in written & entries.keys() if entries[key].kind == "unknown"} == {"some_new_option"}
+    place = entries["num_experts"].place
     assert place is not None and place.text == "--num-experts"
     again, bench = read_back(found.text), load(BENCH)
     assert again.model.layers == bench.model.layers
@@ -161,7 +161,7 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
         assert entry.key in found.text
 
 
-def test_yaml_says_what_a_script_says() -> None:
+def test_yaml_and_script_import_equally() -> None:
     members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1", "DATA": "a"})
     lines = "".join(
         f"  --{name.replace('_', '-')}: {json.dumps(each.value)}\n" for name, found in members.items() for each in found

@@ -37,7 +37,7 @@ from tests.compiler.tools.exchange.test_import_plans import (
 )
 
 Capture = pytest.CaptureFixture[str]
-OFF = ("train.validate.*",)  # a block that is lost, whose keys that are off are none
+OFF = ("train.validate.*",)  # a lost block; keys that are off are no losses
 YARN = "yarn { factor = 40, original = 64, beta_fast = 16, beta_slow = 2, mscale = 0.7, mscale_all_dim = 0.7 }"
 JOB = """\
 [job]
@@ -114,7 +114,7 @@ def exported_files(*changes: str) -> dict[str, str]:
 
 @settings(max_examples=25, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(exportable())
-def test_what_was_exported_comes_back(case: tuple[str, list[str]]) -> None:
+def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     path, changes = case
     try:
         spec = load(path, overrides=changes)
@@ -165,12 +165,12 @@ def flat(tables: dict[str, object], path: str = "") -> dict[str, object]:
 def test_every_key_of_a_job_is_in_the_ledger() -> None:
     found = job(devices=64)
     assert not found.mistakes
-    told = {entry.key: entry for entry in found.ledger}
+    entries = {entry.key: entry for entry in found.ledger}
     written = {RENAMED.get(key, key) for key in flat(tomllib.loads(JOB))}
-    assert written <= told.keys()
-    assert {key for key in told if told[key].kind == "unknown"} == {"new.option"}
+    assert written <= entries.keys()
+    assert {key for key in entries if entries[key].kind == "unknown"} == {"new.option"}
     for key in written:
-        place = told[key].place
+        place = entries[key].place
         assert place is not None and place.text == JOB.splitlines()[place.line - 1].split(" =")[0]
         assert key.endswith(place.text) or key in RENAMED.values()
     assert all(entry.key in found.text for entry in found.ledger)
@@ -200,7 +200,7 @@ def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
         assert experts.model_copy(update={"balance": theirs.balance, "max_nodes": theirs.max_nodes}) == theirs
 
 
-def test_stages_are_those_of_a_job() -> None:
+def test_stages_follow_the_job() -> None:
     def with_key(line: str) -> ImportedPlan:
         return job(JOB.replace("pipeline_parallel_degree = 4\n", f"pipeline_parallel_degree = 4\n{line}\n"), devices=64)
 
@@ -213,12 +213,12 @@ def test_stages_are_those_of_a_job() -> None:
     parts = [["tok_embeddings", "layers.0"], ["layers.1"], ["layers.2", "new"], ["layers.3", "norm", "output"]]
     named = with_key(f"module_fqns_per_model_part = {parts}")
     assert 'layout = "Et|t|t|tL"' in named.text
-    told = {(entry.kind, entry.value) for entry in named.ledger if entry.key.endswith("module_fqns_per_model_part")}
-    assert ("not expressible", "new") in told
+    entries = {(entry.kind, entry.value) for entry in named.ledger if entry.key.endswith("module_fqns_per_model_part")}
+    assert ("not expressible", "new") in entries
 
 
 @pytest.mark.parametrize(("copies", "shards", "told"), [(1, 4, False), (4, 1, False), (2, 2, True)])
-def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told: bool) -> None:
+def test_separately_sharding_groups_are_reported(copies: int, shards: int, told: bool) -> None:
     degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
     text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
     found = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
@@ -234,8 +234,8 @@ def test_groups_that_shard_by_themselves_are_told(copies: int, shards: int, told
 def test_rows_that_tensor_ranks_do_not_split_are_lost(degree: int, written: str, lost: bool) -> None:
     """One rank has nothing to split, whatever the job file says."""
     lines = f"tensor_parallel_degree = {degree}\nenable_sequence_parallel = {written}"
-    told = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
-    assert (told["parallelism.enable_sequence_parallel"] == "not expressible") == lost
+    kinds = {entry.key: entry.kind for entry in job(JOB.replace("tensor_parallel_degree = 1", lines, 1), 64).ledger}
+    assert (kinds["parallelism.enable_sequence_parallel"] == "not expressible") == lost
 
 
 @pytest.mark.parametrize(
@@ -260,13 +260,13 @@ def test_betas_are_two_numbers(betas: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "beta2 = 0.95\n"])
-def test_betas_that_a_job_does_not_say_are_those_of_torchtitan(written: str) -> None:
+def test_missing_betas_default_to_those_of_torchtitan(written: str) -> None:
     found = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\n{written}"), devices=64)
     assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
     assert ("default", "optimizer.beta1") in {(entry.kind, entry.key) for entry in found.ledger}
 
 
-def test_betas_of_none_are_those_of_torchtitan() -> None:
+def test_betas_of_none_default_to_those_of_torchtitan() -> None:
     files = exported_files("train.optimizer.beta1=0.8")
     text = files["config_registry.py"]
     assert text.count("'betas': (0.8, 0.95)") == 2
@@ -294,8 +294,8 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
     points = 'pipeline_parallel_split_points = ["layers.2"]\npipeline_parallel_schedule ='
     for degree, kind in ((4, "approximated"), (1, "no effect")):
         text = JOB.replace("pipeline_parallel_schedule =", points).replace("degree = 4", f"degree = {degree}")
-        told = {entry.key: entry.kind for entry in job(text, 64).ledger}
-        assert told["parallelism.pipeline_parallel_split_points"] == kind
+        kinds = {entry.key: entry.kind for entry in job(text, 64).ledger}
+        assert kinds["parallelism.pipeline_parallel_split_points"] == kind
 
 
 # ---------------------------------------------------------------- rates
@@ -307,7 +307,7 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
     st.integers(1, 60), st.integers(0, 70), st.sampled_from([0.0, 0.1, 0.33, 0.8, 1.0]),
     st.sampled_from(["linear", "cosine"]), st.sampled_from([0.0, 0.1]),
 )  # fmt: skip
-def test_rates_are_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
+def test_rates_equal_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
     """At every step, by the formula of the released package."""
     of = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
     keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{of}\n")))
@@ -350,7 +350,7 @@ def test_a_schedule_without_a_name_is_named_as_a_file(tmp_path: Path, capsys: Ca
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_only_a_registry_is_taken_for_that_of_torchtitan() -> None:
+def test_only_an_imported_registry_is_assumed_to_be_that_of_torchtitan() -> None:
     """A module that writes the sizes of its model leaves nothing to assume."""
     written = exported_files()["config_registry.py"]
     head = written.partition("model_spec=")[0]
@@ -379,7 +379,7 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -> None:
-    """Functions that call each other, as those of torchtitan's registry do."""
+    """Functions that call each other, as in torchtitan's registry."""
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
     body = "config = quickstart()\n    config.debug.seed = 7\n    return config"
     more = f"def longer() -> Trainer.Config:\n    {body}\n"
@@ -393,7 +393,7 @@ def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -
 
 
 def test_names_with_types_are_followed(tmp_path: Path, capsys: Capture) -> None:
-    """Names and attributes whose types are written are followed, and a name without a value is none."""
+    """Annotated names and attributes are followed; a name without a value is skipped."""
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
     body = "config: Trainer.Config = base\n    config.debug.seed: int = 7\n    other: int\n    return config"
     typed = f"base: Trainer.Config = quickstart()\ndef typed() -> Trainer.Config:\n    {body}\n"
@@ -414,7 +414,7 @@ def test_names_that_lead_to_each_other_end() -> None:
 
 
 def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name stands for two of the next one: seven names for a hundred values."""
+    """Each name expands to two of the next one: seven names give a hundred values."""
     lines = [f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(7)]
     text = "".join(lines) + "a7 = 1\ndef run() -> Trainer.Config:\n    return Trainer.Config(training=a0)\n"
     _, found, computed = returned(Source("c.py", text), CONFIG, None)

@@ -1,5 +1,5 @@
 """The CSV that an export to torchtitan writes, run by torch's own pipeline runtime in real processes over gloo: the
-gradients are those of plain autograd."""
+gradients equal plain autograd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ cluster pair {{ nodes = 1, node {{ devices = 2, device cpu {{ cores = 1, memory 
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_zb", "dualpipev"])
-def test_gradients_are_those_of_autograd(name: str, tmp_path: Path) -> None:
+def test_gradients_equal_autograd(name: str, tmp_path: Path) -> None:
     spec = tmp_path / "two.dsc"
     copies.copy(ROOT / "specs" / "tiny.dsc", tmp_path)
     spec.write_text(TWO.format(name=name, batch=6))

@@ -1,4 +1,4 @@
-"""What configs say of attention, as a spec says it: read back from the text that the import writes."""
+"""Keys of attention in configs, as imported and read back from the written spec."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_rotation_out_of_bounds_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "glm4_moe", "olmoe", "deepseek_v3", "llama", "mistral"])
-def test_parameters_are_those_of_transformers(tmp_path: Path, model_type: str) -> None:
+def test_parameters_equal_transformers(tmp_path: Path, model_type: str) -> None:
     keys: dict[str, Any] = {"tie_word_embeddings": False}
     keys |= {"attention_bias": True} if model_type in ("glm4_moe", "llama") else {}
     keys |= {"use_qk_norm": True} if model_type == "glm4_moe" else {}
@@ -93,7 +93,7 @@ def test_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", [each for each, family in FAMILIES.items() if family.linear])
 def test_linear_attention_has_the_activation_of_its_convolution(model_type: str) -> None:
-    """Its class applies `hidden_act` there too."""
+    """The class applies `hidden_act` to the convolution too."""
     values = SIZES_OF[model_type] | {"model_type": model_type, "hidden_act": "gelu"}
     errors = [each.message for each in imported(values).diagnostics]
     assert '`hidden_act` = "gelu": it is also the activation of linear attention, which is SiLU in a spec' in errors
@@ -132,7 +132,7 @@ def test_latent_attention_keeps_its_scales(tmp_path: Path) -> None:
         ("mistral", {"sliding_window": -1}, "`sliding_window` = -1: the window must be a number of tokens, not -1"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_layers_is_refused(model_type: str, keys: dict[str, Any], said: str) -> None:
+def test_lists_that_do_not_fit_the_layers_are_refused(model_type: str, keys: dict[str, Any], said: str) -> None:
     found = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys).diagnostics
     assert any(item.severity == "error" and item.message.startswith(said) for item in found), found
 

@@ -55,7 +55,7 @@ def test_a_folder_becomes_a_spec_that_is_right(folder: Path, capsys: Capture) ->
     assert capsys.readouterr() == (text, "")
 
 
-def test_the_model_alone(folder: Path, capsys: Capture) -> None:
+def test_only_the_model(folder: Path, capsys: Capture) -> None:
     assert import_("Some-Model.1/config.json", "--model-only", "--name", "mine", "-o", "m.dsc") == 0
     text = Path("m.dsc").read_text("utf-8")
     assert "model mine {" in text and "run " not in text and "cluster " not in text
@@ -87,7 +87,7 @@ def test_nothing_is_overwritten(folder: Path, capsys: Capture) -> None:
         ("m" * 300 + ".dsc", "cannot be written: File name too long"),
     ],
 )
-def test_where_it_cannot_be_written(folder: Path, capsys: Capture, out: str, message: str) -> None:
+def test_unwritable_outputs_are_refused(folder: Path, capsys: Capture, out: str, message: str) -> None:
     before = sorted(folder.rglob("*"))
     assert import_("Some-Model.1", "-o", out) == 2
     assert message in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_a_refused_config_writes_nothing(folder: Path, capsys: Capture) -> None:
     assert check("m.dsc") == ()
 
 
-def test_what_is_no_config(folder: Path, capsys: Capture) -> None:
+def test_invalid_configs_are_refused(folder: Path, capsys: Capture) -> None:
     os.mkfifo("pipe.json")
     Path("empty").mkdir()
     Path("large.json").write_text(" " * MAX_BYTES + "{}", "utf-8")
@@ -153,7 +153,7 @@ def test_names(folder: Path, capsys: Capture, written: str, name: str) -> None:
     assert load("m.dsc").model.name == name
 
 
-def test_a_name_is_a_name(folder: Path, capsys: Capture) -> None:
+def test_names_are_identifiers(folder: Path, capsys: Capture) -> None:
     assert import_("Some-Model.1", "--name", "x } run y {") == 2
     assert "write `--name x_run_y`" in capsys.readouterr().err
 
@@ -216,7 +216,7 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) ->
 @pytest.mark.parametrize(
     ("sizes", "device", "devices"),
     [
-        ({"vocab_size": 96}, "cpu", 1),  # below what a tokenizer is trained to
+        ({"vocab_size": 96}, "cpu", 1),  # smaller than a trained vocabulary
         ({"vocab_size": 2048, "hidden_size": 1024, "num_hidden_layers": 12}, "h100", 1),
         ({"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 16}, "h100", 8),
         ({"vocab_size": 151936, "hidden_size": 8192, "num_hidden_layers": 48}, "h100", 32),
@@ -262,7 +262,7 @@ def test_many_keys_stay_a_short_spec(folder: Path, capsys: Capture) -> None:
     assert check("m.dsc") == ()
 
 
-def test_it_needs_no_torch() -> None:
+def test_importing_needs_no_torch() -> None:
     code = (
         "import sys; from compiler.cli.main import main;"
         "code = main(['import', 'hf', 'tests/compiler/tools/importers/configs/deepseek-v3.json']);"

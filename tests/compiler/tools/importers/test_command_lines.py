@@ -1,4 +1,4 @@
-"""Arguments of shell scripts: those that a shell hands to the program, wherever the script holds them."""
+"""Arguments of shell scripts equal those that a shell passes to the program, wherever the script defines them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compiler.tools.importers.key_files import ComputedValue, typed
 from compiler.tools.importers.shell_words import ARGUMENT, script
 from dsl.messages.diagnostics import Source, SpecError
 
-STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # says what it is given
+STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # prints its arguments
 
 
 def read(text: str, **variables: str) -> dict[str, object]:
-    """The arguments of a script that says each of them once."""
+    """The arguments of a script in which each occurs once."""
     found, mistakes = script(Source("s.sh", text), variables)
     assert not mistakes, [str(item) for item in mistakes]
     for name, values in found.items():
@@ -78,11 +78,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_arguments_are_those_that_bash_hands_over(case: str) -> None:
-    if case == "a function":  # whose argument is not known
+def test_arguments_equal_those_that_bash_passes(case: str) -> None:
+    if case == "a function":  # its argument is unknown
         found, mistakes = script(Source("s.sh", CASES[case]), {})
         assert isinstance(found["x"][0].value, ComputedValue) and found["y"][0].value == 2 and len(mistakes) == 1
-    elif case in ("a log", "commands behind"):  # which say an argument twice
+    elif case in ("a log", "commands behind"):  # with an argument that occurs twice
         found, _ = script(Source("s.sh", CASES[case]), {})
         assert {name: values[0].value for name, values in found.items()} == run(CASES[case])
     else:
@@ -100,8 +100,8 @@ ARGUMENTS = st.dictionaries(
 
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(st.data(), ARGUMENTS)
-def test_any_words_are_those_of_bash(data: st.DataObject, arguments: dict[str, list[str]]) -> None:
-    """Quoted as shlex does, in a command, in an array, on one line or on several."""
+def test_any_words_equal_those_of_bash(data: st.DataObject, arguments: dict[str, list[str]]) -> None:
+    """Quoted by shlex, in a command or an array, on one line or several."""
     lines = [" ".join([f"--{name}", *map(shlex.quote, values)]) for name, values in arguments.items()]
     between = data.draw(st.sampled_from([" ", " \\\n  "]))
     if data.draw(st.booleans()):
@@ -113,20 +113,20 @@ def test_any_words_are_those_of_bash(data: st.DataObject, arguments: dict[str, l
     assert {name: values[0].value for name, values in found.items()} == run(text)
 
 
-def test_variables_that_double_each_other_are_not_known() -> None:
+def test_exponentially_expanding_variables_are_bounded() -> None:
     text = "A=0123456789\n" + "A=$A$A\n" * 60 + f"B={'$A' * 1000}\ntorchrun pretrain_gpt.py --x $A$B --y 1\n"
     found, _ = script(Source("s.sh", text), {})
     assert len(str(found["x"][0].value)) <= 200_000 and found["y"][0].value == 1
 
 
-def test_what_is_no_script_is_refused() -> None:
+def test_invalid_scripts_are_refused() -> None:
     with pytest.raises(SpecError, match="not a shell script: No closing quotation"):
         script(Source("s.sh", "torchrun --x 'a"), {})
     with pytest.raises(SpecError, match="its variables are too long"):
         script(Source("s.sh", f"A={'9' * 90_000}\ntorchrun {'$A ' * 200}"), {})
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_values_are_reported() -> None:
     text = 'N=$(nproc)\nA="--x $N --y `date`"\ntorchrun pretrain_gpt.py $A --z $((N * 2)) $EXTRA "$@" --w ${U}\n'
     found, mistakes = script(Source("s.sh", text), {})
     assert {name for name, values in found.items() if isinstance(values[0].value, ComputedValue)} == {
@@ -144,7 +144,7 @@ def test_what_is_not_known_is_said() -> None:
     assert read(text, EXTRA="--y 2 --z") == {"x": 1, "y": 2, "z": True}
 
 
-def test_given_variables_stand_in_for_those_of_the_script() -> None:
+def test_given_variables_override_those_of_the_script() -> None:
     text = 'A="--x 1"\nB=(--y 2)\nN=3\ntorchrun pretrain_gpt.py $A ${B[@]} --z $N'
     assert read(text) == {"x": 1, "y": 2, "z": 3}
     assert read(text, A="--x 5 --w 6", N="7") == {"x": 5, "w": 6, "y": 2, "z": 7}
@@ -159,7 +159,7 @@ def test_branches_are_not_followed() -> None:
     assert read(text, N="1") == {"x": 1}
 
 
-def test_places_are_those_of_the_words() -> None:
+def test_spans_point_to_the_words() -> None:
     text = "A=\"--x-y 1\n  --z='a b'\"\ntorchrun $A --w 2 3\ntorchrun --w 4\n"
     found, _ = script(Source("s.sh", text), {})
     places = [(each.span.text, each.span.line) for values in found.values() for each in values]

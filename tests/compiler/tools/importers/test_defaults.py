@@ -25,7 +25,7 @@ SIZES = {
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 8}
 MLA = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 DEEPSEEK = SIZES | EXPERTS | {"n_routed_experts": 32}
-SIZES_OF = {  # what a config cannot leave out
+SIZES_OF = {  # required keys of a config
     "deepseek": DEEPSEEK,
     "deepseek_v2": DEEPSEEK | MLA,
     "deepseek_v3": DEEPSEEK | MLA,
@@ -59,7 +59,7 @@ SIZES_OF = {  # what a config cannot leave out
     | {"linear_num_heads": 4, "linear_head_dim": 16},
 }
 CLASSES = {"kimi_k2": "deepseek_v3", "deepseek": "llama"}  # the class of types that transformers does not have
-# What only the classes beside the published weights have: configuration_deepseek.py of DeepSeek-MoE,
+# Types with classes only beside the published weights: configuration_deepseek.py of DeepSeek-MoE,
 # DeepSeek-V2 and DeepSeek-V3, and the copy of the last beside Kimi-K2-Base.
 LOSS = {"aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1}
 GATE_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
@@ -78,7 +78,7 @@ def whole(model_type: str) -> dict[str, Any]:
     """A config of given sizes in which everything else is written, with the defaults of its class."""
     sizes = SIZES_OF[model_type]
     values: dict[str, Any] = CONFIG_MAPPING[CLASSES.get(model_type, model_type)](**sizes).to_dict()
-    values.pop("mlp_layer_types", None)  # its own configuration says first_k_dense_replace
+    values.pop("mlp_layer_types", None)  # its published configuration has first_k_dense_replace
     return values | BESIDE.get(model_type, {}) | sizes | {"model_type": model_type}
 
 
@@ -98,7 +98,7 @@ def filled(found: ImportedConfig) -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_sizes_alone_are_the_model_of_all_defaults(model_type: str) -> None:
+def test_a_config_of_sizes_only_gives_the_model_of_all_defaults(model_type: str) -> None:
     every = imported(whole(model_type))
     silent = imported(SIZES_OF[model_type] | {"model_type": model_type})
     assert (silent.model, silent.context) == (every.model, every.context)
@@ -123,7 +123,7 @@ def test_another_value_is_another_model(model_type: str) -> None:
     """Every default matters, so the tests above can fail."""
     every = whole(model_type)
     rope = every.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
-    every.pop("mlp_layer_types", None)  # layer by layer what first_k_dense_replace says
+    every.pop("mlp_layer_types", None)  # first_k_dense_replace layer by layer
     if FAMILIES[model_type].local_theta:
         every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         rope = rope["full_attention"]
@@ -151,7 +151,7 @@ def test_another_value_is_another_model(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_null_is_as_many_key_heads_as_heads(model_type: str) -> None:
+def test_null_key_heads_mean_as_many_as_heads(model_type: str) -> None:
     found = imported(SIZES | {"model_type": model_type, "num_key_value_heads": None, "num_attention_heads": 16})
     config = CONFIG_MAPPING[model_type](**SIZES | {"num_attention_heads": 16}, num_key_value_heads=None)
     assert found.model is not None and isinstance(found.model.attention, Gqa)

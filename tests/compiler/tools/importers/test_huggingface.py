@@ -39,7 +39,7 @@ from dsl.schema import Balance, Model, Moe, Spec
 ROOT = Path(__file__).parents[4]
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.json"))
 NAMES = [path.stem for path in CONFIGS]
-# Parameters without MTP: what the Hub counts in the published safetensors. Of gpt-oss they are counted with MXFP4
+# Parameters without MTP: the Hub's count for the published safetensors. Those of gpt-oss are counted with MXFP4
 # unpacked, as in its model card (arXiv 2508.10925, table 1: 20.91B and 116.83B); of GLM-4.5-Air see
 # tests/compiler/tools/weights; Moonlight's files also have the frequencies of rotation of each layer, which follow
 # from its configuration.
@@ -132,7 +132,7 @@ SHIPPED = {  # specs of this repository, written from the reports
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_it_is_the_shipped_model(name: str) -> None:
+def test_imports_equal_the_shipped_models(name: str) -> None:
     """The model without settings that a config lacks (schedules of balancing and MTP, the node limit) or that differ: a
     config has its class's init_std and balancing-loss weight, not the report's, and the RoPE of the published weights,
     whose context was extended after pre-training."""
@@ -262,7 +262,7 @@ WITHOUT_EFFECT = {  # on this model, and why
     "qwen2.5-7b": {"sliding_window", "use_sliding_window"},  # its window is as long as its context
     "qwen3-30b-a3b": {"intermediate_size", "sliding_window", "use_sliding_window"},  # no dense layer, no window
     "qwen3-8b": {"sliding_window", "use_sliding_window"},
-    "smollm3-3b": {"no_rope_layer_interval", "sliding_window", "use_sliding_window"},  # no_rope_layers says which
+    "smollm3-3b": {"no_rope_layer_interval", "sliding_window", "use_sliding_window"},  # given by no_rope_layers
 }
 OF_MLA = {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
 
@@ -292,7 +292,7 @@ READERS = {  # a type whose class reads the key
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_what_is_refused(key: str, tmp_path: Path) -> None:
+def test_refused_keys(key: str, tmp_path: Path) -> None:
     """A key is refused if the type's class reads it. Otherwise it is reported as not read."""
     other = "qwen2.5-7b"
     for name in {READERS.get(key, other)} | ({other} if REFUSED[key].types is not None else set()):
@@ -315,7 +315,7 @@ def test_what_is_refused(key: str, tmp_path: Path) -> None:
         assert loaded(lossy, tmp_path).model == lossy.model
 
 
-def test_a_balancing_loss_that_is_left_out_is_said() -> None:
+def test_an_omitted_balancing_loss_is_reported() -> None:
     """A V3 without the key has its class's loss, one with null has none; both are reported, also in the spec."""
     values = config("deepseek-v3")
     del values["aux_loss_alpha"]

@@ -1,4 +1,4 @@
-"""The JSON reader accepts what the json module of Python accepts, less what RFC 8259 does not have."""
+"""The JSON reader accepts what Python's json module accepts, except extensions to RFC 8259."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def strict(text: str) -> Any:
 
 
 @given(VALUES, st.sampled_from([None, 2]), st.booleans())
-def test_what_is_written_is_read(value: Any, indent: int | None, ascii_only: bool) -> None:
+def test_written_json_reads_back(value: Any, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     found = parse(Source("c.json", text))
     assert plain(found) == value
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(value: Any, indent: int | None, ascii_only: boo
 @example("\ufeff1")
 @example('"\x7f"')
 @settings(max_examples=1000)
-def test_it_accepts_what_is_json_and_nothing_else(text: str) -> None:
+def test_accepts_exactly_valid_json(text: str) -> None:
     try:
         expected = strict(text)
     except ValueError:

@@ -50,7 +50,7 @@ def test_variables_are_replaced_and_others_are_not_known() -> None:
     assert [item.hint for item in mistakes] == ["set it: -D N=VALUE", "set it: -D M=VALUE"]
 
 
-def test_what_has_several_names_is_read_once() -> None:
+def test_aliased_values_are_read_once() -> None:
     """Aliases that multiply and recursive aliases, which would take forever to follow."""
     doubled = "".join(f"a{n}: &a{n} {{x{n}: 1, l: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 60))
     found = read("a0: &a0 {x0: 1}\n" + doubled)

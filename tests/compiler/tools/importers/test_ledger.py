@@ -1,4 +1,4 @@
-"""The ledger of a plan import: a present key is said, lost or unknown; null counts as absent."""
+"""The ledger of a plan import: a present key is imported, lost or unknown; null counts as absent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_null_is_the_default() -> None:
     assert not keys.mistakes
 
 
-def test_what_is_computed_is_in_the_ledger() -> None:
+def test_computed_values_are_in_the_ledger() -> None:
     keys = keys_of(a=ComputedValue("f(x)"), b=ComputedValue("g()"), c=ComputedValue("h"), d=ComputedValue("$X"))
     assert keys.peek("a", 3) == 3 and keys.take("a", "train.seed", 1234) == 1234 and keys.take("b", "", 1) == 1
     keys.lose("c", "name the text in `data`", kind="assumed")

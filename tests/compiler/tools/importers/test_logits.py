@@ -70,23 +70,23 @@ def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str
     if not model.tied:
         found["head"] = theirs["lm_head.weight"]
     for layer in range(model.num_layers):
-        of = {
+        in_layer = {
             name.removeprefix(f"model.layers.{layer}."): tensor
             for name, tensor in theirs.items()
             if name.startswith(f"model.layers.{layer}.")
         }
         names = NORMS[model.norm]
-        mine = {ours: gain + of[f"{name}.weight"] for ours, name in names.items()}
+        mine = {ours: gain + in_layer[f"{name}.weight"] for ours, name in names.items()}
         attention = model.attention_of(layer)
         assert isinstance(attention, Gqa)
-        mine |= attended(of, attention.head_dim)
-        mine |= mixture(of, ffn) if isinstance(ffn := model.ffn(layer), Moe) else network(of, "mlp", "ffn")
+        mine |= attended(in_layer, attention.head_dim)
+        mine |= mixture(in_layer, ffn) if isinstance(ffn := model.ffn(layer), Moe) else network(in_layer, "mlp", "ffn")
         found |= {f"layers.{layer}.{name}": tensor for name, tensor in mine.items()}
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
 def attended(of: dict[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Their (i, i + W/2) are our (2i, 2i + 1), of queries and keys, and of what is added to them or multiplies them."""
+    """Reorder pairs (i, i + W/2) of theirs to our (2i, 2i + 1), for queries and keys and for their biases and norms."""
     in_pairs = torch.arange(width).view(2, -1).T.flatten()
 
     def paired(x: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def mixture(of: dict[str, Tensor], moe: Moe) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_logits_are_those_of_transformers(model_type: str) -> None:
+def test_logits_equal_transformers(model_type: str) -> None:
     torch.manual_seed(0)
     theirs = AutoModelForCausalLM.from_config(CONFIGS[model_type](**SIZES | MODELS[model_type]), dtype=torch.float32)
     with torch.no_grad():

@@ -81,6 +81,6 @@ def tokens_of(pair: Pair, count: int, seed: int = 0) -> Tensor:
 
 
 def reference_logits(pair: Pair, tokens_T: Tensor) -> Tensor:
-    """The reference's logits of one sequence, all of it at once."""
+    """The reference's logits for one whole sequence."""
     with torch.no_grad():
         return pair.reference(tokens_T[None], tokens_T[None] if pair.reference.mtp else None).logits_BSV[0]

@@ -23,7 +23,7 @@ from tests.compiler.tools.inference.test_harness import Instance
 from tests.compiler.tools.weights.published import export, import_, random_model
 from tests.runtime.data.chats import END, START, TEMPLATES, TOKENS, TOOL, TURN, said, write_model
 
-# Writes no special token, and a word that ends in a space: nothing is put in front of what it writes.
+# Writes no special token, and a word that ends in a space: nothing is put before its output.
 BARE = """\
 {%- for m in messages %}{{ m.role }}> {{ m.content | trim }}
 {% endfor %}{% if add_generation_prompt %}assistant> {% endif %}"""
@@ -88,8 +88,8 @@ def both(request: pytest.FixtureRequest, build: Build) -> Iterator[Both]:
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_a_chat_prompt_is_that_of_transformers(both: Both, messages: list[dict[str, Any]]) -> None:
-    """Its tokens, by the class of the harness too, and the probability of an answer."""
+def test_chat_prompts_equal_transformers(both: Both, messages: list[dict[str, Any]]) -> None:
+    """Compares tokens, also through the harness class, and the probability of an answer."""
     expected = both.tokens.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert both.writer.reply_prompt({"messages": messages}) == expected
     text = both.ours.apply_chat_template(messages)
@@ -106,7 +106,7 @@ def test_a_chat_prompt_is_that_of_transformers(both: Both, messages: list[dict[s
     assert ours == expected_text.rstrip("\ufffd"), "without half of a character at the end"
 
 
-def test_what_the_assistant_says_last_is_continued(both: Both) -> None:
+def test_a_final_assistant_message_is_continued(both: Both) -> None:
     messages = [*CONVERSATIONS["one turn"], said("assistant", "The answer  ")]
     expected = both.tokens.apply_chat_template(messages, continue_final_message=True, return_dict=False)
     assert both.writer.reply_prompt({"messages": messages}) == expected
@@ -115,8 +115,8 @@ def test_what_the_assistant_says_last_is_continued(both: Both) -> None:
 
 
 @pytest.mark.parametrize("has_start", [True, False])
-def test_a_text_has_one_beginning(build: Build, has_start: bool) -> None:
-    """That of `transformers`, but not twice; without one, a special token of the text, or the one between documents."""
+def test_a_text_begins_with_one_start_token(build: Build, has_start: bool) -> None:
+    """The start token of `transformers`, but once; without one, a special token of the text, or the separator."""
     both = build(None, has_start, add_bos_token=not has_start)
     begin, end, turn = (both.tokens.convert_tokens_to_ids(each) for each in (START, END, TURN))
     assert (both.tokens("ab")["input_ids"][0] == begin) == has_start
@@ -161,12 +161,12 @@ def test_the_prompt_of_the_command_is_a_turn_or_a_conversation(
         ('{"messages": [{"role": "user"}], "chat_template_kwargs": 1}', '"chat_template_kwargs" is not an object'),
     ],
 )
-def test_messages_that_are_none_are_refused(prompt: str, fault: str) -> None:
+def test_invalid_messages_are_refused(prompt: str, fault: str) -> None:
     with pytest.raises(InferenceError, match=f"^the prompt: {fault}"):
         conversation_of(prompt)
 
 
-def test_what_the_harness_asks_about_the_template(build: Build) -> None:
+def test_the_harness_can_read_the_template_and_the_name_of_the_tokenizer(build: Build) -> None:
     with_template, without = build(TEMPLATES["chatml"]), build(None)
     assert with_template.ours.chat_template(True) == TEMPLATES["chatml"]
     assert with_template.ours.chat_template(False) == without.ours.chat_template(False) == ""

@@ -67,7 +67,7 @@ def cross_entropy(logits_BSV: torch.Tensor, targets_BS: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("step", [3, 6])
-def test_the_loss_is_that_of_the_validation(trained: Path, step: int, tmp_path: Path, capsys: Captured) -> None:
+def test_eval_gives_the_validation_loss(trained: Path, step: int, tmp_path: Path, capsys: Captured) -> None:
     """The loss on the tokens that the run's four ranks validated on."""
     count = BATCHES * BATCH * SEQUENCE
     np.save(tmp_path / "ids.npy", held_out(trained)[: count + 1].astype(np.uint16))
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_validation(trained: Path, step: int, tmp_path: 
     assert math.isclose(found["perplexity"], math.exp(found["loss"]))
 
 
-def test_the_loss_is_that_of_the_reference_and_of_transformers(trained: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_eval_equals_the_reference_and_transformers(trained: Path, tmp_path: Path, capsys: Captured) -> None:
     tokens_BZ = torch.from_numpy(held_out(trained)[: 12 * (SEQUENCE + 1)]).view(12, SEQUENCE + 1)
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
     found = document(capsys, "eval", trained, "--tokens", tmp_path / "ids.npy")["loss"]
@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_the_reference_and_of_transformers(trained: Path, tm
     assert math.isclose(wide["loss"], expected, rel_tol=1e-12) and wide["dtype"] == "fp64"
 
 
-def test_the_text_that_was_held_out(trained: Path, capsys: Captured) -> None:
+def test_evaluates_the_held_out_text(trained: Path, capsys: Captured) -> None:
     """Without an input it is the validation text, every token but the first, in bytes of that text."""
     found, ids = document(capsys, "eval", trained), held_out(trained)
     (meta,) = (json.loads(path.read_text()) for path in (trained / "data").glob("*/meta.json"))
@@ -124,7 +124,7 @@ def test_text_is_encoded_as_the_run_encodes(trained: Path, tmp_path: Path, capsy
 
 
 def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> None:
-    """The weights of the average give another loss, the one of the reference with these weights."""
+    """The averaged weights give a different loss, equal to the reference with these weights."""
     tokens_BZ = torch.from_numpy(held_out(trained)[: 4 * (SEQUENCE + 1)]).view(4, SEQUENCE + 1)
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
     words = [trained, "--tokens", tmp_path / "ids.npy", "--dtype", "fp64"]
@@ -156,7 +156,7 @@ def test_rows_are_streams_and_ids_below_0_are_filling(trained: Path, tmp_path: P
     assert sums[0][2] == sums[1][2] + sums[2][2]
 
 
-def test_a_checkpoint_by_its_folder_and_elsewhere(trained: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_checkpoint_can_be_named_by_its_folder_and_moved(trained: Path, tmp_path: Path, capsys: Captured) -> None:
     expected = document(capsys, "eval", trained)["loss"]
     folder = trained / "checkpoints" / "step-00000006"
     assert document(capsys, "eval", folder)["loss"] == expected
@@ -235,7 +235,7 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
 
 
 @pytest.mark.parametrize("how", ["text", "json"])
-def test_what_cannot_be_used_is_said(trained: Path, tmp_path: Path, capsys: Captured, how: str) -> None:
+def test_invalid_inputs_are_reported(trained: Path, tmp_path: Path, capsys: Captured, how: str) -> None:
     for name, (words, expected) in mistakes(trained, tmp_path).items():
         assert main(["eval", *map(str, words), "--format", how]) == 2, name
         captured = capsys.readouterr()
@@ -257,7 +257,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
 # ---------------------------------------------------------------- text
 
 
-def test_generated_tokens_are_those_of_the_reference(trained: Path, capsys: Captured) -> None:
+def test_generated_tokens_equal_the_reference(trained: Path, capsys: Captured) -> None:
     """Greedy decoding with and without drafts, in float64 and in the dtype of the run."""
     words = [trained, "import os\n", "--tokens", 12]
     found = document(capsys, "generate", *words)
@@ -279,13 +279,13 @@ def test_generated_tokens_are_those_of_the_reference(trained: Path, capsys: Capt
         assert other["tokens"] == found["tokens"] and (other["drafted"] == 0) == (more == ["--no-drafts"])
 
 
-def test_text_is_that_of_the_seed(trained: Path, capsys: Captured) -> None:
+def test_sampled_text_depends_on_the_seed(trained: Path, capsys: Captured) -> None:
     words = [trained, "--tokens", 20, "--temperature", 1, "--top-p", 0.9]
     found = [document(capsys, "generate", *words, "--seed", seed)["tokens"] for seed in (1, 1, 2)]
     assert found[0] == found[1] != found[2]
 
 
-def test_text_goes_to_standard_output_and_the_rest_to_standard_error(
+def test_generated_text_goes_to_stdout_and_statistics_to_stderr(
     trained: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = document(capsys, "generate", trained, "import", "--tokens", 20)
@@ -315,12 +315,12 @@ def open_text(text: str) -> Any:
         (["--seed", "-1"], "--seed must be at least 0"),
     ],
 )
-def test_numbers_that_cannot_be(words: list[str], expected: str, capsys: Captured) -> None:
+def test_invalid_numbers_are_refused(words: list[str], expected: str, capsys: Captured) -> None:
     assert main(["generate", "anything", *words]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_prompt_that_is_no_utf8(trained: Path, capsys: Captured) -> None:
+def test_a_prompt_that_is_not_utf8(trained: Path, capsys: Captured) -> None:
     assert main(["generate", str(trained), "caf\udce9"]) == 2
     assert capsys.readouterr().err.startswith("error: the prompt is not UTF-8")
 
@@ -333,12 +333,12 @@ def test_weights_that_are_not_finite(trained: Path, tmp_path: Path) -> None:
         loss_of(model, [held_out(trained)[:40]], lambda _: None)
 
 
-def test_a_perplexity_is_a_number_or_nothing() -> None:
+def test_perplexity_is_none_if_it_overflows() -> None:
     assert EvaluatedLoss(1000.0 * 700, 1000).perplexity is None and EvaluatedLoss(0.0, 5).perplexity == 1
 
 
-def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:
-    """The commands read the same tokens that these tests pass to a model."""
+def test_stacked_tensors_equal_those_of_a_checkpoint(trained: Path) -> None:
+    """The commands load the same tensors that these tests pass to a model."""
     spec = on_one_rank(load(trained / "spec.resolved"))
     found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
@@ -351,7 +351,7 @@ def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:
 def test_the_ranks_of_the_spec_give_the_loss_of_one(
     trained: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, average: bool, segments: Segments, tmp_path: Path
 ) -> None:
-    """Four ranks, on text that fills no whole batch: with the build of the run, and the average with one made anew."""
+    """Four ranks, on text that does not fill a batch: with the run's build, and for the average with a new one."""
     monkeypatch.setattr(eval_ranks, "Segments", lambda _: segments)
     if not average:
         monkeypatch.chdir(trained.parents[1])
@@ -376,7 +376,7 @@ def test_ranks_compute_in_the_precision_of_the_run(trained: Path, capsys: Captur
 
 
 def test_samples_have_every_target_of_the_windows() -> None:
-    """Also of a stream whose last window is short."""
+    """Also for a stream with a short last window."""
     streams = [np.arange(10, 21), np.arange(50, 54)]
     found = eval_ranks.samples(streams, 4)
     assert found.tolist() == [

@@ -1,4 +1,4 @@
-"""Evaluation of runs that keep documents apart: each document is a stream, and a model is given no masks."""
+"""Evaluation of runs with separate documents: each document is a stream, and the model gets no masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCUMENTS = [[4, 5, 6], [7, 8], [9, 10, 11, 12], [13]]
 
 
 @pytest.mark.parametrize("documents", ["joined", "masked"])
-def test_documents_are_streams_where_they_are_apart(tmp_path: Path, documents: str) -> None:
+def test_separated_documents_are_separate_streams(tmp_path: Path, documents: str) -> None:
     with ShardWriter(tmp_path / "validation", 61) as writer:
         for ids in DOCUMENTS:
             writer.add(ids)

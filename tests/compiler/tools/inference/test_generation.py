@@ -31,7 +31,7 @@ def first(tokens: Iterator[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_the_whole_text(kind: str) -> None:
+def test_greedy_tokens_equal_those_without_a_cache(kind: str) -> None:
     """Without drafts, and with drafts if the model has an MTP block."""
     words: set[int] = set()
     for seed in range(4):
@@ -100,7 +100,7 @@ class Markov:
         return self.draft_VV[next_T[-1]]
 
     def probabilities(self, prompt: list[int], sampler: Sampler) -> dict[tuple[int, ...], float]:
-        """Those of three words that follow."""
+        """The probabilities of all sequences of three words."""
         found = {(): 1.0}
         for _ in range(3):
             found = {
@@ -114,8 +114,8 @@ class Markov:
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_sampled_drafts_keep_the_probabilities(top_p: float) -> None:
-    """Three words, of which one or two come from drafts, are as frequent as without drafts, by a χ² test of fixed
-    seeds with p = 0.001; and are not if one of them is drawn otherwise."""
+    """Sequences of three words, one or two of them from drafts, are as frequent as without drafts, by a χ² test with
+    fixed seeds and p = 0.001; the test fails if one word is drawn differently."""
     model, prompt, count, drafts = Markov(), [0, 1], 1200, Drafts()
     expected = model.probabilities(prompt, Sampler(0.9, top_p))
     assert len(expected) > 4 and abs(sum(expected.values()) - 1) < 1e-9

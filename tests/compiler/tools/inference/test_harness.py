@@ -86,7 +86,7 @@ def test_the_likeliest_continuation_is_greedy(model: DscModel) -> None:
     "text", ["def f(x):\n    return x\n", "import os\nimport sys\n\n\nclass Tree:\n    pass\n" * 4, "x", ""]
 )
 def test_loglikelihood_rolling(model: DscModel, judge: Judge, text: str) -> None:
-    """Every token once; in the windows of the harness, of which the last sees as much as it can."""
+    """Every token counts once, in the windows of the harness; the last window has the longest possible context."""
     (found,) = model.loglikelihood_rolling([Instance((text,))])
     ids = judge.encode(text)
     whole, expected = [model.eot_token_id, *ids], 0.0
@@ -112,7 +112,7 @@ def test_generate_until(model: DscModel) -> None:
     assert len(drawn) > 1
 
 
-def test_results_go_to_the_cache_of_the_harness(model: DscModel) -> None:
+def test_results_are_added_to_the_cache_of_the_harness(model: DscModel) -> None:
     kept: list[tuple[str, Any, Any]] = []
 
     class Hook:

@@ -19,7 +19,7 @@ SPLITS = ([1] * TOKENS, [TOKENS], [7, 1, 1, 5, 2, 8], [1, 23], [23, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_the_reference(kind: str) -> None:
+def test_logits_equal_the_reference(kind: str) -> None:
     for seed in range(3):
         both = pair(kind, seed)
         tokens_T = tokens_of(both, TOKENS, seed)
@@ -38,7 +38,7 @@ def test_sequences_do_not_see_one_another(kind: str) -> None:
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_changes_nothing(kind: str, split: list[int]) -> None:
+def test_a_cache_changes_no_result(kind: str, split: list[int]) -> None:
     both = pair(kind)
     tokens_T = tokens_of(both, TOKENS)
     cache = both.ours.cache()
@@ -48,7 +48,7 @@ def test_a_cache_changes_nothing(kind: str, split: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_forgets(kind: str) -> None:
+def test_a_cache_can_be_truncated(kind: str) -> None:
     """Dropping any number of tokens from a cache leaves no trace."""
     both = pair(kind)
     tokens_T, others_T = tokens_of(both, TOKENS, 0), tokens_of(both, 200, 1)
@@ -65,7 +65,7 @@ def test_a_cache_forgets(kind: str) -> None:
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kind", DRAFTING)
-def test_drafts_are_those_of_the_reference(kind: str, split: list[int]) -> None:
+def test_drafts_equal_the_reference(kind: str, split: list[int]) -> None:
     both = pair(kind)
     tokens_Z = tokens_of(both, TOKENS + 1)
     with torch.no_grad():
@@ -93,9 +93,9 @@ class Again(Continued):
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-# Entries of DeepSeek-V4's attention are no rows of tokens; attention over chosen keys has a form of its own.
+# Entries of DeepSeek-V4's attention are not rows of tokens; attention over chosen keys has a separate form.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("v4", "v32"))])
-def test_attention_without_a_form_is_computed_again(kind: str, split: list[int]) -> None:
+def test_attention_without_a_cached_form_is_recomputed(kind: str, split: list[int]) -> None:
     both = pair(kind)
     tokens_T = tokens_of(both, TOKENS)
     cache = both.ours.cache()
@@ -105,7 +105,7 @@ def test_attention_without_a_form_is_computed_again(kind: str, split: list[int])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_cache_holds(kind: str) -> None:
+def test_numbers_per_token_in_a_cache(kind: str) -> None:
     """Numbers of a token in one layer: the latent, the rope key and the key of an indexer, or keys and values of
     all groups. Of compressed attention also what entries are made of, and the entries, of many tokens each."""
     both = pair(kind)
@@ -125,14 +125,14 @@ def test_what_a_cache_holds(kind: str) -> None:
 
 
 def scored(both: Pair, tokens_BZ: Tensor) -> tuple[Tensor, Tensor]:
-    """The reference's cross entropy of each target, and whether it is the likeliest."""
+    """The reference's cross entropy of each target, and whether the target is the likeliest token."""
     logits_BSV = torch.stack([reference_logits(both, row[:-1]) for row in tokens_BZ])
     nats = torch.nn.functional.cross_entropy(logits_BSV.transpose(1, 2), tokens_BZ[:, 1:], reduction="none")
     return nats, logits_BSV.argmax(dim=2) == tokens_BZ[:, 1:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_those_of_the_reference(kind: str) -> None:
+def test_scores_equal_the_reference(kind: str) -> None:
     both = pair(kind)
     tokens_BZ = tokens_of(both, 3 * 13).view(3, 13)
     nats, best = scored(both, tokens_BZ)

@@ -1,4 +1,4 @@
-"""Published models, tiny and random: the loss is that of `transformers`, and so is greedy text."""
+"""Tiny random models in published form: loss and greedy text equal `transformers`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer of 300 entries, as published ones lie beside weights."""
+    """Write a tokenizer of 300 entries beside weights, as in published folders."""
     found = tokenizer.train([f"def f{n}(x):\n    return x + {n}\n" for n in range(400)], 290)
     (folder / "tokenizer.json").write_text(tokenizer.to_json(found))
     return found
@@ -45,8 +45,8 @@ def document(capsys: Captured, command: str, *words: object) -> Any:
 
 
 @pytest.mark.parametrize("model_type", sorted(KEYS))
-def test_the_loss_is_that_of_transformers(model_type: str, tmp_path: Path, capsys: Captured) -> None:
-    """A folder with weights, the spec that an import writes, and the checkpoint beside it all have it."""
+def test_the_loss_equals_transformers(model_type: str, tmp_path: Path, capsys: Captured) -> None:
+    """The folder with weights, the imported spec, and the checkpoint beside it all give this loss."""
     theirs = with_eps(random_model(model_type, torch.float32))
     theirs.save_pretrained(tmp_path / "hf")
     tokens_BZ = torch.randint(300, (3, 21), generator=torch.Generator().manual_seed(1))
@@ -106,7 +106,7 @@ def cross_entropy(model: PreTrainedModel, tokens_BZ: torch.Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BZ[:, 1:].flatten()))
 
 
-def test_greedy_text_is_that_of_transformers(tmp_path: Path, capsys: Captured) -> None:
+def test_greedy_text_equals_transformers(tmp_path: Path, capsys: Captured) -> None:
     theirs = random_model("llama", torch.float32)
     theirs.save_pretrained(tmp_path)
     bpe = write_tokenizer(tmp_path)
@@ -120,7 +120,7 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, capsys: Captured) -
     assert len(found["tokens"]) > 2
 
 
-def test_text_ends_where_the_publication_says(tmp_path: Path, capsys: Captured) -> None:
+def test_text_ends_at_the_published_end_tokens(tmp_path: Path, capsys: Captured) -> None:
     """At eos_token of tokenizer_config.json, and at each id of generation_config.json."""
     random_model("llama", torch.float32).save_pretrained(tmp_path)
     bpe = write_tokenizer(tmp_path)
@@ -154,7 +154,7 @@ def test_token_ids_need_no_tokenizer(tmp_path: Path, capsys: Captured) -> None:
     assert main(["eval", *map(str, words), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 2
 
 
-def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
+def test_sources_without_trained_weights_are_refused(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["eval", str(tmp_path), "--text", "x"]) == 2
     assert "cannot be imported" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def shares(weights: list[int]) -> Tensor:
         lambda n: st.tuples(*[st.lists(st.integers(0, 5), min_size=n, max_size=n).filter(any)] * 2)
     )
 )
-def test_a_draft_that_is_taken_or_replaced_has_the_probabilities_of_the_model(weights: tuple[list[int], ...]) -> None:
+def test_accepting_or_replacing_drafts_keeps_the_probabilities_of_the_model(weights: tuple[list[int], ...]) -> None:
     """Over all drafts, accepted or not: Σ_x q(x)·(a(x)·[x] + (1 − a(x))·instead) = p."""
     p_V, q_V = map(shares, weights)
     taken_V = acceptance(p_V, q_V)
@@ -57,14 +57,14 @@ def test_temperature_divides_logits() -> None:
         assert Sampler(temperature).probabilities(logits_V * 1e3).tolist() == [0, 1, 0]
 
 
-def test_draws_are_those_of_the_seed() -> None:
+def test_draws_depend_on_the_seed() -> None:
     p_V = torch.softmax(torch.arange(50.0).double() / 20, dim=0)
     rows = [[sampler.draw(p_V) for _ in range(20)] for sampler in (Sampler(1.0, seed=s) for s in (1, 1, 2))]
     assert rows[0] == rows[1] != rows[2]
 
 
 @pytest.mark.parametrize(("p", "q", "expected"), [([1, 0], [0, 1], 0.0), ([1, 1], [1, 0], 0.5), ([1, 0], [1, 0], 1.0)])
-def test_a_draft_is_taken_as_often_as_it_should(p: list[int], q: list[int], expected: float) -> None:
+def test_drafts_are_accepted_with_the_right_probability(p: list[int], q: list[int], expected: float) -> None:
     sampler, p_V, q_V = Sampler(1.0), shares(p), shares(q)
     token = int(q_V.argmax())
     taken = Counter(sampler.takes(p_V, q_V, token) for _ in range(2000))

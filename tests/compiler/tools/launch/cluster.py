@@ -80,7 +80,7 @@ class Written:
     folder: Path
 
     def documents(self) -> list[dict[str, Any]]:
-        """Those of the manifest, as a reader of YAML sees them."""
+        """The documents of the manifest, parsed as YAML."""
         names = {"kubernetes": "jobset.yaml", "skypilot": "task.yaml"}
         return list(yaml.safe_load_all((self.folder / names[self.launcher]).read_bytes()))
 
@@ -120,9 +120,9 @@ def fake_python(path: Path) -> Path:
 def fake_slurm(folder: Path) -> Path:
     """A folder for PATH with an srun that starts two tasks here, and an scontrol.
 
-    Beside it: `tasks` has the process ids of the tasks, a line each, and `task-NODE` that of the task of a step of one
-    node, which does not begin while there is `lost-NODE`; `starts` has a line for each srun; `requeued` the jobs that
-    were put back into the queue.
+    Files beside it: `tasks` has the process ids of the tasks, one per line, `task-NODE` that of a task in a step of one
+    node, which does not begin while `lost-NODE` exists; `starts` has a line per srun; `requeued` the jobs that
+    were requeued.
     """
     programs = folder / "bin"
     programs.mkdir(parents=True)

@@ -20,7 +20,7 @@ KUBERNETES = ["kubernetes", *NEEDED["kubernetes"]]
 
 
 @pytest.mark.parametrize("launcher", NEEDED)
-def test_the_json_lists_what_was_written(launcher: str, two_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_json_lists_the_written_files(launcher: str, two_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
     launch(launcher, two_nodes, tmp_path / "out", "--format", "json")
     document = parsed(capsys.readouterr().out, "launch")
     assert (document["run"], document["nodes"], document["ranks_per_node"]) == ("tiny", 2, 1)
@@ -37,7 +37,7 @@ def test_scripts_can_be_started_and_are_replaced(two_nodes: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sbatch", "node.sh"]
 
 
-def test_two_writings_are_equal(two_nodes: Path, tmp_path: Path) -> None:
+def test_writing_twice_gives_equal_files(two_nodes: Path, tmp_path: Path) -> None:
     for launcher in NEEDED:
         first = {path.name: path.read_bytes() for path in launch(launcher, two_nodes, tmp_path).folder.iterdir()}
         assert {
@@ -81,7 +81,7 @@ def test_nothing_is_left_to_fill_in(two_nodes: Path, tmp_path: Path) -> None:
         (["slurm", "--time", "60", "--qos", "a#b"], "--qos 'a#b' has characters"),
     ],
 )
-def test_what_is_missing_or_of_another_launcher_is_named(
+def test_missing_options_and_those_of_other_launchers_are_named(
     words: list[str], said: str, two_nodes: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert main(["launch", words[0], str(two_nodes), "--out", str(tmp_path / "out"), *words[1:]]) == 2
@@ -116,13 +116,13 @@ def test_values_of_no_use_are_refused(option: str, values: list[str], two_nodes:
 
 
 def test_options_of_each_launcher_are_in_the_reference() -> None:
-    """An option of a group of options is one of the command."""
+    """Options in groups count as options of the command."""
     page = commands_page()
     for option in ("--sbatch NAME=VALUE", "--volume VOLUME", "--elastic MIN", "--format text"):
         assert f"| `{option}" in page
 
 
-def test_a_folder_that_is_no_build(tmp_path: Path, capsys: Captured) -> None:
+def test_a_folder_that_is_not_a_build(tmp_path: Path, capsys: Captured) -> None:
     assert main(["launch", "torchrun", str(tmp_path)]) == 2
     assert "holds no build" in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_nodes_of_different_counts_are_refused(tmp_path: Path, capsys: Captured)
     assert "the nodes of cluster one have different numbers of devices (1 of 1, 1 of 2)" in capsys.readouterr().err
 
 
-def test_a_device_that_skypilot_may_not_have(gpu_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_device_unknown_to_skypilot_needs_a_name(gpu_nodes: Path, tmp_path: Path, capsys: Captured) -> None:
     text = (gpu_nodes.parent / "spec.dsc").read_text("utf-8").replace("device h100", "device h800")
     build = compiled(tmp_path, text)
     words = ["launch", "skypilot", str(build), "--out", str(tmp_path / "out"), *NEEDED["skypilot"]]

@@ -42,7 +42,7 @@ def test_torchrun_is_asked_for_a_range_of_nodes(launcher: str, two_nodes: Path, 
         (("--gather", "3"), "--gather needs --elastic"),
     ],
 )
-def test_what_is_no_elastic_run(words: tuple[str, ...], said: str, two_nodes: Path, capsys: Captured) -> None:
+def test_invalid_elastic_runs_are_refused(words: tuple[str, ...], said: str, two_nodes: Path, capsys: Captured) -> None:
     try:
         assert main(["launch", "slurm", str(two_nodes), *NEEDED["slurm"], *words]) == 2
     except SystemExit as ended:
@@ -55,7 +55,7 @@ def test_one_node_is_not_elastic(one_node: Path, capsys: Captured) -> None:
     assert "--elastic needs several nodes, but the build is for one" in capsys.readouterr().err
 
 
-def test_what_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:
+def test_options_that_sbatch_reads(two_nodes: Path, tmp_path: Path) -> None:
     text = (launch("slurm", two_nodes, tmp_path / "out", "--elastic", "1").folder / "job.sbatch").read_text()
     assert "#SBATCH --nodes=1-2\n" in text and "#SBATCH --no-kill\n" in text
 

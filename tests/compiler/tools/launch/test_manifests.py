@@ -1,4 +1,4 @@
-"""Manifests of `dsc launch` beside what the published pages say of them, and the YAML that they are written in."""
+"""Manifests of `dsc launch` against the published schemas, and the YAML in which they are written."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_manifests_have_the_published_form(
 
 
 @pytest.mark.parametrize("launcher", KINDS)
-def test_the_forms_refuse_a_key_that_is_none(launcher: str, two_nodes: Path, tmp_path: Path) -> None:
-    """Each object of a manifest whose keys are given, with one key more, is refused: a wrong key would not pass."""
+def test_the_schemas_refuse_unknown_keys(launcher: str, two_nodes: Path, tmp_path: Path) -> None:
+    """Each object with fixed keys is refused with one additional key, so wrong keys cannot pass."""
     document, name = launch(launcher, two_nodes, tmp_path).documents()[-1], KINDS[launcher][-1]
     free = {"requests", "limits", "volumes"}  # of names that a user gives
     places = [place for place in objects(document) if not place or place[-1] not in free]
@@ -102,7 +102,7 @@ def test_fields_of_a_pod_have_the_published_form(gpu_nodes: Path, tmp_path: Path
     "words", [("--resource", "amd.com/gpu=1"), ("--resource", "amd.com/gpu=1", "--resource", "rdma/ib=1")]
 )
 def test_devices_of_another_maker(words: tuple[str, ...], gpu_nodes: Path, tmp_path: Path) -> None:
-    """They are asked for in place of NVIDIA's, and alone they pin no memory."""
+    """They are requested instead of NVIDIA's. Only RDMA devices need to pin memory."""
     _, jobset = launch("kubernetes", gpu_nodes, tmp_path, *words).documents()
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     wanted = dict(option.split("=") for option in words[1::2])
@@ -177,8 +177,8 @@ def test_yaml_reads_back(values: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "text", ["y", "N", "Yes", "off", "true", "NULL", "1e3", "12e45", "0o17", ".5", "1_0", "+1", "~"]
 )
-def test_what_some_readers_take_for_no_text_is_in_quotes(text: str) -> None:
-    """YAML 1.1 and 1.2, and Go's readers, differ in what is a truth or a number; none differs on quotes."""
+def test_ambiguous_yaml_scalars_are_quoted(text: str) -> None:
+    """YAML 1.1, YAML 1.2 and Go's readers disagree on booleans and numbers, but not on quoted strings."""
     assert documents({"value": text}) == f'value: "{text}"\n'
 
 
@@ -190,8 +190,8 @@ def test_every_text_of_a_manifest_is_a_word_a_block_or_in_quotes(two_nodes: Path
             assert plain.isdecimal() or plain in ("true", "false") or plain.replace("-", "").replace(".", "").isalpha()
 
 
-def test_what_is_said_twice_is_written_twice() -> None:
-    """A reader of YAML knows anchors, and a person who edits a manifest does not look for them."""
+def test_repeated_values_are_written_without_anchors() -> None:
+    """YAML readers resolve anchors, but a person who edits a manifest does not expect them."""
     shared = {"b": [1, "two"]}
     written = documents({"a": shared, "c": shared})
     assert written == "a:\n  b:\n    - 1\n    - two\nc:\n  b:\n    - 1\n    - two\n"

@@ -49,7 +49,7 @@ def test_a_job_has_the_builds_of_its_phases(builds: dict[str, Path], tmp_path: P
         (["long.to_64", "long.wide"], "phase 3 needs 1 × 2 devices cpu, and phase 2 1 × 1 devices cpu"),
     ],
 )
-def test_builds_that_are_no_job_are_refused(names: list[str], said: str, builds: dict[str, Path]) -> None:
+def test_builds_that_do_not_form_a_job_are_refused(names: list[str], said: str, builds: dict[str, Path]) -> None:
     with pytest.raises(LaunchError) as refused:
         needs_of_phases([builds[name] for name in names])
     assert said in str(refused.value) and refused.value.hint

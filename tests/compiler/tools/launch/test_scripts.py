@@ -56,7 +56,7 @@ def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 @settings(max_examples=100)
 def test_a_quoted_word_is_one_word(text: str) -> None:
-    """For bash, which has no other reading of it."""
+    """Bash reads it as one word."""
     shown = subprocess.run(
         ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
     )
@@ -91,7 +91,7 @@ def test_scripts_pass_bash_and_shellcheck(
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ---------------------------------------------------------------- what a script asks for
+# ---------------------------------------------------------------- requirements of a script
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def written(two_nodes: Path, tmp_path: Path, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.parametrize("written", NEEDED, indirect=True)
-def test_every_node_meets_at_the_first(written: Written, tmp_path: Path) -> None:
+def test_every_node_connects_to_the_first(written: Written, tmp_path: Path) -> None:
     hosts = {"kubernetes": "tiny-node-0-0.tiny"}
     for node in ("0", "1"):
         said = {name: node if value == "1" else value for name, value in SAID[written.launcher].items()}
@@ -116,7 +116,7 @@ def test_every_node_meets_at_the_first(written: Written, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("written", ["slurm", "kubernetes", "skypilot"], indirect=True)
-def test_what_a_scheduler_did_not_say_is_named(written: Written) -> None:
+def test_variables_missing_from_the_scheduler_are_named(written: Written) -> None:
     """There is no default: a script started without the variable ends at once."""
     for name in SAID[written.launcher]:
         said = {other: value for other, value in SAID[written.launcher].items() if other != name}
@@ -126,7 +126,7 @@ def test_what_a_scheduler_did_not_say_is_named(written: Written) -> None:
 
 @pytest.mark.parametrize("written", ["torchrun"], indirect=True)
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1", ""])
-def test_there_is_no_fallback_to_this_machine(written: Written, host: str) -> None:
+def test_loopback_hosts_are_refused(written: Written, host: str) -> None:
     done = written.start(words=(host, "0"))
     assert done.returncode == 2
     assert done.stderr == f"error: '{host}' is not a name of the first node: use one under which other nodes reach it\n"
@@ -151,7 +151,7 @@ def test_wrong_words_are_refused(written: Written, words: tuple[str, ...], said:
     assert (done.returncode, done.stderr) == (2, f"error: {said}\n")
 
 
-def test_a_node_without_python_or_build_says_so(two_nodes: Path, tmp_path: Path) -> None:
+def test_missing_python_or_build_on_a_node_is_reported(two_nodes: Path, tmp_path: Path) -> None:
     done = launch("torchrun", two_nodes, tmp_path / "a", "--python", "/nowhere/python").start()
     assert (done.returncode, done.stderr) == (
         2, "error: there is no /nowhere/python on this node: name another with --python\n"
@@ -168,7 +168,7 @@ def test_one_node_needs_no_host(one_node: Path, tmp_path: Path) -> None:
     assert "--standalone" in told(tmp_path / "told")["words"]
 
 
-def test_the_command_to_start_has_a_host_for_several_nodes_alone(
+def test_the_start_command_has_a_host_only_for_several_nodes(
     one_node: Path, two_nodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = " HOST NODE  # on every node: HOST is the first node, NODE is 0 on it, up to 1 on the others"

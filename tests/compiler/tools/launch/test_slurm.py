@@ -18,7 +18,7 @@ from tests.compiler.tools.launch.cluster import fake_slurm, in_job, launch
 from tests.compiler.tools.launch.test_scripts import SHELLCHECK
 from tests.runtime.processes import wait_for
 
-# A torchrun stand-in: saves on a stop signal if one file exists, and fails as often as another file says.
+# A stand-in for torchrun: saves on a stop signal if one file exists, and fails as often as another file states.
 FAKE = f"""#!{sys.executable} -S
 import fcntl, os, signal, sys, time
 os.chdir(FOLDER)
@@ -129,7 +129,7 @@ def test_a_job_of_another_size_is_refused(job: Path) -> None:
 
 
 def test_further_options_of_sbatch(gpu_nodes: Path, tmp_path: Path) -> None:
-    """They follow those of the script; devices that --gres has are not asked for twice."""
+    """They follow the options of the script; devices in --gres are not requested twice."""
     words = (
         "--gres",
         "gpu:h100:1,nvme:2",
@@ -161,7 +161,7 @@ def test_further_options_of_sbatch(gpu_nodes: Path, tmp_path: Path) -> None:
 def test_a_task_runs_in_the_image(
     image: str, words: list[str], more: tuple[str, ...], gpu_nodes: Path, tmp_path: Path
 ) -> None:
-    """With the folders of the job, whose names stay words; shellcheck has nothing to say."""
+    """With the folders of the job, whose names are quoted; shellcheck reports nothing."""
     out, run = tmp_path / "it's; a folder", tmp_path / "run"
     given = ("--image", image, "--mount", "/scratch", "--run-folder", str(run), "--data", "/data", *more)
     text = (launch("slurm", gpu_nodes, out, *given).folder / "job.sbatch").read_text()
@@ -178,7 +178,7 @@ def test_a_task_runs_in_the_image(
     assert "python=python3\n" in (out / "node.sh").read_text(), "this machine's Python is not in the image"
 
 
-def test_what_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
+def test_options_that_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
     words = ("--partition", "gpu,long", "--account", "a.b", "--constraint", "h100&ib", "--lead", "120")
     for build, gpus in ((two_nodes, []), (gpu_nodes, ["--gpus-per-node=1"])):
         text = (launch("slurm", build, tmp_path / "options", *words).folder / "job.sbatch").read_text()

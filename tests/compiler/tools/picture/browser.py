@@ -21,7 +21,7 @@ MESSAGE = "these tests look at pages in a browser: install Chromium (apt-get ins
 
 
 def path() -> str | None:
-    """Where Chromium is; None where there is none."""
+    """The path of Chromium, or None if there is none."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
@@ -33,7 +33,7 @@ FLAGS = (
 
 
 class Browser:
-    """One page. `errors` and `requests` hold what it said and asked for since it was opened."""
+    """One page. `errors` and `requests`: console errors and network requests since it was opened."""
 
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive = send, receive
@@ -134,7 +134,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     chromium = path()
     if chromium is None:
         assert "CI" not in os.environ, MESSAGE
-        pytest.skip(MESSAGE)  # `make test` says so at its start
+        pytest.skip(MESSAGE)  # `make test` reports it at its start
     commands, answers = os.pipe(), os.pipe()
     redirected = f'exec "$0" "$@" 3<&{commands[0]} 4>&{answers[1]}'
     arguments = ["bash", "-c", redirected, chromium, *FLAGS, f"--user-data-dir={folder}"]
@@ -146,7 +146,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         yield Browser(commands[1], answers[0])
     finally:
         for descriptor in (commands[1], answers[0]):
-            os.close(descriptor)  # without its pipe it ends by itself
+            os.close(descriptor)  # it ends when its pipe is closed
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

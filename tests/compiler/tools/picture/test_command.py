@@ -64,10 +64,10 @@ def test_compared_schedules_share_a_picture(tmp_path: Path, capsys: pytest.Captu
     zbv = [e for e in events if e["ph"] == "X" and e["pid"] == 8 and e["name"] == "F0.0"]
     assert [e["dur"] for e in zbv] == [500]  # two stages a rank: each is half of 1/P of the model
     held = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 8]
-    assert max(held) == 4  # and so is what it keeps
+    assert max(held) == 4  # and so is an activation
 
 
-def test_a_size_one_of_them_does_not_have_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_size_in_a_comparison_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--compare", "1f1b,dualpipe", "--ranks", "3", "--micro-batches", "6", "--format", "terminal") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "dualpipe: dualpipe needs an even number of ranks" in out and "rank 2" in out
@@ -90,7 +90,7 @@ def test_a_picture_of_a_spec_shows_what_its_ranks_communicate(tmp_path: Path) ->
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_what_is_too_large_for_a_format_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_schedules_too_large_for_a_format_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("--name", "1f1b", "--ranks", "512", "--micro-batches", "512", "--format", "svg", "-o", str(tmp_path / "x"))
     assert run(*words) == 2
     assert "524,288 actions are too many for svg" in capsys.readouterr().err and not (tmp_path / "x").exists()

@@ -65,7 +65,7 @@ def test_svg_in_bulk_has_every_box() -> None:
 
 
 @pytest.mark.parametrize("words", HOSTILE)
-def test_any_words_are_only_words(words: str) -> None:
+def test_any_text_is_escaped(words: str) -> None:
     hostile, harmless = with_words(words), with_words("harmless")
     root, wanted = (ElementTree.fromstring(svg(picture).encode()) for picture in (hostile, harmless))
     assert [e.tag for e in root.iter()] == [e.tag for e in wanted.iter()]
@@ -128,7 +128,7 @@ def test_text_fits_the_terminal(width: int, colours: bool) -> None:
         assert "\x1b" not in plain and all(cell_len(line) <= width for line in plain.splitlines())
 
 
-def test_text_shows_what_runs() -> None:
+def test_text_shows_the_running_actions() -> None:
     lines = terminal(make_picture(("1f1b", 2, 2)), Screen(40)).splitlines()
     rows = [re.sub(r"(.)\1*", r"\1", line.split()[2]) for line in lines if line.startswith("rank")]
     assert rows == ["f·b·b", "·fbfb·"]  # F0.0 F0.1, then waits for each B; the last rank alternates
@@ -137,7 +137,7 @@ def test_text_shows_what_runs() -> None:
     assert terminal(make_picture(("dualpipe", 4, 10)), Screen(100, ascii=True)).isascii()
 
 
-def test_the_legend_shows_what_is_drawn() -> None:
+def test_the_legend_shows_the_drawn_signs() -> None:
     """A pair is a sign without colours, and with them a half block in the tints of both of its actions."""
     picture = make_picture(("dualpipe", 4, 10))
     assert "% pair  · idle" in terminal(picture, Screen(100))
@@ -215,7 +215,7 @@ def test_every_format_gives_the_same_each_time(name: str) -> None:
     assert render(picture, name) == render(picture, name)
 
 
-def test_what_is_too_large_is_refused_with_what_to_use() -> None:
+def test_too_large_pictures_suggest_another_format() -> None:
     picture = make_picture(("1f1b", 2, 3))
     assert all(form.most >= 64 * 512 * 2 for form in FORMATS.values())
 

@@ -22,7 +22,7 @@ def drawn(panel: Panel) -> tuple[Figure, float]:
 
 
 @pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_every_action_is_a_box_of_its_rank_as_wide_as_it_is_long(name: str, P: int, N: int) -> None:
+def test_boxes_have_the_row_and_width_of_their_actions(name: str, P: int, N: int) -> None:
     schedule, (figure, unit) = schedule_of(name, P, N), drawn(make_panel(name, P, N))
     timeline = simulate(schedule, COSTS)
     assert figure.width == pytest.approx(float(timeline.makespan) * unit + MARGIN)
@@ -42,7 +42,7 @@ def test_every_action_is_a_box_of_its_rank_as_wide_as_it_is_long(name: str, P: i
 
 
 @pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_boxes_bubbles_and_curves_share_no_place(name: str, P: int, N: int) -> None:
+def test_boxes_bubbles_and_curves_do_not_overlap(name: str, P: int, N: int) -> None:
     figure, _ = drawn(make_panel(name, P, N))
     places = [(b.x, b.y, b.x + b.width, b.y + b.height) for b in (*figure.boxes, *figure.bubbles)]
     for a, b in itertools.combinations(places, 2):
@@ -70,7 +70,7 @@ def test_bubbles_are_all_that_is_idle(name: str, P: int, N: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_curves_rise_and_fall_with_what_a_rank_holds(name: str, P: int, N: int) -> None:
+def test_curves_follow_the_activations_that_a_rank_holds(name: str, P: int, N: int) -> None:
     panel = make_panel(name, P, N)
     timeline = simulate(schedule_of(name, P, N), COSTS)
     assert tuple(row.peak for row in panel.rows) == timeline.peak_activations
@@ -83,7 +83,7 @@ def test_curves_rise_and_fall_with_what_a_rank_holds(name: str, P: int, N: int) 
 
 
 @pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_messages_are_what_crosses_between_ranks(name: str, P: int, N: int) -> None:
+def test_messages_are_drawn_where_data_crosses_ranks(name: str, P: int, N: int) -> None:
     costs = replace(COSTS, latency=Fraction(1, 4))
     panel, schedule = make_panel(name, P, N, costs), schedule_of(name, P, N)
     stages = 1 + max(a.stage for rank in schedule.actions for step in rank for a in actions_of(step))
@@ -114,7 +114,7 @@ def test_directions_tell_where_a_micro_batch_enters() -> None:
     assert make_panel("1f1b", 2, 4).directions == ("stage",)
 
 
-def test_measured_times_too_short_for_a_number_leave_it_to_the_title() -> None:
+def test_boxes_too_narrow_for_a_number_have_it_in_the_title() -> None:
     starts = (0.0, 1.25e-3, 3.0e-3, 3.001e-3, 5.0e-3)
     cells = [
         StepCell((DrawnAction(f"F0.{n}", "F", 0, n),), a, b) for n, (a, b) in enumerate(itertools.pairwise(starts))
@@ -153,7 +153,7 @@ def test_a_large_schedule_is_drawn_in_bulk() -> None:
     assert {box.title for box in figure.boxes} == {""}
 
 
-def test_words_of_a_sheet_overlap_no_others() -> None:
+def test_texts_of_a_sheet_do_not_overlap() -> None:
     for picture in (
         make_picture(("dualpipe", 8, 20)),
         make_picture(("dualpipe", 4, 10), ("zbv", 4, 10)),
@@ -170,7 +170,7 @@ def test_words_of_a_sheet_overlap_no_others() -> None:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
 
 
-def test_a_picture_without_panels_of_one_length_keeps_its_longest() -> None:
+def test_the_makespan_of_a_picture_is_that_of_its_longest_panel() -> None:
     picture = Picture("two", "units", (make_panel("dualpipe", 2, 4), make_panel("1f1b", 2, 8)))
     assert picture.makespan == max(panel.makespan for panel in picture.panels)
     assert picture.num_actions == sum(len(cell.actions) for panel in picture.panels for cell in panel.cells)

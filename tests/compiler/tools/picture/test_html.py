@@ -1,4 +1,4 @@
-"""The page in a real browser: what is drawn, hovered, clicked, zoomed; light and dark; nothing loaded, nothing run."""
+"""The page in a real browser: drawing, hovering, clicking, zooming; light and dark; nothing is loaded or executed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def colour(image: Image.Image, place: tuple[float, float]) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_action_has_its_colour_where_it_belongs(browser: Browser, tmp_path: Path, dark: bool) -> None:
+def test_every_action_is_drawn_in_its_colour_and_place(browser: Browser, tmp_path: Path, dark: bool) -> None:
     picture = make_picture(("dualpipe", 4, 10))
     page = Page(browser, picture, tmp_path, dark=dark)
     theme, image = DARK if dark else LIGHT, page.image()
@@ -82,7 +82,7 @@ def test_every_action_has_its_colour_where_it_belongs(browser: Browser, tmp_path
     assert browser.errors == [] and [url.partition(":")[0] for url in browser.requests] == ["file"]
 
 
-def test_hovering_says_what_is_there(browser: Browser, tmp_path: Path) -> None:
+def test_hovering_describes_the_action(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_picture(("dualpipe", 4, 10)), tmp_path)
     browser.hover(*page.at(0, 0.5))
     said = page.tip()
@@ -118,7 +118,7 @@ def test_buttons_wheel_and_drag_move_the_view(browser: Browser, tmp_path: Path) 
     browser.settle()
     zoomed = page.state()
     assert zoomed["to"] - zoomed["from"] == pytest.approx(29 / 1.5 / 2.718281828)
-    assert page.at(0, once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # what was under the pointer stays there
+    assert page.at(0, once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # zoomed around the pointer
     x, y = place
     browser.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
     browser.mouse("mouseMoved", x + 60, y, button="left", buttons=1)
@@ -127,7 +127,7 @@ def test_buttons_wheel_and_drag_move_the_view(browser: Browser, tmp_path: Path) 
     dragged = page.state()
     unit = (page.box("#view")["width"] - LEFT - RIGHT) / (zoomed["to"] - zoomed["from"])
     assert dragged["from"] == pytest.approx(max(0, zoomed["from"] - 60 / unit), abs=0.5 / unit)
-    assert dragged["focus"] == ""  # a drag is no click
+    assert dragged["focus"] == ""  # a drag is not a click
     page.press("#fit")
     assert (page.state()["from"], page.state()["to"]) == (0, 29)
     page.press("#arrows")
@@ -165,7 +165,7 @@ def test_the_theme_follows_the_system_and_the_button(browser: Browser, tmp_path:
 
 
 @pytest.mark.parametrize(("P", "N"), [(16, 120), (64, 512)])
-def test_large_schedules_stay_small_files_and_draw_what_is_seen(
+def test_large_schedules_give_small_files_and_draw_only_visible_boxes(
     browser: Browser, tmp_path: Path, P: int, N: int
 ) -> None:
     picture = make_picture(("dualpipe", P, N))
@@ -186,7 +186,7 @@ def test_large_schedules_stay_small_files_and_draw_what_is_seen(
     assert not browser.errors
 
 
-def test_planned_and_measured_are_told_apart(browser: Browser, tmp_path: Path) -> None:
+def test_planned_and_measured_rows_are_distinguished(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_measured(1.25), tmp_path)
     browser.hover(*page.at(1, 0.5))  # rank 0, measured
     assert "measured 1.25 ms, planned 1 ms (+25%)" in page.tip() and page.state()["track"] == "measured"
@@ -201,7 +201,7 @@ def test_planned_and_measured_are_told_apart(browser: Browser, tmp_path: Path) -
     assert not browser.errors
 
 
-def test_hostile_words_are_only_shown(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(browser: Browser, tmp_path: Path) -> None:
     (panel,) = make_picture(("dualpipe", 2, 4)).panels
     hostile = replace(panel, name=HOSTILE, directions=(HOSTILE, HOSTILE), facts=((HOSTILE, HOSTILE),))
     hostile = replace(hostile, rows=tuple(replace(row, track=HOSTILE) for row in hostile.rows))

@@ -1,4 +1,4 @@
-"""Colours that everybody can tell apart, and text that can be read on them."""
+"""Colours that everybody can distinguish, and readable text on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 @pytest.mark.parametrize("vision", VISION)
-def test_tints_are_told_apart(theme: Theme, vision: str) -> None:
+def test_tints_are_distinguishable(theme: Theme, vision: str) -> None:
     tints = {name: oklab(colour, vision) for name, colour in theme.tints.items()}
     assert len(tints) == 8
     for a, b in itertools.combinations(tints, 2):
@@ -56,7 +56,7 @@ def test_tints_are_told_apart(theme: Theme, vision: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
-def test_series_are_told_apart_and_seen(theme: Theme) -> None:
+def test_series_are_distinguishable_and_have_contrast(theme: Theme) -> None:
     for vision in VISION:
         for a, b in itertools.combinations(theme.series, 2):
             assert math.dist(oklab(a, vision), oklab(b, vision)) > 0.07, (a, b, vision)
@@ -68,7 +68,7 @@ def test_text_can_be_read(theme: Theme) -> None:
     for name, colour in theme.tints.items():
         assert contrast(theme.on[int(name[1])], colour) > 4.5, name
     assert contrast(theme.ink, theme.paper) > 7 and contrast(theme.quiet, theme.paper) > 4.5
-    assert all(contrast(colour, theme.idle) > 1.15 for colour in theme.tints.values())  # a box is no bubble
+    assert all(contrast(colour, theme.idle) > 1.15 for colour in theme.tints.values())  # boxes differ from bubbles
 
 
 def test_style_sheets_hold_every_colour_of_both_themes() -> None:

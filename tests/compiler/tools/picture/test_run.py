@@ -72,7 +72,7 @@ def test_the_first_of_many_steps_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "P", "N"), [("dualpipe", 4, 10), ("1f1b", 4, 6), ("zb1p", 4, 8)])
-def test_fitted_costs_are_those_that_made_the_trace(name: str, P: int, N: int, tmp_path: Path) -> None:
+def test_fitted_costs_recover_those_of_the_trace(name: str, P: int, N: int, tmp_path: Path) -> None:
     schedule = schedule_of(name, P, N)
     measured = measure(schedule, trace_lines(schedule, UNEVEN), f"train_{N}")
     read = costs_of_json(json_of_costs(fitted(schedule, measured)))
@@ -215,7 +215,7 @@ def test_inspect_draws_a_run_and_writes_its_costs(
     assert "Planned from the plan's predictions." in capsys.readouterr().out
 
 
-def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(tmp_path / "none")) == 2
     assert capsys.readouterr().err.startswith("error: there is no folder ")
     assert run(str(tmp_path)) == 2

@@ -36,7 +36,7 @@ def traced(run: Path, step: int, out: Path) -> dict[str, Any]:
     return found
 
 
-def test_every_action_is_there_once_at_its_time(
+def test_every_action_appears_once_at_its_time(
     run: Path, lines: list[dict[int, dict[str, Any]]], tmp_path: Path
 ) -> None:
     document = traced(run, 2, tmp_path / "step.json")
@@ -64,7 +64,7 @@ def test_ranks_of_other_clocks_begin_at_zero(run: Path, lines: list[dict[int, di
         assert min(e["ts"] for e in document["traceEvents"] if e["pid"] == rank and e["ph"] == "X") == 0
 
 
-def test_what_is_not_there_is_said(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_steps_and_traces_are_reported(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["trace", str(run), "50"]) == 2
     said = capsys.readouterr().err
     assert "step 50 was not traced; the nearest traced step is 3" in said and "64, 128, 256" in said

@@ -18,7 +18,7 @@ from compiler.cli.main import main
 def test_exit_codes(
     code: int, is_compared: bool, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trace that a failed rank left behind is not written as that of the step."""
+    """An incomplete trace of a failed rank is not written as the trace of the step."""
 
     def call(command: Sequence[str], *, quiet: bool) -> int:
         out = Path(command[command.index("--out") + 1])

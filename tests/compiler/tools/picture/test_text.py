@@ -30,7 +30,7 @@ def test_ticks_are_round_few_and_inside(low: float, high: float, most: int) -> N
 
 
 @given(FINITE, FINITE, st.integers(2, 12))
-def test_labels_tell_ticks_apart(low: float, high: float, most: int) -> None:
+def test_labels_of_ticks_are_distinct(low: float, high: float, most: int) -> None:
     assume(high - low > 1e-3 * max(abs(low), abs(high), 1e-3))
     found, step = labels.ticks(low, high, most)
     assert len({labels.tick(value, step) for value in found}) == len(found)
@@ -75,7 +75,7 @@ def test_tick_labels(value: float, step: float, shown: str) -> None:
 
 
 @given(st.text(st.characters()))
-def test_cleaned_text_is_xml_and_keeps_what_is_harmless(raw: str) -> None:
+def test_cleaned_text_is_valid_xml_and_keeps_harmless_characters(raw: str) -> None:
     found = labels.clean(raw)
     assert len(found) == len(raw)
     escaped = found.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,4 +1,4 @@
-"""Reports of real schedules, with a run whose figures are plain functions of the step."""
+"""Reports of real schedules, with a run whose figures are simple functions of the step."""
 
 from __future__ import annotations
 

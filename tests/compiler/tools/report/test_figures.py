@@ -71,7 +71,7 @@ def test_curves_stay_inside_and_lose_no_spike(values: list[float], unigram: floa
     (level,) = {float(pair.split()[1]) for pair in chart.curves[-1].path[1:].split("L")}
     pixels = sorted([y for _, y in shown] + [level])
     spread = sorted([*values, unigram])
-    if spread[-1] - spread[0] > 1e-6:  # the plot is as high as what it shows
+    if spread[-1] - spread[0] > 1e-6:  # the plot fits its values
         assert pixels[-1] - pixels[0] == pytest.approx((chart.bottom - charts.TOP) / 1.12, abs=0.2)
     labels = sorted(curve.label_y for curve in chart.curves)
     assert all(b - a > charts.LABEL_HEIGHT - 1e-6 for a, b in itertools.pairwise(labels))

@@ -1,4 +1,4 @@
-"""Where the time of a run went, against histories of which each second is known."""
+"""Where the time of a run went, against histories with a known cause of each second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.tools.report.lost_time import LostTime, lost_time
 
 
 class History:
-    """A run that is made up: what its files say, and the seconds that went to each cause."""
+    """A fictitious run: its rows and events, and the seconds for each cause."""
 
     def __init__(self) -> None:
         self.now_s, self.step = 1.7e9, 0
@@ -63,7 +63,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> None:
+def test_each_second_is_attributed_and_the_parts_sum_to_the_time(seed: int) -> None:
     draw, run = random.Random(seed), History()
     run.event("start")
     saved = 0
@@ -80,7 +80,7 @@ def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> N
             run.fail(saved, draw.uniform(0.1, 5), draw.uniform(0.1, 5))
         elif kind == "by hand":
             run.event("end")
-            run.now_s += 86_400  # nobody was there
+            run.now_s += 86_400  # no process ran
             run.go_back(saved)
             run.event("start")
     run.event("end")
@@ -93,7 +93,7 @@ def test_each_second_has_its_cause_and_the_parts_sum_to_the_time(seed: int) -> N
     assert found.goodput == pytest.approx(run.spent["steps"] / sum(run.spent.values()), abs=1e-6)
 
 
-def test_rows_that_are_damaged_count_for_nothing() -> None:
+def test_damaged_rows_are_ignored() -> None:
     rows = [{"step": 1, "time": 5}, {"step": 2, "time": "soon", "step_s": "long"}, {"step": 3}]
     assert lost_time(rows, [], [{"event": "start", "time": "x"}]) is None
     run = History()

@@ -67,7 +67,7 @@ class Structure(HTMLParser):
 
 
 def _hostile(text: str) -> Report:
-    """A report with `text` wherever a text can stand."""
+    """A report with `text` in every text field."""
     report, run = make_report("dualpipe", 2, 4), make_run(20, 5)
     return replace(
         report,
@@ -105,7 +105,7 @@ def test_well_formed_as_html_and_as_xml(name: str, P: int, N: int, with_run: boo
     assert len(ids) == len(set(ids))
 
 
-def test_what_filters_left_out_is_told(report_of_run: Report) -> None:
+def test_the_page_counts_filtered_documents(report_of_run: Report) -> None:
     counts = {"documents": 5000, "kept": 4000, "left_out": {"near": 1000, "shortest": 0}}
     assert report_of_run.run is not None
     for names, labels in (([""], ["filters"]), (["web", "code"], ["filters web", "filters code"])):
@@ -155,7 +155,7 @@ def test_hostile_text_stays_text(text: str) -> None:
     ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
 
 
-def test_what_the_values_say_is_on_the_page(report_of_run: Report) -> None:
+def test_the_page_shows_the_values_of_the_report(report_of_run: Report) -> None:
     page = " ".join(" ".join(Structure(report_html(report_of_run)).text).split())
     for words in (
         *("quickstart", "8.23M", "dualpipe, 4 ranks, 10 micro-batches", "stage 3 layer 3, mtp, head", "0–7", "8–15"),
@@ -194,7 +194,7 @@ def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickst
     assert measured_step(()) is None and measured_step(({"step": 1, "loss": 2.0},)) is None
 
 
-def test_captions_tell_of_no_line_that_is_not_drawn(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
+def test_captions_mention_only_drawn_lines(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     assert report_of_run.run is not None
     loss, memory = "The dashed line is the cross-entropy", "The dashed line is the capacity"
     assert loss in _words(report_of_run)
@@ -259,7 +259,7 @@ def test_same_values_same_bytes_in_any_process(report_of_run: Report, tmp_path: 
         ('{"load": [NaN]}', "NaN is not a JSON number"),
     ],
 )
-def test_a_file_of_a_run_is_refused_by_the_first_place_that_is_wrong(text: str, said: str, tmp_path: Path) -> None:
+def test_an_invalid_file_of_a_run_is_refused_with_the_first_wrong_place(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "load.json"
     file.write_text(text)
     with pytest.raises(TextFileError) as raised:

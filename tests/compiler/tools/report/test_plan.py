@@ -1,4 +1,4 @@
-"""The page of a plan, and its part of a build's page: what is drawn is what is planned, nothing is from elsewhere."""
+"""The page of a plan, and its part in a build's page: it shows the plan and loads nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_page_is_well_formed_self_contained_and_stable(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "waits"), [("quickstart", False), ("llama3-8b", True)])
 def test_the_bars_of_a_step_are_its_parts(name: str, waits: bool) -> None:
-    """DualPipe on two ranks has no bubble, and then there is no bar of one."""
+    """DualPipe on two ranks has no bubble, and so there is no bar for it."""
     _, prediction, planned = plan_of(name)
     bars = step_bars(planned.step.ranks)
     for at, rank in enumerate(prediction.step.ranks):
@@ -111,7 +111,7 @@ def test_the_network_has_all_that_moves() -> None:
     assert planned.network.nodes == () and cluster_of(planned.network) is None  # too large to be drawn
 
 
-def test_links_say_what_they_carry_for_each_purpose() -> None:
+def test_links_show_the_bytes_for_each_purpose() -> None:
     row = level_row(Level("leaf", 4, 1e9, 1e-6, (3 << 20, 0, 1 << 20)), 8 << 20)
     assert row.moved == ("3.00 MiB", "", "1.00 MiB") and (row.total, row.of_device) == ("4.00 MiB", "1.00 MiB")
     assert [part[1:] for part in row.parts] == [("0.00", "37.50"), ("37.50", "0.00"), ("37.50", "12.50")]
@@ -153,8 +153,8 @@ def test_the_page_of_a_build_has_the_plan_of_that_build() -> None:
     assert "Over a step, as planned" in page and "4 devices." in page and view_of(planned).step_s in page
 
 
-def test_there_is_one_figure_for_one_thing() -> None:
-    """Memory is that of `dsc plan`, with what segments need inside, and idle time the mean of the ranks."""
+def test_page_and_commands_show_the_same_figures() -> None:
+    """Memory equals `dsc plan`, including temporaries of segments; idle time is the mean over ranks."""
     spec = load(SPECS / "laptop-v32.dsc")
     lowered = lower_spec(spec)
     report = report_of(spec, lowered)
@@ -169,7 +169,7 @@ def test_there_is_one_figure_for_one_thing() -> None:
     assert last.splitlines()[-1].startswith(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, ")
 
 
-def test_a_smaller_batch_that_holds_more_is_said(quickstart_plan: PlannedStep, report: Report) -> None:
+def test_a_smaller_batch_that_holds_more_is_reported(quickstart_plan: PlannedStep, report: Report) -> None:
     ranks = quickstart_plan.ranks
     proven = [DeviceBytes(0, 0, 0, rank.peak_bytes + extra) for rank, extra in zip(ranks, (0, 2**20), strict=True)]
     assert fuller_of(ranks, proven[:1] * 2) is None
@@ -178,16 +178,16 @@ def test_a_smaller_batch_that_holds_more_is_said(quickstart_plan: PlannedStep, r
     assert "Steps of a smaller batch hold more: up to 1.00 GiB on rank 1." in page
 
 
-def test_a_plan_by_the_rates_of_another_cpu_says_so() -> None:
-    """It claims no interval either; with a table of its own it has one."""
+def test_a_plan_with_rates_of_another_cpu_recommends_calibration() -> None:
+    """It also gives no interval; with its own table it does."""
     found, prediction, planned = plan_of("quickstart")
     table = shipped_table("cpu").model_copy(update={"name": "measured"})
-    own = predict(with_rate_table(found.spec, table))
+    calibrated = predict(with_rate_table(found.spec, table))
     command = "dsc calibrate SPEC -o rates.json"
     shown = text(prediction, Screen(width=NARROWEST))
     for said in (shown, plan_html(found, prediction), " ".join(prediction.assumptions)):
         assert command in said
-    assert command not in text(own) and own.calibrated and own.step.interval is not None
+    assert command not in text(calibrated) and calibrated.calibrated and calibrated.step.interval is not None
     assert prediction.step.interval is None and not prediction.calibrated and not planned.calibrated
     assert plan_of("moe-8gpu")[1].calibrated
 
@@ -210,14 +210,14 @@ def test_why_and_edits_are_on_the_page_as_text(tmp_path: Path, monkeypatch: pyte
     assert "Why it does not fit" in text and "train.micro_batch = 1" in text and "18.2 MiB too much on rank 0" in text
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "nowhere" / "plan.html")
     assert main(["plan", str(SPECS / "quickstart.dsc"), "--format", "html", "-o", out]) == 2
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """The page loads nothing, logs nothing, is no wider than the window, and its two colour schemes differ."""
+    """The page loads nothing, logs nothing, fits the width of the window, and has two different colour schemes."""
     found, prediction, _ = plan_of("llama3-8b", *FOUR_NODES)
     path = tmp_path / "plan.html"
     path.write_text(plan_html(found, prediction), "utf-8")
@@ -254,7 +254,7 @@ OF_TABLES = """[...document.querySelectorAll('table')].map(table => {
 })"""
 
 
-def test_a_narrow_screen_scrolls_tables_and_charts_alone(
+def test_on_a_narrow_screen_only_tables_and_charts_scroll(
     chromium: Browser, report_of_run: Report, quickstart_plan: PlannedStep, tmp_path: Path
 ) -> None:
     """Letters stay readable, a legend breaks between its entries, and the page is as wide as the screen."""
@@ -281,7 +281,7 @@ OF_COLOUR = """(css => {
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("classes", [[css for _, css, _ in PARTS], [f"m{at}" for at in range(8)]])
-def test_parts_of_a_bar_are_told_apart_and_from_the_page(
+def test_parts_of_a_bar_are_distinguishable(
     chromium: Browser, report: Report, tmp_path: Path, dark: bool, classes: list[str]
 ) -> None:
     (path := tmp_path / "report.html").write_text(report_html(report), "utf-8")

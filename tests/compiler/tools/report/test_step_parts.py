@@ -1,4 +1,4 @@
-"""The parts of the time of steps: as shares in a picture, beside the plan, and as the numbers of a run."""
+"""The parts of step times: as shares in a picture, compared with the plan, and as numbers of a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_time_lost_by_failures_stands_at_its_step() -> None:
     assert [name for _, name in chart.legend] == ["compute", "lost by failures"]
 
 
-def test_rows_without_parts_or_with_damaged_ones_are_left_out() -> None:
+def test_missing_and_damaged_parts_are_left_out() -> None:
     assert parts_chart(({"step": 1},), {}, None) is None
     damaged = ({"step": 1, "spent_s": 3}, {"step": 2, "spent_s": {"compute": "long", "data": -1, "sum": 1e300}})
     assert spent(damaged) == {"compute": 0.0, "sum": 0.0, "data": 0.0}
@@ -92,12 +92,12 @@ def test_completions_are_a_part_of_the_planned_step(quickstart_plan: PlannedStep
     assert chart is not None
     (block,) = (block for block in chart.blocks if block.title.startswith("planned, generation"))
     assert block.height == pytest.approx((BOTTOM - TOP) * 3 / planned.seconds)
-    view, told = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
-    assert view.generation_s == "3.000 s" and json.loads(told)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
+    view, forecast = view_of(planned), watch_json(load(SPECS / "quickstart.dsc"), planned)
+    assert view.generation_s == "3.000 s" and json.loads(forecast)["step_s"] == pytest.approx(planned.seconds, rel=1e-5)
 
 
-def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: PlannedStep) -> None:
-    """The bubble and the MFU that a watched run is compared with are shares of a step with its completions."""
+def test_the_forecast_of_a_step_includes_completions(quickstart_plan: PlannedStep) -> None:
+    """The forecast bubble and MFU of a watched run are shares of a step that includes completions."""
     step = quickstart_plan.step
     writing = GenerationTime(
         seconds=3 * step.seconds, rounds=1, round_s=1.0, slots=1, tokens=1, cache_bytes=1, fits=True
@@ -105,9 +105,9 @@ def test_what_is_foretold_of_a_step_is_of_the_whole_step(quickstart_plan: Planne
     idle = replace(step, mean=replace(step.mean, bubble_s=step.seconds / 2))
     alone = replace(quickstart_plan, step=idle, mfu=Flops(causal=0.4, full=0.5))
     for planned, share in ((alone, 1.0), (replace(alone, generation=writing), 0.25)):
-        told = json.loads(watch_json(load(SPECS / "quickstart.dsc"), planned))
+        forecast = json.loads(watch_json(load(SPECS / "quickstart.dsc"), planned))
         shares = {"bubble": 0.5 * share, "mfu": 0.4 * share, "step_s": step.seconds / share}
-        assert {name: told[name] for name in shares} == pytest.approx(shares, rel=1e-5)
+        assert {name: forecast[name] for name in shares} == pytest.approx(shares, rel=1e-5)
 
 
 def summarised(report: Report, planned: PlannedStep) -> Report:
@@ -118,7 +118,7 @@ def summarised(report: Report, planned: PlannedStep) -> Report:
     return replace(report, planned=plan, run=replace(report.run, metrics=rows(8, HALF), lost=lost))
 
 
-def test_numbers_of_a_run_have_their_form_and_their_words(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
+def test_watched_numbers_of_a_run_have_a_description(report_of_run: Report, quickstart_plan: PlannedStep) -> None:
     report = summarised(report_of_run, quickstart_plan)
     summary = summary_of(report)
     assert summary is not None

@@ -1,4 +1,4 @@
-"""The loss of indexers beside models of `transformers`, whose class has none: by torch's operations, for autograd."""
+"""The loss of indexers for models of `transformers`, whose classes have none: in torch operations, for autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def indexer_losses(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """The loss of each layer of what the model computes meanwhile, the mean over the tokens: none without indexers."""
+    """Collect the loss of each layer with an indexer while the model computes: the mean over the tokens."""
     found: list[Tensor] = []
 
     def hook(attention: nn.Module, args: Any, given: dict[str, Any], result: tuple[Tensor, Tensor]) -> None:
@@ -49,8 +49,8 @@ def _loss(attention: Any, x_BSD: Tensor, cos: Tensor, sin: Tensor, weights_BHSS:
 
 
 def _loss_of_entries(attention: Any, x_BSD: Tensor, position_ids: Tensor, weights_BHSK: Tensor) -> Tensor:
-    """The like over the compressed entries of DeepSeek-V4, which lie behind the keys of the window: of each head's
-    attention to entries alone."""
+    """The same over the compressed entries of DeepSeek-V4, which follow the keys of the window: for each head's
+    attention to entries only."""
     indexer, scores = attention.compressor.indexer, []
     latent = attention.q_a_norm(attention.q_a_proj(x_BSD)).detach()
     listening = indexer.scorer.register_forward_hook(lambda module, args, result: scores.append(result))

@@ -53,7 +53,7 @@ EXPERTS = {
 DENSE = {"intermediate_size": 22}
 WINDOW, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 THETA = {"rope_type": "default", "rope_theta": 100.0}
-# What a model of each type is made with: all its sizes, and every key that would else have a balancing loss.
+# Settings of a model of each type: all sizes, and keys that switch off balancing losses.
 KEYS: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": MLA | EXPERTS | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5},
     "deepseek_v32": MLA
@@ -69,7 +69,7 @@ KEYS: Mapping[str, dict[str, Any]] = {
         "o_groups": 2,
         "o_lora_rank": 6,
         "sliding_window": 5,
-        "index_n_heads": 16,  # with few, scores of 0 are equal, and which of them are chosen is not said
+        "index_n_heads": 16,  # with few, some scores are 0 and equal, and the choice between them is undefined
         "index_head_dim": 8,
         "index_topk": 2,
         "layer_types": [WINDOW, CSA, HCA, CSA, HCA, WINDOW],
@@ -142,12 +142,12 @@ def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int 
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.bfloat16:  # what is published has them in FP32
+    if dtype == torch.bfloat16:  # published files have them in FP32
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.data = buffer.float()
     for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith("tid2eid"):  # experts of each token, which are different ones
+        if name.endswith("tid2eid"):  # distinct experts for each token
             drawn = torch.rand(len(tensor), config.n_routed_experts, generator=generator)
             tensor.copy_(drawn.argsort(dim=1)[:, : tensor.shape[1]])
             continue
@@ -160,7 +160,7 @@ def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int 
 
 
 def _save_as_published(save: Callable[[Path], None], folder: Path) -> None:
-    """Save a model of Kimi Linear, whose dense layers `transformers` gives the names of experts; it reads both."""
+    """Save a Kimi Linear model by published names: `transformers` names dense layers like experts, and reads both."""
     save(folder)
     tensors = load_file(folder / ONE)
     dense = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
@@ -178,13 +178,13 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> PreT
 
 
 def import_(folder: Path, spec: Path, *options: str) -> int:
-    """`dsc import hf`, without a process of its own for the weights."""
+    """`dsc import hf`, without a separate process for the weights."""
     with in_this_process():
         return main(["import", "hf", str(folder), "-o", str(spec), *options])
 
 
 def export(checkpoint: Path, out: Path, *options: str) -> int:
-    """`dsc export hf`, without a process of its own for the weights."""
+    """`dsc export hf`, without a separate process for the weights."""
     with in_this_process():
         return main(["export", "hf", str(checkpoint), "-o", str(out), *options])
 

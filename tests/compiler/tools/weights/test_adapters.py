@@ -140,8 +140,8 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
 
     theirs = with_wide_angles(theirs)
     settings = trainer.recipe.settings
-    how = {"betas": (settings["beta1"], settings["beta2"]), "eps": settings["eps"], "weight_decay": DECAY}
-    optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, **how)
+    options = {"betas": (settings["beta1"], settings["beta2"]), "eps": settings["eps"], "weight_decay": DECAY}
+    optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, **options)
     for step in range(STEPS):
         sums = trainer.accumulate()
         data = trainer.batch.data
@@ -167,7 +167,7 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
-def test_a_merged_export_computes_what_the_adapters_do(
+def test_a_merged_export_equals_the_model_with_adapters(
     model_type: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     theirs = random_model(model_type, torch.float32)
@@ -220,8 +220,8 @@ def test_a_merged_export_computes_what_the_adapters_do(
     assert "m.weights/step-00000000 has other weights than theirs" in capfd.readouterr().err
 
 
-def test_peft_is_told_how_adapters_were_trained() -> None:
-    """Nothing is dropped, and B · A is multiplied by alpha / rank."""
+def test_the_config_for_peft_describes_the_training() -> None:
+    """There is no dropout, and B · A is multiplied by alpha / rank."""
     manifest = Manifest(1, 1, {"plan": {"adapter": {"factor": 0.5}}}, ())
     config = adapter_config(manifest, Adapters((), ("a", "b"), (), 8), "base")
     assert (config["r"], config["lora_alpha"], config["lora_dropout"], config["bias"]) == (8, 4.0, 0.0, "none")
@@ -265,7 +265,7 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
 
 
 def _add_to_parameter(model: PreTrainedModel, name: str, scale: float, tensors: dict[str, Tensor]) -> None:
-    """Add what the `ParamWrapper` of PEFT 0.21 adds to the parameter of all experts of a layer, [experts, out, in]."""
+    """Add the delta of PEFT 0.21's `ParamWrapper` to the parameter of all experts of a layer, [experts, out, in]."""
     module, _, short = name.rpartition(".")
     first = next(iter(dict(model.get_submodule(module).named_parameters(recurse=False))))
     inside = ".base_layer" if short == first else ""
@@ -279,7 +279,7 @@ def _paths() -> list[str]:
     return [path.replace("*", str(e)) for path in THERE for e in range(8)]
 
 
-def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
+def test_a_run_saves_only_adapters_and_resumes(imported: Path) -> None:
     """In processes, as users run them."""
     Path("text.txt").write_text(TEXT, "utf-8")
     text = Path("m.dsc").read_text("utf-8")
@@ -322,7 +322,7 @@ def test_a_run_saves_adapters_alone_and_goes_on(imported: Path) -> None:
         ("/models/Qwen3-8B", "/models/Qwen3-8B"),
     ],
 )
-def test_an_import_keeps_what_the_model_is_loaded_by(folder: str, name: str) -> None:
+def test_an_import_keeps_the_published_name(folder: str, name: str) -> None:
     model = load_spec(Path(__file__).parents[4] / "specs" / "tiny.dsc").model
     meta = imported_meta(model, "llama", 64, Path(folder))
     assert published_name(Manifest(step=0, serial=0, shards=(), meta=meta)) == name

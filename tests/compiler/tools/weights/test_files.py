@@ -87,7 +87,7 @@ def test_transformers_has_the_same_loss(model_type: str, tmp_path: Path) -> None
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
 
 
-LAYERS = 61  # transformers takes layer 61 for the MTP of V3, and reports that of a shorter model as unexpected
+LAYERS = 61  # transformers expects V3's MTP at layer 61, and reports the MTP of a shorter model as unexpected
 
 
 def with_mtp(folder: Path) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def test_multi_token_prediction_is_the_layer_after_the_last(tmp_path: Path) -> N
         assert torch.equal(there, before[f"model.layers.61.{name}.weight"]), name
 
 
-def test_weights_without_those_of_mtp_are_a_spec_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_weights_without_mtp_give_a_spec_without_mtp(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`save_pretrained` omits the MTP tensors, although its config still has an MTP layer."""
     random_model("deepseek_v3", num_nextn_predict_layers=1).save_pretrained(tmp_path / "hf")
     assert config_of(tmp_path / "hf")["num_nextn_predict_layers"] == 1
@@ -190,7 +190,7 @@ def anonymous_bytes() -> int:
 
 
 def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of many shards, and what the process holds while each of its tensors is read and written."""
+    """A model of many shards: the process's memory while its tensors are read and written."""
     shard = 4 << 20
     monkeypatch.setattr("runtime.state.huggingface.exporting.FILE_BYTES", shard)
     monkeypatch.setattr("runtime.state.huggingface.importing.SHARD_BYTES", shard)
@@ -221,7 +221,7 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(held) > 300 and max(held) - before < 5 * shard, (max(held) - before, total)
 
 
-def test_a_command_hears_at_once_how_far_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_weights_is_flushed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line comes out of the process that writes it, though stdout is a pipe."""
     came: list[str] = []
     pipe = TextIOWrapper(BufferedWriter(Pipe(came)), encoding="utf-8")
@@ -280,7 +280,7 @@ def test_types_with_code_of_their_own_come_back(model_type: str, tmp_path: Path)
 # ---------------------------------------------------------------- published models, by their configurations
 
 
-# What the Hub counts in files that repeat tensors: embedding and head are in the block of MTP again.
+# The Hub's count for files that repeat tensors: embedding and head occur again in the MTP block.
 IN_FILES = {"glm-4.5-air": 110_468_824_832}
 
 
@@ -304,7 +304,7 @@ def test_published_counts(name: str) -> None:
     assert numbers + repeated == IN_FILES.get(name, numbers + repeated)
 
 
-def test_every_family_of_weights_is_one_of_the_importer() -> None:
+def test_every_family_of_weights_can_be_imported() -> None:
     """A family of the importer without weights is refused: `find` of compiler/cli/commands/import_.py."""
     assert FAMILIES.keys() <= IMPORTED.keys() and len(FAMILIES) >= 9
 

@@ -42,7 +42,7 @@ def values(data: Tensor, scales: Tensor) -> Tensor:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A Llama in FP8, of sizes that are no multiple of a block."""
+    """A Llama in FP8 whose sizes are not multiples of a block."""
     random_model("llama", torch.float32, **SIZES).save_pretrained(tmp_path / "hf")
     found = load_file(tmp_path / "hf" / "model.safetensors")
     for name in [each for each in found if each.endswith(LINEAR)]:
@@ -75,7 +75,7 @@ def test_blocks_are_multiplied_by_their_scales(folder: Path) -> None:
         assert torch.equal(ours, values(before[name], before[name + "_scale_inv"]))
 
 
-def test_what_is_written_in_blocks_is_what_is_read_from_them(folder: Path, tmp_path: Path) -> None:
+def test_blocks_round_trip(folder: Path, tmp_path: Path) -> None:
     """Written again, blocks have the same scales and data, to the last bit of a scale."""
     spec = folder.with_name("m.dsc")
     assert import_(folder, spec) == 0
@@ -110,7 +110,7 @@ NAME = "model.layers.0.mlp.down_proj.weight"
         ("wide", f"{NAME}_scale_inv is not a tensor of this model"),
     ],
 )
-def test_what_is_wrong_with_blocks(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:
+def test_faults_of_blocks_are_refused(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:
     found = load_file(folder / "model.safetensors")
     scales = found[NAME + "_scale_inv"]
     match what:
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_blocks(folder: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_a_scale_that_is_no_scale_is_refused(folder: Path, value: float) -> None:
+def test_invalid_scales_are_refused(folder: Path, value: float) -> None:
     found = load_file(folder / "model.safetensors")
     found[NAME + "_scale_inv"][1, 0] = value
     put(folder, found)

@@ -176,7 +176,7 @@ def test_a_tensor_of_two_files_is_refused(folder: Path, tmp_path: Path, capfd: p
     assert f"more.safetensors: {NORM} is in {FILE} already" in capfd.readouterr().err
 
 
-def test_everything_is_said_at_once(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_faults_are_reported_at_once(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tensors(folder, model__norm__weight=torch.ones(17), lm_head__weight=None, evil=torch.ones(1))
     assert import_(folder, tmp_path / "m.dsc") == 2
     said = capfd.readouterr().err

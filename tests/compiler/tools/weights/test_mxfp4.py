@@ -57,7 +57,7 @@ def put(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_numbers_are_those_of_the_format() -> None:
+def test_numbers_equal_the_definition_of_the_format() -> None:
     data, scales = random_blocks(2, 3, 64, seed=9)
     scales[0, 0, 0], scales[1, 2, 1] = 0, 250  # far below 1, and far above
     exact = values(data, scales)
@@ -69,11 +69,11 @@ def test_experts_are_read_as_transformers_reads_them(folder: Path) -> None:
     held = load_file(folder / "model.safetensors")
     assert import_(folder, folder.parent / "m.dsc") == 0
     ours = weights(folder.parent / "m.weights")
-    for name, of in ((UP, "up"), (DOWN, "down")):
+    for name, matrix_name in ((UP, "up"), (DOWN, "down")):
         theirs = convert_moe_packed_tensors(held[f"{name}_blocks"], held[f"{name}_scales"], dtype=torch.bfloat16)
         for expert, matrix in enumerate(theirs.transpose(1, 2)):
-            wanted = torch.cat([matrix[0::2], matrix[1::2]]) if of == "up" else matrix
-            mine = ours[f"weight/layers.0.ffn.experts.{expert}.{of}"]
+            wanted = torch.cat([matrix[0::2], matrix[1::2]]) if matrix_name == "up" else matrix
+            mine = ours[f"weight/layers.0.ffn.experts.{expert}.{matrix_name}"]
             assert mine.dtype == torch.bfloat16 and torch.equal(mine, wanted)
 
 
@@ -101,8 +101,10 @@ def test_half_of_a_pair_is_refused(folder: Path, end: str, capfd: pytest.Capture
     put(folder, found)
     assert import_(folder, folder.parent / "m.dsc") != 0
     said = capfd.readouterr().err
-    what = f"{UP}_blocks is MXFP4, but its scales are missing: {UP}_scales" if end == "_scales" else f"{UP} is missing"
-    assert what in said and not (folder.parent / "m.dsc").exists()
+    message = (
+        f"{UP}_blocks is MXFP4, but its scales are missing: {UP}_scales" if end == "_scales" else f"{UP} is missing"
+    )
+    assert message in said and not (folder.parent / "m.dsc").exists()
 
 
 def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +117,7 @@ def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str
     )
 
 
-def test_a_scale_that_is_no_number_is_refused(folder: Path) -> None:
+def test_a_nan_scale_is_refused(folder: Path) -> None:
     found = load_file(folder / "model.safetensors")
     found[f"{UP}_scales"][1, 2, 0] = 255
     put(folder, found)

@@ -94,7 +94,7 @@ def check(capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(("ids", "expected"), [(None, [0]), (7, [7, 0]), ([9, 7], [7, 9, 0]), ([7, 0], [7, 0]), (0, 0)])
 def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: object, tmp_path: Path) -> None:
-    """`transformers` reads the ids of generation_config.json alone; of a base model these are others than a chat's."""
+    """`transformers` only reads the ids of generation_config.json; a base model has other ids than a chat model."""
     text = tokenizers.to_json(tokenizers.train([TEXT], 290))
     data = tmp_path / "data" / "key"
     data.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: ob
     assert end == 0 and json.loads(files["generation_config.json"]) == {"top_k": 20, "eos_token_id": expected}
 
 
-def test_a_checkpoint_that_is_not_there(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_checkpoint(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (imported / "m.weights").rename(imported / "elsewhere")
     line = next(i for i, text in enumerate(Path("m.dsc").read_text("utf-8").splitlines(), 1) if "initial" in text)
     said = check(capfd)
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_model(imported: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_checkpoint_that_changed(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The build has the digest of the weights: with other weights it is rebuilt, or refused if it is run by itself."""
+    """The build has the digest of the weights: with other weights it is rebuilt, or refused if run directly."""
     assert main(["compile", "m.dsc"]) == 0
     tensors = weights(imported / "m.weights")
     meta = load(imported / "m.weights").meta
@@ -168,10 +168,10 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
                 assert torch.equal(bucket.parameters[entry.start : entry.end], whole)
 
 
-# ---------------------------------------------------------------- what is refused of an export
+# ---------------------------------------------------------------- refused exports
 
 
-def test_an_export_takes_no_place(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_exports_write_nothing(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (imported / "out").mkdir()
     (imported / "out" / "mine").touch()
     assert export(Path("m.weights"), Path("out")) == 2
@@ -196,7 +196,7 @@ def test_weights_are_not_written_over(imported: Path, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("scaling", [None, LinearScaling(factor=4.0), YARN], ids=["none", "linear", "yarn"])
-def test_the_scaling_of_a_rotation_is_said_under_both_keys(scaling: LinearScaling | YarnScaling | None) -> None:
+def test_the_scaling_of_rope_is_written_under_both_keys(scaling: LinearScaling | YarnScaling | None) -> None:
     """`rope_scaling` is what programs before transformers 5 read; it is not there where nothing is scaled."""
     rotated = gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=100.0, scaling=scaling)})
     config = publication(model(rotated, Dense(inner=12), Dense(inner=12), mtp=False), 8).config

@@ -98,7 +98,7 @@ def test_a_function_has_a_name_of_python(path: Path) -> None:
     assert (place, message) == ('9:"own.py"', "own.py has no function a b")
 
 
-def test_nothing_is_run(path: Path) -> None:
+def test_reward_files_are_not_run(path: Path) -> None:
     ran = path.parent / "ran"
     (path.parent / "own.py").write_text(f"open({str(ran)!r}, 'w')\n{OWN}")
     assert mistakes_of(analyse(str(path), None, []), str(path)) == ()
@@ -118,7 +118,7 @@ def test_a_file_is_beside_the_spec_that_names_it(path: Path) -> None:
     assert grpo is not None and [each.file for each in grpo.rewards] == ["inner/own.py"] * 2
 
 
-def test_a_build_stands_alone(path: Path) -> None:
+def test_a_build_contains_its_reward_files(path: Path) -> None:
     """A build has a file for each reward, and its spec names these files."""
     spec = read(path)
     build = path.parent / "build"

@@ -91,11 +91,11 @@ def test_numbers_of_libraries_are_numbers() -> None:
         assert rewards.score(CASES)[:, 0].tolist() == [9 / 3, 1 / 3]
 
 
-def test_messages_name_the_file_as_the_spec_does() -> None:
+def test_messages_use_the_file_name_of_the_spec() -> None:
     assert refusal("def reward(**_):\n    return 1\n", named="mine/own.py").startswith("reward `own`: mine/own.py: ")
 
 
-def test_what_is_printed_and_read_leaves_the_answers_alone() -> None:
+def test_output_of_a_function_does_not_change_its_answers() -> None:
     text = """
 import os, subprocess, sys
 print('{"values": [7, 7]}', flush=True)
@@ -148,13 +148,13 @@ def reward(completions, **_):
         assert rewards.score([CASES[0]] * 3)[:, 0].tolist() == [scoring.DATA_BYTES, scoring.DATA_BYTES, 0]
 
 
-def test_a_fork_that_comes_back_answers_nothing() -> None:
+def test_a_forked_child_does_not_answer() -> None:
     text = "import os\ndef reward(completions, **_):\n    os.fork() and os.wait()\n    return [1, 2]\n"
     with started(text) as rewards:
         assert [rewards.score(CASES)[:, 0].tolist() for _ in range(3)] == [[1, 2]] * 3
 
 
-def test_the_trainer_imports_nothing_of_it() -> None:
+def test_the_trainer_does_not_import_reward_functions() -> None:
     code = (
         "import sys, runtime.data.rewards.scoring; sys.exit(bool({'torch', 'reward', 'tokenizers'} & set(sys.modules)))"
     )
@@ -208,7 +208,7 @@ def test_errors_name_the_reward_and_the_place(body: str, said: str) -> None:
     assert message.startswith("reward `own`: rewards/own.py:") or "memory" in said
 
 
-def test_numbers_are_those_that_can_be_summed() -> None:
+def test_only_finite_bounded_numbers_are_accepted() -> None:
     """The bound itself is valid, with either sign; the message has the first invalid number, shortened."""
     assert worker._numbers([worker.MOST, -worker.MOST, True, np.float32(0.5)], 4, "who") == [1e30, -1e30, 1.0, 0.5]
     above = float(np.nextafter(worker.MOST, np.inf))
@@ -276,7 +276,7 @@ def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
         rewards.score([Case("", "a" * 40 + "b", {})])
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
+def test_an_invalid_pattern_is_refused() -> None:
     with pytest.raises(RewardError, match=r"reward `shape`: the pattern is no regular expression: .*position 0"):
         Rewards((RewardRecipe("shape", "regex", 1.0, pattern="(a"),), {})
 
@@ -315,7 +315,7 @@ def reward(completions, **_):
 """
 
 
-def test_what_a_function_has_started_ends_with_it() -> None:
+def test_processes_started_by_a_function_end_with_it() -> None:
     with started(STARTS) as rewards:
         pids = [int(pid) for pid in rewards.score([*CASES, CASES[0]])[:, 0]]
         assert not any(map(is_gone, pids))
@@ -323,7 +323,7 @@ def test_what_a_function_has_started_ends_with_it() -> None:
     rewards.close()  # once more
 
 
-def test_a_process_that_has_ended_leaves_nothing_open() -> None:
+def test_a_process_that_has_ended_leaves_no_open_files() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     process = Limited("runtime.none", 1 << 30)
     with pytest.raises(DeadError, match=r"^its process ended with code 1: .*No module named runtime\.none$"):
@@ -331,7 +331,7 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_it_ends_with_a_trainer_that_is_killed() -> None:
+def test_reward_processes_end_if_the_trainer_is_killed() -> None:
     code = f"""
 import os
 from tests.runtime.data.rewards.test_scoring import CASES, started
@@ -345,7 +345,7 @@ with started({STARTS!r}) as rewards:
 
 
 @pytest.mark.parametrize("last", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
-def test_what_a_function_has_started_ends_when_it_ends_itself(last: str, tmp_path: Path) -> None:
+def test_processes_started_by_a_function_end_if_it_crashes(last: str, tmp_path: Path) -> None:
     text = STARTS.replace(
         "return [os.getpid(), ", f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{away}}'); {last}; ["
     )

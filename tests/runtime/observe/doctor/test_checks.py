@@ -41,13 +41,13 @@ def wrong(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
     return [each for each in check(node, plan) if each.status != "ok"]
 
 
-def test_nothing_is_wrong(plan: RunPlan) -> None:
+def test_a_good_node_has_no_faults(plan: RunPlan) -> None:
     assert wrong(CPUS, None) == wrong(CPUS, plan) == wrong(GPUS, None) == wrong(GPUS, on_gpus(plan)) == []
     names = [each.name for each in check(GPUS, on_gpus(plan))]
     assert len(names) == len({*names}) == 11
 
 
-def test_the_build_says_what_its_cluster_is(plan: RunPlan) -> None:
+def test_the_build_states_its_cluster(plan: RunPlan) -> None:
     assert plan.cluster == (NodeKind(1, 1, "cpu", None, 4 * 10**9),)
     assert node_kind(plan.cluster, 0) is plan.cluster[0] and sum(kind.nodes for kind in plan.cluster) == 1
     with pytest.raises(IndexError):
@@ -123,7 +123,7 @@ def test_unknown_facts_are_reported(fact: str, node: NodeFacts, plan: RunPlan) -
 # ---------------------------------------------------------------- the same faults before the first step
 
 
-def test_a_device_that_is_not_the_specs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_differs_from_the_spec_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     class Properties:
@@ -145,7 +145,7 @@ def test_a_device_that_is_not_the_specs_is_refused(monkeypatch: pytest.MonkeyPat
     check_device(torch.device("cuda", 3), more, shared=True)
 
 
-def test_a_node_with_other_ranks_than_the_plans_is_refused() -> None:
+def test_a_node_with_other_ranks_than_planned_is_refused() -> None:
     kind = NodeKind(2, 8, "h100", 132, 79 * GIB)
     with pytest.raises(ValueError, match="this node starts 4 ranks, and the build is for nodes of 8"):
         check_ranks(kind, 4)

@@ -63,7 +63,7 @@ def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: 
         assert torch.equal(one, two.to(one.dtype))
 
 
-def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_uses_the_cpp_for_moments_of_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The C++ op runs for moments of either dtype; torch runs if the two differ or weights are not FP32."""
     called: list[torch.dtype] = []
 
@@ -116,7 +116,9 @@ def test_rounding_is_torchs_for_every_kind_of_number() -> None:
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 15, 16, 17, 100])
 @pytest.mark.parametrize("at_end", [True, False])
 @moments
-def test_it_keeps_to_its_operands(moments: torch.dtype, n: int, at_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accesses_only_its_operands(
+    moments: torch.dtype, n: int, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted, rounded = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
     adamw(*wanted, rounded, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
     monkeypatch.setattr(MODULE, "call", partial(fenced_call, at_end))

@@ -34,7 +34,7 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
+def test_compiles_every_library_once(folder: Path) -> None:
     done = run(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [str(folder / name) for name in LIBRARIES]
@@ -46,7 +46,7 @@ def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
     assert run(folder).returncode == 0
 
 
-def test_libraries_may_lie_elsewhere(folder: Path) -> None:
+def test_libraries_may_be_in_another_folder(folder: Path) -> None:
     """For a read-only checkout."""
     elsewhere = folder / "build" / "native"
     done = run(folder, DSC_NATIVE=str(elsewhere))
@@ -86,7 +86,7 @@ def test_a_compiler_that_does_not_know_new_instructions_makes_the_others(folder:
         ("", "/nowhere", "no C++ compiler was found (c++, g++, clang++, or what CXX names)"),
     ],
 )
-def test_it_says_in_a_line_why_there_is_none(folder: Path, cxx: str, path: str | None, said: str) -> None:
+def test_a_failed_compilation_is_explained_in_one_line(folder: Path, cxx: str, path: str | None, said: str) -> None:
     done = run(folder, CXX=cxx, PATH=path or os.environ["PATH"])
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
@@ -94,7 +94,7 @@ def test_it_says_in_a_line_why_there_is_none(folder: Path, cxx: str, path: str |
     assert not [*folder.glob("lib*")]
 
 
-def test_libraries_say_nothing_of_the_machine(folder: Path, instructions: str) -> None:
+def test_libraries_do_not_contain_machine_paths(folder: Path, instructions: str) -> None:
     """Equal sources in another folder give equal bytes, which do not contain the folder's path."""
     assert run(folder).returncode == 0
     other = folder / "other"

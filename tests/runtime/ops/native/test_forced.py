@@ -23,9 +23,7 @@ PROCESSORS = {
     "SSE4.1": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
 }
 FILES = ("tests/runtime/ops/test_ops.py", "tests/runtime/ops/test_bf16.py", "tests/benchmarks/test_gpu.py")
-CHOSEN = (
-    "test_op_and_gradients_equal_reference or torch and (test_bf16 or test_the_op_is_within_the_error_of_its_kernel)"
-)
+CHOSEN = "test_op_and_gradients_equal_reference or torch and (test_bf16 or test_the_op_passes_the_check_of_its_kernel)"
 CAPABILITY = (
     "import torch; from runtime.ops.native import library;"
     "print(torch.backends.cpu.get_cpu_capability(), library.missing() is None);"

@@ -36,12 +36,12 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_is_missing(instructions: str) -> None:
+def test_the_library_is_not_missing(instructions: str) -> None:
     assert library.missing() is None
     assert library.identity() == f"{OWN} {compile_cpp.digest()[:12]}"
 
 
-def test_why_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_for_a_missing_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no C++ was compiled when dsc was installed; `python -m runtime.ops.native.compile_cpp`" in str(
         library.missing()
     )
@@ -81,7 +81,7 @@ def test_the_environment_turns_it_off(name: str, value: str) -> None:
     assert python(code, **{name: value}).stdout == "False torch\n"
 
 
-def test_what_it_takes(instructions: str) -> None:
+def test_accepted_operands(instructions: str) -> None:
     x, half = torch.zeros(4, 6), torch.zeros(4, 6, dtype=torch.bfloat16)
     taken: list[tuple[Tensor, ...]] = [(x,), (half, half), (x[:, 2:4], x), (x[:0],), (x.expand(3, 4, 6)[0], x[1])]
     taken += [(x.to(E4M3), x[1].to(E4M3)), (x[:, 2:4].to(E4M3),)]
@@ -91,7 +91,7 @@ def test_what_it_takes(instructions: str) -> None:
     assert not any(library.takes(*each) for each in refused)
 
 
-def test_all_it_has_is_called_with_what_it_asks_for(instructions: str) -> None:
+def test_wrong_arguments_are_refused_before_the_call(instructions: str) -> None:
     """Wrong numbers or kinds of arguments are refused before any address is read."""
     x, w, y, rstd = torch.ones(2, 3), torch.ones(3), torch.empty(2, 3), torch.empty(2)
     library.call("rmsnorm", torch.float32, 2, 3, x, w, 0.0, y, rstd)

@@ -37,14 +37,14 @@ def test_every_function_keeps_to_its_operands(instructions: str) -> None:
 @pytest.mark.parametrize(
     ("at_end", "one_too_far"), [(True, "each.copy[-1].data_ptr() + 4"), (False, "each.copy.data_ptr() - 4")]
 )
-def test_the_fence_stops_who_goes_too_far(at_end: bool, one_too_far: str) -> None:
+def test_the_fence_stops_accesses_beyond_an_operand(at_end: bool, one_too_far: str) -> None:
     code = "import ctypes, torch; from tests.runtime.ops.native.guarded import Fenced\n"
     code += f"each = Fenced.of(torch.zeros(5), {at_end})\n"
     assert run("-c", f"{code}ctypes.c_float.from_address(each.copy.data_ptr()).value").returncode == 0
     assert run("-c", f"{code}ctypes.c_float.from_address({one_too_far}).value").returncode == -11
 
 
-def test_the_fence_shows_what_is_written_between_rows() -> None:
+def test_the_fence_shows_writes_between_rows() -> None:
     view = torch.zeros(3, 6)[:, 1:4]
     each = Fenced.of(view, at_end=True)
     assert torch.equal(each.copy, view) and each.others.sum() == len(each.all) - 4 * 9

@@ -274,7 +274,7 @@ def _gradients(op: str) -> list[tuple[str, Args]]:
 
 
 @pytest.mark.parametrize("op", NATIVE)
-def test_a_result_one_bound_off_shows(op: str, instructions: str) -> None:
+def test_rough_results_exceed_the_bounds(op: str, instructions: str) -> None:
     """The bounds are tight: an op with inputs rounded to 16 bits of precision exceeds them."""
     args = widened(op, FORWARD[op](Source(torch.float32, seed=5)))
     rough = tuple(
@@ -290,13 +290,13 @@ def test_a_result_one_bound_off_shows(op: str, instructions: str) -> None:
 
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("op", NATIVE)
-def test_torch_alone(op: str) -> None:
+def test_ops_on_torch_pass_the_checks(op: str) -> None:
     compare(op, FORWARD[op](Source(torch.float32, seed=0)), torch.float32)
 
 
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("op", ACCUMULATIONS)
-def test_torch_alone_accumulates(op: str) -> None:
+def test_ops_on_torch_accumulate(op: str) -> None:
     acc, *args = cases.arguments(op, torch.float32)
     wanted = acc + OPS[op.removesuffix("_")](*cases.arguments(op.removesuffix("_"), torch.float32))
     OPS[op](acc, *args)

@@ -10,7 +10,7 @@ from runtime.ops.native import library
 from tests.runtime.run.place import ONE_RANK, Place, rows, saved
 
 
-def test_a_run_on_torch_says_so_once_and_goes_on_in_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_torch_reports_it_once_and_resumes_in_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.missing() is None, "this test needs the C++ of the ops"
     place = Place(tmp_path, {})
     place.compile(ONE_RANK)

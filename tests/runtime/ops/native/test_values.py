@@ -67,9 +67,7 @@ def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30, -1e30, 100.0, -100.0, 1e-40])
 @pytest.mark.parametrize("op", ["cross_entropy", "gated_swiglu", "rmsnorm", "swiglu"])
-def test_rows_with_a_value_that_is_none(
-    op: str, value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_with_extreme_values(op: str, value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN or infinity is put into one element, then into a row, of each operand of every op and its gradients."""
     width = {"rmsnorm": {"D": 37}, "cross_entropy": {"V": 37}}.get(op, {"I": 37})
     source = Source(dtype, 3)
@@ -88,7 +86,7 @@ def test_rows_with_a_value_that_is_none(
                 same(as_tuple(OPS[name](*given)), by_torch(name, given, monkeypatch))
 
 
-def test_no_target_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_valid_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     logits_TV = Source(torch.float32, 0).normal(5, 19)
     logits_TV[2] = NAN
     void_T = torch.full((5,), -1)
@@ -134,7 +132,7 @@ def test_attention_spreads_nan_only_to_dependent_rows(op: str, index: int, dtype
     assert not bad.any() or any(not each[S : 2 * S].isfinite().all() for each in gradients)
 
 
-def test_scores_far_apart() -> None:
+def test_scores_of_very_different_size() -> None:
     """Softmax picks the largest score, and nothing overflows."""
     q, kv, k_rope, S, H, *sizes = cases.mla_attention(Source(torch.float32, 0), 1, 40, 1, 16, 2, 4)
     o, lse = OPS["mla_attention"](q * 1e15, kv, k_rope * 1e15, S, H, *sizes)
