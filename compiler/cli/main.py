@@ -38,7 +38,7 @@ COMMANDS = {
     "generate": "write text with a trained model",
     "import": "write a spec from a published model with its weights, or from a Megatron or torchtitan configuration",
     "init": "write a commented spec to start from",
-    "inspect": "show what a run did next to what was planned: times, errors, measured costs",
+    "inspect": "compare a run with its plan: times, errors, measured costs",
     "launch": "write the files that start a build on a cluster: torchrun, Slurm, Kubernetes, SkyPilot",
     "lsp": "run the language server for editors on stdin and stdout (pip install '.[lsp]')",
     "plan": "predict the time, memory and cost of a run before it starts",

@@ -87,7 +87,7 @@ def _unwritten(out: Path, error: OSError) -> int:
 def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
     """The line of a spec that names the table. Its path is relative to the file with the cluster block.
 
-    The path is absolute if that is far away, or if no spec was named.
+    The path is absolute if it leaves that folder by more than one level, or if no spec was named.
     """
     out, name = os.path.realpath(args.out), chosen.spec.cluster.name
     if not args.spec:

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(spec: str, overrides: Sequence[str]) -> Checked:
-    """Check a spec. Where it has no mistakes, the result has what `dsc train` would refuse, as warnings."""
+    """Check a spec. If it has no mistakes, the result lists what `dsc train` would refuse, as warnings."""
     file, run = split(spec)
     analysis = analyse(file, run, overrides)
     if mistakes := analysis.diagnostics or mistakes_of(analysis, file):
@@ -125,8 +125,8 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
             elsewhere = [item for item in result.diagnostics if item.code in OF_DATA]
             refused = [item for item in result.diagnostics if item.code not in OF_DATA]
             if refused:
-                which = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
-                print(f"\n{which} right, but cannot be compiled and trained yet:\n")
+                subject = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
+                print(f"\n{subject} right, but cannot be compiled and trained yet:\n")
                 say("\n\n".join(str(item) for item in refused), sys.stdout)
             if elsewhere:
                 print()

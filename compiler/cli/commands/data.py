@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("show", "prepare"), metavar="show|prepare", help="what to do with the data")
     add_spec_arguments(parser)
     parser.add_argument(
-        "--row", metavar="N", type=int, help="the row to show, or of text the window, counted from 0; default: 0"
+        "--row", metavar="N", type=int, help="the row, or window of a text, to show, counted from 0; default: 0"
     )
     parser.add_argument(
         "--sequence",

@@ -55,7 +55,7 @@ class Shown:
     runs: tuple[TokenRun, ...]
     used: int
     fate: Fate
-    facts: Mapping[str, int] | None  # of all rows; None for text
+    facts: Mapping[str, int] | None  # counts over all rows; None for text
     unaligned: int  # rows whose prompt tokenizes differently on its own
     notes: tuple[str, ...]
 
@@ -157,7 +157,7 @@ def _tokens(
 
     tokens = tuple(ShownToken(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
     parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
-    return tokens, tuple(TokenRun(decoded([i for _, i in part]), *which) for which, part in parts)
+    return tokens, tuple(TokenRun(decoded([i for _, i in part]), *flags) for flags, part in parts)
 
 
 def document(shown: Shown | ShownSequence) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def loss_on_ranks(
 
 
 def _with_validation(source: ModelSource) -> Spec:
-    """The run's spec with the files that it names and a validation, but without initial weights, rewards and
-    prompts."""
+    """The run's spec with `validate`, and with the contents of the files that it names; without initial weights,
+    rewards and prompts."""
     train, data = source.spec.train, source.spec.data
     changes = {"validate": train.validate or Validate(every=1), "initial": None, "grpo": None}
     spec = source.spec.model_copy(

@@ -1,4 +1,4 @@
-"""`dsc inspect RUN`: show what a run did next to its plan: every action, its time and its deviation; and
+"""`dsc inspect RUN`: compare a run with its plan: every action, its time and its deviation; and
 `dsc inspect BUILD --kernels`: list the kernels of a build, and the ops that were fused.
 
 dsc inspect runs/quickstart                                 on the terminal

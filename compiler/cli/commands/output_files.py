@@ -147,8 +147,8 @@ def _names(argument: str) -> tuple[str, ...]:
 
 
 def _same(path: Path, name: str) -> bool:
-    mine, other = status(path), status(name)
-    return mine is not None and other is not None and os.path.samestat(mine, other)
+    first, second = status(path), status(name)
+    return first is not None and second is not None and os.path.samestat(first, second)
 
 
 # --- Output folders of commands: a new folder appears only when it is complete

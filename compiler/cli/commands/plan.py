@@ -84,9 +84,9 @@ def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
     request = data_request(spec)
     if request.data.sources:
         return None
-    asked = asked_for(request)
+    requested = asked_for(request)
     metas = (store.meta_of(each) for each in store.folders(cache))
-    if not any(meta is not None and meta.get("request") == asked for meta in metas):
+    if not any(meta is not None and meta.get("request") == requested for meta in metas):
         return None  # decided without reading the text
     try:
         text = cache / task_of(request, folder, lambda *_: None).key

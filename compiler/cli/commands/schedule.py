@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks",
         type=int,
         metavar="V",
-        help=f"stages per rank for {in_words(CHUNKED)}, or the one auto tries; default: {DEFAULT_CHUNKS}, auto: some",
+        help=f"stages per rank for {in_words(CHUNKED)}, or the only number that auto tries; "
+        f"default: {DEFAULT_CHUNKS}; several for auto",
     )
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: the factor of FB applies to all pairs of F, B and I")

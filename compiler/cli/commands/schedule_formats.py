@@ -148,8 +148,8 @@ def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, most: str, unit: s
     if measured.gap:
         return f"{line} · gap {percent(measured.gap)}"
     order = " and in this order of micro-batches" if measured.costs.micro_batches else ""
-    which = "these placements" if several else "this placement"
-    return f"{line} · gap 0.0%: no schedule on {which} within that cap{order} is shorter"
+    subject = "these placements" if several else "this placement"
+    return f"{line} · gap 0.0%: no schedule on {subject} within that cap{order} is shorter"
 
 
 def table(answer: Answer) -> list[str]:

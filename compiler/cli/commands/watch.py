@@ -5,7 +5,7 @@ dsc watch runs/quickstart --format json   every row and event from the start, on
 dsc watch --dashboard > dsc.json          a Grafana dashboard for the series of `metrics { prometheus }`
 dsc watch --rules > dsc.rules.yml         Prometheus alert rules for the same series
 
-If the output is not a terminal, a line is printed every 5 s. Of a run that has ended, the last state is shown. If no
+If the output is not a terminal, a line is printed every 5 s. For a run that has ended, the last state is shown. If no
 process holds the lock of the run folder and nothing is written for some time, the processes count as killed.
 
 Exit codes: 0 the run finished · 1 a rank failed, or its processes were killed · 2 there is no such run · 3 the run hung
