@@ -18,7 +18,10 @@ GATED, PLAIN = ("geglu", "geglu_tanh"), ("gelu", "gelu_tanh", "relu2")
 
 
 def choose(op: str, h: Buffer, *constants: float) -> KernelChoice | None:
-    """Rows of two halves, gate and up, or of one half without a gate. 16 elements of each half per thread."""
+    """Choose the kernels for rows of two halves, gate and up, or of one half without a gate.
+
+    A thread has 16 elements of each half.
+    """
     gated = op not in PLAIN
     inner = int(h.shape[1]) // (2 if gated else 1)
     if h.dtype not in BYTES:

@@ -15,7 +15,7 @@ STREAMS = {"_update": ("ld.global.L1::evict_first", "st.global.cs")}
 def _of(
     master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rounded: Buffer | None
 ) -> KernelChoice | None:
-    """FP32 master weights; gradients and moments in FP32 or BF16; and BF16 weights, if they are separate."""
+    """Choose the kernel for FP32 master weights, gradients and moments in FP32 or BF16, and separate BF16 weights."""
     if master.dtype != "float32" or any(part.dtype not in BYTES for part in (gradients, moment1, moment2)):
         return None
     if rounded is not None and rounded.dtype != "bfloat16":

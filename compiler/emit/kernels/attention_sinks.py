@@ -12,7 +12,7 @@ TILE = 4096  # columns that a program reads at a time: several heads of several 
 
 
 def choose(sms: int, acc: Buffer, do: Buffer, o: Buffer, lse: Buffer, sinks: Buffer) -> KernelChoice | None:
-    """Applies if a head fits into a tile. About four programs per SM."""
+    """Choose the kernels, which apply if a head fits into a tile. An SM runs about four programs."""
     num_heads, group, sequence = int(sinks.shape[0]), int(lse.shape[3]), int(lse.shape[2])
     columns = int(do.shape[1]) // num_heads
     block = power_of_two(columns)

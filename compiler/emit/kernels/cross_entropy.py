@@ -19,7 +19,10 @@ STREAMS = {
 
 
 def choose(vocab: int, dtype: str, part: bool = False) -> KernelChoice | None:
-    """Rows of `vocab` logits, of the whole vocabulary or a shard (`part`). A program handles whole rows, in blocks."""
+    """Choose the kernels for rows of `vocab` logits, of the whole vocabulary or a shard (`part`).
+
+    A program handles whole rows, in blocks.
+    """
     if dtype not in BYTES:
         return None
     block = min(BLOCK, power_of_two(vocab))

@@ -17,7 +17,7 @@ FORWARD_TILE, DGRAD_TILE = 128, 64
 
 
 def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> KernelChoice | None:
-    """Weights [experts, out, inner]."""
+    """Choose the kernels for weights [experts, out, inner]."""
     if dtype not in BYTES:
         return None
     return KernelChoice(

@@ -12,7 +12,7 @@ __all__ = ["OPS", "STREAMS", "choose"]
 
 
 def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Weights [experts, out, inner]. Rows must be aligned to 16 bytes."""
+    """Choose the kernels for weights [experts, out, inner]. Rows must be aligned to 16 bytes."""
     if out % 16 or inner % 16:
         return None
     return KernelChoice(

@@ -17,8 +17,10 @@ STREAMS = {"_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False) -> KernelChoice | None:
-    """Weights [vocab, hidden], of the whole vocabulary or a shard (`part`). Rows are copied in blocks, so they must be
-    aligned to 16 bytes."""
+    """Choose the kernels for weights [vocab, hidden], of the whole vocabulary or a shard (`part`).
+
+    Rows are copied in blocks, so they must be aligned to 16 bytes.
+    """
     if dtype not in BYTES or hidden * BYTES[dtype] % 16:
         return None
     logits = _tile(dtype, "T", "V", "D", vocab) | {"FLATTEN": False}

@@ -21,7 +21,7 @@ CLOCKS = {64: 585, 128: 780, 192: 1060}
 
 
 def choose(out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Weights [out, inner]. Rows of E4M3 must be aligned to 16 bytes, as descriptors require."""
+    """Choose the kernels for weights [out, inner]. Rows of E4M3 must be aligned to 16 bytes, as descriptors require."""
     if out % 16 or inner % 16:
         return None
     return KernelChoice(

@@ -14,9 +14,10 @@ STREAMS = {"_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) -> KernelChoice | None:
-    """Rows of `columns`, each in one program. If `top_k` is not 0, a row of dy is the sum of `top_k` expert rows.
+    """Choose the kernels for rows of `columns` elements, each in one program.
 
-    With more than 8192 columns, 16 warps spill up to 120 bytes: such wide layers do not fuse this.
+    If `top_k` is not 0, a row of dy is the sum of `top_k` expert rows. With more than 8192 columns, 16 warps spill up
+    to 120 bytes: such wide layers do not fuse this.
     """
     if dtype not in BYTES or columns > 16384 or top_k > 16:
         return None

@@ -9,7 +9,7 @@ from compiler.ir import Buffer
 
 
 def choose(gate: Buffer) -> KernelChoice | None:
-    """One block per program: 4096 tokens with 8 choices are 128 programs."""
+    """Choose the kernel. A program has one block: 4096 tokens with 8 choices are 128 programs."""
     if gate.dtype not in BYTES:
         return None
     launch = {"BLOCK_S": 256, "num_warps": 4, **FUSION}

@@ -22,7 +22,7 @@ STREAMS = {
 
 
 def choose(columns: int, dtype: str) -> KernelChoice | None:
-    """Rows of `columns`."""
+    """Choose the kernels for rows of `columns` elements."""
     if dtype not in (*BYTES, E4M3):
         return None
     return KernelChoice(

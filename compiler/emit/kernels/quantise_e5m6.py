@@ -20,7 +20,7 @@ STREAMS = {
 
 
 def choose(columns: int) -> KernelChoice:
-    """Rows of `columns`."""
+    """Choose the kernels for rows of `columns` elements."""
     return KernelChoice(
         name=f"quantise_e5m6_c{columns}",
         template="quantise_e5m6",

@@ -16,8 +16,8 @@ STREAMS = {
 
 
 def choose(columns: int, dtype: str, num_sms: int, heads: int | None = None) -> KernelChoice | None:
-    """Norms over `columns`, with one norm or `heads` norms per row, each in one program. 16,384 columns are 32 per
-    thread of 16 warps."""
+    """Choose the kernels for norms over `columns`, with one norm or `heads` norms per row, each in one program. With
+    16,384 columns, each thread of 16 warps has 32."""
     if dtype not in BYTES or columns > 16384:
         return None
     wgrad, splits = _weight_gradient(columns, num_sms)

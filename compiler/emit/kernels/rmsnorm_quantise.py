@@ -11,7 +11,7 @@ STREAMS = {"_forward": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(columns: int, dtype: str) -> KernelChoice | None:
-    """Rows of `columns`, each in one program, as in `rmsnorm`."""
+    """Choose the kernels for rows of `columns` elements, each in one program, as in `rmsnorm`."""
     if dtype not in BYTES or columns > 16384:
         return None
     return KernelChoice(

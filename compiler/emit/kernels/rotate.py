@@ -14,7 +14,7 @@ TILE = 2048  # columns that a program owns: several heads of several tokens
 
 
 def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> KernelChoice | None:
-    """Applies if a head fits into a program and `first` is even, so that pairs are adjacent."""
+    """Choose the kernel. It applies if a head fits into a program and `first` is even, so that pairs are adjacent."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
     if x.dtype not in BYTES or block < 2 or block > TILE or first % 2:

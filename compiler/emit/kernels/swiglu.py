@@ -14,7 +14,10 @@ STREAMS = {
 
 
 def choose(inner: int, dtype: str) -> KernelChoice | None:
-    """Rows of 2·`inner` columns, 16 elements of each half per thread. A sector has eight scales of E4M3 rows."""
+    """Choose the kernels for rows of 2·`inner` columns. A thread has 16 elements of each half.
+
+    A sector has eight scales of E4M3 rows.
+    """
     fp8 = dtype == E4M3
     if dtype not in BYTES and (not fp8 or inner % 128):
         return None

@@ -19,7 +19,10 @@ STREAMS = {
 
 
 def choose(inner: int, dtype: str) -> KernelChoice | None:
-    """Rows of 2·`inner` columns. `inner` must be whole tiles, or the second half would begin inside a tile."""
+    """Choose the kernels for rows of 2·`inner` columns.
+
+    `inner` must be whole tiles, or the second half would begin inside a tile.
+    """
     if dtype not in ("bfloat16", E4M3) or inner % 128:
         return None
     fp8 = dtype == E4M3

@@ -17,7 +17,7 @@ STREAMS = {
 
 
 def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
-    """A thread has 16 bytes twice; with more than 8 choices once, or sums spill (Triton 3.9)."""
+    """Choose the kernels. A thread has 16 bytes twice; with more than 8 choices once, or sums spill (Triton 3.9)."""
     if x.dtype not in BYTES or scaled != (x.dtype == "float8_e4m3fn") or top_k > 16:
         return None
     columns = int(x.shape[1])
@@ -42,7 +42,7 @@ def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
 
 
 def quantised(x: Buffer, top_k: int) -> KernelChoice | None:
-    """The fused quantising copy. A program has whole tiles."""
+    """Choose the kernel of the fused quantising copy. A program has whole tiles."""
     if x.dtype not in WIDE or top_k > 16:
         return None
     columns = int(x.shape[1])
