@@ -46,12 +46,12 @@ class OpNode:
 
     @property
     def is_input_gradient(self) -> bool:
-        """Whether it is an op that ends the gradient of an input: linear_dgrad."""
+        """Whether its op computes the gradient of an input, such as linear_dgrad."""
         return self.op.endswith("_dgrad")
 
     @property
     def is_weight_gradient(self) -> bool:
-        """Whether it is an op that ends the gradient of a weight and can add it to an accumulator: linear_wgrad."""
+        """Whether its op computes the gradient of a weight and can add it to an accumulator, such as linear_wgrad."""
         return self.op.endswith("_wgrad")
 
     @property

@@ -56,8 +56,8 @@ class Communication:
     `alignment`. With one expert rank and an alignment of 1 nothing moves: the outputs alias the inputs, and the
     gradients of the inputs alias those of the outputs.
 
-    With an `order`, rows go through the node (runtime/comm/nodes.py): it is sent ahead with the counts, and two more
-    tables, `maps`, come back, which every later exchange of the layer takes.
+    With an `order`, a token is sent once to each node and forwarded inside it (runtime/comm/nodes.py). The order is
+    sent ahead with the counts. Two more tables, `maps`, come back, and every later exchange of the layer takes them.
     """
 
     kind: Literal["dispatch", "combine", "gather", "scatter", "choices"]
@@ -72,7 +72,7 @@ class Communication:
     order: str = ""  # the value with the order of the rows, if a token is sent to a node once; "": each row is sent
     copies: int = 0  # with an `order`: the most copies of tokens that a rank sends, one per token and node
     forwarded: tuple[Buffer, ...] = ()  # what a rank forwards of these tensors in its node; the wait frees it
-    forwarded_back: tuple[Buffer, ...] = ()  # likewise of gradients
+    forwarded_back: tuple[Buffer, ...] = ()  # the same for gradients
     again: bool = False  # whether the backward of its layer first repeats the exchange of its forward
 
     @property

@@ -96,7 +96,7 @@ class Rates:
 
     @cached_property
     def beside(self) -> Rates:
-        """Rates beside an exchange: products have the SMs that it leaves them."""
+        """Rates beside an exchange: products have the SMs that the exchange does not use."""
         return self._on(self.left)
 
     def _on(self, share: float) -> Rates:
