@@ -45,7 +45,7 @@ class Layer:
         indexer_only = place.spec.train.only == "indexer"
         plain = indexer.alone(plain) if indexer_only else plain
         dtypes = stored(place, plain.kind)
-        unfused = {*place.spec.unfused, *self.recompute} - {*names}  # a pass named in `recompute` must be asked for
+        unfused = {*place.spec.unfused, *self.recompute} - {*names}  # `recompute` turns on the pass of its name
         unfused |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in dtypes) else {"quantise"}
         unfused |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
         unfused |= (

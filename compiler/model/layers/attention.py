@@ -28,15 +28,15 @@ def norms_together(place: Place) -> bool:
 
 
 def build_project(place: Place) -> ir.Segment:
-    """The first of the two attention segments under context parallelism: queries, and keys and values or their
-    latents."""
+    """The first attention segment under context parallelism: to queries, and to keys and values or their latents."""
     sizes = _sizes(place)
     plain = mla.build_project(place, sizes) if isinstance(sizes, Mla) else gqa.build_project(place, sizes)
     return hyper.around(place, plain)
 
 
 def build_attend(place: Place) -> ir.Segment:
-    """The second of the two: from queries, and keys and values of whole sequences, to what is added to the stream."""
+    """The second attention segment under context parallelism: from queries, and keys and values of whole sequences, to
+    the value that is added to the residual stream."""
     sizes = _sizes(place)
     return mla.build_attend(place, sizes) if isinstance(sizes, Mla) else gqa.build_attend(place, sizes)
 

@@ -146,7 +146,7 @@ class GqaSoftmax:
 
 @dataclass(frozen=True)
 class BoundedSoftmax(GqaSoftmax):
-    """The same over a window of keys, with a softcap of logits, or with a sink per head."""
+    """Causal attention over a window of keys, with a softcap of logits, or with a sink per head."""
 
     window: int
     softcap: float

@@ -3,8 +3,8 @@
 This is the indexer of latent attention, which chooses tokens. That of compressed attention chooses entries
 (`compiler.model.layers.compressed`).
 
-The indexer reads the normed latent of queries and the input of attention, and passes no gradient to either: it is
-trained only by its own loss, and nothing else trains it. It is replicated on all tensor ranks. Each rank compares it
+The indexer reads the normed latent of queries and the input of attention, and passes no gradient to either. Only
+its own loss trains it, and this loss trains nothing else. It is replicated on all tensor ranks. Each rank compares it
 with the attention of its own heads. The mean of these losses has the gradient of the loss of all heads, because that is
 linear in the mean of the heads.
 """

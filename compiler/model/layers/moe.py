@@ -236,7 +236,7 @@ class Loads:
         return (self.loss.of_choices(ops, logits_TE, expert_TK),)
 
     def of_padded(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int) -> tuple[Any, ...]:
-        """The same without the rows of padding, preceded by how many tokens each expert gets."""
+        """The same outputs computed without padding rows, preceded by the number of tokens of each expert."""
         order, slots = self.order, p.slots if self.order.by_slots else None
         load_E = ops.real_counts(expert_TK, real_T, slots, order.slices * order.experts, rows)
         if self.loss is None:
@@ -476,7 +476,7 @@ class Join:
 
 @dataclass(frozen=True)
 class JoinApart:
-    """The same, but with the sum computed before it is added to h, because it is normed, scaled, or mixed into several
+    """`Join` with the parts summed before they are added to h, because the sum is normed, scaled, or mixed into several
     residual streams. `rest` ends with the mixing and, if h is recomputed (`again`), with what it is recomputed from."""
 
     top_k: int

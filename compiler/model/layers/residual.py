@@ -113,7 +113,7 @@ class _OfSum:
 
 
 def of_sum(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The part between two sums: that of the previous part and its own."""
+    """The part, which first adds the previous part's output to the residual stream, and then its own."""
     return _OfSum(arriving(place), out_of_stream(place, part))
 
 
@@ -128,7 +128,7 @@ def out_of_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callabl
 
 
 def through_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Both: returns the stream and the value to add to it."""
+    """The part on the normed residual stream. Returns the stream and the value to add to it."""
     return in_stream(place, out_of_stream(place, part))
 
 

@@ -20,7 +20,8 @@ def attended(segment: Segment) -> int | None:
 
 
 def residual(segment: Segment) -> int:
-    """Segments that pass their input on in the residual stream, so that its gradient is a sum with the norm's."""
+    """1 if a segment norms the residual stream and passes it on, else 0. The gradient of the stream is then a sum with
+    that of the norm."""
     return segment.kind in ("attention", "between", "dense", "enter", "project", "router") and has_pre(segment)
 
 
@@ -30,6 +31,8 @@ def has_pre(segment: Segment) -> bool:
 
 
 def joined(segment: Segment, shared: bool) -> int:
+    """1 if a join adds the experts' rows to two values in turn, h and the shared experts' output (`shared`), or to one
+    value (not `shared`); else 0."""
     has_shared = any(each.name == "shared" for each in segment.inputs)
     apart = {"post", "factor", "mixed"} & {*dict(segment.constants)}
     # apart: the sum of the parts is normed or scaled before it is added to the residual stream
@@ -38,7 +41,8 @@ def joined(segment: Segment, shared: bool) -> int:
 
 
 def routed(segment: Segment, shared: bool) -> int:
-    """Permuted rows are also read by the router's product, and with `shared` by a third reader."""
+    """1 if the input of a router's product and permutation has a third reader (`shared`), or has none (not `shared`);
+    else 0."""
     is_stream = not has_pre(segment) and "streams" not in dict(segment.constants)
     read_twice = any(output.name == "x" for output in segment.outputs) or is_stream
     return segment.kind == "router" and read_twice == shared
@@ -69,7 +73,7 @@ def again(segment: Segment, name: str) -> bool:
 
 
 def norms(segment: Segment) -> int:
-    """Norms whose result only products read: in attention those of rows, not those of heads."""
+    """The number of norms whose result only products read: in attention those of rows, not those of heads."""
     is_attention = segment.kind in ("attention", "project", "attend")
     names = {param.name for param in segment.params} if is_attention else set()
     row_norms = {"norm"} if "k_norm" in names else {"norm", "q_norm"}
@@ -77,8 +81,8 @@ def norms(segment: Segment) -> int:
 
 
 def quantised_norms(segment: Segment) -> int:
-    """Norms with a quantised result: those of F that are not fused with a sum, and those that the backward
-    recomputes."""
+    """The number of norms with a quantised result: those of F that are not fused with a sum, and those that the
+    backward recomputes."""
     dense_norm = segment.kind == "dense" and has_pre(segment)
     forward = norms(segment) + (dense_norm and "residual_norm" not in segment.fused)
     with_sum = SUM in segment.recompute and "residual_norm" in segment.fused  # recomputed as one op with its sum
@@ -108,7 +112,7 @@ def wide_norms(segment: Segment) -> bool:
 
 
 def swiglus(segment: Segment, gated: bool) -> int:
-    """SwiGLUs whose result is an FP8 operand. `gated`: with a gate weight for each row."""
+    """The number of SwiGLUs whose result is an FP8 operand. `gated`: those with a gate weight for each row."""
     constants = dict(segment.constants)
     if "operands" not in dict(segment.stored) or "activation" in constants:
         return False

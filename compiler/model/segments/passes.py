@@ -48,7 +48,7 @@ class Pass:
 
     find: tuple[OpNode, ...]
     make: tuple[OpNode, ...]
-    matches: Callable[[Segment], int | None]  # number of matches in a segment; None if it depends on more than that
+    matches: Callable[[Segment], int | None]  # number of matches; None if the segment alone does not determine it
     anew: bool = False  # whether `make` may compute values of another function again
     applies: Callable[[Segment], bool] = lambda segment: True  # whether there is a kernel for the segment's sizes
 
@@ -116,7 +116,7 @@ def _latent_gradient(kept: bool, both: bool) -> Pass:
 
 
 def _parts(segment: Segment) -> str:
-    """The prefix of the fused op for the sum that the gradient of a block's norm is."""
+    """The prefix of the fused gradient of a block's norm. It names the sum that gives dy; "" if dy is not a sum."""
     if segment.kind == "router":
         return "permuted_" if "route" in segment.fused else "sum_"  # of rows and of the router's product
     several = not {"kv_down", "kv", "beta"}.isdisjoint(param.name for param in segment.params)
@@ -138,7 +138,8 @@ def _remade(segment: Segment) -> str:
     return "_again_quantise" if quantised else "_again"
 
 
-_SUMS: dict[str, tuple[tuple[OpNode, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
+# prefix → (nodes that compute dy, values that they read)
+_SUMS: dict[str, tuple[tuple[OpNode, ...], tuple[str, ...]]] = {
     "permuted_": (
         (OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("dy",)),),
         ("drows", "order", "top_k", "other", "more"),

@@ -96,7 +96,7 @@ def recomputed(joint: Joint) -> Joint:
 
 
 def _held(joint: Joint) -> set[str]:
-    """Results of F that are held for others than the backward."""
+    """The outputs that stay in memory whether or not the backward reads them: all that `remade` does not list."""
     return {value for name, value in joint.outputs} - {remade.value for remade in joint.segment.remade}
 
 
