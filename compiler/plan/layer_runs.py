@@ -74,7 +74,7 @@ class LayerSplit:
     runs: Runs
     rank_load: int  # nanoseconds of a micro-batch on the most loaded rank
     stage_load: int  # nanoseconds of a micro-batch in the slowest stage
-    held: int = 0  # bytes on the fullest device, plus what its memory lacks of the largest device's; 0 if unknown
+    held: int = 0  # bytes on the fullest device, plus how much smaller its memory is than the largest; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Pipeline:
 
 
 def held_by(often: Bytes, held: Bytes) -> int:
-    """Bytes of a block that holds its three kinds of bytes as often as `often` says."""
+    """Bytes of a block: the sum of its three kinds of bytes `held`, each times its count in `often`."""
     return sum(count * size for count, size in zip(often, held, strict=True))
 
 

@@ -152,6 +152,6 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
             if isinstance(step, Communication) and step.moves_rows:
                 forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
                 parts = (forward, backward, *((forward,) if step.again else ()))
-                ours = sum(min(each.fixed_bytes for each in part) for part in parts if part)
-                rows += runs * (getattr(plan.mesh, step.axis) - 1) * ours
+                shard_bytes = sum(min(each.fixed_bytes for each in part) for part in parts if part)
+                rows += runs * (getattr(plan.mesh, step.axis) - 1) * shard_bytes
     return Crossing(gradients, weights, rows)

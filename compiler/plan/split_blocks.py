@@ -90,12 +90,12 @@ def scatter(place: Place, site: str, y: str, out: str) -> Communication:
 def sum_everywhere(place: Place, site: str, part: str, sums: str, out: str) -> tuple[Communication, Communication]:
     """Sum the squares `part` over tensor ranks, for heads that are normed together."""
     ranks, dtype = place.spec.parallel.tensor, place.wide_dtype
-    sent, mine, received = (
+    sent, summed, received = (
         Buffer(name, (rows, 2), dtype) for name, rows in ((part, place.T), (sums, place.T // ranks), (out, place.T))
     )
     return (
-        _communication("scatter", site, "tp", sent, mine),
-        _communication("gather", site, "tp", mine, received),
+        _communication("scatter", site, "tp", sent, summed),
+        _communication("gather", site, "tp", summed, received),
     )
 
 

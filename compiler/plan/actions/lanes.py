@@ -75,7 +75,7 @@ class Jobs:
 
 @dataclass(slots=True)
 class Lanes:
-    """The clocks of a rank's two lanes, which run what they are given in order. Times are nanoseconds."""
+    """The clocks of a rank's two lanes. Jobs run in the order of the calls. Times are nanoseconds."""
 
     compute: int = 0  # when the last compute ends
     link: int = 0  # when the last exchange or message ends
@@ -98,8 +98,8 @@ class Lanes:
         return self.link
 
     def run(self, beside: int, between: int) -> int:
-        """Run a job that takes `beside` beside an exchange and `between` without. Return its end."""
-        left = self.link - self.compute  # for which exchanges go on
+        """Run a job that takes `beside` while an exchange runs, and `between` while none does. Return its end."""
+        left = self.link - self.compute  # how long exchanges still run
         if left >= beside or beside == between:
             self.compute += beside
         elif left > 0:

@@ -286,7 +286,7 @@ def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
 
 
 def _near(load: Floats, layout: ExpertLayout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
-    """The current placement after a few exchanges, until no device has more than `enough`; then itself."""
+    """Yield the current placement after exchanges, made until no device has more than `enough`, then without them."""
     if keep and not keeps_groups(now, layout):
         return
     share, bins = load[now], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)

@@ -85,7 +85,8 @@ def _places(names: Names, here: Sharded, value: str) -> Names:
 
 
 def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
-    """The wait of a gather writes weights, zeros write gradients, and a scatter reads gradients until its wait."""
+    """The operands of an instruction on sharded tensors: the wait of a gather writes weights, zeros write gradients,
+    and a scatter reads gradients until its wait."""
     kind = instruction.wait or instruction.kind
     if kind == "scatter":
         return (here.gradients.name,), (), (), ()
@@ -122,7 +123,8 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
 
 
 def _of_rows(instruction: Instruction, steps: Steps) -> Of:
-    """Rows that a forward gathers are scattered, as gradients, in its backward, and the other way round."""
+    """The operands of a gather or scatter of rows. Where a forward gathers rows, its backward scatters their gradients,
+    and the other way round."""
     kind, forward = instruction.wait or instruction.kind, instruction.phase == "F"
     gathers = (kind in GATHERS) == forward
     step = steps[instruction.site, "choices" if kind == "gather_choices" else "gather" if gathers else "scatter"]
