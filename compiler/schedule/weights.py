@@ -70,8 +70,8 @@ class StagePairs:
     def least(self, kind: str, label: int | None = None) -> Fraction:
         """The least share of a pair with an action of a kind, on stages of a label or on any."""
         sides = ((side, share) for a, b, share in self.shares for side in (a, b))
-        known = (share for (k, side_label), share in sides if k == kind and label in (None, side_label))
-        return min(known, default=Fraction(1))
+        matching = (share for (k, side_label), share in sides if k == kind and label in (None, side_label))
+        return min(matching, default=Fraction(1))
 
     @property
     def gains(self) -> frozenset[str]:
@@ -90,7 +90,7 @@ def by_kind(weight: StageWeight) -> Weight:
 
 
 def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ...]:
-    """The weights rounded to multiples of 1 / `parts`, at least one of them."""
+    """The weights rounded to multiples of 1 / `parts`, at least 1 / `parts` each."""
 
     def of_one(factor: Fraction) -> Fraction:
         return Fraction(max(1, round(parts * factor)), parts)

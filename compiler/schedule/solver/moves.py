@@ -64,8 +64,8 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
     tokens = TOKENS[slots[at]]
     if not tokens:
         return None
-    which = int(draw() * len(tokens))
-    token, rest = tokens[which], tokens[:which] + tokens[which + 1 :]
+    index = int(draw() * len(tokens))
+    token, rest = tokens[index], tokens[:index] + tokens[index + 1 :]
     to = at + _distance(draw)
     if draw() < 0.25:
         return _put(slots, at, rest, token, to)
@@ -247,7 +247,7 @@ def _value(timing: Timing) -> int:
 def _changed(
     problem: ScheduleProblem, lines: list[TimedRow], timing: Timing, draw: Callable[[], float]
 ) -> Changed | None:
-    """Lines with a random change to one row, or the same change to some neighbouring rows.
+    """The timed rows with a random change to one of them, or the same change to some neighbouring ones.
 
     Also returns the marks between which they differ, where the second may be one beyond the last mark, and by changed
     row how many more slots it has.

@@ -47,7 +47,7 @@ class TimedRow:
 
 
 def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRow | None:
-    """The line of a whole row; None if the row alone is illegal or exceeds the cap."""
+    """The `TimedRow` of a whole row; None if the row alone is illegal or exceeds the cap."""
     nothing = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
     line = changed(problem, row, nothing, list(slots), 0, 0)
     full = problem.counts[row] * 2
@@ -57,7 +57,7 @@ def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRo
 def changed(
     problem: ScheduleProblem, row: int, old: TimedRow, slots: list[int], first: int, num_equal: int
 ) -> TimedRow | None:
-    """The line of `slots`, which have the tokens of `old` and equal them before `first` and in the last `num_equal`.
+    """The `TimedRow` of `slots`: the tokens of `old`, with equal slots before `first` and in the last `num_equal`.
 
     Returns None if it exceeds the cap, or has a backward before its forward or a W before its I.
     """
@@ -186,7 +186,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Timing:
-    """Times of some lines, with marks from which timing can restart.
+    """Times of rows, with marks from which timing can restart.
 
     `order` has the row of each slot in the order in which they were timed. A slot comes after everything it waits for,
     so a change does not move slots before it in this order.
@@ -205,7 +205,7 @@ class Timing:
 
 
 def timing_of(problem: ScheduleProblem, lines: Sequence[TimedRow]) -> Timing | None:
-    """The timing of lines; None if rows wait for each other for ever."""
+    """The timing of rows; None if rows wait for each other for ever."""
     rows = range(problem.num_rows)
     events = [-1] * problem.num_events
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
