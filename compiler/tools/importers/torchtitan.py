@@ -300,11 +300,11 @@ def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
         if devices is not None and devices != pp * tp * cp * data:
             text = f"the degrees need {pp * tp * cp * data} devices, but --devices is {devices}"
             keys.mistakes.append(Diagnostic("I0203", text, None, "leave --devices out"))
-    when = keys.take("parallelism.fsdp_reshard_after_forward", "parallel.zero", "default")
+    reshard = keys.take("parallelism.fsdp_reshard_after_forward", "parallel.zero", "default")
     if copies > 1 and shards > 1:
         why = f"there, each of {copies} groups of ranks shards separately; here, one shard spans all data ranks"
         keys.note("no effect", "parallelism.data_parallel_replicate_degree", copies, why)
-    always = when == "always" or (when == "default" and pp == 1)
+    always = reshard == "always" or (reshard == "default" and pp == 1)
     keys.lose("parallelism.enable_sequence_parallel", "tensor ranks split rows here", (True, *[False] * (tp == 1)))
     return degrees, data, 0 if shards == 1 else 3 if always else 2
 

@@ -1,4 +1,4 @@
-// The grammar in the very engine of VS Code: the scopes of scopes.json, and every shipped spec.
+// The grammar in VS Code's own engine: the scopes of scopes.json, and every shipped spec.
 "use strict";
 
 const assert = require("node:assert/strict");
