@@ -10,6 +10,7 @@ STREAMS = {"_gather": ("ld.global.cg",), "_add_rows": ("ld.global.cg",)}
 
 
 def choose(columns: int, dtype: str, accumulated: str = "float32") -> KernelChoice | None:
+    """Choose the kernels for a table with rows of `columns` elements. Gradients are accumulated in FP32 only."""
     if dtype not in BYTES or accumulated != "float32":
         return None
     block = min(1024, power_of_two(columns))

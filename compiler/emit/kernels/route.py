@@ -47,6 +47,7 @@ def applies(experts: int, top_k: int, dtype: str) -> bool:
 def choose(
     experts: int, dtype: str, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
 ) -> KernelChoice | None:
+    """Choose the kernel that routes a token to `top_k` experts in `top_groups` of `groups` groups."""
     if not applies(experts, top_k, dtype):
         return None
     sizes = f"e{experts}_g{groups}_{top_groups}_k{top_k}"

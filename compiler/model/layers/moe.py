@@ -163,6 +163,7 @@ class ExpertChoice:
         return self.by_score(ops, p, logits_TE)
 
     def by_score(self, ops: Any, p: Any, logits_TE: Any) -> tuple[Any, Any]:
+        """Return the gate weights [T, K] and the experts [T, K] with the best scores."""
         bias_E, sizes = p.bias if self.biased else None, (self.groups, self.top_groups, self.top_k)
         if self.score == "sqrt_softplus":
             gate_TK, expert_TK = ops.route_scores(logits_TE, bias_E, *sizes, self.normalize, self.scale)

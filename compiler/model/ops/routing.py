@@ -74,6 +74,7 @@ def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax:
 
 
 def infer_counts(expert_TK: Tensor, num_experts: int, rows: int) -> tuple[Tensor, ...]:
+    """The counts of choices in each part of `rows` rows: [T / rows, num_experts]."""
     assert expert_TK.shape[0] % rows == 0, (expert_TK, rows)
     return (Tensor((expert_TK.shape[0] // rows, num_experts), INDEX),)
 

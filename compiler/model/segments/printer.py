@@ -297,6 +297,7 @@ def device_of(signature: ir.Signature, nodes: Sequence[OpNode]) -> tuple[str, ..
 
 
 def print_node(node: OpNode, callee: str) -> str:
+    """Print a node as a statement. `callee`: its op, or the alias of its kernel; not used for torch's ops."""
     if node.call:
         return f"{', '.join(node.outputs)} = {text_of(node)}"
     args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
