@@ -163,10 +163,10 @@ class RankBound:
     """The values on which the bound of a rank depends."""
 
     amounts: tuple[tuple[Weight, int], ...]  # (weight, micro-batches of the stages of that weight)
-    fill: Fraction
-    first_backward: Fraction
-    tail_forward: Fraction
-    tail_backward: Fraction
+    fill: Fraction  # earliest start of an F
+    first_backward: Fraction  # earliest start of a B or I
+    tail_forward: Fraction  # least time from the end of an F to the end of all
+    tail_backward: Fraction  # the same for a B or I
     cap: int | Fraction | None
     held: Fraction  # lower bound of the sum of activations times the time for which they are held
 

@@ -312,6 +312,7 @@ EVALUATION: BodyKind = "E"  # in names of bodies: E0 is F0 in an evaluation, whi
 
 
 def body_name(step: Step, evaluate: bool = False) -> BodyName:
+    """The name of a step's body, from the kinds and stages of its actions. `evaluate`: all are forwards, named E."""
     kinds = ((EVALUATION if evaluate else action.kind, action.stage) for action in actions_of(step))
     return BodyName.of(*(ActionName.of(*each) for each in kinds))
 

@@ -88,7 +88,7 @@ class LiveMemory:
             self.peak_bytes = self.bytes + bytes
 
     def follow(self, change: Change) -> None:
-        """Apply a change that was found from no live bytes."""
+        """Apply a change that was computed from empty memory."""
         fixed_bytes, num_bytes, peak_fixed_bytes, peak_bytes = change
         if self.fixed_bytes + peak_fixed_bytes > self.peak_fixed_bytes:
             self.peak_fixed_bytes = self.fixed_bytes + peak_fixed_bytes

@@ -71,6 +71,7 @@ class Asked:
         return cap is None or all(each <= most for each, most in zip(held, self.caps(cap), strict=True))
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
+        """A lower bound of the makespan on a placement under a cap."""
         P, N = self.num_ranks, self.num_micro_batches
         caps = None if cap is None else self.caps_on(placement, cap)
         return lower_bound_of(placement, P, N, self.costs_on(placement), caps)
