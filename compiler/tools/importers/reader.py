@@ -97,7 +97,7 @@ class ConfigReader:
         return found.value if whole else float(found.value)
 
     def count(self, name: str, low: int, high: int, default: int = REQUIRED, alias: str = "") -> int:
-        """A whole number that a spec has no key for."""
+        """A whole number from `low` to `high` that a spec has no key for. Others are reported, and `low` returned."""
         names = (name, alias) if alias else (name,)
         found = self.get(*names)
         if found is None:
@@ -110,6 +110,7 @@ class ConfigReader:
         return found.value
 
     def flag(self, name: str, default: bool) -> bool:
+        """A boolean. A value of another type is reported, and `default` is returned."""
         found = self.get(name)
         if found is None:
             return bool(self._default((name,), default))
@@ -119,6 +120,7 @@ class ConfigReader:
         return found.value
 
     def text(self, name: str, default: str) -> str:
+        """A string. A value of another type is reported, and `default` is returned."""
         found = self.get(name)
         if found is None:
             return str(self._default((name,), default))
