@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compiler.emit.build_files import plan_head
+from compiler.predict.memory import room_text
 from compiler.predict.memory_state import device_of
 from compiler.predict.prediction import RankMemory, size
 from compiler.program.lower.estimate import Overlap
@@ -52,18 +53,18 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     """
     memories = lowered.memories
     devices = [device_of(spec, lowered.plan, rank) for rank in range(len(memories))]
-    over = [memory.total - device.memory for memory, device in zip(memories, devices, strict=True)]
+    over = [memory.total - device.room for memory, device in zip(memories, devices, strict=True)]
     rank = over.index(max(over))
     if over[rank] <= 0:
         return ""
     full = count(sum(excess > 0 for excess in over), "pipeline rank")
     worst = f"{size(memories[rank].total)}{_when(lowered, rank)}"
-    capacity = f"the {size(devices[rank].memory)} of device {devices[rank].name}"
+    capacity = f"the {room_text(devices[rank])}"
     if spec.cluster.more is not None:
         problem = f"need more memory than they have; rank {rank} needs the most, {worst}, and has only {capacity}"
     else:
         problem = f"need more than {capacity}; rank {rank} needs the most, {worst}"
-    left = [device.memory - _of_largest(lowered, index) for index, device in enumerate(devices)]
+    left = [device.room - _of_largest(lowered, index) for index, device in enumerate(devices)]
     if min(left) >= 0:
         hint = "steps of the largest batch, which `dsc plan` describes, fit: start with a larger batch"
     else:

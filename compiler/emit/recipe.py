@@ -134,7 +134,14 @@ def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
     """The nodes that a run is planned for, in rank order."""
     kinds = ((nodes, machine.devices, machine.device) for nodes, machine in spec.cluster.parts)
     return tuple(
-        contract.NodeKind(nodes, devices, device.name, None if device.bf16 is None else device.sms, device.memory)
+        contract.NodeKind(
+            nodes,
+            devices,
+            device.name,
+            None if device.bf16 is None else device.sms,
+            device.memory,
+            device.reserved,
+        )
         for nodes, devices, device in kinds
     )
 

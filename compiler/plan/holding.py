@@ -17,7 +17,7 @@ from compiler.plan.actions.chains import Chains
 from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Moments
 from compiler.plan.spec_files import schedule_of_file
-from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
+from compiler.schedule import AUTO, schedule_of_block, stand_in
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import bytes_per_element, kept_under_zero
@@ -116,10 +116,10 @@ def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int) -> 
         return from_file
     count, name = ramp.micro_batches(spec)[-1], spec.schedule.name
     if name is not None and name != AUTO:
-        schedule = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
+        schedule = schedule_of_block(spec.schedule, num_ranks, count)
         if schedule.stage_placement == stage_placement:
             return schedule
-    return stand_in(stage_placement, num_ranks, count, prompt=False)
+    return stand_in(stage_placement, num_ranks, count, prompt=False).deferring_at_most(spec.schedule.deferred)
 
 
 def moments_of(schedule: Schedule, within: bool = True) -> Moments:

@@ -64,12 +64,13 @@ def with_rate_table(spec: Spec, rate_table: RateTable) -> Spec:
 
 
 def schedule_of_file(spec: Spec) -> Schedule | None:
-    """The schedule of the file that the spec names; None if the spec names a schedule instead."""
+    """The schedule of the file that the spec names, which defers no more weight gradients than the spec allows; None if
+    the spec names a schedule instead."""
     if spec.schedule.file is None:
         return None
     schedule = files_of(spec).schedule
     assert schedule is not None, "a spec that names a schedule file is read by compiler/plan/read_files.py"
-    return schedule
+    return schedule.deferring_at_most(spec.schedule.deferred)
 
 
 def expert_placement_of(spec: Spec) -> ExpertPlacement | None:

@@ -133,7 +133,7 @@ class Splitting:
     def _held(self) -> Holding:
         """The memory of the blocks, without moments."""
         parts = self.model.spec.cluster.parts
-        room = [parts[part][1].device.memory for part in self._parts]
+        room = [parts[part][1].device.room for part in self._parts]
         return holding_of(self.model, self._chains[self._parts[0]], self.placement.copies, room)
 
 

@@ -23,7 +23,7 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.facts.devices import group_nodes
-from dsl.schema import Moe, Spec
+from dsl.schema import Device, Moe, Spec
 from runtime.contract.actions import Action, is_copy
 
 # --- The values that a rank holds at its peak, by name and kind
@@ -270,7 +270,7 @@ def rank_memories(
         assert peak.bytes == curve.peaks[curve.top], "both follow the same instructions"
         memory = RankMemory(
             pp_rank=rank,
-            capacity_bytes=device_of(spec, plan, rank).memory,
+            capacity_bytes=device_of(spec, plan, rank).room,
             peak_bytes=state.total + peak.bytes,
             weights=state.weights,
             gradients=state.gradients,
@@ -425,7 +425,7 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most:
     device = device_of(spec, plan, worst.pp_rank)
     lines = [
         f"pipeline rank {worst.pp_rank} holds {gib(worst.peak_bytes)} at {worst.action}, {gib(worst.over_bytes)} more "
-        f"than the {gib(worst.capacity_bytes)} of device {device.name}"
+        f"than the {room_text(device)}"
     ]
     if len(full) > 1:
         ranks = ", ".join(str(rank) for rank in sorted(each.pp_rank for each in full[1:]))
@@ -435,6 +435,12 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most:
     lines.append("the largest values, summed over layers and micro-batches:")
     lines += [f"  {gib(held.bytes):>10}  {held.name}, {WORDS[held.kind]}" for held in worst.largest[:most]]
     return tuple(lines)
+
+
+def room_text(device: Device) -> str:
+    """The memory that plans may use of a device: `73.5 GiB of device h800 (5.6 GiB of it are reserved)`."""
+    besides = f", besides the {gib(device.reserved)} reserved" if device.reserved else ""
+    return f"{gib(device.room)} of device {device.name}{besides}"
 
 
 def gib(num_bytes: int) -> str:
@@ -450,8 +456,14 @@ def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -
     """The assumptions behind the memory of a plan, a sentence each."""
     mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
+    reserved = dict.fromkeys(gib(device.reserved) for device in spec.cluster.devices if device.reserved)
+    left = (
+        f"{' or '.join(reserved)} of a device are left to CUDA contexts, NCCL, cuBLAS and fragmentation"
+        if reserved
+        else "the allocator loses nothing to fragmentation"
+    )
     lines = [
-        f"memory: {rows}the allocator loses nothing to fragmentation; CUDA contexts and libraries take no memory",
+        f"memory: {rows}{left}",
         *_of_eight_bits(spec, plan),
         *_of_rows(spec, memories),
     ]

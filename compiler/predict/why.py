@@ -1,8 +1,8 @@
 """Edits that make a plan fit. Candidates are planned, and only those that fit are reported, the fastest first.
 
-A candidate changes one key, or more if one is not enough: recompute, micro-batch, ZeRO, schedule, precision, degrees,
-and the number of nodes. A bound (`Outline.missing_as_split`) rules out candidates that surely lack memory. The number
-of candidates that are planned in full is limited, and nothing is random.
+A candidate changes one key, or more if one is not enough: recompute, micro-batch, ZeRO, offload, deferred weight
+gradients, schedule, precision, degrees, and the number of nodes. A bound (`Outline.missing_as_split`) rules out
+candidates that surely lack memory. The number of candidates that are planned in full is limited, and nothing is random.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import get_args
 
+from compiler.plan.holding import schedule_on
+from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
 from compiler.predict.predict import TimedPlan, timed_on
@@ -20,7 +22,7 @@ from compiler.predict.prediction import RankMemory
 from compiler.predict.search import Outline, Shared
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.schedule import Schedule
+from compiler.schedule.schedule import Schedule, most_deferred
 from compiler.schedule.solver import default_cap
 from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import Span
@@ -149,6 +151,13 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
         cap = spec.schedule.cap or default_cap(p.pipeline)
         half = f"[{', '.join(str(each // 2) for each in cap)}]" if isinstance(cap, tuple) else str(cap // 2)
         yield [("schedule.cap", half)]
+    if spec.has_hosts:
+        away = [("moments",), ("moments", "master")]
+        yield [("offload", _list(state)) for state in away if set(state) > set(spec.offload)]
+    if p.pipeline > 1:
+        at_once = most_deferred(schedule_on(spec, stage_placement_of_spec(spec), p.pipeline))
+        fewer = dict.fromkeys(at_once * quarters // 4 for quarters in (3, 2, 1, 0))
+        yield [("schedule.deferred", str(most)) for most in fewer if most < at_once]
     if not of_file and p.pipeline > 1:
         yield from (
             [("schedule.name", name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.schedule.dualpipe import dualpipe, dualpipev
@@ -16,7 +17,10 @@ from compiler.schedule.schedule import Schedule
 from compiler.schedule.zero_bubble import interleaved_zb, vhalf, vmin, zb1p, zbh2, zbv, zbv_both_ways
 from dsl.facts.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
-__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stand_in"]
+if TYPE_CHECKING:  # `dsc schedule` of a name alone reads no spec
+    from dsl.schema import ScheduleBlock
+
+__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "schedule_of_block", "stand_in"]
 
 MAKERS: dict[str, Callable[..., Schedule]] = {  # called with (num_ranks, num_micro_batches), and chunks if chunked
     "gpipe": gpipe,
@@ -73,6 +77,13 @@ def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int =
     if num_micro_batches < row.needs(num_ranks):
         return stand_in(row.stage_placement(chunks), num_ranks, num_micro_batches)
     return row.generate(num_ranks, num_micro_batches, chunks)
+
+
+def schedule_of_block(block: ScheduleBlock, num_ranks: int, num_micro_batches: int) -> Schedule:
+    """The schedule that a spec names; `auto` and files are found elsewhere. See `schedule_of`."""
+    assert block.name is not None, "a schedule has a name or a file"
+    schedule = schedule_of(block.name, num_ranks, num_micro_batches, block.chunks or DEFAULT_CHUNKS)
+    return schedule.deferring_at_most(block.deferred)
 
 
 def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.ir.stage_placement import StagePlacement
@@ -58,6 +58,15 @@ class Schedule:
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a pipeline rank runs, ascending."""
         return self.stage_placement.stages_of(self.num_ranks, rank)
+
+    def deferring_at_most(self, most: int | None) -> Schedule:
+        """The schedule in which at most `most` weight gradients wait while a rank runs something else; None: as it is.
+
+        After an I that makes one wait too many, the W that has waited longest runs at once.
+        """
+        if most is None:
+            return self
+        return replace(self, actions=tuple(_deferring(steps, most) for steps in self.actions))
 
     def to_text(self) -> str:
         """A header line, then one line of steps per rank; `from_text` is its exact inverse."""
@@ -201,6 +210,41 @@ def _parse_placement(text: str) -> StagePlacement:
         return StagePlacement.parse(text)
     except ValueError as error:
         raise ScheduleError(str(error)) from None
+
+
+def most_deferred(schedule: Schedule) -> int:
+    """The most weight gradients that wait on a rank while it runs something else."""
+    return max((_most_due(steps) for steps in schedule.actions), default=0)
+
+
+def _most_due(steps: Sequence[Step]) -> int:
+    due = most = 0
+    for step in steps:
+        kinds = [action.kind for action in actions_of(step)]
+        if kinds != ["W"]:
+            most = max(most, due)
+        due += kinds.count("I") - kinds.count("W")
+    return most
+
+
+def _deferring(steps: Sequence[Step], most: int) -> tuple[Step, ...]:
+    result: list[Step] = []
+    due: dict[Action, None] = {}  # the W of each I, in the order of these
+    early: set[Step] = set()
+    for step in steps:
+        if step in early:
+            continue
+        result.append(step)
+        for action in actions_of(step):
+            if action.kind == "I":
+                due[Action("W", action.stage, action.micro_batch)] = None
+            due.pop(action, None)
+        while len(due) > most:
+            late = next(iter(due))
+            del due[late]
+            early.add(late)
+            result.append(late)
+    return tuple(result)
 
 
 def _parse_steps(texts: list[Any], where: str) -> tuple[Step, ...]:

@@ -16,7 +16,7 @@ from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import rate_table_of, schedule_of_file
 from compiler.plan.stages import build_stages
-from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES, schedule_of
+from compiler.schedule import SCHEDULES, schedule_of_block
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
@@ -195,11 +195,11 @@ def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
 def _bubble(spec: Spec, micro_batches: int) -> float | None:
     """Return the idle share of pipeline ranks in a step in which F, I and W take equal times; None if unknown."""
     ranks = spec.parallel.pipeline
-    name, chunks = spec.schedule.name, spec.schedule.chunks or DEFAULT_CHUNKS
+    name = spec.schedule.name
     from_file = schedule_of_file(spec)
     if (from_file is None and name not in SCHEDULES) or _num_stages(spec) * micro_batches > MAX_SIMULATED:
         return None
-    timeline = simulate(from_file or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
+    timeline = simulate(from_file or schedule_of_block(spec.schedule, ranks, micro_batches), Costs())
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 

@@ -145,7 +145,7 @@ def _values(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable
     if path.startswith("train."):
         return _batches(path, old, view)
     if path == "cluster.node.device.memory":
-        return _rounded(memory.lower_bound(sheet.spec).total)
+        return _rounded(sheet.spec.cluster.node.device.memory_for(memory.lower_bound(sheet.spec).total))
     if path in OPPOSITE:
         return (view[OPPOSITE[path][0]] + OPPOSITE[path][1],)
     if path.startswith("model."):

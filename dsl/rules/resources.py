@@ -66,8 +66,10 @@ def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:
 def state_fits(spec: Spec) -> Iterator[Finding]:
     """The memory of a device holds at least its weights, gradients and optimizer state: a bound in closed form."""
     device, least = spec.cluster.node.device, memory.lower_bound(spec)
-    if spec.cluster.more is None and least.total > device.memory:
-        message = f"device {device.name} has {size(device.memory)}, but the fullest one needs {size(least.total)}"
+    if spec.cluster.more is None and least.total > device.room:
+        message = (
+            f"device {device.name} has {_room(device, device.room)}, but the fullest one needs {size(least.total)}"
+        )
         yield Finding("E0812", f"{message}: {_parts(spec, least)}", "cluster.node.device.memory", *_mending(spec))
 
 
@@ -80,7 +82,7 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
     if kinds is None:
         return
     devices = spec.cluster.devices
-    room = [devices[kind].memory for kind in kinds]
+    room = [devices[kind].room for kind in kinds]
     if is_mirrored(spec):
         room = [min(pair) for pair in zip(room, reversed(room), strict=True)]
     mean, end = memory.mean_bytes(spec), memory.last_stage_bytes(spec)
@@ -95,9 +97,9 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
         return
     rank = _last(spec, room)
     if end.total > room[rank]:
-        kind = next(kind for kind in (kinds[rank], kinds[-1 - rank]) if devices[kind].memory == room[rank])
+        kind = next(kind for kind in (kinds[rank], kinds[-1 - rank]) if devices[kind].room == room[rank])
         message = (
-            f"device {devices[kind].name} has {size(room[rank])}, but with the last stage it needs "
+            f"device {devices[kind].name} has {_room(devices[kind], room[rank])}, but with the last stage it needs "
             f"{size(end.total)}: {_parts(spec, end)}"
         )
         yield Finding("E0812", message, f"cluster.{'more.' * kind}node.device.memory", *_mending(spec))
@@ -120,6 +122,11 @@ def _last(spec: Spec, room: list[int]) -> int:
     if spec.schedule.file is not None:
         return room.index(max(room))
     return 0 if is_folded(spec) else len(room) - 1
+
+
+def _room(device: Device, room: int) -> str:
+    """The memory that a run may use of a device."""
+    return f"{size(room)} besides its reserve of {size(device.reserved)}" if device.reserved else size(room)
 
 
 def _parts(spec: Spec, least: memory.DeviceBytes) -> str:

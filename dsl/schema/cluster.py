@@ -20,6 +20,12 @@ OF_DATA_SHEET = Derived(
 MTBF_S = 50_000 * 3600.0
 
 
+# A CUDA context with cuBLAS takes some 1 GiB, and NCCL 1 to 2 for the communicators of a run; rows of experts change
+# their sizes from step to step, so that the allocator loses some percent even with expandable segments.
+CONTEXTS = 4 * 2**30
+FRAGMENTS_PERCENT = 2
+
+
 class Device(Node):
     """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks without
     sparsity; those of a100, b200, gb200, h100, h200, h800 and mi300x are known and need not be written."""
@@ -30,9 +36,18 @@ class Device(Node):
         OF_DATA_SHEET,
         Field(ge=1, le=4096, description="streaming multiprocessors", examples=["sms = 132"]),
     ] = None
-    memory: Annotated[
-        int, Field(ge=1, le=2**60, description="usable memory", examples=["memory = 80GB"]), StoredUnit("byte")
-    ]
+    memory: Annotated[int, Field(ge=1, le=2**60, description="memory", examples=["memory = 80GB"]), StoredUnit("byte")]
+    reserve: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=2**60,
+            description="memory that plans leave to CUDA contexts, NCCL, cuBLAS and fragmentation; default: 4 GiB and "
+            "2% of the memory for accelerators, else 0",
+            examples=["reserve = 6GiB"],
+        ),
+        StoredUnit("byte"),
+    ] = None
     hbm: Annotated[ByteRate, OF_DATA_SHEET, Field(description="peak memory bandwidth", examples=["hbm = 3.35TB/s"])] = (
         None
     )
@@ -51,6 +66,24 @@ class Device(Node):
         Field(ge=0, le=1e6, description="price per hour", examples=["price = 2USD/h"]),
         StoredUnit("USD/h"),
     ] = None
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that plans leave free: `reserve`, or its default."""
+        if self.reserve is not None:
+            return self.reserve
+        return CONTEXTS + self.memory * FRAGMENTS_PERCENT // 100 if self.bf16 is not None else 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that a run may hold: the memory without what is reserved."""
+        return max(0, self.memory - self.reserved)
+
+    def memory_for(self, room: int) -> int:
+        """The least memory of such a device with room for `room` bytes."""
+        if self.reserve is not None:
+            return room + self.reserve
+        return -(-(room + CONTEXTS) * 100 // (100 - FRAGMENTS_PERCENT)) if self.bf16 is not None else room
 
 
 class Machine(Node):

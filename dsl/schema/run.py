@@ -88,6 +88,17 @@ class ScheduleBlock(Node):
         Field(ge=1, le=2, description=f"for {AUTO}: most ranks that hold the same stage", examples=["copies = 1"]),
         Quiet(),
     ] = None
+    deferred: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="most weight gradients that a rank defers at once, which takes less memory; others are "
+            "computed with the rest of their backward; default: as the schedule has it",
+            examples=["deferred = 4"],
+        ),
+        Quiet(),
+    ] = None
     order: Annotated[
         Literal["drawn", "cost"],
         Field(description="order of the micro-batches of a step", examples=["order = cost"]),

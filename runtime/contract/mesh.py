@@ -144,7 +144,8 @@ Several = Annotated[int, NumberRange(1, MAX_NODES)]
 class NodeKind:
     """Nodes of one kind, in the order in which ranks are placed on them: their number, and the devices of each.
 
-    `sms`: streaming multiprocessors of a device; None for a CPU. `memory`: bytes of a device.
+    `sms`: streaming multiprocessors of a device; None for a CPU. `memory`: bytes of a device, of which a plan leaves
+    `reserve` free.
     """
 
     nodes: Several
@@ -152,6 +153,12 @@ class NodeKind:
     device: Annotated[str, Pattern(".{1,200}")]
     sms: Annotated[int, NumberRange(1, MAX_SMS)] | None
     memory: Annotated[int, NumberRange(1, MAX_INT)]
+    reserve: Annotated[int, NumberRange(0, MAX_INT)] = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes of a device that a plan may use."""
+        return max(0, self.memory - self.reserve)
 
 
 def node_kind(cluster: Sequence[NodeKind], rank: int) -> NodeKind:

@@ -17,7 +17,7 @@ from dsl.canonical import canonical
 from dsl.facts.devices import FIELDS, PEAKS
 from dsl.load import load, resolve
 from dsl.messages.diagnostics import SpecError
-from dsl.schema import Spec
+from dsl.schema import Device, Spec
 from dsl.schema.precision import BUILT_IN
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -138,3 +138,29 @@ def test_only_accelerators_take_rows_of_bf16_in_eights(precision: str, accelerat
         spec = resolve(SPECS / name).spec
         chosen = spec.model_copy(update={"precision": BUILT_IN[precision]})
         assert chosen.row_alignment == rows, name
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("overrides", "room"),
+    [
+        (["memory=100GiB"], 94 * GIB),  # without 4 GiB and 2%
+        (["memory=100GiB", "reserve=10GiB"], 90 * GIB),
+        (["memory=100GiB", "reserve=0GiB"], 100 * GIB),
+        (["memory=100GiB", "reserve=none"], 94 * GIB),
+    ],
+)
+def test_plans_leave_the_reserve_of_an_accelerator_free(overrides: list[str], room: int) -> None:
+    """CUDA contexts, NCCL, cuBLAS and fragmentation take memory that no plan counts."""
+    words = [f"cluster.node.device.{each}" for each in overrides]
+    device = load(SPECS / "llama3-8b.dsc", overrides=words).cluster.node.device
+    assert (device.room, device.memory - device.reserved) == (room, room)
+    assert device.model_copy(update={"memory": device.memory_for(room)}).room == room
+
+
+def test_a_cpu_has_no_reserve() -> None:
+    device = load(SPECS / "quickstart.dsc").cluster.node.device
+    assert device.room == device.memory == device.memory_for(device.memory)
+    assert Device(name="h800", memory=3 * GIB, bf16=1e12).room == 0  # less than its reserve

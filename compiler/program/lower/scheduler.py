@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compiler.plan.spec_files import schedule_of_file
 from compiler.program.lower.estimate import copy_time, costs_of_searches
 from compiler.program.lower.lowering import Lowering
-from compiler.schedule import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
+from compiler.schedule import AUTO, schedule_of_block, stand_in
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
 from dsl.schema import Spec
@@ -57,11 +57,11 @@ class Scheduler:
         if self._from_file is not None:
             if num_micro_batches == self._from_file.num_micro_batches:
                 return self._from_file
-            return stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
-        assert name is not None, "a schedule has a name or a file"
+            short = stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
+            return short.deferring_at_most(self._spec.schedule.deferred)
         if name == AUTO:
-            return self._searched(num_micro_batches)
-        return schedule_of(name, plan.mesh.pp, num_micro_batches, self._spec.schedule.chunks or DEFAULT_CHUNKS)
+            return self._searched(num_micro_batches).deferring_at_most(self._spec.schedule.deferred)
+        return schedule_of_block(self._spec.schedule, plan.mesh.pp, num_micro_batches)
 
     def _searched(self, num_micro_batches: int) -> Schedule:
         # Imported here: a schedule that is named needs no solver.

@@ -249,7 +249,7 @@ def _bar(share: float, columns: int, tint: str) -> Text:
 def _memory(p: Prediction, width: int) -> Iterable[Text]:
     capacity = min(rank.capacity_bytes for rank in p.ranks)
     unit, unit_bytes = ("GiB", GIB) if max(rank.peak_bytes for rank in p.ranks) >= GIB else ("MiB", GIB >> 10)
-    yield _title("memory of a device", f"{unit}, at the peak; each has {size(capacity)}")
+    yield _title("memory of a device", f"{unit}, at the peak; each has room for {size(capacity)}")
     heads = ("ranks", *(part for part, _ in PARTS), "peak")
     columns = max(8, width - 82)
     yield Text(

@@ -224,8 +224,10 @@ def _memory(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> Che
     text = f"{node.memory.free_bytes / GB:.1f} GB free on the host"
     if plan is None or kind is None:
         return CheckFinding("memory", "ok", text)
-    if max(plan.memory) > kind.memory:
-        text = f"a rank holds {max(plan.memory) / GB:.1f} GB, and a device of the spec {kind.memory / GB:.1f} GB"
+    if max(plan.memory) > kind.room:
+        text = (
+            f"a rank holds {max(plan.memory) / GB:.1f} GB, and a device of the spec has {kind.room / GB:.1f} GB for it"
+        )
         return CheckFinding("memory", "error", text, "`dsc plan` names edits that make the run fit")
     needed = max(plan.memory) * kind.devices if kind.sms is None else 0
     if needed > node.memory.free_bytes:

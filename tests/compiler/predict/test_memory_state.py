@@ -109,7 +109,8 @@ def test_explains_why_a_plan_does_not_fit() -> None:
     ranks = [memory(0, peak_bytes=79 * GIB), memory(1), memory(2, peak_bytes=86 * GIB, weights=21 * GIB), memory(3)]
     lines = explain_memory(spec, plan, ranks, most=2)
     assert lines == (
-        "pipeline rank 2 holds 86.0 GiB at (F3.7|B12.4), 6.0 GiB more than the 80.0 GiB of device h800",
+        "pipeline rank 2 holds 86.0 GiB at (F3.7|B12.4), 6.0 GiB more than the 73.5 GiB of device h800, besides the "
+        "5.6 GiB reserved",
         "pipeline ranks 1, 3 do not fit either",
         "    25.0 GiB  gradients of weights",
         "    21.0 GiB  weights",
@@ -128,7 +129,7 @@ def test_explains_why_a_plan_does_not_fit() -> None:
 
 def test_warns_if_a_ranks_memory_differs_from_the_plan() -> None:
     even = (MeasuredMemory(0, 1024, 1024), MeasuredMemory(1, 4096, 4096))
-    assert measured_line(even).startswith("4.0 KiB on rank 1; on every rank as planned")
+    assert measured_line(even).startswith("4.0 KiB on rank 1; every rank matches the plan")
     line = measured_line((*even, MeasuredMemory(2, 1000, 1024), MeasuredMemory(3, 1050, 1024)))
     assert line == (
         "4.0 KiB on rank 1; 2 of 4 ranks differ from their plan, rank 3 the most: planned 1,050 bytes, measured 1,024"

@@ -95,7 +95,8 @@ def test_the_chosen_plan_is_highlighted(num_plans: int, head: str) -> None:
 
 @pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)], ids=["one rank", "ranks of nodes"])
 def test_lack_of_memory_is_reported_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
-    assert main(["plan", spec, "-s", f"cluster.node.device.memory={memory}GiB"]) == 0
+    device = [f"cluster.node.device.{value}" for value in (f"memory={memory}GiB", "reserve=0GiB")]
+    assert main(["plan", spec, *(word for value in device for word in ("-s", value))]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
     assert "does not fit" in line and re.search(rf"\d GiB too much: .* of {memory}\.0 GiB on rank \d+ at [(FBIW]", line)
 
@@ -193,7 +194,7 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
     assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
     shown = capsys.readouterr().out
     assert "1.312M parameters\npipeline 2" in shown
-    assert "memory of a device  MiB, at the peak; each has 3.7 GiB" in shown
+    assert "memory of a device  MiB, at the peak; each has room for 3.7 GiB" in shown
     (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
     *parts, peak = map(float, row.split())
     assert peak == pytest.approx(sum(parts), abs=0.1) and min(parts) > 0
@@ -201,7 +202,7 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
 
 def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
     """The fabric for such an edit has the devices of the larger cluster, not of the original one."""
-    tight = ["-s", "cluster.node.device.memory=16GiB"]
+    tight = ["-s", "cluster.node.device.memory=10GiB", "-s", "cluster.node.device.reserve=0GiB"]
     assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert any(setting["key"] == "cluster.nodes" for edit in edits for setting in edit["settings"])

@@ -36,15 +36,16 @@ ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "specs"
 MEMORY = "cluster.node.device.memory"
 # What does not fit in each spec, and the edit that is shown first.
+RESERVE = "cluster.node.device.reserve=0GiB"  # so that `memory` is what a plan may use
 CASES = {
-    "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB"], "recompute = [rmsnorm]"),
+    "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB", RESERVE], "recompute = [rmsnorm]"),
     "v3 without recompute": (
         "deepseek-v3",
-        ["recompute=[]"],
+        ["recompute=[]", RESERVE],
         "recompute = [swiglu, mla_up]",
     ),  # as published, without norms
-    "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB"], "train.micro_batch = 1"),
-    "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB"], "train.micro_batch = 1"),
+    "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB", RESERVE], "train.micro_batch = 1"),
+    "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB", RESERVE], "offload = [moments, master]"),
     "on a CPU": ("quickstart", [f"{MEMORY}=110MiB"], "train.micro_batch = 1"),
 }
 
@@ -208,7 +209,7 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
     copies.copytree(SPECS, tmp_path / "specs")
     monkeypatch.chdir(tmp_path / "specs")
     cluster = Path("clusters/h100.dsc")
-    cluster.write_text(cluster.read_text("utf-8").replace("79.1GiB", "24GiB"), "utf-8")
+    cluster.write_text(cluster.read_text("utf-8").replace("79.1GiB", "24GiB, reserve = 0GiB"), "utf-8")
     spec = Path("moe-8gpu.dsc")  # in FP32, so that less precise values are an edit, too
     spec.write_text(spec.read_text("utf-8").replace("precision = bf16", "precision = fp32"), "utf-8")
     assert main(["plan", "moe-8gpu.dsc", "--format", "json"]) == 0
@@ -230,7 +231,7 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
 
 def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(SPECS / "llama3-8b.dsc")
-    assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "--width", "100"]) == 0
+    assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "-s", RESERVE, "--width", "100"]) == 0
     shown = capsys.readouterr().out
     assert "why it does not fit" in shown and "pipeline rank 0 holds 42.6 GiB at B0.0, 2.6 GiB more than" in shown
     assert "1. recompute = [rmsnorm]" in shown
@@ -241,7 +242,7 @@ def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_reports_that_no_edit_fits() -> None:
-    resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB"])
+    resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB", RESERVE])
     found = timed(resolved.spec)
     ranks = memories(found)
     nothing = ways_to_fit(found, ranks, lambda more: None, resolved.origins)
@@ -254,7 +255,7 @@ def test_reports_that_no_edit_fits() -> None:
 def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """With the edit, the plan lacks exactly the reported memory on that rank, and less than without the edit."""
     sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
-    spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
+    spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB", RESERVE]
     words = [spec, *(word for override in sizes_and_keys for word in ("-s", override))]
     assert main(["plan", *words, "--format", "json"]) == 0
     shown = parsed(capsys.readouterr().out, "plan")
