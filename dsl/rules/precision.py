@@ -193,8 +193,8 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
 
 
 def _has_more(spec: Spec, no_moe: bool) -> bool:
-    """Whether the gradient of some norm can be fused with more than the residual's: a sum before it, or the recomputed
-    norm."""
+    """Whether the gradient of some norm can be fused with more than the gradient of the residual: with a sum before it,
+    or with the recomputed norm."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
     more = not no_moe or spec.model.has_latents or bool(again)
     return (
@@ -207,7 +207,7 @@ def _has_more(spec: Spec, no_moe: bool) -> bool:
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     """`unfused` names only ops that would otherwise be fused: ops of MoE layers, and ops whose result is multiplied or
-    sent in FP8. FP8 only for returning rows fuses nothing."""
+    sent in FP8. FP8 for returning rows alone fuses nothing."""
     no_moe = not any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
         spec.precision.dispatch == FP8 and not no_moe
