@@ -208,8 +208,8 @@ def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
     at once use no more than `sms` SMs (for `sms` ≥ 7, or 9 with two hops): at most four directions of messages, counts,
     rows, and sums of gradients. The sums get a quarter of what messages and counts leave, the rows the rest.
 
-    `hops`: channels of a rank for rows, and for counts: two where rows go through nodes, which share what one would
-    get.
+    `hops`: channels of a rank for rows, and for counts: two if rows go through nodes. The two share the thread blocks
+    that one would get.
     """
     left = sms - 4 - hops
     sums = max(1, left // 4)

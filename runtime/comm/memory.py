@@ -312,7 +312,7 @@ class Circle:
 
 @dataclass(frozen=True)
 class Summing:
-    """A pending sum of the tensors `of_each` rank, which are ready at a meeting. `wait` computes the sum."""
+    """A pending sum of one tensor `of_each` rank. The tensors are ready at a meeting; `wait` computes the sum."""
 
     circle: Circle
     meeting: int

@@ -6,9 +6,9 @@ processor time of each batch, and if it ends, a DataError names the tokenizer an
 
 A chat template is code, too, and is rendered in this process.
 
-Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document, or null, and the
-chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
-JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
+Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document or null, and the
+chat settings or null if texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a JSON
+list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
 "end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
 For rows there is {"notices": the fields of Notices} beside the sizes, {"at": its place in the batch} beside the error
 of a row that is refused, and a token without loss is ~id (runtime/data/chat.py).
@@ -51,8 +51,8 @@ MAX_SHOWN, MAX_SAID = 200, 2000  # characters of a message of the library, and o
 
 
 class _EndedError(Exception):
-    """The process has ended, or has said that it cannot go on; the message is the reason. `at`: the text that it is
-    about, where the process knows it."""
+    """The process has ended, or has reported an error and will end; the message is the reason. `at`: index of the text
+    that caused it, if known."""
 
     def __init__(self, reason: str, at: int | None = None) -> None:
         super().__init__(reason)

@@ -208,8 +208,8 @@ def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any],
         return {"sha256": sha256, "vocab": request.vocab, "end_of_document": data.end_id}, None, {}
     if not isinstance(data.tokenizer, str):
         raise DataError(
-            f"data source {data.source!r}: token ids are those of some tokenizer, and none can be trained on them: "
-            'write `tokenizer = "tokenizer.json"`, or `end_id`, the id that ends a document, in its place'
+            f"data source {data.source!r}: a tokenizer cannot be trained on token ids, which already belong to one: "
+            'write `tokenizer = "tokenizer.json"`, or instead `end_id`, the id that ends a document'
         )
     path = spec_folder / data.tokenizer
     with GivenTokenizer(path, tokenizer.read(path)) as process:

@@ -244,7 +244,7 @@ def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome
     cause = min(alive, key=suspicion)
     beat = board.read(cause.rank)
     runs, waits, _ = suspicion(cause)
-    why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+    why = "all wait for one another, this rank the longest" if waits else "it waits for no other rank"
     if not runs:
         why = f"its process is {states[cause.rank]}"
     waiting = tuple(

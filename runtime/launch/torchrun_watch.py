@@ -289,7 +289,7 @@ class TorchrunWatch:
 
         cause = min(beats, key=suspicion)
         alive, waits, _ = suspicion(cause)
-        why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+        why = "all wait for one another, this rank the longest" if waits else "it waits for no other rank"
         if not alive:
             why = "its process is stopped, or its machine is gone"
         reason = f"no rank has changed its action for {still_s:.1f} s; {why}"

@@ -125,7 +125,7 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             number = math.nan
         if not abs(number) <= MOST:  # also for NaN
             said = f"{who} returns {_short(value)} for completion {at}, which is no number from {-MOST:g} to {MOST:g}"
-            raise FaultError(said, "return 0.0 where nothing can be said")
+            raise FaultError(said, "return 0.0 for a completion without a score")
         numbers.append(number)
     return numbers
 
