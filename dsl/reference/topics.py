@@ -24,8 +24,6 @@ from dsl.schema import BUILT_IN, RECIPES
 
 @dataclass(frozen=True)
 class LanguageWord:
-    """A word of the language."""
-
     text: str
     meaning: str
     example: str

@@ -152,7 +152,6 @@ def communicating_sms(context: Context) -> int:
 
 
 def default_sm(context: Context) -> Sm:
-    """The default division of SMs."""
     return Sm.model_construct(communication=communicating_sms(context))
 
 
