@@ -44,8 +44,8 @@ class MissingRankError(ReportedError):
     """Ranks did not arrive in time. The message names them and the point at which this rank waits."""
 
     def __init__(self, missing: Sequence[int], timeout_s: float, point: str) -> None:
-        who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        super().__init__(f"{who} did not come within {timeout_s:g} s: this rank waits in `{point}`", of_peer=True)
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        super().__init__(f"{ranks} did not come within {timeout_s:g} s: this rank waits in `{point}`", of_peer=True)
         self.missing = tuple(missing)
 
 

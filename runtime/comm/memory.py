@@ -150,7 +150,6 @@ class Heap:
         return start
 
     def free(self, start: int) -> None:
-        """Free a block."""
         self._taken = [block for block in self._taken if block[0] != start]
 
 

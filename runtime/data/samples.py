@@ -134,7 +134,6 @@ class ChatSurvey:
         }
 
     def fate(self, row: int) -> Fate:
-        """Return the fate of a row."""
         if self.is_dropped[row]:
             return "dropped"
         if not self.has_target[row]:

@@ -132,8 +132,8 @@ class Supervision:
         request = board.stop_request()
         if request is None:
             return Outcome("finished")
-        who = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
-        return Outcome("stopped", f"{who} received {signal.Signals(request.signal).name}", signal=request.signal)
+        receiver = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
+        return Outcome("stopped", f"{receiver} received {signal.Signals(request.signal).name}", signal=request.signal)
 
 
 @dataclass

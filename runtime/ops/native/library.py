@@ -76,12 +76,12 @@ def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
     be contiguous are copied if they are not."""
     function, signature = _functions()[name, dtype]
     values: list[float | None] = []
-    kept = []  # copies, until the function has returned
+    copies = []  # kept alive until the function has returned
     for kind, arg in zip(signature, args, strict=True):
         if isinstance(arg, Tensor):
             if kind == TENSOR:
                 arg = arg.contiguous()
-                kept.append(arg)
+                copies.append(arg)
             values.append(arg.data_ptr())
             if kind == ROWS:
                 values.append(arg.stride(0))
