@@ -22,7 +22,7 @@ BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes written as one value
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value. `text` is that of the canonical form; `value` is JSON-able, in the unit that the schema stores."""
+    """One value. `text`: as in the canonical form; `value`: JSON-able, in the unit that the schema stores."""
 
     path: str
     text: str
@@ -114,9 +114,9 @@ def _plain(value: Any) -> Any:
 
 
 def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
-    """Return the origin of the value at a path of `leaves(spec)`. `origins` are those of the resolver.
+    """Return the origin of the value at a path of `leaves(spec)`. `origins`: positions of values, from the resolver.
 
-    A block has an origin too: its first line, or that of the block it is inherited from.
+    A block has an origin too: its first line, or the first line of the block that it is inherited from.
     """
     span = origins.get(_written(path))
     reason = _derivation(path, spec, span)

@@ -234,7 +234,7 @@ def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Dia
 def _view(
     definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, reported: Reported = ()
 ) -> tuple[ResolvedView | None, list[Diagnostic]]:
-    """Resolve one run. `auto` keys get the first choice that passes the rules, or that with the fewest broken rules."""
+    """Resolve one run. `auto` keys get the first choice that passes the rules, or the one that breaks the fewest."""
     view, mistakes = _run_view(definitions, name, overrides, explain, reported, {})
     if view is None or not view.context.opened:
         return view, mistakes

@@ -56,13 +56,13 @@ class KeptElements(Generic[N]):
 
 
 def kept_under_zero(zero: int, whole: N, shard: N, owned: N) -> KeptElements[N]:
-    """What a holder of some parameters keeps under ZeRO (arXiv 1910.02054, §5).
+    """Return what a holder of some parameters keeps under ZeRO (arXiv 1910.02054, §5).
 
     Every holder has all weights, gradients and optimizer state, but from level 1 on only the optimizer state that it
     updates, from level 2 on only its shard of the gradients, and at level 3 only its shard of the weights.
 
-    `whole`: elements of the parameters. `shard`: of a holder's shard. `owned`: that a holder updates; a second copy of
-    a stage is another holder, but has no other shards.
+    `whole`: elements of the parameters. `shard`: elements of a holder's shard. `owned`: elements that a holder updates;
+    a second copy of a stage is another holder, but has the same shards.
     """
     return KeptElements(
         weights=shard if zero >= 3 else whole,

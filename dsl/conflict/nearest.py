@@ -40,7 +40,7 @@ ORDER = checked((
     "cluster.node.device.memory", "model", "precision",
 ))  # fmt: skip
 WINDOW = 16  # multiples to try if the numbers that determine them are unknown
-BOUNDS = checked({  # those of the schema
+BOUNDS = checked({  # as in the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "parallel.expert_tensor": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),

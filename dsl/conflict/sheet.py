@@ -51,8 +51,6 @@ class Variable:
 
 
 class SheetValues(Protocol):
-    """Values of variables."""
-
     def one(self, path: str) -> int:
         """A number; 1 if unknown."""
         ...

@@ -137,7 +137,7 @@ GROWTH = lcm(*(facts.multiple for facts in FACTS.values()))
 
 
 def facts_of(name: object) -> ScheduleFacts:
-    """The facts of a named schedule; those of a search for `auto` and for a schedule file."""
+    """The facts of a named schedule; for `auto` and for a schedule file, the facts of a search."""
     return FACTS.get(str(name), SEARCHED)
 
 

@@ -56,5 +56,5 @@ def edits(one: str, other: str) -> int:
 
 def _same_digits(word: str, name: str) -> bool:
     """Whether two words have the same digits, or one of them has none."""
-    mine, its = (sorted(each for each in text if each.isdigit()) for text in (word, name))
-    return not mine or not its or mine == its
+    word_digits, name_digits = (sorted(each for each in text if each.isdigit()) for text in (word, name))
+    return not word_digits or not name_digits or word_digits == name_digits

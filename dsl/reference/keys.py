@@ -142,9 +142,9 @@ def documented_at(path: str) -> str:
 
 def related(key: BlockKey) -> tuple[str, ...]:
     """Paths of the keys that a rule reads together with this one."""
-    mine, block = plain(key.path), key.path.rpartition(".")[0]
+    plain_path, block = plain(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
-    beside = {read for row in rows if mine in row for read in row if read != mine}
+    beside = {read for row in rows if plain_path in row for read in row if read != plain_path}
     found = [path for path in keys() if plain(path) in beside]
     others = {
         path for path in found if plain(path).rpartition(".")[0] == plain(block) and path.rpartition(".")[0] != block

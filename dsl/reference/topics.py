@@ -24,8 +24,6 @@ from dsl.schema import BUILT_IN, RECIPES
 
 @dataclass(frozen=True)
 class LanguageWord:
-    """A word of the language."""
-
     text: str
     meaning: str
     example: str
@@ -197,7 +195,7 @@ def find(asked: str) -> tuple[Topic, ...]:
 
 
 def _elsewhere(word: str) -> tuple[Topic, ...]:
-    """Topics for a key or word of another system: where it is here, followed by the topics of that key or block."""
+    """Topics for a key or word of another system: what to use instead, followed by the topics of that key or block."""
     places = vocabulary.topics(word)
     if word.lower() in vocabulary.ABSENT:
         return (Topic("word", word, vocabulary.hint_of(word)),)

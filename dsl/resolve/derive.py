@@ -131,12 +131,11 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """Default of `sm.communication`: 20 of 132 SMs in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), the same share of other
-    devices; of several kinds, that of the smallest.
+    """Default of `sm.communication`: 20 of 132 SMs, as in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), and the same share of
+    other devices. With several kinds of devices, the share of the smallest one.
 
-    They are for token rows of experts, tensor or context ranks that are exchanged while another micro-batch computes,
-    and for sharded state that is exchanged while the same one does. 0 if nothing overlaps: an action that waits for its
-    rows can use all SMs.
+    These SMs exchange token rows of expert, tensor or context ranks while another micro-batch computes, and sharded
+    state while the same micro-batch computes. 0 if nothing overlaps: an action that waits for its rows can use all SMs.
     """
     try:
         shards_state = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
@@ -153,7 +152,6 @@ def communicating_sms(context: Context) -> int:
 
 
 def default_sm(context: Context) -> Sm:
-    """The default division of SMs."""
     return Sm.model_construct(communication=communicating_sms(context))
 
 

@@ -181,7 +181,7 @@ def _in(dimension: Dimension) -> str:
 
 
 def _conversion(found: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
-    if unit.bare and found.dimension in (STEP, TOKEN):  # the same number of the other would be a different length
+    if unit.bare and found.dimension in (STEP, TOKEN):  # the number itself is not converted: 5 tokens are not 5 steps
         other = ALTERNATIVES.get(key)
         return f"write `{other} = {text}`" if other else f"write it in {spoken(wanted)}"
     if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:

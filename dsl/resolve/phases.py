@@ -83,7 +83,7 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
 
 
 def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Block]:
-    """Yield the run of each phase: that of the phase before, with the keys of the phase merged over it."""
+    """Yield the run of each phase: the run of the phase before, with the keys of the phase merged over it."""
     label = run.labels[0]
     body = tuple(each for each in run.body if each not in phases)
     found = replace(run, body=body)

@@ -110,7 +110,7 @@ def string(context: Context, key: str, value: Value, is_path: bool) -> str:
     hint = f'write `{key} = "{text}"`'
     if len(items) == 1 and isinstance(items[0], String):
         hint = f"write `{key} = {items[0].span.text}`"
-    elif not isinstance(value, (Word, Number)):  # several strings or a call cannot simply be quoted
+    elif not isinstance(value, (Word, Number)):  # quotes around several strings or a call would not help
         hint = "write one string in quotes"
         hint += "; a glob names several files, as in `corpus/**/*.txt`" if key == "source" else ""
     elif value.span.source.name == OVERRIDE:

@@ -302,7 +302,7 @@ def missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:
 
 def related(read: str, path: str) -> bool:
     """Whether one path is a prefix of the other; `*` stands for any part."""
-    return all(mine in ("*", other) for mine, other in zip(read.split("."), path.split("."), strict=False))
+    return all(pattern in ("*", part) for pattern, part in zip(read.split("."), path.split("."), strict=False))
 
 
 def located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:

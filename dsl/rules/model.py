@@ -138,7 +138,7 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
 
 
 def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
-    """The same for ranges of layers and MTP blocks with attention of their own."""
+    """The rule of `heads_share_keys`, for ranges of layers and MTP blocks with attention of their own."""
     _, *ranges = spec.model.attentions
     for at, attention in ranges:
         if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:

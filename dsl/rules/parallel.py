@@ -125,8 +125,8 @@ def even_pipeline(spec: Spec) -> Iterator[Finding]:
     pipeline, name = spec.parallel.pipeline, spec.schedule.name
     placed = name == AUTO and spec.schedule.placement == "bidirectional"
     if (facts_of(name).even or placed) and pipeline % 2:
-        who = "placement = bidirectional" if placed else name
-        message = f"{who} needs an even pipeline, but pipeline = {pipeline} is odd"
+        subject = "placement = bidirectional" if placed else name
+        message = f"{subject} needs an even pipeline, but pipeline = {pipeline} is odd"
         even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
         hint = f"{even}{'`placement = v`' if placed else f'`schedule {{ name = {PLAIN} }}`'}"
         note = ("the placement", "schedule.placement") if placed else ("the schedule", "schedule.name")

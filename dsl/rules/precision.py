@@ -34,12 +34,12 @@ def low_precision_has_a_role(spec: Spec) -> Iterator[Finding]:
     for role in ALL_ROLES:
         dtype = getattr(spec.precision, role)
         if dtype in ROLES and role not in ROLES[dtype][2]:
-            bits, where, _ = ROLES[dtype]
+            bits, allowed, _ = ROLES[dtype]
             wide = role in ("parameter", "compute", "linear", "moments", "dispatch", "combine")
             wider = spec.precision.compute if role == "attention_output" else "bf16" if wide else "fp32"
             yield Finding(
                 "E0911",
-                f"{role} = {dtype}: {bits} are only for {where}",
+                f"{role} = {dtype}: {bits} are only for {allowed}",
                 f"precision.{role}",
                 f"write `{role} = {wider}`",
             )
@@ -193,8 +193,8 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
 
 
 def _has_more(spec: Spec, no_moe: bool) -> bool:
-    """Whether the gradient of some norm can be fused with more than the residual's: a sum before it, or the recomputed
-    norm."""
+    """Whether the gradient of some norm can be fused with more than the gradient of the residual: with a sum before it,
+    or with the recomputed norm."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
     more = not no_moe or spec.model.has_latents or bool(again)
     return (
@@ -207,7 +207,7 @@ def _has_more(spec: Spec, no_moe: bool) -> bool:
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     """`unfused` names only ops that would otherwise be fused: ops of MoE layers, and ops whose result is multiplied or
-    sent in FP8. FP8 only for returning rows fuses nothing."""
+    sent in FP8. FP8 for returning rows alone fuses nothing."""
     no_moe = not any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
         spec.precision.dispatch == FP8 and not no_moe
@@ -222,8 +222,8 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.unfused if name not in lost)
-        who, precision = f"model {model.name}", f"precision {spec.precision.name}"
-        message = f"unfused names {', '.join(lost)}, but {who} in {precision} does not fuse that"
+        model_words, precision_words = f"model {model.name}", f"precision {spec.precision.name}"
+        message = f"unfused names {', '.join(lost)}, but {model_words} in {precision_words} does not fuse that"
         notes = (("the model", "model"), ("the precision", "precision"))
         applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
         shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)

@@ -231,7 +231,7 @@ class LayerRange(Node):
 
     first: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the first layer, counted from 0")]
     last: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the last layer")]
-    by: Annotated[int, Syntax("label"), Field(ge=1, le=MAX_LAYER, description="the distance of two layers")] = 1
+    by: Annotated[int, Syntax("label"), Field(ge=1, le=MAX_LAYER, description="the distance between two layers")] = 1
     ffn: Annotated[
         Dense | Moe | Custom, Field(description="their feed-forward part", examples=["ffn dense { inner = 2048 }"])
     ]

@@ -106,7 +106,7 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _is_certain(rest: str) -> bool:
-    """Whether the text after the first `…` of a hint leaves it the first choice: alternatives come after a comma."""
+    """Whether the first `…` of a hint can be applied: the text after it, if any, is a remark or lists alternatives."""
     return rest == "" or rest.startswith((";", ", or `", ", or a multiple"))
 
 

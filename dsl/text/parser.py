@@ -182,7 +182,6 @@ class _Feeder:
         self._save(0)
 
     def parsed(self) -> Parsed:
-        """Parse the text."""
         self.run()
         document = Document(self.source, self.finish())
         return Parsed(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))

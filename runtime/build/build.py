@@ -122,9 +122,13 @@ class Build:
 def check_versions(folder: Path, compiled_by: Mapping[str, str]) -> None:
     """Raise BuildError unless a build was compiled with the installed versions: other versions may trace other ops or
     another order, and train differently."""
-    here = versions()
-    if compiled_by != here:
-        differs = [name for name in (*here, *(compiled_by.keys() - here)) if compiled_by.get(name) != here.get(name)]
+    installed = versions()
+    if compiled_by != installed:
+        differs = [
+            name
+            for name in (*installed, *(compiled_by.keys() - installed))
+            if compiled_by.get(name) != installed.get(name)
+        ]
         was = ", ".join(f"{name} {compiled_by.get(name, 'none')}" for name in differs)
-        now = ", ".join(f"{name} {here.get(name, 'none')}" for name in differs)
+        now = ", ".join(f"{name} {installed.get(name, 'none')}" for name in differs)
         raise BuildError(f"{folder} was compiled with {was}, and {now} is installed: run dsc compile again")

@@ -100,13 +100,13 @@ def events(calls: Sequence[Call], bodies: Mapping[str, Sequence[Exchanged]]) -> 
     """Return the message events of one rank, in order. `calls`: from the program; `bodies`: from the certificate."""
     result: list[Event] = []
     for call in calls:
-        where = call.label
-        result += [Event("post", source, message, where) for source, message in call.posts]
+        label = call.label
+        result += [Event("post", source, message, label) for source, message in call.posts]
         result += [
-            Event(kind, peer, MessageName.of(producer, call.micro_batches[slot]), where)
+            Event(kind, peer, MessageName.of(producer, call.micro_batches[slot]), label)
             for kind, peer, producer, slot in bodies[call.body]
         ]
-        result += [Event("release", destination, message, where) for destination, message in call.releases]
+        result += [Event("release", destination, message, label) for destination, message in call.releases]
     return result
 
 

@@ -180,8 +180,8 @@ class Copier:
         """Remove an incomplete copy with this name. CheckpointError if the place has another checkpoint of the name."""
         if new.name not in self.place.names():
             return
-        there = self._manifest(new.name)
-        if there is not None and there != new.manifest:
+        existing = self._manifest(new.name)
+        if existing is not None and existing != new.manifest:
             raise CheckpointError(f"{self.place.text} has another checkpoint {new.name}: move it away")
         self._manifests.pop(new.name, None)
         self.place.remove(new.name)

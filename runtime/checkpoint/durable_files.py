@@ -129,10 +129,10 @@ def read_exactly(file: int, start: int, size: int) -> bytearray:
 
 def _fill(left: memoryview, file: int, start: int) -> None:
     while left.nbytes:
-        got = os.preadv(file, [left[:CHUNK_BYTES]], start)
-        if got == 0:
+        num_bytes = os.preadv(file, [left[:CHUNK_BYTES]], start)
+        if num_bytes == 0:
             raise OSError(f"ends {left.nbytes} bytes early")
-        start, left = start + got, left[got:]
+        start, left = start + num_bytes, left[num_bytes:]
 
 
 def chunks(file: int, size: int) -> Iterator[memoryview]:

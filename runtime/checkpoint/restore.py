@@ -28,14 +28,14 @@ def restore(
     `say` reports checkpoints that cannot be used. `is_given_up`: whether a rollback has discarded a checkpoint. Raises
     CheckpointError if the run folder has no valid checkpoint and a place may have one that cannot be read.
     """
-    there, here = inventory(places), _newest(run / CHECKPOINTS)
-    problems = list(there.problems)
+    copies, newest_here = inventory(places), _newest(run / CHECKPOINTS)
+    problems = list(copies.problems)
     for text in problems:
         say(text)
-    for place, name, manifest in there.found:
+    for place, name, manifest in copies.found:
         if is_given_up(manifest):
             continue
-        if manifest.serial <= here:
+        if manifest.serial <= newest_here:
             return None
         say(f"{name} is taken from {place.text}")
         try:
@@ -43,7 +43,7 @@ def restore(
         except (OSError, CheckpointError) as error:
             problems.append(f"{place.text}: {name}: {getattr(error, 'strerror', None) or error}")
             say(f"checkpoint not used: {problems[-1]}")
-    if problems and not here:
+    if problems and not newest_here:
         raise CheckpointError("no checkpoint is good:\n" + "\n".join(problems))
     return None
 

@@ -320,10 +320,10 @@ def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
     base = manifest.meta.get(BASE)
     if base is None:
         return None
-    where, sha256 = (base.get(key) if isinstance(base, dict) else None for key in ("path", "sha256"))
-    if not isinstance(where, str) or not isinstance(sha256, str):
+    base_path, sha256 = (base.get(key) if isinstance(base, dict) else None for key in ("path", "sha256"))
+    if not isinstance(base_path, str) or not isinstance(sha256, str):
         raise CheckpointError(f"{path / MANIFEST}: it does not name the base checkpoint of its adapters")
-    folder = Path(os.path.normpath(path.absolute().parent / where))
+    folder = Path(os.path.normpath(path.absolute().parent / base_path))
     try:
         base_manifest = read_manifest(folder)
     except CheckpointError as error:

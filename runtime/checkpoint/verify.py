@@ -85,12 +85,12 @@ def kind_of(path: Path) -> str:
 
 
 def _build(folder: Path) -> tuple[Facts, list[str]]:
-    here = versions()
+    installed = versions()
     try:
         build = Build.open(folder, edited=True)
     except BuildError as error:
         none = dict.fromkeys(("digest", "run", "ranks", "steps", "files", "bytes", "versions"))
-        return none | {"installed": here}, [str(error)]
+        return none | {"installed": installed}, [str(error)]
     facts = {
         "digest": build.digest,
         "run": build.plan.run,
@@ -99,7 +99,7 @@ def _build(folder: Path) -> tuple[Facts, list[str]]:
         "files": len(build.files),
         "bytes": sum(map(len, build.files.values())),
         "versions": dict(build.versions),
-        "installed": here,
+        "installed": installed,
     }
     return facts, list(build.edits)
 

@@ -44,8 +44,8 @@ class MissingRankError(ReportedError):
     """Ranks did not arrive in time. The message names them and the point at which this rank waits."""
 
     def __init__(self, missing: Sequence[int], timeout_s: float, point: str) -> None:
-        who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        super().__init__(f"{who} did not come within {timeout_s:g} s: this rank waits in `{point}`", of_peer=True)
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        super().__init__(f"{ranks} did not come within {timeout_s:g} s: this rank waits in `{point}`", of_peer=True)
         self.missing = tuple(missing)
 
 
@@ -208,8 +208,8 @@ def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
     at once use no more than `sms` SMs (for `sms` ≥ 7, or 9 with two hops): at most four directions of messages, counts,
     rows, and sums of gradients. The sums get a quarter of what messages and counts leave, the rows the rest.
 
-    `hops`: channels of a rank for rows, and for counts: two where rows go through nodes, which share what one would
-    get.
+    `hops`: channels of a rank for rows, and for counts: two if rows go through nodes. The two share the thread blocks
+    that one would get.
     """
     left = sms - 4 - hops
     sums = max(1, left // 4)

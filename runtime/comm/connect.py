@@ -288,11 +288,11 @@ def channels_of(links: Links) -> dict[Carrier, list[str]]:
 # ---------------------------------------------------------------- which ranks share memory
 @dataclass(frozen=True)
 class Sharing:
-    """The memories that a rank has mapped, and which ranks have mapped which. `mapped` is equal on all ranks."""
+    """The memories that a rank has mapped, and which memories each rank has `mapped`, which is equal on all ranks."""
 
     memories: Mapping[int, SharedMemory]
     addresses: Mapping[int, Address]
-    mapped: Sequence[frozenset[int]]  # by each rank
+    mapped: Sequence[frozenset[int]]  # by rank
     problem: str  # why a rank could not map another's memory; "" if all could
 
     def carries(self, channel: Channel) -> bool:
@@ -311,7 +311,7 @@ def share(rank: int, wanted: WantedChannels) -> Sharing:
     memories, problems, address = dict[int, SharedMemory](), list[str](), None
     try:
         if not can_share():
-            raise OSError("this processor or system does not promise an order of stores")
+            raise OSError("this processor does not guarantee the order of stores, or this system has no memory files")
         memories[rank], address = make_memory(parts_of(rank, wanted))
     except OSError as error:
         problems.append(f"rank {rank}: {error}")
@@ -321,10 +321,10 @@ def share(rank: int, wanted: WantedChannels) -> Sharing:
         try:
             memories[peer] = map_memory(addresses[peer])
         except OSError as error:
-            problems.append(f"rank {rank} cannot map that of rank {peer}: {error}")
+            problems.append(f"rank {rank} cannot map the memory of rank {peer}: {error}")
     reports = [json.loads(text) for text in _tell_all(json.dumps([sorted(memories), *problems[:1]]))]
     if address:
-        os.close(address.descriptor)  # all ranks have mapped it that can
+        os.close(address.descriptor)  # every rank that can map it has done so
     return Sharing(
         memories,
         addresses,

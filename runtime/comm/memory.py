@@ -150,7 +150,6 @@ class Heap:
         return start
 
     def free(self, start: int) -> None:
-        """Free a block."""
         self._taken = [block for block in self._taken if block[0] != start]
 
 
@@ -312,7 +311,7 @@ class Circle:
 
 @dataclass(frozen=True)
 class Summing:
-    """A pending sum of the tensors `of_each` rank, which are ready at a meeting. `wait` computes the sum."""
+    """A pending sum of one tensor `of_each` rank. The tensors are ready at a meeting; `wait` computes the sum."""
 
     circle: Circle
     meeting: int

@@ -15,10 +15,10 @@ def learning_rate(phases: Sequence[RecipeRatePhase], tokens: int) -> float:
     for phase in phases:
         start, end, end_tokens = phase.start, phase.end, phase.end_tokens
         if tokens <= end_tokens:
-            done = (tokens - begin) / (end_tokens - begin)
+            share = (tokens - begin) / (end_tokens - begin)
             if phase.shape == "cosine":
-                return end + (start - end) * 0.5 * (1 + math.cos(math.pi * done))
-            return start + (end - start) * done if phase.shape == "linear" else start
+                return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
+            return start + (end - start) * share if phase.shape == "linear" else start
         begin = end_tokens
     return phases[-1].end
 

@@ -108,8 +108,8 @@ class Blend:
             planned.samples,
             planned.phase,
         ) and all(
-            (mine.name, mine.order.whole) == (its.name, its.order.whole)
-            for mine, its in zip(self.shares, planned.shares, strict=True)
+            (own_share.name, own_share.order.whole) == (planned_share.name, planned_share.order.whole)
+            for own_share, planned_share in zip(self.shares, planned.shares, strict=True)
         )
 
     @property

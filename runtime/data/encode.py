@@ -260,8 +260,8 @@ def _rows(prefix: Path) -> Iterator[Ids]:
 def _sample(files: tuple[SourceFile, ...], divided: TextSplit, seed: int, progress: Progress) -> Iterator[str]:
     """Yield the texts that the BPE is trained on: training documents up to a limit, files in the order of a hash."""
     num_bytes = 0
-    for done, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
-        progress("tokenizer", done, len(files))
+    for number, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
+        progress("tokenizer", number, len(files))
         for text in documents(file):
             if divided.is_held(file, text):
                 continue
@@ -315,15 +315,15 @@ def write_shards(
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
     train, validation = (_Side(folder, name, vocab, end, chat) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
-    done, notices = 0, Notices()
+    num_read, notices = 0, Notices()
     with train.writer, validation.writer:
         for batch, (batch_ids, more) in tokens.encoded(batches(files, reader_of(chat))):
             notices += more
             for (file, text), ids in zip(batch, batch_ids, strict=True):
                 side = validation if divided.is_held(file, text) else train
                 side.add(file, text, ids)
-                done += len(text)
-            progress(tokens.phase, min(done, total - 1), total)
+                num_read += len(text)
+            progress(tokens.phase, min(num_read, total - 1), total)
     progress(tokens.phase, total, total)
     return _facts_of_rows(files, train, validation, chat, notices) | {
         "tokenizer": tokens.facts,

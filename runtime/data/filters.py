@@ -266,7 +266,7 @@ def filtered(
 ) -> Filtered:
     """Filter the documents of some files with `jobs` processes. Raises DataError if none is kept."""
     total = max(1, sum(file.path.stat().st_size for file in files))
-    sizes, fates, done = dict.fromkeys(files, 0), [], 0
+    sizes, fates, num_read = dict.fromkeys(files, 0), [], 0
     seen = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
     with ExitStack() as stack:
         workers: list[Callable[[Batch], bytes]] = [lambda batch: judged(settings, [text for _, text in batch])]
@@ -282,8 +282,8 @@ def filtered(
             fates.append(_with_duplicates(judgement, seen) if settings.duplicates else judgement.fates)
             for file, text in batch:
                 sizes[file] += 1
-                done += len(text)
-            progress("filter", min(done, total - 1), total)
+                num_read += len(text)
+            progress("filter", min(num_read, total - 1), total)
     progress("filter", total, total)
     shown = [name for name in ("shortest", "longest") if getattr(settings, name) is not None]
     shown += {None: [], "exact": ["exact"], "near": ["exact", "near"]}[settings.duplicates]

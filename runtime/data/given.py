@@ -6,9 +6,9 @@ processor time of each batch, and if it ends, a DataError names the tokenizer an
 
 A chat template is code, too, and is rendered in this process.
 
-Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document, or null, and the
-chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
-JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
+Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document or null, and the
+chat settings or null if texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a JSON
+list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
 "end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
 For rows there is {"notices": the fields of Notices} beside the sizes, {"at": its place in the batch} beside the error
 of a row that is refused, and a token without loss is ~id (runtime/data/chat.py).
@@ -51,8 +51,8 @@ MAX_SHOWN, MAX_SAID = 200, 2000  # characters of a message of the library, and o
 
 
 class _EndedError(Exception):
-    """The process has ended, or has said that it cannot go on; the message is the reason. `at`: the text that it is
-    about, where the process knows it."""
+    """The process has ended, or has reported an error and will end; the message is the reason. `at`: index of the text
+    that caused it, if known."""
 
     def __init__(self, reason: str, at: int | None = None) -> None:
         super().__init__(reason)
@@ -138,8 +138,8 @@ class GivenTokenizer:
             if not names_file and self._chat is not None and self._chat.template is not None:
                 marks_assistant(self._chat)  # raises if the template is the cause
             template = self._chat.path if self._chat is not None and self._chat.template is not None else None
-            who = f"{self.path}, or its chat template {template}" if template else f"{self.path}"
-            raise DataError(f"{ended}" if names_file else f"{who}: {ended}") from None
+            named = f"{self.path}, or its chat template {template}" if template else f"{self.path}"
+            raise DataError(f"{ended}" if names_file else f"{named}: {ended}") from None
 
     def _end(self) -> None:
         """Kill the process, if it has not ended."""
@@ -176,12 +176,12 @@ class GivenTokenizer:
     def _reason(self) -> str:
         """Return why the process has ended."""
         code = self._process.wait()
-        said = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+        errors = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace")
         if code == -signal.SIGXCPU:
             return f"it takes more than {CPU_S:g} s of processor time"
-        if "memory allocation" in said or code == -signal.SIGKILL:
+        if "memory allocation" in errors or code == -signal.SIGKILL:
             return too_much_memory(DATA_BYTES)
-        last = (said.strip().splitlines() or [""])[-1][:MAX_SHOWN]
+        last = (errors.strip().splitlines() or [""])[-1][:MAX_SHOWN]
         return f"the tokenizers library ended with code {code}{': ' if last else ''}{last}"
 
 
@@ -216,8 +216,8 @@ def main(argv: list[str]) -> int:
         _answer(stdout, {"error": too_much_memory(data_bytes)})
         return 1
     except BaseException as error:  # a Rust panic is no Exception
-        said = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
-        _answer(stdout, {"error": said[:MAX_SAID]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
+        text = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
+        _answer(stdout, {"error": text[:MAX_SAID]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
         return 1
     return 0
 

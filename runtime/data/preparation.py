@@ -70,7 +70,7 @@ class Preparation:
     def corpus(self) -> Path:
         """Wait for the process and return the folder of the prepared corpus. UsageError if it failed."""
         assert self._process.stdout is not None
-        said = self._process.stdout.read()
+        output = self._process.stdout.read()
         code = self._process.wait()
         if code in (EXIT_USAGE, EXIT_RETRY):
             raise UsageError(code=code)
@@ -78,7 +78,7 @@ class Preparation:
             raise UsageError(f"the data could not be prepared: its process was {death_text(-code)}", EXIT_RETRY)
         if code:
             raise UsageError(f"the data could not be prepared: its process ended with code {code}")
-        return Path(json.loads(said)["folder"])
+        return Path(json.loads(output)["folder"])
 
     def send(self, line: bytes) -> None:
         with suppress(BrokenPipeError):  # the process has failed, and reports that itself

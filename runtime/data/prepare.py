@@ -166,10 +166,10 @@ def usable(cache: Path | None, say: Say) -> Path | None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        say(f"not shared, for there can be no folder {cache}: {error.strerror or error}")
+        say(f"not shared, because the folder {cache} cannot be made: {error.strerror or error}")
         return None
     if not os.access(cache, os.W_OK | os.X_OK):
-        say(f"not shared, for {cache} cannot be written")
+        say(f"not shared, because {cache} cannot be written")
         return None
     return cache
 

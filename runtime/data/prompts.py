@@ -126,7 +126,7 @@ def row_fault(row: object, keys: PromptsRecipe) -> str:
     if fault := messages_fault(keys.prompt, prompt) or more_fault(row):
         return fault
     if prompt[-1]["role"] == "assistant":
-        return f'"{keys.prompt}" ends with what the assistant says, and a completion is its next turn: leave that out'
+        return f'"{keys.prompt}" ends with a message of the assistant: remove it, since a completion takes its place'
     return ""
 
 
@@ -250,10 +250,10 @@ Ids = npt.NDArray[np.int64]
 def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
     """Open the prompts of a run with `train.grpo`. `folder`: its prepared data, `Loop.corpus`.
 
-        prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share nothing but the files
+        prompts = open_prompts(plan, loop.corpus)           # on each rank; ranks share only the files
         for note in prompts.survey.notes(): say(f"data: {note}")   # once, before ranks begin
         ids = prompts.prompt(i // group)                    # of the sequence with number i of the run
-        case = prompts.case(i // group, completion)         # ids as they were generated, the end among them or not
+        case = prompts.case(i // group, completion)         # generated ids, with or without the end
         prompts.end                                         # the id that ends a completion
         prompts.epochs(position.next)                       # how often each prompt was drawn
         prompts.survey.facts                                # of the event "rows"

@@ -94,7 +94,7 @@ class Samples(_WindowSamples):
         return np.maximum(self.reader.starts[documents] - first, 0)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """Return the number of pairs of tokens that see each other, for each of these samples."""
+        """Return the number of causal pairs of tokens in each of these samples: its cost in attention."""
         starts, first = self.reader.starts, self.windows(indices) * self.sequence
         end = first + self.sequence
         a, b = np.searchsorted(starts, (first + 1, end))
@@ -134,7 +134,6 @@ class ChatSurvey:
         }
 
     def fate(self, row: int) -> Fate:
-        """Return the fate of a row."""
         if self.is_dropped[row]:
             return "dropped"
         if not self.has_target[row]:
@@ -207,7 +206,7 @@ class RowSamples(_WindowSamples):
         return np.repeat(np.insert(ends, 0, 0), sizes)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """Return the number of pairs of tokens that see each other, for each of these samples. Padding counts as a
+        """Return the number of causal pairs of tokens in each of these samples: its cost in attention. Padding is a
         row."""
         windows, packs = self.windows(indices), self.survey.packs
         rows, counts = (self.survey.rows[windows], np.ones_like(windows)) if packs is None else packs.rows_of(windows)
@@ -246,7 +245,7 @@ class BlendSamples:
         return part.starts(of_source)
 
     def seen(self, indices: Numbers) -> Numbers:
-        """Return the number of pairs of tokens that see each other, for each of these samples."""
+        """Return the number of causal pairs of tokens in each of these samples: its cost in attention."""
         placed = [self.order.place(index) for index in indices.tolist()]
         sources, of_source = np.array(placed, np.int64).reshape(-1, 2).T
         pairs = np.zeros(len(placed), np.int64)

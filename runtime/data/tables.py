@@ -116,8 +116,8 @@ def main(argv: list[str]) -> int:
     except MemoryError:
         _say(out, too_much_memory(data_bytes))
     except Exception as error:  # pyarrow raises ArrowInvalid, OSError and others
-        said = f"{error}".splitlines() or [type(error).__name__]
-        _say(out, said[0] if isinstance(error, _TableFaultError) else f"cannot be read as {kind}: {said[0]}")
+        lines = f"{error}".splitlines() or [type(error).__name__]
+        _say(out, lines[0] if isinstance(error, _TableFaultError) else f"cannot be read as {kind}: {lines[0]}")
     return 0
 
 

@@ -184,11 +184,11 @@ def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, p
     if data.chat is not None:
         raise DataError(f"data source {data.source!r}: token ids are no conversations; leave `chat` out")
     facts, text, beside = _tokenizer(request, spec_folder)
-    limit, whose = request.vocab, "the model's vocab"
+    limit, limited_by = request.vocab, "the model's vocab"
     if text is not None and facts["vocab"] < limit:
-        limit, whose = facts["vocab"], f"the tokenizer {data.tokenizer}"
+        limit, limited_by = facts["vocab"], f"the tokenizer {data.tokenizer}"
     progress("read", 0, 1)
-    shards = tuple(_shards(prefixes, limit, whose, progress))
+    shards = tuple(_shards(prefixes, limit, limited_by, progress))
     num = sum(shard.reader.num_documents for shard in shards)
     held = max(1, round(num * data.validation)) if data.validation else 0
     if held and num < 2:
@@ -208,8 +208,8 @@ def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any],
         return {"sha256": sha256, "vocab": request.vocab, "end_of_document": data.end_id}, None, {}
     if not isinstance(data.tokenizer, str):
         raise DataError(
-            f"data source {data.source!r}: token ids are those of some tokenizer, and none can be trained on them: "
-            'write `tokenizer = "tokenizer.json"`, or `end_id`, the id that ends a document, in its place'
+            f"data source {data.source!r}: a tokenizer cannot be trained on token ids, which already belong to one: "
+            'write `tokenizer = "tokenizer.json"`, or instead `end_id`, the id that ends a document'
         )
     path = spec_folder / data.tokenizer
     with GivenTokenizer(path, tokenizer.read(path)) as process:
@@ -222,15 +222,15 @@ def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress
     readers = [ShardReader(prefix) for prefix in prefixes]
     if not sum(reader.num_tokens for reader in readers):
         raise DataError(f"{prefixes[0]}.bin: no tokens")
-    total, done = sum(reader.num_tokens for reader in readers), 0
+    total, num_read = sum(reader.num_tokens for reader in readers), 0
     with ThreadPoolExecutor(THREADS) as threads:
         for prefix, reader in zip(prefixes, readers, strict=True):
             digests = hashlib.sha256()
             firsts = range(0, reader.num_tokens, BLOCK)
             for first, digest in zip(firsts, threads.map(_TokenBlock(reader, limit, whose), firsts), strict=True):
                 digests.update(digest)
-                progress("ids", done + first, total)
-            done += reader.num_tokens
+                progress("ids", num_read + first, total)
+            num_read += reader.num_tokens
             yield TokenShard(prefix.name, prefix, reader, fingerprint(reader.index_path), digests.hexdigest())
     progress("ids", total, total)
 

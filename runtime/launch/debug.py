@@ -1,7 +1,7 @@
 """`dsc train --debug`: one rank has the terminal, so that `print` and `breakpoint()` in an edited build work.
 
-The other ranks write logs as usual, ignore breakpoints, and wait for it without a timeout. Quitting the debugger or
-typing Ctrl-C ends the run. No torch.
+The other ranks write logs as usual, ignore breakpoints, and wait for this rank without a timeout. Quitting the debugger
+or typing Ctrl-C ends the run. No torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take_folder(run: Path, edits: Sequence[str]) -> str:
         return f"{run} holds a run: name another folder for the debug run with --out"
     run.mkdir(parents=True, exist_ok=True)
     listed = "".join(f"{edit}\n" for edit in edits)
-    write(run / MARK, f"A debug run: it may have run edited code, and its numbers count for nothing.\n{listed}")
+    write(run / MARK, f"A debug run: it may have run edited code, so its results are not valid.\n{listed}")
     return ""
 
 

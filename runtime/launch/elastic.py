@@ -68,12 +68,12 @@ def build_without(build: Build, most: int, run: Path, say: Callable[[str], None]
 def _compile(spec: Path, on: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = ("compiler.cli.main", "compile", str(spec), "--on", on, "-o", str(folder))
-    done = subprocess.run(
+    compilation = subprocess.run(
         (sys.executable, "-P", "-m", *words), capture_output=True, text=True, check=False, preexec_fn=die_with_parent
     )
-    if code := done.returncode:
-        said = f"the run cannot be compiled for {on} devices:\n{done.stderr.strip()}"
-        raise UsageError(said, code if code > 0 else EXIT_RETRY)  # negative: killed
+    if code := compilation.returncode:
+        message = f"the run cannot be compiled for {on} devices:\n{compilation.stderr.strip()}"
+        raise UsageError(message, code if code > 0 else EXIT_RETRY)  # negative: killed
 
 
 def _awaited(folder: Path) -> Build:

@@ -119,13 +119,13 @@ def _prepare_fork() -> None:
 
 
 def _fork(target: Target, seat: Seat, board: Board) -> RankProcess:
-    mine = board.bind(seat.rank)
-    mine.set_action("start")
+    own_board = board.bind(seat.rank)
+    own_board.set_action("start")
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the rank has its own handlers
     try:
         pid = os.fork()
         if pid == 0:
-            run_rank(target, seat, mine)
+            run_rank(target, seat, own_board)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     return RankProcess(seat.rank, pid, os.pidfd_open(pid), seat.log)

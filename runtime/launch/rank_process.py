@@ -86,9 +86,9 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
             board.request_stop(left)  # ends the others too
             board.finish()
             os._exit(0)
-        said = isinstance(error, ReportedError)
-        summary = str(error) if said else "".join(traceback.format_exception_only(error))
-        board.fail(summary, "" if said else last_lines(error), lost_peer=is_lost_peer(error))
+        is_reported = isinstance(error, ReportedError)
+        summary = str(error) if is_reported else "".join(traceback.format_exception_only(error))
+        board.fail(summary, "" if is_reported else last_lines(error), lost_peer=is_lost_peer(error))
         traceback.print_exception(error)
     finally:
         try:

@@ -132,8 +132,8 @@ class Supervision:
         request = board.stop_request()
         if request is None:
             return Outcome("finished")
-        who = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
-        return Outcome("stopped", f"{who} received {signal.Signals(request.signal).name}", signal=request.signal)
+        receiver = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
+        return Outcome("stopped", f"{receiver} received {signal.Signals(request.signal).name}", signal=request.signal)
 
 
 @dataclass
@@ -244,7 +244,7 @@ def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome
     cause = min(alive, key=suspicion)
     beat = board.read(cause.rank)
     runs, waits, _ = suspicion(cause)
-    why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+    why = "all wait for one another, this rank the longest" if waits else "it waits for no other rank"
     if not runs:
         why = f"its process is {states[cause.rank]}"
     waiting = tuple(

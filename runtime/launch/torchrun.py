@@ -119,7 +119,7 @@ def attach(
     die_with_parent()
     board, descriptor = make_board(place.world, place.rank)
     board.set_action("meet")
-    mine = Hello(new_nonce(), place.rank, machine(), place.agent, os.getpid(), descriptor, place.restarts, digest)
+    hello = Hello(new_nonce(), place.rank, machine(), place.agent, os.getpid(), descriptor, place.restarts, digest)
     lock: list[int] = []
     watch: list[TorchrunWatch] = []
 
@@ -138,12 +138,12 @@ def attach(
 
     try:
         stores = Stores(place)
-        session = meet(stores.connect("meeting"), place.world, mine, enter, decide, start_timeout_s)
+        session = meet(stores.connect("meeting"), place.world, hello, enter, decide, start_timeout_s)
     except MeetingError as error:
         raise RefusedError(str(error), EXIT_RETRY) from None
     except dist.DistError as error:
-        gone = f"the store of torchrun is gone: {str(error).splitlines()[0]}"
-        raise RefusedError(gone, EXIT_RETRY) from None
+        message = f"the store of torchrun is gone: {str(error).splitlines()[0]}"
+        raise RefusedError(message, EXIT_RETRY) from None
     if session.decided["refusal"]:
         raise RefusedError(session.decided["refusal"], session.decided["code"])
     if interface := "lo" if session.machines == 1 else interface_to(stores.host):

@@ -104,13 +104,13 @@ class SharedBoard(Board):
         if not self._last and self.rank == 0:
             if request := self.stop_request():
                 self._last = step + 1
-                said = {"last": self._last, "signal": request.signal, "rank": request.rank}
-                self._store.set("last", json.dumps(said))
+                decision = {"last": self._last, "signal": request.signal, "rank": request.rank}
+                self._store.set("last", json.dumps(decision))
                 self._store.check(["last"])  # waits until `set` has taken effect
         elif not self._last and self._store.check(["last"]):
-            said = json.loads(self._store.get("last"))
-            self._last = said["last"]
-            self.request_stop(said["signal"], said["rank"])
+            decision = json.loads(self._store.get("last"))
+            self._last = decision["last"]
+            self.request_stop(decision["signal"], decision["rank"])
         return bool(self._last) and step >= self._last
 
 
@@ -330,8 +330,8 @@ def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
 def _missing(store: dist.Store, world: int, session: str, timeout_s: float) -> str:
     key = f"entered/{session}" if session else "hello"
     away = [str(rank) for rank in range(world) if not store.check([f"{key}/{rank}"])]
-    who = f"rank{'s' * (len(away) > 1)} {', '.join(away)}" if away else "rank 0"
-    return f"{who} did not come within {timeout_s:g} s: look at the output of torchrun on every machine"
+    ranks = f"rank{'s' * (len(away) > 1)} {', '.join(away)}" if away else "rank 0"
+    return f"{ranks} did not come within {timeout_s:g} s: look at the output of torchrun on every machine"
 
 
 def new_nonce() -> str:
@@ -351,8 +351,8 @@ def interface_to(host: str) -> str:
                 addresses[socket.inet_ntoa(request[20:24])] = name
         with suppress(OSError):
             probe.connect((host, 9))  # sends nothing
-            here = probe.getsockname()[0]
-            if not here.startswith("127."):
-                return addresses.get(here, "")
+            address_here = probe.getsockname()[0]
+            if not address_here.startswith("127."):
+                return addresses.get(address_here, "")
     others = [name for address, name in addresses.items() if not address.startswith("127.")]
     return others[0] if len(others) == 1 else ""

@@ -71,7 +71,7 @@ class TorchrunWatch:
 
     def begin(self, hellos: Sequence[Hello]) -> None:
         """Start to watch. Requires that every rank has called `enter`, and that the lists are in the store."""
-        mine = hellos[self.rank]
+        own_hello = hellos[self.rank]
         self._wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in STOP_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)  # the wakeup pipe works even if this thread is blocked
@@ -82,7 +82,7 @@ class TorchrunWatch:
             if hello.rank != self.rank:
                 peer = Peer(hello.rank, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
                 self._peers[hello.rank] = peer
-                if (hello.machine, hello.agent) == (mine.machine, mine.agent):
+                if (hello.machine, hello.agent) == (own_hello.machine, own_hello.agent):
                     self._see(peer, hello)
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
@@ -167,7 +167,7 @@ class TorchrunWatch:
         """Publish the beat of this rank and read those of the others. A lost store is a reason to end."""
         try:
             with _no_longer_than(self.hang_timeout_s):
-                mine = self._set_beat()
+                beat = self._set_beat()
                 while self._unsaid:
                     key, line = self._unsaid[0]
                     self.store.append(key, line + "\n")  # type: ignore[attr-defined]  # torch's stub has none
@@ -179,9 +179,9 @@ class TorchrunWatch:
             self._store_is_gone = True
             self._lose_store(error)
             return
-        if mine.state == "train":
+        if beat.state == "train":
             self._trains.set()
-        if mine.state == "done":
+        if beat.state == "done":
             self._ended.set()
         for rank, text in zip(ranks, beats, strict=True):
             self._peers[rank].hear(AgentBeat(**json.loads(text)))
@@ -200,9 +200,9 @@ class TorchrunWatch:
 
     def _set_beat(self) -> AgentBeat:
         self._number += 1
-        said = self._beat()
-        self.store.set(f"beat/{self.rank}", json.dumps(asdict(said)))
-        return said
+        beat = self._beat()
+        self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
+        return beat
 
     def _check_store(self) -> None:
         """Raise RuntimeError if the store is gone: another request would print torch's stack again."""
@@ -289,7 +289,7 @@ class TorchrunWatch:
 
         cause = min(beats, key=suspicion)
         alive, waits, _ = suspicion(cause)
-        why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+        why = "all wait for one another, this rank the longest" if waits else "it waits for no other rank"
         if not alive:
             why = "its process is stopped, or its machine is gone"
         reason = f"no rank has changed its action for {still_s:.1f} s; {why}"

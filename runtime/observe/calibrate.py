@@ -105,7 +105,7 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
     calls: Calls = [(_function(task["op"]), arguments(task, generator, device)) for task in tasks]
     nothing = torch.zeros(EMPTY_ELEMENTS, device=device)
     *ops, empty = timed_in_turn([*calls, (_launches, (nothing,))], device, budget_s, board)
-    # Separately, because they evict from the caches what training has there.
+    # Measured apart from the ops, because they evict data from the caches that ops find there in training.
     large = torch.ones(COPY_BYTES // 4, device=device)
     flat = [torch.full((OPTIMIZER_ELEMENTS,), 0.1, device=device) for _ in range(4)]
     streams: Calls = [(torch.clone, (large,)), (_update, (*flat, torch.tensor(1.0, device=device)))]

@@ -73,7 +73,7 @@ class Slots:
         for rank, at in moved.items():
             if kind == "cpu" and at % devices == rank % devices:
                 pair = f"ranks {rank} and {at}" if at < world else f"rank {rank} and device {at}"
-                return f"{pair} have the same core here, for this process may use {devices}"
+                return f"{pair} have the same core here: this process may use only {devices}"
         return ""
 
 

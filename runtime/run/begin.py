@@ -84,10 +84,10 @@ def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) 
             if taken := restore(options.run, places, say, given_up):
                 name, manifest, place = taken
                 Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
-        elif names := (there := inventory(places)).names:
-            where = there.found[0][0].text if there.found else "a place of its checkpoints"
+        elif names := (contents := inventory(places)).names:
+            place_words = contents.found[0][0].text if contents.found else "a place of its checkpoints"
             raise UsageError(
-                f"{where} holds {names[-1]} of an earlier run: go on with --resume, or name another place in "
+                f"{place_words} holds {names[-1]} of an earlier run: go on with --resume, or name another place in "
                 "`checkpoint { to }`"
             )
     except PlaceError as error:
@@ -155,10 +155,10 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
     plan, start, notes = loop.build.plan, loop.start, list[str]()
     goes_on = options.resume and holds_checkpoint(options.run)
     if (within := plan.train.within) and within.number > 1 and not goes_on:
-        there = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
+        hint = "go on with --resume" if holds_checkpoint(options.run) else "train that one first, into the same folder"
         raise EarlierError(
             f"this is phase {within.number} of {within.phases} of a run; it starts from the checkpoint that the "
-            f"previous phase leaves in {options.run}: {there}"
+            f"previous phase leaves in {options.run}: {hint}"
         )
     if options.resume and not goes_on:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")

@@ -117,8 +117,8 @@ class Loop:
         if self.profile is not None:
             return self.start.step + WARM_UP + self.profile
         plan, train = self.build.plan, self.build.plan.train
-        done = self.start.position.tokens - train.first_token
-        end = last_step(plan.batches, train.sequence, self.start.step, done, tokens_to_train(plan))
+        trained = self.start.position.tokens - train.first_token
+        end = last_step(plan.batches, train.sequence, self.start.step, trained, tokens_to_train(plan))
         if self.steps is None:
             return end
         return self.steps if train.within is None or train.within.is_last else min(self.steps, end)

@@ -81,8 +81,8 @@ def position_in(
         return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
     if (value := checkpoint.meta.get("position")) is None:  # an older version did not record it
         train = build.plan.train
-        done = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
-        tokens = train.first_token + done
+        trained = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
+        tokens = train.first_token + trained
         samples = tokens // order.sequence
         note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
         return Position(samples, tokens, samples, (), order), [note]
@@ -145,10 +145,10 @@ def course(step: int, position: Position, plan: RunPlan) -> list[str]:
     end = last_step(batches, train.sequence, step, trained, total)
     ends = "phase" if train.within and not train.within.is_last else "run"
     exact = not position.cuts and not position.skip
-    done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
+    so_far = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
     following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
     return [
-        f"{done}; step {step + 1:,} takes {following}",
+        f"{so_far}; step {step + 1:,} takes {following}",
         "rate, phases and the growth of the batch go by tokens; "
         f"the {ends} ends at {train.first_token + total:,} tokens, after step {end:,}",
     ]

@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     except UsageError as error:
         if isinstance(error, EarlierError) and (args.compiled or args.unbuilt):
             return EXIT_EARLIER
-        if said := "\n".join(map(printable, str(error).splitlines())):
+        if message := "\n".join(map(printable, str(error).splitlines())):
             clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # erases the compiler's progress line
-            print(f"{clear}error: {said}", file=sys.stderr)
+            print(f"{clear}error: {message}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:  # before the ranks started: after that the launcher handles the signal
         return EXIT_INTERRUPTED

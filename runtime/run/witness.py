@@ -69,7 +69,6 @@ class Witness(Observer):
         trainer.accumulate, trainer._norm = self._accumulate, self._norm_seen  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def saw(self, direction: str, name: str, *tensors: Tensor) -> None:
@@ -145,9 +144,9 @@ class _WitnessedSums:
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         self._saw(">", f"reduce {bucket}", flat)
-        mine = [flat[part] for part in shares[holders.index(self._rank)]] if shares else [flat]
-        done = partial(self._saw, "<", f"reduce {bucket}", *mine)
-        return _Reducing(self._sums.start_reduce(bucket, holders, flat, shares), done)
+        own_parts = [flat[part] for part in shares[holders.index(self._rank)]] if shares else [flat]
+        record = partial(self._saw, "<", f"reduce {bucket}", *own_parts)
+        return _Reducing(self._sums.start_reduce(bucket, holders, flat, shares), record)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self._sums.gather(bucket, holders, flat, shares)

@@ -94,13 +94,13 @@ class Ledger:
     def _measure(self) -> None:
         storages: dict[int, int] = {}
         extra = 0
-        for thing in self._things():
-            if isinstance(thing, Route):
+        for held in self._things():
+            if isinstance(held, Route):
                 extra += self.route_bytes
                 continue
-            entry = self._found.get(id(thing))
-            if entry is None or entry[0]() is not thing:
-                entry = self._found[id(thing)] = (ref(thing), *self._storage(thing))
+            entry = self._found.get(id(held))
+            if entry is None or entry[0]() is not held:
+                entry = self._found[id(held)] = (ref(held), *self._storage(held))
             _, at, size = entry
             storages[at] = max(storages.get(at, 0), size)
         counting = tuple(name for name in self.executor.exchange.pending if name.kind == "counts")

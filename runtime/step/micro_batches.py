@@ -50,7 +50,7 @@ class DocumentSource(SampleSource, Protocol):
 
 @runtime_checkable
 class WeighedSource(DocumentSource, Protocol):
-    """Samples that know their cost in attention: the number of pairs of tokens that see each other."""
+    """Samples that know their cost in attention: the number of causal pairs of tokens in a document."""
 
     def seen(self, indices: Indices) -> Indices: ...
 
@@ -77,7 +77,7 @@ class FilledUp:
         return self.source.starts(index)
 
     def seen(self, indices: Indices) -> Indices:
-        """Return for each sample the pairs of tokens that see each other. A filling sample is one document."""
+        """Return the number of causal pairs of tokens in each sample. A filling sample is one document."""
         assert isinstance(self.source, WeighedSource), self.source
         sequence = self.length - EXTRA_TOKENS
         pairs = np.full(len(indices), sequence * (sequence + 1) // 2)
@@ -90,7 +90,7 @@ class FilledUp:
 
 
 def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Indices:
-    """Order the samples of a step with `put_by_cost`. The cost of a sample is its pairs of tokens that see each other.
+    """Order the samples of a step with `put_by_cost`. The cost of a sample is its number of causal pairs of tokens.
 
     The order depends on the samples alone, so all ranks of a run get the same.
     """

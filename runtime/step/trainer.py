@@ -199,8 +199,8 @@ class Trainer:
 
     def _draw(self, position: Position) -> Indices:
         """Return the indices of the samples of the step that begins at `position`."""
-        done = position.tokens - self.plan.train.first_token
-        return position.draw(batch_at(self.plan.batches, self.sequence, done))
+        trained = position.tokens - self.plan.train.first_token
+        return position.draw(batch_at(self.plan.batches, self.sequence, trained))
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip gradients, update weights, clip logits and balance experts. Return the metrics of the step."""

@@ -308,7 +308,7 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     outcome = launch(target, 2, folder=tmp_path, supervision=supervision)
     assert outcome.kind == "hung"
     assert [w.action for w in outcome.waiting] == both
-    assert outcome.reason.endswith("all wait for one another, it longest")
+    assert outcome.reason.endswith("all wait for one another, this rank the longest")
 
 
 def test_a_slow_rank_that_reports_is_not_a_hang() -> None:

@@ -156,7 +156,7 @@ def test_unavailable_shared_memory_is_refused_if_requested(tmp_path: Path) -> No
     with mock.patch.object(memory, "machine", memory.machine):
         outcome = connected(tmp_path, "memory", before)
     assert outcome.kind == "failed"
-    assert "ranks cannot share memory: rank 0 cannot map that of rank 3: another machine" in outcome.reason
+    assert "ranks cannot share memory: rank 0 cannot map the memory of rank 3: another machine" in outcome.reason
 
 
 def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def read(code: str, text: str) -> Lesson:
 
 
 def _example(blocks: list[re.Match[str]], which: str) -> Example:
-    mine = [block for block in blocks if block["of"] in (which, None)]
-    parts = tuple(ExamplePart(block["text"], int(block["times"] or 1)) for block in mine if block["language"] == "dsc")
-    commands = [block["text"].strip() for block in mine if block["language"] == "sh"]
+    chosen = [block for block in blocks if block["of"] in (which, None)]
+    parts = tuple(
+        ExamplePart(block["text"], int(block["times"] or 1)) for block in chosen if block["language"] == "dsc"
+    )
+    commands = [block["text"].strip() for block in chosen if block["language"] == "sh"]
     return Example(parts, *commands)

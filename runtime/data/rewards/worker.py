@@ -124,8 +124,8 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= MOST:  # also for NaN
-            said = f"{who} returns {_short(value)} for completion {at}, which is no number from {-MOST:g} to {MOST:g}"
-            raise FaultError(said, "return 0.0 where nothing can be said")
+            fault = f"{who} returns {_short(value)} for completion {at}, which is no number from {-MOST:g} to {MOST:g}"
+            raise FaultError(fault, "return 0.0 for a completion without a score")
         numbers.append(number)
     return numbers
 

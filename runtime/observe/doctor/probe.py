@@ -61,20 +61,20 @@ def measure() -> LinkSpeeds:
 
 def between_processes() -> float:
     """Return the bytes per second that one process can read from another through shared memory."""
-    shared, mine = mmap.mmap(-1, SIZE_BYTES + mmap.PAGESIZE), bytearray(SIZE_BYTES)
+    shared, local = mmap.mmap(-1, SIZE_BYTES + mmap.PAGESIZE), bytearray(SIZE_BYTES)
     turn = SIZE_BYTES  # byte by which the two take turns: 1 written, 0 read, 2 over
     writer = os.fork()
     if writer == 0:
         while shared[turn] != 2:
             if shared[turn] == 0:
-                shared[:SIZE_BYTES] = mine
+                shared[:SIZE_BYTES] = local
                 shared[turn] = 1
             os.sched_yield()
         os._exit(0)
     moved, start, seconds = 0, time.monotonic(), 0.0
     while seconds < FOR_S or not moved:
         if shared[turn] == 1:
-            mine[:] = memoryview(shared)[:SIZE_BYTES]
+            local[:] = memoryview(shared)[:SIZE_BYTES]
             shared[turn] = 0
             moved += SIZE_BYTES
         os.sched_yield()

@@ -153,7 +153,7 @@ def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> st
     ):
         mean, deviation = _moments(before)
         if most is not None and value > mean + most * deviation:
-            above = f"{(value - mean) / deviation:.1f} standard deviations" if deviation else "more than nothing"
+            above = f"{(value - mean) / deviation:.1f} standard deviations" if deviation else "more than 0"
             return f"the {name} is {above} above the mean of {len(steps)} steps, {mean:.6g}"
     return ""
 

@@ -82,13 +82,13 @@ def rollbacks(run: Path) -> tuple[Rollback, ...]:
 
 def give_up(run: Path) -> None:
     """Move discarded checkpoints aside: the next save removes them. OSError if that fails."""
-    done, folder = rollbacks(run), run / CHECKPOINTS
-    fates = [(path.name, is_given_up(manifest, done)) for path, manifest in manifests(folder)[0]] if done else []
-    if not any(gone for _, gone in fates):
+    records, folder = rollbacks(run), run / CHECKPOINTS
+    fates = [(path.name, is_given_up(manifest, records)) for path, manifest in manifests(folder)[0]] if records else []
+    if not any(is_discarded for _, is_discarded in fates):
         return
     with files.open_folder(folder, follow=True) as opened:
-        for name, gone in fates:
-            if gone:
+        for name, is_discarded in fates:
+            if is_discarded:
                 with suppress(FileNotFoundError):  # another rank has moved it
                     files.rename(opened, name, f".purge-{name}")
         files.sync(opened)
@@ -104,11 +104,11 @@ def going_back(run: Path, position: Position, recent: Recent, data: str) -> tupl
     recent = replace(recent, rollbacks=recent.rollbacks + len(more))
     for each in more:
         recent = recent.acting(each.step)
-    said = ", ".join(f"{first:,} to {end - 1:,}" for first, end in spans)
+    samples = ", ".join(f"{first:,} to {end - 1:,}" for first, end in spans)
     return (
         position.skipping(spans),
         recent,
-        f"rolled back at step {more[-1].step:,}: samples {said or 'none'} are left out",
+        f"rolled back at step {more[-1].step:,}: samples {samples or 'none'} are left out",
     )
 
 

@@ -95,5 +95,5 @@ def _same(was: Tensor, now: Tensor) -> bool:
 def _reason(numbers: str, ranks: Sequence[int]) -> str:
     if not ranks:
         return "sums over all ranks had other bits when the step was computed again"
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
-    return f"{who} had other {numbers} when the step was computed again"
+    subject = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    return f"{subject} had other {numbers} when the step was computed again"

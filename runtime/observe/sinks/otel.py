@@ -87,5 +87,4 @@ class OpenTelemetry:
         span.end(end_time=round(end_s * NS))
 
     def close(self) -> None:
-        """Close the connection."""
         self._exporter.shutdown()

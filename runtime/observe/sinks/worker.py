@@ -37,9 +37,9 @@ class Worker(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._sink, self._exports, self._events = sink, exports, events
-        done = exports.of(name)
+        earlier = exports.of(name)
         state = RunState(run, watch, since)
-        self._opened = Opened(run, watch.metrics or MetricsSinks(), state, done.get("key"), done.get("step", 0))
+        self._opened = Opened(run, watch.metrics or MetricsSinks(), state, earlier.get("key"), earlier.get("step", 0))
         self._queue: queue.SimpleQueue[Sequence[FollowedItem] | None] = queue.SimpleQueue()
         self._waiting: deque[FollowedItem] = deque()
         self._pending: list[Point] = []  # not sent yet
@@ -47,7 +47,7 @@ class Worker(threading.Thread):
         self._is_open, self._is_told, self._is_given_up = False, False, False
         self._ends = threading.Event()
         self._busy_since: float | None = None  # time.monotonic() at the start of the current call of the library
-        self._done: tuple[int, str] = (done.get("step", 0), done.get("time", ""))  # reached by earlier starts
+        self._done: tuple[int, str] = (earlier.get("step", 0), earlier.get("time", ""))  # reached by earlier starts
         self._sent_to = self._done[1]  # latest time of all sent items
 
     def put(self, items: Sequence[FollowedItem]) -> None:

@@ -1,11 +1,11 @@
-// Causal softmax attention with rotated heads, forward and backward, of one sequence after the other, head by head.
+// Causal softmax attention with rotated heads, forward and backward, sequence by sequence and head by head.
 //
 // Dao, "FlashAttention-2", 2023; Su et al., "RoFormer", 2021. S positions; a head has C columns of queries and keys and
-// D of values, each rounded up to whole vectors (Cp, Dp). Operands are FP32 or BF16, all between is FP32.
-// Scores are made for a few rows of queries against the keys up to the last of them, and stay in the cache. Where a
-// sequence holds documents, `starts` has for each position the first of its document: no key before it is seen, and what
-// is before those of all rows of a block is not made. A forward may be of the queries from one position on.
-// A row of the result has the same bits whatever queries are beside it, and whatever positions are behind it.
+// D of values, each rounded up to whole vectors (Cp, Dp). Operands are FP32 or BF16, intermediates are FP32.
+// Scores are computed for a block of query rows against the keys up to the last of these rows, and stay in the cache.
+// If a sequence holds several documents, `starts` has, for each position, the first position of its document: earlier
+// keys are masked, and keys before the documents of all rows of a block are not read. A forward may compute only the
+// queries from a position on. The bits of a row do not depend on other query rows or on later positions.
 #include <algorithm>
 #include <cmath>
 
@@ -13,14 +13,14 @@
 
 namespace {
 
-constexpr long ROWS = 32;            // of queries in a block
-constexpr long BLOCK = 64 * 1024;    // of its scores, in elements, at most
+constexpr long ROWS = 32;            // query rows of a block
+constexpr long BLOCK = 64 * 1024;    // most scores of a block
 
-// What a head works on. Keys and values also transposed: their columns are then vectors over positions. What lies behind
-// the last column or position is never set, and what it becomes is never read.
+// The buffers of a head. Keys and values are also stored transposed, as vectors over positions. Elements after the last
+// column or position are never set, and results computed from them are never read.
 struct Head {
-  long S, C, D, Cp, Dp, Sp, begin;  // queries are those of the positions from `begin` on
-  const int *starts = nullptr;  // of the sequence at hand; none: a sequence is a document
+  long S, C, D, Cp, Dp, Sp, begin;  // queries start at position `begin`
+  const int *starts = nullptr;  // of the current sequence; null if it is one document
   Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out, top, part;
 
   Head(long S, long C, long D, bool backward, long begin = 0)
@@ -38,25 +38,25 @@ struct Head {
 
   long first(long s) const { return starts ? starts[s] : 0; }
 
-  // The keys that rows see begin here, at a whole vector.
+  // The first key that any of these rows sees, rounded down to a whole vector.
   long first(long start, long end) const { return starts ? *std::min_element(starts + start, starts + end) / W * W : 0; }
 
-  // Makes scores of row s −∞ where it does not see the key, of those from `low` to `keys`.
+  // Set the scores of row s to −∞ for keys from `low` to `keys` that it does not see.
   void mask(float *row, long s, long low, long keys) const {
     std::fill(row + low, row + std::max(low, first(s)), -INFINITY);
     std::fill(row + s + 1, row + std::max(s + 1, keys), -INFINITY);
   }
 };
 
-// The angles by which n columns of positions turn: (cos, sin) of [S, n/2], from the beginning of each document.
+// Rotation angles: (cos, sin) [S, n/2] for n columns, by position in the document.
 struct Turns {
   const float *angles;
   const int *starts;
   const float *at(long s, long n) const { return angles + (starts ? s - starts[s] : s) * n; }
-  Turns from(long s, long n) const { return {angles + s * n, starts}; }  // those of the rows from s on, without starts
+  Turns from(long s, long n) const { return {angles + s * n, starts}; }  // for rows from s on; only without starts
 };
 
-// n columns of S rows, times `scale`.
+// Widen n columns of S rows, times `scale`.
 template <class T> void take(const T *x, long stride, long S, long n, float scale, float *y, long ld) {
   for (long s = 0; s < S; s++, x += stride, y += ld) {
     long i = 0;
@@ -73,7 +73,7 @@ template <class T> void give(const float *y, long ld, long S, long n, float scal
   }
 }
 
-// Pairs turned by their angles, (cos, sin): sign 1, or back: -1.
+// Rotate pairs by their angles (cos, sin): forwards if sign is 1, backwards if -1.
 INLINE V turned(V pairs, V angles, float sign) {
   VI others, even, odd;
   V signs;
@@ -82,7 +82,7 @@ INLINE V turned(V pairs, V angles, float sign) {
   return pairs * cos + __builtin_shuffle(pairs, others) * sin;
 }
 
-// As `take`, and each pair of columns turned by its angle.
+// Like `take`, and rotate each pair of columns by its angle.
 template <class T>
 void take_turned(const T *x, long stride, long S, long n, Turns turns, float scale, float *y, long ld) {
   for (long s = 0; s < S; s++, x += stride, y += ld) {
@@ -96,7 +96,7 @@ void take_turned(const T *x, long stride, long S, long n, Turns turns, float sca
   }
 }
 
-// As `give`, turned back: `rows` from position `start` on.
+// Like `give` for `rows` rows from position `start` on, rotated backwards.
 template <class T>
 void give_turned(const float *y, long ld, long start, long rows, long n, Turns turns, float scale, T *x, long stride) {
   for (long s = start; s < start + rows; s++, x += stride, y += ld) {
@@ -110,8 +110,8 @@ void give_turned(const float *y, long ld, long start, long rows, long n, Turns t
   }
 }
 
-// o [queries, D] in rows of `stride`, lse [queries] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v.
-// `peak`, if it is there, is raised to the largest score.
+// h.q (rotated, scaled), h.kt, h.v -> o [queries, D] with row stride `stride`, lse [queries] with stride `lse_step`.
+// `peak`, if not null, is raised to the largest score.
 template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step, float *peak) {
   const long step = h.block();
   for (long start = h.begin; start < h.S; start += step) {
@@ -144,7 +144,7 @@ template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse
   }
 }
 
-// h.dk and h.dv grow by the gradients of h.q, h.k(t), h.v(t), h.dout and h.delta; dq goes to `give_dq(start, rows)`.
+// h.q, h.k, h.kt, h.vt, h.dout, h.delta -> adds to h.dk and h.dv; `give_dq(start, rows)` stores h.dq of a block.
 template <class Give> void backward(Head &h, const float *lse, long lse_step, Give give_dq) {
   const long step = h.block();
   for (long start = 0; start < h.S; start += step) {
@@ -169,7 +169,7 @@ template <class Give> void backward(Head &h, const float *lse, long lse_step, Gi
   }
 }
 
-// h.dout and h.delta of the gradient and the result of a head.
+// Set h.dout and h.delta from the gradient and the result of a head.
 template <class T> void take_dout(Head &h, const T *dout, const T *o, long stride) {
   take(dout, stride, h.S, h.D, 1, h.dout.data(), h.Dp);
   for (long s = 0; s < h.S; s++) {
@@ -180,17 +180,17 @@ template <class T> void take_dout(Head &h, const T *dout, const T *o, long strid
   }
 }
 
-// H heads of [nope | rope] columns; the rope part of the keys is one for all of them.
+// H heads of [nope | rope] columns, which share the rope part of the keys.
 struct Mla {
   long B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride;
-  const int *starts;  // [B, S], or none; then queries may be those from `begin` on
+  const int *starts;  // [B, S], or null; with starts, `begin` is 0
   long begin = 0;
   long queries() const { return S - begin; }
   long C() const { return nope + rope; }
   float scale() const { return 1 / std::sqrt(float(C())); }
 };
 
-// The queries, keys and values of head n of sequence b.
+// Load the queries, keys and values of head n of sequence b.
 template <class T>
 void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, const Buffer &rope_key,
               Turns turns, float *k) {
@@ -252,16 +252,16 @@ void mla_dgrad(const Mla &m, const T *dout, const T *q, const T *kv, const T *k_
   }
 }
 
-// H query heads, H/G of them share a head of keys and values; all of C columns, all turned.
+// H query heads of C columns, all rotated; H/G of them share a head of keys and values.
 struct Gqa {
   long B, S, H, G, C, q_stride, k_stride, v_stride;
-  const int *starts;  // [B, S], or none; then queries may be those from `begin` on
+  const int *starts;  // [B, S], or null; with starts, `begin` is 0
   long begin = 0;
   long queries() const { return S - begin; }
   float scale() const { return 1 / std::sqrt(float(C)); }
 };
 
-// The keys and values of group g of sequence b.
+// Load the keys and values of group g of sequence b.
 template <class T>
 void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, Turns turns, float *key) {
   take_turned(k + b * m.S * m.k_stride + g * m.C, m.k_stride, m.S, m.C, turns, 1, key, h.Cp);

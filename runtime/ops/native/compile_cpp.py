@@ -116,13 +116,13 @@ def _make(compiler: list[str], variant: str) -> str | None:
     sources = [p.name for p in sorted(HERE.glob("*.cpp"))]
     command = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-o", str(scratch.absolute()), *sources]
     try:
-        done = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
-        if done.returncode == 0 and scratch.is_file():
+        result = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
+        if result.returncode == 0 and scratch.is_file():
             with scratch.open("ab") as file:  # written last, so a truncated file is not current
                 file.write(digest().encode())
             scratch.replace(path(variant))  # processes that have loaded the old file keep it
             return None
-        output = f"with exit code {done.returncode}\n{done.stderr}".strip().splitlines()
+        output = f"with exit code {result.returncode}\n{result.stderr}".strip().splitlines()
         return f"{compiler[0]} failed: {next((line for line in output if 'error' in line), output[0])[:300]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{compiler[0]} failed: {error}"[:300]

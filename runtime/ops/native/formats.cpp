@@ -1,6 +1,6 @@
-// Tensors in tiles that have scales, to the bits of the ops in runtime/ops/formats.py: the largest magnitude of each tile,
-// codes of numbers and numbers of codes; and the random numbers of runtime/ops/stochastic.py. Tensors are E matrices of R
-// rows and C columns; tiles are of `height` rows and `width` columns, those at the end of a side may be smaller.
+// Tensors in tiles with scales, bit-identical to the ops in runtime/ops/formats.py: the largest magnitude of each tile,
+// encoding and decoding; and the random numbers of runtime/ops/stochastic.py. A tensor is E matrices of R rows and C
+// columns. A tile has `height` rows and `width` columns; the last tile along a dimension may be smaller.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,16 +11,16 @@ namespace {
 
 typedef uint8_t VB __attribute__((vector_size(W)));
 
-constexpr long WIDEST = 128;  // columns of a tile
+constexpr long WIDEST = 128;  // most columns of a tile
 
-// A code in a byte.
+// One code per byte.
 struct E4M3 : Element<4, 3, 448, true> {
   static constexpr long bytes(long columns) { return columns; }
   static void pack(const uint8_t *codes, long n, uint8_t *to) { std::copy_n(codes, n, to); }
   static void unpack(const uint8_t *from, long n, uint8_t *codes) { std::copy_n(from, n, codes); }
 };
 
-// Two codes in a byte, the first of a pair in the low bits.
+// Two codes per byte, the first of a pair in the low bits.
 struct E2M1 : Element<2, 1, 6, false> {
   static constexpr long bytes(long columns) { return (columns + 1) / 2; }
   static void pack(uint8_t *codes, long n, uint8_t *to) {
@@ -32,7 +32,7 @@ struct E2M1 : Element<2, 1, 6, false> {
   }
 };
 
-// f(row of the whole tensor, first column, columns, tile) of each row of each tile, row by row.
+// Call f(row of the whole tensor, first column, columns, tile) for each row of each tile, row by row.
 template <class F> INLINE void each_row(long E, long R, long C, long height, long width, F f) {
   const long across = (C + width - 1) / width, down = (R + height - 1) / height;
   for (long e = 0; e < E; e++)
@@ -63,7 +63,7 @@ void encode(long E, long R, long C, const float *x, long height, long width, con
   (threshold ? encode<Element, false> : encode<Element, true>)(E, R, C, x, height, width, inverse, threshold, to);
 }
 
-// Numbers times the scales of their tiles.
+// Decode numbers and multiply them by the scales of their tiles.
 template <class Element>
 void decode(long E, long R, long C, const uint8_t *from, long height, long width, const float *scales, float *y) {
   each_row(E, R, C, height, width, [&](long r, long left, long columns, long tile) {
@@ -85,7 +85,7 @@ uint64_t mixed(uint64_t x) {
 
 }  // namespace
 
-// The largest magnitudes of tiles. NaN counts as an infinity if `nan`, else it is left out.
+// The largest magnitudes of tiles. NaN counts as infinity if `nan`, else it is skipped.
 extern "C" void magnitudes_float32(long E, long R, long C, const float *x, long height, long width, long nan, float *most) {
   const long tiles = E * ((R + height - 1) / height) * ((C + width - 1) / width);
   std::fill_n(most, tiles, 0.0f);
@@ -94,7 +94,7 @@ extern "C" void magnitudes_float32(long E, long R, long C, const float *x, long 
     each(columns, [&](long c, long n) {
       const VU size = (VU)get(x + r * C + left + c, n) & 0x7fffffff;
       const V counted = nan ? ((VI)size > 0x7f800000 ? all(INFINITY) : (V)size) : (V)size;
-      found = larger(counted, found);  // the other where it is NaN
+      found = larger(counted, found);  // a NaN in `counted` is skipped
     });
     most[tile] = std::max(most[tile], largest(found));
   });
@@ -112,7 +112,7 @@ extern "C" void magnitudes_float32(long E, long R, long C, const float *x, long 
 ELEMENT(E4M3, e4m3)
 ELEMENT(E2M1, e2m1)
 
-// Numbers in [0, 1) of the 24 highest bits of a hash of each element's row, by its bits, and column.
+// Numbers in [0, 1): the 24 highest bits of a hash of the bits of an element's row and of its column.
 extern "C" void thresholds_float32(long R, long C, const float *x, long seed, float *y) {
   std::vector<uint64_t> columns(C);
   for (long c = 0; c < C; c++) columns[c] = mixed((c + 1) * 0x9E3779B97F4A7C15);

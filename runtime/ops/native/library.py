@@ -1,4 +1,4 @@
-"""Finding and calling the C++ that this machine runs: which operands it takes, and its functions by name and dtype."""
+"""Finds and calls the C++ library for this machine: the operands it takes, and its functions by name and dtype."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DTYPES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.float8_e4m3fn: "e4m3",
-    torch.uint8: "e2m1",  # two in a byte
+    torch.uint8: "e2m1",  # two per byte
 }
-# ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: by both of its strides
+# ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: followed by both of its strides
 NUMBER, FLOAT, TENSOR, ROWS, MATRIX = "nfprm"
 TYPES = {
     NUMBER: (c_long,),
@@ -36,10 +36,10 @@ DECLARATION = re.compile(rf'extern "C" void (\w+?)_(?:##suffix|{"|".join(DTYPES.
 
 
 def signatures() -> dict[str, str]:
-    """The kinds of the arguments of every function of the C++, read from its declarations.
+    """Return the argument kinds of every C++ function, parsed from its declaration.
 
-    `long` is a NUMBER and `float` a FLOAT. A pointer is a TENSOR; with one number behind it whose name has the word
-    stride it is ROWS, with two a MATRIX.
+    `long` is a NUMBER and `float` a FLOAT. A pointer is a TENSOR; followed by one number with `stride` in its name it
+    is ROWS, followed by two a MATRIX.
     """
     found: dict[str, str] = {}
     for source in sorted(compile_cpp.HERE.glob("*.cpp")):
@@ -58,7 +58,7 @@ def signatures() -> dict[str, str]:
 
 
 def takes(*operands: Tensor) -> bool:
-    """Whether an op on these runs in C++: all of one dtype of `DTYPES` on the CPU, views of columns at most."""
+    """Whether an op on these operands runs in C++: CPU tensors of one dtype of `DTYPES` with contiguous rows."""
     if not _functions():
         return False
     dtype = operands[0].dtype
@@ -72,17 +72,16 @@ def multiplies(a: Tensor, b: Tensor) -> bool:
 
 
 def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
-    """Call the function of operands of `dtype`; of an update, the moments'. A tensor that must be contiguous and is
-    not is copied.
-    """
+    """Call a C++ function for operands of `dtype`; for an optimizer update, the dtype of the moments. Tensors that must
+    be contiguous are copied if they are not."""
     function, signature = _functions()[name, dtype]
     values: list[float | None] = []
-    kept = []  # copies, until the function has returned
+    copies = []  # kept alive until the function has returned
     for kind, arg in zip(signature, args, strict=True):
         if isinstance(arg, Tensor):
             if kind == TENSOR:
                 arg = arg.contiguous()
-                kept.append(arg)
+                copies.append(arg)
             values.append(arg.data_ptr())
             if kind == ROWS:
                 values.append(arg.stride(0))
@@ -94,9 +93,9 @@ def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
 
 
 def missing() -> str | None:
-    """None, or why all ops run on torch, and how to mend it."""
+    """Return why all ops run on torch, and how to fix it; None if they run in C++."""
     if chosen := os.environ.get(OFF):
-        return f"{OFF} is {chosen}; unset it"  # any other word than torch, too: it was meant to change something
+        return f"{OFF} is {chosen}; unset it"  # also for an unknown value, which was meant to change something
     if instructions() not in compile_cpp.VARIANTS:
         return f"there is no C++ for a processor with {instructions()}"
     library = compile_cpp.path(instructions())
@@ -106,7 +105,7 @@ def missing() -> str | None:
             "or says why not"
         )
     if not compile_cpp.is_current(library):
-        return "the C++ was compiled of other sources; `python -m runtime.ops.native.compile_cpp` compiles it again"
+        return "the C++ was compiled from other sources; `python -m runtime.ops.native.compile_cpp` compiles it again"
     try:
         CDLL(str(library))
     except OSError as error:
@@ -116,24 +115,24 @@ def missing() -> str | None:
 
 @cache
 def instructions() -> str:
-    """The variant for this processor. With AMX, oneDNN does BF16, so AVX512_BF16 is not chosen."""
+    """Return the variant for this processor. With AMX, oneDNN computes BF16 products, so AVX512_BF16 is not chosen."""
     found = torch.backends.cpu.get_cpu_capability()
     return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
 
 
 @cache
 def has_bf16() -> bool:
-    """Whether this processor has instructions that multiply BF16, which oneDNN would emulate otherwise."""
+    """Whether this processor has instructions that multiply BF16; without them, oneDNN emulates them."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and not _flags().isdisjoint(("avx512_bf16", "amx_bf16"))
 
 
 def _flags() -> frozenset[str]:
-    """The flags of this processor: all words of /proc/cpuinfo."""
+    """Return the flags of this processor: all words of /proc/cpuinfo."""
     return frozenset(Path("/proc/cpuinfo").read_text("utf-8").split())
 
 
 def identity() -> str:
-    """The name of the implementation of ops: the instructions and the start of the digest, or torch.
+    """Return the name of the implementation of ops: the instructions and the start of the digest, or "torch".
 
     Equal names give equal bits.
     """
@@ -141,12 +140,12 @@ def identity() -> str:
 
 
 def functions(instructions: str) -> Functions:
-    """Functions of the library for processors with these instructions."""
+    """Return the functions of the library for processors with these instructions."""
     library, found = CDLL(str(compile_cpp.path(instructions))), {}
     for name, signature in signatures().items():
         for dtype, suffix in DTYPES.items():
             function = getattr(library, f"{name}_{suffix}", None)
-            if function is None:  # an op has no such operands, or the processor no instruction for products of them
+            if function is None:  # not defined for this dtype, or not for these instructions
                 continue
             function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
             found[name, dtype] = function, signature

@@ -1,13 +1,13 @@
-// AdamW with decoupled decay (Loshchilov and Hutter, 2017), its gradients times a factor, in one pass over memory.
+// AdamW with decoupled decay (Loshchilov and Hutter, 2017), in one pass over memory. Gradients are scaled by a factor.
 #include <cmath>
 
 #include "simd.h"
 
 namespace {
 
-// n elements: moment = beta·moment + fresh·g or g², parameter = keep·parameter − step·moment1/(√moment2·root + eps), with
-// g = factor·gradient. Moments in BF16 are rounded as they are stored: the parameters see them before. `rounded`, if it
-// is not null, becomes the parameters in BF16.
+// For n elements and g = factor·gradient: moment1 = beta1·moment1 + fresh1·g, moment2 = beta2·moment2 + fresh2·g²,
+// parameter = keep·parameter − step·moment1/(√moment2·root + eps). BF16 moments are rounded when they are stored, after
+// the parameters have used them. `rounded`, if not null, gets the parameters in BF16.
 template <class M>
 INLINE void adamw(long n, float *parameters, const float *gradients, M *moment1, M *moment2, bf16 *rounded,
                   float factor, float keep, float step, float root, float beta1, float fresh1, float beta2,
@@ -28,7 +28,7 @@ INLINE void adamw(long n, float *parameters, const float *gradients, M *moment1,
 
 }  // namespace
 
-// By the type of the moments.
+// One function for each type of the moments.
 #define ADAMW(M, suffix)                                                                                               \
   extern "C" void adamw_##suffix(long n, float *parameters, const float *gradients, M *moment1, M *moment2,            \
                                  bf16 *rounded, float factor, float keep, float step, float root, float beta1,         \

@@ -3,18 +3,18 @@
 
 namespace {
 
-constexpr long INNER = 256;          // of a block: its panel of b, 64 columns, then is 64 KiB
-constexpr long LEFT = 72 * 1024;     // elements of a block of a: 256 KiB, a part of L2
+constexpr long INNER = 256;          // inner extent of a block: a panel of 64 columns of b is 64 KiB
+constexpr long LEFT = 72 * 1024;     // elements of a block of a: 288 KiB, a part of L2
 constexpr long PANEL = WIDE * W;     // columns of b at a time
-constexpr long STRIP = REGISTERS / WIDE;  // rows of a transposed a that lie together
-constexpr long STRIDE = 1024;        // elements from which rows of b fall into too few lines of L1
+constexpr long STRIP = REGISTERS / WIDE;  // rows of a transposed a that are stored together
+constexpr long STRIDE = 1024;        // from this row stride on, rows of b share too few sets of L1
 
 struct Right {
   const float *b;
   long bk, bn;  // b(k, n) = b[k·bk + n·bn]: one of them is 1
 };
 
-// Columns n0 … n0 + PANEL of b, zeros behind the last one, in rows of PANEL.
+// Copy columns n0 … n0 + PANEL of b into rows of PANEL elements, with zeros after the last column.
 void take_panel(Right r, long K, long n0, long columns, float *panel) {
   if (r.bn == 1) {
     for (long k = 0; k < K; k++) {
@@ -33,7 +33,7 @@ void block(Left l, const float *b, long ldb, float *c, long ldc, long M, long N,
   const long whole = N / W * W;
   small_product<ADD>(l, b, ldb, c, ldc, M, whole, K, soon);
   if (whole == N) return;
-  // The last columns by way of a buffer: c has no whole vector there. b has one, of a panel.
+  // The last columns go through a buffer, because c has no whole vector there. b has one: its panel is padded.
   const long left = N - whole;
   float part[32 * W];
   for (long m = 0; m < M; m += 32) {
@@ -47,7 +47,7 @@ void block(Left l, const float *b, long ldb, float *c, long ldc, long M, long N,
   }
 }
 
-// Rows of a transposed a, STRIP of them together as a tile takes them: strip[k·STRIP + m]. Strips lie `apart`.
+// Copy rows of a transposed a into strips of STRIP rows, as tiles read them: strip[k·STRIP + m]. `apart`: strip stride.
 void take_strips(Left l, long M, long K, float *strips, long apart) {
   for (long k = 0; k < K; k++) {
     const float *from = l.a + k * l.ak;
@@ -68,7 +68,7 @@ void product(long M, long N, long K, Left l, Right r, float *c, long ldc, bool a
   const long inner = std::min(INNER, K), blocks = M * inner / LEFT + 1, most = (M / blocks + 24) / 24 * 24;
   const long apart = STRIP * inner + W;
   Buffer panels(packed ? (N + PANEL - 1) / PANEL * PANEL * inner : 0), lefts(strips ? (most / STRIP + 1) * apart : 0);
-  const long group = packed ? M : most;  // rows that all of K is summed for before the next, while they are in the cache
+  const long group = packed ? M : most;  // rows that are summed over all of K at a time, to stay in the cache
   for (long first = 0; first < M; first += group)
     for (long k = 0; k < K; k += INNER) {
       const long Kb = std::min(INNER, K - k), last = std::min(M, first + group);
@@ -82,7 +82,7 @@ void product(long M, long N, long K, Left l, Right r, float *c, long ldc, bool a
         for (long n = 0; n < N; n += PANEL) {
           const float *b = packed ? panels.data() + n * Kb : rk.b + n;
           const long ldb = packed ? PANEL : rk.bk, Nb = std::min(PANEL, N - n);
-          Soon soon;  // the next panel, or the first one of the next block
+          Soon soon;  // the next panel, or the first panel of the next block
           if (n + PANEL < N)
             soon = packed ? Soon(b + PANEL * Kb, PANEL * Kb, 0, 1)
                           : Soon(b + PANEL, std::min(PANEL, N - n - PANEL), ldb, Kb);

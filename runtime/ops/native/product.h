@@ -1,4 +1,4 @@
-// Products of FP32 matrices: c = a·b or c += a·b, of M rows, N columns and K inner elements.
+// Products of FP32 matrices: c = a·b or c += a·b, with M rows, N columns and inner extent K.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 #include "simd.h"
 
-// Memory from the start of a cache line on.
+// Memory aligned to a cache line.
 class Buffer {
   std::unique_ptr<float, decltype(&std::free)> memory{nullptr, &std::free};
   long size = 0;
@@ -17,7 +17,7 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(long n)
       : memory(static_cast<float *>(std::aligned_alloc(64, (4 * n + 63) / 64 * 64)), &std::free), size(n) {
-    if (n && !memory) throw std::bad_alloc();  // nobody catches it: the process says so and ends
+    if (n && !memory) throw std::bad_alloc();  // not caught: the process ends with the message
   }
   void zero() { std::fill_n(data(), size, 0.0f); }
   float *data() const { return memory.get(); }
@@ -31,8 +31,8 @@ struct Left {
   Left at(long m, long k) const { return {a + m * am + k * ak, am, ak}; }
 };
 
-// What a product reads next and nobody has read lately, line by line: a tile asks for a line now and then, so that
-// memory answers while it multiplies.
+// Memory that a product reads next, to be prefetched line by line: a tile prefetches a line now and then, so that the
+// data arrives while it multiplies.
 class Soon {
   const char *line = nullptr, *end = nullptr;
   long bytes = 0, stride = 0, rows = 0;
@@ -50,9 +50,9 @@ class Soon {
   }
 };
 
-constexpr int OFTEN = 2;  // steps of the inner dimension from line to line
+constexpr int OFTEN = 2;  // steps of the inner dimension per prefetched line
 
-// R rows of U vectors, in registers.
+// A tile of R rows and U vectors, in registers.
 template <int R, int U, bool ADD>
 INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K, Soon *soon) {
   V acc[R][U];
@@ -78,7 +78,7 @@ INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K, S
 #pragma GCC unroll 8
       for (int u = 0; u < U; u++) prefetch_to_write(c + r * ldc + u * W);
     for (; k + W <= K; k += W) {
-      if (l.ak == 1)  // the rows after these
+      if (l.ak == 1)  // prefetch the next rows
 #pragma GCC unroll 32
         for (int r = 0; r < R; r++) prefetch(l.a + (R + r) * l.am + k);
       for (long i = 0; i < W; i += OFTEN) {
@@ -98,7 +98,7 @@ INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K, S
     }
 }
 
-// All rows of U vectors: R at a time, then fewer.
+// All rows of U vectors: R rows at a time, then fewer.
 template <int R, int U, bool ADD>
 INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, long K, Soon *soon) {
   for (; M >= R; M -= R, l.a += R * l.am, c += R * ldc) tile<R, U, ADD>(l, b, ldb, c, ldc, K, soon);
@@ -107,11 +107,11 @@ INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, l
   }
 }
 
-// Accumulators, the vectors of b and one of a fill the registers: 32 of AVX-512, 16 of AVX2.
+// Accumulators, the vectors of b and one vector of a fill the registers: 32 with AVX-512, 16 with AVX2.
 constexpr int REGISTERS = W == 16 ? 24 : 12;
 constexpr int WIDE = W == 16 ? 4 : 2;  // vectors of a panel
 
-// Of matrices that are in the cache, or are asked for: `soon`. b and c lie in rows; N is a multiple of W.
+// A product of matrices in the cache, or prefetched by `soon`. b and c are row-major; N is a multiple of W.
 template <bool ADD>
 static void small_product(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K,
                           Soon *soon = nullptr) {
@@ -124,7 +124,7 @@ static void small_product(Left l, const float *b, long ldb, float *c, long ldc, 
   for (; n < N; n += W) rows<REGISTERS / 2, 1, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
 }
 
-// xt[c, r] = x[r, c] of R rows and C columns, in squares of whole vectors.
+// xt[c, r] = x[r, c] for R rows and C columns, in squares of W × W.
 static void transpose(const float *x, long ldx, long R, long C, float *xt, long ldt) {
   for (long c = 0; c < C; c += W)
     for (long r = 0; r < R; r += W) {

@@ -1,7 +1,7 @@
-// Products of BF16 matrices that add up in FP32, by the instructions of AVX512-BF16: c = a·b in BF16, or c += a·b in FP32.
+// Products of BF16 matrices, summed in FP32 by AVX512-BF16 instructions: c = a·b in BF16, or c += a·b in FP32.
 //
-// These take two neighbours of the inner dimension at once, as one element of 32 bits. So the columns of b are packed into
-// panels of such pairs, and a, too, unless its rows hold the pairs as they lie.
+// An instruction multiplies two neighbours of the inner dimension, stored as one 32-bit element. So the columns of b
+// are packed into panels of such pairs, and so is a, unless its rows already consist of aligned pairs.
 #include <type_traits>
 
 #include "product.h"
@@ -9,13 +9,13 @@
 #if defined(__AVX512BF16__)
 namespace {
 
-constexpr long INNER = 256;        // pairs of a block, where sums go on in FP32
+constexpr long INNER = 256;        // inner extent of a block in pairs, if c is FP32
 constexpr long LEFT = 72 * 1024;   // pairs of a block of a: 288 KiB, a part of L2
 constexpr long PANEL = WIDE * W;   // columns of b at a time
-constexpr long STRIP = 6;          // rows of a that lie together where they are packed
-constexpr long AFTER = 16;         // rows that are asked for before they are packed
+constexpr long STRIP = 6;          // rows of a that are stored together when packed
+constexpr long AFTER = 16;         // distance in rows at which rows are prefetched before packing
 
-// to[j] = the pair (even[j], odd[j]) for n columns; odd is null behind the last row.
+// to[j] = the pair (even[j], odd[j]) for n columns; odd is null after the last row.
 void interleave(const bf16 *even, const bf16 *odd, long n, float *to) {
   long j = 0;
   for (; j + W <= n; j += W) {
@@ -33,11 +33,11 @@ void interleave(const bf16 *even, const bf16 *odd, long n, float *to) {
 
 struct Matrix {
   const bf16 *x;
-  long rows, columns;  // how far apart: one of them is 1
+  long rows, columns;  // strides: one of them is 1
   Matrix at(long row, long column) const { return {x + row * rows + column * columns, rows, columns}; }
 };
 
-// to[k/2·ld + j] = the pairs of columns j0 … j0 + n of x(k, j) for all K.
+// to[k/2·ld + j] = the pair (x(k, j0 + j), x(k + 1, j0 + j)), for n columns and all K rows.
 void take(Matrix m, long K, long j0, long n, float *to, long ld) {
   const bf16 *x = m.x + j0 * m.columns;
   if (m.columns == 1) {
@@ -48,7 +48,7 @@ void take(Matrix m, long K, long j0, long n, float *to, long ld) {
     }
     return;
   }
-  if (m.columns % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 4 == 0)  // the pairs lie in rows of 32 bits
+  if (m.columns % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 4 == 0)  // rows consist of aligned 32-bit pairs
     transpose(reinterpret_cast<const float *>(x), m.columns / 2, n, K / 2, to, ld);
   else
     for (long k = 0; k + 1 < K; k += 2)
@@ -60,7 +60,7 @@ void take(Matrix m, long K, long j0, long n, float *to, long ld) {
     }
 }
 
-// The pairs of all M rows of a: strips[m/STRIP·apart + k/2·STRIP + m%STRIP]. `row` has room for M pairs.
+// Pack the pairs of M rows of a: strips[m/STRIP·apart + k/2·STRIP + m%STRIP]. `row` has room for M pairs.
 void take_strips(Matrix a, long M, long K, float *strips, long apart, float *row) {
   const Matrix turned{a.x, a.columns, a.rows};
   for (long k = 0; k < K; k += 2) {
@@ -77,7 +77,7 @@ void take_strips(Matrix a, long M, long K, float *strips, long apart, float *row
 INLINE void put(float *c, V v, long n) { n == W ? store(c, load(c) + v) : store(c, load(c, n) + v, n); }
 INLINE void put(bf16 *c, V v, long n) { n == W ? store(c, v) : store(c, v, n); }
 
-// R rows of U vectors. A pair of a is a[r·am + k·ak].
+// A tile of R rows and U vectors. Pair k of row r of a is a[r·am + k·ak].
 template <int R, int U, class T>
 INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ldc, long columns, long pairs,
                  Soon &soon) {
@@ -99,7 +99,7 @@ INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ld
   };
   long k = 0;
   for (; k + W <= pairs; k += W) {
-    if (ak == 1)  // the rows after these
+    if (ak == 1)  // prefetch the next rows
 #pragma GCC unroll 32
       for (int r = 0; r < R; r++) prefetch(a + (R + r) * am + k);
     for (long i = 0; i < W; i += OFTEN) {
@@ -140,7 +140,7 @@ void panel_product(const float *a, long am, long ak, const float *b, T *c, long 
 template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c, long ldc) {
   const long inner = std::max(1L, std::is_same_v<T, float> ? std::min(2 * INNER, K) : K), most_pairs = (inner + 1) / 2;
   const long panels = (N + PANEL - 1) / PANEL, blocks = M * most_pairs / LEFT + 1, most = (M / blocks + 24) / 24 * 24;
-  // Pairs of a lie as they must if its rows do and begin at even places.
+  // a needs no packing if its rows are contiguous and consist of whole aligned pairs.
   const bool packed = a.columns != 1 || a.rows % 2 || K % 2 || reinterpret_cast<uintptr_t>(a.x) % 4;
   const long apart = STRIP * most_pairs + W;
   Buffer right(panels * PANEL * most_pairs), left(packed ? (most / STRIP + 1) * apart : 0), row(packed ? most : 0);

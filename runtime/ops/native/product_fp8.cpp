@@ -1,9 +1,9 @@
-// Products of E4M3 matrices with scales: sums over tiles of 128, each times the scales of its two tiles, are added up in
-// FP32. Both operands lie along what is summed over.
+// Products of E4M3 matrices with scales: sums over tiles of 128, each times the scales of its two tiles, are added in
+// FP32. Both operands are contiguous along the dimension that is summed over.
 //
-// A product of two E4M3 numbers is exact in FP32, and the numbers are in BF16. So codes are widened once: the rows of a as
-// they lie, those of b into panels of columns; to pairs of BF16 where there are instructions that multiply them, else to
-// FP32. An element of 32 bits holds a pair or a number.
+// E4M3 numbers are exact in BF16, and their products in FP32. So codes are widened once, a row by row, b into panels of
+// columns: to pairs of BF16 if there are instructions that multiply them, else to FP32. A 32-bit element holds a pair
+// or one number.
 #include "fp8.h"
 #include "product.h"
 
@@ -15,17 +15,17 @@ constexpr long PANEL = WIDE * W;
 struct Operand {
   const e4m3 *x;
   long stride;
-  const float *scales;  // of row r and tile t: scales[r / rows · row + t · tile]
+  const float *scales;  // for row r and tile t: scales[r / rows · row + t · tile]
   long row, tile, rows;
   float scale(long r, long t) const { return scales[r / rows * row + t * tile]; }
 };
 
 #if defined(__AVX512BF16__)
-constexpr long NUMBERS = 2;  // of an element
+constexpr long NUMBERS = 2;  // numbers per element
 
 INLINE V multiply(V sums, V a, V b) { return (V)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
 
-// 16 pairs.
+// Widen 32 codes to 16 pairs.
 INLINE V widened(const e4m3 *p) {
   typedef uint16_t Codes __attribute__((vector_size(64)));
   typedef int16_t Signed __attribute__((vector_size(64)));
@@ -44,9 +44,9 @@ INLINE V multiply(V sums, V a, V b) { return sums + a * b; }
 INLINE V widened(const e4m3 *p) { return load(p); }
 #endif
 
-constexpr long STEPS = TILE / NUMBERS;  // elements of a tile
+constexpr long STEPS = TILE / NUMBERS;  // elements per row of a tile
 
-// n codes into whole vectors of elements, zeros behind the last one.
+// Widen n codes into whole vectors of elements, with zeros after the last code.
 void widen(const e4m3 *from, long n, float *to) {
   if (n == TILE) {
     for (long i = 0; i < STEPS; i += W) store(to + i, widened(from + i * NUMBERS));
@@ -60,7 +60,7 @@ void widen(const e4m3 *from, long n, float *to) {
   store(to, widened(codes));
 }
 
-// What is summed over, in pieces that lie in a tile each.
+// The range that is summed over, split into pieces, each in one tile.
 struct Pieces {
   long start, end;
   long count() const { return (end + TILE - 1) / TILE - start / TILE; }
@@ -70,7 +70,7 @@ struct Pieces {
   long steps(long i) const { return (size(i) + NUMBERS - 1) / NUMBERS; }  // elements
 };
 
-// Columns from n0 on of a panel, zeros behind the last one: elements of a piece in rows of PANEL, and the columns' scales.
+// Copy a panel of columns from n0 on, with zeros after the last: each piece in rows of PANEL elements, and its scales.
 void take_panel(Operand b, long N, long n0, Pieces pieces, float *panel, float *scales) {
   alignas(64) float rows[PANEL * STEPS];
   const long columns = std::min(PANEL, N - n0), whole = up(columns);
@@ -85,7 +85,7 @@ void take_panel(Operand b, long N, long n0, Pieces pieces, float *panel, float *
   }
 }
 
-// total += sums · scale of the row · scale of the column, of R rows and U vectors.
+// total += sums · scale of the row · scale of the column, for R rows and U vectors.
 template <int R, int U>
 INLINE void tile(const float *a, long lda, const float *left, const float *b, const float *right, long steps, float *total) {
   V sums[R][U];
@@ -168,7 +168,8 @@ template <class T> void product(long M, long N, Pieces pieces, Operand a, Operan
   }
 }
 
-// Rows from start to end of each of G groups, which end at `ends` and meet expert g mod E; null: all R rows are one group.
+// Call f(expert, start, end) for the rows of each group: group g ends at ends[g] and has expert g mod E. If `ends` is
+// null, all R rows are one group.
 template <class F> INLINE void each_group(long G, const int32_t *ends, long R, long E, F f) {
   for (long g = 0, start = 0; g < G; g++) {
     const long end = ends ? ends[g] : R;
@@ -177,7 +178,7 @@ template <class F> INLINE void each_group(long G, const int32_t *ends, long R, l
   }
 }
 
-// How many of M rows to multiply: those behind them repeat the last one, as rows of padding do at the end of a group.
+// The number of rows to multiply: the rows after them repeat the last one, as padding at the end of a group does.
 long distinct(Operand a, long M, long K) {
   const auto repeats = [&](long r) {
     bool same = !memcmp(a.x + r * a.stride, a.x + (r - 1) * a.stride, K);
@@ -193,8 +194,8 @@ void mark_used(Operand x, long rows, long from, long n, uint8_t *used) {
     for (long i = 0; i < n; i++) used[i] |= x.x[r * x.stride + from + i].bits & 0x7f;
 }
 
-// Pieces without the columns at the end that are zero in both operands, of M and N rows, as those of padding are. One stays
-// of each piece, for its scales.
+// Cut off the columns at the end of the last piece that are zero in both operands (M and N rows), as padding is. At
+// least one column stays, for its scales.
 Pieces without_zeros(Pieces pieces, Operand a, long M, Operand b, long N) {
   const long last = pieces.count() - 1, from = pieces.from(last);
   uint8_t used[TILE] = {};
@@ -206,7 +207,7 @@ Pieces without_zeros(Pieces pieces, Operand a, long M, Operand b, long N) {
 
 }  // namespace
 
-// y = x·wᵀ, with the scales of blocks of w.
+// y = x·wᵀ for each group; w has one scale per block.
 extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *x, long stride,
                             const float *xs, long row_stride, long tile_stride, const e4m3 *w, const float *ws,
                             bf16 *y) {
@@ -220,7 +221,7 @@ extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N,
   });
 }
 
-// acc += dy·xᵀ of the rows of each group, which both operands lie along.
+// acc += dy·xᵀ, summed over the rows of each group, along which both operands are contiguous.
 extern "C" void linear_wgrad_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *dy,
                                   long dy_stride, const float *dys, long dys_row_stride, long dys_tile_stride,
                                   const e4m3 *x, long x_stride, const float *xs, long xs_row_stride,

@@ -1,12 +1,13 @@
-// Quantising to E4M3 with an FP32 scale for each tile of a row, of a column or of a block, to the bits of the ops in
-// runtime/ops/quantise.py. Operands are FP32, BF16, or E4M3 with scales; scales of rows and columns lie tile by tile.
+// Quantising to E4M3 with an FP32 scale for each tile of a row, of a column or of a block, bit-identical to the ops in
+// runtime/ops/quantise.py. Operands are FP32, BF16, or E4M3 with scales. Scales of rows and columns are stored tile by
+// tile.
 #include "fp8.h"
 
 namespace {
 
-constexpr long CHUNK = 64;  // columns at a time, of tiles that run over rows
+constexpr long CHUNK = 64;  // columns at a time, for tiles of columns
 
-// An operand: `at` is n elements of row r from column c on, none beyond a tile.
+// An operand: `at` returns n elements of row r from column c on, all in one tile.
 template <class T> struct Plain {
   const T *x;
   long stride;
@@ -23,10 +24,10 @@ struct Scaled {
 
 INLINE V magnitude(V v) { return (V)((VU)v & 0x7fffffff); }
 
-// The larger one, or the one that is no NaN: `most` is none.
+// The larger magnitude; NaN is ignored, as `most` is never NaN.
 INLINE V most_of(V v, V most) { return larger(magnitude(v), most); }
 
-// Scales of tiles whose largest magnitudes these are.
+// The scales of tiles with these largest magnitudes.
 INLINE V scales_of(V most, bool pow2) {
   const V scaled = most * float(1 / 448.0), smallest = all(0x1p-126f);
   V s = scaled > smallest ? scaled : smallest;
@@ -34,7 +35,7 @@ INLINE V scales_of(V most, bool pow2) {
   return most > V{} ? s : all(1);
 }
 
-// to[c, r] = from[r, c] of R rows and C columns, in squares of 16 bytes.
+// to[c, r] = from[r, c] for R rows and C columns, in squares of 16 × 16 bytes.
 void turn(const e4m3 *from, long ld, long R, long C, e4m3 *to, long ldt) {
   typedef uint8_t Row __attribute__((vector_size(16)));
   for (long c = 0; c < C; c += 16)
@@ -64,7 +65,7 @@ void turn(const e4m3 *from, long ld, long R, long C, e4m3 *to, long ldt) {
     }
 }
 
-// q[r, c] and s[c / 128, r], of W rows at a time: so their scales are a vector.
+// q[r, c] and s[c / 128, r], for W rows at a time, whose scales are one vector.
 template <class Operand> void by_rows(long R, long C, Operand x, bool pow2, e4m3 *q, float *s) {
   for (long left = 0; left < C; left += TILE, s += R)
     for (long top = 0; top < R; top += W) {
@@ -85,7 +86,7 @@ template <class Operand> void by_rows(long R, long C, Operand x, bool pow2, e4m3
     }
 }
 
-// A tile of columns, of CHUNK columns or less: q[c, r] and s[c].
+// q[c, r] and s[c] for the tiles of at most CHUNK columns.
 template <bool WHOLE, class Operand>
 void of_columns(long top, long height, long left, long width, Operand x, bool pow2, e4m3 *q, long ld, float *s) {
   constexpr long VECTORS = CHUNK / W;

@@ -1,5 +1,5 @@
-// Passes over rows: norms, gated activations, cross entropy. Operands are FP32 or BF16; all between is FP32, and every
-// result is rounded once. Rows lie `stride` elements apart where an operand may be a view of columns.
+// Passes over rows: norms, gated activations, cross entropy. Operands are FP32 or BF16; intermediates are FP32, and
+// every result is rounded once. An operand that may be a view of columns has a row `stride`, in elements.
 #include <cmath>
 
 #include "simd.h"
@@ -31,7 +31,7 @@ void rmsnorm_dgrad(long R, long D, const T *dy, long dy_stride, const T *x, long
   }
 }
 
-// Summed over 64 rows at a time, and these sums one after the other.
+// Sums blocks of 64 rows, then adds the blocks in order.
 template <class T>
 void rmsnorm_wgrad(long R, long D, float *acc, const T *dy, long dy_stride, const T *x, long stride, const float *rstd) {
   for (long start = 0; start < R; start += 64)
@@ -43,7 +43,7 @@ void rmsnorm_wgrad(long R, long D, float *acc, const T *dy, long dy_stride, cons
     });
 }
 
-// y = silu(g)·u of h = [g | u], and times the gate weight of the row where there are any.
+// y = silu(g)·u of h = [g | u], times the gate weight of the row if there are gate weights.
 template <class T> void swiglu(long R, long I, const T *h, const float *gate, T *y) {
   for (long r = 0; r < R; r++, h += 2 * I, y += I) {
     const float weight = gate ? gate[r] : 1;
@@ -70,7 +70,7 @@ void swiglu_dgrad(long R, long I, const T *dy, const T *h, const float *gate, T 
   }
 }
 
-// The loss is summed over the rows whose target is not negative. One that is no column makes it NaN, and its gradient.
+// The loss is summed over rows with a target ≥ 0. A target that is no column makes the loss and the gradient NaN.
 template <class T>
 void cross_entropy(long R, long columns, const T *x, long stride, const int64_t *targets, float *loss, float *lse) {
   double total = 0;
@@ -111,7 +111,7 @@ void cross_entropy_dgrad(long R, long columns, const float *dloss, const T *x, l
 
 }  // namespace
 
-// Of the sources that this was made from.
+// The digest of the sources from which this library was built.
 extern "C" const char *digest() { return DIGEST; }
 
 #define ROWS(T, suffix)                                                                                                \

@@ -1,4 +1,4 @@
-// Vectors of FP32, and BF16 widened to them and rounded back. W: the elements of a vector.
+// Vectors of W FP32 numbers, and BF16 widened to them and rounded back.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct bf16 {
 
 #define INLINE static inline __attribute__((always_inline))
 
-constexpr long LINE = 64;  // bytes that memory gives at once
+constexpr long LINE = 64;  // bytes of a cache line
 
 INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 INLINE void prefetch_to_write(const void *p) { __builtin_prefetch(p, 1, 3); }
 
-INLINE long up(long n) { return (n + W - 1) / W * W; }  // to whole vectors
+INLINE long up(long n) { return (n + W - 1) / W * W; }  // rounded up to whole vectors
 
 INLINE V all(float x) { return x - V{}; }
 
@@ -46,14 +46,14 @@ INLINE V load(const bf16 *p) {
   return (V)(__builtin_convertvector(h, VU) << 16);
 }
 
-// To nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN.
 INLINE void store(bf16 *p, V v) {
   const VU bits = (VU)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const VH h = __builtin_convertvector((VU)(v == v ? (VI)rounded : VI{} + 0x7fc0), VH);
   memcpy(p, &h, sizeof h);
 }
 
-// The first n < W elements; the others are 0.
+// Load the first n < W elements; the others are 0.
 template <class T> INLINE V load(const T *p, long n) {
   T row[W] = {};
   memcpy(row, p, n * sizeof(T));
@@ -66,7 +66,7 @@ template <class T> INLINE void store(T *p, V v, long n) {
   memcpy(p, row, n * sizeof(T));
 }
 
-// f(i, n) for all whole vectors of n columns, then for what is left: n is W, or less once.
+// Call f(i, n) for each whole vector of columns (n = W), then for the remaining n < W columns, if any.
 template <class F> INLINE void each(long columns, F f) {
   long i = 0;
   for (; i + W <= columns; i += W) f(i, long(W));
@@ -86,7 +86,7 @@ INLINE float wide(bf16 x) {
 INLINE void put(float *p, float x) { *p = x; }
 INLINE void put(bf16 *p, float x) { store(p, all(x), 1); }
 
-// Where one of them is NaN, b.
+// If an element of a or b is NaN, the result is that of b.
 #if defined(__AVX512F__)
 INLINE V larger(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE V smaller(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -113,14 +113,14 @@ INLINE float largest(V v) {
 }
 #endif
 
-// e^x to 1 unit in the last place, 2^n·e^r with |r| <= ln2/2: Cody and Waite's split of ln 2, and the polynomial of
-// Cephes (Moshier, expf). 0 from -104 on and at -inf, inf from 89 on, NaN of NaN.
+// e^x = 2^n·e^r with |r| <= ln2/2, accurate to 1 unit in the last place: Cody and Waite's split of ln 2, and the
+// polynomial of Cephes (Moshier, expf). 0 for x <= -104, inf for x >= 89, NaN for NaN.
 INLINE V exp(V x) {
   x = smaller(all(89.0f), larger(all(-104.0f), x));
 #if defined(__AVX512F__)
   const V n = (V)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), 0);
 #else
-  const V magic = all(12582912.0f);  // 1.5·2^23: what is added to it loses its fraction
+  const V magic = all(12582912.0f);  // 1.5·2^23: adding it rounds to a whole number
   const V n = (x * 1.44269504088896341f + magic) - magic;
 #endif
   const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -134,7 +134,7 @@ INLINE V exp(V x) {
 #if defined(__AVX512F__)
   return (V)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  const VI whole = __builtin_convertvector(n, VI), half = whole >> 1;  // 2^n in two factors: n may be 128 or -150
+  const VI whole = __builtin_convertvector(n, VI), half = whole >> 1;  // 2^n as two factors, since n may be 128 or -150
   return p * (V)((half + 127) << 23) * (V)((whole - half + 127) << 23);
 #endif
 }

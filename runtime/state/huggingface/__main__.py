@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
 
     text = sys.stdin.buffer.read()
     try:
-        done = (
+        result = (
             write_checkpoint(ImportRequest.from_json(text))
             if argv == ["import"]
             else write_published(Export.from_json(text))
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         cause = error if isinstance(error, OSError) else error.__cause__
         return refusal_code(cause) if isinstance(cause, OSError) else EXIT_USAGE
-    print(json.dumps({"result": done}), flush=True)
+    print(json.dumps({"result": result}), flush=True)
     return 0
 
 

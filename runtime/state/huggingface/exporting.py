@@ -35,7 +35,7 @@ def write_published(request: Export) -> dict[str, Any]:
     names = [ONE] if len(groups) == 1 else [_numbered(i + 1, len(groups)) for i in range(len(groups))]
     report = reporting(len(request.tensors))
     tensors = Tensors(checkpoint, request)
-    where: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     size = 0
     for name, group in zip(names, groups, strict=True):
         content: dict[str, Tensor] = {}
@@ -44,12 +44,12 @@ def write_published(request: Export) -> dict[str, Any]:
             report(1)
         save_file(content, out / name, metadata={"format": "pt"})
         _sync(out / name)
-        where |= dict.fromkeys(content, name)
+        file_of |= dict.fromkeys(content, name)
         size += sum(tensor.nbytes for tensor in content.values())
     if len(groups) > 1:
-        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
         (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-    return {"tensors": len(where), "files": len(groups), "bytes": size}
+    return {"tensors": len(file_of), "files": len(groups), "bytes": size}
 
 
 class Tensors:

@@ -11,13 +11,13 @@ EVERY_S = 0.2
 
 def reporting(total: int) -> Callable[[int], None]:
     """Return a function that adds a number of finished tensors and reports progress towards `total`."""
-    done, last = 0, monotonic()
+    num_done, last = 0, monotonic()
 
     def add(count: int) -> None:
-        nonlocal done, last
-        done += count
+        nonlocal num_done, last
+        num_done += count
         if monotonic() - last > EVERY_S:
             last = monotonic()
-            print(json.dumps({"done": done, "total": total}), flush=True)
+            print(json.dumps({"done": num_done, "total": total}), flush=True)
 
     return add

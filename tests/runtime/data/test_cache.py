@@ -195,7 +195,7 @@ def test_a_run_continues_without_an_unusable_cache(preparing: Preparing) -> None
     preparing.cache.write_text("a file")
     assert preparing("first").meta["splits"]["train"]["documents"] > 0
     (said,) = preparing.said
-    assert said.startswith(f"not shared, for there can be no folder {preparing.cache}: ")
+    assert said.startswith(f"not shared, because the folder {preparing.cache} cannot be made: ")
 
 
 def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: Path) -> None:

@@ -140,7 +140,7 @@ def test_half_of_a_surrogate_pair_is_kept_as_it_is(tmp_path: Path) -> None:
         ({"prompt": {"role": "user"}}, '"prompt" is neither a text nor a list of messages'),
         ({"prompt": 3}, '"prompt" is neither a text nor a list of messages'),
         ({"prompt": [{"content": "x"}]}, 'a message of "prompt" is no object with a string under "role"'),
-        ({"prompt": [*QUESTION, said("assistant", "x")]}, '"prompt" ends with what the assistant says'),
+        ({"prompt": [*QUESTION, said("assistant", "x")]}, '"prompt" ends with a message of the assistant'),
         ({"prompt": QUESTION, "tools": "{"}, '"tools" is a text that is not JSON'),
         ({"prompt": QUESTION, "chat_template_kwargs": 3}, '"chat_template_kwargs" is not an object'),
     ],

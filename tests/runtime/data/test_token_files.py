@@ -159,7 +159,7 @@ def test_invalid_uses_of_token_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a single document cannot be divided"):
         prepare(tmp_path)
     assert prepare(tmp_path, replace(DATA, validation=0.0)).meta["splits"]["train"]["documents"] == 1
-    with pytest.raises(DataError, match=r"none can be trained on them: write `tokenizer = "):
+    with pytest.raises(DataError, match=r"which already belong to one: write `tokenizer = "):
         prepare(tmp_path, replace(DATA, tokenizer=TrainedTokenizer(300)), vocab=400)
     with pytest.raises(DataError, match="token ids are no conversations"):
         prepare(tmp_path, replace(DATA, chat=ChatRecipe(None, "cut")))

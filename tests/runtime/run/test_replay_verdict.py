@@ -116,8 +116,8 @@ def test_slots() -> None:
         ("1,5", "cuda", 8, ""),
         ("4,9", "cpu", 64, "there is no rank 4: the run has ranks 0 to 3"),
         ("0,4", "cuda", 4, "no rank and no device is numbered 4: this machine has 4 devices, the run 4 ranks"),
-        ("0,2", "cpu", 2, "ranks 0 and 2 have the same core here, for this process may use 2"),
-        ("+1", "cpu", 1, "ranks 0 and 1 have the same core here, for this process may use 1"),
+        ("0,2", "cpu", 2, "ranks 0 and 2 have the same core here: this process may use only 2"),
+        ("+1", "cpu", 1, "ranks 0 and 1 have the same core here: this process may use only 1"),
         ("0,1", "shared", 1, "all ranks compute on one device here: there is none to exchange it with"),
     ],
 )

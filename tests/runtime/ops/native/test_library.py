@@ -49,7 +49,7 @@ def test_reasons_for_a_missing_library(folder: Path, monkeypatch: pytest.MonkeyP
     made.write_bytes(b"not a library, of the sources " + compile_cpp.digest().encode())
     assert str(library.missing()).startswith("the C++ cannot be loaded: ")
     (folder / "simd.h").write_text("// another line\n" + (folder / "simd.h").read_text("utf-8"), "utf-8")
-    assert str(library.missing()).startswith("the C++ was compiled of other sources; ")
+    assert str(library.missing()).startswith("the C++ was compiled from other sources; ")
     monkeypatch.setenv("DSC_OPS", "torch")
     assert library.missing() == "DSC_OPS is torch; unset it"
     assert library.identity() == "torch"
