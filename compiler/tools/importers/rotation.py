@@ -14,6 +14,7 @@ from dsl.schema import LinearScaling, Llama3Scaling, Node, Rope, YarnScaling
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 THETA = "model.attention.rope.theta"
+WIDTHS = range(2, 4097)  # of `Rope.width`
 
 
 def rotations(
@@ -120,7 +121,15 @@ def _rotated_width(
     head = reader.get("head_dim")
     usual = reader.defaults.get("head_dim") or hidden // max(1, num_heads)
     width = head.value if head is not None and isinstance(head.value, int) else usual
-    return None if share == 1 else int(width * share)
+    if share == 1:
+        return None
+    rotated = int(width * share)
+    if rotated not in WIDTHS:
+        span = found.span if found else head.span if head is not None else reader.origins[""]
+        message = f"RoPE rotates {rotated} of {width} columns of a head; it must be {WIDTHS.start} to {WIDTHS.stop - 1}"
+        reader.complain("I0203", message, span)
+        return None
+    return rotated
 
 
 # RoPE scalings that a spec supports: rope_type → (class, keys of the config besides factor and original length).
