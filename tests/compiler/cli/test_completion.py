@@ -14,7 +14,7 @@ from compiler.cli.completion.command_words import CommandLine, command_line
 from compiler.cli.main import COMMANDS, command_parser, main
 from dsl.load import resolve
 from dsl.rules.codes import CODES
-from dsl.schema import AdamW, Compressed, DeltaNet, Gqa, Mla, Muon
+from dsl.schema import OPTIMIZERS, AdamW, Compressed, DeltaNet, Gqa, Mla
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
@@ -101,7 +101,8 @@ def test_every_proposed_key_can_be_set(line: CommandLine) -> None:
     from dsl.messages.diagnostics import SpecError
 
     assert len(line.keys) > 50
-    of_muon = {f"train.optimizer.{name}" for name in Muon.model_fields.keys() - AdamW.model_fields.keys()}
+    of_rows = {name for optimizer in OPTIMIZERS.values() for name in optimizer.model_fields}
+    of_other_optimizers = {f"train.optimizer.{name}" for name in of_rows - AdamW.model_fields.keys()}
     for key, words in line.keys.items():
         value = words[0] if words else "1"
         try:
@@ -111,7 +112,7 @@ def test_every_proposed_key_can_be_set(line: CommandLine) -> None:
             of_attention = key.replace("model.mtp.attention", "model.attention")
             kinds = ("rope.scaling.", "compress.")  # keys of blocks that this spec does not contain
             nested = of_attention.startswith(tuple(f"model.attention.{each}" for each in kinds))
-            elsewhere = of_attention in {*OF_OTHERS, *of_muon, "model.attention.module"}
+            elsewhere = of_attention in {*OF_OTHERS, *of_other_optimizers, "model.attention.module"}
             elsewhere |= nested or key.startswith(("precision.", "adapter."))
             assert not wrong or elsewhere, f"{key}: {wrong}"
 

@@ -315,11 +315,11 @@ def test_facts_match_generated_schedules(name: str) -> None:
 
 
 def test_facts_of_the_named_schedules() -> None:
-    """The rows state the published figures of each schedule."""
-    assert CHUNKED == ("interleaved", "interleaved_pairs", "interleaved_zb") and EVEN == ("dualpipe",)
-    assert NEEDED == {2: ("dualpipe", "dualpipev")}
-    forms: dict[StageForm, set[str]] = {}
-    for name, facts in FACTS.items():
-        forms.setdefault(facts.placement, set()).add(name)
-    assert forms["v"] == {"zbv", "vhalf", "vmin", "dualpipev"} and forms["bidirectional"] == {"dualpipe"}
-    assert {name for name, facts in FACTS.items() if facts.overlaps} == {"dualpipe", "dualpipev", "interleaved_pairs"}
+    """The rows state the published figures of each schedule. A further schedule has a row of its own."""
+    assert {*CHUNKED} >= {"interleaved", "interleaved_pairs", "interleaved_zb"} and "dualpipe" in EVEN
+    assert {*NEEDED[2]} >= {"dualpipe", "dualpipev"}
+    placements: dict[str, StageForm] = {name: facts.placement for name, facts in FACTS.items()}
+    assert {placements[name] for name in ("zbv", "vhalf", "vmin", "dualpipev")} == {"v"}
+    assert placements["dualpipe"] == "bidirectional"
+    overlapping = {name for name, facts in FACTS.items() if facts.overlaps}
+    assert overlapping >= {"dualpipe", "dualpipev", "interleaved_pairs"} and not overlapping & {"1f1b", "zbv", "zb1p"}
