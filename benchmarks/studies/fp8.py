@@ -2,7 +2,7 @@
 
     make study-fp8
 
-The page only has numbers and their definitions, and no conclusions that other results could contradict.
+Every statement of the page follows from its numbers, so other results change it.
 """
 
 from __future__ import annotations
@@ -78,11 +78,14 @@ def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[
 
 def _head(study: Study, results: Results) -> str:
     shown = PICTURE.relative_to(PAGE.parent).as_posix()
+    found = paragraph(f"On a small model, {_goal(results)} One run of this page:")
+    command = f"    dsc train {study.spec.relative_to(ROOT).as_posix()} -s {FP8} -s train.seed=1"
     how = paragraph(f"""
-        This page compares the loss of FP8 training with that of BF16, on a small model. `make study-fp8` trains the
-        model in each precision and writes the page, in some 20 minutes. {trained(study, results)}
+        `make study-fp8` trains all variants and writes this page, in some 20 minutes.
+        {trained(study, results)}
     """)
-    return f"# FP8 beside BF16\n\n{how}\n\n![Loss beside that of BF16, and the loss of BF16]({shown})\n"
+    picture = f"![Loss beside that of BF16, and the loss of BF16]({shown})"
+    return f"# FP8 beside BF16\n\n{found}\n\n{command}\n\n{how}\n\n{picture}\n"
 
 
 def _table(results: Results, there: Sequence[Variant]) -> str:
@@ -101,7 +104,7 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
     """)
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
     apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
-    notes = paragraph(f"{apart} {_noise(results)} {_goal(results)}")
+    notes = paragraph(f"{apart} {_noise(results)}")
     return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{notes}\n"
 
 
@@ -120,12 +123,14 @@ def _goal(results: Results) -> str:
     """Whether the mean of FP8 reaches the goal, and whether there are enough seeds to tell."""
     found, apart = differences(results, RECIPE).values(), differences(results, APART).values()
     if len(found) < 2:
-        return f"The goal, fp8_block within {GOAL:.2%} of bf16, is not measured yet."
+        return f"the goal, a mean loss of fp8_block within {GOAL:.2%} of bf16, is not measured yet."
     mean = statistics.fmean(found)
-    text = f"The mean of fp8_block is {'within' if abs(mean) <= GOAL else 'not within'} {GOAL:.2%} of bf16, the goal."
+    text = (
+        f"the mean loss of fp8_block is {'within' if abs(mean) <= GOAL else 'not within'} {GOAL:.2%} of bf16, the goal."
+    )
     error = max(_error(values) for values in (found, apart) if len(values) > 1)
     if error > GOAL:
-        return f"{text} But a standard error is up to {error:.2%}: so few seeds of so small a model cannot confirm it."
+        return f"{text} But a standard error is up to {error:.2%}, so more seeds or a larger model must confirm it."
     return text
 
 
