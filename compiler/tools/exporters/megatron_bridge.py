@@ -324,7 +324,7 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
 def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
     """The settings of each part of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
+    rate, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"this recipe has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
@@ -335,8 +335,8 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
     ledger.lose("train.within.*", "a recipe has no phases: this one has a single phase of the run")
     ledger.lose("adapter.*", "set `peft` of the returned configuration")
     ledger.lose("data.*", "set `dataset` and `tokenizer` of the returned configuration", changes=False)
-    if found.warmup or found.decay:
-        ledger.record("train.rate", f"{found.peak:g}", "Megatron's learning rates are one step late", changes=False)
+    if rate.warmup or rate.decay:
+        ledger.record("train.rate", f"{rate.peak:g}", "Megatron's learning rates are one step late", changes=False)
     parts: dict[str, Settings] = {
         "train": {
             "train_iters": planned.steps,
@@ -344,8 +344,8 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
             "micro_batch_size": train.micro_batch,
         },
         "optimizer": {
-            "lr": found.peak,
-            "min_lr": found.least,
+            "lr": rate.peak,
+            "min_lr": rate.least,
             "weight_decay": adam.weight_decay,
             "adam_beta1": adam.beta1,
             "adam_beta2": adam.beta2,
@@ -354,7 +354,7 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
             "use_distributed_optimizer": spec.parallel.zero > 0,
             **optimizer,
         },
-        "scheduler": _scheduler(found)
+        "scheduler": _scheduler(rate)
         | {"start_weight_decay": adam.weight_decay, "end_weight_decay": adam.weight_decay},
         "ddp": {
             "use_distributed_optimizer": spec.parallel.zero > 0,
@@ -376,15 +376,15 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
     return parts
 
 
-def _scheduler(found: Ramped) -> Settings:
+def _scheduler(rate: Ramped) -> Settings:
     """The learning rate, in iterations."""
-    settings: Settings = {"lr_warmup_iters": found.warmup, "lr_decay_iters": found.steps, "lr_warmup_init": 0.0}
-    if not found.decay:
+    settings: Settings = {"lr_warmup_iters": rate.warmup, "lr_decay_iters": rate.steps, "lr_warmup_init": 0.0}
+    if not rate.decay:
         return settings | {"lr_decay_style": "constant"}
-    if not found.stable:
-        return settings | {"lr_decay_style": found.shape}
+    if not rate.stable:
+        return settings | {"lr_decay_style": rate.shape}
     return settings | {
         "lr_decay_style": "WSD",
-        "lr_wsd_decay_iters": found.decay,
-        "lr_wsd_decay_style": found.shape,
+        "lr_wsd_decay_iters": rate.decay,
+        "lr_wsd_decay_style": rate.shape,
     }

@@ -202,7 +202,7 @@ def test_an_invalid_row_is_refused_with_its_place(tmp_path: Path, row: Any, mess
     assert str(caught.value).startswith(f"{path}:3: ") and message in str(caught.value)
 
 
-def given_refusal(folder: Path, template: str | None, row: dict[str, Any]) -> str:
+def refusal_by_process(folder: Path, template: str | None, row: dict[str, Any]) -> str:
     """The encoding process's error about a row, which is the second of a file."""
     path = write_model(folder / "model", template)
     file = SourceFile("rows.jsonl", folder / "rows.jsonl")
@@ -221,7 +221,7 @@ MESSAGES_ROW = {"messages": MESSAGES["one turn"]}
 
 
 def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -> None:
-    refusal = given_refusal(tmp_path, UNMARKED, MESSAGES_ROW)
+    refusal = refusal_by_process(tmp_path, UNMARKED, MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: {tmp_path / 'model' / 'chat_template.jinja'}: ")
     assert "does not mark what the assistant says" in refusal and "{% generation %}" in refusal
     prompt = {"prompt": MESSAGES["one turn"][:1], "completion": MESSAGES["one turn"][1:]}
@@ -244,12 +244,12 @@ def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -
 )
 def test_faulty_templates_are_refused_with_the_row(tmp_path: Path, template: str | None, message: str) -> None:
     text = template if template is None else template + "{% generation %}{% endgeneration %}"
-    refusal = given_refusal(tmp_path, text, MESSAGES_ROW)
+    refusal = refusal_by_process(tmp_path, text, MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: ") and message in refusal
 
 
 def test_an_invalid_template_is_refused_with_its_line(tmp_path: Path) -> None:
-    refusal = given_refusal(tmp_path, "{{ messages }}\n{% for %}", MESSAGES_ROW)
+    refusal = refusal_by_process(tmp_path, "{{ messages }}\n{% for %}", MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'model' / 'chat_template.jinja'}: not a chat template, line 2: ")
 
 
