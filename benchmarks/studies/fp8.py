@@ -149,7 +149,7 @@ def _parts(results: Results) -> str:
     larger = [name for name, values in several.items() if abs(statistics.fmean(values)) > 2 * _error(values)]
     smaller = [name for name in several if name not in larger]
     said = paragraph("""
-        The same losses relative to fp8_block with the same seed show what each part of the recipe is worth. In
+        The losses relative to fp8_block with the same seed show what each part is worth. In
         DeepSeek-V3's paper, a model of 16B parameters diverged with gradients of activations in blocks of 128×128
         (arXiv 2412.19437, appendix B.2).
     """)
@@ -188,8 +188,8 @@ ROWS = """## What the rows are
 - No FP32 master weights: the optimizer updates the BF16 weights.
 - No promotion: the tensor cores of an H800 sum FP8 products in about 14 bits, and DeepSeek-V3 adds these sums to FP32
   every 128 products (arXiv 2412.19437, §3.3.2). This row does not: it cuts the sum to 14 bits, towards zero, after each
-  32 products ([accumulator.py](../benchmarks/studies/accumulator.py)). In the other rows sums are never cut, which is
-  more exact than an H800. Sums of this model have at most 1,024 products; the paper finds errors of nearly 2% in sums
+  32 products ([accumulator.py](../benchmarks/studies/accumulator.py)). The other rows never cut sums, which is more
+  exact than an H800. Sums of this model have at most 1,024 products; the paper finds errors of nearly 2% in sums
   of 4,096.
 """
 
