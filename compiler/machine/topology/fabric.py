@@ -107,7 +107,7 @@ class NodeRun:
     """Consecutive nodes of one kind."""
 
     count: int
-    devices: int
+    devices: int  # of each node
     links: NodeLinks
 
 
