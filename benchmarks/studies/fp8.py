@@ -98,8 +98,8 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
         each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
         rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
     said = paragraph("""
-        *loss* is the mean training loss of these steps in nats per token: the mean of the seeds, with the least and the
-        greatest in brackets. *to bf16* is the relative difference to bf16 with the same seed: the mean with its
+        *loss* is the mean training loss of these steps in nats per token, averaged over seeds (least – greatest). *to
+        bf16* is the relative difference to bf16 with the same seed: the mean with its
         standard error, then each seed.
     """)
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
@@ -184,7 +184,7 @@ def _missing(study: Study, results: Results) -> str:
 ROWS = """## What the rows are
 
 - `fp32`, `bf16`, `fp8_block`, `mxfp8`, `nvfp4`: the recipes of [precision.md](precision.md).
-- 128×128 tiles: activations and their gradients share a scale over 128 tokens, and not one for each token.
+- 128×128 tiles: activations and their gradients share a scale over 128 tokens, not one per token.
 - No FP32 master weights: the optimizer updates the BF16 weights.
 - No promotion: the tensor cores of an H800 sum FP8 products in about 14 bits, and DeepSeek-V3 adds these sums to FP32
   every 128 products (arXiv 2412.19437, §3.3.2). This row does not: it cuts the sum to 14 bits, towards zero, after each
