@@ -2,7 +2,7 @@
 
     make study-fp8
 
-The page only has numbers and their definitions, and no conclusions that other results could contradict.
+Every statement of the page follows from its numbers, so other results change it.
 """
 
 from __future__ import annotations
@@ -78,11 +78,14 @@ def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[
 
 def _head(study: Study, results: Results) -> str:
     shown = PICTURE.relative_to(PAGE.parent).as_posix()
+    found = paragraph(f"On a small model, {_goal(results)} One run of this page:")
+    command = f"    dsc train {study.spec.relative_to(ROOT).as_posix()} -s {FP8} -s train.seed=1"
     how = paragraph(f"""
-        This page compares the loss of FP8 training with that of BF16, on a small model. `make study-fp8` trains the
-        model in each precision and writes the page, in some 20 minutes. {trained(study, results)}
+        `make study-fp8` trains all variants and writes this page, in some 20 minutes.
+        {trained(study, results)}
     """)
-    return f"# FP8 beside BF16\n\n{how}\n\n![Loss beside that of BF16, and the loss of BF16]({shown})\n"
+    picture = f"![Loss beside that of BF16, and the loss of BF16]({shown})"
+    return f"# FP8 beside BF16\n\n{found}\n\n{command}\n\n{how}\n\n{picture}\n"
 
 
 def _table(results: Results, there: Sequence[Variant]) -> str:
@@ -95,13 +98,13 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
         each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
         rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
     said = paragraph("""
-        *loss* is the mean training loss of these steps in nats per token: the mean of the seeds, with the least and the
-        greatest in brackets. *to bf16* is the relative difference to bf16 with the same seed: the mean with its
+        *loss* is the mean training loss of these steps in nats per token, averaged over seeds (least – greatest). *to
+        bf16* is the relative difference to bf16 with the same seed: the mean with its
         standard error, then each seed.
     """)
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
     apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
-    notes = paragraph(f"{apart} {_noise(results)} {_goal(results)}")
+    notes = paragraph(f"{apart} {_noise(results)}")
     return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{notes}\n"
 
 
@@ -120,12 +123,14 @@ def _goal(results: Results) -> str:
     """Whether the mean of FP8 reaches the goal, and whether there are enough seeds to tell."""
     found, apart = differences(results, RECIPE).values(), differences(results, APART).values()
     if len(found) < 2:
-        return f"The goal, fp8_block within {GOAL:.2%} of bf16, is not measured yet."
+        return f"the goal, a mean loss of fp8_block within {GOAL:.2%} of bf16, is not measured yet."
     mean = statistics.fmean(found)
-    text = f"The mean of fp8_block is {'within' if abs(mean) <= GOAL else 'not within'} {GOAL:.2%} of bf16, the goal."
+    text = (
+        f"the mean loss of fp8_block is {'within' if abs(mean) <= GOAL else 'not within'} {GOAL:.2%} of bf16, the goal."
+    )
     error = max(_error(values) for values in (found, apart) if len(values) > 1)
     if error > GOAL:
-        return f"{text} But a standard error is up to {error:.2%}: so few seeds of so small a model cannot confirm it."
+        return f"{text} But a standard error is up to {error:.2%}, so more seeds or a larger model must confirm it."
     return text
 
 
@@ -144,7 +149,7 @@ def _parts(results: Results) -> str:
     larger = [name for name, values in several.items() if abs(statistics.fmean(values)) > 2 * _error(values)]
     smaller = [name for name in several if name not in larger]
     said = paragraph("""
-        The same losses relative to fp8_block with the same seed show what each part of the recipe is worth. In
+        The losses relative to fp8_block with the same seed show what each part is worth. In
         DeepSeek-V3's paper, a model of 16B parameters diverged with gradients of activations in blocks of 128×128
         (arXiv 2412.19437, appendix B.2).
     """)
@@ -179,12 +184,12 @@ def _missing(study: Study, results: Results) -> str:
 ROWS = """## What the rows are
 
 - `fp32`, `bf16`, `fp8_block`, `mxfp8`, `nvfp4`: the recipes of [precision.md](precision.md).
-- 128×128 tiles: activations and their gradients share a scale over 128 tokens, and not one for each token.
+- 128×128 tiles: activations and their gradients share a scale over 128 tokens, not one per token.
 - No FP32 master weights: the optimizer updates the BF16 weights.
 - No promotion: the tensor cores of an H800 sum FP8 products in about 14 bits, and DeepSeek-V3 adds these sums to FP32
   every 128 products (arXiv 2412.19437, §3.3.2). This row does not: it cuts the sum to 14 bits, towards zero, after each
-  32 products ([accumulator.py](../benchmarks/studies/accumulator.py)). In the other rows sums are never cut, which is
-  more exact than an H800. Sums of this model have at most 1,024 products; the paper finds errors of nearly 2% in sums
+  32 products ([accumulator.py](../benchmarks/studies/accumulator.py)). The other rows never cut sums, which is more
+  exact than an H800. Sums of this model have at most 1,024 products; the paper finds errors of nearly 2% in sums
   of 4,096.
 """
 

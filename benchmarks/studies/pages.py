@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from textwrap import fill
 
@@ -70,11 +71,11 @@ def tokens_of(study: Study) -> int:
 def trained(study: Study, results: Results) -> str:
     """The description of the runs: model, data, machine and date."""
     spec = resolve(study.spec, None, study.overrides).spec
-    train, about = spec.train, results.about
+    train, about, day = spec.train, results.about, date.fromisoformat(results.about["date"])
     return f"""
         Each run trains the model of [the quickstart](../specs/quickstart.dsc) without its MTP block on one rank
         ([study.dsc](../{study.spec.relative_to(ROOT).as_posix()})): {results.steps:,} steps of {train.batch.end}
         sequences of {train.sequence} tokens, {results.steps * tokens_of(study):,} tokens of the source files of Python
-        {about["python"]}. The seed decides the initial weights and the samples. Measured on one thread of
-        {about["processor"]}, torch {about["torch"]}, {about["date"]}.
+        {about["python"]}. The seed decides the initial weights and the samples. Measured on {day.day} {day:%B %Y} on
+        one thread of a processor ({about["processor"]}), with torch {about["torch"]}.
     """

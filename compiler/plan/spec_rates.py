@@ -26,7 +26,7 @@ from compiler.machine.rates.table import (
     shipped_tables,
     with_base,
 )
-from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, Nodes
+from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
 from dsl.facts.devices import reached
@@ -65,7 +65,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     """
     table, precision, tensor = table or rate_table_of(spec), spec.precision, spec.parallel.tensor
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
-    fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
+    fabric = Fabric(tuple(NodeRun(count, node.devices, _links(at, place)) for count, node, at, place in parts))
     _, node, at, place = parts[part_of(spec, rank)]
     wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, spec)]
     found = {each: points_of(at, place, *each) for each in wanted}
@@ -128,7 +128,7 @@ def core_rates() -> Rates:
         for kind in RATED
         for dtype in (("fp32",) if kind in FLOPS else ("any",))
     }
-    fabric, pair = Fabric((Nodes(1, 2, _links(table, place)),)), range(2)
+    fabric, pair = Fabric((NodeRun(1, 2, _links(table, place)),)), range(2)
     experts = ExpertTraffic(pair, fabric.spread(pair))
     return Rates(points, fabric, experts, _seconds(table)["launch"], table=table.name)
 

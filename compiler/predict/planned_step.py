@@ -145,7 +145,7 @@ def network_of(timed: TimedPlan) -> PlannedNetwork:
     graph = graph_of(fabric)
     nodes: dict[int, list[int]] = {}
     for device in range(fabric.num_devices):
-        nodes.setdefault(fabric.place(device)[0], []).append(device)
+        nodes.setdefault(fabric.place(device).node, []).append(device)
     edges = [(a, b) for a, b in graph.edges if "nvlink" not in (a[0], b[0])]
     ends = [(_name(a), _name(b)) for a, b in ((b, a) if b[0] in OF_A_DEVICE else (a, b) for a, b in edges)]
     joints = tuple((a, b) for a, b in ends if a != b)

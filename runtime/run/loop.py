@@ -198,8 +198,8 @@ class Loop:
         if train.health and train.health.hash and self._leaves_checkpoints:
             yield ReplicaCheck(trainer, train.health.hash, events)
         if train.validate and self.profile is None:
-            judges = train.checkpoint is not None and train.checkpoint.best > 0
-            yield ValidationLosses(trainer, train.validate, judges)
+            ranks_checkpoints = train.checkpoint is not None and train.checkpoint.best > 0
+            yield ValidationLosses(trainer, train.validate, ranks_checkpoints)
 
     def _policy(self, prompts: PromptSamples | None) -> Callable[[Trainer], RolloutSource] | None:
         """Return a function that makes the source of completions, in a run that learns from rewards."""

@@ -1,6 +1,6 @@
 """Observers of a rank's steps: measurements, checks, validation and output beside the training.
 
-A run attaches the observers it needs. The loop calls three hooks of each and has no special case for any.
+A run attaches the observers that it needs. The loop calls the same three hooks of each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ StepRow: TypeAlias = dict[str, Any]
 
 @dataclass
 class EndedStep:
-    """A trained step. row: its metrics, to which observers may add. is_last: the run ends with this step. is_saved: a
-    regular checkpoint follows; the checkpoint of a stopped run does not count."""
+    """A trained step. `row`: its metrics, to which observers may add. `is_last`: the run ends with this step.
+    `is_saved`: a regular checkpoint follows; the checkpoint of a stopped run does not count."""
 
     row: StepRow
     number: int
@@ -37,7 +37,7 @@ class EndedStep:
 
 
 class Observer:
-    """Follows the steps of a rank. Every hook does nothing unless it is overridden."""
+    """Follows the steps of a rank. A hook that is not overridden adds nothing."""
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
         """Wrap the training of a step: call `step` once and return its result."""
@@ -52,24 +52,25 @@ class Observer:
 
 @dataclass
 class FirstLedger(Observer):
-    """Writes the memory ledger of the first step that a run trains on CPUs. `build`: digest of the run's build copy."""
+    """Writes the memory ledger of the first step that a run trains with a build on CPUs, once per build.
+    `build_digest`: of the run's copy of the build."""
 
     trainer: Trainer
     run: Path
-    build: str
+    build_digest: str
 
     def __post_init__(self) -> None:
-        self._is_there = ledger.is_there(self.run, self.trainer.rank, self.build)
+        self._is_written = ledger.is_there(self.run, self.trainer.rank, self.build_digest)
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
-        if self._is_there:
+        if self._is_written:
             return step()
-        self._is_there, trainer = True, self.trainer
+        self._is_written, trainer = True, self.trainer
         trainer.roll_out()  # not part of the planned step, so not measured
         with trainer.ledger() as held:
             row = step()
         with suppress(OSError):  # a full disk must not end the run
-            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.build)
+            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.build_digest)
         return row
 
 
@@ -105,7 +106,7 @@ class RerunFaults(Observer):
             faults = self.trainer.watch.faults
             for fault in faults if self.trainer.rank == 0 else ():
                 self.events.write("fault", step=fault.step, reason=fault.reason, ranks=[*fault.ranks], tensors=[])
-                self.say(f"step {fault.step}: {fault.reason}; the second result holds")
+                self.say(f"step {fault.step}: {fault.reason}; the second result is used")
             faults.clear()
 
 
@@ -135,15 +136,15 @@ class ReplicaCheck(Observer):
 
 @dataclass
 class ValidationLosses(Observer):
-    """Adds validation losses to rows, as often as the spec asks, and before checkpoints that are ranked by their
-    loss."""
+    """Adds validation losses to the rows of every `asked.every`-th step and of the last one. If `ranks_checkpoints`,
+    because the run keeps the checkpoints with the lowest loss, also before each checkpoint."""
 
     trainer: Trainer
     asked: Validation
-    judges_saves: bool
+    ranks_checkpoints: bool
 
     def after(self, step: EndedStep) -> None:
-        if step.is_last or step.number % self.asked.every == 0 or (self.judges_saves and step.is_saved):
+        if step.is_last or step.number % self.asked.every == 0 or (self.ranks_checkpoints and step.is_saved):
             with self.trainer.time.whole("validation"):
                 step.row |= self.trainer.evaluate()
 

@@ -151,7 +151,7 @@ def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
         raise UsageError("--debug starts at step 1; it cannot be combined with --resume, --profile or torchrun")
     world = build.plan.mesh.world
     if rank >= world:
-        raise UsageError(f"--debug-rank {rank}: this build has {world} ranks, the last is {world - 1}")
+        raise UsageError(f"--debug-rank {rank}: the last rank of this build is {world - 1}")
     try:
         if reason := take_folder(options.run, build.edits):
             raise UsageError(reason)

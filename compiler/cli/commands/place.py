@@ -21,8 +21,8 @@ from compiler.cli.commands.common import EXIT_SPEC, add_overrides, load_spec, pr
 from compiler.cli.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
 from compiler.ir.expert_placement import to_text
 from compiler.plan.experts.layout import ExpertLayout, Floats, PlacementError
+from compiler.plan.experts.place_layers import LayerTask, current_placement, document, file_layers, place_all
 from compiler.plan.experts.placement_file import read_load, same_length
-from compiler.plan.experts.report import LayerTask, at_hand, document, file_layers, place_all
 from compiler.plan.spec_files import expert_placement_of
 
 
@@ -119,7 +119,7 @@ def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -
         )
     experts = same_length(path, loads)
     layout = ExpertLayout(experts, args.groups or 1, args.nodes or 1, args.devices).check()
-    return [LayerTask(str(index), load, layout, at_hand(layout)) for index, load in enumerate(loads)]
+    return [LayerTask(str(index), load, layout, current_placement(layout)) for index, load in enumerate(loads)]
 
 
 def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str) -> list[LayerTask] | None:
@@ -148,6 +148,6 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
             raise PlacementError(f"{path} has {len(load)} experts in {name}, but the model has {ffn.experts}")
         sizes = (args.groups, args.nodes, args.devices)
         layout = layout_of(chosen.spec, ffn, *sizes, per_node.get(name)).check()
-        before = at_hand(layout, at_present.layers[name] if at_present else None)
-        tasks.append(LayerTask(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
+        current = current_placement(layout, at_present.layers[name] if at_present else None)
+        tasks.append(LayerTask(name, load, layout, current, True, routing_of(chosen.spec, ffn)))
     return tasks

@@ -24,8 +24,8 @@ def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
     graph: nx.Graph = nx.Graph()
     several = fabric.num_nodes > 1
     for device in range(fabric.num_devices):
-        node, rail, nodes = fabric.place(device)
-        leaf, pod, links = node // LEAF, node // POD, nodes.links
+        node, rail, kind = fabric.place(device)
+        leaf, pod, links = node // LEAF, node // POD, kind.links
         nvlink, nic = (links.rate("message", level, num_bytes) for level in ("nvlink", "leaf"))
         leaf_s, spine_s, core_s = (links.latency_of(level) for level in ("leaf", "spine", "core"))
         _join(graph, ("device", device), ("nvlink", node), LinkRate(nvlink, links.latency_of("nvlink") / 2))

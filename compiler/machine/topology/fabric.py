@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log2
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from compiler.ir import Buffer
 from compiler.ir.dtypes import tensor_bytes
@@ -27,8 +27,8 @@ from compiler.ir.holders import Holders, Runs
 
 LEAF = 32  # nodes on a leaf switch: half of the 64 ports of a 400G switch
 POD = LEAF * LEAF * 2  # nodes under the spines of one pod, which has 64 leaves; larger clusters have a core
-LEVELS = ("nvlink", "leaf", "spine", "core")  # the highest level a path crosses, cheapest first
-# Of one more layer of switches: arXiv 2505.09343, table 5, InfiniBand under one leaf 2.8 µs, between leaves 3.7 µs.
+LEVELS = ("nvlink", "leaf", "spine", "core")  # of links and switches, lowest first
+# Latency of one more layer of switches: arXiv 2505.09343, table 5, InfiniBand under one leaf 2.8 µs, between two 3.7.
 LAYER_S = 0.9e-6
 LARGE = 2**30  # bytes of a message that is large enough to reach a link's bandwidth
 Point = tuple[tuple[int, ...], float]  # (ranks, bytes that each rank sends), byte/s; () stands for all sizes
@@ -59,16 +59,16 @@ class NodeLinks:
 
     def rate(self, transfer: str, level: str, num_bytes: float, ranks: int = 2) -> float:
         """Byte/s of a transfer over a level in which each of `ranks` sends `num_bytes`."""
-        return link_rate_at(self.points[f"{transfer}_{place_of(level)}"], ranks, num_bytes)
+        return link_rate_at(self.points[f"{transfer}_{scope_of(level)}"], ranks, num_bytes)
 
     def latency_of(self, level: str) -> float:
         """Seconds of latency of a path on one rail whose highest level is `level`."""
         layers = max(0, LEVELS.index(level) - 1)
-        return self.seconds[f"latency_{place_of(level)}"] + layers * LAYER_S
+        return self.seconds[f"latency_{scope_of(level)}"] + layers * LAYER_S
 
 
-def place_of(level: str) -> str:
-    """The place of a level in the class names of a table: within a node, or over the network."""
+def scope_of(level: str) -> str:
+    """The last part of a class name such as "message_node": "node" within a node, "network" over the network."""
     return "node" if level == "nvlink" else "network"
 
 
@@ -103,17 +103,28 @@ ReductionKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """A run of equal nodes."""
+class NodeRun:
+    """Consecutive nodes of one kind."""
 
     count: int
-    devices: int
+    devices: int  # of each node
     links: NodeLinks
 
 
-Place = tuple[int, int, Nodes]  # node, position in it, its kind
-# The levels that are crossed, the links at both ends, and the links of the nodes that can forward to another rail.
-Route = tuple[tuple[str, ...], tuple[NodeLinks, NodeLinks], tuple[NodeLinks, ...]]
+class Place(NamedTuple):
+    """Where a device is."""
+
+    node: int
+    rail: int  # also its position in the node
+    kind: NodeRun
+
+
+class Route(NamedTuple):
+    """The path of a message between two devices."""
+
+    levels: tuple[str, ...]  # that it crosses
+    ends: tuple[NodeLinks, NodeLinks]  # links of the nodes at both ends
+    forwards: tuple[NodeLinks, ...]  # links of the nodes that can forward it to another rail
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,32 +155,32 @@ class ExpertTraffic:
 class Fabric:
     """The devices of a cluster and the links between them, at the rates of a table (`Rates.fabric`)."""
 
-    nodes: tuple[Nodes, ...]
+    nodes: tuple[NodeRun, ...]
 
     @property
     def num_devices(self) -> int:
-        return sum(nodes.count * nodes.devices for nodes in self.nodes)
+        return sum(run.count * run.devices for run in self.nodes)
 
     @property
     def num_nodes(self) -> int:
-        return sum(nodes.count for nodes in self.nodes)
+        return sum(run.count for run in self.nodes)
 
     def place(self, device: int) -> Place:
-        """(node, position in it, kind of node) of a device. Its position is its rail."""
+        """The node and the rail of a device. Raises IndexError if the cluster has no such device."""
         first_node = 0
-        for nodes in self.nodes:
-            if device < nodes.count * nodes.devices:
-                node, position = divmod(device, nodes.devices)
-                return first_node + node, position, nodes
-            device -= nodes.count * nodes.devices
-            first_node += nodes.count
+        for run in self.nodes:
+            if device < run.count * run.devices:
+                node, rail = divmod(device, run.devices)
+                return Place(first_node + node, rail, run)
+            device -= run.count * run.devices
+            first_node += run.count
         raise IndexError("the cluster has no such device")
 
     # ------------------------------------------------------------ paths
 
     def path(self, a: int, b: int) -> tuple[str, ...]:
         """The levels that a message crosses: () on one device, ("leaf", "nvlink") to another rail under one leaf."""
-        return _route(self.place(a), self.place(b))[0] if a != b else ()
+        return _route(self.place(a), self.place(b)).levels if a != b else ()
 
     def link(self, a: int, b: int, num_bytes: float = LARGE) -> LinkRate | None:
         """The path of a message as one link, with the least bandwidth and the sum of latencies; None on one device."""
@@ -193,43 +204,44 @@ class Fabric:
             even = _even_spread(members, self.nodes[0].devices)
             if even is not None:
                 return even
-        counts = Counter(self.place(member)[0] for member in members)
+        counts = Counter(self.place(member).node for member in members)
         return Spread(len(counts), max(counts.values()), min(counts.values()))
 
     def level_of(self, members: Sequence[int]) -> str:
-        """The highest level that a group needs: the level between its first and its last member."""
-        a, b = self.place(members[0])[0], self.place(members[-1])[0]
+        """The highest level between any two members. `members` ascend, so it is that between the first and the last."""
+        a, b = self.place(members[0]).node, self.place(members[-1]).node
         return "nvlink" if a == b else level_between(a, b)
 
     def kinds(self, members: Sequence[int]) -> tuple[NodeLinks, ...]:
-        """The links of all kinds of nodes from a group's first to its last member."""
-        a, b = self.place(members[0])[0], self.place(members[-1])[0]
-        starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
-        return tuple(nodes.links for nodes in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
+        """The links of all kinds of nodes from the first to the last member. `members` ascend."""
+        a, b = self.place(members[0]).node, self.place(members[-1]).node
+        starts = [0, *accumulate(run.count for run in self.nodes)]
+        return tuple(run.links for run in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
 
     def reduce_s(self, num_bytes: float, holders: Sequence[int], kind: ReductionKind = "all_reduce") -> float:
         """Seconds to sum a buffer of `num_bytes` over its holders, or to gather it from them; 0 for one holder.
 
         A `reduce_scatter` leaves each holder its part of the sum, an `all_gather` gives each holder all parts, and an
-        `all_reduce` is both. The sum goes first through each node, where each of its g holders gets the sum of an equal
-        part, and then over the network, where the n nodes sum each part over the NIC of its holder. Each of the two is
-        a ring or recursive halving: (n − 1) / n of the bytes, in n − 1 or log2 n steps, whichever is fewer. An
-        `all_gather` goes the reverse way. A row measured on two ranks therefore holds for n: a link carries what a rank
-        sends, twice (n − 1) / n of the buffer in an `all_reduce`, at the row's rate.
+        `all_reduce` is both. A sum has two phases. Inside each node, each of its g holders sums an equal part. Between
+        nodes, each part is summed over the NICs of its holders. An `all_gather` has the phases in reverse order.
+
+        In a phase with n members, a rank sends (n − 1) / n of the phase's bytes, twice that in an `all_reduce`, in
+        n − 1 steps (ring) or log2 n steps (recursive halving), whichever is fewer. A rate measured with two ranks holds
+        for n ranks, as it is a rate of the bytes that a rank sends.
         """
         if len(holders) < 2:
             return 0.0
         spread, kinds, ways = self.spread(holders), self.kinds(holders), 2 if kind == "all_reduce" else 1
 
-        def ring_s(whole: float, members: int, level: str) -> float:
+        def phase_s(num_bytes: float, members: int, level: str) -> float:
             if members < 2:
                 return 0.0
-            sent, steps = ways * whole * (members - 1) / members, min(members - 1, (members - 1).bit_length())
+            sent, steps = ways * num_bytes * (members - 1) / members, min(members - 1, (members - 1).bit_length())
             latency = ways * steps * max(links.latency_of(level) for links in kinds)
             return latency + sent / min(links.rate("all_reduce", level, sent, members) for links in kinds)
 
-        inside = ring_s(num_bytes, spread.most, "nvlink")
-        return inside + ring_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
+        inside = phase_s(num_bytes, spread.most, "nvlink")
+        return inside + phase_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
 
     def exchange_s(self, experts: ExpertTraffic, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
         """Seconds of an all-to-all in which each member sends `rows` routed rows of these buffers; 0 for one member.
@@ -256,50 +268,49 @@ class Fabric:
     def levels(self, a: int, b: int, count: int) -> Counter[str]:
         """How often each level is crossed by messages from a + i to b + i for i < count."""
         counts: Counter[str] = Counter()
-        for at, run in self._runs(a, b, count):
-            counts.update({level: run for level in self.path(a + at, b + at)})
+        for at, length in self._runs(a, b, count):
+            counts.update({level: length for level in self.path(a + at, b + at)})
         return counts
 
     def _runs(self, a: int, b: int, count: int) -> Iterator[tuple[int, int]]:
         """(start, length) of each run of i in which all a + i are on one node and all b + i on one node."""
         at = 0
         while at < count:
-            run = min(count - at, self._left(a + at), self._left(b + at))
-            yield at, run
-            at += run
+            length = min(count - at, self._left(a + at), self._left(b + at))
+            yield at, length
+            at += length
 
     def _left(self, device: int) -> int:
         """Devices from this one to the end of its node."""
-        for nodes in self.nodes:
-            if device < nodes.count * nodes.devices:
-                return nodes.devices - device % nodes.devices
-            device -= nodes.count * nodes.devices
+        for run in self.nodes:
+            if device < run.count * run.devices:
+                return run.devices - device % run.devices
+            device -= run.count * run.devices
         raise IndexError("the cluster has no such device")
 
 
 def _route(a: Place, b: Place) -> Route:
     """The route between two devices."""
-    (node_a, rail_a, kind_a), (node_b, rail_b, kind_b) = a, b
-    ends = (kind_a.links, kind_b.links)
-    if node_a == node_b:
-        return ("nvlink",), ends, ()
-    level = level_between(node_a, node_b)
-    if rail_a == rail_b:
-        return (level,), ends, ()
-    reached = ((kind_a, rail_b), (kind_b, rail_a))  # a node has a NIC on as many rails as devices
-    return (level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices)
+    ends = (a.kind.links, b.kind.links)
+    if a.node == b.node:
+        return Route(("nvlink",), ends, ())
+    level = level_between(a.node, b.node)
+    if a.rail == b.rail:
+        return Route((level,), ends, ())
+    reached = ((a.kind, b.rail), (b.kind, a.rail))  # a node has a NIC on as many rails as devices
+    return Route((level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices))
 
 
 def _joined(route: Route, num_bytes: float) -> LinkRate:
     """A route as one link for messages of a size. A change of rails happens at the end where it takes less time."""
-    (level, *_), ends, forwards = route
-    bandwidth = min(links.rate("message", level, num_bytes) for links in ends)
-    latency = sum(links.latency_of(level) for links in ends) / 2  # half of it lies at each end
-    whole = [
+    level = route.levels[0]
+    bandwidth = min(links.rate("message", level, num_bytes) for links in route.ends)
+    latency = sum(links.latency_of(level) for links in route.ends) / 2  # half of it lies at each end
+    through = [
         LinkRate(min(bandwidth, links.rate("message", "nvlink", num_bytes)), latency + links.latency_of("nvlink"))
-        for links in forwards
+        for links in route.forwards
     ]
-    return min(whole, key=lambda link: link.time_s(num_bytes), default=LinkRate(bandwidth, latency))
+    return min(through, key=lambda link: link.time_s(num_bytes), default=LinkRate(bandwidth, latency))
 
 
 def level_between(node_a: int, node_b: int) -> str:

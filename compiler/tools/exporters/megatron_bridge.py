@@ -30,10 +30,39 @@ from dsl.facts.schedules import PLAIN, PLAIN_CHUNKED
 from dsl.schema import Moe, Rope, Spec
 from dsl.schema.rotation import YarnScaling
 
+# --- The exported files
+
+VERSION, SYSTEM = "0.3.1", "megatron-bridge"
+MODULE, LAYOUT = "recipe.py", "layout.txt"
+TEMPLATE = """\
+# A recipe for Megatron-Bridge {version}, written by dsc: {name}() for {world} devices.
+#
+# What this export drops or changes:
+{lost}
+from functools import partial
+
+import torch
+from megatron.bridge.models.mla_provider import MLAModelProvider
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.utils import init_method_normal
+
+
+def {name}() -> ConfigContainer:
+    cfg = _pretrain_common()
+    cfg.model = MLAModelProvider(
+{model}    )
+    cfg.mixed_precision = MixedPrecisionConfig(
+{precision}    )
+{parts}    return cfg
+"""
+
+
 # --- The model as arguments of Megatron-Bridge's `MLAModelProvider`, which have Megatron-Core's names
 
-SYSTEM = "megatron-bridge"
-Settings = dict[str, Any]
+Settings = dict[str, Any]  # by the argument's name
 
 
 def model_settings(spec: Spec, ledger: SpecLedger) -> Settings:
@@ -45,13 +74,13 @@ def model_settings(spec: Spec, ledger: SpecLedger) -> Settings:
     if mtp is not None and len(mtp.weight) > 1:
         ledger.lose("model.mtp.weight", f"constant in Megatron: {mtp.weight[0].value:g}")
     ledger.say("model.mtp.*")
-    dense = layers.dense_ffn or layers.moe
-    assert dense is not None
+    ffn = layers.dense_ffn or layers.moe
+    assert ffn is not None
     return {
         "transformer_layer_spec": Code("partial(get_gpt_decoder_block_spec, use_transformer_engine=True)"),
         "num_layers": layers.total,
         "hidden_size": model.hidden,
-        "ffn_hidden_size": dense.inner,
+        "ffn_hidden_size": ffn.inner,
         "vocab_size": model.vocab,
         "num_attention_heads": attention.heads,
         "kv_channels": attention.head_dim.nope + attention.head_dim.rope,
@@ -79,18 +108,20 @@ def model_settings(spec: Spec, ledger: SpecLedger) -> Settings:
     }
 
 
-def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
+def _moe(moe: Moe, num_dense: int, num_layers: int, ledger: SpecLedger) -> Settings:
     """The experts and their router."""
     if moe.score == "sqrt_softplus":
         raise ExportError(
-            "Megatron-Core 0.16 has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`"
+            "Megatron-Core 0.16 has no `score = sqrt_softplus`", "write `score = sigmoid` or `score = softmax`"
         )
     for key in ("experts", "shared", "shared_inner", "shared_gate", "top_k", "score", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
-    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts also bound the nodes per token", changes=False)
-    if moe.groups > 1 and moe.top_k // moe.top_groups != (1 if moe.score == "softmax" else 2):
-        why = f"Megatron scores a group by the sum of its {moe.top_k // moe.top_groups} best experts"
-        ledger.note("model.layers.*.ffn.top_groups", str(moe.top_groups), why)
+    why = "top_groups also limits how many nodes a token goes to"
+    ledger.lose("model.layers.*.ffn.max_nodes", why, changes=False)
+    theirs, ours = moe.top_k // moe.top_groups, 1 if moe.score == "softmax" else 2  # experts that score a group
+    if moe.groups > 1 and theirs != ours:
+        why = f"Megatron scores a group by the sum of its {theirs} best experts, dsc by the sum of its {ours} best"
+        ledger.record("model.layers.*.ffn.top_groups", str(moe.top_groups), why)
     if moe.score == "sigmoid" and moe.top_k > 1 and not moe.normalize:
         ledger.lose("model.layers.*.ffn.normalize", "Megatron divides sigmoid scores by their sum")
     ledger.say("model.layers.*.ffn.normalize")
@@ -106,7 +137,7 @@ def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
     return {
         "num_moe_experts": moe.experts,
         "moe_ffn_hidden_size": moe.inner,
-        "moe_layer_freq": Code(f"[0] * {dense} + [1] * {total - dense}"),
+        "moe_layer_freq": Code(f"[0] * {num_dense} + [1] * {num_layers - num_dense}"),
         "moe_shared_expert_intermediate_size": shared or None,
         "moe_shared_expert_gate": moe.shared_gate,
         "moe_router_topk": moe.top_k,
@@ -127,14 +158,16 @@ def _moe(moe: Moe, dense: int, total: int, ledger: SpecLedger) -> Settings:
 def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
     """RoPE. Without YaRN `rotary_scaling_factor` is 1, which leaves the softmax scale unchanged."""
     if rope is None:
-        raise ExportError("Megatron's latent attention rotates, this does not", "write `rope { theta = 10_000 }`")
+        raise ExportError(
+            "Megatron's latent attention always has RoPE, this model's has none", "write `rope { theta = 10_000 }`"
+        )
     ledger.say("model.attention.rope.theta")
-    said: Settings = {"rope_type": "rope", "position_embedding_type": "rope", "rotary_base": rope.theta}
+    settings: Settings = {"rope_type": "rope", "position_embedding_type": "rope", "rotary_base": rope.theta}
     scaling = rope.scaling
     if not isinstance(scaling, YarnScaling):
         if scaling is not None:
             ledger.lose("model.attention.rope.scaling.*", "Megatron's latent attention supports only YaRN")
-        return said | {"rotary_scaling_factor": 1.0}
+        return settings | {"rotary_scaling_factor": 1.0}
     both = scaling.mscale is not None and scaling.mscale_all_dim is not None
     if (
         scaling.attention_factor is not None
@@ -144,7 +177,7 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
         why = "Megatron scales the sines by m(mscale) / m(mscale_all_dim), and its ramp ends at whole pairs"
         ledger.lose("model.attention.rope.scaling.*", why)
     ledger.say("model.attention.rope.scaling.*")
-    return said | {
+    return settings | {
         "rope_type": "yarn",
         "rotary_scaling_factor": scaling.factor,
         "original_max_position_embeddings": scaling.original,
@@ -157,12 +190,15 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
 
 # --- The recipe
 
-VERSION = "0.3.1"
-MODULE, LAYOUT = "recipe.py", "layout.txt"
 BF16, FP32 = Code("torch.bfloat16"), Code("torch.float32")
 # Op of `recompute` → Megatron's name for it.
-RECOMPUTED = {"rmsnorm": "layernorm", "mla_up": "mla_up_proj", "swiglu": "moe_act", "shared": "shared_experts"}
-RECOMPUTED |= {"dense": "mlp"}
+RECOMPUTED = {
+    "rmsnorm": "layernorm",
+    "mla_up": "mla_up_proj",
+    "swiglu": "moe_act",
+    "shared": "shared_experts",
+    "dense": "mlp",
+}
 BLOCKWISE = {  # precision values that match Megatron's FP8 recipe `blockwise`
     "linear": "e4m3", "scale": "fp32", "tensor_scale": False, "gradient_rounding": "nearest", "hadamard": False,
 }  # fmt: skip
@@ -203,12 +239,12 @@ def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
     ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
     ledger.lose("parallel.placement", "Megatron places experts in order", changes=False)
     ledger.say("parallel.zero")
-    runs = PLAIN if chunks == 1 else PLAIN_CHUNKED
-    if planned.spec.schedule.name != runs and parallel.pipeline > 1:
-        ledger.lose("schedule.*", f"Megatron runs {runs} on these stages")
+    theirs = PLAIN if chunks == 1 else PLAIN_CHUNKED
+    if planned.spec.schedule.name != theirs and parallel.pipeline > 1:
+        ledger.lose("schedule.*", f"Megatron runs {theirs} on these stages")
     if planned.schedule.stage_placement != loop(chunks):
         why = f"Megatron places stage s on rank s mod {parallel.pipeline}"
-        ledger.note("schedule.placement", str(planned.schedule.stage_placement), why)
+        ledger.record("schedule.placement", str(planned.schedule.stage_placement), why)
     ledger.say("schedule.*")
     return {
         "tensor_model_parallel_size": parallel.tensor,
@@ -230,8 +266,11 @@ def _recompute(spec: Spec, ledger: SpecLedger) -> Settings:
         ledger.say("recompute")
         if spec.recompute_layers is None:
             return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-        of_stage = {"recompute_method": "block", "recompute_num_layers": spec.recompute_layers}
-        return {"recompute_granularity": "full"} | of_stage
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            "recompute_num_layers": spec.recompute_layers,
+        }
     if unnamed := [op for op in spec.recompute if op not in RECOMPUTED]:
         ledger.lose("recompute", f"Megatron has no name for {', '.join(unnamed)}", changes=False)
     ledger.say("recompute")
@@ -242,9 +281,14 @@ def _recompute(spec: Spec, ledger: SpecLedger) -> Settings:
 def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
     """The arguments of `MixedPrecisionConfig`, and the dtypes of the optimizer states."""
     precision = spec.precision
-    wide = FP32 if precision.compute == "fp32" else BF16
-    said: Settings = {"fp32" if wide == FP32 else "bf16": True, "params_dtype": wide, "pipeline_dtype": wide}
-    said |= {"autocast_enabled": False, "grad_reduce_in_fp32": precision.gradients == "fp32"}
+    params_dtype = FP32 if precision.compute == "fp32" else BF16
+    settings: Settings = {
+        "fp32" if params_dtype == FP32 else "bf16": True,
+        "params_dtype": params_dtype,
+        "pipeline_dtype": params_dtype,
+        "autocast_enabled": False,
+        "grad_reduce_in_fp32": precision.gradients == "fp32",
+    }
     if precision.compute in ("bf16", "fp32"):
         ledger.say("precision.compute")
     for role in ("gradients", "accumulate", "master"):
@@ -262,37 +306,37 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
         str(precision.activation_tile),
         str(precision.weight_tile),
     ) == ("1x128", "128x128"):
-        said |= {"fp8": "e4m3", "fp8_recipe": "blockwise"}
+        settings |= {"fp8": "e4m3", "fp8_recipe": "blockwise"}
         for key in (*BLOCKWISE, "activation_tile", "weight_tile"):
             ledger.say(f"precision.{key}")
         why = "scales are powers of two unless NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 is set"
-        ledger.note("precision.scale", "fp32", why)
-        ledger.lose("precision.promote", "Transformer Engine decides")
+        ledger.record("precision.scale", "fp32", why)
+        ledger.lose("precision.promote", "Transformer Engine decides when sums are promoted to FP32")
     if precision.moments not in ("fp32", "bf16"):
-        return said, {}
+        return settings, {}
     ledger.say("precision.moments")
     if precision.moments == "fp32":
-        return said, {}
-    of_moments = {"use_precision_aware_optimizer": True, "main_params_dtype": FP32}
-    return said, of_moments | {"exp_avg_dtype": BF16, "exp_avg_sq_dtype": BF16}
+        return settings, {}
+    moments = {"exp_avg_dtype": BF16, "exp_avg_sq_dtype": BF16}
+    return settings, {"use_precision_aware_optimizer": True, "main_params_dtype": FP32, **moments}
 
 
 def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
     """The settings of each part of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    found, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
+    rate, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"this recipe has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
     ledger.lose("train.grpo.*", "this recipe trains on text, without rewards")
     ledger.lose("train.ema.*", "this recipe keeps no moving average of the weights", changes=False)
     ledger.lose("train.health.*", "Megatron responds to a bad loss in another way")
-    ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's form")
-    ledger.lose("train.within.*", "a recipe has no phases: this is only one of them")
+    ledger.lose("train.initial", "give the weights to `checkpoint.pretrained_checkpoint`, in Megatron's format")
+    ledger.lose("train.within.*", "a recipe has no phases: this one has a single phase of the run")
     ledger.lose("adapter.*", "set `peft` of the returned configuration")
     ledger.lose("data.*", "set `dataset` and `tokenizer` of the returned configuration", changes=False)
-    if found.warmup or found.decay:
-        ledger.note("train.rate", f"{found.peak:g}", "Megatron's learning rates are one step late", changes=False)
+    if rate.warmup or rate.decay:
+        ledger.record("train.rate", f"{rate.peak:g}", "Megatron's learning rates are one step late", changes=False)
     parts: dict[str, Settings] = {
         "train": {
             "train_iters": planned.steps,
@@ -300,8 +344,8 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
             "micro_batch_size": train.micro_batch,
         },
         "optimizer": {
-            "lr": found.peak,
-            "min_lr": found.least,
+            "lr": rate.peak,
+            "min_lr": rate.least,
             "weight_decay": adam.weight_decay,
             "adam_beta1": adam.beta1,
             "adam_beta2": adam.beta2,
@@ -310,7 +354,7 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
             "use_distributed_optimizer": spec.parallel.zero > 0,
             **optimizer,
         },
-        "scheduler": _scheduler(found)
+        "scheduler": _scheduler(rate)
         | {"start_weight_decay": adam.weight_decay, "end_weight_decay": adam.weight_decay},
         "ddp": {
             "use_distributed_optimizer": spec.parallel.zero > 0,
@@ -323,50 +367,24 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
     }
     if checkpoint := train.checkpoint:
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
-        ledger.lose("train.checkpoint.*", "Megatron's checkpoints lack it", changes=False)
+        ledger.lose("train.checkpoint.*", "Megatron's checkpoints have no such option", changes=False)
         parts["checkpoint"] = {"save_interval": checkpoint.every, "most_recent_k": checkpoint.keep}
     if validate := train.validate:
         ledger.say("train.validate.every", "train.validate.batches")
-        ledger.lose("train.validate.*", "Megatron has no such loss", changes=False)
+        ledger.lose("train.validate.*", "Megatron's validation has no such option", changes=False)
         parts["train"] |= {"eval_interval": validate.every, "eval_iters": validate.batches}
     return parts
 
 
-def _scheduler(found: Ramped) -> Settings:
+def _scheduler(rate: Ramped) -> Settings:
     """The learning rate, in iterations."""
-    said: Settings = {"lr_warmup_iters": found.warmup, "lr_decay_iters": found.steps, "lr_warmup_init": 0.0}
-    if not found.decay:
-        return said | {"lr_decay_style": "constant"}
-    if not found.stable:
-        return said | {"lr_decay_style": found.shape}
-    return said | {
+    settings: Settings = {"lr_warmup_iters": rate.warmup, "lr_decay_iters": rate.steps, "lr_warmup_init": 0.0}
+    if not rate.decay:
+        return settings | {"lr_decay_style": "constant"}
+    if not rate.stable:
+        return settings | {"lr_decay_style": rate.shape}
+    return settings | {
         "lr_decay_style": "WSD",
-        "lr_wsd_decay_iters": found.decay,
-        "lr_wsd_decay_style": found.shape,
+        "lr_wsd_decay_iters": rate.decay,
+        "lr_wsd_decay_style": rate.shape,
     }
-
-
-TEMPLATE = """\
-# A recipe for Megatron-Bridge {version}, written by dsc: {name}() for {world} devices.
-#
-# What this export drops or changes:
-{lost}
-from functools import partial
-
-import torch
-from megatron.bridge.models.mla_provider import MLAModelProvider
-from megatron.bridge.recipes.common import _pretrain_common
-from megatron.bridge.training.config import ConfigContainer
-from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.utils import init_method_normal
-
-
-def {name}() -> ConfigContainer:
-    cfg = _pretrain_common()
-    cfg.model = MLAModelProvider(
-{model}    )
-    cfg.mixed_precision = MixedPrecisionConfig(
-{precision}    )
-{parts}    return cfg
-"""

@@ -55,8 +55,8 @@ class SpecLedger:
             if value not in OFF:
                 self._losses.append(LostValue(path, value, why, changes))
 
-    def note(self, path: str, value: str, why: str, *, changes: bool = True) -> None:
-        """Record a loss that does not belong to a single path."""
+    def record(self, path: str, value: str, why: str, *, changes: bool = True) -> None:
+        """Record a loss with `value` as its text. The value at `path` stays unaccounted for until `say` or `lose`."""
         self._losses.append(LostValue(path, value, why, changes))
 
     def losses(self, system: str) -> tuple[LostValue, ...]:
@@ -253,9 +253,9 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     if off is None:
         decay = f", {found.decay} of {shape} to {least:g}" if found.decay else ""
         exported = f"{found.warmup} steps of warm-up to {peak:g}, {found.stable} at it{decay}"
-        ledger.note("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it gets {exported}")
+        ledger.record("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it gets {exported}")
     elif off:
-        ledger.note("train.rate", written, f"its phases end within a step: {system} has whole steps", changes=False)
+        ledger.record("train.rate", written, f"its phases end within a step: {system} has whole steps", changes=False)
     return found
 
 

@@ -32,8 +32,10 @@ from compiler.tools.exporters.planned import (
 from dsl.schema import Mla, Rope, Spec
 from dsl.schema.rotation import YarnScaling
 
-# --- The template of the exported module, filled by `str.format`
+# --- The exported files
 
+VERSION, SYSTEM = "0.3.0", "torchtitan"
+MODULE, CSV = "config_registry.py", "schedule.csv"
 TEMPLATE = """\
 # A configuration for torchtitan {version}, written by dsc. In its folder:
 #
@@ -90,11 +92,8 @@ def {name}() -> Trainer.Config:
 """
 
 
-# --- torchtitan
+# --- The configuration
 
-VERSION = "0.3.0"
-SYSTEM = "torchtitan"
-MODULE, CSV = "config_registry.py", "schedule.csv"
 UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters without weight decay
 
 
@@ -121,15 +120,16 @@ def _model(spec: Spec, attention: Mla, layers: ExportedLayers, ledger: SpecLedge
     if not moe.shared:
         raise ExportError("torchtitan's deepseek_v3 has shared experts, this model has none", "write `shared = 1`")
     if moe.score == "sqrt_softplus":
-        raise ExportError("torchtitan has no scores sqrt_softplus", "write `score = sigmoid` or `score = softmax`")
+        raise ExportError("torchtitan has no `score = sqrt_softplus`", "write `score = sigmoid` or `score = softmax`")
     say_sizes(ledger)
     for key in ("kind", "inner", "experts", "shared", "top_k", "score", "normalize", "scale", "groups", "top_groups"):
         ledger.say(f"model.layers.*.ffn.{key}")
-    ledger.lose("model.layers.*.ffn.max_nodes", "groups of experts also bound the nodes per token", changes=False)
+    why = "top_groups also limits how many nodes a token goes to"
+    ledger.lose("model.layers.*.ffn.max_nodes", why, changes=False)
     ledger.lose("model.layers.*.ffn.balance.sequence_loss", "torchtitan has no balancing loss, only a bias")
     if moe.groups > 1 and moe.score == "softmax":
         why = "torchtitan scores a group by the sum of its two best experts; dsc, with softmax, by its best expert"
-        ledger.note("model.layers.*.ffn.groups", str(moe.groups), why)
+        ledger.record("model.layers.*.ffn.groups", str(moe.groups), why)
     rate = moe.balance.bias_rate
     if rate is not None and len(rate) > 1:
         ledger.lose("model.layers.*.ffn.balance.bias_rate", f"constant in torchtitan: {rate[0].value:g}")
@@ -174,9 +174,11 @@ def _mscale(rope: Rope | None) -> float:
 def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
     """RoPE. torchtitan does not scale the sines, so the spec's factor must be 1."""
     if rope is None:
-        raise ExportError("torchtitan rotates queries and keys, this model does not", "write `rope { theta = 10_000 }`")
+        raise ExportError(
+            "torchtitan's attention always has RoPE, this model's has none", "write `rope { theta = 10_000 }`"
+        )
     ledger.say("model.attention.rope.theta")
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "dim": spec.model.attention.head_dim.rope if isinstance(spec.model.attention, Mla) else 0,
         "max_seq_len": spec.train.sequence,
         "theta": float(rope.theta),
@@ -190,7 +192,7 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
                 "model.attention.rope.scaling.*", "torchtitan does not scale the sines: set `mscale = mscale_all_dim`"
             )
         ledger.say("model.attention.rope.scaling.*")
-        said |= {
+        settings |= {
             "scaling": "yarn",
             "rope_factor": float(scaling.factor),
             "beta_fast": scaling.beta_fast,
@@ -200,7 +202,7 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
         }
     elif scaling is not None:
         ledger.lose("model.attention.rope.scaling.*", "torchtitan's latent attention supports only YaRN")
-    return PythonCall("ComplexRoPE.Config", said)
+    return PythonCall("ComplexRoPE.Config", settings)
 
 
 # ---------------------------------------------------------------- the run
@@ -214,8 +216,8 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     ledger.lose("train.grpo.*", "this recipe trains on text, without rewards")
     ledger.lose("train.ema.*", "this recipe keeps no moving average of the weights", changes=False)
     ledger.lose("train.health.*", "torchtitan has no such response to a bad loss")
-    ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's form")
-    ledger.lose("train.within.*", "torchtitan has no phases: this is only one of them")
+    ledger.lose("train.initial", "give the weights to `checkpoint.initial_load_path`, in torchtitan's format")
+    ledger.lose("train.within.*", "torchtitan has no phases: this config has a single phase of the run")
     ledger.lose("train.validate.*", "set `validator` of the returned config", changes=False)
     ledger.lose("adapter.*", "torchtitan's LoRA converter adapts other matrices")
     ledger.lose("data.*", "set `dataloader` and `hf_assets_path` of the returned config", changes=False)
@@ -233,7 +235,7 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
         if checkpoint.keep < 2:
             ledger.lose("train.checkpoint.keep", "torchtitan keeps at least two", changes=False)
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
-        ledger.lose("train.checkpoint.*", "torchtitan's checkpoints lack it", changes=False)
+        ledger.lose("train.checkpoint.*", "torchtitan's checkpoints have no such option", changes=False)
         kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
         arguments["checkpoint"] = PythonCall("CheckpointManager.Config", kept)
     if spec.model.mtp is not None and "mtp" not in _lost_mtp(spec, ledger):
@@ -275,12 +277,12 @@ def _scheduler(planned: PlannedSpec, found: Ramped, ledger: SpecLedger) -> Pytho
     total, early = found.steps, int(found.decay > 0 and found.stable > 0)
     if found.decay and not found.stable:
         text = f"{found.shape} right after the warm-up"
-        ledger.note("train.rate", text, "torchtitan's decay is one step late", changes=False)
+        ledger.record("train.rate", text, "torchtitan's decay is one step late", changes=False)
     total -= early
-    said: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
-    said |= {"decay_ratio": found.decay / total if found.decay else 0.0, "decay_type": found.shape}
+    settings: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
+    settings |= {"decay_ratio": found.decay / total if found.decay else 0.0, "decay_type": found.shape}
     return PythonCall(
-        "LRSchedulersContainer.Config", said | {"min_lr_factor": found.least / found.peak if found.peak else 0}
+        "LRSchedulersContainer.Config", settings | {"min_lr_factor": found.least / found.peak if found.peak else 0}
     )
 
 
@@ -292,7 +294,7 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     ledger.say("precision.compute", "precision.linear", "precision.accumulate")
     if precision.linear not in ("bf16", "fp32"):
         written = f"{precision.linear}, with its tiles and scales"
-        ledger.note("precision.linear", written, "exported as bf16: torchtitan's converters have other tiles")
+        ledger.record("precision.linear", written, "exported as bf16: torchtitan's converters have other tiles")
         ledger.lose("precision.attention_output", "torchtitan keeps it in bf16")
     ledger.say(
         "precision.activation_tile",
@@ -302,9 +304,9 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
         "precision.gradient_rounding",
     )
     ledger.say("precision.hadamard", "precision.promote", "precision.attention_output")
-    wide = "float32" if precision.compute == "fp32" else "bfloat16"
+    dtype = "float32" if precision.compute == "fp32" else "bfloat16"
     if precision.compute == "fp64":
-        ledger.note("precision.compute", "fp64", "torchtitan computes in bfloat16 or float32: exported as bfloat16")
+        ledger.record("precision.compute", "fp64", "torchtitan computes in bfloat16 or float32: exported as bfloat16")
     for role, dtypes in (("gradients", ("fp32",)), ("master", ("fp32",)), ("moments", ("fp32", "bf16"))):
         if getattr(precision, role) in dtypes:
             ledger.say(f"precision.{role}")
@@ -312,16 +314,16 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
         if getattr(precision, role) == precision.compute:
             ledger.say(f"precision.{role}")
     clip = spec.train.optimizer.clip
-    said = {
+    settings = {
         "local_batch_size": local,
         "global_batch_size": spec.train.batch.end,
         "seq_len": spec.train.sequence,
         "max_norm": 1e9 if clip is None else clip,
         "steps": planned.steps,
-        "mixed_precision_param": wide,
+        "mixed_precision_param": dtype,
         "disable_cuda_graphs": True,
     }
-    return PythonCall("TrainingConfig", said)
+    return PythonCall("TrainingConfig", settings)
 
 
 def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
@@ -334,14 +336,14 @@ def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
         ledger.lose("parallel.expert_tensor", "torchtitan does not shard an expert's weights", changes=False)
     if shards and parallel.zero < 2:
         why = "torchtitan uses FSDP2, which shards gradients and, between uses, weights"
-        ledger.note("parallel.zero", str(parallel.zero), why, changes=False)
+        ledger.record("parallel.zero", str(parallel.zero), why, changes=False)
     ledger.say("parallel.zero", "parallel.expert_tensor")
     overlaps = "true" if parallel.overlap_reduce else "false"
-    ledger.note("parallel.overlap_reduce", overlaps, "torchtitan decides", changes=False)
+    ledger.record("parallel.overlap_reduce", overlaps, "torchtitan decides when to reduce gradients", changes=False)
     ledger.say("parallel.overlap_reduce")
     ledger.lose("parallel.route", "torchtitan sends each token to the rank of its expert", changes=False)
     ledger.lose("parallel.placement", "torchtitan places experts in order", changes=False)
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if shards else parallel.data,
         "data_parallel_shard_degree": parallel.data if shards else 1,
         "fsdp_reshard_after_forward": "always" if parallel.zero == 3 else "never",
@@ -353,17 +355,17 @@ def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     if parallel.pipeline > 1:
         if planned.replaced:
             why = f"torch cannot hold a stage on two ranks: replaced by {planned.schedule.name}"
-            ledger.note("schedule.name", planned.replaced, why)
+            ledger.record("schedule.name", planned.replaced, why)
         is_v = planned.schedule.stage_placement == V
         # torchtitan derives the stage placement from the name (V-shaped for DualPipeV), the order from the CSV
         name = "DualPipeV" if is_v else "1F1B" if len(planned.stages) == parallel.pipeline else "Interleaved1F1B"
-        said |= {
+        settings |= {
             "module_fqns_per_model_part": _modules(planned),
             "pipeline_parallel_schedule": name,
             "pipeline_parallel_schedule_csv": Code(f"str(Path(__file__).with_name({CSV!r}))"),
             "pipeline_parallel_microbatch_size": spec.train.micro_batch,
         }
-    return PythonCall("ParallelismConfig", said)
+    return PythonCall("ParallelismConfig", settings)
 
 
 def _modules(planned: PlannedSpec) -> list[list[str]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from compiler.plan.experts.layer_search import GroupRule
-from compiler.plan.experts.report import LayerRow, LinkBytes, overall
+from compiler.plan.experts.place_layers import LayerRow, TokenTraffic, overall
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
 from compiler.tools.picture.terminal import console_of, printed
@@ -91,15 +91,15 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
         f"{total.before:.3f} → {total.after:.3f} of the mean, if each layer waits for its busiest device; greedy "
         f"{total.greedy:.3f}, lower bound {total.bound:.3f}",
     )
-    yield from _links(rows)
-    if total.whole is not None:
-        yield from _whole(rows, total.whole)
+    yield from _traffic(rows)
+    if total.groups_whole is not None:
+        yield from _groups_whole(rows, total.groups_whole)
     yield from _moves(rows, written)
     yield Text()
     notes = []
     if any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows):
         notes.append(f"--group-rule {rule}: {RULES[rule]}")
-    if any(row.links for row in rows):
+    if any(row.traffic for row in rows):
         notes.append(
             "bytes: a token is sent once to a node, and there once to each device. A load does not record which "
             "experts are chosen together: groups are chosen by their load, and experts in them independently"
@@ -111,50 +111,53 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
         )
 
 
-def _links(rows: Sequence[LayerRow]) -> Iterator[Text]:
+def _traffic(rows: Sequence[LayerRow]) -> Iterator[Text]:
     """Bytes per token, averaged over layers."""
-    found = [row.links for row in rows if row.links is not None]
+    found = [row.traffic for row in rows if row.traffic is not None]
     if not found:
         return
-    if max(links.nodes for links in found) > 1:
-        between = _mean_bytes(found, "nodes", False)
+
+    def change(before: Callable[[TokenTraffic], float], after: Callable[[TokenTraffic], float]) -> str:
+        """The bytes of these copies, as `61.2 KB → 57.0 KB`."""
+        means = (sum(copies(each) * each.copy_bytes for each in found) / len(found) for copies in (before, after))
+        return " → ".join(map(_bytes, means))
+
+    if max(each.nodes for each in found) > 1:
+        between = change(
+            lambda each: each.to_nodes_before.over_links(each.nodes), lambda each: each.to_nodes.over_links(each.nodes)
+        )
         yield _bold("between nodes", f"{between} per token and layer, there and back; {_range(found)}")
-        yield _bold("busiest node", f"{_mean_bytes(found, 'nodes', True)} per token and layer")
-    yield _bold("to devices", f"{_mean_bytes(found, 'devices', False)} per token and layer")
-    yield _bold("busiest device", f"{_mean_bytes(found, 'devices', True)} per token and layer")
+        busiest = change(
+            lambda each: each.to_nodes_before.busiest * _away(each), lambda each: each.to_nodes.busiest * _away(each)
+        )
+        yield _bold("busiest node", f"{busiest} per token and layer")
+    to_devices = change(lambda each: each.to_devices_before.expected, lambda each: each.to_devices.expected)
+    yield _bold("to devices", f"{to_devices} per token and layer")
+    busiest = change(lambda each: each.to_devices_before.busiest, lambda each: each.to_devices.busiest)
+    yield _bold("busiest device", f"{busiest} per token and layer")
 
 
-def _whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
+def _away(traffic: TokenTraffic) -> float:
+    """The share of copies to nodes that go to another node than the token's, if tokens start evenly on all nodes."""
+    return (traffic.nodes - 1) / traffic.nodes
+
+
+def _groups_whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
     """The balance and traffic if no group is split."""
-    split = sum(row.whole is not None for row in rows)
-    found = [(row.links, row.links.to_nodes_whole or row.links.to_nodes) for row in rows if row.links is not None]
-    sent = sum(copies.over_links(links.nodes) * links.row_bytes for links, copies in found)
-    traffic = f", {_bytes(sent / len(found))} between nodes" if found else ""
-    words = f"{balance:.3f} of the mean{traffic}: --group-rule keep; here {split} layers have split groups"
+    split = sum(row.groups_whole is not None for row in rows)
+    found = [row.traffic for row in rows if row.traffic is not None]
+    copies = [(each, each.to_nodes_groups_whole or each.to_nodes) for each in found]
+    sent = sum(to_nodes.over_links(each.nodes) * each.copy_bytes for each, to_nodes in copies)
+    between = f", {_bytes(sent / len(found))} between nodes" if found else ""
+    words = f"{balance:.3f} of the mean{between}: --group-rule keep; here {split} layers have split groups"
     yield _bold("groups whole", words)
 
 
-def _range(found: Sequence[LinkBytes]) -> str:
+def _range(found: Sequence[TokenTraffic]) -> str:
     """Bounds of the traffic, whichever experts are chosen together."""
-    sides = [
-        sum(getattr(each.to_nodes, name) * (each.nodes - 1) / each.nodes * each.row_bytes for each in found)
-        for name in ("least", "most")
-    ]
-    return f"always {_bytes(sides[0] / len(found))} to {_bytes(sides[1] / len(found))}"
-
-
-def _mean_bytes(found: Sequence[LinkBytes], to: str, busiest: bool) -> str:
-    """Return the bytes before and after, as `61.2 KB → 57.0 KB`."""
-
-    def mean(when: str) -> float:
-        values = []
-        for each in found:
-            copies = getattr(each, f"to_{to}{when}")
-            away = (each.nodes - 1) / each.nodes if to == "nodes" else 1.0
-            values.append((copies.busiest if busiest else copies.expected) * away * each.row_bytes)
-        return sum(values) / len(values)
-
-    return f"{_bytes(mean('_before'))} → {_bytes(mean(''))}"
+    least = sum(each.to_nodes.least * _away(each) * each.copy_bytes for each in found)
+    most = sum(each.to_nodes.most * _away(each) * each.copy_bytes for each in found)
+    return f"always {_bytes(least / len(found))} to {_bytes(most / len(found))}"
 
 
 def _bytes(value: float) -> str:

@@ -40,7 +40,10 @@ def codes() -> dict[object, SegmentCode]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) -> Traced:
-    """The kinds of the traced segments, in order. Segments traced in an earlier test are not traced again."""
+    """The kinds of the segments that a compilation traces, in order; `compile_to` clears it.
+
+    A segment that an earlier test traced counts too, but its code is taken from `codes`.
+    """
     kinds: Traced = []
 
     def counted(segment: Segment, num_sms: int) -> SegmentCode:
@@ -54,8 +57,8 @@ def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) ->
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Compile into a folder; it must succeed."""
+def compile_to(tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Compile into a folder, which must succeed. Returns its path."""
     monkeypatch.chdir(tmp_path)
 
     def run(out: str, *words: str) -> Path:
@@ -66,54 +69,66 @@ def compiled(tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
-def test_a_build_is_the_same_with_and_without(compiled: Callable[..., Path], traced: Traced) -> None:
-    build = compiled("build")
+def test_a_build_is_the_same_with_and_without_a_cache(compile_to: Callable[..., Path], traced: Traced) -> None:
+    build = compile_to("build")
     first, num = files(build), len(traced)
     assert (build / CACHE / "orders").is_dir()
     assert num == len(entries(build)) == len(list((build / "segments").glob("*.py"))) > 5
-    assert files(compiled("build")) == first and traced == []
+    assert files(compile_to("build")) == first and traced == []
     without = {name: data for name, data in first.items() if not name.startswith("cache/")}
-    assert files(compiled("other", "--no-cache")) == without and len(traced) == num
+    assert files(compile_to("other", "--no-cache")) == without and len(traced) == num
     assert not [name for name in json.loads(first["manifest.json"])["files"] if name.startswith("cache/")]
 
 
-def test_only_changed_segments_are_traced(compiled: Callable[..., Path], traced: Traced) -> None:
-    before = entries(compiled("build"))
-    compiled("build", "-s", "train.seed=7")
+def test_only_changed_segments_are_traced(compile_to: Callable[..., Path], traced: Traced) -> None:
+    before = entries(compile_to("build"))
+    compile_to("build", "-s", "train.seed=7")
     assert traced == []
-    build = compiled("build", "-s", "model.vocab=530")
+    build = compile_to("build", "-s", "model.vocab=530")
     assert sorted(traced) == ["embed", "head", "mtp_input"]
-    assert len(entries(build)) == len(before), "a build keeps the entries of its own segments alone"
+    assert len(entries(build)) == len(before), "a build keeps only the entries of its own segments"
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", None])
-def test_a_damaged_entry_is_traced_again(damage: bytes | None, compiled: Callable[..., Path], traced: Traced) -> None:
-    build = compiled("build")
-    whole, entry = files(build), entries(build)[2]
-    edited = entry.read_bytes().replace(b"Forward", b"Backward")
-    assert edited != entry.read_bytes()
-    entry.write_bytes(edited if damage is None else damage)
-    assert files(compiled("build")) == whole and len(traced) == 1
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda _: b"", id="empty"),
+        pytest.param(lambda _: b"{", id="cut"),
+        pytest.param(lambda _: b"\xff", id="not UTF-8"),
+        pytest.param(lambda data: data.replace(b"Forward", b"Backward"), id="edited"),
+    ],
+)
+def test_a_damaged_entry_is_traced_again(
+    damage: Callable[[bytes], bytes], compile_to: Callable[..., Path], traced: Traced
+) -> None:
+    build = compile_to("build")
+    intact, entry = files(build), entries(build)[2]
+    damaged = damage(entry.read_bytes())
+    assert damaged != entry.read_bytes()
+    entry.write_bytes(damaged)
+    assert files(compile_to("build")) == intact and len(traced) == 1
 
 
-def test_an_entry_under_the_name_of_another_is_traced_again(compiled: Callable[..., Path], traced: Traced) -> None:
-    build = compiled("build")
-    whole, (first, second, *_) = files(build), entries(build)
+def test_an_entry_under_the_name_of_another_is_traced_again(compile_to: Callable[..., Path], traced: Traced) -> None:
+    build = compile_to("build")
+    intact, (first, second, *_) = files(build), entries(build)
     second.write_bytes(first.read_bytes())
-    assert files(compiled("build")) == whole and len(traced) == 1
+    assert files(compile_to("build")) == intact and len(traced) == 1
 
 
-def test_builds_share_a_folder(compiled: Callable[..., Path], traced: Traced, tmp_path: Path) -> None:
-    one = files(compiled("one", "--cache", "shared"))
+def test_builds_share_the_entries_of_a_cache_folder(
+    compile_to: Callable[..., Path], traced: Traced, tmp_path: Path
+) -> None:
+    one = files(compile_to("one", "--cache", "shared"))
     shared = files(tmp_path / "shared" / "segments")
     assert len(shared) == len(traced) > 5 and not (tmp_path / "one" / "cache").exists()
-    assert files(compiled("two", "--cache", "shared")) == one and traced == []
-    compiled("three", "--cache", "shared", "-s", "model.vocab=530")
+    assert files(compile_to("two", "--cache", "shared")) == one and traced == []
+    compile_to("three", "--cache", "shared", "-s", "model.vocab=530")
     assert len(traced) == 3 and len(files(tmp_path / "shared" / "segments")) == len(shared) + 3
-    assert files(compiled("one", "--cache", "shared")) == one and traced == [], "others have not put it out"
+    assert files(compile_to("one", "--cache", "shared")) == one and traced == [], "entries of other builds are kept"
 
 
-def test_a_cache_that_is_a_file_is_refused_before_the_work(
+def test_a_cache_that_is_a_file_is_refused_before_tracing(
     tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,19 +139,19 @@ def test_a_cache_that_is_a_file_is_refused_before_the_work(
 
 
 def test_a_build_succeeds_if_the_cache_cannot_be_written(
-    compiled: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compile_to: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = entries(compiled("known"))[0].name
+    name = entries(compile_to("known"))[0].name
     (tmp_path / "shared" / "segments" / name).mkdir(parents=True)
     capsys.readouterr()
-    build = compiled("build", "--cache", "shared")
+    build = compile_to("build", "--cache", "shared")
     assert "warning: nothing is cached in shared: " in capsys.readouterr().err and (build / "manifest.json").is_file()
 
 
 def test_foreign_files_in_the_cache_of_a_build_are_kept(
-    compiled: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    compile_to: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build = compiled("build")
+    build = compile_to("build")
     mine = build / CACHE / "notes.json"
     mine.write_text("mine")
     assert main(["compile", str(SPEC), "-o", "build"]) == 2

@@ -1,8 +1,8 @@
 """Conversations as tokens: the tokens of `transformers`, and a loss on each token that holds a marked character.
 
-`transformers` renders the text and gives the marked spans and the characters of each token; brute force over these
-gives the tokens with a loss. Its own masks, which TRL uses, are equal wherever a span ends with a character of one
-token. For the cases in which its masks are wrong, the right values are written here.
+Ids equal those of `transformers`. `expected` computes the mask from the text that `transformers` renders and the spans
+that its template marks. The mask of `transformers` itself, which TRL uses, is also compared, except where a span ends
+with a character outside ASCII: of the tokens that encode such a character, the mask of `transformers` lacks the last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS = ChatRecipe(None, "cut")
 
 
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def encoders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Our encoder and the tokenizer of `transformers` for one template."""
     path = write_model(tmp_path_factory.mktemp(request.param), TEMPLATES[request.param])
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), chat_template=TEMPLATES[request.param], **TOKENS)
@@ -60,20 +60,22 @@ def encode(encoder: RowEncoder, row: dict[str, Any]) -> tuple[list[int], list[in
     return [i if i >= 0 else ~i for i in found.ids], [int(i >= 0) for i in found.ids], found.aligned
 
 
-def masked(
+def expected(
     theirs: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None
 ) -> tuple[list[int], list[int]]:
-    """Ids and mask from the spans and offsets of `transformers`. Its own mask only lacks the end of a cut character."""
-    given = [{name: value for name, value in each.items() if value is not None} for each in messages]
+    """Ids and mask from the marked spans and the offsets of tokens that `transformers` returns."""
+    without_none = [{name: value for name, value in each.items() if value is not None} for each in messages]
     (text,), (spans,) = render_jinja_template(
-        [given], chat_template=theirs.chat_template, return_assistant_tokens_mask=True, tools=tools, **TOKENS
+        [without_none], chat_template=theirs.chat_template, return_assistant_tokens_mask=True, tools=tools, **TOKENS
     )
     found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
     mask = overlaps(found["offset_mapping"], spans)
-    named = theirs.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
-    assert named["input_ids"] == found["input_ids"]
+    by_transformers = theirs.apply_chat_template(
+        messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert by_transformers["input_ids"] == found["input_ids"]
     if all(text[end - 1].isascii() for _, end in spans):
-        assert named["assistant_masks"] == mask
+        assert by_transformers["assistant_masks"] == mask
     return found["input_ids"], mask
 
 
@@ -81,12 +83,12 @@ def overlaps(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> li
     return [int(any(set(range(*token)) & set(range(*span)) for span in spans)) for token in offsets]
 
 
-@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "tools"])
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no tools", "tools"])
 @pytest.mark.parametrize("name", sorted(MESSAGES))
-def test_masks_of_messages_equal_transformers(pair: Any, name: str, tools: Any) -> None:
-    encoder, theirs = pair
+def test_masks_of_messages_equal_transformers(encoders: Any, name: str, tools: Any) -> None:
+    encoder, theirs = encoders
     ids, mask, _ = encode(encoder, {"messages": MESSAGES[name], "tools": tools})
-    assert (ids, mask) == masked(theirs, MESSAGES[name], tools=tools)
+    assert (ids, mask) == expected(theirs, MESSAGES[name], tools=tools)
     assert any(mask) == any(each["role"] == "assistant" for each in MESSAGES[name])
     assert not all(mask)
 
@@ -99,22 +101,22 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
         yield [said(role, "".join(source.choices(parts, k=source.randrange(0, 6)))) for role in roles]
 
 
-def test_masks_of_random_messages_equal_transformers(pair: Any) -> None:
-    encoder, theirs = pair
-    some = 0
+def test_masks_of_random_messages_equal_transformers(encoders: Any) -> None:
+    encoder, theirs = encoders
+    num_marked = 0
     for messages in conversations():
         ids, mask, _ = encode(encoder, {"messages": messages})
-        assert (ids, mask) == masked(theirs, messages)
-        some += any(mask)
-    assert some > 100
+        assert (ids, mask) == expected(theirs, messages)
+        num_marked += any(mask)
+    assert num_marked > 100
 
 
 @pytest.mark.parametrize("name", sorted(MESSAGES.keys() - {"no assistant"}))
-@pytest.mark.parametrize("kwargs", [{}, {"bos_token": "[b]"}], ids=["", "kwargs"])
-def test_completions_of_messages_follow_trl(pair: Any, name: str, kwargs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kwargs", [{}, {"bos_token": "[b]"}], ids=["no kwargs", "kwargs"])
+def test_completions_of_messages_follow_trl(encoders: Any, name: str, kwargs: dict[str, Any]) -> None:
     """TRL encodes prompt and completion together; the mask begins after the tokens of the prompt alone or, where
     these differ, at the token with the first character of the completion."""
-    encoder, theirs = pair
+    encoder, theirs = encoders
     prompt, completion = MESSAGES[name][:-1] or [said("user", "hi")], MESSAGES[name][-1:]
     row = {"prompt": prompt, "completion": completion, "tools": [TOOL], "chat_template_kwargs": kwargs}
     ids, mask, aligned = encode(encoder, row)
@@ -125,9 +127,9 @@ def test_completions_of_messages_follow_trl(pair: Any, name: str, kwargs: dict[s
 
 
 @pytest.mark.parametrize(("prompt", "completion"), TEXTS)
-def test_completions_of_texts_follow_trl(pair: Any, prompt: str, completion: str) -> None:
+def test_completions_of_texts_follow_trl(encoders: Any, prompt: str, completion: str) -> None:
     """TRL appends the end token to a completion that lacks it, and encodes texts with their special tokens."""
-    encoder, theirs = pair
+    encoder, theirs = encoders
     ids, mask, aligned = encode(encoder, {"prompt": prompt, "completion": completion})
     before = theirs(text=prompt)["input_ids"]
     whole = theirs(text=prompt + completion.removesuffix(END) + END)["input_ids"]
@@ -135,14 +137,14 @@ def test_completions_of_texts_follow_trl(pair: Any, prompt: str, completion: str
     assert aligned == (whole[: len(before)] == before) and ids[-1] == theirs.eos_token_id
 
 
-def test_prompts_that_tokenize_differently_alone_are_noticed(pair: Any) -> None:
-    encoder, _ = pair
+def test_prompts_that_tokenize_differently_alone_are_noticed(encoders: Any) -> None:
+    encoder, _ = encoders
     assert not encode(encoder, {"prompt": "an assist", "completion": "ant"})[2]
     assert encode(encoder, {"prompt": "der Prompt ", "completion": "\nx"})[2]
 
 
-def test_tools_may_be_json_in_a_text(pair: Any) -> None:
-    encoder, _ = pair
+def test_tools_may_be_json_in_a_text(encoders: Any) -> None:
+    encoder, _ = encoders
     row = {"messages": MESSAGES["tool"]}
     assert encode(encoder, row | {"tools": json.dumps([TOOL])}) == encode(encoder, row | {"tools": [TOOL]})
 
@@ -176,7 +178,7 @@ def test_the_template_is_the_named_one_or_that_beside_the_tokenizer(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("row", "said_of_it"),
+    ("row", "message"),
     [
         ([], 'expected an object with "messages"'),
         ({"conversations": []}, 'expected "messages", or "prompt"'),
@@ -192,15 +194,15 @@ def test_the_template_is_the_named_one_or_that_beside_the_tokenizer(tmp_path: Pa
         ({"messages": [said("user")], "chat_template_kwargs": 3}, '"chat_template_kwargs" is not an object'),
     ],
 )
-def test_an_invalid_row_is_refused_with_its_place(tmp_path: Path, row: Any, said_of_it: str) -> None:
+def test_an_invalid_row_is_refused_with_its_place(tmp_path: Path, row: Any, message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": MESSAGES["unicode"]}) + "\n\n" + json.dumps(row) + "\n", "utf-8")
     with pytest.raises(DataError) as caught:
         list(chat.rows(SourceFile("rows.jsonl", path)))
-    assert str(caught.value).startswith(f"{path}:3: ") and said_of_it in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:3: ") and message in str(caught.value)
 
 
-def given_refusal(folder: Path, template: str | None, row: dict[str, Any]) -> str:
+def refusal_by_process(folder: Path, template: str | None, row: dict[str, Any]) -> str:
     """The encoding process's error about a row, which is the second of a file."""
     path = write_model(folder / "model", template)
     file = SourceFile("rows.jsonl", folder / "rows.jsonl")
@@ -219,7 +221,7 @@ MESSAGES_ROW = {"messages": MESSAGES["one turn"]}
 
 
 def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -> None:
-    refusal = given_refusal(tmp_path, UNMARKED, MESSAGES_ROW)
+    refusal = refusal_by_process(tmp_path, UNMARKED, MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: {tmp_path / 'model' / 'chat_template.jinja'}: ")
     assert "does not mark what the assistant says" in refusal and "{% generation %}" in refusal
     prompt = {"prompt": MESSAGES["one turn"][:1], "completion": MESSAGES["one turn"][1:]}
@@ -227,7 +229,7 @@ def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("template", "said_of_it"),
+    ("template", "message"),
     [
         (None, "there is no chat template: write `template`"),
         ("{{ raise_exception('roles must alternate') }}", "the chat template fails: roles must alternate"),
@@ -240,14 +242,14 @@ def test_a_template_without_marks_is_refused_only_for_messages(tmp_path: Path) -
         ("{{ '\\ud800' }}", "half of a surrogate pair"),
     ],
 )
-def test_faulty_templates_are_refused_with_the_row(tmp_path: Path, template: str | None, said_of_it: str) -> None:
+def test_faulty_templates_are_refused_with_the_row(tmp_path: Path, template: str | None, message: str) -> None:
     text = template if template is None else template + "{% generation %}{% endgeneration %}"
-    refusal = given_refusal(tmp_path, text, MESSAGES_ROW)
-    assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: ") and said_of_it in refusal
+    refusal = refusal_by_process(tmp_path, text, MESSAGES_ROW)
+    assert refusal.startswith(f"{tmp_path / 'rows.jsonl'}:2: ") and message in refusal
 
 
 def test_an_invalid_template_is_refused_with_its_line(tmp_path: Path) -> None:
-    refusal = given_refusal(tmp_path, "{{ messages }}\n{% for %}", MESSAGES_ROW)
+    refusal = refusal_by_process(tmp_path, "{{ messages }}\n{% for %}", MESSAGES_ROW)
     assert refusal.startswith(f"{tmp_path / 'model' / 'chat_template.jinja'}: not a chat template, line 2: ")
 
 
@@ -259,7 +261,7 @@ def test_an_invalid_template_is_refused_with_its_line(tmp_path: Path) -> None:
         ("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}", False),
     ],
 )
-def test_marks_are_found_in_any_spelling(text: str, marks: bool) -> None:
+def test_only_generation_tags_are_marks_in_any_spelling(text: str, marks: bool) -> None:
     assert Template(text, {}, None).marks_assistant == marks
 
 

@@ -82,7 +82,7 @@ def test_the_probabilities_of_the_page() -> None:
     page = (ROOT / "docs/data.md").read_text("utf-8")
     similarities, percents = (
         re.findall(r"[\d.]+", line.partition(name)[2])
-        for name in ("similarity to one that stays is", "with a probability of")
+        for name in ("similarity to a document that stays", "probability of being left out")
         for line in page.splitlines()
         if name in line
     )

@@ -28,7 +28,7 @@ class Terminal:
     def __init__(self, folder: Path, *words: object) -> None:
         self.ours, theirs = pty.openpty()
         self.before = termios.tcgetattr(self.ours)
-        self.said = ""
+        self.unread = ""
         self.process = subprocess.Popen(
             [*DSC, *map(str, words)],
             cwd=folder,
@@ -42,29 +42,29 @@ class Terminal:
         os.close(theirs)
 
     def until(self, text: str) -> str:
-        """Wait for `text`. Returns the output up to and including it."""
-        while text not in self.said:
-            assert self._read(), f"no {text!r} in {self.said!r}"
-        said, _, self.said = self.said.partition(text)
-        return said + text
+        """Wait for `text`. Returns the unread output up to and including it."""
+        while text not in self.unread:
+            assert self._read(), f"no {text!r} in {self.unread!r}"
+        before, _, self.unread = self.unread.partition(text)
+        return before + text
 
     def _read(self) -> bool:
         """Wait for output and read it. Returns False if all writers have closed the other end."""
         watch = Watch(self.process.pid)
         while not select.select([self.ours], [], [], 1.0)[0]:
-            watch.look(what=f"behind {self.said!r}")
+            watch.look(what=f"after {self.unread!r}")
         try:
             data = os.read(self.ours, 65536)
         except OSError:
             return False
-        self.said += data.decode().replace("\r\n", "\n")
+        self.unread += data.decode().replace("\r\n", "\n")
         return bool(data)
 
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
 
-    def ends(self) -> int:
-        """Read all output. Returns the exit code."""
+    def wait_for_exit(self) -> int:
+        """Read all output until the process has ended. Returns the exit code."""
         while self._read():
             pass
         return progress.end(self.process)
@@ -99,15 +99,14 @@ def with_breakpoint(place: Place, settings: dict[str, object], rank: int, statem
     return build
 
 
-def test_one_rank_at_a_breakpoint(place: Place) -> None:
+def test_a_breakpoint_opens_pdb_in_the_terminal_and_the_run_goes_on(place: Place) -> None:
     with_breakpoint(place, ONE_RANK, 0, "print('forward of', a); a == 0 and breakpoint(); v.seen = a; del v.seen")
-    assert "is not the file that was compiled" in place.dsc("train", "build/tiny", code=2).stderr
     with terminal(place.folder, "train", "build/tiny", "--debug", "--steps", 1) as typed:
-        said = typed.until(PROMPT)
-        assert "edited: build/tiny/stages/rank_0.py is not the file that was compiled\n" in said
-        assert "debug: rank 0 of 1 has the terminal; nothing hangs, and no checkpoint is saved\n" in said
-        assert "forward of 0\n" in said
-        assert f"> {place.folder}/build/tiny/stages/rank_0.py(" in said and "breakpoint(); v.seen = a" in said
+        printed = typed.until(PROMPT)
+        assert "edited: build/tiny/stages/rank_0.py is not the file that was compiled\n" in printed
+        assert "debug: rank 0 of 1 has the terminal; nothing hangs, and no checkpoint is saved\n" in printed
+        assert "forward of 0\n" in printed
+        assert f"> {place.folder}/build/tiny/stages/rank_0.py(" in printed and "breakpoint(); v.seen = a" in printed
         typed.type("p a, sorted(vars(v))\n")
         assert "(0, [])" in typed.until(PROMPT)
         typed.type("n\nn\np v.tokens.shape\n")
@@ -115,12 +114,23 @@ def test_one_rank_at_a_breakpoint(place: Place) -> None:
         typed.until(PROMPT)
         typed.type("c\n")
         typed.until("forward of 7\n")
-        assert typed.ends() == 0, typed.said
-        assert "Traceback" not in typed.said
+        assert typed.wait_for_exit() == 0, typed.unread
+        assert "Traceback" not in typed.unread
     run = place.folder / "runs" / "tiny-debug"
     assert [row["step"] for row in rows(run)] == [1]
     assert not (run / "checkpoints").exists() and not (run / "report.html").exists()
     assert "rank_0.py is not the file that was compiled" in (run / "debug.txt").read_text("utf-8")
+
+
+def test_an_edited_build_trains_only_with_debug(place: Place) -> None:
+    with_breakpoint(place, ONE_RANK, 0, "pass")
+    assert "is not the file that was compiled" in place.dsc("train", "build/tiny", code=2).stderr
+
+
+def test_a_debug_run_and_another_run_do_not_share_a_folder(place: Place) -> None:
+    with_breakpoint(place, ONE_RANK, 0, "pass")
+    place.dsc("train", "build/tiny", "--debug", "--steps", 1)
+    run = place.folder / "runs" / "tiny-debug"
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
     assert "build/tiny/stages/rank_0.py is not" in done.stderr
     place.compile(ONE_RANK)
@@ -132,7 +142,7 @@ def test_one_rank_at_a_breakpoint(place: Place) -> None:
 
 
 @pytest.mark.parametrize("leave", ["q\n", "\x03"])
-def test_one_of_four_ranks(place: Place, leave: str) -> None:
+def test_leaving_the_debugger_of_one_rank_ends_all_ranks(place: Place, leave: str) -> None:
     """Quitting the debugger, or Ctrl-C at its prompt, ends all ranks and restores the terminal."""
     with_breakpoint(place, FOUR_RANKS, 1, "breakpoint()")
     with terminal(place.folder, "train", "build/tiny", "--debug", "--debug-rank", 3, "--hang-timeout", 1) as typed:
@@ -145,9 +155,9 @@ def test_one_of_four_ranks(place: Place, leave: str) -> None:
         typed.until("1\n")
         typed.until(PROMPT)
         typed.type(leave)
-        assert typed.ends() == (0 if leave == "q\n" else 130), typed.said
-        assert "the debugger was left, and the run has ended\n" in typed.said
-        assert "Traceback" not in typed.said and "failed" not in typed.said
+        assert typed.wait_for_exit() == (0 if leave == "q\n" else 130), typed.unread
+        assert "the debugger was left, and the run has ended\n" in typed.unread
+        assert "Traceback" not in typed.unread and "failed" not in typed.unread
         wait_for(lambda: all(map(is_gone, started)), "the end of every process")
         assert termios.tcgetattr(typed.ours) == typed.before
     run = place.folder / "runs" / "tiny-debug"
@@ -155,13 +165,13 @@ def test_one_of_four_ranks(place: Place, leave: str) -> None:
     assert "had the terminal" in (run / "logs" / "rank_3.log").read_text("utf-8")
 
 
-def test_options_that_exclude_debug(place: Place) -> None:
+def test_options_that_debug_excludes_are_refused(place: Place) -> None:
     place.compile(ONE_RANK)
-    for words, said in (
-        (("--debug-rank", 1), "--debug-rank 1: this build has 1 ranks, the last is 0"),
+    for words, message in (
+        (("--debug-rank", 1), "--debug-rank 1: the last rank of this build is 0"),
         (("--resume",), "--debug starts at step 1"),
         (("--profile",), "--debug starts at step 1"),
         (("--debug-rank", "x"), "'x' is not a rank"),
     ):
-        assert said in place.dsc("train", "build/tiny", "--debug", *words, code=2).stderr
+        assert message in place.dsc("train", "build/tiny", "--debug", *words, code=2).stderr
     assert not (place.folder / "runs").exists()

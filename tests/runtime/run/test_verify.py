@@ -31,8 +31,8 @@ def trained(new_place: Callable[[], Place]) -> Place:
 
 
 @pytest.fixture
-def copy(trained: Place, tmp_path: Path) -> Place:
-    """Copy the build and the run, to be damaged."""
+def damaged(trained: Place, tmp_path: Path) -> Place:
+    """A copy of the build and the run, which a test damages."""
     for name in ("build", "runs"):
         shutil.copytree(trained.folder / name, tmp_path / name)
     return Place(tmp_path, {})
@@ -47,7 +47,7 @@ def verified(place: Place, path: str, code: int) -> dict[str, Any]:
     return found
 
 
-def test_intact_folders_pass(trained: Place) -> None:
+def test_intact_folders_are_whole_and_are_not_written_to(trained: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained.folder.rglob("*")}
     build = verified(trained, "build/tiny", 0)["build"]
     assert (build["run"], build["ranks"], build["steps"]) == ("tiny", 4, 6)
@@ -62,65 +62,75 @@ def test_intact_folders_pass(trained: Place) -> None:
     shapes = saved(trained.folder / "runs" / "tiny", 3).shapes
     assert checkpoint["tensors"] == len(shapes) and checkpoint["parameters"] == 22736
     assert checkpoint["plan"]["mesh"]["pp"] == 2 and checkpoint["model"] == "tiny"
-    said = trained.dsc("verify", "build/tiny").stdout.splitlines()
-    assert said[0] == "build build/tiny: whole" and said[1].split() == ["digest", build["digest"]]
+    printed = trained.dsc("verify", "build/tiny").stdout.splitlines()
+    assert printed[0] == "build build/tiny: whole" and printed[1].split() == ["digest", build["digest"]]
     assert {path: path.stat().st_mtime_ns for path in trained.folder.rglob("*")} == before, "nothing is written"
 
 
-def test_damaged_builds(copy: Place) -> None:
-    build = copy.folder / "build" / "tiny"
+def test_every_changed_or_added_file_of_a_build_is_named(damaged: Place) -> None:
+    build = damaged.folder / "build" / "tiny"
     (build / "stages" / "rank_1.py").write_text("pass\n")
     (build / "notes").touch()
-    found = verified(copy, "build/tiny", 1)
+    found = verified(damaged, "build/tiny", 1)
     assert found["problems"] == [
         "build/tiny/notes is not in its manifest: remove it, or run dsc compile again",
         "build/tiny/stages/rank_1.py is not the file that was compiled; run dsc compile again",
     ]
-    (build / "manifest.json").unlink()
-    os.mkfifo(build / "manifest.json")
-    found = verified(copy, "build/tiny", 1)
+
+
+def test_a_build_whose_manifest_is_a_pipe_has_no_digest(damaged: Place) -> None:
+    manifest = damaged.folder / "build" / "tiny" / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    found = verified(damaged, "build/tiny", 1)
     assert found["build"]["digest"] is None and "no regular file" in found["problems"][0]
 
 
-def test_damaged_checkpoints(copy: Place) -> None:
-    """All bad shards are named, and the checkpoint from which the run would resume."""
-    checkpoint = copy.folder / "runs" / "tiny" / "checkpoints" / "step-00000004"
-    name = f"runs/tiny/checkpoints/{checkpoint.name}"
+LAST = "runs/tiny/checkpoints/step-00000004"
+
+
+def test_every_damaged_shard_is_named_and_the_checkpoint_from_which_the_run_resumes(damaged: Place) -> None:
+    checkpoint = damaged.folder / LAST
     flipped = checkpoint / "shard.1.safetensors"
     data = bytearray(flipped.read_bytes())
     data[-1] ^= 1
     flipped.write_bytes(data)
     os.truncate(checkpoint / "shard.2.safetensors", 100)
     (checkpoint / "shard.3.safetensors").unlink()
-    problems = verified(copy, name, 1)["problems"]
+    problems = verified(damaged, LAST, 1)["problems"]
     assert [problem.partition(": ")[0].rpartition("/")[2] for problem in problems] == [
         f"shard.{rank}.safetensors" for rank in (1, 2, 3)
     ]
-    run = verified(copy, "runs/tiny", 1)
+    run = verified(damaged, "runs/tiny", 1)
     assert run["problems"] == problems and run["run"]["resumes_from"] == STEP
-    (checkpoint / "manifest.json").write_text("{}")
-    assert verified(copy, name, 1)["checkpoint"]["step"] is None
-    said = copy.dsc("verify", name, code=1).stdout
-    assert said.startswith(f"checkpoint {name}: damaged\n  {name}/manifest.json: ")
 
 
-def test_damaged_runs(copy: Place) -> None:
-    run = copy.folder / "runs" / "tiny"
-    lines = (run / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text(lines[0] + '{"step": \x1b[2J\n' + lines[2] + lines[3][:9], "utf-8")
-    (meta,) = (run / "data").glob("*/meta.json")
-    with (meta.parent / "train.bin").open("r+b") as file:
-        file.write(b"\xff\xff\xff")
-    found = verified(copy, "runs/tiny", 1)
-    assert found["problems"] == [
-        "runs/tiny/metrics.jsonl: line 2 is no JSON object",
-        f"{(meta.parent / 'train.bin').relative_to(copy.folder)} is not what was written; the data is prepared again by"
-        " the next run",
-    ]
+def test_a_checkpoint_without_a_manifest_has_no_step(damaged: Place) -> None:
+    (damaged.folder / LAST / "manifest.json").write_text("{}")
+    assert verified(damaged, LAST, 1)["checkpoint"]["step"] is None
+    printed = damaged.dsc("verify", LAST, code=1).stdout
+    assert printed.startswith(f"checkpoint {LAST}: damaged\n  {LAST}/manifest.json: ")
+
+
+def test_a_line_of_the_metrics_that_is_not_json_is_named_except_an_unfinished_last_one(damaged: Place) -> None:
+    metrics = damaged.folder / "runs" / "tiny" / "metrics.jsonl"
+    lines = metrics.read_text("utf-8").splitlines(keepends=True)
+    metrics.write_text(lines[0] + '{"step": \x1b[2J\n' + lines[2] + lines[3][:9], "utf-8")
+    found = verified(damaged, "runs/tiny", 1)
+    assert found["problems"] == ["runs/tiny/metrics.jsonl: line 2 is no JSON object"]
     assert found["run"]["steps"] == 2, "the last line is still being written"
 
 
-def test_other_versions_that_saved_a_checkpoint_are_named(tmp_path: Path) -> None:
+def test_changed_tokens_of_a_run_are_named(damaged: Place) -> None:
+    (tokens,) = (damaged.folder / "runs" / "tiny" / "data").glob("*/train.bin")
+    with tokens.open("r+b") as file:
+        file.write(b"\xff\xff\xff")
+    assert verified(damaged, "runs/tiny", 1)["problems"] == [
+        f"{tokens.relative_to(damaged.folder)} is not what was written; the data is prepared again by the next run"
+    ]
+
+
+def test_the_version_of_torch_that_saved_a_checkpoint_is_named_if_it_differs(tmp_path: Path) -> None:
     here = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
     for step, torch_then, words in (
         (1, here["torch"], ""),
@@ -133,7 +143,7 @@ def test_other_versions_that_saved_a_checkpoint_are_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["empty", "file", "absent", "a\x1b[2Jb"])
-def test_missing_paths(tmp_path: Path, name: str) -> None:
+def test_a_path_that_is_not_a_build_run_or_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     done = Place(tmp_path, {}).dsc("verify", name, code=2)
@@ -142,8 +152,8 @@ def test_missing_paths(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoints", "data", "metrics.jsonl", "events.jsonl", "load.json", "spec.resolved"])
 @pytest.mark.parametrize("what", ["pipe", "folder or file", "bytes"])
-def test_pipes_folders_and_bytes_in_place_of_run_files_are_reported(copy: Place, name: str, what: str) -> None:
-    path = copy.folder / "runs" / "tiny" / name
+def test_pipes_folders_and_bytes_in_place_of_run_files_are_reported(damaged: Place, name: str, what: str) -> None:
+    path = damaged.folder / "runs" / "tiny" / name
     was_folder = path.is_dir()
     shutil.rmtree(path) if was_folder else path.unlink()
     if what == "pipe":
@@ -152,18 +162,18 @@ def test_pipes_folders_and_bytes_in_place_of_run_files_are_reported(copy: Place,
         path.write_bytes(b"\xff\xfe\n")
     else:
         path.mkdir()
-    found = verified(copy, "runs/tiny", 1)
+    found = verified(damaged, "runs/tiny", 1)
     assert any(f"runs/tiny/{name}" in problem for problem in found["problems"])
 
 
-def test_a_plan_that_is_a_pipe(copy: Place) -> None:
-    (copy.folder / "build" / "tiny" / "plan.json").unlink()
-    os.mkfifo(copy.folder / "build" / "tiny" / "plan.json")
-    (problem,) = verified(copy, "build/tiny", 1)["problems"]
+def test_a_plan_that_is_a_pipe_is_the_only_problem_of_its_build(damaged: Place) -> None:
+    (damaged.folder / "build" / "tiny" / "plan.json").unlink()
+    os.mkfifo(damaged.folder / "build" / "tiny" / "plan.json")
+    (problem,) = verified(damaged, "build/tiny", 1)["problems"]
     assert "plan.json" in problem and "KeyError" not in problem
 
 
-def test_output_without_a_reader(trained: Place) -> None:
+def test_verify_ends_if_nothing_reads_its_output(trained: Place) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

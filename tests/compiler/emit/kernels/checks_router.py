@@ -1,7 +1,7 @@
 """Checks of the kernels of the router and its balance loss, in Triton's interpreter.
 
-A choice of experts is either right or wrong, so choices are compared only for scores that rounding cannot reorder: any
-two of them differ by more than their errors.
+A choice of experts is either right or wrong. So choices are compared only for scores that rounding cannot reorder: any
+two of them differ by more than their errors. Errors are in units of U = 2⁻²⁴, relative to the value, unless stated.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from runtime import ops
 from runtime.ops.routing import best, scores
 from tests.compiler.emit.kernels.interpreted import U, double, random, run, within
 
+PER_ARGUMENT = 2  # units per |x| of an exp: the product of x and log2 e is rounded, and x or the constant before
+OTHERS = 8  # units of the other operations of a score, such as exp, the sum and the division; a margin is included
 CHECKED = ("route", "route_dgrad", "sequence_balance", "sequence_balance_dgrad")
 
 
 def score_errors(logits_TE: Tensor, softmax: bool) -> Tensor:
-    """The error bound of scores, in units of the scores. e^x is off by |x| units, as its argument is rounded."""
+    """logits_TE -> bound of the relative error of each score, in units of U. Omits that of a softmax's sum."""
     x_TE = logits_TE.double()
     if softmax:
-        return 2 * (x_TE - x_TE.amax(1, keepdim=True)).abs() + 8
-    return 2 * x_TE.abs() + 8
+        x_TE = x_TE - x_TE.amax(1, keepdim=True)
+    return PER_ARGUMENT * x_TE.abs() + OTHERS
 
 
 def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups: int, top_groups: int, k: int) -> None:
-    """No rounding changes a choice. A softmax's sum is off by a unit per term, but equally for all experts."""
+    """Assert that no rounding can change a choice of experts or groups.
+
+    A softmax's sum is off by a unit per expert, equally for all experts of a token: it matters only beside a bias.
+    """
     score_TE = scores(logits_TE.double(), softmax)
     error_TE = score_TE * score_errors(logits_TE, softmax) * U
     choice_TE = score_TE
@@ -44,7 +49,7 @@ def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups
 
 
 def apart(x_TE: Tensor, error_TE: Tensor, num: int) -> bool:
-    """Whether the `num` largest of each row and the next one differ by more than their possible error."""
+    """Whether the `num` largest values of each row and the next one differ by more than their absolute errors."""
     values_TN, index_TN = x_TE.topk(min(num + 1, x_TE.shape[1]))
     error_TN = error_TE.gather(1, index_TN)
     return bool((values_TN[:, :-1] - values_TN[:, 1:] > error_TN[:, :-1] + error_TN[:, 1:]).all())
@@ -59,12 +64,15 @@ def route(
     gate_TK, expert_TK = run("route", logits_TE, bias_E, *options)
     exact_TK, wanted_TK = ops.route(logits_TE.double(), None if bias_E is None else bias_E.double(), *options)
     assert torch.equal(expert_TK, wanted_TK)
-    error_T1 = score_errors(logits_TE, softmax).gather(1, wanted_TK).sum(1, keepdim=True)
-    within(gate_TK, exact_TK, exact_TK * (2 * error_T1 + (2 * experts if softmax else 0) + k + 4), 1)
+    # A gate is a chosen score over the sum of chosen scores: errors of scores and of the softmax's sum count twice.
+    scores_T1 = 2 * score_errors(logits_TE, softmax).gather(1, wanted_TK).sum(1, keepdim=True)
+    softmax_sums = 2 * experts if softmax else 0
+    sum_of_chosen, rest = k, 4  # the rest: the division, the scale and a margin
+    within(gate_TK, exact_TK, exact_TK * (scores_T1 + softmax_sums + sum_of_chosen + rest), 1)
 
 
 def ties(softmax: bool, groups: int, top_groups: int) -> None:
-    """Few different logits, so that many scores of experts and of groups are equal."""
+    """Choices equal the reference for few different logits, so that many scores of experts and of groups are equal."""
     tokens, experts, k = 32, 24, 5
     values = torch.tensor([0.0, 1.0, 3.0])
     logits_TE = values[torch.randint(3, (tokens, experts), generator=torch.Generator().manual_seed(1))]
@@ -73,8 +81,8 @@ def ties(softmax: bool, groups: int, top_groups: int) -> None:
     assert torch.equal(run("route", logits_TE, None, *options)[1], ops.route(logits_TE, None, *options)[1])
 
 
-def not_numbers(softmax: bool, groups: int, top_groups: int) -> None:
-    """Choices are experts, at most once per token, and equal the reference; NaN stays in its row."""
+def nan_and_infinity(softmax: bool, groups: int, top_groups: int) -> None:
+    """Choices equal the reference. NaN and infinity in a row leave the choices and gates of other rows unchanged."""
     tokens, experts, k = 6, 24, 5
     logits_TE = random(tokens, experts, seed=1)
     options = (softmax, groups, top_groups, k, True, 1.0)
@@ -90,8 +98,8 @@ def not_numbers(softmax: bool, groups: int, top_groups: int) -> None:
     assert torch.equal(gate_TK[[0, 5]], clean_TK[[0, 5]])
 
 
-def dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> None:
-    """Magnitudes are sums of the magnitudes of terms; the error of a term is that of its scores."""
+def route_dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> None:
+    """The bound is the sum of the magnitudes of all terms, times the relative error of a term."""
     logits_TE, dgate_TK = 2 * random(tokens, experts, seed=1), random(tokens, k, seed=2)
     expert_TK = best(random(tokens, experts, seed=3), k)
     options = (expert_TK, softmax, normalize, 2.5)
@@ -106,7 +114,9 @@ def dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> 
     if softmax:
         magnitude_TE += score_TE * (grad_TK * score_TK).sum(1, keepdim=True)
     worst_T1 = score_errors(logits_TE, softmax).amax(1, keepdim=True) + (experts if softmax else 0)
-    within(run("route_dgrad", dgate_TK, logits_TE, *options), exact_TE, magnitude_TE * (4 * worst_T1 + 4 * k + 8), 1)
+    # A term has up to four factors that are scores or sums of k of them.
+    error_T1 = 4 * worst_T1 + 4 * k + OTHERS
+    within(run("route_dgrad", dgate_TK, logits_TE, *options), exact_TE, magnitude_TE * error_T1, 1)
 
 
 def balance(sequences: int, sequence: int, experts: int, k: int, softmax: bool) -> None:
@@ -115,7 +125,8 @@ def balance(sequences: int, sequence: int, experts: int, k: int, softmax: bool) 
     expert_TK = best(random(tokens, experts, seed=3), k)
     options = (expert_TK, sequence, softmax)
     worst = float(score_errors(logits_TE, softmax).max()) if tokens else 0.0
-    operations = int(2 * worst + experts + tokens + 16)
+    # A share is a score over the sum of all scores: the errors of two scores and of two sums, over experts and tokens.
+    operations = int(2 * worst + experts + tokens + 2 * OTHERS)
     loss, exact = run("sequence_balance", logits_TE, *options), ops.sequence_balance(logits_TE.double(), *options)
     within(loss, exact, exact, operations)
 

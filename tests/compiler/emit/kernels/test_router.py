@@ -43,14 +43,14 @@ def test_ties_choose_the_first_expert(interpret: Interpret, softmax: bool, group
 @scorings
 @groupings
 def test_nan_scores_still_choose_experts(interpret: Interpret, softmax: bool, groups: int, top_groups: int) -> None:
-    interpret(CHECKS, "not_numbers", softmax, groups, top_groups)
+    interpret(CHECKS, "nan_and_infinity", softmax, groups, top_groups)
 
 
 @scorings
-@pytest.mark.parametrize("normalize", [False, True], ids=["", "normalized"])
+@pytest.mark.parametrize("normalize", [False, True], ids=["not normalized", "normalized"])
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(0, 8, 2), (7, 24, 5), (5, 256, 8), (3, 300, 16), (40, 16, 1)])
 def test_route_dgrad(interpret: Interpret, tokens: int, experts: int, k: int, softmax: bool, normalize: bool) -> None:
-    interpret(CHECKS, "dgrad", tokens, experts, softmax, k, normalize)
+    interpret(CHECKS, "route_dgrad", tokens, experts, softmax, k, normalize)
 
 
 @scorings

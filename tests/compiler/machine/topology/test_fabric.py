@@ -11,7 +11,7 @@ import pytest
 
 from compiler.ir import Buffer
 from compiler.ir.holders import Holders, columns_of
-from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, Nodes
+from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.machine.topology.device_graph import MOST_DEVICES, graph_of
 from compiler.machine.topology.fabric import LARGE, LAYER_S, LEVELS, level_between, link_rate_at
 from compiler.machine.topology.traffic import traffic
@@ -37,11 +37,11 @@ def links_of(nvlink: float, nic: float, nvlink_s: float = NVLINK_S, leaf_s: floa
 H800 = links_of(160e9, 40e9)
 A100 = links_of(240e9, 20e9)
 SMALL = [
-    Fabric((Nodes(1, 4, H800),)),
-    Fabric((Nodes(3, 4, H800),)),
-    Fabric((Nodes(40, 2, H800),)),
-    Fabric((Nodes(2, 4, H800), Nodes(3, 2, A100))),
-    Fabric((Nodes(2, 2, links_of(8e9, 8e9)), Nodes(1, 3, H800))),
+    Fabric((NodeRun(1, 4, H800),)),
+    Fabric((NodeRun(3, 4, H800),)),
+    Fabric((NodeRun(40, 2, H800),)),
+    Fabric((NodeRun(2, 4, H800), NodeRun(3, 2, A100))),
+    Fabric((NodeRun(2, 2, links_of(8e9, 8e9)), NodeRun(1, 3, H800))),
 ]
 
 
@@ -63,9 +63,9 @@ def best_path(graph: nx.Graph, a: int, b: int, num_bytes: float) -> tuple[float,
 def random_links(generator: random.Random) -> NodeLinks:
     """Links with rates that grow with bytes; NVLink is wider than any NIC."""
     points = {}
-    for place, low, high in (("node", 50e9, 200e9), ("network", 5e9, 40e9)):
+    for scope, low, high in (("node", 50e9, 200e9), ("network", 5e9, 40e9)):
         rate = generator.uniform(low, high)
-        points[f"message_{place}"] = tuple(((2, size), rate * share) for size, share in ((4096, 0.5), (LARGE, 1.0)))
+        points[f"message_{scope}"] = tuple(((2, size), rate * share) for size, share in ((4096, 0.5), (LARGE, 1.0)))
     return NodeLinks(
         points, {"latency_node": generator.uniform(3e-6, 4e-6), "latency_network": generator.uniform(2e-6, 3e-6)}
     )
@@ -76,7 +76,8 @@ def random_fabric(generator: random.Random) -> Fabric:
     kinds = range(generator.choice((1, 2)))
     return Fabric(
         tuple(
-            Nodes(generator.choice((1, 2, 3, 20, 40)), generator.randint(1, 4), random_links(generator)) for _ in kinds
+            NodeRun(generator.choice((1, 2, 3, 20, 40)), generator.randint(1, 4), random_links(generator))
+            for _ in kinds
         )
     )
 
@@ -114,7 +115,7 @@ def test_many_messages_take_as_long_as_the_slowest() -> None:
 
 def test_levels() -> None:
     """8,192 nodes on rails of three levels; a message to another rail is forwarded inside a node."""
-    fabric = Fabric((Nodes(8192, 8, H800),))
+    fabric = Fabric((NodeRun(8192, 8, H800),))
     assert fabric.path(0, 0) == () and fabric.path(0, 7) == ("nvlink",)
     assert fabric.path(0, 8) == ("leaf",) and fabric.path(0, 9) == ("leaf", "nvlink")
     assert fabric.path(0, 8 * 32) == ("spine",) and fabric.path(8 * 31, 8 * 32) == ("spine",)
@@ -128,7 +129,7 @@ def test_levels() -> None:
 
 def test_an_explicit_graph_is_for_small_clusters() -> None:
     with pytest.raises(ValueError, match="at most 4,096"):
-        graph_of(Fabric((Nodes(MOST_DEVICES, 2, H800),)))
+        graph_of(Fabric((NodeRun(MOST_DEVICES, 2, H800),)))
 
 
 # ---------------------------------------------------------------- groups
@@ -143,7 +144,7 @@ def by_hand(fabric: Fabric, members: list[int]) -> tuple[int, int, int]:
 def test_spread_of_holders_equals_counting(devices: int) -> None:
     """The closed form of `Holders` against counting them, in every shape of a small mesh."""
     for dp in (4, 8, 12, 24):
-        fabric = Fabric((Nodes(4 * dp // devices + 1, devices, H800),))
+        fabric = Fabric((NodeRun(4 * dp // devices + 1, devices, H800),))
         for step in (1, 2, 3, 4, 6, 8, 12):
             for first in range(step):
                 for pipelines, length in product(((0,), (1, 2), (0, 3)), (1, 2, 3)):
@@ -158,7 +159,7 @@ def test_spread_of_holders_equals_counting(devices: int) -> None:
 
 def test_a_reduction_by_hand() -> None:
     """Two nodes of four: 3/4 of the bytes inside, then half of a quarter over each NIC; a ring of two has one step."""
-    fabric = Fabric((Nodes(2, 4, H800),))
+    fabric = Fabric((NodeRun(2, 4, H800),))
     inside = 2 * NVLINK_S + 0.75 * 8e9 / 160e9
     between = LEAF_S + 0.5 * 2e9 / 40e9
     assert fabric.reduce_s(8e9, range(8), "reduce_scatter") == pytest.approx(inside + between)
@@ -170,11 +171,11 @@ def test_a_reduction_by_hand() -> None:
 
 
 def test_the_slowest_kind_prices_a_reduction() -> None:
-    mixed = Fabric((Nodes(2, 4, H800), Nodes(2, 4, A100)))
+    mixed = Fabric((NodeRun(2, 4, H800), NodeRun(2, 4, A100)))
     fast, across = mixed.reduce_s(1e9, (0, 4)), mixed.reduce_s(1e9, (0, 8))
     assert across == pytest.approx(2 * (LEAF_S + 0.5e9 / 20e9)) and fast < across
     assert mixed.reduce_s(1e9, (8, 12)) == across
-    late = Fabric((Nodes(2, 4, H800), Nodes(2, 4, links_of(160e9, 40e9, leaf_s=5 * LEAF_S))))
+    late = Fabric((NodeRun(2, 4, H800), NodeRun(2, 4, links_of(160e9, 40e9, leaf_s=5 * LEAF_S))))
     assert late.reduce_s(1e9, (0, 8)) == late.reduce_s(1e9, (8, 12)) > late.reduce_s(1e9, (0, 4))
     assert late.reduce_s(0, (0, 8)) == pytest.approx(2 * 5 * LEAF_S)
 
@@ -183,7 +184,7 @@ def test_a_sum_of_two_ranks_holds_for_many() -> None:
     """Rows of two ranks by bytes: of n, a link carries 2 (n - 1) / n of the buffer at the rate of so many bytes."""
     rows = (((2, 1000), 1e8), ((2, 1_000_000), 4e8))
     links = NodeLinks({"all_reduce_node": rows}, {"latency_node": 1e-4})
-    fabric = Fabric((Nodes(1, 8, links),))
+    fabric = Fabric((NodeRun(1, 8, links),))
     assert fabric.reduce_s(1e6, range(2)) == pytest.approx(2e-4 + 1e6 / 4e8)
     assert fabric.reduce_s(1e6, range(4)) == pytest.approx(4e-4 + 1.5e6 / 4e8)
     assert fabric.reduce_s(1e3, range(2)) == pytest.approx(2e-4 + 1e3 / 1e8)
@@ -199,21 +200,21 @@ def exchange_s(fabric: Fabric, members: range, rows: int = 1000, copies: float =
 
 @pytest.mark.parametrize("members", [range(2), range(8), range(0, 64, 8), range(64)])
 def test_more_bytes_and_slower_links_take_longer(members: range) -> None:
-    fabrics = [Fabric((Nodes(8, 8, links_of(200e9, nic)),)) for nic in (10e9, 50e9, 100e9)]
+    fabrics = [Fabric((NodeRun(8, 8, links_of(200e9, nic)),)) for nic in (10e9, 50e9, 100e9)]
     for times in (
         [fabric.reduce_s(1e9, members) for fabric in fabrics],
         [exchange_s(fabric, members) for fabric in fabrics],
         [fabric.message_s(0, members[-1], 1e6) for fabric in fabrics],
     ):
         assert all(slow >= fast for slow, fast in pairwise(times))
-    fabric = Fabric((Nodes(8, 8, H800),))
+    fabric = Fabric((NodeRun(8, 8, H800),))
     assert fabric.reduce_s(2e9, members) > fabric.reduce_s(1e9, members)
     assert exchange_s(fabric, members, 2000) > exchange_s(fabric, members, 1000)
 
 
 def test_an_exchange_by_hand() -> None:
     """1000 rows of 200 bytes over NVLink, half as much over the network where members are on two nodes."""
-    fabric = Fabric((Nodes(2, 8, H800),))
+    fabric = Fabric((NodeRun(2, 8, H800),))
     assert exchange_s(fabric, range(8)) == pytest.approx(3e-6 + 200_000 / 160e9)
     assert exchange_s(fabric, range(16)) == pytest.approx(7e-6 + 100_000 / 40e9)
     assert exchange_s(fabric, range(16), copies=0.1) == pytest.approx(7e-6 + 200_000 / 160e9), "the slower of both"
@@ -232,7 +233,7 @@ def test_transfers_are_interpolated_by_ranks_and_by_bytes() -> None:
 
 def test_levels_of_many_messages_equal_counting() -> None:
     generator = random.Random(2)
-    for fabric in (*SMALL, Fabric((Nodes(70, 4, H800),))):
+    for fabric in (*SMALL, Fabric((NodeRun(70, 4, H800),))):
         for _ in range(20):
             count = generator.randrange(1, fabric.num_devices // 2 + 1)
             a, b = (generator.randrange(fabric.num_devices - count + 1) for _ in range(2))

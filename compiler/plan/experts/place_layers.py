@@ -1,10 +1,10 @@
-"""Places layers one after the other, from a task to a row of the report for each, as values and as JSON."""
+"""Places the experts of layers, one layer after the other, and reports each as a row and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler.ir.expert_placement import LayerPlacement
 from compiler.plan.experts.layer_search import FoundPlacement, GroupRule, place_layer
@@ -26,7 +26,16 @@ from compiler.plan.experts.layout import (
 )
 from compiler.plan.experts.placement_file import layer_placement, physical_of
 
-VERSION = 1
+VERSION = 1  # of the JSON, docs/json.md
+
+
+class BusiestTokens(NamedTuple):
+    """Tokens of the busiest device of a layer, and of the average device."""
+
+    before: float
+    greedy: float
+    after: float
+    mean: float
 
 
 @dataclass(frozen=True)
@@ -37,31 +46,32 @@ class LayerRow:
     load: Floats
     layout: ExpertLayout
     found: FoundPlacement
-    now: Ints  # the current placement
+    current: Ints  # the placement before
     before: LoadBalance  # its balance
     moved: tuple[ExpertMove, ...]  # from the current placement to the found one
-    links: LinkBytes | None
-    whole: LoadBalance | None = None  # of the best placement that keeps groups on their nodes, if this one does not
+    traffic: TokenTraffic | None  # None if the model is unknown
+    groups_whole: LoadBalance | None = (
+        None  # of the best placement that keeps groups on their nodes, if this one does not
+    )
 
     @property
-    def busiest(self) -> tuple[float, float, float, float]:
-        """Tokens of the busiest device before, with the greedy algorithm and after; and of the average device."""
+    def busiest(self) -> BusiestTokens:
         mean = float(self.load.sum()) / self.layout.devices
-        before = float(device_loads(self.load, self.now, self.layout.devices).max())
-        return before, self.found.greedy.device * mean, self.found.balance.device * mean, mean
+        before = float(device_loads(self.load, self.current, self.layout.devices).max())
+        return BusiestTokens(before, self.found.greedy.device * mean, self.found.balance.device * mean, mean)
 
 
 @dataclass(frozen=True)
-class LinkBytes:
-    """The traffic of a token between nodes and to the devices."""
+class TokenTraffic:
+    """The copies of a token that go between nodes and to devices, before and after, and the bytes of a copy."""
 
-    row_bytes: int  # of a copy to the experts and back
+    copy_bytes: int  # to the experts and back
     nodes: int
     to_nodes_before: Copies
     to_nodes: Copies
     to_devices_before: Copies
     to_devices: Copies
-    to_nodes_whole: Copies | None  # if groups were kept on their nodes
+    to_nodes_groups_whole: Copies | None  # if groups were kept on their nodes
 
 
 @dataclass(frozen=True)
@@ -75,22 +85,27 @@ class Overall:
     greedy: float
     after: float
     bound: float
-    whole: float | None  # if all groups were kept on their nodes; None if they are
+    groups_whole: float | None  # if all groups were kept on their nodes; None if they are
 
 
 def overall(rows: Sequence[LayerRow]) -> Overall:
     """The balance of all layers together; 1 if there is no load."""
     busiest = [row.busiest for row in rows]
-    mean = sum(each[3] for each in busiest)
+    mean = sum(each.mean for each in busiest)
     if mean == 0:
         return Overall(1.0, 1.0, 1.0, 1.0, None)
-    bound = sum(row.found.bound * each[3] for row, each in zip(rows, busiest, strict=True)) / mean
-    before, greedy, after = (sum(each[at] for each in busiest) / mean for at in range(3))
-    whole = None
-    if any(row.whole for row in rows):
+    groups_whole = None
+    if any(row.groups_whole for row in rows):
         pairs = zip(rows, busiest, strict=True)
-        whole = sum(each[2] if row.whole is None else row.whole.device * each[3] for row, each in pairs) / mean
-    return Overall(before, greedy, after, bound, whole)
+        kept = (each.after if row.groups_whole is None else row.groups_whole.device * each.mean for row, each in pairs)
+        groups_whole = sum(kept) / mean
+    return Overall(
+        before=sum(each.before for each in busiest) / mean,
+        greedy=sum(each.greedy for each in busiest) / mean,
+        after=sum(each.after for each in busiest) / mean,
+        bound=sum(row.found.bound * each.mean for row, each in zip(rows, busiest, strict=True)) / mean,
+        groups_whole=groups_whole,
+    )
 
 
 # ---------------------------------------------------------------- JSON
@@ -107,7 +122,7 @@ def document(rows: Sequence[LayerRow]) -> dict[str, Any]:
             "greedy": total.greedy,
             "after": total.after,
             "bound": total.bound,
-            "groups_whole": total.whole,
+            "groups_whole": total.groups_whole,
         },
     }
 
@@ -123,9 +138,9 @@ def _layer_value(row: LayerRow) -> dict[str, Any]:
         "bound": found.bound,
         "gap": found.gap,
         "groups_kept": found.keeps_groups,
-        "groups_whole": None if row.whole is None else _balance_value(row.whole),
+        "groups_whole": None if row.groups_whole is None else _balance_value(row.groups_whole),
         "moves": [[move.expert, move.source, move.destination] for move in row.moved],
-        "links": None if row.links is None else _links_value(row.links),
+        "links": None if row.traffic is None else _traffic_value(row.traffic),
     }
 
 
@@ -133,26 +148,29 @@ def _balance_value(balance: LoadBalance) -> dict[str, float]:
     return {"device": balance.device, "node": balance.node}
 
 
-def _links_value(links: LinkBytes) -> dict[str, Any]:
-    before = _bytes(links, links.to_nodes_before, links.to_devices_before)
-    return {"copy_bytes": links.row_bytes, "before": before, "after": _bytes(links, links.to_nodes, links.to_devices)}
+def _traffic_value(traffic: TokenTraffic) -> dict[str, Any]:
+    return {
+        "copy_bytes": traffic.copy_bytes,
+        "before": _bytes(traffic, traffic.to_nodes_before, traffic.to_devices_before),
+        "after": _bytes(traffic, traffic.to_nodes, traffic.to_devices),
+    }
 
 
-def _bytes(links: LinkBytes, node: Copies, device: Copies) -> dict[str, float]:
+def _bytes(traffic: TokenTraffic, node: Copies, device: Copies) -> dict[str, float]:
     return {
         "node_copies": node.expected,
         "least_node_copies": node.least,
         "most_node_copies": node.most,
-        "between_nodes_bytes": node.over_links(links.nodes) * links.row_bytes,
-        "busiest_node_bytes": node.busiest * (links.nodes - 1) / links.nodes * links.row_bytes,
-        "to_devices_bytes": device.expected * links.row_bytes,
-        "busiest_device_bytes": device.busiest * links.row_bytes,
+        "between_nodes_bytes": node.over_links(traffic.nodes) * traffic.copy_bytes,
+        "busiest_node_bytes": node.busiest * (traffic.nodes - 1) / traffic.nodes * traffic.copy_bytes,
+        "to_devices_bytes": device.expected * traffic.copy_bytes,
+        "busiest_device_bytes": device.busiest * traffic.copy_bytes,
     }
 
 
 # ---------------------------------------------------------------- layers to place
 
-MAX_CELLS = 1 << 22  # experts of all layers
+MAX_TOTAL_EXPERTS = 1 << 22  # of all layers
 
 
 @dataclass(frozen=True)
@@ -162,12 +180,12 @@ class LayerTask:
     layer: str
     load: Floats
     layout: ExpertLayout
-    now: Ints  # its current placement
-    steady: bool = False  # whether a run uses `now`, so that little of it should change
+    current: Ints  # its placement before
+    steady: bool = False  # whether a run uses `current`, so that little of it should change
     routing: TokenRouting | None = None  # None if the model is unknown
 
 
-def at_hand(layout: ExpertLayout, placement: LayerPlacement | None = None) -> Ints:
+def current_placement(layout: ExpertLayout, placement: LayerPlacement | None = None) -> Ints:
     """The current placement of a layer: the given one if its sizes fit, or else the default."""
     if placement is None or len(placement.devices) != layout.devices or placement.num_experts != layout.experts:
         return default_placement(layout)
@@ -181,9 +199,9 @@ def place_all(
 
     Raises PlacementError if there are too many experts, or if sizes do not fit.
     """
-    cells = sum(task.layout.experts for task in tasks)
-    if cells > MAX_CELLS:
-        raise PlacementError(f"{cells:,} experts in all layers are too many: the limit is {MAX_CELLS:,}")
+    total = sum(task.layout.experts for task in tasks)
+    if total > MAX_TOTAL_EXPERTS:
+        raise PlacementError(f"{total:,} experts in all layers are too many: the limit is {MAX_TOTAL_EXPERTS:,}")
     rows = []
     for done, task in enumerate(tasks):
         progress(done)
@@ -192,23 +210,23 @@ def place_all(
 
 
 def _row(task: LayerTask, rule: GroupRule) -> LayerRow:
-    load, layout, now = task.load, task.layout, task.now
-    found = place_layer(load, layout, rule, now, task.steady)
-    before, moved = balance_of(load, now, layout), moves(now, found.physical, layout)
-    links = None if task.routing is None else _links(task, task.routing, found)
-    whole = None if found.whole is None else balance_of(load, found.whole, layout)
-    return LayerRow(task.layer, load, layout, found, now, before, moved, links, whole)
+    load, layout, current = task.load, task.layout, task.current
+    found = place_layer(load, layout, rule, current, task.steady)
+    before, moved = balance_of(load, current, layout), moves(current, found.physical, layout)
+    traffic = None if task.routing is None else _traffic(task, task.routing, found)
+    groups_whole = None if found.whole is None else balance_of(load, found.whole, layout)
+    return LayerRow(task.layer, load, layout, found, current, before, moved, traffic, groups_whole)
 
 
-def _links(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> LinkBytes:
-    layout, now = task.layout, task.now
+def _traffic(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> TokenTraffic:
+    layout, current = task.layout, task.current
     nodes_before, nodes, devices_before, devices = (
         copies(task.load, placement, layout, routing, parts)
         for parts in (layout.nodes, layout.devices)
-        for placement in (now, found.physical)
+        for placement in (current, found.physical)
     )
-    whole = None if found.whole is None else copies(task.load, found.whole, layout, routing, layout.nodes)
-    return LinkBytes(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, whole)
+    groups_whole = None if found.whole is None else copies(task.load, found.whole, layout, routing, layout.nodes)
+    return TokenTraffic(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, groups_whole)
 
 
 def file_layers(rows: Sequence[LayerRow]) -> list[LayerPlacement]:
