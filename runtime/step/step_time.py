@@ -29,7 +29,7 @@ Part = Literal[
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMUNICATION: tuple[Part, ...] = ("message", "exchange", "sum")
 OF_ROLLOUTS: tuple[Part, ...] = ("generation", "reward")
-NUMBERS = len(PARTS) + 1  # of a rank: the seconds of each part, and the peak bytes
+NUMBERS = len(PARTS) + 2  # of a rank: the seconds of each part, the peak bytes, and those that the allocator reserved
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,12 +85,12 @@ class StepTime:
     # ---- all ranks
 
     def beside(self, total: Tensor) -> Tensor:
-        """Return a vector to sum over the world: `total`, then the seconds since the last row and the peak bytes in the
+        """Return a vector to sum over the world: `total`, then the seconds since the last row and the bytes in the
         places of this rank, zeros elsewhere. float64 [1 + world · NUMBERS]. The host does not wait for the device."""
         self.enter(self._part)
         self._sent = tuple(self._ns.values())
         numbers = torch.empty(NUMBERS, dtype=torch.float64, pin_memory=not self._on_cpu)
-        numbers.copy_(torch.tensor([*self._since_row(), float(self._peak_bytes())], dtype=torch.float64))
+        numbers.copy_(torch.tensor([*self._since_row(), *map(float, self._peak_bytes())], dtype=torch.float64))
         both = total.new_zeros(1 + self._world * NUMBERS)
         both[:1].copy_(total)
         both[1:].view(self._world, -1)[self._rank].copy_(numbers, non_blocking=True)
@@ -101,7 +101,7 @@ class StepTime:
         the next row begins with that sum."""
         self._counted = self._sent
         of_ranks = [numbers[at : at + NUMBERS] for at in range(0, len(numbers), NUMBERS)]
-        ranks = [dict(zip(PARTS, each[:-1], strict=True)) for each in of_ranks]
+        ranks = [dict(zip(PARTS, each[: len(PARTS)], strict=True)) for each in of_ranks]
         left_out = () if self._on_cpu else COMMUNICATION
         if not any(each[part] for each in ranks for part in OF_ROLLOUTS):
             left_out += OF_ROLLOUTS
@@ -110,14 +110,18 @@ class StepTime:
             "spent_s": {part: round(sum(each[part] for each in ranks) / len(ranks), 6) for part in parts},
             "spent_most_s": {part: round(max(each[part] for each in ranks), 6) for part in parts},
             "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank]["compute"]),
-            "process_bytes" if self._on_cpu else "memory_bytes": max(int(each[-1]) for each in of_ranks),
+            **{
+                kind: max(int(each[len(PARTS) + at]) for each in of_ranks)
+                for at, kind in enumerate(("process_bytes",) if self._on_cpu else ("memory_bytes", "reserved_bytes"))
+            },
         }
 
-    def _peak_bytes(self) -> int:
-        """Return the peak bytes so far: of tensors on the device, or on a CPU of the whole process."""
+    def _peak_bytes(self) -> tuple[int, int]:
+        """Return the peak bytes so far: of tensors on the device, and of segments that torch's allocator reserved for
+        them; on a CPU of the whole process, and 0."""
         if self._on_cpu:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it is in KiB
-        return torch.cuda.max_memory_allocated(self._device)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0  # it is in KiB
+        return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
 
     def _since_row(self) -> list[float]:
         return [(now - before) / 1e9 for now, before in zip(self._sent, self._counted, strict=True)]

@@ -117,6 +117,21 @@ def test_rows_average_over_all_ranks() -> None:
     assert "memory_bytes" not in row, "these are of a device"
 
 
+def test_a_row_of_a_gpu_has_the_bytes_of_tensors_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the fullest rank each; their difference is lost to fragmentation."""
+    times = [StepTime(rank, 2) for rank in range(2)]
+    total = torch.zeros(1 + 2 * NUMBERS, dtype=torch.float64)
+    for time, held, reserved in zip(times, (5, 7), (9, 8), strict=True):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, held=held: held)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, reserved=reserved: reserved)
+        time._on_cpu = False
+        with monkeypatch.context() as unpinned:  # there is no device whose memory is pinned
+            unpinned.setattr(torch, "empty", lambda *sizes, pin_memory, **named: torch.zeros(*sizes, **named))
+            total += time.beside(torch.zeros((), dtype=torch.float64))
+    row = times[0].row(total.tolist()[1:])
+    assert (row["memory_bytes"], row["reserved_bytes"]) == (7, 9) and "process_bytes" not in row
+
+
 def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
     clock = Clock()
     time = StepTime(clock=clock)
@@ -127,7 +142,7 @@ def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
         with time.within("data"):
             clock.now += 10**9
     time.enter("other")
-    row = time.row([*((now - 0) / 1e9 for now in time._ns.values()), 0.0])
+    row = time.row([*(now / 1e9 for now in time._ns.values()), 0.0, 0.0])
     assert not set(COMMUNICATION) & row["spent_s"].keys()
     assert row["spent_s"] == {"compute": 1.0, "data": 1.0, "validation": 0.0, "checkpoint": 0.0, "other": 0.0}
 

@@ -23,6 +23,7 @@ METRICS, EVENTS, WITNESS = "metrics.jsonl", "events.jsonl", "witness"
 # Keys of a metrics row that always differ between trainings, and prefixes of keys that only some steps have.
 MEASURED = frozenset({"time", "tokens_per_s", "step_s", "spent_s", "spent_most_s", "slowest_rank"}) | {
     "memory_bytes",
+    "reserved_bytes",
     "process_bytes",
 }
 AT_THE_END = ("validation_",)

@@ -134,6 +134,8 @@ SERIES: tuple[Series, ...] = (
            "Device use", "percentunit", _one(lambda s: s.shares.get("compute"))),
     Series("dsc_memory_bytes", "gauge", "Peak bytes of tensors on the fullest device.", DEVICES,
            "Memory of the fullest device", "bytes", _of_row("memory_bytes")),
+    Series("dsc_reserved_memory_bytes", "gauge", "Peak bytes that torch's allocator reserved on the fullest device.",
+           DEVICES, "Memory reserved", "bytes", _of_row("reserved_bytes")),
     Series("dsc_process_memory_bytes", "gauge",
            "Peak bytes of the largest process of a rank on CPUs, with Python and its libraries.", DEVICES,
            "Memory of the largest process", "bytes", _of_row("process_bytes")),

@@ -154,6 +154,8 @@ def _memory(state: RunState) -> str:
     words, forecast = list[str](), state.forecast
     if (held := state.number("memory_bytes")) is not None:
         words.append(f"{size(held)} at most in a rank")
+    if (reserved := state.number("reserved_bytes")) is not None:
+        words.append(f"{size(reserved)} reserved")
     if (held := state.number("process_bytes")) is not None:
         words.append(f"{size(held)} at most in a process with its libraries")
     if forecast and forecast.memory_bytes:
