@@ -42,7 +42,7 @@ def test_smaller_batches_that_hold_more_memory_are_reported() -> None:
     assert memory.activations == few > many
     steps = f"in steps of 30 micro-batches (interleaved; {size(largest)} in those of 34)"
     for devices, hint in ((largest, "steps of the largest batch"), (largest - 1, "suggests edits that make it fit")):
-        device = spec.cluster.node.device.model_copy(update={"memory": devices})
+        device = spec.cluster.node.device.model_copy(update={"memory": devices, "reserve": 0})
         node = spec.cluster.node.model_copy(update={"device": device})
         smaller = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
         said = does_not_fit(smaller, lowered)

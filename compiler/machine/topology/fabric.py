@@ -111,7 +111,7 @@ class NodeRun:
     links: NodeLinks
 
 
-class Place(NamedTuple):
+class DevicePosition(NamedTuple):
     """Where a device is."""
 
     node: int
@@ -119,7 +119,7 @@ class Place(NamedTuple):
     kind: NodeRun
 
 
-class Route(NamedTuple):
+class TransferRoute(NamedTuple):
     """The path of a message between two devices."""
 
     levels: tuple[str, ...]  # that it crosses
@@ -165,13 +165,13 @@ class Fabric:
     def num_nodes(self) -> int:
         return sum(run.count for run in self.nodes)
 
-    def place(self, device: int) -> Place:
+    def place(self, device: int) -> DevicePosition:
         """The node and the rail of a device. Raises IndexError if the cluster has no such device."""
         first_node = 0
         for run in self.nodes:
             if device < run.count * run.devices:
                 node, rail = divmod(device, run.devices)
-                return Place(first_node + node, rail, run)
+                return DevicePosition(first_node + node, rail, run)
             device -= run.count * run.devices
             first_node += run.count
         raise IndexError("the cluster has no such device")
@@ -289,19 +289,19 @@ class Fabric:
         raise IndexError("the cluster has no such device")
 
 
-def _route(a: Place, b: Place) -> Route:
+def _route(a: DevicePosition, b: DevicePosition) -> TransferRoute:
     """The route between two devices."""
     ends = (a.kind.links, b.kind.links)
     if a.node == b.node:
-        return Route(("nvlink",), ends, ())
+        return TransferRoute(("nvlink",), ends, ())
     level = level_between(a.node, b.node)
     if a.rail == b.rail:
-        return Route((level,), ends, ())
+        return TransferRoute((level,), ends, ())
     reached = ((a.kind, b.rail), (b.kind, a.rail))  # a node has a NIC on as many rails as devices
-    return Route((level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices))
+    return TransferRoute((level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices))
 
 
-def _joined(route: Route, num_bytes: float) -> LinkRate:
+def _joined(route: TransferRoute, num_bytes: float) -> LinkRate:
     """A route as one link for messages of a size. A change of rails happens at the end where it takes less time."""
     level = route.levels[0]
     bandwidth = min(links.rate("message", level, num_bytes) for links in route.ends)

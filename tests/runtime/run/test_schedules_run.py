@@ -56,7 +56,7 @@ def test_the_ledger_of_the_first_step_is_the_plan(run: Path) -> None:
     """Each rank's peak, replayed with its received rows, and stated by the report."""
     ledgers = [json.loads((run / "memory" / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert [(each["step"], each["program"]) for each in ledgers] == [(1, "train_8")] * 2
-    assert "on every rank as planned for the rows it received, to the byte" in (run / "report.html").read_text()
+    assert "every rank matches the plan for the rows it received, to the byte" in (run / "report.html").read_text()
 
 
 def test_a_long_run_leaves_a_short_trace() -> None:

@@ -145,7 +145,10 @@ def test_every_rank_is_held_against_its_own_device(schedule: str) -> None:
     first, second = max(held[:2]), max(held[2:])
 
     def on(here: int, there: int) -> Spec:
-        devices = FAST.model_copy(update={"memory": here}), SLOW.model_copy(update={"memory": there})
+        devices = (
+            device.model_copy(update={"memory": memory, "reserve": 0})
+            for device, memory in ((FAST, here), (SLOW, there))
+        )
         return mixed(schedule, *devices)
 
     assert does_not_fit(on(first, second), found) == ""
