@@ -17,7 +17,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the name at the end of a curve
 # Columns of metrics.jsonl: (key, title, whether the axis begins at 0).
 PANELS = (
     ("completion_tokens", "Tokens per completion", True),
-    ("entropy", "Entropy of the distribution that tokens are sampled from, nats", True),
+    ("entropy", "Entropy of the sampling distribution, nats", True),
     ("policy_kl", "Divergence from the weights that generated, nats per token", True),
     ("reference_kl", "Divergence from the initial weights, nats per token", True),
     ("clipped", "Share of tokens whose ratio is clipped", True),

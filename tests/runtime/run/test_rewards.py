@@ -158,7 +158,7 @@ def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_report_and_dsc_watch_show_rewards(place: Place) -> None:
     page = (place.folder / "straight" / "report.html").read_text("utf-8")
-    for title in ("Reward", "Tokens per completion", "Entropy of what tokens are drawn from", "Divergence from the"):
+    for title in ("Reward", "Tokens per completion", "Entropy of the sampling distribution", "Divergence from the"):
         assert title in page
     assert "Loss of the main head" not in page and "Loss of the policy" in page
     shown = place.dsc("watch", "straight").stdout
