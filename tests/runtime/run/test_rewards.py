@@ -160,6 +160,6 @@ def test_the_report_and_dsc_watch_show_rewards(place: Place) -> None:
     page = (place.folder / "straight" / "report.html").read_text("utf-8")
     for title in ("Reward", "Tokens per completion", "Entropy of the sampling distribution", "Divergence from the"):
         assert title in page
-    assert "Loss of the main head" not in page and "Loss of the policy" in page
+    assert "Loss of the main head" not in page and "Policy loss" in page
     shown = place.dsc("watch", "straight").stdout
     assert "reward" in shown and "entropy" in shown
