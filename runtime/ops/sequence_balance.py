@@ -59,8 +59,10 @@ def choice_counts(expert_TK: Tensor, num_experts: int, rows: int) -> Tensor:
     """expert_TK (int64) -> [T / rows, E] (int64): for each block of `rows` tokens, how many choose each expert."""
     T, E = expert_TK.shape[0], num_experts
     first_T = torch.arange(T, device=expert_TK.device) // rows * E
-    choices = (expert_TK + first_T[:, None]).flatten()
-    counts = choices.new_zeros(T // rows * E)  # bincount would make the host wait for a device
+    choices, num_counts = (expert_TK + first_T[:, None]).flatten(), T // rows * E
+    if choices.is_cpu:
+        return torch.bincount(choices, minlength=num_counts).view(-1, E)
+    counts = choices.new_zeros(num_counts)  # bincount would make the host wait for the device
     return counts.scatter_add_(0, choices, torch.ones_like(choices)).view(-1, E)
 
 

@@ -1,7 +1,7 @@
 # Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """AdamW with decoupled decay, of a flat part of a bucket, in one pass over memory.
 
-A program owns BLOCK elements: it reads each operand once and writes each result once, 30 bytes per element with FP32
+A program owns BLOCK elements: it reads each operand once and writes each result once, 30 bytes an element with FP32
 moments and the BF16 copy of the weights, 22 with BF16 moments. Everything is computed in FP32. Moments in BF16 are
 rounded to nearest when they are stored; the weights of this step see them unrounded.
 """
