@@ -438,7 +438,7 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most:
 
 
 def room_text(device: Device) -> str:
-    """The memory that plans may use of a device: `73.5 GiB of device h800 (5.6 GiB of it are reserved)`."""
+    """Describe the memory that plans may use of a device: `73.5 GiB of device h800, besides the 5.6 GiB reserved`."""
     besides = f", besides the {gib(device.reserved)} reserved" if device.reserved else ""
     return f"{gib(device.room)} of device {device.name}{besides}"
 

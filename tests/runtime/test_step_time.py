@@ -118,7 +118,7 @@ def test_rows_average_over_all_ranks() -> None:
 
 
 def test_a_row_of_a_gpu_has_the_bytes_of_tensors_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the fullest rank each; their difference is lost to fragmentation."""
+    """Each is the maximum over ranks. What is reserved beyond the tensors is lost to fragmentation."""
     times = [StepTime(rank, 2) for rank in range(2)]
     total = torch.zeros(1 + 2 * NUMBERS, dtype=torch.float64)
     for time, held, reserved in zip(times, (5, 7), (9, 8), strict=True):
