@@ -36,7 +36,11 @@ class Device(Node):
         OF_DATA_SHEET,
         Field(ge=1, le=4096, description="streaming multiprocessors", examples=["sms = 132"]),
     ] = None
-    memory: Annotated[int, Field(ge=1, le=2**60, description="memory", examples=["memory = 80GB"]), StoredUnit("byte")]
+    memory: Annotated[
+        int,
+        Field(ge=1, le=2**60, description="memory of the device", examples=["memory = 80GB"]),
+        StoredUnit("byte"),
+    ]
     reserve: Annotated[
         int | None,
         Field(

@@ -1,4 +1,4 @@
-"""The GPU benchmark as far as it runs without a GPU: the cases of kernels and of libraries to compare with."""
+"""Tests of the parts of the GPU benchmark that need no GPU: its cases of kernels, and its peer libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device of each rank would see of a step: launches, waits, host reads and group calls, compared with goldens.
+"""Compare the launches, waits, host reads and group calls of a step on the pretend device of each rank with goldens.
 
 `pytest --bless tests/gpu/test_device_path.py` rewrites tests/golden/device_path; the diff says what a change of the
 runtime, of an op or of a program's order does on a GPU.

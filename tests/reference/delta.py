@@ -14,7 +14,7 @@ from tests.reference.config import DeltaNet
 
 
 def delta_rule(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, beta_BSH: Tensor, decay_BSHK: Tensor) -> Tensor:
-    """What each query reads from a decaying state that replaces its value at each key -> [B, S, H, V]."""
+    """Apply the delta rule: return [B, S, H, V], the read of each query from a state that decays and stores values."""
     B, S, H, K = k_BSHK.shape
     state_BHKV, read = v_BSHV.new_zeros(B, H, K, v_BSHV.shape[-1]), []
     for t in range(S):

@@ -237,7 +237,7 @@ class Loads:
         return (self.loss.of_choices(ops, logits_TE, expert_TK),)
 
     def of_padded(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int) -> tuple[Any, ...]:
-        """The same outputs computed without padding rows, preceded by the number of tokens of each expert."""
+        """Return the number of tokens of each expert, then the outputs, computed without padding rows."""
         order, slots = self.order, p.slots if self.order.by_slots else None
         load_E = ops.real_counts(expert_TK, real_T, slots, order.slices * order.experts, rows)
         if self.loss is None:

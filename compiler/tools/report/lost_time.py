@@ -22,7 +22,7 @@ class LostTime:
     wall: float
     steps: float  # in steps that were kept
     again: float  # in steps that were trained again after a failure or a resume
-    checkpoint: float  # in saves, as far as they blocked the ranks
+    checkpoint: float  # while a save blocked the ranks
     restart: float  # from the last step or save before a failure to the automatic restart
     at: Mapping[int, float] = field(default_factory=dict)  # step → seconds lost to failures just before it
 

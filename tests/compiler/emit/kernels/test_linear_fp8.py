@@ -21,7 +21,7 @@ CHECKS = "tests.compiler.emit.kernels.checks_linear_fp8"
         (0, 64, 64),
         (1, 16, 16),
         (7, 48, 272),  # rows of the transposed operands at odd addresses
-        (200, 208, 144),  # the second tile has 16 columns; most of it is outside
+        (200, 208, 144),  # the second tile is only partly filled: 16 columns
         (130, 576, 128),  # tiles of 192 columns that begin amid a block of the weight
         (257, 64, 512),  # a tile of 64, and one of 128
     ],

@@ -49,8 +49,8 @@ def _loss(attention: Any, x_BSD: Tensor, cos: Tensor, sin: Tensor, weights_BHSS:
 
 
 def _loss_of_entries(attention: Any, x_BSD: Tensor, position_ids: Tensor, weights_BHSK: Tensor) -> Tensor:
-    """The same over the compressed entries of DeepSeek-V4, which follow the keys of the window: for each head's
-    attention to entries only."""
+    """Return the loss for DeepSeek-V4, whose indexer scores only the compressed entries: in the attention weights, they
+    follow the keys of the window."""
     indexer, scores = attention.compressor.indexer, []
     latent = attention.q_a_norm(attention.q_a_proj(x_BSD)).detach()
     listening = indexer.scorer.register_forward_hook(lambda module, args, result: scores.append(result))
