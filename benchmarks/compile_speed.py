@@ -88,18 +88,20 @@ def measured(rounds: int) -> dict[str, Any]:
         folder = Path(scratch)
         compiled = {
             name: {
-                "cold": [_timed(("compile", *words, "-o", f"{at}-cold", "--no-cache"), folder) for _ in range(rounds)],
-                "first": _timed(("compile", *words, "-o", f"{at}"), folder),
-                "kept": [_timed(("compile", *words, "-o", f"{at}"), folder) for _ in range(rounds)],
+                "cold": [
+                    _timed(("compile", *words, "-o", f"{index}-cold", "--no-cache"), folder) for _ in range(rounds)
+                ],
+                "first": _timed(("compile", *words, "-o", f"{index}"), folder),
+                "kept": [_timed(("compile", *words, "-o", f"{index}"), folder) for _ in range(rounds)],
             }
-            for at, (name, words) in enumerate(SPECS.items())
+            for index, (name, words) in enumerate(SPECS.items())
         }
         parts = {
             name: {
-                "cold": _parts((*words, "-o", f"{at}-cold", "--no-cache"), folder),
-                "kept": _parts((*words, "-o", f"{at}"), folder),
+                "cold": _parts((*words, "-o", f"{index}-cold", "--no-cache"), folder),
+                "kept": _parts((*words, "-o", f"{index}"), folder),
             }
-            for at, (name, words) in enumerate(SPECS.items())
+            for index, (name, words) in enumerate(SPECS.items())
         }
         steps = [_first_steps(folder / f"train-{n}") for n in range(rounds)]
     cores, python = os.cpu_count(), platform.python_version()
@@ -178,8 +180,8 @@ def parts_of(words: list[str]) -> dict[str, float]:
     begin = time.process_time()
     with _watched(spent):
         assert command.run(args) == 0
-    whole = time.process_time() - begin + spent["start, and imports but torch"]
-    return spent | {"the rest": whole - sum(spent.values()), "whole": whole}
+    total_s = time.process_time() - begin + spent["start, and imports but torch"]
+    return spent | {"the rest": total_s - sum(spent.values()), "whole": total_s}
 
 
 def function_of(module: str, name: str) -> tuple[Any, str, Callable[..., Any]]:
@@ -263,7 +265,7 @@ def goals(found: Mapping[str, Any]) -> str:
         cache: median(found, LARGE, cache, "processor") / median(found, SMALL, cache, "processor")
         for cache in ("cold", "kept")
     }
-    most = max(median(found, name, cache, "bytes") for name in SPECS for cache in growth)
+    largest = max(median(found, name, cache, "bytes") for name in SPECS for cache in growth)
     first = min(found["first_step_s"]["nothing there"])
     rows = [
         *(
@@ -285,7 +287,7 @@ def goals(found: Mapping[str, Any]) -> str:
             )
             for cache, label in (("cold", "traced"), ("kept", "kept"))
         ),
-        ("memory: under 2 GiB", most / 2**30, MOST_BYTES / 2**30, "GiB"),
+        ("memory: under 2 GiB", largest / 2**30, MOST_BYTES / 2**30, "GiB"),
         ("quickstart, until its first step, nothing there before: at most 8 s", first, GOALS_S["first step"], "s"),
     ]
     lines = ["| | here | |", "|---|--:|---|"]

@@ -35,15 +35,15 @@ def table() -> Iterator[str]:
 def row(cap: int, time: Fraction, without: Fraction) -> str:
     """A row of the table. An independent check of the schedule's text confirms the makespan and the cap."""
     solver = Solver(replace(Costs(), O=time, R=time), Fraction(cap))
-    found = solved_with_copies(solver, RANKS, RANKS, _search)
-    parts = found.schedule.stage_placement.stages_per_rank
-    times = {kind: found.costs.one(kind) for kind in "FIWBOR"}
-    judged = judge(found.schedule.to_text(), times)
-    assert judged.makespan == found.makespan <= without and max(judged.peaks) <= cap * parts
-    copied = sum(map(len, found.measured().timeline.copies)) // 2
-    share = percent(Fraction(copied, found.schedule.num_stages * MICRO_BATCHES))
-    less = percent(1 - found.makespan / without)
-    cells = (str(cap), f"{shown(time)} F", shown(without), f"**{shown(found.makespan)}**", less, share)
+    solution = solved_with_copies(solver, RANKS, RANKS, _search)
+    parts = solution.schedule.stage_placement.stages_per_rank
+    times = {kind: solution.costs.one(kind) for kind in "FIWBOR"}
+    judged = judge(solution.schedule.to_text(), times)
+    assert judged.makespan == solution.makespan <= without and max(judged.peaks) <= cap * parts
+    copied = sum(map(len, solution.measured().timeline.copies)) // 2
+    share = percent(Fraction(copied, solution.schedule.num_stages * MICRO_BATCHES))
+    saving = percent(1 - solution.makespan / without)
+    cells = (str(cap), f"{shown(time)} F", shown(without), f"**{shown(solution.makespan)}**", saving, share)
     return f"| {' | '.join(cells)} |"
 
 

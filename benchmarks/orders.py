@@ -31,8 +31,8 @@ def table() -> Iterator[str]:
     yield f"|:---|{'---:|' * (len(COLUMNS) - 1)}"
     for name, sigma in product(NAMES, SIGMAS):
         draws = [_draw(name, sigma, seed) for seed in range(3)]
-        mean, found = (sum(each, Fraction(0)) / len(draws) for each in zip(*draws, strict=True))
-        cells = (name, str(sigma), shown(mean), shown(found), percent(1 - found / mean))
+        mean, best = (sum(values, Fraction(0)) / len(draws) for values in zip(*draws, strict=True))
+        cells = (name, str(sigma), shown(mean), shown(best), percent(1 - best / mean))
         yield f"| {' | '.join(cells)} |"
 
 

@@ -71,9 +71,9 @@ def measured(name: str, layout: ExpertLayout, deviation: float, rule: GroupRule,
     greedy = f"{mean([layer.greedy.device for layer in placed])} ({mean(best_greedy)})"
     return (
         name, *map(str, (layout.experts, layout.nodes, layout.devices, deviation)), rule, greedy,
-        mean([each.balance.device for each in placed]), mean([each.bound for each in placed]),
-        f"{max(each.gap for each in placed):.2%}", mean([each.greedy.node for each in placed]),
-        mean([each.balance.node for each in placed]), f"{sum(each.keeps_groups for each in placed)}/{num_layers}",
+        mean([layer.balance.device for layer in placed]), mean([layer.bound for layer in placed]),
+        f"{max(layer.gap for layer in placed):.2%}", mean([layer.greedy.node for layer in placed]),
+        mean([layer.balance.node for layer in placed]), f"{sum(layer.keeps_groups for layer in placed)}/{num_layers}",
         f"{took * 1e3:.0f}",
     )  # fmt: skip
 

@@ -60,8 +60,8 @@ def table(name: str, curves: Mapping[str, Curve]) -> str:
     steps = sorted({round(k * (len(fp32) - 1) / (ROWS - 1)) for k in range(ROWS)})
     lines = [f"{name}: training loss, nats per token", "", f"{'step':>6}" + "".join(f"{run:>22}" for run in RUNS)]
     for k in steps:
-        base, *others = (curve[k]["loss"] for curve in (fp32, bf16, larger))
-        cells = "".join(f"{loss:>13.4f} ({loss - base:+.4f})" for loss in others)
+        base, *losses = (curve[k]["loss"] for curve in (fp32, bf16, larger))
+        cells = "".join(f"{loss:>13.4f} ({loss - base:+.4f})" for loss in losses)
         lines.append(f"{fp32[k]['step']:>6}{base:>22.4f}{cells}")
     return "\n".join([*lines, "", summary(curves), ""])
 

@@ -70,14 +70,14 @@ def page() -> str:
     spec = resolve(ROOT / fixed["run"], overrides=fixed["overrides"]).spec
     v2 = resolve(ROOT / fixed["published_v2"]["run"]).spec
     tables = [table["name"] for table in fixed["tables"]]
-    found = predictions(fixed, spec)
+    by_table = predictions(fixed, spec)
     second = {name: predict(v2, rates=rates_of(v2, name)) for name in tables}
     parts = (
-        of_v3(fixed, spec, found),
-        _v2(fixed, found, second),
+        of_v3(fixed, spec, by_table),
+        _v2(fixed, by_table, second),
         _longer(fixed["published_longer"], tables),
         _method(),
-        _fixed(fixed, found),
+        _fixed(fixed, by_table),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -192,8 +192,8 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
     for title, kinds, measured in TRACE:
         cells = []
         for name in names:
-            others = {kind for _, classes, _ in TRACE for kind in classes}
-            chosen = kinds or tuple(kind for kind in of_layer[name] if kind not in (*others, "launch"))
+            listed = {kind for _, classes, _ in TRACE for kind in classes}
+            chosen = kinds or tuple(kind for kind in of_layer[name] if kind not in (*listed, "launch"))
             value = sum(of_layer[name].get(kind, 0.0) for kind in chosen) * 1e3
             cells += [f"{value:.2f}", f"{value / measured - 1:+.0%}"]
         rows.append(f"| {title} | {measured:.2f} | {' | '.join(cells)} |")
@@ -321,10 +321,10 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
     hours = dict.fromkeys(tables, 0.0)
     for phase in phases_in(run)[1:]:
         spec = resolve(run, phase).spec
-        found = {name: predict(spec, rates=rates_of(spec, name)) for name in tables}
-        hours = {name: hours[name] + found[name].device_hours for name in tables}
-        first = found[tables[-1]]
-        cells = " | ".join(f"{found[name].device_hours / 1e3:.1f}K" for name in tables)
+        by_table = {name: predict(spec, rates=rates_of(spec, name)) for name in tables}
+        hours = {name: hours[name] + by_table[name].device_hours for name in tables}
+        first = by_table[tables[-1]]
+        cells = " | ".join(f"{by_table[name].device_hours / 1e3:.1f}K" for name in tables)
         fits = "fits" if first.fits else f"{max(r.peak_bytes for r in first.ranks) / GIB:.0f} GiB, does not fit"
         rows.append(f"| {phase.partition('.')[2]} | {first.num_devices:,} | {fits} | {cells} |")
     off = (f"{total / 1e3:.1f}K ({total / published['device_hours'] - 1:+.0%})" for total in hours.values())

@@ -98,8 +98,8 @@ def table() -> str:
         for R, K, N in SIZES:
             lines.append(_line(dtype, R, K, N, [R] * max(2, COLD // (4 * (R * K + R * N + N * K)))))
         drawn, unit = random.Random(1), TILE if dtype == E4M3 else 1
-        some = [unit * drawn.randint(1, 512 // unit) for _ in range(200)]
-        lines.append(_line(dtype, 256, 128, 256, some, "  another R each time"))
+        rows = [unit * drawn.randint(1, 512 // unit) for _ in range(200)]
+        lines.append(_line(dtype, 256, 128, 256, rows, "  another R each time"))
     return "\n".join(lines) + "\n"
 
 

@@ -47,9 +47,9 @@ def main() -> int:
 
 def profile(words: tuple[str, ...], steps: int) -> str:
     """Train in a temporary folder and return the table."""
-    spec, *more = words
+    spec, *options = words
     with tempfile.TemporaryDirectory(prefix="dsc-profile-") as folder:
-        command = [DSC, "train", str(ROOT / spec), *more, "--profile", str(steps), "--out", f"{folder}/run"]
+        command = [DSC, "train", str(ROOT / spec), *options, "--profile", str(steps), "--out", f"{folder}/run"]
         subprocess.run(command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, check=True)
         document = json.loads((Path(folder) / "run" / "profile.json").read_text("utf-8"))
     rate = gemm_rate()

@@ -74,8 +74,8 @@ def section() -> str:
     lines.append("|---|" + "--:|" * (2 + len(SHOWN)))
     for name, shape in PRODUCTS.items():
         tiles, tile = size_of(*shape, gathered=name.startswith("experts"))
-        whole = times(tiles, tile, 0)["strides"]
-        cells = [f"{times(tiles, tile, taken)[way] / whole:.2f}" for way, taken in SHOWN]
+        full_s = times(tiles, tile, 0)["strides"]
+        cells = [f"{times(tiles, tile, num_sms)[way] / full_s:.2f}" for way, num_sms in SHOWN]
         lines.append(f"| {name} | {tiles:,} | {tile * 1e6:.1f} | " + " | ".join(cells) + " |")
     return f"{TEXT}\n" + "\n".join(lines) + "\n"
 

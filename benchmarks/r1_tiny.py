@@ -23,13 +23,13 @@ HEAD = "| seed | right, first 10 steps | last 10 steps | fine-tuning | rewards |
 
 def train(run: str, seed: int, folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Train a run. Returns its metrics and its seconds."""
-    begin, out = time.perf_counter(), folder / "runs" / run
-    words = [f"{SPEC}:{run}", "--out", str(out), "-s", f"train.seed={seed}"]
+    begin, run_folder = time.perf_counter(), folder / "runs" / run
+    words = [f"{SPEC}:{run}", "--out", str(run_folder), "-s", f"train.seed={seed}"]
     if run == "r1":
         words += ["-s", f'train.initial="{folder / "runs" / "r1_sft"}"']
     command = [sys.executable, "-P", "-m", "compiler.cli.main", "train", *words]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     return rows, time.perf_counter() - begin
 
 

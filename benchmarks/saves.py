@@ -29,10 +29,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--every", type=int, default=10, help="steps between saves; default: 10")
     args = parser.parse_args()
-    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    rounds_of: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
-            for background in found:
+            for background in rounds_of:
                 run = Path(folder) / f"{number}-{background}"
                 changes = [*args.set, f"train.checkpoint.every={args.every}", "train.checkpoint.keep=2"]
                 changes += [f"train.checkpoint.background={str(background).lower()}"]
@@ -49,9 +49,9 @@ def main() -> int:
                 ]
                 if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
                     return 1
-                found[background].append(measured(run))
+                rounds_of[background].append(measured(run))
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
-    for background, rounds in found.items():
+    for background, rounds in rounds_of.items():
         print(row("in the background" if background else "at once", rounds))
     return 0
 

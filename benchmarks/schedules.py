@@ -112,8 +112,8 @@ def _write(page: Path, begin: str, end: str, made: Callable[[str], str], only_pr
     if only_print:
         print(new)
         return
-    before, rest = page.read_text("utf-8").split(begin)  # again: it may be edited meanwhile
-    page.write_text(f"{before}{begin}{new}{end}{rest.split(end)[1]}", "utf-8")
+    before, after = page.read_text("utf-8").split(begin)  # again: it may be edited meanwhile
+    page.write_text(f"{before}{begin}{new}{end}{after.split(end)[1]}", "utf-8")
 
 
 def _tables(old: str, schedule: str | None) -> str:

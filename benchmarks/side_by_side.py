@@ -84,8 +84,8 @@ class Pair:
             return "two products" if makes and reads else "result of a product" if makes else "operand of a product"
         if any(name in self.first for name in ATTENTION):
             return "attention"
-        both = (self.first, self.second) == ("rmsnorm_dgrad", "quantise_both")
-        return "norm's gradient by columns" if both else ""
+        by_columns = (self.first, self.second) == ("rmsnorm_dgrad", "quantise_both")
+        return "norm's gradient by columns" if by_columns else ""
 
 
 def pairs(path: Path) -> list[Pair]:
@@ -100,15 +100,15 @@ def pairs(path: Path) -> list[Pair]:
     for segment in {use.segment.key: use.segment for use in plan.uses}.values():
         for pair in _of_segment(segment, rows):
             total[Pair(**asdict(pair) | {"bytes": 0})] += pair.bytes * uses[segment.key]
-    found = [Pair(**asdict(pair) | {"bytes": count}) for pair, count in total.items()]
-    return sorted(found, key=lambda pair: (-pair.bytes, pair))
+    summed = [Pair(**asdict(pair) | {"bytes": count}) for pair, count in total.items()]
+    return sorted(summed, key=lambda pair: (-pair.bytes, pair))
 
 
 def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
     joint = unpacked(interpret(segment))
-    where = phases(joint)
-    for a, function_a in where.items():
-        for b, function_b in where.items():
+    phase_of = phases(joint)
+    for a, function_a in phase_of.items():
+        for b, function_b in phase_of.items():
             if a < b and (function_a == function_b or (function_a, function_b) == ("I", "W")):
                 first, second = joint.nodes[a], joint.nodes[b]
                 shared = _shared(joint, first, second, rows)
@@ -138,8 +138,8 @@ def _shared(joint: Joint, first: OpNode, second: OpNode, rows: int) -> int:
         if value in first.reads:
             shared += size(value)
         elif base(value) in first.outputs:
-            others = [node for node in joint.nodes if node not in views.values() and node != second]
-            needed = base(value) in returned or any(base(read) == base(value) for node in others for read in node.reads)
+            nodes = [node for node in joint.nodes if node not in views.values() and node != second]
+            needed = base(value) in returned or any(base(read) == base(value) for node in nodes for read in node.reads)
             shared += size(value) * (1 if needed else 2)
     return shared
 
@@ -167,14 +167,14 @@ def section(found: list[Pair]) -> str:
         "| reason | pairs | GB |",
         "|---|--:|--:|",
     ]
-    by: dict[str, list[Pair]] = {}
+    by_reason: dict[str, list[Pair]] = {}
     for pair in found:
         assert pair.reason, f"{pair}: one kernel could do both"
-        by.setdefault(pair.reason, []).append(pair)
-    for reason, of in sorted(by.items(), key=lambda item: -sum(pair.bytes for pair in item[1])):
-        lines.append(f"| {reason} | {len(of)} | {sum(pair.bytes for pair in of) / 1e9:.1f} |")
-    shown = [name for name in WHY if name in by]
-    reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in shown]
+        by_reason.setdefault(pair.reason, []).append(pair)
+    for reason, group in sorted(by_reason.items(), key=lambda item: -sum(pair.bytes for pair in item[1])):
+        lines.append(f"| {reason} | {len(group)} | {sum(pair.bytes for pair in group) / 1e9:.1f} |")
+    names = [name for name in WHY if name in by_reason]
+    reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in names]
     return "\n".join([*lines, "", *reasons]) + "\n"
 
 
@@ -190,11 +190,11 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=1.0, help="least GB per micro-batch (default: 1)")
     parser.add_argument("--out", type=Path, help="also write the pairs to a file")
     args = parser.parse_args()
-    found = pairs(args.spec)
-    print(text(found, args.least), end="")
+    all_pairs = pairs(args.spec)
+    print(text(all_pairs, args.least), end="")
     if args.out:
-        shown = [asdict(pair) for pair in found if pair.bytes >= args.least * 1e9]
-        args.out.write_text(json.dumps({"least_gb": args.least, "pairs": shown}, indent=1) + "\n", "utf-8")
+        rows = [asdict(pair) for pair in all_pairs if pair.bytes >= args.least * 1e9]
+        args.out.write_text(json.dumps({"least_gb": args.least, "pairs": rows}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

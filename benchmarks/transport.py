@@ -97,28 +97,28 @@ def measure_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     }
     for kind, calls_of in kinds.items():
         calls = [calls_of(memory), calls_of(gloo)]
-        taken: list[list[tuple[float, float]]] = [[], []]
+        samples: list[list[tuple[float, float]]] = [[], []]
         for _ in range(ROUNDS[kind]):
-            for call, times in zip(calls, taken, strict=True):
+            for call, times in zip(calls, samples, strict=True):
                 dist.barrier()
                 start, used = time.perf_counter(), time.process_time()
                 call()
                 times.append((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - used)))
-        medians[kind] = [[statistics.median(column) for column in zip(*times[2:], strict=True)] for times in taken]
+        medians[kind] = [[statistics.median(column) for column in zip(*times[2:], strict=True)] for times in samples]
     return medians
 
 
 def _there_and_back(links: Links, rank: int, partner: int) -> Callable[[], object]:
-    out, back = links.edge(rank, partner), links.edge(partner, rank)
+    outward, back = links.edge(rank, partner), links.edge(partner, rank)
     sent, received = torch.ones(MESSAGE), torch.empty(MESSAGE)
 
     def call() -> None:
         if rank % 2 == 0:
-            out.send("there", sent).wait()
+            outward.send("there", sent).wait()
             back.post("back", received).wait()
         else:
             back.post("there", received).wait()
-            out.send("back", received).wait()
+            outward.send("back", received).wait()
 
     return call
 

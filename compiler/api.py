@@ -220,8 +220,8 @@ def _path(name: File | None) -> Path | None:
 
 def _texts(changes: Changes | None) -> list[str]:
     """Overrides as `-s` takes them, with true, false and none as a spec writes them."""
-    shown = {True: "true", False: "false", None: "none"}
+    words = {True: "true", False: "false", None: "none"}
     return [
-        f"{key}={shown[value] if value is None or isinstance(value, bool) else value}"
+        f"{key}={words[value] if value is None or isinstance(value, bool) else value}"
         for key, value in (changes or {}).items()
     ]

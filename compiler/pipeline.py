@@ -106,7 +106,7 @@ def lower_spec(
     plan, split = make_plan(spec), held(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
-    programs = {name: lowering.program(each, not name.trains) for name, each in schedules.items()}
+    programs = {name: lowering.program(run_schedule, not name.trains) for name, run_schedule in schedules.items()}
     certificates = prove(Prover(plan, split), programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())

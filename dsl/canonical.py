@@ -69,7 +69,7 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
                 body += _over(_head("attention", span.attention), span.attention, f"{path}.{index}.attention")
             yield from _wrapped(f"layers {range_text(span)}", f"{path}.{index}", body)
     elif kind.form == "entries":
-        blocks = (line for each in value for line in _block(each.name, each, f"{path}.{each.name}"))
+        blocks = (line for entry in value for line in _block(entry.name, entry, f"{path}.{entry.name}"))
         yield from _wrapped(name, path, blocks)
     elif kind.form == "rate":
         phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
@@ -91,13 +91,13 @@ def _over(head: str, node: Node, path: str) -> list[TextLine]:
     """The lines of a block that is merged over another one: all fields, with `none` for those without a value."""
     body: list[TextLine] = []
     for name, kind in fields_of(type(node)).items():
-        value, at = getattr(node, name), f"{path}.{name}"
+        value, field_path = getattr(node, name), f"{path}.{name}"
         if isinstance(value, Node) and not isinstance(value, Tile):
-            body += _over(_head(name, value), value, at)
+            body += _over(_head(name, value), value, field_path)
         elif value is None:
-            body.append(TextLine(f"{name} = none", at))
+            body.append(TextLine(f"{name} = none", field_path))
         else:
-            body += _field(name, kind, value, at)
+            body += _field(name, kind, value, field_path)
     return _wrapped(head, path, body)
 
 
@@ -135,7 +135,7 @@ def _scalar(kind: FieldType, value: Any) -> str:
     if isinstance(value, tuple):
         if kind.form == "ranks":
             return f"[{', '.join(map(number, value))}]"
-        words = (quoted(each) if kind.form == "places" and each != LOCAL else each for each in value)
+        words = (quoted(word) if kind.form == "places" and word != LOCAL else word for word in value)
         return f"[{', '.join(words)}]"
     assert isinstance(value, str), value
     return quoted(value) if str in kind.types else value

@@ -75,14 +75,14 @@ def _field_leaves(name: str, kind: FieldType, value: Any, path: str) -> Iterator
         yield from _node_leaves(value, path)
     elif kind.form == "layers":
         for index, span in enumerate(value):
-            by = {"by": span.by} if span.by > 1 else {}
-            yield Leaf(f"{path}.{index}", range_text(span), {"first": span.first, "last": span.last, **by})
+            stride = {"by": span.by} if span.by > 1 else {}
+            yield Leaf(f"{path}.{index}", range_text(span), {"first": span.first, "last": span.last, **stride})
             yield from _node_leaves(span.ffn, f"{path}.{index}.ffn")
             if span.attention is not None:
                 yield from _node_leaves(span.attention, f"{path}.{index}.attention")
     elif kind.form == "entries":
-        for each in value:
-            yield from (leaf for leaf in _node_leaves(each, f"{path}.{each.name}") if not leaf.is_name)
+        for entry in value:
+            yield from (leaf for leaf in _node_leaves(entry, f"{path}.{entry.name}") if not leaf.is_name)
     elif kind.form == "rate":
         for index, phase in enumerate(value):
             yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fraction):
         return int(value) if value.denominator == 1 else float(value)
     if isinstance(value, tuple):
-        phases = [dict(each) if isinstance(each, Phase) else _plain(each) for each in value]
+        phases = [dict(item) if isinstance(item, Phase) else _plain(item) for item in value]
         return value[0].value if len(value) == 1 and isinstance(value[0], Phase) else phases
     return value
 

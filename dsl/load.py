@@ -91,9 +91,9 @@ def alternatives(
     if view is None or not view.context.opened:
         return
     for choice in _structures(view):
-        found, mistakes = _run_view(definitions, name, texts, False, (), choice)
-        if found is not None and not mistakes:
-            yield choice, found.spec
+        resolved, mistakes = _run_view(definitions, name, texts, False, (), choice)
+        if resolved is not None and not mistakes:
+            yield choice, resolved.spec
 
 
 def variants(
@@ -128,17 +128,19 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     editor."""
     definitions = collect(path, reader)
     names = runs_of(definitions) if run is None else (run,)
-    wanted = [each for name in names for each in phases_of(definitions, path, name)]
-    found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
+    wanted = [phase for name in names for phase in phases_of(definitions, path, name)]
+    results = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if run is None:
-        unused = _unused(definitions, [view for view, _ in found if view])
-        found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(unused)]
+        unused = _unused(definitions, [view for view, _ in results if view])
+        results += [
+            block_view(definitions, *key, len(wanted) + offset < MAX_EXPLAINED) for offset, key in enumerate(unused)
+        ]
     if not names and not definitions.of_first_file:
         choose(definitions, path, run)
-    mistakes = [*{(each.code, each.span): each for _, listed in reversed(found) for each in reversed(listed)}.values()]
+    mistakes = [*{(item.code, item.span): item for _, items in reversed(results) for item in reversed(items)}.values()]
     return Analysis(
         definitions,
-        tuple(view for view, _ in found if view is not None),
+        tuple(view for view, _ in results if view is not None),
         _in_order(definitions, mistakes),
     )
 
@@ -154,8 +156,8 @@ def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
     """Return a message whose conflict states whether other messages remain after its fix."""
     if item.conflict is None:
         return item
-    others = any((each.code, each.span) not in item.conflict.mends for each in items)
-    return replace(item, conflict=replace(item.conflict, leaves_others=others))
+    has_others = any((message.code, message.span) not in item.conflict.mends for message in items)
+    return replace(item, conflict=replace(item.conflict, leaves_others=has_others))
 
 
 def _unused(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
@@ -163,10 +165,10 @@ def _unused(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tup
     runs, defined = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
         return []  # no run could be resolved
-    seen = {key for view in views for key in view.context.extended}
+    used = {key for view in views for key in view.context.extended}
     if runs:
-        seen |= {(kind, block.parent.text) for (kind, _), block in definitions.blocks.items() if block.parent}
-    return [key for key in defined if key[0] != "run" and key not in seen]
+        used |= {(kind, block.parent.text) for (kind, _), block in definitions.blocks.items() if block.parent}
+    return [key for key in defined if key[0] != "run" and key not in used]
 
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
@@ -174,8 +176,8 @@ def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
     if analysis.diagnostics:
         return ()
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are single blocks
-    found = [item for view in runs for item in rules.train_refusals(view.spec, view.context.origins)]
-    return tuple(dict.fromkeys((*found, *(item for view in runs for item in _tokenizer_missing(view)))))
+    warnings = [item for view in runs for item in rules.train_refusals(view.spec, view.context.origins)]
+    return tuple(dict.fromkeys((*warnings, *(item for view in runs for item in _tokenizer_missing(view)))))
 
 
 def _tokenizer_missing(view: ResolvedView) -> Iterator[Diagnostic]:
@@ -209,7 +211,7 @@ def block_view(
     if names:
         return block_view(respelled(definitions, context.respelled), kind, name, explain, (*reported, names))
     examine(context)
-    context.mistakes += [item for each in reported for item in each]
+    context.mistakes += [item for items in reported for item in items]
     absent = set(kinds) - {kind} if built is not None else set(kinds)
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
@@ -241,17 +243,17 @@ def _view(
     best: tuple[int, choices.Choice] | None = None
     tried = 0
     for choice in islice(_structures(view), MAX_CHOICES):
-        found, mistakes = _run_view(definitions, name, overrides, False, reported, choice)
-        joint = sum(rules.depend_on_choices([each]) for each in mistakes)
+        resolved, mistakes = _run_view(definitions, name, overrides, False, reported, choice)
+        joint = sum(rules.depend_on_choices([item]) for item in mistakes)
         tried += 1
         if best is None or joint < best[0]:
             best = joint, choice
         if not mistakes:
-            return found, []
+            return resolved, []
         if not joint:
             break  # no other choice can fix the remaining mistakes
-    found, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
-    return found, [_with_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
+    resolved, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
+    return resolved, [_with_choice(item, best[1], tried) if best and best[0] else item for item in mistakes]
 
 
 def _with_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
@@ -296,10 +298,10 @@ def _run_view(
     spec = node(context, scope, Spec, context.run)
     names = _respelled(context, explain, reported)
     if names:
-        again_with = respelled(definitions, context.respelled)
-        return _run_view(again_with, name, overrides, explain, (*reported, names), chosen)
+        corrected = respelled(definitions, context.respelled)
+        return _run_view(corrected, name, overrides, explain, (*reported, names), chosen)
     examine(context)
-    context.mistakes += [item for each in reported for item in each]
+    context.mistakes += [item for items in reported for item in items]
     if context.opened:
         return ResolvedView(spec, context), context.mistakes  # rules are checked once all values are chosen
 
@@ -320,9 +322,9 @@ def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagn
 
 def _held(spec: Spec, context: Context, again: Again | None) -> list[Diagnostic]:
     """Check the rules of a spec and return all its mistakes. `again` resolves it with some values replaced."""
-    found = rules.broken(spec, context.failed)
+    broken = rules.broken(spec, context.failed)
     origins = context.origins
-    located = [(rule, each, _located(each, spec, origins)) for rule, each in found]
+    located = [(rule, finding, _located(finding, spec, origins)) for rule, finding in broken]
     mistakes = [*context.mistakes, *(message for _, _, message in located)]
     if again is None or not rules.are_joint(mistakes):
         return mistakes

@@ -53,8 +53,8 @@ def main() -> int:
     if args.facts:
         from benchmarks.gpu.facts import facts
 
-        found = facts(json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {})
-        FACTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        document = facts(json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {})
+        FACTS.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         return write_page()
     if args.page:
         return write_page()
@@ -90,16 +90,16 @@ def device() -> dict[str, Any]:
     if done.returncode:
         print(done.stderr.strip()[-500:], file=sys.stderr)
         return {}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    about: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return about
 
 
 def measure(about: dict[str, Any], out: Path | None, only: list[str] | None, total_s: float) -> int:
     from benchmarks.gpu.parts import PARTS, Report, run_parts
 
-    now = datetime.datetime.now(datetime.UTC).date().isoformat()
-    found = {**about, "python": platform.python_version(), "date": now}
-    report = Report(out or RESULTS / f"{short_name(about['device'])}.json", found)
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    header = {**about, "python": platform.python_version(), "date": date}
+    report = Report(out or RESULTS / f"{short_name(about['device'])}.json", header)
     run_parts(report, only or [part.name for part in PARTS], total_s)
     print(report.path)
     if out is None:

@@ -232,14 +232,14 @@ CASES: tuple[Case, ...] = (
     *(
         Case(  # four roundings in the kernel, and four in the reference op, which also runs in BF16
             op,
-            partial(a.attention_gradient_in_tiles, kept=kept, both=both),
+            partial(a.attention_gradient_in_tiles, kept=from_e5m6, both=to_both),
             Goal("share", 0.40),
             flops=causal_flops(lambda s: backward_columns(a.in_tiles(s))),
             roundings=9,
             coded=True,
             dtypes=(BF16,),
         )
-        for op, kept, both in (
+        for op, from_e5m6, to_both in (
             ("mla_attention_dgrad_quantise_both", False, True),
             ("dequantise_mla_attention_dgrad_e5m6", True, False),
             ("dequantise_mla_attention_dgrad_quantise_both_e5m6", True, True),

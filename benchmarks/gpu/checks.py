@@ -42,13 +42,13 @@ def check(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     poison = [torch.full((tensor.nbytes,), 255, dtype=torch.uint8, device=device) for tensor in first]
     del poison  # the second run reuses this memory: elements that it does not write are NaN, or wrong
     again = results(case, kernel, copied(arguments))
-    same = all(_equal(a, b) for a, b in zip(first, again, strict=True))
+    equal = all(_equal(a, b) for a, b in zip(first, again, strict=True))
     del again
     worst = error(case, dtype, first, exact(case, arguments))
     answer: dict[str, Any] = {"error": round(worst, 4), "seconds": round(time.monotonic() - started, 2)}
     if not worst <= 1:
         answer["failed"] = f"{worst:.3g} times the allowed error"
-    elif not same:
+    elif not equal:
         answer["failed"] = "a second run gave other bits"
     return answer
 

@@ -22,20 +22,20 @@ def facts(before: Mapping[str, Any]) -> dict[str, Any]:
     """The digest of the text and one row per launch on sm_90, for each case. Rows of unchanged texts are reused from
     `before`."""
     gate = Gate()
-    same = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
-    found: dict[str, Any] = {}
+    stored = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
+    cases: dict[str, Any] = {}
     for case in CASES:
         file, arguments = emitted(case)
         if file is None:
-            found[case.name] = {"text": "", "launches": []}
+            cases[case.name] = {"text": "", "launches": []}
             continue
-        if same.get(case.name, {}).get("text") == digest(file):
-            found[case.name] = same[case.name]
+        if stored.get(case.name, {}).get("text") == digest(file):
+            cases[case.name] = stored[case.name]
             continue
         print(case.name, file=sys.stderr, flush=True)
         verdicts = gate.verdicts(file, case.op, arguments)
-        found[case.name] = {"text": digest(file), "launches": [row(verdict) for verdict in verdicts]}
-    return {"triton": triton.__version__, "target": "sm_90", "cases": found}
+        cases[case.name] = {"text": digest(file), "launches": [row(verdict) for verdict in verdicts]}
+    return {"triton": triton.__version__, "target": "sm_90", "cases": cases}
 
 
 def emitted(case: Case) -> tuple[KernelFile | None, tuple[Any, ...]]:

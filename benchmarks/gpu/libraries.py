@@ -60,8 +60,8 @@ def bf16_wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor) -> C
 
 def scaled_mm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:
     """One scale per tensor: the speed of cuBLAS on the same bytes without tiles."""
-    one = torch.ones((), device=x.device)
-    return lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=False)
+    scale = torch.ones((), device=x.device)
+    return lambda: torch._scaled_mm(x, w.t(), scale_a=scale, scale_b=scale, out_dtype=BF16, use_fast_accum=False)
 
 
 def scaled_mm_tiles(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:

@@ -58,7 +58,7 @@ def in_turn(calls: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, f
     A short call is also timed as a replay of its graph, and the shorter time counts, because its launches may take
     longer than its kernels.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times_of: dict[str, list[float]] = {name: [] for name in calls}
     graphs: dict[str, torch.cuda.CUDAGraph | None] = {}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -66,22 +66,22 @@ def in_turn(calls: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, f
             if once < SHORT_S and name not in graphs:
                 graphs[name] = captured(call)
             graph = graphs.get(name)
-            found[name].append(once if graph is None else min(once, seconds(graph.replay)))
-    return {name: sorted(times)[len(times) // 2] for name, times in found.items()}
+            times_of[name].append(once if graph is None else min(once, seconds(graph.replay)))
+    return {name: sorted(times)[len(times) // 2] for name, times in times_of.items()}
 
 
 def limits() -> dict[str, float]:
     """bytes/s of a copy (read plus written), FLOP/s of BF16 and E4M3 products."""
-    found = {"copy": _copy()}
+    rates = {"copy": _copy()}
     extent = 8192
     a, b = (torch.randn(extent, extent, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     flops = 2 * extent**3
-    found["bf16"] = flops / seconds(lambda: a @ b)
-    a8, b8, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-    found["fp8"] = flops / seconds(
-        lambda: torch._scaled_mm(a8, b8.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    rates["bf16"] = flops / seconds(lambda: a @ b)
+    a8, b8, scale = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    rates["fp8"] = flops / seconds(
+        lambda: torch._scaled_mm(a8, b8.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     )
-    return found
+    return rates
 
 
 def _copy() -> float:

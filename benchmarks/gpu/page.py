@@ -49,13 +49,13 @@ def current() -> str:
 
 def compiled() -> Found:
     """Read the machine-code figures that `--facts` wrote."""
-    found: Found = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
-    return found
+    document: Found = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
+    return document
 
 
 def page(measured: Sequence[Found], facts: Found) -> str:
     """The whole page."""
-    tables = [section for found in measured for section in of_device(found)] or [nothing_measured()]
+    tables = [section for results in measured for section in of_device(results)] or [nothing_measured()]
     return "\n".join([TEXT.read_text("utf-8"), *tables, code(facts), queue.section(), section(kept()[0])])
 
 
@@ -75,31 +75,31 @@ def of_device(found: Found) -> list[str]:
 
 
 def nothing_measured() -> str:
-    said = "No GPU has run these yet. `make gpu` writes its results here. The goals are those of an H200:"
-    return f"## On a GPU\n\n{said}\n\n{goals()}"
+    text = "No GPU has run these yet. `make gpu` writes its results here. The goals are those of an H200:"
+    return f"## On a GPU\n\n{text}\n\n{goals()}"
 
 
 def goals() -> str:
     """A row for each goal: how many kernels have it, and three of them."""
-    by: dict[str, list[str]] = {}
+    by_goal: dict[str, list[str]] = {}
     for case in CASES:
-        by.setdefault(str(case.goal), []).append(case.name)
+        by_goal.setdefault(str(case.goal), []).append(case.name)
     lines = ["| goal | kernels | such as |", "|---|--:|---|"]
-    for goal, names in by.items():
+    for goal, names in by_goal.items():
         lines.append(f"| {goal} | {len(names)} | {', '.join(f'`{name}`' for name in names[:2])} |")
     return "\n".join([*lines, ""])
 
 
 def _about(found: Found) -> str:
     limits = _limits(found["parts"].get("timing", {}).get("rows", []))
-    said = (
+    rates = (
         f"copy {limits['copy'] / 1e12:.2f} TB/s, BF16 products {limits['bf16'] / 1e12:.0f} TFLOPS, "
         f"E4M3 {limits['fp8'] / 1e12:.0f}"
         if limits
         else NOT
     )
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "triton", "cuda", "python") if name in found)
-    facts = f"{found['sms']} SMs; {versions}; {found['date']}. Its limits, in the same run: {said}."
+    facts = f"{found['sms']} SMs; {versions}; {found['date']}. Its limits, in the same run: {rates}."
     return f"## {found['device']}\n\n{facts}\n"
 
 
@@ -232,9 +232,9 @@ def bounds(part: Found) -> str:
     counts = part.get("counts")
     if not counts:
         return ""
-    said = ", ".join(f"{count} {word}" for word, count in counts.items())
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     failures = "\n".join(f"- {_cell(line)}" for line in part.get("failures", ())[:10])
-    return f"The interpreter's checks on this device, within their bounds: {said}.\n{failures}\n"
+    return f"The interpreter's checks on this device, within their bounds: {summary}.\n{failures}\n"
 
 
 # ---------------------------------------------------------------- compiled
@@ -242,13 +242,13 @@ def bounds(part: Found) -> str:
 
 def code(facts: Found) -> str:
     """The table of registers, shared memory and idle instructions, one row for each family of kernels."""
-    by = (
+    intro = (
         f"For sm_90 by Triton {facts['triton']}, at the sizes of one rank of DeepSeek-V3 with 64 expert ranks. "
         "A thread has at most 255\nregisters and an SM 227 KiB of shared memory. *programs an SM*: how many fit at the "
         "same time. *idle*: instructions\nof a warp in a round of the innermost loop while no product runs. No kernel "
         "spills. `python -m benchmarks.gpu --code`\nprints each launch with its arguments."
     )
-    head = f"## Machine code\n\n{by}\n"
+    head = f"## Machine code\n\n{intro}\n"
     lines = ["| kernels | launches | registers | shared KiB | programs an SM | idle |", "|---|--:|--:|--:|--:|--:|"]
     for name, rows in families(facts).items():
         spans = [
@@ -263,11 +263,11 @@ def code(facts: Found) -> str:
 
 def families(facts: Found) -> dict[str, list[Found]]:
     """Launches by family: those on tensor cores by what they compute, and all others."""
-    found: dict[str, list[Found]] = {}
+    by_family: dict[str, list[Found]] = {}
     for name, case in facts["cases"].items():
         for row in case["launches"]:
-            found.setdefault(_family(name, row["instructions"]), []).append(row)
-    return {name: found[name] for name in FAMILIES if name in found}
+            by_family.setdefault(_family(name, row["instructions"]), []).append(row)
+    return {name: by_family[name] for name in FAMILIES if name in by_family}
 
 
 def _family(name: str, instructions: Sequence[str]) -> str:
@@ -292,15 +292,17 @@ def launches(facts: Found) -> str:
         rows = Counter(" | ".join(_launch(row)) for row in facts["cases"].get(case.name, {}).get("launches", ()))
         for i, (row, times) in enumerate((rows or {NO_KERNEL: 1}).items()):
             first = (case.name, arguments(case)) if i == 0 else ("", "")
-            kernel, rest = row.split(" | ", 1)
-            lines.append(f"| {first[0]} | {first[1]} | {kernel}{f' × {times}' if times > 1 else ''} | {rest} |")
+            kernel, cells = row.split(" | ", 1)
+            lines.append(f"| {first[0]} | {first[1]} | {kernel}{f' × {times}' if times > 1 else ''} | {cells} |")
     return "\n".join([*lines, ""])
 
 
 def _launch(row: Found) -> list[str]:
-    said = ", ".join(row["instructions"]) + (" **" + "; ".join(row["failures"]) + "**" if row["failures"] else "")
+    instructions = ", ".join(row["instructions"]) + (
+        " **" + "; ".join(row["failures"]) + "**" if row["failures"] else ""
+    )
     numbers = (row["registers"], f"{row['shared_bytes']:,}", row["programs"], f"{row['load_bytes']} B", row["idle"])
-    return [f"`{row['kernel']}`", *map(str, numbers), said]
+    return [f"`{row['kernel']}`", *map(str, numbers), instructions]
 
 
 def arguments(case: Case) -> str:

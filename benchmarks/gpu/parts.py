@@ -63,8 +63,8 @@ def noting(report: Report, part: str) -> Callable[[Task, Answer], None]:
     def answered(task: Task, answer: Answer) -> None:
         report.part(part)["rows"].append({**task, **answer})
         words = " ".join(str(value) for key, value in task.items() if key != "case")
-        said = answer.get("failed") or answer.get("left_out") or _brief(answer)
-        print(f"  {words}: {said}", flush=True)
+        outcome = answer.get("failed") or answer.get("left_out") or _brief(answer)
+        print(f"  {words}: {outcome}", flush=True)
         report.save()
 
     return answered
@@ -158,8 +158,8 @@ def bounds(report: Report, until: float) -> None:
 
 def interpreted() -> list[str]:
     """The test files that check a kernel in the interpreter; they need only the packages of kernels."""
-    found = (ROOT / "tests/compiler/emit/kernels").glob("test_*.py")
-    return sorted(str(path) for path in found if "interpret: Interpret" in path.read_text("utf-8"))
+    paths = (ROOT / "tests/compiler/emit/kernels").glob("test_*.py")
+    return sorted(str(path) for path in paths if "interpret: Interpret" in path.read_text("utf-8"))
 
 
 PARTS = (
@@ -178,18 +178,18 @@ def run_parts(report: Report, chosen: Sequence[str], total_s: float) -> None:
     for part in PARTS:
         if part.name not in chosen:
             continue
-        started, kept = time.monotonic(), report.part(part.name)
+        started, entry = time.monotonic(), report.part(part.name)
         until = min(started + part.limit_s, end)
         print(f"{part.name}: {part.says}, at most {until - started:.0f} s", flush=True)
         if lacking := training.missing(part.wants):
-            kept["left_out"] = f"{', '.join(lacking)} not installed"
+            entry["left_out"] = f"{', '.join(lacking)} not installed"
         elif until - started < 10:
-            kept["left_out"] = "no time was left"
+            entry["left_out"] = "no time was left"
         else:
             try:
                 part.run(report, until)
             except Exception as error:  # of any kind; go on with the next part
-                kept["failed"] = f"{type(error).__name__}: {error}"[:500]
-        kept["took_s"] = round(time.monotonic() - started, 1)
-        print(f"{part.name}: {kept.get('left_out') or kept.get('failed') or 'done'}, {kept['took_s']} s", flush=True)
+                entry["failed"] = f"{type(error).__name__}: {error}"[:500]
+        entry["took_s"] = round(time.monotonic() - started, 1)
+        print(f"{part.name}: {entry.get('left_out') or entry.get('failed') or 'done'}, {entry['took_s']} s", flush=True)
         report.save()

@@ -156,8 +156,8 @@ def gqa_attention_dgrad(
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     tiles = functional.pad(x.float(), (0, -columns % TILE)).view(rows, -1, TILE)
-    most = tiles.abs().amax(2)
-    scales = torch.where(most == 0, 1.0, most * (1.0 / LARGEST))
+    peaks = tiles.abs().amax(2)
+    scales = torch.where(peaks == 0, 1.0, peaks * (1.0 / LARGEST))
     data = (tiles / scales[:, :, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return data.view(rows, -1)[:, :columns].contiguous(), scales
 
@@ -224,8 +224,8 @@ def route(
     score = logits.sigmoid()
     by_group = (score + bias).view(len(logits), groups, -1)
     best = by_group.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
-    kept = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter_(1, best, True)
-    expert = by_group.masked_fill(~kept[:, :, None], -torch.inf).flatten(1).topk(top_k, dim=-1).indices
+    mask = torch.zeros_like(by_group[:, :, 0], dtype=torch.bool).scatter_(1, best, True)
+    expert = by_group.masked_fill(~mask[:, :, None], -torch.inf).flatten(1).topk(top_k, dim=-1).indices
     gate = score.gather(1, expert)
     return gate / gate.sum(1, keepdim=True) * scale, expert
 

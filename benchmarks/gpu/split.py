@@ -35,14 +35,14 @@ def _quantising_copy(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Quantise rows to E4M3 with one scale per 128 elements. COLUMNS is a multiple of 128."""
     tile, column = tl.arange(0, TILES), tl.arange(0, 128)
-    at = tile[:, None] * 128 + column[None, :]
+    offsets = tile[:, None] * 128 + column[None, :]
     for r in tl.range(tl.program_id(0), rows, PROGRAMS):
         row = tl.cast(r, tl.int64) * COLUMNS
-        x = tl.load(x_RC + row + at, mask=at < COLUMNS, other=0.0).to(tl.float32)
-        most = tl.max(tl.abs(x), 1)
-        scale = tl.where(most == 0.0, 1.0, most * (1.0 / 448.0))
+        x = tl.load(x_RC + row + offsets, mask=offsets < COLUMNS, other=0.0).to(tl.float32)
+        peak = tl.max(tl.abs(x), 1)
+        scale = tl.where(peak == 0.0, 1.0, peak * (1.0 / 448.0))
         q = tl.clamp(x * (1.0 / scale)[:, None], -448.0, 448.0)
-        tl.store(q_RC + row + at, q.to(tl.float8e4nv), mask=at < COLUMNS)
+        tl.store(q_RC + row + offsets, q.to(tl.float8e4nv), mask=offsets < COLUMNS)
         tl.store(s_RB + tl.cast(r, tl.int64) * (COLUMNS // 128) + tile, scale, mask=tile < COLUMNS // 128)
 
 
@@ -73,7 +73,7 @@ def sms_of(stream: Any) -> int:
 
 def both(first: Launch, second: Launch, streams: tuple[Any, Any]) -> float:
     """Seconds until both are done, each in its stream, as the median of RUNS."""
-    found = []
+    times = []
     for _ in range(RUNS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
@@ -87,8 +87,8 @@ def both(first: Launch, second: Launch, streams: tuple[Any, Any]) -> float:
             torch.cuda.current_stream().wait_stream(stream)
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(found)
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
 
 
 def alone(launch: Launch, stream: Any) -> float:
@@ -119,7 +119,7 @@ def measure(n: int, m: int) -> dict[str, Any]:
     rows = min(len(x_RC), max(m, int(trial * product_s / trial_s)))  # takes as long as the product
     copy: Launch = lambda: quantising_copy(x_RC, q_RC, s_RB, rows, m)  # noqa: E731
     product_s, copy_s = alone(product, streams[0]), alone(copy, streams[1])
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "product_sms": n,
         "copy_sms": m,
         "rows_copied": rows,
@@ -131,13 +131,13 @@ def measure(n: int, m: int) -> dict[str, Any]:
     }
     try:
         contexts, green = green_streams(n, m)
-        found["granted_sms"] = [sms_of(stream) for stream in green]
-        found["green_product_s"], found["green_copy_s"] = alone(product, green[0]), alone(copy, green[1])
-        found["green_contexts_s"] = both(product, copy, green)
+        result["granted_sms"] = [sms_of(stream) for stream in green]
+        result["green_product_s"], result["green_copy_s"] = alone(product, green[0]), alone(copy, green[1])
+        result["green_contexts_s"] = both(product, copy, green)
         del contexts
     except Exception as error:  # its type depends on the version of torch
-        found["no_green_contexts"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return found
+        result["no_green_contexts"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return result
 
 
 def tasks() -> list[dict[str, Any]]:

@@ -58,10 +58,10 @@ def timed(task: Mapping[str, Any], sizes: str = "v3", device: str = "cuda") -> d
                 calls[name] = call
         except Exception as error:  # a failing peer does not stop the others
             why_not[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    found = in_turn(calls)
+    times = in_turn(calls)
     moved = moved_bytes(case, ALL[sizes], arguments, results(case, kernel, copied(arguments)))
     flops = case.flops(ALL[sizes]) if case.flops else None
-    return {"seconds": found | slow, "bytes": moved, "flops": flops, "rate": case.rate, "why_not": why_not}
+    return {"seconds": times | slow, "bytes": moved, "flops": flops, "rate": case.rate, "why_not": why_not}
 
 
 def first(call: Callable[[], Any]) -> float:

@@ -110,13 +110,13 @@ def curve(run: Run, code: int | None) -> dict[str, Any]:
     """The loss of each step, and tokens/s of the second half, as the first steps compile kernels."""
     rows = run.rows()
     speeds = [row["tokens_per_s"] for row in rows[len(rows) // 2 :]]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "losses": [row["loss"] for row in rows],
         "tokens_per_s": statistics.median(speeds) if speeds else None,
     }
     if code not in (0, None):
-        found["failed"] = run.log_tail()
-    return found
+        result["failed"] = run.log_tail()
+    return result
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -143,12 +143,12 @@ def _beside_cpu(name: str, until: float, device: str, steps: int) -> dict[str, A
     stamp = f"{os.getpid()}-{time.monotonic_ns()}"
     ours, cpu = Run(f"{name}-{stamp}", build, device, steps), Run(f"{name}-{stamp}-beside", build, "cpu", steps)
     codes = trained((ours, cpu), until)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "device": curve(ours, codes[ours.name]),
         "cpu": curve(cpu, codes[cpu.name]),
         "kernels": len(list((build / "kernels").glob("*.py"))),
     }
-    found["apart"] = apart(found["device"]["losses"], found["cpu"]["losses"])
-    if "failed" in found["device"]:
-        found["failed"] = found["device"]["failed"]
-    return found
+    result["apart"] = apart(result["device"]["losses"], result["cpu"]["losses"])
+    if "failed" in result["device"]:
+        result["failed"] = result["device"]["failed"]
+    return result

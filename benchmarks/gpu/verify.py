@@ -107,10 +107,10 @@ def decoded(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def _without_planes(case: Case, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results, with E5M6 converted to BF16 if its codes need not be equal."""
-    at = next((i for i, tensor in enumerate(found) if tensor.dtype == torch.uint8), None) if case.coded else None
-    if at is None:
+    index = next((i for i, tensor in enumerate(found) if tensor.dtype == torch.uint8), None) if case.coded else None
+    if index is None:
         return tuple(found)
-    return *found[:at], ops.OPS["dequantise_e5m6"](*found[at : at + 3]), *found[at + 3 :]
+    return *found[:index], ops.OPS["dequantise_e5m6"](*found[index : index + 3]), *found[index + 3 :]
 
 
 def error(case: Case, dtype: torch.dtype, found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

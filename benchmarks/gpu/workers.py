@@ -32,7 +32,7 @@ BROKEN = ("CUDA error", "illegal", "AcceleratorError", "Triton Error", "misalign
 def serve(handle: Callable[[Task], Answer]) -> int:
     """Answer tasks from stdin; other output goes to stderr. Returns 1 if the device may be broken."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
-    out = os.fdopen(os.dup(1), "w")
+    stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         broken = False
@@ -43,7 +43,7 @@ def serve(handle: Callable[[Task], Answer]) -> int:
             broken = any(word in text for word in BROKEN) and "out of memory" not in text
             traceback.print_exc()
             answer = {"failed": text[:500]}
-        print(json.dumps(answer), file=out, flush=True)
+        print(json.dumps(answer), file=stdout, flush=True)
         if broken:
             return 1
     return 0
@@ -59,9 +59,9 @@ def run(
 ) -> None:
     """Have each task answered once, in any order, by `workers` processes of `command`, until `until` (monotonic). An
     exception in `answered` or an interrupt ends the run."""
-    left: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
-        left.put(task)
+        waiting.put(task)
     lock, stopped = threading.Lock(), threading.Event()
     running: set[_Process] = set()
 
@@ -82,7 +82,7 @@ def run(
         try:
             while not stopped.is_set():
                 try:
-                    task = left.get_nowait()
+                    task = waiting.get_nowait()
                 except queue.Empty:
                     break
                 limit = min(each_s, until - time.monotonic())
@@ -134,10 +134,10 @@ class _Process:
                 self.ended = True
                 return {"failed": f"its process ended with code {self.process.wait()}: {self._last_words()}"}
             answer += part
-        said: Answer = json.loads(answer)
-        if any(word in said.get("failed", "") for word in BROKEN):
+        reply: Answer = json.loads(answer)
+        if any(word in reply.get("failed", "") for word in BROKEN):
             self.ended = True
-        return said
+        return reply
 
     def end(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):

@@ -35,21 +35,21 @@ SwiGLU of 8h/3, learned positions and ALiBi as RoPE, LayerNorm as RMSNorm, no bi
 def page() -> str:
     """The whole page."""
     results = stored()
-    found = summary(tuple(all_runs()), results)
+    accuracy = summary(tuple(all_runs()), results)
     head = HEAD.format(
-        runs=found.runs,
-        median=found.median_error,
+        runs=accuracy.runs,
+        median=accuracy.median_error,
         median_goal=MEDIAN,
-        median_met=_met(found.median_error <= MEDIAN),
-        bias=found.bias,
+        median_met=_met(accuracy.median_error <= MEDIAN),
+        bias=accuracy.bias,
         bias_goal=BIAS,
-        bias_met=_met(abs(found.bias) <= BIAS),
-        worst=found.worst[1],
-        name=found.worst[0],
+        bias_met=_met(abs(accuracy.bias) <= BIAS),
+        worst=accuracy.worst[1],
+        name=accuracy.worst[0],
         far=FAR,
-        inside=found.inside,
+        inside=accuracy.inside,
         inside_goal=INSIDE,
-        inside_met=_met(found.inside >= INSIDE),
+        inside_met=_met(accuracy.inside >= INSIDE),
     )
     return "\n\n".join((head, *(_group(group, results) for group in groups()), _reasons(results))) + "\n"
 

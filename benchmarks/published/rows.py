@@ -95,15 +95,15 @@ def all_runs() -> Iterator[Published]:
 
 def predicted(run: Published) -> Result:
     """Predict a run with the rates that `dsc plan` chooses by default."""
-    found = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
-    step = found.step
+    timed_plan = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
+    step = timed_plan.step
     assert step.interval is not None
     return Result(
         step_s=_rounded(step.seconds),
         low_s=_rounded(step.interval.low_s),
         high_s=_rounded(step.interval.high_s),
-        tokens_gpu=_rounded(step.tokens / found.plan.mesh.world),
-        rates=found.rates[0].table,
+        tokens_gpu=_rounded(step.tokens / timed_plan.plan.mesh.world),
+        rates=timed_plan.rates[0].table,
     )
 
 

@@ -48,17 +48,17 @@ def main() -> int:
     if not args.page:
         rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
         contests = chosen(args.quick, args.only)
-        found = {**about(rounds), "contests": [measured(contest, rounds) for contest in contests]}
-        for contest in found["contests"]:
+        document = {**about(rounds), "contests": [measured(contest, rounds) for contest in contests]}
+        for contest in document["contests"]:
             print(table(contest), flush=True)
         if args.update:
-            found = updated(before(found), found)
+            document = updated(before(document), document)
         elif args.quick or args.only:
-            out = args.out or WORK / "results.json"
-            write(out, found)
-            print(f"wrote {out}")
-            return failed(found)
-        write(file_of(found["processor"]), found)
+            path = args.out or WORK / "results.json"
+            write(path, document)
+            print(f"wrote {path}")
+            return failed(document)
+        write(file_of(document["processor"]), document)
     everywhere = results()
     PAGE.write_text(page(everywhere), "utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -87,8 +87,8 @@ def before(found: dict[str, Any]) -> dict[str, Any]:
 
 def updated(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The results `before` with those in `found` replaced. Raises SystemExit if they are from another machine."""
-    same = ("processor", "cores", "versions", "rounds")
-    if any(before[key] != found[key] for key in same):
+    keys = ("processor", "cores", "versions", "rounds")
+    if any(before[key] != found[key] for key in keys):
         raise SystemExit("the stored results are from another machine: measure all contests")
     contests = {contest["name"]: contest for contest in (*before["contests"], *found["contests"])}
     return {**before, "contests": list(contests.values())}

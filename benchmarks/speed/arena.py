@@ -112,11 +112,11 @@ class Seat:
         orders_read, self.orders = os.pipe2(os.O_CLOEXEC)
         self.replies, replies_write = os.pipe2(os.O_CLOEXEC)
         self.pending = b""
-        with log.open("wb") as out:
+        with log.open("wb") as log_file:
             self.process = subprocess.Popen(
                 [*contestant.command, "--wire", f"{orders_read},{replies_write}"],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=log_file,
                 stderr=subprocess.STDOUT,
                 pass_fds=(orders_read, replies_write),
                 env=os.environ | dict(contestant.environment),
@@ -205,14 +205,14 @@ class Seat:
         poll.register(self.replies, select.POLLIN)
         poll.register(self.pidfd, select.POLLIN)
         while b"\n" not in self.pending:
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 raise FailedError(f"sent nothing for {limit_s:g} s{self._last_lines()}")
             if sample:
                 sample()
-            ready = {descriptor for descriptor, _ in poll.poll(1000 * (SAMPLE_S if sample else left))}
-            if self.replies in ready and (more := os.read(self.replies, 1 << 16)):
-                self.pending += more
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * (SAMPLE_S if sample else remaining_s))}
+            if self.replies in ready and (chunk := os.read(self.replies, 1 << 16)):
+                self.pending += chunk
             elif ready:
                 raise FailedError(self._end_of_it())
         line, _, self.pending = self.pending.partition(b"\n")

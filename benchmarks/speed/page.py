@@ -41,8 +41,8 @@ class Figures:
 
 def results() -> list[dict[str, Any]]:
     """The results for each kind of processor, the newest first."""
-    found = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
-    return sorted(found, key=lambda result: str(result["date"]), reverse=True)
+    documents = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
+    return sorted(documents, key=lambda document: str(document["date"]), reverse=True)
 
 
 def file_of(processor: str) -> Path:
@@ -53,7 +53,7 @@ def file_of(processor: str) -> Path:
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The whole page: the goals on each machine, and the tables of the newest."""
     newest = found[0]
-    tables = (table(each) for each in newest["contests"] if each["name"] not in LEFT_OUT)
+    tables = (table(contest) for contest in newest["contests"] if contest["name"] not in LEFT_OUT)
     parts = (
         _head(found),
         _goals(found),
@@ -128,17 +128,17 @@ def table(contest: Mapping[str, Any]) -> str:
     """A contest: every row, also those that failed."""
     if contest["precision"] == "each":
         return _precisions(contest)
-    found = figures(contest)
-    others = best(found.values(), "theirs")
-    limit = next((f.limit for f in found.values()), None)
+    by_name = figures(contest)
+    theirs = best(by_name.values(), "theirs")
+    limit = next((f.limit for f in by_name.values()), None)
     lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit), ""] if limit else []), HEAD, RULE]
-    lines += [_line(row, found.get(row["name"]), others) for row in contest["rows"] if row["group"] != "limit"]
+    lines += [_line(row, by_name.get(row["name"]), theirs) for row in contest["rows"] if row["group"] != "limit"]
     return "\n".join([*lines, ""])
 
 
 def _precisions(contest: Mapping[str, Any]) -> str:
     """One line per precision: one process by CPU time, and four ranks by wall-clock time."""
-    found = figures(contest)
+    by_name = figures(contest)
     names = [row["title"] for row in contest["rows"] if row["name"].endswith(" on 1")]
     lines = [
         f"## {contest['title']}\n",
@@ -148,17 +148,17 @@ def _precisions(contest: Mapping[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name in names:
-        one, four = found.get(f"{name} on 1"), found.get(f"{name} on 4")
+        on_one, on_four = by_name.get(f"{name} on 1"), by_name.get(f"{name} on 4")
         row = next(row for row in contest["rows"] if row["name"] == f"{name} on 1")
-        if one is None:
+        if on_one is None:
             lines.append(f"| `{name}` | {_cell(row['failed'].splitlines()[0] or 'no rounds')} | | | | |")
             continue
         cells = [
-            f"{one.tokens_per_processor_s:,.0f}",
-            _times(_ratio(one, found.get("fp32 on 1"), processor=True)),
-            f"{four.tokens_per_s:,.0f}" if four else "",
-            _times(_ratio(four, found.get("fp32 on 4"))),
-            f"{one.peak_bytes / MB:,.0f} MB",
+            f"{on_one.tokens_per_processor_s:,.0f}",
+            _times(_ratio(on_one, by_name.get("fp32 on 1"), processor=True)),
+            f"{on_four.tokens_per_s:,.0f}" if on_four else "",
+            _times(_ratio(on_four, by_name.get("fp32 on 4"))),
+            f"{on_one.peak_bytes / MB:,.0f} MB",
         ]
         lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
     return "\n".join([*lines, ""])
@@ -216,7 +216,7 @@ Goal = tuple[str, float, float | None, Kind]  # (name, goal, measured value, kin
 def _goals(found: Sequence[Mapping[str, Any]]) -> str:
     """The table of goals and measured values on each machine."""
     rows = zip(*map(_goals_on, found), strict=True)
-    head = "".join(f" {each['processor']} |" for each in found)
+    head = "".join(f" {document['processor']} |" for document in found)
     return "\n".join([f"| | goal |{head}", "|---|--:|" + "--:|" * len(found), *map(_goal, rows), ""])
 
 
@@ -239,12 +239,12 @@ def _goals_on(found: Mapping[str, Any]) -> list[Goal]:
 
 def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[Goal]:
     """Goals for `fp8_block` relative to FP32 on CPUs, which have no FP8 products."""
-    found = figures(contest) if contest else {}
-    one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
-    four = _ratio(found.get("fp8_block on 4"), found.get("fp32 on 4"))
+    by_name = figures(contest) if contest else {}
+    on_one = _ratio(by_name.get("fp8_block on 1"), by_name.get("fp32 on 1"), processor=True)
+    on_four = _ratio(by_name.get("fp8_block on 4"), by_name.get("fp32 on 4"))
     return [
-        ("`fp8_block`, one thread, against FP32, by processor time", 0.4, one, "ratio"),
-        ("`fp8_block`, 4 ranks, against FP32", 0.4, four, "ratio"),
+        ("`fp8_block`, one thread, against FP32, by processor time", 0.4, on_one, "ratio"),
+        ("`fp8_block`, 4 ranks, against FP32", 0.4, on_four, "ratio"),
     ]
 
 
@@ -252,7 +252,7 @@ def _goal(goals: Sequence[Goal]) -> str:
     """The row of a goal, with the value on each machine."""
     name, goal, _, kind = goals[0]
     sign, form = "≤" if kind == "at most" else "≥", ".0%" if kind == "share" else ".2f"
-    return " | ".join([f"| {name}", f"{sign} {goal:{form}}", *(_reached(*each, form) for each in goals)]) + " |"
+    return " | ".join([f"| {name}", f"{sign} {goal:{form}}", *(_reached(*entry, form) for entry in goals)]) + " |"
 
 
 def _reached(_: str, goal: float, value: float | None, kind: Kind, form: str) -> str:
@@ -264,15 +264,15 @@ def _reached(_: str, goal: float, value: float | None, kind: Kind, form: str) ->
 
 
 def _goals_of(found: Sequence[Figures], words: str, ratio: float, dualpipe: float, core: float) -> list[Goal]:
-    ours, others = best(found, "ours"), best(found, "theirs")
-    alone, other_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
+    ours, theirs = best(found, "ours"), best(found, "theirs")
+    alone, theirs_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
     pipeline = best(found, "ours", holds="DualPipe")
     core_share = alone.tokens_per_processor_s / alone.limit if alone and alone.limit else None
-    memory = ours.peak_bytes / others.peak_bytes if ours and others else None
+    memory = ours.peak_bytes / theirs.peak_bytes if ours and theirs else None
     return [
-        (f"{words}, all cores, against their best", ratio, _ratio(ours, others), "ratio"),
-        (f"{words}, DualPipe P = 2, against their best", dualpipe, _ratio(pipeline, others), "ratio"),
-        (f"{words}, one thread, by processor time", ratio, _ratio(alone, other_alone, processor=True), "ratio"),
+        (f"{words}, all cores, against their best", ratio, _ratio(ours, theirs), "ratio"),
+        (f"{words}, DualPipe P = 2, against their best", dualpipe, _ratio(pipeline, theirs), "ratio"),
+        (f"{words}, one thread, by processor time", ratio, _ratio(alone, theirs_alone, processor=True), "ratio"),
         (f"{words}, one thread, of a core's limit", core, core_share, "share"),
         (f"{words}, peak memory of the fastest, of theirs", 1.0, memory, "at most"),
     ]

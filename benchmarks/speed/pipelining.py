@@ -90,11 +90,11 @@ def step_of(args: argparse.Namespace, rank: int) -> Step:
     """A training step of this rank. Returns the loss, which all ranks get from the rank of the last stage."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
-    whole = model_of(plan, "grouped_mm", ATTENTION)
+    full_model = model_of(plan, "grouped_mm", ATTENTION)
     kind, firsts, placement = SCHEDULES[args.schedule]
-    bounds = [*firsts, len(whole.model.layers)]
-    parts = {s: Part(whole, bounds[s], bounds[s + 1]) for s in placement[rank]}
-    del whole
+    bounds = [*firsts, len(full_model.model.layers)]
+    parts = {s: Part(full_model, bounds[s], bounds[s + 1]) for s in placement[rank]}
+    del full_model
     parameters = {f"{s}.{name}": p for s, part in parts.items() for name, p in part.named_parameters()}
     optimizer = Optimizer(parameters, plan, "fused")
     stages = [PipelineStage(part, s, len(firsts), torch.device("cpu")) for s, part in parts.items()]

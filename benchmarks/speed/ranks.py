@@ -32,10 +32,10 @@ def joined(module: str, args: argparse.Namespace, **changed: str) -> Iterator[in
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory(prefix="dsc-speed-") as folder:
         store = args.store or str(Path(folder) / "store")
-        more = [word for key, value in changed.items() for word in (f"--{key}", value)]
-        others = [
+        options = [word for key, value in changed.items() for word in (f"--{key}", value)]
+        processes = [
             subprocess.Popen(
-                [sys.executable, "-m", module, *sys.argv[1:], *more, "--rank", str(rank), "--store", store],
+                [sys.executable, "-m", module, *sys.argv[1:], *options, "--rank", str(rank), "--store", store],
                 preexec_fn=die_with_parent,
             )
             for rank in range(1, args.ranks)
@@ -47,5 +47,5 @@ def joined(module: str, args: argparse.Namespace, **changed: str) -> Iterator[in
         yield args.rank
         dist.barrier()
         dist.destroy_process_group()
-        for other in others:
-            other.wait()
+        for process in processes:
+            process.wait()

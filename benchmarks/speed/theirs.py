@@ -83,7 +83,7 @@ def step_of(args: argparse.Namespace, choice: Choice, rank: int = 0) -> Step:
 
     def step() -> float:
         nonlocal steps_done
-        tokens, targets = (whole.chunk(args.ranks)[rank] for whole in batches.of_step(steps_done))
+        tokens, targets = (batch.chunk(args.ranks)[rank] for batch in batches.of_step(steps_done))
         total = 0.0
         for part, part_targets in zip(tokens.chunk(choice.split), targets.chunk(choice.split), strict=True):
             with cast:
@@ -119,9 +119,9 @@ def _fastest(args: argparse.Namespace) -> Choice:
     best = Choice()
     best_s = _shortest_s(step_of(args, best))
     for change in TRIALS:
-        other = replace(best, **change)
-        if (other_s := _shortest_s(step_of(args, other))) < best_s:
-            best, best_s = other, other_s
+        variant = replace(best, **change)
+        if (variant_s := _shortest_s(step_of(args, variant))) < best_s:
+            best, best_s = variant, variant_s
     return best
 
 

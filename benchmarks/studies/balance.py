@@ -60,8 +60,13 @@ def written(results: Results) -> Written:
 
 def page(study: Study, results: Results) -> str:
     """docs/balancing.md."""
-    there = [variant for variant in study.variants if results.of(variant)]
-    parts = (_head(study, results), _table(study, results, there), _layers(results, there), _seeds(results, there))
+    variants = [variant for variant in study.variants if results.of(variant)]
+    parts = (
+        _head(study, results),
+        _table(study, results, variants),
+        _layers(results, variants),
+        _seeds(results, variants),
+    )
     return "\n".join(parts)
 
 
@@ -87,8 +92,8 @@ def chance(moe: Moe, tokens: int, steps: int) -> Chance:
     """The balance of random choices within the limit of groups, in steps of `tokens` tokens. From a fixed seed."""
     rng = np.random.default_rng(0)
     loads = np.stack([_random_load(rng, moe, tokens) for _ in range(steps)])
-    whole = loads.sum(0)
-    return Chance(float((loads.max(1) / loads.mean(1)).mean()), float(whole.max() / whole.mean()))
+    total = loads.sum(0)
+    return Chance(float((loads.max(1) / loads.mean(1)).mean()), float(total.max() / total.mean()))
 
 
 def _random_load(rng: np.random.Generator, moe: Moe, tokens: int) -> np.ndarray:
@@ -109,26 +114,26 @@ def _moe(study: Study) -> Moe:
 
 
 def _head(study: Study, results: Results) -> str:
-    moe, shown = _moe(study), PICTURE.relative_to(PAGE.parent).as_posix()
-    what = paragraph("""
+    moe, link = _moe(study), PICTURE.relative_to(PAGE.parent).as_posix()
+    purpose = paragraph("""
         This page shows how evenly tokens spread over experts with each way to balance them, and what that does to the
         loss. Without balancing, a router sends most tokens to few experts, and other devices wait. A spec has the two
         ways of DeepSeek-V3 (arXiv 2412.19437, §2.1.2). `bias_rate`: each expert has a **bias** that counts only when
         experts are chosen; after each step it goes up if the expert had fewer tokens than the mean, and down if it had
         more. `sequence_loss`: a **sequence-wise loss** grows when the tokens of one sequence choose the same experts.
     """)
-    how = paragraph(f"""
+    method = paragraph(f"""
         `make study-balance` trains the variants and writes this page, in some 10 minutes. {trained(study, results)} A
         MoE layer has {moe.experts} experts in {moe.groups} groups; a token
         chooses {moe.top_k} experts, all in {moe.top_groups} groups.
     """)
-    return f"# How evenly experts are loaded\n\n{what}\n\n{how}\n\n![Load of the busiest expert]({shown})\n"
+    return f"# How evenly experts are loaded\n\n{purpose}\n\n{method}\n\n![Load of the busiest expert]({link})\n"
 
 
 def _table(study: Study, results: Results, there: Sequence[Variant]) -> str:
     steps, moe = last_steps(results), _moe(study)
     random = chance(moe, tokens_of(study), steps)
-    said = paragraph(f"""
+    intro = paragraph(f"""
         Load is the tokens of an expert divided by the mean of its layer: 1 is even. The first column is the busiest
         expert of each step; the next two count all {steps} steps together. Losses are in nats per token; validation
         uses held-out files at the end. Numbers are means of the layers and seeds, with the least and the greatest seed
@@ -148,7 +153,7 @@ def _table(study: Study, results: Results, there: Sequence[Variant]) -> str:
         "validation loss",
     )
     rows = [_row(variant.title, results.of(variant)) for variant in there]
-    return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{limits}\n"
+    return f"## The last {steps} steps\n\n{intro}\n\n{table(head, rows)}\n\n{limits}\n"
 
 
 def _row(title: str, records: Sequence[Record]) -> tuple[str, ...]:
@@ -170,12 +175,12 @@ def _layers(results: Results, there: Sequence[Variant]) -> str:
     for variant in there:
         for layer in results.layers():
             curve = mean_curve([record.imbalance[layer] for record in results.of(variant)])
-            rows.append((f"{variant.title}: {layer}", *(f"{curve[at]:.2f}" for at in points)))
-    said = paragraph(f"""
+            rows.append((f"{variant.title}: {layer}", *(f"{curve[index]:.2f}" for index in points)))
+    intro = paragraph(f"""
         Load of the busiest expert in a step, the mean of {window} steps and of the seeds.
     """)
-    head = ("balanced by: layer", *(f"{at * window + 1}–{(at + 1) * window}" for at in points))
-    return f"## Each layer over time\n\n{said}\n\n{table(head, rows)}\n"
+    head = ("balanced by: layer", *(f"{index * window + 1}–{(index + 1) * window}" for index in points))
+    return f"## Each layer over time\n\n{intro}\n\n{table(head, rows)}\n"
 
 
 def _points(count: int) -> list[int]:
@@ -190,32 +195,34 @@ def _seeds(results: Results, there: Sequence[Variant]) -> str:
         return ""
     rows = []
     for variant in there:
-        found = {record.seed: record.last_loss for record in results.of(variant)}
-        cells = (f"{found[seed]:.3f} ({found[seed] / base[seed] - 1:+.2%})" if seed in found else "" for seed in base)
+        by_seed = {record.seed: record.last_loss for record in results.of(variant)}
+        cells = (
+            f"{by_seed[seed]:.3f} ({by_seed[seed] / base[seed] - 1:+.2%})" if seed in by_seed else "" for seed in base
+        )
         rows.append((variant.title, *cells))
     apart = f"Without balancing, the seeds are {max(base.values()) / min(base.values()) - 1:.2%} apart."
-    said = paragraph(f"""
+    intro = paragraph(f"""
         Loss of the last steps; in brackets, the difference to the same seed without balancing.
         {apart if len(base) > 1 else ""}
     """)
-    return f"## The loss of each seed\n\n{said}\n\n{table(('balanced by', *(f'seed {s}' for s in base)), rows)}\n"
+    return f"## The loss of each seed\n\n{intro}\n\n{table(('balanced by', *(f'seed {s}' for s in base)), rows)}\n"
 
 
 def drawing(study: Study, results: Results) -> str:
     """Curves of the load, averaged over layers and by layer, and of the loss; each averaged over seeds."""
-    there = [variant for variant in study.variants if results.of(variant)]
-    window, labels = window_of(results.steps), [variant.label for variant in there]
+    variants = [variant for variant in study.variants if results.of(variant)]
+    window, labels = window_of(results.steps), [variant.label for variant in variants]
     layers = {
-        layer: [mean_curve([r.imbalance[layer] for r in results.of(variant)]) for variant in there]
+        layer: [mean_curve([r.imbalance[layer] for r in results.of(variant)]) for variant in variants]
         for layer in results.layers()
     }
-    whole = [mean_curve(curves) for curves in zip(*layers.values(), strict=True)]
-    loss = [mean_curve([r.loss for r in results.of(variant)]) for variant in there]
+    mean_of_layers = [mean_curve(curves) for curves in zip(*layers.values(), strict=True)]
+    loss = [mean_curve([r.loss for r in results.of(variant)]) for variant in variants]
     halves = [picture.half(layer, picture.series(labels, curves, window)) for layer, curves in layers.items()]
     title = "Load of the busiest expert, by step: mean of layers"
     rows = [
-        [picture.wide(title, picture.series(labels, whole, window))],
-        *(halves[at : at + 2] for at in range(0, len(halves), 2)),
+        [picture.wide(title, picture.series(labels, mean_of_layers, window))],
+        *(halves[start : start + 2] for start in range(0, len(halves), 2)),
         [picture.wide("Training loss by step, nats per token", picture.series(labels, loss, window))],
     ]
     return picture.svg(title, rows)

@@ -62,8 +62,8 @@ def written(results: Results) -> Written:
 
 def page(study: Study, results: Results) -> str:
     """docs/fp8.md."""
-    there = [variant for variant in study.variants if results.of(variant)]
-    parts = (_head(study, results), _table(results, there), _parts(results), _missing(study, results), ROWS)
+    variants = [variant for variant in study.variants if results.of(variant)]
+    parts = (_head(study, results), _table(results, variants), _parts(results), _missing(study, results), ROWS)
     return "\n".join(part for part in parts if part)
 
 
@@ -77,15 +77,15 @@ def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[
 
 
 def _head(study: Study, results: Results) -> str:
-    shown = PICTURE.relative_to(PAGE.parent).as_posix()
-    found = paragraph(f"On a small model, {_goal(results)} One run of this page:")
+    link = PICTURE.relative_to(PAGE.parent).as_posix()
+    finding = paragraph(f"On a small model, {_goal(results)} One run of this page:")
     command = f"    dsc train {study.spec.relative_to(ROOT).as_posix()} -s {FP8} -s train.seed=1"
-    how = paragraph(f"""
+    method = paragraph(f"""
         `make study-fp8` trains all variants and writes this page, in some 20 minutes.
         {trained(study, results)}
     """)
-    picture = f"![Loss beside that of BF16, and the loss of BF16]({shown})"
-    return f"# FP8 beside BF16\n\n{found}\n\n{command}\n\n{how}\n\n{picture}\n"
+    picture = f"![Loss beside that of BF16, and the loss of BF16]({link})"
+    return f"# FP8 beside BF16\n\n{finding}\n\n{command}\n\n{method}\n\n{picture}\n"
 
 
 def _table(results: Results, there: Sequence[Variant]) -> str:
@@ -93,11 +93,11 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
     seeds = [record.seed for record in results.of(BF16)]
     rows = []
     for variant in there:
-        found = differences(results, variant) if variant != BF16 else {}
-        mean = _mean(found.values()) if found else ""
-        each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
-        rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
-    said = paragraph("""
+        by_seed = differences(results, variant) if variant != BF16 else {}
+        mean = _mean(by_seed.values()) if by_seed else ""
+        cells = [f"{by_seed[seed]:+.2%}" if seed in by_seed else "" for seed in seeds]
+        rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *cells))
+    intro = paragraph("""
         *loss* is the mean training loss of these steps in nats per token, averaged over seeds (least – greatest). *to
         bf16* is the relative difference to bf16 with the same seed: the mean with its
         standard error, then each seed.
@@ -105,30 +105,30 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
     apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
     notes = paragraph(f"{apart} {_noise(results)}")
-    return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{notes}\n"
+    return f"## The last {steps} steps\n\n{intro}\n\n{table(head, rows)}\n\n{notes}\n"
 
 
 def _noise(results: Results) -> str:
     """The effect of a meaningless change."""
-    found = differences(results, APART).values()
-    if not found:
+    effects = differences(results, APART).values()
+    if not effects:
         return ""
     return f"""
         Initial weights that are larger by 2⁻⁸, one rounding to BF16, move the loss of a seed by up to
-        {max(map(abs, found)):.2%}, so a difference of this size says nothing about a precision.
+        {max(map(abs, effects)):.2%}, so a difference of this size says nothing about a precision.
     """
 
 
 def _goal(results: Results) -> str:
     """Whether the mean of FP8 reaches the goal, and whether there are enough seeds to tell."""
-    found, apart = differences(results, RECIPE).values(), differences(results, APART).values()
-    if len(found) < 2:
+    effects, apart = differences(results, RECIPE).values(), differences(results, APART).values()
+    if len(effects) < 2:
         return f"the goal, a mean loss of fp8_block within {GOAL:.2%} of bf16, is not measured yet."
-    mean = statistics.fmean(found)
+    mean = statistics.fmean(effects)
     text = (
         f"the mean loss of fp8_block is {'within' if abs(mean) <= GOAL else 'not within'} {GOAL:.2%} of bf16, the goal."
     )
-    error = max(_error(values) for values in (found, apart) if len(values) > 1)
+    error = max(_error(values) for values in (effects, apart) if len(values) > 1)
     if error > GOAL:
         return f"{text} But a standard error is up to {error:.2%}, so more seeds or a larger model must confirm it."
     return text
@@ -137,18 +137,18 @@ def _goal(results: Results) -> str:
 def _parts(results: Results) -> str:
     """The contribution of each part of the recipe, as far as a few seeds can show it."""
     seeds = [record.seed for record in results.of(RECIPE)]
-    found = {part: differences(results, part, RECIPE) for part in PARTS}
+    by_part = {part: differences(results, part, RECIPE) for part in PARTS}
     rows = [
         (part.title, _mean(by_seed.values()), *(f"{by_seed[seed]:+.2%}" if seed in by_seed else "" for seed in seeds))
-        for part, by_seed in found.items()
+        for part, by_seed in by_part.items()
         if by_seed
     ]
     if not rows:
         return ""
-    several = {part.label: [*by_seed.values()] for part, by_seed in found.items() if len(by_seed) > 1}
+    several = {part.label: [*by_seed.values()] for part, by_seed in by_part.items() if len(by_seed) > 1}
     larger = [name for name, values in several.items() if abs(statistics.fmean(values)) > 2 * _error(values)]
     smaller = [name for name in several if name not in larger]
-    said = paragraph("""
+    intro = paragraph("""
         The losses relative to fp8_block with the same seed show what each part is worth. In
         DeepSeek-V3's paper, a model of 16B parameters diverged with gradients of activations in blocks of 128×128
         (arXiv 2412.19437, appendix B.2).
@@ -158,7 +158,9 @@ def _parts(results: Results) -> str:
         {f"Not visible at this size, less than twice their standard error: {', '.join(smaller)}." if smaller else ""}
     """)
     head = ("variant", "to fp8_block", *(f"seed {seed}" for seed in seeds))
-    return "\n\n".join(("## Without a part of the recipe", said, table(head, rows), *([notes] if notes else []))) + "\n"
+    return (
+        "\n\n".join(("## Without a part of the recipe", intro, table(head, rows), *([notes] if notes else []))) + "\n"
+    )
 
 
 def _mean(values: Collection[float]) -> str:
@@ -209,15 +211,15 @@ def _panel(study: Study, results: Results, to: Variant) -> Chart | None:
     """Differences to BF16, or of variants of the recipe to the recipe."""
     base = {record.seed: record for record in results.of(to)}
     variants = PARTS if to == RECIPE else [variant for variant in study.variants if variant not in (*PARTS, BF16)]
-    there = [variant for variant in variants if differences(results, variant, to)]
-    if not there:
+    measured = [variant for variant in variants if differences(results, variant, to)]
+    if not measured:
         return None
     curves = [
         mean_curve([_relative(record, base[record.seed]) for record in results.of(variant) if record.seed in base])
-        for variant in there
+        for variant in measured
     ]
-    drawn = picture.series([variant.label for variant in there], curves, window_of(results.steps))
-    dashed = "; dashed where the name is in italics" if len(there) > len(picture.COLOURS) else ""
+    drawn = picture.series([variant.label for variant in measured], curves, window_of(results.steps))
+    dashed = "; dashed where the name is in italics" if len(measured) > len(picture.COLOURS) else ""
     return picture.wide(f"Difference of the training loss to that of {to.label} by step, in percent{dashed}", drawn)
 
 

@@ -40,8 +40,8 @@ class Panel:
 def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int) -> list[charts.ChartSeries]:
     """Curves with one point per `window` steps, at the middle of the window. Colours follow the order."""
     return [
-        charts.ChartSeries(f"s{at}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
-        for at, (name, curve) in enumerate(zip(names, curves, strict=True))
+        charts.ChartSeries(f"s{index}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
+        for index, (name, curve) in enumerate(zip(names, curves, strict=True))
     ]
 
 
@@ -62,7 +62,7 @@ def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
     y = MARGIN
     for row in rows:
         y += HEADING
-        panels += [Panel(chart, MARGIN + at * (WIDTH - HALF_WIDTH), y) for at, chart in enumerate(row)]
+        panels += [Panel(chart, MARGIN + column * (WIDTH - HALF_WIDTH), y) for column, chart in enumerate(row)]
         y += max(chart.height for chart in row)
     template = environment(HERE, HERE.parents[1] / "compiler" / "tools" / "report").get_template("curves.svg.j2")
     style = Markup(STYLE + palette.css() + _lines())
@@ -72,7 +72,7 @@ def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
 def _lines() -> str:
     """CSS for the colour and stroke of each curve, by index. Names of dashed curves are in italics."""
     return "\n".join(
-        f".s{at} {{ --line: var(--{colour}) }} .s{at} path {{ stroke-dasharray: {dash} }}"
-        + (f" .s{at} text {{ font-style: italic }}" if dash != "none" else "")
-        for at, (dash, colour) in enumerate((dash, colour) for dash in DASHES for colour in COLOURS)
+        f".s{index} {{ --line: var(--{colour}) }} .s{index} path {{ stroke-dasharray: {dash} }}"
+        + (f" .s{index} text {{ font-style: italic }}" if dash != "none" else "")
+        for index, (dash, colour) in enumerate((dash, colour) for dash in DASHES for colour in COLOURS)
     )

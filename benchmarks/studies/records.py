@@ -51,8 +51,8 @@ class Results:
 
     def of(self, variant: Variant) -> list[Record]:
         """The records of a variant, ordered by seed."""
-        found = [record for record in self.runs.values() if record.variant == variant.name]
-        return sorted(found, key=lambda record: record.seed)
+        records = [record for record in self.runs.values() if record.variant == variant.name]
+        return sorted(records, key=lambda record: record.seed)
 
     def layers(self) -> list[str]:
         """The names of the layers with experts."""
@@ -73,12 +73,12 @@ def read_results(path: Path, study: Study) -> Results:
     """The stored results for a study's variants and seeds; empty if there is no file."""
     results = Results(study.name, study.steps, about())
     if path.exists():
-        found = json.loads(path.read_text("utf-8"))
-        results.about = found["about"]
+        document = json.loads(path.read_text("utf-8"))
+        results.about = document["about"]
         names = {run.name for run in study.runs()}
-        results.runs = {name: Record(**record) for name, record in found["runs"].items() if name in names}
+        results.runs = {name: Record(**record) for name, record in document["runs"].items() if name in names}
         variants = {variant.name for variant in study.variants}
-        results.refused = {name: why for name, why in found["refused"].items() if name in variants}
+        results.refused = {name: why for name, why in document["refused"].items() if name in variants}
     return results
 
 
@@ -128,7 +128,7 @@ def record_of(run: Run, digest: str, folder: Path) -> Record:
 
 
 def _means(values: Sequence[float], window: int) -> Curve:
-    return [round(statistics.fmean(values[at : at + window]), 6) for at in range(0, len(values), window)]
+    return [round(statistics.fmean(values[start : start + window]), 6) for start in range(0, len(values), window)]
 
 
 def _last_loads(folder: Path, steps: int) -> dict[str, list[int]]:
@@ -139,5 +139,5 @@ def _last_loads(folder: Path, steps: int) -> dict[str, list[int]]:
 
 def _checkpoint_loads(folder: Path, step: int) -> dict[str, list[int]]:
     manifest = folder / "checkpoints" / f"step-{step:08d}" / "manifest.json"
-    found: dict[str, list[int]] = json.loads(manifest.read_text("utf-8"))["meta"]["loads"]
-    return found
+    loads: dict[str, list[int]] = json.loads(manifest.read_text("utf-8"))["meta"]["loads"]
+    return loads

@@ -152,7 +152,7 @@ class CommandParser(argparse.ArgumentParser):
 
         # Compare without dashes: short options would match by their dashes alone.
         bare = {name.lstrip("-"): name for name in words if name.startswith("-") == word.startswith("-")}
-        close = [bare[each] for each in get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)]
+        close = [bare[name] for name in get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)]
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
         if close and word not in words:
@@ -183,11 +183,11 @@ def command_parsers() -> dict[str, CommandParser]:
 def _epilog(text: str) -> str:
     """A module's docstring without its first paragraph. A block of `dsc …` lines becomes the examples."""
     _, *blocks = text.strip().split("\n\n")
-    shown = (
+    paragraphs = (
         "examples:\n" + "\n".join(f"  {line}" for line in block.splitlines()) if block.startswith("dsc ") else block
         for block in blocks
     )
-    return "\n\n".join(shown)
+    return "\n\n".join(paragraphs)
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

@@ -213,11 +213,11 @@ def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
 
 
 def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) -> contract.PlannedBucket:
-    apart = optimizer.unit == "matrix"
+    by_matrix = optimizer.unit == "matrix"
     parameters = tuple(
         contract.HeldParameter(
             *(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice),
-            matrices=r.matrices if apart and not r.slice else (),
+            matrices=r.matrices if by_matrix and not r.slice else (),
             mean=r.mean,
         )
         for r in (table[name] for name in bucket.replicas)
@@ -272,13 +272,13 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
 def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     """One line each for model, mesh and steps."""
     mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
-    held = [r for r in lowered.plan.replicas if r.role in HELD]
-    trained = sum(r.num_elements for r in held if r.role == "parameter")
-    total = sum(r.num_elements for r in held)
-    in_mtp = sum(r.num_elements for r in held if ParameterName(r.name).part == "mtp")
+    replicas = [r for r in lowered.plan.replicas if r.role in HELD]
+    trained = sum(r.num_elements for r in replicas if r.role == "parameter")
+    total = sum(r.num_elements for r in replicas)
+    in_mtp = sum(r.num_elements for r in replicas if ParameterName(r.name).part == "mtp")
     with_mtp = f", {in_mtp:,} of them only in MTP" if in_mtp else ""
-    where = "in adapters" if spec.adapter else "in indexers"
-    of_adapters = f"; trained: {trained:,} {where}" if trained < total else ""
+    trained_in = "in adapters" if spec.adapter else "in indexers"
+    of_adapters = f"; trained: {trained:,} {trained_in}" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
     return [
@@ -388,8 +388,10 @@ def _steps(
     spec: Spec, plan: Plan, updates: Sequence[tuple[KernelCall, str | None]]
 ) -> Iterator[contract.OptimizerStep]:
     """The elements and bytes that each row of the optimizer updates, on the device that updates most."""
-    kept = kept_elements(spec, plan)
-    for (call, kernel), row, owned in zip(updates, spec.train.optimizer.rows, (kept.owned, kept.rest), strict=False):
+    counts = kept_elements(spec, plan)
+    for (call, kernel), row, owned in zip(
+        updates, spec.train.optimizer.rows, (counts.owned, counts.rest), strict=False
+    ):
         elements = max(owned.values(), default=0)
         why = None if kernel else reason(call.op, call.arguments)
         yield contract.OptimizerStep(call.op, kernel, why, elements, elements * update_bytes(spec.precision, row))

@@ -34,8 +34,8 @@ def summary(
     if overlap.total.communication:
         lines.append(f"overlap: {overlap.total.hidden:.1%} of exchanges hidden under compute, predicted")
     parts = ", ".join(f"{kind} {size(amount)}" for kind, amount in parts_of(memory))
-    when = _when(lowered, rank)
-    lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}{when}: {parts}")
+    moment = _when(lowered, rank)
+    lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}{moment}: {parts}")
     peak = max(planned, key=lambda memory: memory.peak_bytes)
     if peak.peak_bytes > memory.total:
         lines.append(
@@ -53,23 +53,23 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     """
     memories = lowered.memories
     devices = [device_of(spec, lowered.plan, rank) for rank in range(len(memories))]
-    over = [memory.total - device.room for memory, device in zip(memories, devices, strict=True)]
-    rank = over.index(max(over))
-    if over[rank] <= 0:
+    excesses = [memory.total - device.room for memory, device in zip(memories, devices, strict=True)]
+    rank = excesses.index(max(excesses))
+    if excesses[rank] <= 0:
         return ""
-    full = count(sum(excess > 0 for excess in over), "pipeline rank")
+    full_ranks = count(sum(excess > 0 for excess in excesses), "pipeline rank")
     worst = f"{size(memories[rank].total)}{_when(lowered, rank)}"
     capacity = f"the {room_text(devices[rank])}"
     if spec.cluster.more is not None:
         problem = f"need more memory than they have; rank {rank} needs the most, {worst}, and has only {capacity}"
     else:
         problem = f"need more than {capacity}; rank {rank} needs the most, {worst}"
-    left = [device.room - _of_largest(lowered, index) for index, device in enumerate(devices)]
-    if min(left) >= 0:
+    spare = [device.room - _of_largest(lowered, index) for index, device in enumerate(devices)]
+    if min(spare) >= 0:
         hint = "steps of the largest batch, which `dsc plan` describes, fit: start with a larger batch"
     else:
         hint = "`dsc plan` lists what they hold and suggests edits that make it fit"
-    return f"this does not fit: the devices of {full} of {lowered.plan.mesh.pp} {problem}; {hint}"
+    return f"this does not fit: the devices of {full_ranks} of {lowered.plan.mesh.pp} {problem}; {hint}"
 
 
 def _when(lowered: Lowered, rank: int) -> str:

@@ -57,9 +57,9 @@ def _check_contents(folder: Path, top: int) -> None:
         raise FileExistsError(f"{folder} is not empty and is not a build of dsc: choose another folder with -o")
     foreign = sorted(file_names(top) - written)
     if foreign:
-        others = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        suffix = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise FileExistsError(
-            f"{folder} contains files that are not part of its build, {printable(foreign[0])}{others}:"
+            f"{folder} contains files that are not part of its build, {printable(foreign[0])}{suffix}:"
             " move them elsewhere, or choose another folder with -o"
         )
 

@@ -39,7 +39,7 @@ def precision(block: Precision) -> contract.PlannedPrecision:
 
 
 def model(block: Model) -> contract.PlannedModel:
-    more = [name for name in QUIET if not is_left_out(Model.model_fields[name], getattr(block, name))]
+    set_keys = [name for name in QUIET if not is_left_out(Model.model_fields[name], getattr(block, name))]
     return contract.PlannedModel(
         name=block.name,
         vocab=block.vocab,
@@ -49,7 +49,7 @@ def model(block: Model) -> contract.PlannedModel:
         attention=_set_keys(block.attention),
         layers=tuple(_layers(block)),
         mtp=as_tree(block.mtp) if block.mtp else None,
-        more={name: as_tree(getattr(block, name)) for name in more} if more else None,
+        more={name: as_tree(getattr(block, name)) for name in set_keys} if set_keys else None,
     )
 
 
@@ -162,8 +162,8 @@ def host(spec: Spec, memories: Iterable[DeviceBytes]) -> contract.Host:
     """The state in host memory. `memories`: the planned bytes of one device of each pipeline rank."""
     if not spec.offload and spec.train.ema is None:
         return contract.Host()
-    held = tuple(memory.host for memory in memories) if spec.has_hosts else ()
-    return contract.Host(spec.offload, HOST_PART, HOST_SLOTS, held)
+    host_bytes = tuple(memory.host for memory in memories) if spec.has_hosts else ()
+    return contract.Host(spec.offload, HOST_PART, HOST_SLOTS, host_bytes)
 
 
 def data(block: Data) -> contract.DataRecipe:

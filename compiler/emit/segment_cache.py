@@ -64,8 +64,8 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
         for node in nodes
         if node.op != COLUMNS
     )
-    called = printer.runtime_ops(parts)
-    return SegmentCode(printer.module_name(segment), source, called, tuple(sorted(files.items())), calls)
+    runtime_ops = printer.runtime_ops(parts)
+    return SegmentCode(printer.module_name(segment), source, runtime_ops, tuple(sorted(files.items())), calls)
 
 
 def _emitted(
@@ -206,11 +206,11 @@ def _function(function: Callable[..., Any]) -> list[object]:
     if is_dataclass(function):
         _check_is_of_a_layer(type(function))
         return [type(function).__module__, type(function).__qualname__, *map(_setting, vars(function).values())]
-    whole = function if isinstance(function, partial) else partial(function)
-    module, name = whole.func.__module__, whole.func.__qualname__
-    _check_is_of_a_layer(whole.func)
-    constants = sorted((key, _plain(value)) for key, value in whole.keywords.items())
-    return [module, name, *map(_function, whole.args), constants]
+    bound = function if isinstance(function, partial) else partial(function)
+    module, name = bound.func.__module__, bound.func.__qualname__
+    _check_is_of_a_layer(bound.func)
+    constants = sorted((key, _plain(value)) for key, value in bound.keywords.items())
+    return [module, name, *map(_function, bound.args), constants]
 
 
 def _check_is_of_a_layer(function: Any) -> None:

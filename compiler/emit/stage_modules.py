@@ -100,8 +100,8 @@ class StageModules:
     def rank_module(self, rank: int, bodies: Sequence[Body]) -> str:
         """Return the text of the module of one pipeline rank."""
         self._bodies.append(bodies)
-        new = {id(i): i for body in bodies for i in body.instructions if id(i) not in self._texts}
-        self._texts.update(zip(new, _read_back([*new.values()], self.modules), strict=True))
+        unprinted = {id(i): i for body in bodies for i in body.instructions if id(i) not in self._texts}
+        self._texts.update(zip(unprinted, _read_back([*unprinted.values()], self.modules), strict=True))
         sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
         imports = sorted({self.modules[s] for s in sites})
         head = "\n".join((HEAD.format(rank=rank), *(f"from ..segments import {name}" for name in imports)))
@@ -153,16 +153,16 @@ def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) 
     """
     statements = [statement(i, modules) for i in instructions]
     distinct = list(dict.fromkeys(statements))
-    texts = [_wrapped(str(one)) for one in distinct]
+    texts = [_wrapped(str(entry)) for entry in distinct]
     lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))
     (function,) = ast.parse("def _():\n" + "\n".join([*texts, "    pass"])).body
     assert isinstance(function, ast.FunctionDef)
     *nodes, _ = function.body
     assert [node.lineno for node in nodes] == lines[:-1], "a statement does not begin where its text does"
-    for one, node in zip(distinct, nodes, strict=True):
-        assert _read(node) == one, f"the text of {one} does not parse back to it"
+    for entry, node in zip(distinct, nodes, strict=True):
+        assert _read(node) == entry, f"the text of {entry} does not parse back to it"
     text_of = dict(zip(distinct, texts, strict=True))
-    return [text_of[one] for one in statements]
+    return [text_of[entry] for entry in statements]
 
 
 def _check(source: str, bodies: Iterable[Body]) -> None:
@@ -206,8 +206,8 @@ def with_origin(code: SegmentCode, use: Use, model: Model, resolved: str) -> str
     begin = lines.index(f"model {model.name} {{")
     prefix = "  " + _statement(use, model)
     number = next(i for i, line in enumerate(lines) if i > begin and line.startswith(prefix))
-    head, _, rest = code.source.partition("\n")
-    return f"{head}\n# from spec.resolved:{number + 1}: {lines[number].strip().removesuffix(' {')}\n{rest}"
+    head, _, body = code.source.partition("\n")
+    return f"{head}\n# from spec.resolved:{number + 1}: {lines[number].strip().removesuffix(' {')}\n{body}"
 
 
 def _statement(use: Use, model: Model) -> str:

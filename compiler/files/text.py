@@ -63,19 +63,19 @@ def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -
 
     `number`: parses numbers instead of int and float; it raises ValueError for one that it does not take.
     """
-    whole, real, constant = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
+    integer, real, constant = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
     try:
-        return json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
+        return json.loads(text, parse_int=integer, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise TextFileError(f"{shown}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
     except RecursionError:
         raise TextFileError(f"{shown}: it is nested too deep") from None
     except _WordError as error:
-        at = next(token.start() for token in _TOKEN.finditer(text) if token[0].startswith(error.word))
-        raise TextFileError(f"{_place(shown, text, at)}: {error}") from None
+        offset = next(token.start() for token in _TOKEN.finditer(text) if token[0].startswith(error.word))
+        raise TextFileError(f"{_place(shown, text, offset)}: {error}") from None
     except _RepeatedError:
-        at, name = _repeated(text)
-        raise TextFileError(f"{_place(shown, text, at)}: `{name[:40]}` is given twice") from None
+        offset, name = _repeated(text)
+        raise TextFileError(f"{_place(shown, text, offset)}: `{name[:40]}` is given twice") from None
 
 
 def python_of(text: str) -> ast.Module:

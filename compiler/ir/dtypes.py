@@ -114,11 +114,11 @@ def flat_tensors(shape: Extents, dtype: str) -> tuple[Flat, ...]:
     data = (across, down) if packed.by_columns else (down, across)
     tiles = (packed.columns, packed.rows) if packed.by_columns else (packed.rows, packed.columns)
     scales = (*stack, *map(tiles_of, data, tiles))
-    form, whole, halves = packed.form, (*stack, *data), (*stack, data[0], tiles_of(data[1], 2))
+    form, data_shape, half_shape = packed.form, (*stack, *data), (*stack, data[0], tiles_of(data[1], 2))
     if form is None:
-        return Flat("", whole, packed.element), Flat(SCALES, scales, "float32")
-    tensors = [Flat("", halves if form.element == "e2m1" else whole, TORCH_DTYPE[form.element])]
-    tensors += [Flat(LOW, halves, "uint8")] if form.element == "e5m6" else []
+        return Flat("", data_shape, packed.element), Flat(SCALES, scales, "float32")
+    tensors = [Flat("", half_shape if form.element == "e2m1" else data_shape, TORCH_DTYPE[form.element])]
+    tensors += [Flat(LOW, half_shape, "uint8")] if form.element == "e5m6" else []
     tensors += [Flat(SCALES, scales, SCALE_DTYPE[form.scale])]
     tensors += [Flat(SCALE, tuple(stack), "float32")] if form.tensor_scale else []
     return tuple(tensors)

@@ -66,14 +66,14 @@ class ExpertPlacement:
         loads = [row for layer in self.layers.values() if (row := _busiest(layer)) is not None]
         if not loads:
             return ()
-        reached, plain = (
+        placed, ordered = (
             f"{max(row[column] / row[2] for row in loads):.3f} and "
             f"{sum(row[column] for row in loads) / sum(row[2] for row in loads):.3f}"
             for column in (0, 1)
         )
         return (
-            f"under the load that experts were placed for, the busiest expert rank gets {reached} times the mean, in "
-            f"the worst layer and over all layers; with experts in order it would be {plain}; predicted times assume "
+            f"under the load that experts were placed for, the busiest expert rank gets {placed} times the mean, in "
+            f"the worst layer and over all layers; with experts in order it would be {ordered}; predicted times assume "
             "an even load",
         )
 

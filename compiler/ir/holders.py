@@ -25,7 +25,7 @@ class Runs(Sequence[int]):
         return len(self.firsts) * self.length
 
     def __contains__(self, column: object) -> bool:
-        return isinstance(column, int) and any(column - at in self.firsts for at in range(self.length))
+        return isinstance(column, int) and any(column - offset in self.firsts for offset in range(self.length))
 
     @overload
     def __getitem__(self, at: int) -> int: ...
@@ -84,9 +84,9 @@ class Holders(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         runs, begins = self.columns, [p * self.width for p in self.pipeline_ranks]
         if isinstance(runs, range):
-            return chain.from_iterable(range(at + runs.start, at + runs.stop, runs.step) for at in begins)
+            return chain.from_iterable(range(begin + runs.start, begin + runs.stop, runs.step) for begin in begins)
         return chain.from_iterable(
-            range(at + first, at + first + runs.length) for at in begins for first in runs.firsts
+            range(begin + first, begin + first + runs.length) for begin in begins for first in runs.firsts
         )
 
     def __contains__(self, rank: object) -> bool:

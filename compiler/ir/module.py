@@ -117,7 +117,7 @@ class Module:
         names: list[str] = []
         for parameter in self.parameters:
             name = "p_" + parameter.name.replace(".", "_")
-            alike = sum(taken == name or taken.rpartition("__")[0] == name for taken in names)
+            alike = sum(used_name == name or used_name.rpartition("__")[0] == name for used_name in names)
             names.append(f"{name}__{alike}" if alike else name)
         return tuple(names)
 

@@ -81,7 +81,11 @@ class Body:
     @cached_property
     def messages(self) -> tuple[tuple[int, Instruction], ...]:
         """The sends and receives of the body, with their indices."""
-        return tuple((at, i) for at, i in enumerate(self.instructions) if i.kind in ("send", "receive"))
+        return tuple(
+            (index, instruction)
+            for index, instruction in enumerate(self.instructions)
+            if instruction.kind in ("send", "receive")
+        )
 
 
 class Message(NamedTuple):

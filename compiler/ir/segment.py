@@ -88,7 +88,9 @@ class TensorSplit:
         """The slice that a tensor rank holds: its range of every part."""
         ends = tuple(accumulate(self.ranks * part for part in self.parts))
         firsts = (end - (self.ranks - rank) * part for end, part in zip(ends, self.parts, strict=True))
-        return Slice(self.dimension, tuple((at, at + part) for at, part in zip(firsts, self.parts, strict=True)))
+        return Slice(
+            self.dimension, tuple((start, start + part) for start, part in zip(firsts, self.parts, strict=True))
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,12 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = Fal
     """The model with its cuts. Cuts in `cuts_by_key` are reused. `alike`: as for `model_blocks`."""
     by_key = dict(cuts_by_key)
     cut_of = Cutter(by_key)
-    every, some = LAYER in spec.recompute, spec.recompute_layers is not None
-    again = model_blocks(spec, cut_of, alike) if every else ()
-    blocks = model_blocks(spec, alike=alike) if some or not every else again
+    all_layers, some_layers = LAYER in spec.recompute, spec.recompute_layers is not None
+    again = model_blocks(spec, cut_of, alike) if all_layers else ()
+    blocks = model_blocks(spec, alike=alike) if some_layers or not all_layers else again
     distinct = {id(block): block for block in blocks}.values()
     cuts: dict[str, ir.Cut] = {use.site: cut_of(use.segment) for block in distinct for use in block.uses}
-    return CutModel(spec, blocks, cuts, again if some else (), by_key)
+    return CutModel(spec, blocks, cuts, again if some_layers else (), by_key)
 
 
 def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
@@ -127,8 +127,8 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
     layer = LAYERS[kind]
     segment = layer.build(place)
     tied = {"head": "embedding"} if place.model.tied else {}
-    found = ((param.name, param.path or layer.path(param.name)) for param in segment.params)
-    paths = ((name, tied.get(path, path)) for name, path in found)
+    own_paths = ((param.name, param.path or layer.path(param.name)) for param in segment.params)
+    paths = ((name, tied.get(path, path)) for name, path in own_paths)
     params = tuple((name, f"{prefix}.{path}" if prefix and path not in MODEL_TENSORS else path) for name, path in paths)
     if dict(segment.constants).get("blanked"):
         inputs = (*inputs, *_real(place))
@@ -170,12 +170,12 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> StageBlock:
     """Attention and feed-forward part of one layer, or of the MTP block."""
     if place.spec.parallel.tensor > 1:
         return StageBlock(_split_layer(place, name, prefix, h), f"{name}_h")
-    mixing, out = tuple(f"{name}_attention_{each}" for each in following(place)), f"{name}_h"
+    mixing, hidden = tuple(f"{name}_attention_{coefficient}" for coefficient in following(place)), f"{name}_h"
     attended = (f"{name}_entered", f"{name}_attended", *mixing)
     attention = _attention(place, name, prefix, h, attended[1], attended[:1], mixing)
     if not isinstance(place.ffn, Moe):
-        return StageBlock((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
-    return StageBlock((*attention, *_mixture(place, name, prefix, attended, out)), out)
+        return StageBlock((*attention, _use(place, "dense", f"{name}.dense", prefix, attended, (hidden,))), hidden)
+    return StageBlock((*attention, *_mixture(place, name, prefix, attended, hidden)), hidden)
 
 
 def _attention(
@@ -185,8 +185,8 @@ def _attention(
 
     Tensor ranks whose heads are normed together sum squares before it. Context ranks gather keys and values inside it.
     """
-    positions, context = tuple(each.name for each in place.places), place.spec.parallel.context
-    peaks = tuple(f"{name}_{each.name}" for each in qk_clip.outputs(place))
+    positions, context = tuple(argument.name for argument in place.places), place.spec.parallel.context
+    peaks = tuple(f"{name}_{output.name}" for output in qk_clip.outputs(place))
     operands: tuple[str, ...] = (x,)
     first: tuple[StageStep, ...] = ()
     if norms_together(place):
@@ -194,20 +194,20 @@ def _attention(
         squares, sums = f"{name}_squares", f"{name}_summed_squares"
         products = _use(place, "products", f"{name}.products", prefix, (x,), (operands[0], squares))
         first = products, *sum_everywhere(place, site, squares, sums, operands[1])
-    losses = tuple(f"{name}_{each}" for each in indexer.losses(place))
+    losses = tuple(f"{name}_{loss}" for loss in indexer.losses(place))
     if context == 1:
         outputs = (*handed, out, *losses, *peaks, *mixing)
         return (*first, _use(place, "attention", f"{name}.attention", prefix, (*operands, *positions), outputs))
-    queries, keys, whole = (f"{name}_{each}" for each in ("queries", "keys", "whole_keys"))
-    scoring = tuple(f"{name}_{each.name}" for each in indexer.scoring(place))
+    queries, keys, whole_keys = (f"{name}_{value}" for value in ("queries", "keys", "whole_keys"))
+    scoring = tuple(f"{name}_{argument.name}" for argument in indexer.scoring(place))
     outputs = (*handed, queries, keys, *scoring, *mixing)
     project = _use(place, "project", f"{name}.project", prefix, (*operands, *positions), outputs)
     attend = _use(
-        place, "attend", f"{name}.attend", prefix, (queries, whole, *scoring, *positions), (out, *losses, *peaks)
+        place, "attend", f"{name}.attend", prefix, (queries, whole_keys, *scoring, *positions), (out, *losses, *peaks)
     )
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
-    return *first, project, gather_sequences(f"{name}.keys", parts, whole, context), attend
+    return *first, project, gather_sequences(f"{name}.keys", parts, whole_keys, context), attend
 
 
 class _LayerAgain:
@@ -231,16 +231,18 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageSte
         steps.append(_use(place, kind, f"{name}.{kind}", prefix, inputs, outputs))
 
     def split(kind: str, x: str, out: str) -> None:
-        site, whole, sums = f"{name}.{kind}", f"{name}_{kind}_rows", f"{name}_{kind}_sums"
-        steps.append(gather(place, site, x, whole))
+        site, rows, sums = f"{name}.{kind}", f"{name}_{kind}_rows", f"{name}_{kind}_sums"
+        steps.append(gather(place, site, x, rows))
         if kind == "attention":
-            steps.extend(_attention(part, name, prefix, whole, sums))
+            steps.extend(_attention(part, name, prefix, rows, sums))
         else:
-            steps.append(_use(part, kind, site, prefix, (whole,), (sums,)))
+            steps.append(_use(part, kind, site, prefix, (rows,), (sums,)))
         steps.append(scatter(place, site, sums, out))
 
-    entered, attended, residual, fed = (f"{name}_{each}" for each in ("entered", "attended", "residual", "fed"))
-    mixing, of_dense = (tuple(f"{name}_{part}_{each}" for each in following(place)) for part in ("attention", "dense"))
+    entered, attended, residual, fed = (f"{name}_{value}" for value in ("entered", "attended", "residual", "fed"))
+    mixing, of_dense = (
+        tuple(f"{name}_{part}_{coefficient}" for coefficient in following(place)) for part in ("attention", "dense")
+    )
     between("enter", (h,), (entered, f"{name}_attention_x", *mixing))
     split("attention", f"{name}_attention_x", attended)
     if isinstance(place.ffn, Moe):
@@ -264,7 +266,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, alignment = place.S, place.D, place.spec.row_alignment
     slices = place.moe.experts * place.spec.parallel.expert_tensor
-    there, here, wide = to_experts(place), back(place), place.wide_dtype
+    dispatch_dtype, combine_dtype, wide = to_experts(place), back(place), place.wide_dtype
     order = values["order"] if place.spec.by_nodes else ""
     copies = place.T * copies_of(place.spec, place.moe) if order else 0
 
@@ -278,41 +280,41 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         kind="dispatch",
         site=Site(name),
         axis="ep",
-        inputs=(*(b.name for b in _rows(values["rows"], S, D, there)), values["gate"], counts.name),
+        inputs=(*(b.name for b in _rows(values["rows"], S, D, dispatch_dtype)), values["gate"], counts.name),
         outputs=(
-            *_rows(rows, "R", D, there, values["rows"] if stays else ""),
+            *_rows(rows, "R", D, dispatch_dtype, values["rows"] if stays else ""),
             ir.Buffer(gate, ("R",), wide, values["gate"] if stays else ""),
             ir.Buffer(offsets, (place.experts_local,), "int32"),
         ),
-        sizes=(*_rows(values["rows"], S, D, there), ir.Buffer(values["gate"], (S,), wide), counts),
-        arriving=(*_rows(gradient_of(rows), "R", D, here), ir.Buffer(gradient_of(gate), ("R",), wide)),
+        sizes=(*_rows(values["rows"], S, D, dispatch_dtype), ir.Buffer(values["gate"], (S,), wide), counts),
+        arriving=(*_rows(gradient_of(rows), "R", D, combine_dtype), ir.Buffer(gradient_of(gate), ("R",), wide)),
         returned=(
-            *_rows(gradient_of(values["rows"]), S, D, here, gradient_of(rows) if stays else ""),
+            *_rows(gradient_of(values["rows"]), S, D, combine_dtype, gradient_of(rows) if stays else ""),
             ir.Buffer(gradient_of(values["gate"]), (S,), wide, gradient_of(gate) if stays else ""),
         ),
         alignment=alignment,
         order=order,
         copies=copies,
-        forwarded=passed(f"{name}_forwarded", "P", there, gate=True),
-        forwarded_back=passed(f"d_{name}_forwarded", "X", here, gate=True),
+        forwarded=passed(f"{name}_forwarded", "P", dispatch_dtype, gate=True),
+        forwarded_back=passed(f"d_{name}_forwarded", "X", combine_dtype, gate=True),
     )
     combine = ir.Communication(
         kind="combine",
         site=Site(name),
         axis="ep",
-        inputs=tuple(b.name for b in _rows(y, "R", D, here)),
-        outputs=_rows(returned, S, D, here, y if stays else ""),
-        sizes=_rows(y, "R", D, here),
-        arriving=_rows(returns, S, D, there),
-        returned=_rows(gradient_of(y), "R", D, there, returns if stays else ""),
+        inputs=tuple(b.name for b in _rows(y, "R", D, combine_dtype)),
+        outputs=_rows(returned, S, D, combine_dtype, y if stays else ""),
+        sizes=_rows(y, "R", D, combine_dtype),
+        arriving=_rows(returns, S, D, dispatch_dtype),
+        returned=_rows(gradient_of(y), "R", D, dispatch_dtype, returns if stays else ""),
         alignment=alignment,
         order=order,
         copies=copies,
-        forwarded=passed(f"{name}_added", "X", here, gate=False),
-        forwarded_back=passed(f"d_{name}_added", "P", there, gate=False),
+        forwarded=passed(f"{name}_added", "X", combine_dtype, gate=False),
+        forwarded_back=passed(f"d_{name}_added", "P", dispatch_dtype, gate=False),
     )
     counted, balance = _balance(place, name, prefix, values)
-    joined = (values["residual"], *shared, returned, values["order"], *(values[each] for each in following(place)))
+    joined = (values["residual"], *shared, returned, values["order"], *(values[key] for key in following(place)))
     joined = (*joined, *(attended if len(joined) < len(LAYERS["join"].build(place).inputs) else ()))
     entering = (*attended, *_real(place), *_tokens(place), *_routes(place, name))
     return (
@@ -375,8 +377,8 @@ def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = ""
     """The tensors of exchanged rows. With `alias`, each shares the storage of that value's tensor."""
     flat = flat_tensors((count, columns), dtype)
     return tuple(
-        ir.Buffer(f"{name}{each.suffix}", each.shape, each.dtype, f"{alias}{each.suffix}" if alias else "")
-        for each in flat
+        ir.Buffer(f"{name}{tensor.suffix}", tensor.shape, tensor.dtype, f"{alias}{tensor.suffix}" if alias else "")
+        for tensor in flat
     )
 
 
@@ -428,8 +430,8 @@ def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
 
 def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:
     """Nanoseconds of a model's blocks, forward and backward, with evenly loaded experts."""
-    costs = {id(each): _cost(each, overlaps) for each in {id(each): each for each in chains}.values()}
-    first, *layers, last = (costs[id(each)] for each in chains)
+    costs = {id(block): _cost(block, overlaps) for block in {id(block): block for block in chains}.values()}
+    first, *layers, last = (costs[id(block)] for block in chains)
     return Blocks(tuple(layers), first, last)
 
 
@@ -437,6 +439,6 @@ def _cost(chains: Chains, overlaps: bool) -> Cost:
     nodes = [chains.of(kind) for kind in "FB"]
     if not overlaps:
         jobs = [jobs_of([chain]) for chain in nodes]
-        return (sum(end_of(each, best_order(each)) for each in jobs),)
+        return (sum(end_of(chain_jobs, best_order(chain_jobs)) for chain_jobs in jobs),)
     lanes = [[node.time_ns for chain in nodes for node in chain if node.exchanges == lane] for lane in (False, True)]
     return sum(lanes[0]), sum(lanes[1])

@@ -32,13 +32,15 @@ def holding_of(model: CutModel, chains: Sequence[Chains], copies: int, room: Seq
 
     `copies`: number of ranks that hold each stage. `room`: bytes of each rank's device.
     """
-    steps_of = {id(each): (each, block.steps) for each, block in zip(chains, model.blocks, strict=True)}
-    bytes_of: dict[int, Bytes] = {
-        key: (sum(_always(model, steps, copies).values()), kept_bytes(each, "F"), kept_bytes(each, "I"))
-        for key, (each, steps) in steps_of.items()
+    steps_of = {
+        id(block_chains): (block_chains, block.steps) for block_chains, block in zip(chains, model.blocks, strict=True)
     }
-    first, *layers, last = (bytes_of[id(each)] for each in chains)
-    before, behind = (_always(model, model.blocks[at].steps, copies) for at in (0, -1))
+    bytes_of: dict[int, Bytes] = {
+        key: (sum(_always(model, steps, copies).values()), kept_bytes(block_chains, "F"), kept_bytes(block_chains, "I"))
+        for key, (block_chains, steps) in steps_of.items()
+    }
+    first, *layers, last = (bytes_of[id(block_chains)] for block_chains in chains)
+    before, behind = (_always(model, model.blocks[index].steps, copies) for index in (0, -1))
     shared = sum(size for tensor, size in before.items() if tensor in behind)
     return Holding(tuple(layers), first, last, shared, (), tuple(room))
 
@@ -55,9 +57,9 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
     spec = model.spec
     p, optimizer = spec.parallel, spec.train.optimizer
     sizes = [bytes_per_element(spec, row) for row in optimizer.rows]
-    found: dict[str, int] = {}
+    tensor_bytes: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
-        quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
+        quantised = {weight.param: weight.num_bytes for weight in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             slices = p.expert_tensor if param.stack else p.tensor
             groups = (p.expert if param.stack else 1) * (slices if param.split else 1)
@@ -65,9 +67,11 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
             size = sizes[optimizer.is_rest(param.matrices)]
-            kept = kept_under_zero(p.zero, elements, elements // holders, elements // (copies * holders)).bytes(size)
-            found[tensor] = (kept.weights if frozen else kept.total) + quantised.get(param.name, 0)
-    return found
+            rank_bytes = kept_under_zero(p.zero, elements, elements // holders, elements // (copies * holders)).bytes(
+                size
+            )
+            tensor_bytes[tensor] = (rank_bytes.weights if frozen else rank_bytes.total) + quantised.get(param.name, 0)
+    return tensor_bytes
 
 
 def kept_bytes(chains: Chains, kind: str) -> int:
@@ -76,27 +80,27 @@ def kept_bytes(chains: Chains, kind: str) -> int:
     A hidden state counts for the block that reads it, not for the one that produces it.
     """
     kinds = {"F": ("F",), "I": ("F", "I")}[kind]
-    buffers = {buffer.name: buffer for each in kinds for node in chains.of(each) for buffer in node.writes}
-    taken = _taken(chains)
-    for name, buffer in (taken | buffers).items():  # of values whose gradient comes from other blocks
+    buffers = {buffer.name: buffer for action in kinds for node in chains.of(action) for buffer in node.writes}
+    inputs = _taken(chains)
+    for name, buffer in (inputs | buffers).items():  # of values whose gradient comes from other blocks
         buffers.setdefault(gradient_of(name), Buffer(gradient_of(name), buffer.shape, buffer.dtype))
     later = chains.of({"F": "B", "I": "W"}[kind])
     written = {buffer.name for node in later for buffer in node.writes}
     reads = {name for node in later for name in node.instruction.reads} - written
     if kind == "F":
         reads = {name for name in reads if not is_gradient(name)}
-    sizes = taken | buffers
+    sizes = inputs | buffers
     roots = {_root(name, sizes) for name in reads if name in sizes}
     return sum(sizes[name].fixed_bytes + chains.rows * sizes[name].row_bytes for name in roots)
 
 
 def _taken(chains: Chains) -> dict[str, Buffer]:
     """The inputs of a block's segments, as buffers."""
-    found: dict[str, Buffer] = {}
+    buffers: dict[str, Buffer] = {}
     for use in (step for step in chains.stage.steps if isinstance(step, Use)):
         inputs: Iterable[tuple[str, Input]] = zip(use.inputs, use.segment.inputs, strict=True)
-        found |= {value: Buffer(value, each.shape, each.dtype) for value, each in inputs}
-    return found
+        buffers |= {value: Buffer(value, argument.shape, argument.dtype) for value, argument in inputs}
+    return buffers
 
 
 def _root(name: str, buffers: Mapping[str, Buffer]) -> str:
@@ -134,25 +138,25 @@ def moments_of(schedule: Schedule, within: bool = True) -> Moments:
 
 def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
     stages = schedule.stages_of(rank)
-    kept, late = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
-    most: list[tuple[int, ...]] = []
+    forwards, deferred = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    moments: list[tuple[int, ...]] = []
     for step in schedule.actions[rank]:
-        actions = sorted(actions_of(step), key=lambda each: each.kind != "F")
+        actions = sorted(actions_of(step), key=lambda action: action.kind != "F")
         for action in actions:
             s, kind = action.stage, action.kind
             if kind == "F":
-                kept[s] += 1
+                forwards[s] += 1
             elif kind == "W":
-                late[s] -= 1
+                deferred[s] -= 1
             else:
-                kept[s] -= 1
-                late[s] += kind == "I"
+                forwards[s] -= 1
+                deferred[s] += kind == "I"
             if kind in "FI" and (within or action is actions[-1]):
-                most = _with((*(kept[s] for s in stages), *(late[s] for s in stages)), most)
-    if len(most) > MOST_MOMENTS:
-        most = [tuple(map(max, zip(*most, strict=True)))]
+                moments = _with((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
+    if len(moments) > MOST_MOMENTS:
+        moments = [tuple(map(max, zip(*moments, strict=True)))]
     half = len(stages)
-    return tuple(tuple((1, one[i], one[half + i]) for i in range(half)) for one in most)
+    return tuple(tuple((1, moment[i], moment[half + i]) for i in range(half)) for moment in moments)
 
 
 def _with(one: tuple[int, ...], most: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -141,10 +141,10 @@ class Pipeline:
     @cached_property
     def cells(self) -> tuple[tuple[tuple[int, ...], tuple[Blocks, ...]], ...]:
         """(stages, distinct blocks of the ranks that hold them), in the order of their first stages."""
-        found: dict[tuple[int, ...], dict[int, Blocks]] = {}
+        cells: dict[tuple[int, ...], dict[int, Blocks]] = {}
         for rank, blocks in enumerate(self.blocks):
-            found.setdefault(self.stage_placement.stages_of(self.num_ranks, rank), {})[id(blocks)] = blocks
-        return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(found.items(), key=lambda f: f[0]))
+            cells.setdefault(self.stage_placement.stages_of(self.num_ranks, rank), {})[id(blocks)] = blocks
+        return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(cells.items(), key=lambda f: f[0]))
 
     def stage_load(self, stage: int, begin: int, end: int) -> int:
         """The load of a stage with a run of layers, on the slowest rank that holds it."""
@@ -178,8 +178,10 @@ class Pipeline:
     def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[LaneCosts]:
         last = self.num_stages - 1
         down = [self._descends(run) for run in range(len(stages))]
-        for each in kinds:
-            for before, behind, first, final in zip(each.before, each.behind, each.first, each.last, strict=True):
+        for blocks in kinds:
+            for before, behind, first, final in zip(
+                blocks.before, blocks.behind, blocks.first, blocks.last, strict=True
+            ):
                 ends = tuple((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
                 yield LaneCosts(tuple(behind if descends else before for descends in down), ends)
 
@@ -188,23 +190,24 @@ class Pipeline:
 
         A device with less memory than the largest one counts as holding the difference.
         """
-        held = self.holding
-        if held is None:
+        holding = self.holding
+        if holding is None:
             return
-        last, kinds = self.num_stages - 1, [*dict.fromkeys(held.layers)]
-        for rank, moments in enumerate(held.moments):
+        last, kinds = self.num_stages - 1, [*dict.fromkeys(holding.layers)]
+        for rank, moments in enumerate(holding.moments):
             if self.stage_placement.stages_of(self.num_ranks, rank) != stages:
                 continue
             for moment in moments:
                 ends = [
-                    (held_by(often, held.first) if s == 0 else 0) + (held_by(often, held.last) if s == last else 0)
-                    for s, often in zip(stages, moment, strict=True)
+                    (held_by(counts, holding.first) if s == 0 else 0)
+                    + (held_by(counts, holding.last) if s == last else 0)
+                    for s, counts in zip(stages, moment, strict=True)
                 ]
-                ends[0] += max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
+                ends[0] += max(holding.room) - holding.room[rank] - (holding.shared if {0, last} <= {*stages} else 0)
                 costs = []
-                for run, often in enumerate(moment):
-                    of_kind = {kind: held_by(often, kind) for kind in kinds}
-                    layers = [of_kind[layer] for layer in held.layers]
+                for run, counts in enumerate(moment):
+                    of_kind = {kind: held_by(counts, kind) for kind in kinds}
+                    layers = [of_kind[layer] for layer in holding.layers]
                     costs.append((0, *accumulate(reversed(layers) if self._descends(run) else layers)))
                 yield LaneCosts(tuple(costs), tuple(ends))
 
@@ -215,8 +218,8 @@ class Pipeline:
         them on half of the micro-batches.
         """
         ranks = [self.loads(stages, b, [runs[s] for s in stages]) for stages, kinds in self.cells for b in kinds]
-        each = [self.stage_load(s, *run) for s, run in enumerate(runs)]
-        return self.held(runs), max(ranks), max(each), sum(load * load for load in each)
+        stage_loads = [self.stage_load(s, *run) for s, run in enumerate(runs)]
+        return self.held(runs), max(ranks), max(stage_loads), sum(load * load for load in stage_loads)
 
     def held(self, runs: Runs) -> int:
         """Bytes of the fullest rank."""
@@ -233,8 +236,8 @@ class Pipeline:
 
     def split_of(self, runs: Runs) -> LayerSplit:
         """The runs, with their loads."""
-        held, rank_load, stage_load, _ = self.score(runs)
-        return LayerSplit(runs, rank_load // self.stage_placement.copies, stage_load, held)
+        fullest, rank_load, stage_load, _ = self.score(runs)
+        return LayerSplit(runs, rank_load // self.stage_placement.copies, stage_load, fullest)
 
 
 def held_by(often: Bytes, held: Bytes) -> int:
@@ -277,7 +280,7 @@ class Again:
         if not self._first:
             self._first = run_again(plain, inside, self._cut_of)
         of_kind = zip(self._first, plain, inside, strict=True)
-        return tuple(replace(step if first.again else whole, again=first.again) for first, step, whole in of_kind)
+        return tuple(replace(step if first.again else inner, again=first.again) for first, step, inner in of_kind)
 
 
 def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
@@ -288,16 +291,16 @@ def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: C
     """
     read: set[str] = set()  # by backwards that run after the step's
     result: list[StageStep] = []
-    for step, whole in zip(reversed(plain), reversed(inside), strict=True):
+    for step, inner in zip(reversed(plain), reversed(inside), strict=True):
         if isinstance(step, ir.Communication):
             again = not read.isdisjoint(_moved(step))
             read |= _bases(step.inputs) if again else set()
         else:
-            assert isinstance(whole, ir.Use), "both are lists of the same steps"
-            again = not (read | _read_back(whole, cut_of)).isdisjoint(step.outputs if result else ())
-            kept = step if again else whole
-            read |= _read_back(kept, cut_of) | (set(step.inputs) if again else set())
-            step = kept
+            assert isinstance(inner, ir.Use), "both are lists of the same steps"
+            again = not (read | _read_back(inner, cut_of)).isdisjoint(step.outputs if result else ())
+            chosen_step = step if again else inner
+            read |= _read_back(chosen_step, cut_of) | (set(step.inputs) if again else set())
+            step = chosen_step
         result.append(replace(step, again=again))
     return tuple(reversed(result))
 

@@ -46,7 +46,7 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
         rows: dict[str, str] = {step.site: step.kind for step in communications if step.moves_rows}
         times: dict[tuple[str, str], int] = {}
         for action in "FB":
-            nodes = [each for each in chains.of(action) if each.ordered]
+            nodes = [node for node in chains.of(action) if node.ordered]
             for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
                 name, phase = node.instruction.site, node.instruction.phase
                 if node.exchanges:
@@ -57,7 +57,9 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
         for step in stage.steps:
             name = node_of(step)
             kind = step.segment.kind if isinstance(step, Use) else step.kind
-            graph.nodes[name] = GraphNode(kind, stage.index, {each: times.get((name, each), 0) / 1e9 for each in "FIW"})
+            graph.nodes[name] = GraphNode(
+                kind, stage.index, {phase: times.get((name, phase), 0) / 1e9 for phase in "FIW"}
+            )
             for value in step.inputs:
                 if value in makers:
                     maker, size = makers[value]

@@ -60,16 +60,16 @@ class LogicalParameter:
 
 def tensors(spec: Spec, steps: Iterable[StageStep]) -> tuple[SegmentTensor, ...]:
     """Every tensor of the steps once, in the order of the model. The MTP block reads the embedding and head again."""
-    found: dict[str, tuple[ir.Param, SegmentTensor]] = {}
+    entries: dict[str, tuple[ir.Param, SegmentTensor]] = {}
     for step in steps:
         if isinstance(step, ir.Use):
             for param, (_, name) in zip(step.segment.params, step.params, strict=True):
-                if name not in found:
-                    found[name] = (param, _tensor(spec, param, name))
-                first = found[name][0]
+                if name not in entries:
+                    entries[name] = (param, _tensor(spec, param, name))
+                first = entries[name][0]
                 alike = [(p.shape, p.role, p.init, p.decay, p.uniform, p.mean, p.split) for p in (first, param)]
                 assert alike[0] == alike[1], f"{name} is declared in two ways"
-    return tuple(tensor for _, tensor in found.values())
+    return tuple(tensor for _, tensor in entries.values())
 
 
 def parameters(spec: Spec) -> tuple[LogicalParameter, ...]:
@@ -86,10 +86,10 @@ def parameters(spec: Spec) -> tuple[LogicalParameter, ...]:
 
 def model_parameters(model: Model) -> tuple[LogicalParameter, ...]:
     """The logical parameters in a checkpoint of a model, in the order of the model."""
-    one = Machine(devices=1, device=Device(name="cpu", memory=1))
+    machine = Machine(devices=1, device=Device(name="cpu", memory=1))
     outline = Spec.model_construct(
         model=model,
-        cluster=Cluster(name="one", nodes=1, node=one),
+        cluster=Cluster(name="one", nodes=1, node=machine),
         precision=BUILT_IN["fp32"],
         parallel=Parallel(pipeline=1, data=1, expert=1),
         train=Train.model_construct(sequence=1, micro_batch=1, optimizer=AdamW()),

@@ -61,7 +61,9 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
     owners: Owners = expert_placement.owners if expert_placement else {}
     owned = {row.name: _owners(row, mesh.ep, owners) for row in rows if row.num_experts is not None}
     replicas = tuple(
-        each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
+        replica
+        for row in rows
+        for replica in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
     sites = dividing_sites(stages, replicas, parallel.zero)
     rank_of: dict[str, int] = {
@@ -153,16 +155,16 @@ def replicas_of(
     of_experts, places = tensor.num_experts is not None, tuple(owners) if owners else (0,)
     assert not (of_experts and split) or len(slices) == mesh.etp, f"{tensor.name} is not split as experts are"
     holders = {
-        (place, at): Holders(
-            pipeline_ranks, sharing(mesh, of_experts, split is not None, place * mesh.etp + at), mesh.columns
+        (place, index): Holders(
+            pipeline_ranks, sharing(mesh, of_experts, split is not None, place * mesh.etp + index), mesh.columns
         )
         for place in {*places}
-        for at in range(len(slices))
+        for index in range(len(slices))
     }
     return tuple(
-        Replica(name, tensor.name, *row, holders[place, at], tensor.uniform, part, tensor.matrices, tensor.mean)
+        Replica(name, tensor.name, *row, holders[place, index], tensor.uniform, part, tensor.matrices, tensor.mean)
         for name, place in zip(names, places, strict=True)
-        for at, part in enumerate(slices)
+        for index, part in enumerate(slices)
     )
 
 
@@ -179,11 +181,11 @@ def buckets(
     """
     grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool, bool], list[Replica]] = defaultdict(list)
     for tensor, rows in groupby(replicas, key=attrgetter("tensor")):
-        for (holders, matrices, role), held in groupby(rows, key=attrgetter("holders", "matrices", "role")):
+        for (holders, matrices, role), group in groupby(rows, key=attrgetter("holders", "matrices", "role")):
             key = holders, stages[tensor], sites.get(tensor, ()), optimizer.is_rest(matrices), role == "still"
-            grouped[key].extend(held)
+            grouped[key].extend(group)
     return tuple(
-        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), (), read_by, rest, still)
-        for (holders, used_by, read_by, rest, still), group in grouped.items()
+        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), (), read_by, is_rest, is_still)
+        for (holders, used_by, read_by, is_rest, is_still), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

@@ -62,19 +62,19 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
     if BASE in manifest.meta:
         message = f"{checkpoint} has only adapters, without the weights of the model"
         raise InitialError(message, "merge them with `dsc export hf`, and import the result with `dsc import hf`")
-    held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
-    wanted = {stored(each): each.shape for each in model_parameters(spec.model)}
-    if spec.adapter is None and not any(INDEXER in name for name in held):
+    shapes = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
+    wanted = {stored(param): param.shape for param in model_parameters(spec.model)}
+    if spec.adapter is None and not any(INDEXER in name for name in shapes):
         wanted = {name: shape for name, shape in wanted.items() if INDEXER not in name}
-    wrong = [f"{StoredName(name).name} is missing" for name in wanted if name not in held]
+    wrong = [f"{StoredName(name).name} is missing" for name in wanted if name not in shapes]
     wrong += [
-        f"{StoredName(name).name} is {_extents(held[name])}, but {_extents(shape)} in the model"
+        f"{StoredName(name).name} is {_extents(shapes[name])}, but {_extents(shape)} in the model"
         for name, shape in wanted.items()
-        if name in held and held[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
     if wrong:
-        more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
-        message = f"{checkpoint} is of another model: {', '.join(wrong[:MAX_SHOWN])}{more}"
+        suffix = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
+        message = f"{checkpoint} is of another model: {', '.join(wrong[:MAX_SHOWN])}{suffix}"
         raise InitialError(message, "`dsc verify` lists what the checkpoint has, `dsc show` what the model has")
     model_type, context = once_published(manifest.meta)
     return Initial(spec.train.initial, digest(manifest), model_type, context)
@@ -187,8 +187,8 @@ def with_files(
     files, mistakes = _read(spec, origins, folder, opened, table, runs=runs)
     modules, of_modules = _modules(spec, origins, folder)
     rewards, of_rewards = _rewards(spec, origins, folder)
-    if found := (*mistakes, *of_modules, *of_rewards):
-        raise SpecError(found)
+    if all_mistakes := (*mistakes, *of_modules, *of_rewards):
+        raise SpecError(all_mistakes)
     return spec.with_files(replace(files, modules=modules, rewards=rewards or None))
 
 
@@ -221,10 +221,12 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     """
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
     folder, runs = Path(file).parent, {run_name(view.spec.name) for view in views}
-    found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views]
-    found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
-    found += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
-    return tuple(dict.fromkeys(mistake for each in found for mistake in each))
+    mistakes = [
+        _read(view.spec, view.context.origins, folder, tuple(view.context.chosen), runs=runs)[1] for view in views
+    ]
+    mistakes += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
+    mistakes += [_rewards(view.spec, view.context.origins, folder)[1] for view in views]
+    return tuple(dict.fromkeys(mistake for file_mistakes in mistakes for mistake in file_mistakes))
 
 
 def _modules(
@@ -259,13 +261,13 @@ def _rewards(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[dic
     from compiler.model.modules.named import ModuleError, reward_source
 
     texts, mistakes = {}, []
-    for each in spec.train.grpo.rewards if spec.train.grpo else ():
+    for reward in spec.train.grpo.rewards if spec.train.grpo else ():
         try:
-            if each.file is not None:
-                texts[each.name] = reward_source(each.file, each.function, folder)
+            if reward.file is not None:
+                texts[reward.name] = reward_source(reward.file, reward.function, folder)
         except ModuleError as error:
-            at = origins.get(f"train.grpo.rewards.{each.name}.file")
-            mistakes.append(Diagnostic("M0102", str(error), at, error.hint))
+            span = origins.get(f"train.grpo.rewards.{reward.name}.file")
+            mistakes.append(Diagnostic("M0102", str(error), span, error.hint))
     return texts, tuple(mistakes)
 
 

@@ -37,8 +37,8 @@ def with_owners(
     work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role in ("parameter", "still")}
     load = Counter[int]()
     owners: dict[str, tuple[int, ...]] = {}
-    whole = [bucket for bucket in buckets if not bucket.rest]
-    for bucket in sorted(whole, key=lambda bucket: len(bucket.holders)):  # those with most choice come last
+    matrix_buckets = [bucket for bucket in buckets if not bucket.rest]
+    for bucket in sorted(matrix_buckets, key=lambda bucket: len(bucket.holders)):  # those with most choice come last
         owners[bucket.name] = _owners(bucket, work, load)
     return tuple(replace(bucket, owners=owners.get(bucket.name, ())) for bucket in buckets)
 
@@ -144,14 +144,14 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
     for stage in plan.stages_of(rank):
         runs = num_micro_batches // len(plan.ranks_of_stage(stage))
         for step in plan.stages[stage].steps:
-            if isinstance(step, Use) and (here := plan.sharded.get(step.site)) is not None:
+            if isinstance(step, Use) and (shards := plan.sharded.get(step.site)) is not None:
                 gathers, scatters = plan.moves_of(step)
-                elements = sum(size - size // len(holders) for holders, size in here.buckets)
-                gradients += runs * scatters * elements * ITEMSIZE[here.gradients.dtype]
-                weights += runs * gathers * elements * ITEMSIZE[here.weights.dtype] if here.weights else 0
+                elements = sum(size - size // len(holders) for holders, size in shards.buckets)
+                gradients += runs * scatters * elements * ITEMSIZE[shards.gradients.dtype]
+                weights += runs * gathers * elements * ITEMSIZE[shards.weights.dtype] if shards.weights else 0
             if isinstance(step, Communication) and step.moves_rows:
                 forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
                 parts = (forward, backward, *((forward,) if step.again else ()))
-                shard_bytes = sum(min(each.fixed_bytes for each in part) for part in parts if part)
+                shard_bytes = sum(min(buffer.fixed_bytes for buffer in part) for part in parts if part)
                 rows += runs * (getattr(plan.mesh, step.axis) - 1) * shard_bytes
     return Crossing(gradients, weights, rows)

@@ -112,7 +112,7 @@ def reward_file(name: str) -> str:
 
 def reward_files_of(spec: Spec) -> dict[str, str]:
     """The texts of the reward files that the spec names, by their names in a build."""
-    named = [each.name for each in spec.train.grpo.rewards if each.file is not None] if spec.train.grpo else []
+    named = [reward.name for reward in spec.train.grpo.rewards if reward.file is not None] if spec.train.grpo else []
     rewards = files_of(spec).rewards
     assert rewards is not None or not named, "a spec that names files of rewards is read with them"
     return {reward_file(name): rewards[name] for name in named} if rewards else {}
@@ -128,7 +128,8 @@ def standing_alone(spec: Spec) -> Spec:
     if (grpo := spec.train.grpo) is None:
         return spec
     rewards = tuple(
-        each if each.file is None else each.model_copy(update={"file": reward_file(each.name)}) for each in grpo.rewards
+        reward if reward.file is None else reward.model_copy(update={"file": reward_file(reward.name)})
+        for reward in grpo.rewards
     )
     train = spec.train.model_copy(update={"grpo": grpo.model_copy(update={"rewards": rewards})})
     return spec.model_copy(update={"train": train})

@@ -65,16 +65,20 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     """
     table, precision, tensor = table or rate_table_of(spec), spec.precision, spec.parallel.tensor
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
-    fabric = Fabric(tuple(NodeRun(count, node.devices, _links(at, place)) for count, node, at, place in parts))
-    _, node, at, place = parts[part_of(spec, rank)]
+    fabric = Fabric(
+        tuple(NodeRun(count, node.devices, _links(part_table, place)) for count, node, part_table, place in parts)
+    )
+    _, node, part_table, place = parts[part_of(spec, rank)]
     wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, spec)]
-    found = {each: points_of(at, place, *each) for each in wanted}
+    rated_points = {key: points_of(part_table, place, *key) for key in wanted}
     notes: list[str] = []
     if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
         notes.insert(0, f"device {node.device.name} has no rate table: it reaches the same shares of its peaks as H100")
-    if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
-        notes.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
-    if any(factor.carried for factor in at.factors):
+    if node.device.bf16 is not None and node.device.hbm is None and part_table.device.hbm is not None:
+        notes.insert(
+            0, f"device {node.device.name} states no hbm: its memory is as fast as that of {part_table.device.name}"
+        )
+    if any(factor.carried for factor in part_table.factors):
         notes.append("products and exchanges slow down in training as much as on H800, where they were profiled")
     if precision.scales_tensors and node.device.bf16 is not None:
         notes.append("products in e4m3 with one scale per tensor are as fast as those with one scale per block")
@@ -86,31 +90,31 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     share = spec.sequence_ranks // context  # tensor ranks that have parts of one sequence
     contexts = range(0, context * tensor, tensor)
     return Rates(
-        points={each: points for each, (points, _) in found.items()},
+        points={key: points for key, (points, _) in rated_points.items()},
         fabric=fabric,
         experts=experts_of(spec, fabric, rank),
         sharing={
             "tp": Holders((rank,), range(tensor), columns),
             "cp": Holders((rank,), contexts, columns),
-            "sq": tuple(rank * columns + first + at for first in contexts for at in range(share)),
+            "sq": tuple(rank * columns + first + offset for first in contexts for offset in range(share)),
         },
-        launch_s=_seconds(at)["launch"],
-        host_read_s=_seconds(at)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
+        launch_s=_seconds(part_table)["launch"],
+        host_read_s=_seconds(part_table)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,
         plain=precision.compute,
-        cores=at.device.cores if node.device.bf16 is None else None,
+        cores=part_table.device.cores if node.device.bf16 is None else None,
         ranks_of_node=node.devices,
-        sms=place.device.sms if at.tiles else None,
+        sms=place.device.sms if part_table.tiles else None,
         compute=place.compute,
-        left=place.compute if place.communication else 1 - _taken(at),
+        left=place.compute if place.communication else 1 - _taken(part_table),
         keeps=place.communication > 0,
-        carried={factor.kind: factor.factor for factor in at.factors if factor.carried},
-        rope=any(row.kind == "rope" for row in at.rows),
-        pair=at.factor_of(PAIR),
-        table=at.name,
-        calibrated=at != shipped_table(CPU),
+        carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
+        rope=any(row.kind == "rope" for row in part_table.rows),
+        pair=part_table.factor_of(PAIR),
+        table=part_table.name,
+        calibrated=part_table != shipped_table(CPU),
         assumptions=tuple(notes),
-        notes={each: note for each, (_, note) in found.items() if note},
+        notes={key: note for key, (_, note) in rated_points.items() if note},
     )
 
 
@@ -157,11 +161,11 @@ def _dtypes(kind: str, spec: Spec) -> tuple[str, ...]:
     precision = spec.precision
     if kind not in FLOPS:
         return ("any",)
-    both = tuple(dict.fromkeys((precision.compute, precision.linear)))
+    dtypes = tuple(dict.fromkeys((precision.compute, precision.linear)))
     if kind in ("gemm", "wgrad"):
-        return both
+        return dtypes
     if kind in GROUPED:
-        return both if precision.high or _has_other_groups(spec.model) else (precision.linear,)
+        return dtypes if precision.high or _has_other_groups(spec.model) else (precision.linear,)
     return (precision.compute,)
 
 
@@ -249,16 +253,16 @@ def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:
     classes = (kind, *INSTEAD.get(kind, ()))
     for name in classes:
         yield name, dtype
-    for other in ("e4m3", *DTYPES) if dtype == "e2m1" else DTYPES:
+    for stand_in in ("e4m3", *DTYPES) if dtype == "e2m1" else DTYPES:
         for name in classes:
-            yield name, other
+            yield name, stand_in
 
 
 def _rate(row: RateRow, measured: MeasuredDevice, place: DeviceSplit, kind: str, dtype: str) -> float:
     """The rate of a row on a device of the spec: scaled by the peaks, and by the SMs relative to the row's."""
     assert row.rate is not None
-    here, there = peak_of(place.device, kind, dtype), peak_of(measured, row.kind, row.dtype)
-    rate = row.rate * here / there if here and there else row.rate
+    peak, row_peak = peak_of(place.device, kind, dtype), peak_of(measured, row.kind, row.dtype)
+    rate = row.rate * peak / row_peak if peak and row_peak else row.rate
     if kind in FLOPS:
         return rate * place.compute / (row.sms / measured.sms if row.sms and measured.sms else 1.0)
     if kind in LINKS and row.sms and place.communication:
@@ -283,8 +287,8 @@ def _roofline(place: DeviceSplit, kind: str, dtype: str) -> float:
 def _seconds(table: RateTable) -> dict[str, float]:
     """Seconds of launches and latencies. A class without a row takes that of its stand-in, or 0."""
     seconds = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
-    found = {kind: next((seconds[k] for k in (kind, *INSTEAD.get(kind, ())) if k in seconds), 0.0) for kind in SECONDS}
-    return found
+    times = {kind: next((seconds[k] for k in (kind, *INSTEAD.get(kind, ())) if k in seconds), 0.0) for kind in SECONDS}
+    return times
 
 
 def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
@@ -292,8 +296,10 @@ def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
     columns, group, precision = spec.parallel.columns, spec.parallel.expert_group, spec.precision
     devices = spec.cluster.parts[part_of(spec, rank)][1].devices
     alike = group * devices // gcd(group, devices)  # from here on the spreads of groups repeat
-    groups = [Holders((rank,), range(at, at + group), columns) for at in range(0, min(columns, alike), group)]
-    spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
+    groups = [Holders((rank,), range(first, first + group), columns) for first in range(0, min(columns, alike), group)]
+    spread, members = max(
+        ((fabric.spread(holders), holders) for holders in groups), key=lambda entry: (entry[0].nodes, entry[0].most)
+    )
     return ExpertTraffic(
         members,
         spread,
@@ -331,17 +337,17 @@ def rank_rates(spec: Spec) -> tuple[Rates, ...]:
     """The rates of each pipeline rank. Ranks with equal devices and equal spreads of expert groups share one value."""
     first = rates_of(spec)
     kinds = [(part, experts_of(spec, first.fabric, rank).spread) for rank, part in enumerate(parts_of_ranks(spec))]
-    others = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
-    return tuple(others.get(kind, first) for kind in kinds)
+    other_rates = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
+    return tuple(other_rates.get(kind, first) for kind in kinds)
 
 
 def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
     """The rates of each pipeline rank."""
-    each = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
-    assert len(each) == num_ranks, "there are rates for each pipeline rank"
-    return each
+    per_rank = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
+    assert len(per_rank) == num_ranks, "there are rates for each pipeline rank"
+    return per_rank
 
 
 def kinds_of(rates: Sequence[Rates]) -> tuple[int, ...]:
     """For each rank, the first rank with the same rates."""
-    return tuple(rates.index(each) for each in rates)
+    return tuple(rates.index(entry) for entry in rates)

@@ -28,15 +28,15 @@ def sent_rows(spec: Spec, moe: Moe) -> int:
 def balanced_rows(spec: Spec) -> int:
     """Rows that an expert rank receives in a layer with even load: as many as it sends, padded."""
     ranks, alignment = spec.parallel.expert, spec.row_alignment
-    found = (even_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
-    return max(found, default=0)
+    rows = (even_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
+    return max(rows, default=0)
 
 
 def held_rows(spec: Spec) -> int:
     """Rows for planning memory: as many as an expert rank sends, with the most padding that these can need."""
     ranks, alignment = spec.parallel.expert, spec.row_alignment
-    found = (most_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
-    return max(found, default=0)
+    rows = (most_rows(sent_rows(spec, moe), moe.experts // ranks, alignment) for moe in mixtures(spec))
+    return max(rows, default=0)
 
 
 def held(spec: Spec) -> Received:
@@ -63,8 +63,8 @@ def most_held(spec: Spec, rows: int) -> Received:
     if not spec.by_nodes:
         return Received(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
-    most = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
-    return Received(rows, nodes * tokens, nodes * tokens * most * spec.parallel.expert_tensor)
+    most_choices = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
+    return Received(rows, nodes * tokens, nodes * tokens * most_choices * spec.parallel.expert_tensor)
 
 
 # --- Rows that tensor and context ranks gather and scatter inside a model

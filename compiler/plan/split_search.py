@@ -73,8 +73,8 @@ class CellSearch:
 
     def fastest(self) -> tuple[Limits, Runs]:
         """The fastest runs, with their limits."""
-        _, most, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
-        return self._settled((LOAD, STAGE), self._floor(), (most, NO_LIMIT, most, NO_LIMIT))
+        _, load, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
+        return self._settled((LOAD, STAGE), self._floor(), (load, NO_LIMIT, load, NO_LIMIT))
 
     def fullest_least(self, fastest: Limits, held: int) -> Runs:
         """The near tie of the fastest runs with the least bytes on the fullest device, which is `held` for those."""
@@ -97,9 +97,9 @@ class CellSearch:
             for sought in order:
                 high = min(limits[LOAD], limits[STAGE]) if sought == STAGE else limits[sought]
                 limits = lowest(sought, least[sought], with_limit(limits, sought, high))
-            found = self._finds(limits)
-            if found is not None:
-                return with_limit(limits, SQUARES, found[0]), self._runs(found)
+            split = self._finds(limits)
+            if split is not None:
+                return with_limit(limits, SQUARES, split[0]), self._runs(split)
             # with more of the first limit, less of the next ones may be enough
             least = with_limit(least, order[0], limits[order[0]])
         raise AssertionError("every model can be split into so many stages")
@@ -171,9 +171,9 @@ class CellSearch:
         """Whether the layers that are left are too much for this cell and those after it."""
         self._step()
         cells = len(self.cells) - index
-        left = self._left(cursors, stops)
-        if left > cells * limits[LOAD] or left > cells * self.num_runs * limits[STAGE]:
-            over.note((-(-left // cells), 0, -(-left // (cells * self.num_runs)), 0))
+        remaining = self._left(cursors, stops)
+        if remaining > cells * limits[LOAD] or remaining > cells * self.num_runs * limits[STAGE]:
+            over.note((-(-remaining // cells), 0, -(-remaining // (cells * self.num_runs)), 0))
             return True
         return False
 
@@ -203,9 +203,9 @@ class CellSearch:
             for heads, before in states:
                 for end in range(start, stops[run] + 1):
                     self._step()
-                    spent, taken = taken_with(cell, before, run, start, end)
-                    if exceeds(taken, limits):
-                        over.note(taken)
+                    spent, usage = taken_with(cell, before, run, start, end)
+                    if exceeds(usage, limits):
+                        over.note(usage)
                         break
                     grown.append(((*heads, end), spent))
             states = grown
@@ -215,9 +215,9 @@ class CellSearch:
         """The farthest end of the last run within the limits; -1 if even an empty run is too much."""
         self._step()
         end, last = stop, self.num_runs - 1
-        for at, (costs, each) in enumerate(zip(cell.costs[last], before, strict=True)):
-            timed = at < len(cell.times)
-            room = min(limits[LOAD] - each, limits[STAGE] - cell.ends[last][at]) if timed else limits[HELD] - each
+        for lane, (costs, spent) in enumerate(zip(cell.costs[last], before, strict=True)):
+            timed = lane < len(cell.times)
+            room = min(limits[LOAD] - spent, limits[STAGE] - cell.ends[last][lane]) if timed else limits[HELD] - spent
             end = min(end, bisect_right(costs, costs[start] + room, start, stop + 1) - 1)
         if end < stop:
             over.note(taken_with(cell, before, last, start, max(start, end + 1))[1])
@@ -230,27 +230,27 @@ class CellSearch:
         high, middle = limits[sought], False
         while low < high:
             limit = (low + high) // 2 if middle else high - 1  # high - 1 ends the search if no split lies between
-            found = self._finds(with_limit(limits, sought, limit))
-            if found is None:
+            split = self._finds(with_limit(limits, sought, limit))
+            if split is None:
                 low = limit + 1
             else:
-                held, load, stage, _ = self.pipeline.score(self._runs(found))
-                high = (load, held, stage)[sought]
+                memory, load, stage, _ = self.pipeline.score(self._runs(split))
+                high = (load, memory, stage)[sought]
             middle = not middle
         return with_limit(limits, sought, high)
 
     def _finds(self, limits: Limits) -> Found | None:
         """The split with the least sum of squares within the limits; of equals, the one whose runs end earliest."""
-        found = (self._find(limits, starts, stops) for starts, stops in self._bounds())
-        return min((each for each in found if each is not None and each[0] <= limits[SQUARES]), default=None)
+        splits = (self._find(limits, starts, stops) for starts, stops in self._bounds())
+        return min((split for split in splits if split is not None and split[0] <= limits[SQUARES]), default=None)
 
     def _find(self, limits: Limits, starts: Cursors, stops: Cursors) -> Found | None:
         states: dict[Cursors, Found] = {starts: (0, (starts,))}
         for index in range(len(self.cells)):
             following: dict[Cursors, Found] = {}
             for cursors, (squares, path) in states.items():
-                for ends, more in self._ways(index, cursors, stops, limits):
-                    entry = (squares + more, (*path, ends))
+                for ends, added in self._ways(index, cursors, stops, limits):
+                    entry = (squares + added, (*path, ends))
                     if ends not in following or entry < following[ends]:
                         following[ends] = entry
             behind = sum(len(cell.stages) for cell in self.cells[index + 1 :])
@@ -274,10 +274,10 @@ class CellSearch:
             for heads, before, squares in states:
                 for end in range(start + (cell.stages[run] not in outer), stops[run] + 1):
                     self._step()
-                    spent, taken = taken_with(cell, before, run, start, end)
-                    if exceeds(taken, limits):
+                    spent, usage = taken_with(cell, before, run, start, end)
+                    if exceeds(usage, limits):
                         break
-                    grown.append(((*heads, end), spent, squares + taken[STAGE] * taken[STAGE]))
+                    grown.append(((*heads, end), spent, squares + usage[STAGE] * usage[STAGE]))
             states = grown
         for ends, _, squares in states:
             if self._can_end(index, ends, stops, limits):
@@ -285,16 +285,16 @@ class CellSearch:
 
     def _can_end(self, index: int, ends: Cursors, stops: Cursors, limits: Limits) -> bool:
         """Whether the layers that are left are enough for the stages after this cell, and not too much for them."""
-        rest = self.cells[index + 1 :]
+        later_cells = self.cells[index + 1 :]
         outer = (0, self.pipeline.num_stages - 1)
-        inner = sum(s not in outer for cell in rest for s in cell.stages)
+        inner = sum(s not in outer for cell in later_cells for s in cell.stages)
         if self.pipeline.folded and sum(ends) > self.size:
             return False
         spans = self._spans(ends, stops)
         if sum(end - begin for begin, end in spans) < inner or any(end < begin for begin, end in spans):
             return False
-        most = min(limits[LOAD] * len(rest), limits[STAGE] * sum(len(cell.stages) for cell in rest))
-        return all(sum(lane[end] - lane[begin] for begin, end in spans) <= most for lane in self.least)
+        limit = min(limits[LOAD] * len(later_cells), limits[STAGE] * sum(len(cell.stages) for cell in later_cells))
+        return all(sum(lane[end] - lane[begin] for begin, end in spans) <= limit for lane in self.least)
 
 
 Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and after each
@@ -303,7 +303,7 @@ Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors befor
 def taken_with(cell: StageCell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
     """What a cell has spent on each lane after one more run of layers, and the values that limits apply to."""
     costs, times = cell.costs[run], len(cell.times)
-    spent = [each + lane[end] - lane[start] for each, lane in zip(before, costs, strict=True)]
+    spent = [cost + lane[end] - lane[start] for cost, lane in zip(before, costs, strict=True)]
     if times == 1:
         load, alone = spent[0], cell.ends[run][0] + costs[0][end] - costs[0][start]
     else:
@@ -317,8 +317,8 @@ def exceeds(taken: Limits, limits: Limits) -> bool:
 
 
 def with_limit(limits: Limits, sought: int, limit: int) -> Limits:
-    load, held, stage, squares = (limit if k == sought else each for k, each in enumerate(limits))
-    return load, held, stage, squares
+    load, memory, stage, squares = (limit if k == sought else current for k, current in enumerate(limits))
+    return load, memory, stage, squares
 
 
 def _even(num_layers: int, num_stages: int) -> Runs:
@@ -347,17 +347,19 @@ Entry = TypeVar("Entry", bound=Any)
 def search_of(pipeline: Pipeline) -> CellSearch:
     """The search for splits of a pipeline: by counts of layers if they are enough, else by where runs begin."""
     unlike, cells = _unlike(pipeline), pipeline.cells
-    several = len(cells[0][0]) > 1
+    several_runs = len(cells[0][0]) > 1
     # Each cell but the first has a layer of the first run, so this run takes all unlike layers.
-    return AlikeSearch(pipeline, unlike) if several and unlike < len(cells) else CellSearch(pipeline)
+    return AlikeSearch(pipeline, unlike) if several_runs and unlike < len(cells) else CellSearch(pipeline)
 
 
 def _unlike(pipeline: Pipeline) -> int:
     """The number of layers before those that have the same cost and memory as the last one on every device."""
     columns: list[tuple[Any, ...]] = [blocks.layers for blocks in pipeline.kinds]
     columns += [pipeline.holding.layers] if pipeline.holding is not None else []
-    other = [at for at in range(pipeline.num_layers) if any(column[at] != column[-1] for column in columns)]
-    return other[-1] + 1 if other else 0
+    unlike_layers = [
+        layer for layer in range(pipeline.num_layers) if any(column[layer] != column[-1] for column in columns)
+    ]
+    return unlike_layers[-1] + 1 if unlike_layers else 0
 
 
 class AlikeSearch(CellSearch):
@@ -369,7 +371,7 @@ class AlikeSearch(CellSearch):
 
     def _lowest(self, sought: int, low: int, limits: Limits) -> Limits:
         """The limits with the lowest value of the sought one. Within the given limits all layers can be taken."""
-        least = self._best(limits, 0, lambda most, _, taken: max(most, taken[sought]))
+        least = self._best(limits, 0, lambda largest, _, usage: max(largest, usage[sought]))
         assert least is not None, "all layers can be taken within the given limits"
         return with_limit(limits, sought, max(low, least))
 
@@ -382,10 +384,10 @@ class AlikeSearch(CellSearch):
             squares, begins, path = entry
             return squares + taken[SQUARES], none if self.pipeline.folded else _sum(begins, counts), (*path, counts)
 
-        found = self._best(limits, (0, none, ()), after)
-        if found is None or found[0] > limits[SQUARES]:
+        split = self._best(limits, (0, none, ()), after)
+        if split is None or split[0] > limits[SQUARES]:
             return None
-        squares, begins, path = found  # in a loop, a run begins where the previous one ends
+        squares, begins, path = split  # in a loop, a run begins where the previous one ends
         return squares, tuple(accumulate(path, _sum, initial=(0, *accumulate(begins[:-1]))))
 
     def _best(self, limits: Limits, first: Entry, after: Callable[[Entry, Counts, Limits], Entry]) -> Entry | None:
@@ -393,17 +395,17 @@ class AlikeSearch(CellSearch):
 
         `after` returns an entry with the counts of one more cell. It must keep the order of entries.
         """
-        ways = [self._ways_of(at, limits, lambda way: after(first, *way)) for at in range(len(self.cells))]
-        most = [max((total for states in each.values() for _, total in states), default=0) for each in ways]
-        behind = [*accumulate(most[:0:-1], initial=0)]  # the most layers that the cells after each can take
+        ways = [self._ways_of(index, limits, lambda way: after(first, *way)) for index in range(len(self.cells))]
+        totals = [max((total for states in of_cell.values() for _, total in states), default=0) for of_cell in ways]
+        behind = [*accumulate(totals[:0:-1], initial=0)]  # the most layers that the cells after each can take
         states: dict[State, Entry] = {(0, 0): first}
         for of_cell in ways:
             following: dict[State, Entry] = {}
-            left = behind.pop()
+            capacity = behind.pop()
             for (unlike, total), entry in states.items():
-                for (reached, more), way in of_cell[unlike].items():
-                    state = reached, total + more
-                    if state[1] <= self.size <= state[1] + left:
+                for (reached, added), way in of_cell[unlike].items():
+                    state = reached, total + added
+                    if state[1] <= self.size <= state[1] + capacity:
                         later = after(entry, *way)
                         if state not in following or later < following[state]:
                             following[state] = later
@@ -415,15 +417,15 @@ class AlikeSearch(CellSearch):
 
         The second number of a state counts only the layers of the cell.
         """
-        found: dict[int, dict[State, Way]] = {}
+        ways: dict[int, dict[State, Way]] = {}
         for unlike in range(min(self.unlike, max(0, at - 1)) if at else 0, self.unlike + 1 if at else 1):
             first: dict[State, tuple[Any, Way]] = {}
             for way in self._within(self.cells[at], unlike, limits):
                 state, rank = (min(self.unlike, unlike + way[0][0]), sum(way[0])), order(way)
                 if state not in first or rank < first[state][0]:
                     first[state] = rank, way
-            found[unlike] = {state: way for state, (_, way) in first.items()}
-        return found
+            ways[unlike] = {state: way for state, (_, way) in first.items()}
+        return ways
 
     def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[Way]:
         """All counts of a cell within the limits."""
@@ -435,15 +437,15 @@ class AlikeSearch(CellSearch):
             for counts, before, (_, _, slowest, squares) in states:
                 for end in range(begin + (stage not in outer), self.size + 1):
                     self._step()
-                    spent, taken = taken_with(cell, before, run, begin, end)
-                    if exceeds(taken, limits):
+                    spent, usage = taken_with(cell, before, run, begin, end)
+                    if exceeds(usage, limits):
                         break
-                    load, held, time, _ = taken
-                    together = load, held, max(slowest, time), squares + time * time
+                    load, memory, time, _ = usage
+                    together = load, memory, max(slowest, time), squares + time * time
                     grown.append(((*counts, end - begin), spent, together))
             states = grown
-        for counts, _, taken in states:
-            yield counts, taken
+        for counts, _, usage in states:
+            yield counts, usage
 
 
 def _sum(a: Counts, b: Counts) -> Counts:

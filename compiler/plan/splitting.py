@@ -94,8 +94,8 @@ class Splitting:
     def pipeline(self) -> Pipeline:
         """The costs that decide the split: predicted times of blocks on their devices, and their memory."""
         overlaps = may_overlap(self.model.spec.schedule)
-        on = {part: blocks_of(each, overlaps) for part, each in self._chains.items()}
-        return Pipeline(self.placement, tuple(on[part] for part in self._parts), self._holding(within=True))
+        blocks_on = {part: blocks_of(chains, overlaps) for part, chains in self._chains.items()}
+        return Pipeline(self.placement, tuple(blocks_on[part] for part in self._parts), self._holding(within=True))
 
     @cached_property
     def least_holding(self) -> Holding:
@@ -104,10 +104,10 @@ class Splitting:
         if not self.model.again:
             return plain
         # Some layers of each stage are recomputed, and others are not.
-        again = replace(self.model, blocks=self.model.again, again=())
-        uses = (use for block in again.blocks for use in block.uses)
-        again = replace(again, cuts=cuts_by_site(uses, again.cuts_by_key))
-        return reduce(_lesser, (plain, replace(self, model=again).least_holding))
+        recomputed = replace(self.model, blocks=self.model.again, again=())
+        uses = (use for block in recomputed.blocks for use in block.uses)
+        recomputed = replace(recomputed, cuts=cuts_by_site(uses, recomputed.cuts_by_key))
+        return reduce(_lesser, (plain, replace(self, model=recomputed).least_holding))
 
     @property
     def _num_ranks(self) -> int:
@@ -126,8 +126,8 @@ class Splitting:
         return {part: chains_of(rates_of(spec, rank=parts.index(part)), self.model) for part in dict.fromkeys(parts)}
 
     def _holding(self, *, within: bool) -> Holding:
-        found, spec = self._held, self.model.spec
-        return replace(found, moments=self.moments_on(spec, self.placement, self._num_ranks, within))
+        holding, spec = self._held, self.model.spec
+        return replace(holding, moments=self.moments_on(spec, self.placement, self._num_ranks, within))
 
     @cached_property
     def _held(self) -> Holding:

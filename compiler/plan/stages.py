@@ -80,14 +80,14 @@ def _loads(steps: tuple[StageStep, ...]) -> tuple[ir.Buffer, ...]:
         *PARTS,
         *ends.SAMPLED,
     )
-    found = (
+    buffers = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps
         if isinstance(use, ir.Use)
         for value, argument in zip(use.inputs, use.segment.inputs, strict=True)
         if value in data or DataName(value).router
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(buffers))
 
 
 def _losses(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
@@ -129,8 +129,8 @@ def _loads_of_experts(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, s
 def _logits_of_heads(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value) of the largest logit per head, for layers that clip logits. The metric names the layer."""
     clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
-    at = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
-    return tuple((RecordName.of("logits", block_of(use)), value) for use, value in zip(clipped, at, strict=True))
+    values = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
+    return tuple((RecordName.of("logits", block_of(use)), value) for use, value in zip(clipped, values, strict=True))
 
 
 def clips(use: ir.Use) -> bool:

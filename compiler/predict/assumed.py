@@ -39,7 +39,7 @@ def assumptions(
         *_of_keys(plan, keys),
         *_of_links(spec, plan, rates[0]),
         *_of_another_cpu(rates),
-        *dict.fromkeys(sentence for one in rates for sentence in one.assumptions),
+        *dict.fromkeys(sentence for device_rates in rates for sentence in device_rates.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
         *_of_cores(rates[0], shared),
@@ -80,18 +80,18 @@ def _of_links(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
     """Say how messages and exchanges slow down compute."""
     messages = messages_of(rates.fabric, plan, plan.stage_placement).seconds
     if messages:
-        most = seconds(max(messages.values()))
-        yield f"an action ends when its message has arrived, which takes up to {most} and overlaps with its compute"
+        longest = seconds(max(messages.values()))
+        yield f"an action ends when its message has arrived, which takes up to {longest} and overlaps with its compute"
     p = spec.parallel
     exchanges = max(p.expert, p.expert_tensor, p.tensor, p.context) > 1 or plan.sharded
     if exchanges and not spec.sm.communication and rates.left < 1:
-        taken = f"{1 - rates.left:.0%}"
-        yield f"no SMs are reserved for exchanges: while they run, they take {taken} of the SMs from compute"
+        share = f"{1 - rates.left:.0%}"
+        yield f"no SMs are reserved for exchanges: while they run, they take {share} of the SMs from compute"
 
 
 def _of_another_cpu(rates: Sequence[Rates]) -> Iterator[str]:
     """Say that the times are not those of this machine, and which command measures it."""
-    if not all(one.calibrated for one in rates):
+    if not all(device_rates.calibrated for device_rates in rates):
         yield (
             "times are those of a core of a small server, and a step may take several times as long on this machine: "
             f"`{CALIBRATE}` measures it in half a minute and prints the line that makes plans use the result"
@@ -100,13 +100,13 @@ def _of_another_cpu(rates: Sequence[Rates]) -> Iterator[str]:
 
 def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:
     """Say which sharded state devices send, and when."""
-    most = max((_crossing(spec, plan, rank) for rank in range(plan.mesh.pp)), key=lambda one: one.state)
+    largest = max((_crossing(spec, plan, rank) for rank in range(plan.mesh.pp)), key=lambda crossing: crossing.state)
     yield (
         "each micro-batch's gradients are reduced after the segment that makes them, while the next one runs: a device "
-        f"sends up to {gib(most.gradients)} per step"
+        f"sends up to {gib(largest.gradients)} per step"
     )
-    if most.weights:
-        yield f"weights are gathered one segment ahead: a device sends up to {gib(most.weights)} per step"
+    if largest.weights:
+        yield f"weights are gathered one segment ahead: a device sends up to {gib(largest.weights)} per step"
     else:
         yield "weights are gathered after the update, and nothing overlaps with that"
 
@@ -120,7 +120,7 @@ def _of_the_host(spec: Spec, rates: Sequence[Rates]) -> Iterator[str]:
     """Say how fast state moves between host and device, if the plan moves any."""
     if not spec.has_hosts or (not spec.offload and spec.train.ema is None):
         return
-    slowest = min(one.rate(HOST, "any", ()) for one in rates)
+    slowest = min(device_rates.rate(HOST, "any", ()) for device_rates in rates)
     yield f"host and device exchange {slowest / 1e9:g} GB/s per direction, all devices and both directions at once"
     if spec.train.ema is not None:
         yield "the moving average of the weights is updated during the next step, and takes none of its time"
@@ -129,9 +129,9 @@ def _of_the_host(spec: Spec, rates: Sequence[Rates]) -> Iterator[str]:
 def _of_rates(spec: Spec, plan: Plan, rates: Sequence[Rates]) -> tuple[str, ...]:
     """Which rows stand in for classes that the plan uses and a table has no rows for."""
     notes: dict[str, None] = {}
-    for one in {id(one): one for one in rates}.values():
-        asked = _classes(spec, plan, one)
-        notes |= {note: None for key, note in one.notes.items() if key in asked}
+    for device_rates in {id(device_rates): device_rates for device_rates in rates}.values():
+        classes = _classes(spec, plan, device_rates)
+        notes |= {note: None for key, note in device_rates.notes.items() if key in classes}
     return tuple(notes)
 
 

@@ -79,12 +79,12 @@ def choose_phases(
 
 def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
     """The reasons why a valid spec cannot be trained yet."""
-    found = train_refusals(chosen.spec, chosen.origins)
+    refusals = train_refusals(chosen.spec, chosen.origins)
     if chosen.spec.train.initial is not None:
         from compiler.plan.read_files import to_come
 
-        found += to_come(chosen.spec, chosen.origins)
-    return found
+        refusals += to_come(chosen.spec, chosen.origins)
+    return refusals
 
 
 def _decided(
@@ -95,7 +95,7 @@ def _decided(
     `tell` is called with lines on the progress of the search, and with "" at its end.
     """
     spec = resolved.spec
-    plans = [(choice, other.with_files(spec.files)) for choice, other in alternatives(file, run, overrides)]
+    plans = [(choice, alternative.with_files(spec.files)) for choice, alternative in alternatives(file, run, overrides)]
     plans = _placeable(resolved, plans)
     from compiler.predict.search import search  # imports networkx, which only specs with `auto` need
 
@@ -116,10 +116,10 @@ def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tup
     if expert_placement is None:
         return plans
     degree = expert_placement.num_ranks
-    found = [(choice, other) for choice, other in plans if other.parallel.expert == degree]
-    if not found:
+    placeable = [(choice, alternative) for choice, alternative in plans if alternative.parallel.expert == degree]
+    if not placeable:
         file = resolved.spec.parallel.placement
         message = f"{file} is for expert = {degree}, but no choice for `auto` gives that degree"
         hint = f"place the experts again, or set more keys to `auto`, so that {degree} divides data·tensor"
         raise SpecError([Diagnostic("P0101", message, resolved.origins.get("parallel.placement"), hint)])
-    return found
+    return placeable

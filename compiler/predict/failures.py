@@ -63,8 +63,8 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
         return share(steps * step_s, mtbf_s, copy_s, write_s, failures.restart)
 
     best = best_steps(step_s, mtbf_s, copy_s, write_s)
-    asked = spec.train.checkpoint.every if spec.train.checkpoint else None
-    of_spec = None if asked is None else every(asked)
+    interval = spec.train.checkpoint.every if spec.train.checkpoint else None
+    of_spec = None if interval is None else every(interval)
     return Goodput(mtbf_s, copy_s, write_s, failures.restart, best, every(best), of_spec, size)
 
 
@@ -94,8 +94,8 @@ def share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
     """
     first = interval_s + copy_s + write_s  # from a start until its first checkpoint is written
     cycle = max(interval_s, write_s) + copy_s  # from one written checkpoint to the next
-    kept = math.exp(-(first + restart_s) / mtbf_s) / -math.expm1(-cycle / mtbf_s)
-    return interval_s / mtbf_s * kept
+    checkpoints = math.exp(-(first + restart_s) / mtbf_s) / -math.expm1(-cycle / mtbf_s)
+    return interval_s / mtbf_s * checkpoints
 
 
 def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> int:
@@ -109,8 +109,8 @@ def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> i
         middle = (low + high) / 2
         above = -math.expm1(-(middle + copy_s / mtbf_s)) > middle
         low, high = (middle, high) if above else (low, middle)
-    at = max(low * mtbf_s, write_s) / step_s
-    around = {max(1, math.floor(at)), max(1, math.ceil(at))}
+    optimum = max(low * mtbf_s, write_s) / step_s
+    around = {max(1, math.floor(optimum)), max(1, math.ceil(optimum))}
     return max(sorted(around), key=lambda steps: share(steps * step_s, mtbf_s, copy_s, write_s, 0.0))
 
 

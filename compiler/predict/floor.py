@@ -28,39 +28,39 @@ def least_step_s(model: CutModel) -> float:
     kinds = list({id(rates): rates for rates in rank_rates(spec)}.values())
     on_kinds = [_works(rates, model) for rates in kinds]
     forward, backward = (
-        [sum(min(on[kind][at][k] for on in on_kinds) for at in range(len(model.blocks))) for k in range(3)]
+        [sum(min(works[kind][index][k] for works in on_kinds) for index in range(len(model.blocks))) for k in range(3)]
         for kind in "FB"
     )
     if may_overlap(spec.schedule):
         lanes = max(forward[0] + backward[0], forward[1] + backward[1])
-        whole = lanes * min(1.0, *(rates.pair for rates in kinds))
+        micro_batch_ns = lanes * min(1.0, *(rates.pair for rates in kinds))
     else:
-        whole = max(forward) + max(backward)
-    return ramp.micro_batches(spec)[-1] * whole / spec.parallel.pipeline / NS
+        micro_batch_ns = max(forward) + max(backward)
+    return ramp.micro_batches(spec)[-1] * micro_batch_ns / spec.parallel.pipeline / NS
 
 
 def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
     """The work of each block of a model in a forward and in a backward, on one kind of device."""
-    found: dict[tuple[int, str], Work] = {}
+    work_of: dict[tuple[int, str], Work] = {}
     result: dict[str, list[Work]] = {"F": [], "B": []}
     before = ""
     for block, shared in zip(model.blocks, chains_of(rates, model), strict=True):
         for kind, works in result.items():
-            if (id(shared), kind) not in found:
+            if (id(shared), kind) not in work_of:
                 ends = (before, block.output) if kind == "F" else (gradient_of(block.output), gradient_of(before))
-                found[id(shared), kind] = _work(shared.of(kind), *ends)
-            works.append(found[id(shared), kind])
+                work_of[id(shared), kind] = _work(shared.of(kind), *ends)
+            works.append(work_of[id(shared), kind])
         before = block.output
     return result
 
 
 def _work(nodes: Sequence[ChainNode], source: str, target: str) -> Work:
     """The work of a chain. Its longest path leads from nodes that read `source` to nodes that write `target`."""
-    jobs, held = jobs_of([nodes]), [node for node in nodes if node.ordered]
+    jobs, ordered = jobs_of([nodes]), [node for node in nodes if node.ordered]
     ways: list[int | None] = []
-    for node, time, earlier in zip(held, jobs.least, jobs.after, strict=True):
-        before = [way for way in (ways[other] for other in earlier) if way is not None]
+    for node, time, earlier in zip(ordered, jobs.least, jobs.after, strict=True):
+        before = [way for way in (ways[index] for index in earlier) if way is not None]
         reads = [0] if source in node.instruction.reads else []
         ways.append(max((*before, *reads)) + time if before or reads else None)
-    makes = [way or 0 for node, way in zip(held, ways, strict=True) if any(b.name == target for b in node.writes)]
+    makes = [way or 0 for node, way in zip(ordered, ways, strict=True) if any(b.name == target for b in node.writes)]
     return jobs.total(exchange=False), jobs.total(exchange=True), max(makes, default=0)

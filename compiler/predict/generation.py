@@ -34,15 +34,15 @@ def generation_of(spec: Spec, lowering: Lowering, ranks: Sequence[RankMemory], s
     slots = min(of_column, grpo.slots or of_column)
     rounds = grpo.completion * ceil(of_column / slots)
     caches = _cache_bytes(spec, lowering, slots)
-    whole = _forward_s(spec, lowering)
-    rows = _forward_s(*_of_rows(spec, slots, lowering.rates))
+    micro_batch_s = _forward_s(spec, lowering)
+    rows_s = _forward_s(*_of_rows(spec, slots, lowering.rates))
     reading = [
-        (rank.weights + seen * (grpo.prompt + grpo.completion / 2) / train.sequence) / rates.memory_bytes
-        for rank, seen, rates in zip(ranks, caches, lowering.rates, strict=True)
+        (rank.weights + cache * (grpo.prompt + grpo.completion / 2) / train.sequence) / rates.memory_bytes
+        for rank, cache, rates in zip(ranks, caches, lowering.rates, strict=True)
     ]
     prompts = of_column * grpo.prompt / (train.micro_batch * train.sequence)
-    round_s = max(rows, sum(reading))
-    seconds = slower * (rounds * round_s + prompts * whole)
+    round_s = max(rows_s, sum(reading))
+    seconds = slower * (rounds * round_s + prompts * micro_batch_s)
     return GenerationTime(
         seconds=seconds / grpo.iterations,
         rounds=rounds,

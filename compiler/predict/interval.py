@@ -85,8 +85,8 @@ def spread_of(points: Sequence[Point]) -> float:
     if len(points) < 2 or not all(shape for shape, _ in points):
         return UNKNOWN
     points = points[:: -(-len(points) // MOST_COMPARED)]
-    off = [log(rate_at([*points[:k], *points[k + 1 :]], shape) / rate) for k, (shape, rate) in enumerate(points)]
-    return exp(sqrt(sum(each**2 for each in off) / len(off))) - 1
+    deviations = [log(rate_at([*points[:k], *points[k + 1 :]], shape) / rate) for k, (shape, rate) in enumerate(points)]
+    return exp(sqrt(sum(deviation**2 for deviation in deviations) / len(deviations))) - 1
 
 
 def factors_of(rates: Rates) -> dict[str, float]:
@@ -94,4 +94,4 @@ def factors_of(rates: Rates) -> dict[str, float]:
     if rates.table not in shipped_tables() or PROFILED not in shipped_tables() or rates.cores is not None:
         return {}
     listed = {factor.kind for factor in shipped_table(rates.table).factors}
-    return {each.kind: each.factor for each in shipped_table(PROFILED).factors if each.kind not in listed}
+    return {factor.kind: factor.factor for factor in shipped_table(PROFILED).factors if factor.kind not in listed}

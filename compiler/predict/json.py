@@ -75,17 +75,17 @@ def _order(gain: OrderGain | None) -> dict[str, Any] | None:
 
 def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Prediction]) -> dict[str, Any]:
     """The documents of the phases of a run, and their totals."""
-    usd = [each.money.usd for each in phases if each.money.usd is not None]
+    usd = [phase.money.usd for phase in phases if phase.money.usd is not None]
     return {
         "version": VERSION,
         "phases": list(documents),
         "total": {
-            "tokens": sum(each.whole.tokens for each in phases),
-            "steps": sum(each.whole.steps for each in phases),
-            "seconds": sum(each.whole.seconds for each in phases),
-            "device_hours": sum(each.device_hours for each in phases),
+            "tokens": sum(phase.whole.tokens for phase in phases),
+            "steps": sum(phase.whole.steps for phase in phases),
+            "seconds": sum(phase.whole.seconds for phase in phases),
+            "device_hours": sum(phase.device_hours for phase in phases),
             "usd": sum(usd) if len(usd) == len(phases) else None,
-            "fits": all(each.fits for each in phases),
+            "fits": all(phase.fits for phase in phases),
         },
     }
 
@@ -141,5 +141,5 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         "worst_bytes": rank.worst_bytes,
         "worst_action": rank.worst_action,
         "host_bytes": rank.host_bytes,
-        "held": [asdict(each) for each in rank.held],
+        "held": [asdict(tensor) for tensor in rank.held],
     }

@@ -109,14 +109,14 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
             return "deferred" if id(storage) in before else "gradient"
         return kinds.get(storage.name, "kept")
 
-    named, held = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    named, summed = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for storage in watch.at_peak:
         named[kind(storage), storage.name] += storage.bytes
     for (value_kind, name), size in named.items():
-        held[value_kind, _LAYER.sub(r"\1", name) or NAMELESS[value_kind]] += size
-    held["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
-    held["inside", NAMELESS["inside"]] += watch.inside
-    rows = sorted(held.items(), key=lambda row: (-row[1], row[0]))
+        summed[value_kind, _LAYER.sub(r"\1", name) or NAMELESS[value_kind]] += size
+    summed["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
+    summed["inside", NAMELESS["inside"]] += watch.inside
+    rows = sorted(summed.items(), key=lambda row: (-row[1], row[0]))
     return Peak(
         bytes=watch.peak_bytes,
         buffers=sum(size for (value_kind, _), size in rows if value_kind in ("buffer", "message")),
@@ -154,24 +154,24 @@ def staging_of(spec: Spec) -> Staging | None:
 
     def staged(start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: Received) -> Staged:
         if start.kind == "scatter_rows":  # sums go to a buffer as large as the operands
-            return Staged(sum(each.bytes_at(*rows) for each in read))
+            return Staged(sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "gather_sequences":  # reordered by sequence on arrival
-            return Staged(at_wait=sum(each.bytes_at(*rows) for each in written))
+            return Staged(at_wait=sum(tensor.bytes_at(*rows) for tensor in written))
         if start.kind == "scatter_sequences":  # reordered by rank before they are sent
-            return Staged(2 * sum(each.bytes_at(*rows) for each in read))
+            return Staged(2 * sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "scatter":
             # gloo has no reduce-scatter, so the other holders' parts arrive in a second buffer
             several = not spec.has_hosts and spec.cluster.num_nodes > 1
-            return Staged(sum(each.bytes_at(*rows) for each in read) if several else 0)
+            return Staged(sum(tensor.bytes_at(*rows) for tensor in read) if several else 0)
         if start.kind not in ("dispatch", "combine") or spec.parallel.expert_group == 1:
             return Staged()
         forward = (start.kind == "dispatch") == (start.phase == "F")
         if not spec.by_nodes:
             # to the experts: a buffer for the rows that arrive; back: the packed rows that are sent
             by_expert = written if forward else read
-            return Staged(sum(_bytes(each, rows.rows, rows) for each in _moved(by_expert)) if collective else 0)
-        tensors = [_two_hops(each, forward, rows, collective) for each in _moved(read)]
-        return Staged(sum(first for first, _ in tensors), _most(tensors))
+            return Staged(sum(_bytes(tensor, rows.rows, rows) for tensor in _moved(by_expert)) if collective else 0)
+        hops = [_two_hops(tensor, forward, rows, collective) for tensor in _moved(read)]
+        return Staged(sum(first for first, _ in hops), _most(hops))
 
     return staged
 
@@ -191,21 +191,21 @@ def _two_hops(tensor: Buffer, forward: bool, rows: Received, collective: bool) -
 
 def _most(tensors: Sequence[tuple[int, int]]) -> int:
     """The most bytes during a wait, in which each tensor in turn ends its first hop and begins its second."""
-    firsts = sum(first for first, _ in tensors)
-    most = seconds = 0
-    for first, then in tensors:
-        firsts, seconds = firsts - first, seconds + then
-        most = max(most, firsts + seconds)
+    first_hops = sum(first for first, _ in tensors)
+    most = second_hops = 0
+    for first, second in tensors:
+        first_hops, second_hops = first_hops - first, second_hops + second
+        most = max(most, first_hops + second_hops)
     return most
 
 
 def _moved(read: Sequence[Buffer]) -> list[Buffer]:
-    return [each for each in read if each.shape and each.dtype not in INTEGERS]
+    return [tensor for tensor in read if tensor.shape and tensor.dtype not in INTEGERS]
 
 
 def _bytes(tensor: Buffer, count: int, rows: Received) -> int:
     """Bytes of `count` rows of a tensor."""
-    return tensor_bytes((count, *(extent_at(each, *rows) for each in tensor.shape[1:])), tensor.dtype)
+    return tensor_bytes((count, *(extent_at(extent, *rows) for extent in tensor.shape[1:])), tensor.dtype)
 
 
 def _crosses_nodes(spec: Spec) -> bool:
@@ -259,13 +259,13 @@ def rank_memories(
         inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows),
         staging=None if rows else staging_of(spec),
     )
-    most, kinds = most_held(spec, worst_held_rows(spec)), saved_and_deferred(plan)
+    worst_held, kinds = most_held(spec, worst_held_rows(spec)), saved_and_deferred(plan)
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
-        values = RankValues(program, schedule, rank, rows or held(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held(spec), effects, worst_held)
         curve = curve_of(values, program, schedule)
-        values = RankValues(program, schedule, rank, rows or held(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held(spec), effects, worst_held)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both follow the same instructions"
         memory = RankMemory(
@@ -290,13 +290,13 @@ def rank_memories(
 
 def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:
     """Bytes of the host buffers of a rank for offloaded activations: by stage, as many as are away at once."""
-    away, most = Counter[int](), Counter[int]()
+    away, buffers = Counter[int](), Counter[int]()
     for step in schedule.actions[rank]:
         if isinstance(step, Action) and is_copy(step):
             away[step.stage] += 1 if step.kind == "O" else -1
-            most[step.stage] = max(most[step.stage], away[step.stage])
+            buffers[step.stage] = max(buffers[step.stage], away[step.stage])
     rows = received(held(spec))
-    return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in most.items())
+    return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in buffers.items())
 
 
 def _with_update(memory: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
@@ -327,8 +327,8 @@ def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Memory
 def worst_rows(spec: Spec) -> int:
     """Rows that a rank receives if every token of its expert group chooses as many of the rank's experts as it can."""
     p = spec.parallel
-    most = max((min(moe.top_k, moe.experts // p.expert) for moe in mixtures(spec)), default=0)
-    return p.expert_group * spec.tokens_of_rank * most
+    rows_of_token = max((min(moe.top_k, moe.experts // p.expert) for moe in mixtures(spec)), default=0)
+    return p.expert_group * spec.tokens_of_rank * rows_of_token
 
 
 def worst_held_rows(spec: Spec) -> int:
@@ -342,9 +342,9 @@ def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceB
     """(second, all bytes held) of a device: three points per step of the schedule, thinned to `MAX_POINTS`."""
     points: list[tuple[float, int]] = [(0.0, state.total)]
     unit = float(timeline.unit) / 1000
-    for (start, end), peak, left in zip(timeline.ticks[rank], curve.peaks, curve.ends, strict=True):
+    for (start, end), peak, after in zip(timeline.ticks[rank], curve.peaks, curve.ends, strict=True):
         points += [(start * unit, points[-1][1]), ((start + end) / 2 * unit, state.total + peak)]
-        points.append((end * unit, state.total + left))
+        points.append((end * unit, state.total + after))
     return tuple(thinned(points, MAX_POINTS))
 
 
@@ -355,8 +355,8 @@ def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float,
     size = -(-2 * len(points) // (most - 2))
     inner = points[1:-1]
     chosen = [points[0]]
-    for at in range(0, len(inner), size):
-        run = range(at, min(at + size, len(inner)))
+    for begin in range(0, len(inner), size):
+        run = range(begin, min(begin + size, len(inner)))
         ends = {min(run, key=lambda k: inner[k][1]), max(run, key=lambda k: inner[k][1])}
         chosen += [inner[k] for k in sorted(ends)]
     return [*chosen, points[-1]]
@@ -396,13 +396,13 @@ class Overflow:
 def overflows(memories: Sequence[RankMemory]) -> tuple[Overflow, ...]:
     """The pipeline ranks whose devices hold too much, the fullest first and equally full ones in order."""
     full = [_overflow(memory) for memory in memories if not memory.fits]
-    return tuple(sorted(full, key=lambda each: (-each.over_bytes, each.pp_rank)))
+    return tuple(sorted(full, key=lambda overflow: (-overflow.over_bytes, overflow.pp_rank)))
 
 
 def _overflow(memory: RankMemory) -> Overflow:
     kinds = Counter[str]()
-    for each in memory.held:
-        kinds[WORDS[each.kind]] += each.bytes
+    for tensor in memory.held:
+        kinds[WORDS[tensor.kind]] += tensor.bytes
     parts = [("weights", memory.weights), ("optimizer", memory.optimizer)]
     parts.append(("gradients of weights", memory.gradients))
     rows = sorted((*parts, *kinds.items()), key=lambda row: (-row[1], row[0]))
@@ -428,12 +428,12 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most:
         f"than the {room_text(device)}"
     ]
     if len(full) > 1:
-        ranks = ", ".join(str(rank) for rank in sorted(each.pp_rank for each in full[1:]))
+        ranks = ", ".join(str(rank) for rank in sorted(overflow.pp_rank for overflow in full[1:]))
         several = len(full) > 2
         lines.append(f"pipeline rank{'s' * several} {ranks} {'do' if several else 'does'} not fit either")
     lines += [f"  {gib(part.bytes):>10}  {part.name}" for part in worst.parts]
     lines.append("the largest values, summed over layers and micro-batches:")
-    lines += [f"  {gib(held.bytes):>10}  {held.name}, {WORDS[held.kind]}" for held in worst.largest[:most]]
+    lines += [f"  {gib(tensor.bytes):>10}  {tensor.name}, {WORDS[tensor.kind]}" for tensor in worst.largest[:most]]
     return tuple(lines)
 
 
@@ -457,13 +457,13 @@ def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -
     mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
     reserved = dict.fromkeys(gib(device.reserved) for device in spec.cluster.devices if device.reserved)
-    left = (
+    overhead = (
         f"{' or '.join(reserved)} of a device are left to CUDA contexts, NCCL, cuBLAS and fragmentation"
         if reserved
         else "the allocator loses nothing to fragmentation"
     )
     lines = [
-        f"memory: {rows}{left}",
+        f"memory: {rows}{overhead}",
         *_of_eight_bits(spec, plan),
         *_of_rows(spec, memories),
     ]
@@ -474,11 +474,11 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
     copies = max(quantised_weights(plan))
     if not copies:
         return []
-    kept = spec.precision.attention_output or spec.precision.compute
+    dtype = spec.precision.attention_output or spec.precision.compute
     return [
         f"memory: besides its weights, a device holds two copies of them in {spec.precision.linear} for products, one "
         f"transposed for input gradients: {gib(copies)} at most",
-        f"memory: the output of attention is kept in {kept}, as its backward reads it, and quantised again for the "
+        f"memory: the output of attention is kept in {dtype}, as its backward reads it, and quantised again for the "
         "weight gradient that follows",
     ]
 
@@ -490,7 +490,7 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
     if not mixtures or ranks == 1 or worst == 0:
         return []
-    moe = max(mixtures, key=lambda each: min(each.top_k, each.experts // ranks))
+    moe = max(mixtures, key=lambda mixture: min(mixture.top_k, mixture.experts // ranks))
     local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
     ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
     chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)

@@ -47,14 +47,16 @@ def missing_with(holding: Holding, placement: StagePlacement, runs: Runs) -> tup
     blocks[0].append(holding.first)
     blocks[last].append(holding.last)
     totals: list[Bytes] = [
-        (sum(a for a, _, _ in each), sum(f for _, f, _ in each), sum(i for *_, i in each)) for each in blocks
+        (sum(a for a, _, _ in layers), sum(f for _, f, _ in layers), sum(i for *_, i in layers)) for layers in blocks
     ]
     missing = []
     for rank, moments in enumerate(holding.moments):
         stages = placement.stages_of(num_ranks, rank)
-        most = max(sum(held_by(often, totals[s]) for s, often in zip(stages, each, strict=True)) for each in moments)
-        missing.append((most - _shared(holding, stages, last) - holding.room[rank], rank))
-    return max(missing, key=lambda each: (each[0], -each[1]))
+        peak = max(
+            sum(held_by(often, totals[s]) for s, often in zip(stages, moment, strict=True)) for moment in moments
+        )
+        missing.append((peak - _shared(holding, stages, last) - holding.room[rank], rank))
+    return max(missing, key=lambda row: (row[0], -row[1]))
 
 
 def missing_anywhere(holding: Holding, placement: StagePlacement) -> int:
@@ -81,46 +83,46 @@ def _fullest(cells: Sequence[_CellBytes], kind: Bytes, kinds: Mapping[Bytes, int
     """Bytes of the fullest cell after the layers of a kind, and those that add no less in any cell, are assigned."""
     count = sum(n for other, n in kinds.items() if all(cell.adds[other] >= cell.adds[kind] for cell in cells))
     waiting = [(cell.empty + cell.adds[kind], cell.adds[kind]) for cell in cells]
-    most = max(cell.empty for cell in cells)
+    fullest = max(cell.empty for cell in cells)
     heapify(waiting)
     for _ in range(count):
-        held, adds = waiting[0]
-        most = max(most, held)
-        heapreplace(waiting, (held + adds, adds))
-    return most
+        total, adds = waiting[0]
+        fullest = max(fullest, total)
+        heapreplace(waiting, (total + adds, adds))
+    return fullest
 
 
 def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, int]) -> list[_CellBytes]:
     """The cells of a pipeline. Each rank counts at the moment at which it would hold most of all layers."""
     num_ranks = len(holding.room)
     last = placement.num_stages(num_ranks) - 1
-    found: dict[tuple[int, ...], list[tuple[int, Moment]]] = defaultdict(list)
+    cells: dict[tuple[int, ...], list[tuple[int, Moment]]] = defaultdict(list)
     for rank, moments in enumerate(holding.moments):
         stages = placement.stages_of(num_ranks, rank)
         fullest = max(
-            moments, key=lambda each: sum(n * held_by(often, kind) for often in each for kind, n in kinds.items())
+            moments, key=lambda moment: sum(n * held_by(often, kind) for often in moment for kind, n in kinds.items())
         )
-        held = max(holding.room) - holding.room[rank] - _shared(holding, stages, last)
+        empty = max(holding.room) - holding.room[rank] - _shared(holding, stages, last)
         for stage, often in zip(stages, fullest, strict=True):
-            held += held_by(often, holding.first) if stage == 0 else 0
-            held += held_by(often, holding.last) if stage == last else 0
-        found[stages].append((held, fullest))
-    return [_cell(stages, moments, kinds, last) for stages, moments in found.items()]
+            empty += held_by(often, holding.first) if stage == 0 else 0
+            empty += held_by(often, holding.last) if stage == last else 0
+        cells[stages].append((empty, fullest))
+    return [_cell(stages, moments, kinds, last) for stages, moments in cells.items()]
 
 
 def _cell(
     stages: Sequence[int], moments: Sequence[tuple[int, Moment]], kinds: Iterable[Bytes], last: int
 ) -> _CellBytes:
     """The mean of the ranks of a cell, each at its moment. Every stage but the first and the last has a layer."""
-    held = fmean(each for each, _ in moments)
+    empty = fmean(size for size, _ in moments)
     means = {
         kind: [fmean(held_by(moment[run], kind) for _, moment in moments) for run in range(len(stages))]
         for kind in kinds
     }
     for run, stage in enumerate(stages):
         if stage not in (0, last):
-            held += min(mean[run] - min(mean) for mean in means.values())
-    return _CellBytes(held, {kind: min(mean) for kind, mean in means.items()})
+            empty += min(mean[run] - min(mean) for mean in means.values())
+    return _CellBytes(empty, {kind: min(mean) for kind, mean in means.items()})
 
 
 # --- memory state
@@ -145,7 +147,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
     products are held twice more, in FP8.
     """
     rows = [bytes_per_element(spec, row) for row in spec.train.optimizer.rows]
-    size, kept, untrained = rows[0], kept_elements(spec, plan), Counter[int]()
+    size, elements, untrained = rows[0], kept_elements(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if size_of := untrained_bytes(spec, replica):
             for rank in _pipeline_ranks(plan, replica.holders):
@@ -156,11 +158,11 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
         saved = saved_bytes(spec, plan)
     return tuple(
         DeviceBytes(
-            weights=kept.weights[rank] * size.weights + untrained[rank] + copies[rank],
-            gradients=kept.gradients[rank] * size.gradients,
-            optimizer=kept.owned[rank] * size.optimizer + kept.rest[rank] * rows[-1].optimizer,
+            weights=elements.weights[rank] * size.weights + untrained[rank] + copies[rank],
+            gradients=elements.gradients[rank] * size.gradients,
+            optimizer=elements.owned[rank] * size.optimizer + elements.rest[rank] * rows[-1].optimizer,
             activations=0,
-            host=kept.owned[rank] * size.host + kept.rest[rank] * rows[-1].host + staged[rank] + saved[rank],
+            host=elements.owned[rank] * size.host + elements.rest[rank] * rows[-1].host + staged[rank] + saved[rank],
         )
         for rank in range(plan.mesh.pp)
     )
@@ -172,14 +174,14 @@ def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
     A move is a part of the elements that the device owns in a bucket, or a whole parameter.
     """
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    most = [[0] * plan.mesh.pp for _ in spec.train.optimizer.rows]
+    largest = [[0] * plan.mesh.pp for _ in spec.train.optimizer.rows]
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
-        owned, whole = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
-        of_row = most[bucket.rest]
+        owned, undivided = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
+        of_row = largest[bucket.rest]
         for rank in _pipeline_ranks(plan, bucket.holders):
-            of_row[rank] = max(of_row[rank], max(sizes) if whole else min(owned, HOST_PART))
-    return most
+            of_row[rank] = max(of_row[rank], max(sizes) if undivided else min(owned, HOST_PART))
+    return largest
 
 
 def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -201,28 +203,28 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     of_weight, optimizer = ITEMSIZE[precision.master], spec.train.optimizer
     of_average = ITEMSIZE[average_dtype(precision)] if spec.train.ema else 0
-    found = Counter[int]()  # by device
+    saved = Counter[int]()  # by device
     for bucket in plan.buckets:
         holders, sizes = tuple(bucket.holders), [elements[name] for name in bucket.replicas]
         of_state = of_average + state_bytes(precision, optimizer.rows[bucket.rest])
         if not spec.parallel.zero or len(holders) == 1:
-            found[holders[0]] += sum(sizes) * (of_weight + of_state)
+            saved[holders[0]] += sum(sizes) * (of_weight + of_state)
             continue
         divided = precision.master != precision.parameter or (spec.parallel.zero == 3 and bool(bucket.sites))
         of_owned = of_state + of_weight * divided
         for owner, size in zip(bucket.owners, sizes, strict=False):
-            found[holders[owner]] += size * of_owned
+            saved[holders[owner]] += size * of_owned
         for holder in holders if not bucket.owners else ():
-            found[holder] += -(-sum(sizes) // len(holders)) * of_owned
-        found[holders[0]] += 0 if divided else sum(sizes) * of_weight
+            saved[holder] += -(-sum(sizes) // len(holders)) * of_owned
+        saved[holders[0]] += 0 if divided else sum(sizes) * of_weight
     for replica in plan.replicas:
         if not plan.frozen:
-            found[next(iter(replica.holders))] += untrained_bytes(spec, replica)
-    most = [0] * plan.mesh.pp
-    for device, size in found.items():
+            saved[next(iter(replica.holders))] += untrained_bytes(spec, replica)
+    largest = [0] * plan.mesh.pp
+    for device, size in saved.items():
         rank, _ = plan.mesh.coordinates(device)
-        most[rank] = max(most[rank], size)
-    return tuple(most)
+        largest[rank] = max(largest[rank], size)
+    return tuple(largest)
 
 
 def untrained_bytes(spec: Spec, replica: Replica) -> int:
@@ -237,22 +239,22 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
     All data ranks keep as much as data rank 0. They also update as much, unless each parameter has one owner.
     """
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    weights, gradients, owned, rest = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
+    weights, gradients, owned, owned_of_rest = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
-        whole = is_whole(spec, bucket)
-        owners = len(bucket.holders) if spec.parallel.zero and not whole else 1
+        undivided = is_whole(spec, bucket)
+        owners = len(bucket.holders) if spec.parallel.zero and not undivided else 1
         part = -(-sum(map(elements.__getitem__, bucket.replicas)) // owners)
-        kept = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
+        share = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
         for rank in _pipeline_ranks(plan, bucket.holders):
-            weights[rank] += kept.weights
-            gradients[rank] += 0 if bucket.still else kept.gradients
-            (rest if bucket.rest else owned)[rank] += kept.optimizer
+            weights[rank] += share.weights
+            gradients[rank] += 0 if bucket.still else share.gradients
+            (owned_of_rest if bucket.rest else owned)[rank] += share.optimizer
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
     if spec.train.optimizer.unit == "matrix" and spec.parallel.zero:
         owned = owned_at_most(plan, elements)
-    return Elements(weights, gradients, owned, rest)
+    return Elements(weights, gradients, owned, owned_of_rest)
 
 
 def is_whole(spec: Spec, bucket: Bucket) -> bool:
@@ -262,15 +264,15 @@ def is_whole(spec: Spec, bucket: Bucket) -> bool:
 
 def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
     """By pipeline rank, the largest sum of amounts over the parameters that one of its devices owns."""
-    by_device, most = Counter[int](), Counter[int]()
+    by_device, largest = Counter[int](), Counter[int]()
     for bucket in (bucket for bucket in plan.buckets if not bucket.rest):
         holders = tuple(bucket.holders)
         for name, owner in zip(bucket.replicas, bucket.owners or (0,) * len(bucket.replicas), strict=True):
             by_device[holders[owner]] += amounts[name]
     for device, amount in by_device.items():
         rank, _ = plan.mesh.coordinates(device)
-        most[rank] = max(most[rank], amount)
-    return most
+        largest[rank] = max(largest[rank], amount)
+    return largest
 
 
 def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -283,16 +285,16 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     scratch: dict[tuple[object, ...], int] = {}
     slots = [HOST_SLOTS * offloaded_bytes(spec, row) for row in optimizer.rows]
     rooms = [[size * part for part in parts] for size, parts in zip(slots, largest_parts(spec, plan), strict=True)]
-    most = [[0] * plan.mesh.pp for _ in optimizer.rows]
+    scratch_of_rows = [[0] * plan.mesh.pp for _ in optimizer.rows]
     for replica in plan.replicas:
         if replica.role == "parameter":
             shapes, row = replica.updated_shapes, optimizer.of(replica.matrices)
             if (shapes, type(row)) not in scratch:
                 scratch[shapes, type(row)] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
-            needed, of_row = scratch[shapes, type(row)], most[optimizer.is_rest(replica.matrices)]
+            needed, of_row = scratch[shapes, type(row)], scratch_of_rows[optimizer.is_rest(replica.matrices)]
             for rank in replica.holders.pipeline_ranks if needed else ():
                 of_row[rank] = max(of_row[rank], needed)
-    needs = [map(add, scratch_of_row, room) for scratch_of_row, room in zip(most, rooms, strict=True)]
+    needs = [map(add, scratch_of_row, room) for scratch_of_row, room in zip(scratch_of_rows, rooms, strict=True)]
     return tuple(map(max, zip(*needs, strict=True)))
 
 
@@ -309,18 +311,18 @@ def quantised_weights(plan: Plan) -> tuple[int, ...]:
         for stage in plan.stages_of(rank):
             for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
                 names = dict(use.params)
-                tensors |= {names[each.param]: each.num_bytes for each in plan.cuts[use.site].quantised}
+                tensors |= {names[weight.param]: weight.num_bytes for weight in plan.cuts[use.site].quantised}
         result.append(sum(tensors.values()))
     return tuple(result)
 
 
 def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
     """The device of a pipeline rank, whose data ranks are all on one kind."""
-    left = plan.mesh.rank(rank, 0)
+    index = plan.mesh.rank(rank, 0)
     for nodes, node in spec.cluster.parts:
-        if left < nodes * node.devices:
+        if index < nodes * node.devices:
             return node.device
-        left -= nodes * node.devices
+        index -= nodes * node.devices
     raise AssertionError("the cluster has a device for every rank")
 
 

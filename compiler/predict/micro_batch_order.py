@@ -52,11 +52,11 @@ def micro_batch_orders(
 
     Empty unless the spec orders micro-batches by cost.
     """
-    trained = {name: each for name, each in schedules.items() if name.trains}
+    trained = {name: schedule for name, schedule in schedules.items() if name.trains}
     if spec.schedule.order != "cost":
         return {}
     costs = costs_of_orders(lowering, *trained.values())
-    largest = max(each.num_micro_batches for each in trained.values())
+    largest = max(schedule.num_micro_batches for schedule in trained.values())
     return {
         name: order_of(lowering, schedule, costs, _EFFORT if schedule.num_micro_batches == largest else 0.0)
         for name, schedule in trained.items()
@@ -105,7 +105,7 @@ def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Sched
         ordered_ids = put_by_cost(drawn_ids, samples.seen(drawn_ids), order)
         for ids, times in ((drawn_ids, drawn), (ordered_ids, ordered)):
             weights = _weights(samples.seen(ids), spec, lowering.plan, share)
-            times.append(max(_milliseconds(schedule, costs, each) for each in weights))
+            times.append(max(_milliseconds(schedule, costs, row) for row in weights))
     return OrderGain(sum(drawn) / _STEPS / 1000, sum(ordered) / _STEPS / 1000, _STEPS, data)
 
 
@@ -113,13 +113,13 @@ def _weights(seen: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
     """Weights [group, position]: of the costliest micro-batch in each group of data ranks that wait for each other."""
     mesh, size, sequence = plan.mesh, spec.train.micro_batch, spec.train.sequence
     together = max(1, mesh.expert_group // (mesh.cp * mesh.tp)) if mesh.ep > 1 else 1
-    most = size * (sequence * (sequence + 1) // 2)
+    all_pairs = size * (sequence * (sequence + 1) // 2)
     by_rank = seen.reshape(-1, mesh.dp, size).sum(2)
     dearest = by_rank.reshape(len(by_rank), -1, together).max(2).T[:_GROUPS]
-    weights: Numbers = 1 - share + share * dearest / most
+    weights: Numbers = 1 - share + share * dearest / all_pairs
     return weights
 
 
 def _milliseconds(schedule: Schedule, costs: Costs, weights: Sequence[float]) -> float:
-    parts = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in weights)
+    parts = tuple(Fraction(max(1, round(1000 * weight)), 1000) for weight in weights)
     return float(simulate(schedule, replace(costs, micro_batches=parts)).makespan)

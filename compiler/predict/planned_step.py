@@ -154,7 +154,7 @@ def network_of(timed: TimedPlan) -> PlannedNetwork:
         fabric.num_nodes,
         fabric.num_devices,
         levels,
-        tuple(tuple(each) for each in nodes.values()),
+        tuple(tuple(devices) for devices in nodes.values()),
         joints,
         ranks,
     )
@@ -165,11 +165,11 @@ def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Lev
     links = [nodes.links for nodes in fabric.nodes]
     levels = []
     for name in LEVELS:
-        each = tuple(moved.get(purpose, {}).get(name, 0) for purpose in PURPOSES)
-        if any(each):
+        amounts = tuple(moved.get(purpose, {}).get(name, 0) for purpose in PURPOSES)
+        if any(amounts):
             bandwidth = min(link.rate("message", name, LARGE) for link in links)
             latency_s = max(link.latency_of(name) for link in links)
-            levels.append(Level(name, fabric.num_devices, bandwidth, latency_s, each))
+            levels.append(Level(name, fabric.num_devices, bandwidth, latency_s, amounts))
     return tuple(levels)
 
 

@@ -82,28 +82,31 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
 
     `least`: instead, a lower bound for any order of the instructions of its actions.
     """
-    plan, each = lowering.plan, lowering.rates
+    plan, rates = lowering.plan, lowering.rates
     times = step_times(lowering, schedule, least)
     timeline = simulate(schedule, times)
-    reduce_s = each[0].fabric.reduce_s
+    reduce_s = rates[0].fabric.reduce_s
     groups = [groups_of(plan, rank) for rank in range(plan.mesh.pp)]
-    of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
-    tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]
+    of_ranks = zip(groups, works_of(spec, plan, groups), rates, strict=True)
+    tails = [
+        tail_of(spec, plan.mesh, rank_groups, work, reduce_s, device_rates)
+        for rank_groups, work, device_rates in of_ranks
+    ]
     if plan.overlap_reduce and spec.has_hosts:  # a CPU core that reduces gradients cannot compute
         seconds = reduce_seconds(spec, groups, reduce_s)
-        left = left_of_reductions(plan, schedule, times, timeline, seconds)
-        tails = [replace(tail, reduction_s=left_s) for tail, left_s in zip(tails, left, strict=True)]
-    shared = shared_by(each[0], plan, schedule, times, timeline, tails)
+        remaining = left_of_reductions(plan, schedule, times, timeline, seconds)
+        tails = [replace(tail, reduction_s=remaining_s) for tail, remaining_s in zip(tails, remaining, strict=True)]
+    shared = shared_by(rates[0], plan, schedule, times, timeline, tails)
     if shared > 1:
         times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]
         timeline = simulate(schedule, times)
     step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
     busiest = max(step.ranks, key=lambda rank: rank.busy_s)
     exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
-    on = each[busiest.pp_rank]
-    classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
-    if _calibrated(each):
-        step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
+    busiest_rates = rates[busiest.pp_rank]
+    classes = rank_seconds(plan, busiest_rates, balanced_rows(spec), schedule, busiest.pp_rank)
+    if _calibrated(rates):
+        step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), busiest_rates))
     return TimedPlan(spec, lowering, schedule, timeline, shared, step, times, tuple(tails))
 
 
@@ -126,20 +129,20 @@ def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | 
     """The steps of the model without tensor and context ranks, which do not change the FLOPs of a token."""
     if spec.parallel.tensor == spec.parallel.context == 1:
         return steps
-    whole = spec.parallel.model_copy(update={"tensor": 1, "context": 1})
-    return model_steps(spec.model_copy(update={"parallel": whole}))
+    parallel = spec.parallel.model_copy(update={"tensor": 1, "context": 1})
+    return model_steps(spec.model_copy(update={"parallel": parallel}))
 
 
 def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
     """The full prediction of a timed plan. `ranks`: its memories."""
-    spec, plan, each, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
+    spec, plan, rates, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
     steps = [step for stage in plan.stages for step in stage.steps]
     flops = flops_per_token(_of_one(spec, steps), spec.train.micro_batch * spec.train.sequence)
     generation = generation_of(spec, timed_plan.lowering, ranks, max(1.0, timed_plan.shared))
     generation_s = generation.seconds if generation else 0.0
     hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
-    whole = whole_of(spec, step, generation_s)
+    whole_run = whole_of(spec, step, generation_s)
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
@@ -155,7 +158,7 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
             ("context", p.context), ("expert_tensor", p.expert_tensor),
         ),
         stage_placement=plan.stage_placement,
-        rates=" and ".join(dict.fromkeys(one.table for one in each)),
+        rates=" and ".join(dict.fromkeys(device_rates.table for device_rates in rates)),
         parameters=counts.total,
         active_parameters=counts.active,
         mtp_parameters=counts.mtp,
@@ -164,30 +167,32 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
         step=step,
         mfu=mfu_of(flops, step, peak) if all(device.bf16 for _, device in devices) else None,
         device_hours_per_trillion_tokens=hours,
-        money=money_of(price, hours, whole, plan.mesh.world),
+        money=money_of(price, hours, whole_run, plan.mesh.world),
         energy=energy_of([(n, device.name) for n, device in devices], hours),
-        whole=whole,
+        whole=whole_run,
         ranks=ranks,
         stages=stage_rows(timed_plan.lowering),
-        exchange=exchange_of(spec, each[0].experts),
-        assumptions=assumptions(spec, plan, each, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput),
+        exchange=exchange_of(spec, rates[0].experts),
+        assumptions=assumptions(spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput),
         goodput=goodput,
         generation=generation,
-        calibrated=_calibrated(each),
+        calibrated=_calibrated(rates),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
 
 
 def _calibrated(rates: Sequence[Rates]) -> bool:
     """Whether all rates belong to the spec's devices."""
-    return all(one.calibrated for one in rates)
+    return all(device_rates.calibrated for device_rates in rates)
 
 
 def _goodput(timed_plan: TimedPlan, step_s: float) -> Goodput | None:
     """The goodput of a run whose steps take `step_s` seconds, and its best interval of checkpoints."""
     spec, plan = timed_plan.spec, timed_plan.plan
     copied = max(saved_bytes(spec, plan))
-    return goodput_of(spec, plan.replicas, step_s, max(one.host_time_s(copied) for one in timed_plan.rates))
+    return goodput_of(
+        spec, plan.replicas, step_s, max(device_rates.host_time_s(copied) for device_rates in timed_plan.rates)
+    )
 
 
 def share_of_keys(plan: TimedPlan) -> float:
@@ -254,7 +259,7 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
     for stage in plan.stages:
         sites = [step.site for step in stage.steps if isinstance(step, Use)]
         layers = tuple(dict.fromkeys(site.layer for site in sites if site.layer is not None))
-        others = tuple(OTHERS[block] for block in dict.fromkeys(site.block for site in sites) if block in OTHERS)
+        block_names = tuple(OTHERS[block] for block in dict.fromkeys(site.block for site in sites) if block in OTHERS)
         ranks = plan.ranks_of_stage(stage.index)
         twin = twins[stage.index][0], lowering.kinds[ranks[0]]
         if twin not in lanes:
@@ -262,7 +267,7 @@ def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
         uses = [step for step in stage.steps if isinstance(step, Use)]
         by_name = {name: param for use in uses for param, (_, name) in zip(use.segment.params, use.params, strict=True)}
         elements = sum(prod(param.shape) for param in by_name.values() if param.role in HELD)
-        rows.append(StageRow(stage.index, ranks, layers, others, *lanes[twin], elements))
+        rows.append(StageRow(stage.index, ranks, layers, block_names, *lanes[twin], elements))
     return tuple(rows)
 
 

@@ -336,5 +336,5 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _digits(value: float, digits: int = 4) -> str:
-    whole = len(str(int(value)))
-    return f"{value:.{max(0, digits - whole)}f}"
+    whole_digits = len(str(int(value)))
+    return f"{value:.{max(0, digits - whole_digits)}f}"

@@ -168,29 +168,37 @@ def search(
     `spec` has the first values of the open keys. `report` is called with the share of the structures that is done.
     """
     seen, again = _SeenSteps(), RECOMPUTE in opened
-    structured = [Candidate(choice, one) for choice, one in structures]
-    least = [_with(each, RECOMPUTE, choices.values(each.spec, RECOMPUTE)[-1]) if again else each for each in structured]
-    waiting = [(seen.floor_s(each.spec), at, False) for at, each in enumerate(least)]
+    structured = [Candidate(choice, structure) for choice, structure in structures]
+    least = [
+        _with(candidate, RECOMPUTE, choices.values(candidate.spec, RECOMPUTE)[-1]) if again else candidate
+        for candidate in structured
+    ]
+    waiting = [(seen.floor_s(candidate.spec), index, False) for index, candidate in enumerate(least)]
     heapify(waiting)
     while waiting:
-        bound_s, at, is_split = heappop(waiting)
+        bound_s, index, is_split = heappop(waiting)
         report(1 - len(waiting) / len(structured))
-        least[at] = replace(least[at], bound_s=bound_s)
+        least[index] = replace(least[index], bound_s=bound_s)
         if not is_split and bound_s < seen.best:
-            if not all(seen.lacks(each) for each in (_holding_least(structured[at]) if again else (structured[at],))):
-                heappush(waiting, (seen.bound_s(least[at]), at, True))
+            if not all(
+                seen.lacks(candidate)
+                for candidate in (_holding_least(structured[index]) if again else (structured[index],))
+            ):
+                heappush(waiting, (seen.bound_s(least[index]), index, True))
             continue
-        for recompute in reversed(choices.values(least[at].spec, RECOMPUTE)) if again else (None,):
-            tried = _with(least[at], RECOMPUTE, recompute) if again else least[at]
+        for recompute in reversed(choices.values(least[index].spec, RECOMPUTE)) if again else (None,):
+            tried = _with(least[index], RECOMPUTE, recompute) if again else least[index]
             if not seen.look_into(tried).missing_bytes:
                 break  # it fits or is too slow, and recomputing more is slower
     if SMS in opened:
         near = seen.best * NEAR
-        for candidate in [each for each in seen.candidates if each.fits and (each.seconds or 0) <= near]:
+        for candidate in [
+            candidate for candidate in seen.candidates if candidate.fits and (candidate.seconds or 0) <= near
+        ]:
             for count in choices.values(spec, SMS):
                 if count != candidate.spec.sm.communication:
-                    other = _with(candidate, SMS, count)
-                    seen.look_into(replace(other, bound_s=seen.bound_s(other)))
+                    variant = _with(candidate, SMS, count)
+                    seen.look_into(replace(variant, bound_s=seen.bound_s(variant)))
     if not math.isfinite(seen.best):
         seen.find_nearest()
     return Ranking(tuple(sorted(seen.candidates, key=_order)))
@@ -279,7 +287,7 @@ def _holding_least(candidate: Candidate) -> Iterator[Candidate]:
     Ops keep less than layers if weight gradients are deferred.
     """
     layers, ops, *_ = choices.values(candidate.spec, RECOMPUTE)
-    yield from (_with(candidate, RECOMPUTE, each) for each in (layers, ops))
+    yield from (_with(candidate, RECOMPUTE, recompute) for recompute in (layers, ops))
 
 
 def _with(candidate: Candidate, path: str, value: Any) -> Candidate:
@@ -362,12 +370,12 @@ def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) 
     """
     if spec.cluster.more is not None:
         raise RefitError("the cluster has nodes of several kinds, and it is unknown which of them are left")
-    there = (f"cluster.nodes={nodes}", f"cluster.node.devices={devices}")
-    for kept in _kept(spec, nodes * devices):
-        changed = legal((*there, *kept))
+    cluster = (f"cluster.nodes={nodes}", f"cluster.node.devices={devices}")
+    for degrees in _kept(spec, nodes * devices):
+        changed = legal((*cluster, *degrees))
         if changed is not None and predict(changed).fits:
-            return (*there, *kept)
-    opened = (*there, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
+            return (*cluster, *degrees)
+    opened = (*cluster, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
     for overrides in (opened, (*opened, *_searched_schedule(spec))):
         if can_be(overrides):
             return overrides
@@ -384,8 +392,8 @@ def _searched_schedule(spec: Spec) -> tuple[str, ...]:
 def _kept(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
     """Overrides that change only the data ranks, and the expert ranks as far as necessary."""
     p = spec.parallel
-    data, rest = divmod(world, prod((p.pipeline, p.tensor, p.context)))
-    if rest or not data:
+    data, remainder = divmod(world, prod((p.pipeline, p.tensor, p.context)))
+    if remainder or not data:
         return
     for expert in range(p.expert, 0, -1):
         if p.expert % expert == 0:

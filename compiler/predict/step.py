@@ -43,7 +43,7 @@ def step_of(
     schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int
 ) -> StepPrediction:
     """The step of a schedule. All ranks begin the tail together, so the slowest tail counts for all."""
-    tail = max(tails, key=lambda each: each.seconds)
+    tail = max(tails, key=lambda tail: tail.seconds)
     ranks = rank_times(schedule, timeline, tail.seconds)
     return StepPrediction(
         seconds=float(timeline.makespan) / 1000 + tail.seconds,

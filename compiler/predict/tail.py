@@ -58,30 +58,32 @@ class Group:
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
     """The trained parameters of the first device of a pipeline rank, by holders, stages and row of the optimizer."""
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
-    held: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
+    sizes: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
     for bucket in plan.buckets:
         if not bucket.still and plan.mesh.rank(rank, 0) in bucket.holders:
             key = bucket.holders, bucket.stages, bucket.rest
-            held[key] += sum(elements[name] for name in bucket.replicas)
-    return tuple(Group(holders, stages, size, rest) for (holders, stages, rest), size in held.items())
+            sizes[key] += sum(elements[name] for name in bucket.replicas)
+    return tuple(Group(holders, stages, size, is_rest) for (holders, stages, is_rest), size in sizes.items())
 
 
 def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[UpdateWork, ...]:
     """The most work of a device of each pipeline rank in an update. `groups`: the groups of each rank."""
     optimizer, zero = spec.train.optimizer, spec.parallel.zero
     if optimizer.unit == "element":
-        shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
+        shards = [
+            [(group.elements, len(group.holders) if zero else 1) for group in rank_groups] for rank_groups in groups
+        ]
         return tuple(UpdateWork(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
-    flops = {each.key: flops_of(optimizer, each) for each in plan.replicas if each.role == "parameter"}
-    kept = kept_elements(spec, plan)
+    flops = {replica.key: flops_of(optimizer, replica) for replica in plan.replicas if replica.role == "parameter"}
+    elements = kept_elements(spec, plan)
     if zero:
         products = owned_at_most(plan, flops)
     else:
         products = Counter[int]()
-        for bucket in (each for each in plan.buckets if not each.still):
+        for bucket in (bucket for bucket in plan.buckets if not bucket.still):
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
-    return tuple(UpdateWork(kept.owned[rank], products[rank], kept.rest[rank]) for rank in range(plan.mesh.pp))
+    return tuple(UpdateWork(elements.owned[rank], products[rank], elements.rest[rank]) for rank in range(plan.mesh.pp))
 
 
 def reduce_seconds(
@@ -90,7 +92,7 @@ def reduce_seconds(
     """(pipeline ranks, stages) → seconds to reduce their gradients. `groups`: the groups of each pipeline rank."""
     size = ITEMSIZE[spec.precision.gradients]
     seconds_of: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
-    for group in (each.kept(spec, 2) for each in {each for held in groups for each in held}):
+    for group in (group.kept(spec, 2) for group in {group for rank_groups in groups for group in rank_groups}):
         if len(group.holders) > 1:
             seconds = reduce_s(group.elements * size, group.holders, reduction_of(spec))
             seconds_of[group.holders.pipeline_ranks, group.stages] += seconds
@@ -112,7 +114,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, r
     sums = reduction_of(spec)
     touched = [update_bytes(precision, row) for row in optimizer.rows]
     if spec.train.ema and not spec.has_hosts:  # on a CPU it cannot overlap with the next step
-        touched = [each + 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master] for each in touched]
+        touched = [size + 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master] for size in touched]
     moved = work.elements * touched[0] + work.rest * touched[-1]
     # Accumulators are cleared for the next step.
     update_only_s = update_s(moved + cleared * gradient) + rates.product_time_s(work.flops)

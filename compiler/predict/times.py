@@ -119,8 +119,8 @@ class _PlannedSteps:
         if key[0][0] in COPIES:
             return OrderEnd(copy_ns(lowering.chains(key[0][1], rank)), 0, 0)
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
-        found = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
-        return replace(found, end=round(found.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
+        run = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
+        return replace(run, end=round(run.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
@@ -183,7 +183,7 @@ def left_of_reductions(
     for (ranks, _), (_, end) in reduction_spans(plan, schedule, times, timeline, seconds).items():
         for rank in ranks:
             done[rank] = max(done[rank], end)
-    return [max(0.0, each - makespan) for each in done]
+    return [max(0.0, end - makespan) for end in done]
 
 
 def reduction_spans(
@@ -218,15 +218,15 @@ class _LinkLane:
 
     def end_of(self, begin: float, seconds: float) -> float:
         """When a transfer ends that begins at `begin` and needs the links for `seconds`."""
-        now, left = begin, seconds
-        for at in range(bisect_right(self.ends, begin), len(self.ends)):
-            idle = max(0.0, self.starts[at] - now)
-            if left <= idle:
-                return now + left
-            now, left = now + idle, left - idle
-            span = self.ends[at] - self.starts[at]
-            free = max(0.0, 1 - self._times.exchanged_s(self._steps[at], self._rank) / span) if span else 0.0
-            if left <= free * (self.ends[at] - now):
-                return now + left / free
-            now, left = self.ends[at], left - free * (self.ends[at] - now)
-        return now + left
+        time_s, needed_s = begin, seconds
+        for index in range(bisect_right(self.ends, begin), len(self.ends)):
+            idle = max(0.0, self.starts[index] - time_s)
+            if needed_s <= idle:
+                return time_s + needed_s
+            time_s, needed_s = time_s + idle, needed_s - idle
+            span = self.ends[index] - self.starts[index]
+            free = max(0.0, 1 - self._times.exchanged_s(self._steps[index], self._rank) / span) if span else 0.0
+            if needed_s <= free * (self.ends[index] - time_s):
+                return time_s + needed_s / free
+            time_s, needed_s = self.ends[index], needed_s - free * (self.ends[index] - time_s)
+        return time_s + needed_s

@@ -98,7 +98,7 @@ class TracedPair(TableModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> TracedPair:
-        named = [kind for each in self.classes for kind in each.classes]
+        named = [kind for entry in self.classes for kind in entry.classes]
         if wrong := [
             kind for kind in (*named, *(s.kind for s in self.shares)) if kind not in CLASSES or kind in SECONDS
         ]:
@@ -107,14 +107,14 @@ class TracedPair(TableModel):
             raise ValueError(f"class {twice[0]} is in two entries of `classes`")
         if alone := [share.kind for share in self.shares if share.kind not in named]:
             raise ValueError(f"`shares` has {alone[0]}, and no entry of `classes` has it")
-        total = sum(each.ms for each in self.classes) * self.layers
+        total = sum(entry.ms for entry in self.classes) * self.layers
         if abs(total - self.busy_ms) > FAR * self.busy_ms:
             sums = f"the classes sum to {total:.1f} ms for {self.layers} layers"
             raise ValueError(f"{sums}, but busy_ms = {self.busy_ms}")
         if self.busy_ms + self.gaps_ms > self.span_ms:
             raise ValueError("busy_ms and gaps_ms add up to more than span_ms")
-        phases = [each.phase for each in self.exchanges]
-        if len(set(phases)) < len(phases) or "W" in phases or any(each.part for each in self.exchanges):
+        phases = [exchange.phase for exchange in self.exchanges]
+        if len(set(phases)) < len(phases) or "W" in phases or any(exchange.part for exchange in self.exchanges):
             raise ValueError("`exchanges` may have one time for phase F and one for phase I, without parts")
         return self
 
@@ -184,10 +184,10 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
         factors |= _of_classes(entry, trace, table, times)
     predicted, latency = sum(times.exchanges.values()), sum(times.latency.values())
     if trace.exchanges and predicted:
-        measured = sum(each.ms for each in trace.exchanges) * 1e-3
-        kept = {each.phase for each in trace.exchanges}
-        predicted = sum(time_s for phase, time_s in times.exchanges.items() if phase in kept)
-        latency = sum(time_s for phase, time_s in times.latency.items() if phase in kept)
+        measured = sum(exchange.ms for exchange in trace.exchanges) * 1e-3
+        phases = {exchange.phase for exchange in trace.exchanges}
+        predicted = sum(time_s for phase, time_s in times.exchanges.items() if phase in phases)
+        latency = sum(time_s for phase, time_s in times.latency.items() if phase in phases)
         if measured <= latency or predicted <= latency:
             raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
         factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (predicted - latency))
@@ -218,7 +218,7 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
     if span_s is None:
         return result
     pair = _factor(trace, PAIR, "any", trace.span_ms * 1e-3 / span_s)
-    return result.model_copy(update={"factors": (*(each for each in result.factors if each.kind != PAIR), pair)})
+    return result.model_copy(update={"factors": (*(factor for factor in result.factors if factor.kind != PAIR), pair)})
 
 
 def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair) -> float | None:
@@ -270,25 +270,25 @@ def _dtype_of(rates: Rates, kind: str) -> str:
 
 def _of_classes(entry: ClassTime, trace: TracedPair, table: RateTable, times: LayerTimes) -> dict[str, float]:
     """Factors of the classes of an entry: from the share of the peak if it is known, else from the remaining time."""
-    left_s, rest = entry.ms * 1e-3, []
+    left_s, unknown = entry.ms * 1e-3, []
     factors = {}
-    shares = {each.kind: each.share for each in trace.shares}
+    shares = {share.kind: share.share for share in trace.shares}
     for kind in entry.classes:
         hbm = peak_of(table.device, kind, "any")
         if kind not in shares or not times.classes.get(kind):
-            rest.append(kind)
+            unknown.append(kind)
             continue
         if hbm is None:
             raise RateError(f"trace {trace.name} has shares of the peak bandwidth, but table {table.name} has no `hbm`")
         measured_s = times.moved_bytes[kind] / (shares[kind] * hbm)
         factors[kind] = measured_s / times.classes[kind]
         left_s -= measured_s
-    predicted = sum(times.classes.get(kind, 0.0) for kind in rest)
+    predicted = sum(times.classes.get(kind, 0.0) for kind in unknown)
     if not predicted:
         return factors
     if left_s <= 0:
-        raise RateError(f"trace {trace.name}: the shares of {', '.join(shares)} leave no time for {', '.join(rest)}")
-    return factors | dict.fromkeys(rest, left_s / predicted)
+        raise RateError(f"trace {trace.name}: the shares of {', '.join(shares)} leave no time for {', '.join(unknown)}")
+    return factors | dict.fromkeys(unknown, left_s / predicted)
 
 
 def _site(step: Use | Communication) -> str:

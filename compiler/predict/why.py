@@ -141,7 +141,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     p, precision = spec.parallel, spec.precision
     of_file = spec.schedule.file is not None  # a schedule file has one size
     yield [("parallel.zero", str(level)) for level in range(p.zero + 1, 4)]
-    sizes = [spec.train.micro_batch // by for by in (2, 4, 8, 16, 32) if spec.train.micro_batch % by == 0]
+    sizes = [spec.train.micro_batch // factor for factor in (2, 4, 8, 16, 32) if spec.train.micro_batch % factor == 0]
     yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
     if precision.name in ("fp32", "fp64"):
         yield [("precision", "bf16")]
@@ -149,7 +149,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
         yield [("precision.moments", "bf16")] if precision.moments in ("fp32", "fp64") else []
     if spec.schedule.name == AUTO and p.pipeline > 1:
         cap = spec.schedule.cap or default_cap(p.pipeline)
-        half = f"[{', '.join(str(each // 2) for each in cap)}]" if isinstance(cap, tuple) else str(cap // 2)
+        half = f"[{', '.join(str(limit // 2) for limit in cap)}]" if isinstance(cap, tuple) else str(cap // 2)
         yield [("schedule.cap", half)]
     if spec.has_hosts:
         away = [("moments",), ("moments", "master")]
@@ -157,20 +157,20 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     if p.pipeline > 1:
         at_once = most_deferred(schedule_on(spec, stage_placement_of_spec(spec), p.pipeline))
         fewer = dict.fromkeys(at_once * quarters // 4 for quarters in (3, 2, 1, 0))
-        yield [("schedule.deferred", str(most)) for most in fewer if most < at_once]
+        yield [("schedule.deferred", str(limit)) for limit in fewer if limit < at_once]
     if not of_file and p.pipeline > 1:
         yield from (
             [("schedule.name", name)]
             for name, row in reversed(SCHEDULES.items())
             if name != spec.schedule.name and not row.facts.holds_all
         )
-    for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
+    for key, degree in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
         fixed = of_file if key == "parallel.pipeline" else p.placement is not None  # files fix these degrees
         if key not in opened and not fixed:
-            yield [(key, str(now * by)) for by in (2, 4)]
-            yield [(key, str(now // by)) for by in (2, 4) if now % by == 0]
+            yield [(key, str(degree * factor)) for factor in (2, 4)]
+            yield [(key, str(degree // factor)) for factor in (2, 4) if degree % factor == 0]
     if not spec.cluster.more:
-        yield [(NODES, str(spec.cluster.nodes * by)) for by in (2, 4)]
+        yield [(NODES, str(spec.cluster.nodes * factor)) for factor in (2, 4)]
 
 
 class _Looking:
@@ -210,7 +210,7 @@ class _Looking:
 
     def is_hopeless(self, tried: _TriedCandidate) -> bool:
         """Whether a candidate surely lacks memory: by the bound, or because one that recomputes more lacks it too."""
-        return tried.least > 0 or any(tried.others == others and _ops(tried) <= ops for others, ops in self.failed)
+        return tried.least > 0 or any(tried.others == settings and _ops(tried) <= ops for settings, ops in self.failed)
 
     # ------------------------------------------------------------ candidates
 
@@ -223,9 +223,9 @@ class _Looking:
 
     def recompute(self) -> None:
         """Try to recompute as few cheap ops as are enough, then costlier ones as well, and last whole layers."""
-        now = self.base.spec.recompute
+        base = self.base.spec.recompute
         cheap, dear = (
-            tuple(op for op in ops if op not in now and self.legal((f"{RECOMPUTE}={_list((*now, op))}",)) is not None)
+            tuple(op for op in ops if op not in base and self.legal((f"{RECOMPUTE}={_list((*base, op))}",)) is not None)
             for ops in (CHEAP, DEAR)
         )
         likely = {cheap} if cheap and self._is_recomputed(cheap) else set()
@@ -233,13 +233,13 @@ class _Looking:
             likely = {
                 part
                 for part in combinations(cheap, size)
-                if all(more in likely for more in combinations(cheap, size + 1) if set(part) < set(more))
+                if all(larger in likely for larger in combinations(cheap, size + 1) if set(part) < set(larger))
                 and self._is_recomputed(part)
             }
         for count in range(1, len(dear) + 1):
             if self._is_recomputed((*cheap, *dear[:count])):
                 return
-        if WHOLE not in now:
+        if WHOLE not in base:
             self.attempt(((RECOMPUTE, _list([WHOLE])),))
 
     def _is_recomputed(self, more: Sequence[str]) -> bool:
@@ -254,13 +254,13 @@ class _Looking:
         if frozenset(settings) in self.seen:
             return None
         self.seen[frozenset(settings)] = None
-        whole = (*settings, *self._following(settings))
-        spec = self.legal(f"{key}={value}" for key, value in whole)
+        all_settings = (*settings, *self._following(settings))
+        spec = self.legal(f"{key}={value}" for key, value in all_settings)
         if spec is None or (self.from_file is not None and not self._fits_file(spec)):
             return None
         spec = spec.with_files(self.base.spec.files)
         outline = Outline(spec, self.shared)
-        tried = _TriedCandidate(whole, outline, outline.missing_as_split[0])
+        tried = _TriedCandidate(all_settings, outline, outline.missing_as_split[0])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -280,25 +280,25 @@ class _Looking:
     def _fits_file(self, spec: Spec) -> bool:
         """Whether the schedule file has the spec's number of micro-batches and ranks."""
         assert self.from_file is not None
-        same = ramp.micro_batches(spec)[-1] == self.from_file.num_micro_batches
-        return same and spec.parallel.pipeline == self.from_file.num_ranks
+        same_count = ramp.micro_batches(spec)[-1] == self.from_file.num_micro_batches
+        return same_count and spec.parallel.pipeline == self.from_file.num_ranks
 
     # ------------------------------------------------------------ planned in full
 
     def plan_likely(self) -> None:
         """Plan candidates that probably fit, but none that recomputes more than one that fits; else any that may."""
-        likely = sorted((tried for tried in self.tried if self.is_likely(tried)), key=lambda each: len(_ops(each)))
+        likely = sorted((tried for tried in self.tried if self.is_likely(tried)), key=lambda tried: len(_ops(tried)))
         turns = Counter[frozenset[str]]()
         order = []  # the first candidate of each key, then the second of each, …
-        for tried in sorted(likely, key=lambda each: each.keys != {RECOMPUTE}):
+        for tried in sorted(likely, key=lambda tried: tried.keys != {RECOMPUTE}):
             order.append((turns[tried.keys], tried))
             turns[tried.keys] += 1
-        for _, tried in sorted(order, key=lambda each: each[0])[:MAX_PLANNED]:
+        for _, tried in sorted(order, key=lambda entry: entry[0])[:MAX_PLANNED]:
             if not any(tried.keys == {RECOMPUTE} and _ops(tried) > ops for ops in self._enough()):
                 self.look(tried)
         if not self.found:
-            rest = [tried for tried in self.tried if frozenset(tried.settings) not in self.planned]
-            for tried in sorted(rest, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
+            unplanned = [tried for tried in self.tried if frozenset(tried.settings) not in self.planned]
+            for tried in sorted(unplanned, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
                 self.look(tried)
 
     def _enough(self) -> list[frozenset[str]]:
@@ -314,11 +314,11 @@ class _Looking:
             self.failed.append((tried.others, _ops(tried)))
             return False
         seconds = timed_on(spec, tried.outline.lowering, schedule).step.seconds
-        same = spec.precision == self.base.spec.precision
+        exact = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
-        world, more = spec.cluster.world, spec.cluster.world > self.base.spec.cluster.world
-        way = Way(tried.settings, seconds, change, free, world, more, same, _ops(tried))
+        world, more_devices = spec.cluster.world, spec.cluster.world > self.base.spec.cluster.world
+        way = Way(tried.settings, seconds, change, free, world, more_devices, exact, _ops(tried))
         self.found.append((tried, way))
         return True
 
@@ -354,31 +354,31 @@ class _Looking:
         """Try edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
         parts = [tried for tried in self.tried if self.planned.get(frozenset(tried.settings), 1) > 0]
         pairs = [pair for pair in combinations(parts, 2) if not pair[0].keys & pair[1].keys]
-        pairs.sort(key=lambda pair: sum(self.expected(each) for each in pair))  # the gain of both
+        pairs.sort(key=lambda pair: sum(self.expected(tried) for tried in pair))  # the gain of both
         for count, pair in enumerate(pairs[:MOST_PAIRS]):
             if self.found and count >= MAX_PAIRS:
                 break
-            both = self.attempt(_merged(pair))
-            if both is not None and self.look(both) and len(self.found) >= ENOUGH:
+            merged = self.attempt(_merged(pair))
+            if merged is not None and self.look(merged) and len(self.found) >= ENOUGH:
                 return
         if not self.found:
             self._pile(parts)
 
     def lighten(self) -> None:
         """Remove costly ops from edits that fit without recomputing them."""
-        for at, (tried, way) in enumerate(self.found):
+        for index, (tried, way) in enumerate(self.found):
             for op in (op for op in DEAR if op in way.ops and op not in self.base.spec.recompute):
                 fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in way.settings)
-                other = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
-                gap = self.planned[frozenset(way.settings)] - tried.least  # error of the bound, also assumed of `other`
-                if other is not None and other.least + gap <= 0 and self.look(other):
-                    tried, way = self.found[at] = self.found.pop()
+                trial = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
+                gap = self.planned[frozenset(way.settings)] - tried.least  # error of the bound, also assumed of `trial`
+                if trial is not None and trial.least + gap <= 0 and self.look(trial):
+                    tried, way = self.found[index] = self.found.pop()
 
     def _pile(self, parts: Sequence[_TriedCandidate]) -> None:
         """Combine edits, those that gain most alone first, until everything fits."""
         pile: list[_TriedCandidate] = []
         for part in sorted(parts, key=self.expected):
-            if any(part.keys & each.keys for each in pile):
+            if any(part.keys & piled.keys for piled in pile):
                 continue
             settings = _merged([*pile, part])
             tried = self.attempt(settings) or self.seen[frozenset(settings)]
@@ -398,7 +398,7 @@ def _ops(tried: _TriedCandidate) -> frozenset[str]:
 
 
 def _without(ops: str, op: str) -> list[str]:
-    return [each for each in ops.strip("[]").split(", ") if each != op]
+    return [name for name in ops.strip("[]").split(", ") if name != op]
 
 
 def _list(ops: Iterable[str]) -> str:

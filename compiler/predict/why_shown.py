@@ -102,8 +102,8 @@ def document(why: Why | None) -> list[dict[str, Any]]:
     return [
         {
             "settings": [
-                {"key": each.key, "value": each.value, "replaces": each.replaces, **span_value(each.span)}
-                for each in places
+                {"key": place.key, "value": place.value, "replaces": place.replaces, **span_value(place.span)}
+                for place in places
             ],
             "step_s": way.seconds,
             "change": way.change,

@@ -64,8 +64,8 @@ class NamedSchedule:
     def has(self, num_ranks: int, num_micro_batches: int) -> bool:
         """Whether the schedule has this size."""
         unit = self.facts.multiple
-        whole = num_ranks % unit == 0 and num_micro_batches % unit == 0
-        return whole and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
+        divisible = num_ranks % unit == 0 and num_micro_batches % unit == 0
+        return divisible and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
 
 
 SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}

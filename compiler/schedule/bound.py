@@ -48,15 +48,15 @@ def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
         # row: leaving = constant + Σ row·x, solved for the entering variable
         c = row.pop(entering)
         solved = {j: -a / c for j, a in row.items()} | {names[i]: 1 / c}
-        at = -constant / c
+        solved_constant = -constant / c
         names[i] = entering
-        table[i] = (solved, at)
-        for k, (other, rest) in enumerate(table):
-            if k != i and (factor := other.pop(entering, None)):
-                table[k] = (_added(other, factor, solved), rest + factor * at)
+        table[i] = (solved, solved_constant)
+        for k, (other_row, other_constant) in enumerate(table):
+            if k != i and (factor := other_row.pop(entering, None)):
+                table[k] = (_added(other_row, factor, solved), other_constant + factor * solved_constant)
         if factor := price.pop(entering, None):
             price = _added(price, factor, solved)
-            value += factor * at
+            value += factor * solved_constant
     return value
 
 
@@ -149,8 +149,8 @@ class _MicroBatchWays:
 
     def held(self, slot: Slot) -> Fraction:
         """An activation times the time for which it is held: all of it until its backward, then the part for its W."""
-        whole, inward, weights = (self.alone.quickest[kind, slot] for kind in "BIW")
-        back = min(Fraction(whole), inward + self.waits.costs.keeps * weights)
+        backward, input_grad, weight_grad = (self.alone.quickest[kind, slot] for kind in "BIW")
+        back = min(Fraction(backward), input_grad + self.waits.costs.keeps * weight_grad)
         return self.head("B", slot) - self.head("F", slot) + back * self.alone.unit
 
     def one(self) -> Fraction:
@@ -220,9 +220,9 @@ def _ramps(ways: _MicroBatchWays, rank: int) -> Fraction:
     ramps = 0
     for kinds in ("F", "BW" if waits.costs.keeps else "BI"):
         steps = [(sum(kind in kinds for kind, _ in items), time) for items, time in waits.steps[rank]]
-        most, time = max(count for count, _ in steps), min(time for count, time in steps if count)
-        rounds, rest = divmod(int(ways.waits.caps[rank]), most)
-        ramps += (most * rounds * (rounds - 1) // 2 + rounds * rest) * time  # one waits for k // most others
+        largest, time = max(count for count, _ in steps), min(time for count, time in steps if count)
+        rounds, remainder = divmod(int(ways.waits.caps[rank]), largest)
+        ramps += (largest * rounds * (rounds - 1) // 2 + rounds * remainder) * time  # one waits for k // largest others
     return ramps * waits.unit
 
 
@@ -265,12 +265,12 @@ class _LinearProgram:
         back begin in the time after.
         """
         if self.rank.cap is not None:
-            every = range(len(self.rank.amounts))
-            started = [self._count("F", k, (1,)) for k in every]
+            indices = range(len(self.rank.amounts))
+            started = [self._count("F", k, (1,)) for k in indices]
             behind = (3, 4) if self.overlaps else (1, 3, 4)
             for rows, copy, phases in ((started, self.copies[0], (1,)), ([self._freed()], self.copies[1], behind)):
-                nothing: dict[int, Fraction] = {}
-                row = reduce(lambda all, row: _sum(all, row, -1), rows, nothing)
+                empty: dict[int, Fraction] = {}
+                row = reduce(lambda total, row: _sum(total, row, -1), rows, empty)
                 if copy is None:
                     yield row, Fraction(-self.rank.cap)
                 else:
@@ -306,7 +306,7 @@ class _LinearProgram:
         return shares
 
     def _work(self, phase: int) -> dict[int, Fraction]:
-        return {j: time for j, (each, _, time) in enumerate(self.steps, 4) if each == phase}
+        return {j: time for j, (step_phase, _, time) in enumerate(self.steps, 4) if step_phase == phase}
 
 
 def _sum(row: dict[int, Fraction], other: dict[int, Fraction], sign: int) -> dict[int, Fraction]:
@@ -326,7 +326,7 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
     sides: dict[int, list[int]] = {}
     for m in range(num_micro_batches):
         sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
-    forward, whole, inward, weights_only = map(costs.quickest, KINDS)
+    forward, backward, input_grad, weight_grad = map(costs.quickest, KINDS)
     num_stages = placement.num_stages(num_ranks)
     work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
     for side in sides.values():
@@ -339,11 +339,11 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
             )
         ]
         heads = [*accumulate((forward * weight.F for weight in stages), initial=Fraction(0))]
-        backs = [min(whole * weight.B, inward * weight.I) for weight in stages]
-        last = min(whole * stages[0].B, inward * stages[0].I + weights_only * stages[0].W)  # of stage 0
+        backs = [min(backward * weight.B, input_grad * weight.I) for weight in stages]
+        last = min(backward * stages[0].B, input_grad * stages[0].I + weight_grad * stages[0].W)  # of stage 0
         for stage, rank in enumerate(ranks):
             begin[rank] = min(begin[rank], heads[stage] * min(weights) + hops[stage])
             work[rank] += costs.least_work(stages[stage]) * sum(weights)
         way = heads[-1] + sum(backs[1:]) + last
         ways.append(way * max(weights) + 2 * hops[-1])
-    return max(*ways, *(first + each for first, each in zip(begin, work, strict=True) if each))
+    return max(*ways, *(start + time for start, time in zip(begin, work, strict=True) if time))

@@ -39,8 +39,8 @@ TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-
 
 def exact(text: str, name: str = "") -> Fraction:
     """Parse a number. Raises ValueError with the mistake, and with the `name` of the number if it is given."""
-    if wrong := _fault(text):
-        raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {wrong}")
+    if fault := _fault(text):
+        raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {fault}")
     return Fraction(text)
 
 
@@ -50,12 +50,12 @@ def _fault(text: str) -> str:
     if match is None:
         return "is not a number of 0 or more, such as 1.8 or 9/5"
     if not _NUMBER.fullmatch(text):
-        whole, decimals, sign, exponent = match.groups(default="")
-        if not whole:
+        integer, decimals, sign, exponent = match.groups(default="")
+        if not integer:
             return "has too many digits: at most 20 on each side"
         if len(decimals) > 20:
             return "has too many decimals: at most 20"
-        return TOO_SMALL if exponent and sign == "-" and len(whole) <= 20 else TOO_LARGE
+        return TOO_SMALL if exponent and sign == "-" and len(integer) <= 20 else TOO_LARGE
     value = Fraction(text)
     if value > MOST:
         return TOO_LARGE
@@ -155,15 +155,15 @@ class Costs:
 
     def quickest(self, kind: str) -> Fraction:
         """The least time of a step with an action of a kind and weight 1, alone or in a pair."""
-        least = min(self.one(kind), *(self.two(kind + other) for other in KINDS))
+        least = min(self.one(kind), *(self.two(kind + partner) for partner in KINDS))
         return min(least, self.one(kind) * self.stage_pairs.least(kind))
 
     def least_work(self, weight: Weight = ONE) -> Fraction:
         """Time of a stage of a weight on a micro-batch, if every action has the best share of its time in a pair."""
         least = {}
         for kind in KINDS:
-            sums = {other: self.one(kind) + self.one(other) for other in KINDS}
-            shares = [self.two(kind + other) / both for other, both in sums.items() if both]
+            sums = {partner: self.one(kind) + self.one(partner) for partner in KINDS}
+            shares = [self.two(kind + partner) / total for partner, total in sums.items() if total]
             if weight.label:
                 shares = [self.stage_pairs.least(kind, weight.label)]
             least[kind] = self.one(kind) * weight.of(kind) * min(Fraction(1), *shares)
@@ -185,16 +185,16 @@ class Costs:
             return self.one(step.kind)
         parts, least = self.parts(step, rank)
         if self.micro_batches:
-            by = [self.micro_batches[action.micro_batch] for action in actions_of(step)]
-            parts, least = ([time * m for time, m in zip(times, by, strict=True)] for times in (parts, least))
+            factors = [self.micro_batches[action.micro_batch] for action in actions_of(step)]
+            parts, least = ([time * m for time, m in zip(times, factors, strict=True)] for times in (parts, least))
         return max(sum(parts, Fraction(0)), *least)
 
     def parts(self, step: Step, rank: int) -> tuple[list[Fraction], list[Fraction]]:
         """For micro-batches of weight 1: the time that each action adds to a step, and the least time it implies."""
         actions = actions_of(step)
         weights = [self.weight(action.stage, rank) for action in actions]
-        ones = [self.one(action.kind) for action in actions]
-        lone = [one * weight.of(action.kind) for one, weight, action in zip(ones, weights, actions, strict=True)]
+        bases = [self.one(action.kind) for action in actions]
+        lone = [base * weight.of(action.kind) for base, weight, action in zip(bases, weights, actions, strict=True)]
         if isinstance(step, Action):
             return lone, lone
         if any(weight.label for weight in weights):
@@ -202,9 +202,9 @@ class Costs:
             share = self.stage_pairs.share(a, b)
             return [share * time for time in lone], [min(time, share * sum(lone)) for time in lone]
         time = self.two(actions[0].kind + actions[1].kind)
-        share = time / sum(ones) if sum(ones) else Fraction(0)
+        share = time / sum(bases) if sum(bases) else Fraction(0)
         factors = [weight.of(action.kind) for weight, action in zip(weights, actions, strict=True)]
-        least = [min(one, time) * factor for one, factor in zip(ones, factors, strict=True)]
+        least = [min(base, time) * factor for base, factor in zip(bases, factors, strict=True)]
         return [share * time for time in lone], least
 
     def frees(self, kind: str) -> Fraction:
@@ -237,10 +237,10 @@ class Costs:
         """
         if had == wanted:
             return self
-        by = Fraction(had, wanted)
+        factor = Fraction(had, wanted)
         stages = cut_anew(self.stages, wanted) if self.stages else ()
-        O, R = (None if time is None else time * by for time in (self.O, self.R))
-        return replace(self.longer(by), stages=stages, bytes=self.bytes.longer(by), O=O, R=R)
+        O, R = (None if time is None else time * factor for time in (self.O, self.R))
+        return replace(self.longer(factor), stages=stages, bytes=self.bytes.longer(factor), O=O, R=R)
 
     def longer(self, by: Fraction) -> Costs:
         """Costs with the times of actions multiplied by a factor, but not those of messages."""
@@ -304,20 +304,20 @@ def costs_of_json(text: str, shown: str = "table") -> Costs:
     value = json_of(text, shown, exact)
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
-    more: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
-    more |= {"latency": object, "keeps": Fraction, "bytes": dict} | dict.fromkeys(COPIES, object)
-    table = object_of(value, forms | more, "the table")
-    one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
-    if missing := {"F", "I", "W"} - one.keys():
+    optional: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
+    optional |= {"latency": object, "keeps": Fraction, "bytes": dict} | dict.fromkeys(COPIES, object)
+    table = object_of(value, forms | optional, "the table")
+    lone, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
+    if missing := {"F", "I", "W"} - lone.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
     measured = _pairs(table.get("pairs", {}))
     latency, links = _latency(table.get("latency", Fraction(0)))
     O, R = _copies(table)
     return replace(
-        _costs(one, pairs | measured),
+        _costs(lone, pairs | measured),
         latency=latency,
         links=links,
-        stages=parse_stage_weights(table.get("stages", []), one),
+        stages=parse_stage_weights(table.get("stages", []), lone),
         ranks=parse_weights(table.get("ranks", []), "ranks"),
         micro_batches=parse_weights(table.get("micro_batches", []), "micro_batches"),
         keeps=_share(table.get("keeps", Fraction(1))),
@@ -352,20 +352,20 @@ def _pairs(values: Mapping[str, Any]) -> dict[str, Fraction]:
 def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     lanes = object_of(value, {"compute": dict, "communication": dict, "overlap": Fraction}, '"lanes"')
     compute = object_of(lanes.get("compute"), dict.fromkeys("FIW", Fraction), '"compute"')
-    moved = object_of(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
-    if missing := {"F", "I", "W"} - compute.keys() or {"F", "B"} - moved.keys():
+    comm = object_of(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
+    if missing := {"F", "I", "W"} - compute.keys() or {"F", "B"} - comm.keys():
         raise ValueError(f'"lanes" has no {", ".join(sorted(missing))}')
     compute["B"] = compute["I"] + compute["W"]
-    moved |= {"I": moved["B"], "W": Fraction(0)}
-    chain = {kind: compute["I" if kind == "B" else kind] + moved[kind] for kind in "FBIW"}
+    comm |= {"I": comm["B"], "W": Fraction(0)}
+    chain = {kind: compute["I" if kind == "B" else kind] + comm[kind] for kind in "FBIW"}
     overlap = lanes.get("overlap", Fraction(1))
     if overlap > MOST_OVERLAP:
         raise ValueError(f'"overlap" is {float(overlap):g}: at most {MOST_OVERLAP}; 1 is no loss, 0.98 a little gain')
     pairs = {}
     for a, b in map(tuple, PAIR_KINDS):
-        if moved[a] + moved[b]:  # W&W has nothing to hide
-            pairs[a + b] = max(overlap * (compute[a] + compute[b]), moved[a] + moved[b], chain[a], chain[b])
-    return {kind: compute[kind] + moved[kind] for kind in "FIW"}, pairs
+        if comm[a] + comm[b]:  # W&W has nothing to hide
+            pairs[a + b] = max(overlap * (compute[a] + compute[b]), comm[a] + comm[b], chain[a], chain[b])
+    return {kind: compute[kind] + comm[kind] for kind in "FIW"}, pairs
 
 
 def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:

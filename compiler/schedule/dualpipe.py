@@ -18,23 +18,23 @@ from compiler.schedule.slots import B0, B1, F0, F1, I0, I1, Slot, W
 def eight_steps(num_ranks: int, num_micro_batches: int, depth: int) -> tuple[Slot, ...]:
     """The slots of the rank at `depth` in a V of these ranks and micro-batches; N >= 2P, any P."""
     P, N, r = num_ranks, num_micro_batches, depth
-    rest = P - r - 1
+    behind = P - r - 1
     slots: list[Slot] = []
-    for _ in range(2 * rest):  # 1: fill from the near end
+    for _ in range(2 * behind):  # 1: fill from the near end
         slots += [(F0,)]
     for _ in range(r + 1):  # 2: both directions
         slots += [(F0,), (F1,)]
-    for _ in range(rest):  # 3: first backwards of the far direction; W fills the wait for the next forward
+    for _ in range(behind):  # 3: first backwards of the far direction; W fills the wait for the next forward
         slots += [(I1,), (W,), (F1,)]
     for i in range(N - 2 * P + r + 1):  # 4: the steady state; the last rank is faster without its first pair
-        slots += [(F0,), (B1,)] if i == 0 and rest == 0 else [(F0, B1)]
+        slots += [(F0,), (B1,)] if i == 0 and behind == 0 else [(F0, B1)]
         slots += [(F1, B0)]
-    for _ in range(rest):  # 5: no near forwards are left
+    for _ in range(behind):  # 5: no near forwards are left
         slots += [(B1,), (F1, B0)]
     for i in range(2 * (r + 1)):  # 6: drain, B1 B0 …; the second half defers its weight gradients
         far, near = (B1, B0) if i <= r else (I1, I0)
         slots += [(near,) if i % 2 else (far,)]
-    for _ in range(rest):  # 7: W fills the wait for the last near backwards
+    for _ in range(behind):  # 7: W fills the wait for the last near backwards
         slots += [(W,), (I0,)]
     for _ in range(r + 1):  # 8: the weight gradients that are still deferred
         slots += [(W,)]

@@ -57,8 +57,8 @@ class MeasuredSchedule:
     @property
     def peak_bytes(self) -> tuple[Fraction, ...]:
         """By rank, the most bytes that it holds, in activations and otherwise; () if unknown."""
-        held = self.costs.bytes.held(self.timeline.peak_activations)
-        return held if self.costs.bytes.activation else ()
+        peaks = self.costs.bytes.held(self.timeline.peak_activations)
+        return peaks if self.costs.bytes.activation else ()
 
     @property
     def stages_a_rank(self) -> int:
@@ -77,10 +77,10 @@ def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ..
     `cap`: one for all ranks, or one for each. With None, the bound is for schedules that hold no more than this one.
     """
     timeline = simulate(schedule, costs)
-    held = max(timeline.peak_activations) if cap is None else cap
+    limit = max(timeline.peak_activations) if cap is None else cap
     sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
-    bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, held)
-    return MeasuredSchedule(schedule, costs, timeline, max(held) if isinstance(held, tuple) else held, bound)
+    bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, limit)
+    return MeasuredSchedule(schedule, costs, timeline, max(limit) if isinstance(limit, tuple) else limit, bound)
 
 
 def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:

@@ -64,11 +64,11 @@ def bytes_of_json(value: Any) -> Bytes:
     for key, meaning in meanings.items():
         if fields.get(key, []) == []:
             raise ValueError(f'"bytes" has no "{key}", {meaning}: write it too, as "{key}": "30GB", or 0')
-    each = fields["beside"] if isinstance(fields["beside"], list) else [fields["beside"]]
-    found = Bytes(_amount(fields["activation"]), tuple(map(_amount, each)))
-    if not found.activation:
+    beside = fields["beside"] if isinstance(fields["beside"], list) else [fields["beside"]]
+    sizes = Bytes(_amount(fields["activation"]), tuple(map(_amount, beside)))
+    if not sizes.activation:
         raise ValueError('"bytes": "activation" is 0: write the size of an activation, as "2GB", or remove "bytes"')
-    return found
+    return sizes
 
 
 def _amount(value: Any) -> Fraction:
@@ -81,18 +81,18 @@ def _amount(value: Any) -> Fraction:
 
 def parse_bytes(text: str) -> Fraction:
     """Parse bytes as a spec writes them: `80GB` or `79.1GiB`. Raises ValueError."""
-    found = units.quantity(text) if units.NUMBER.fullmatch(text) else None
-    if len(text) > 40 or found is None or found.dimension != (("byte", 1),) or found.value > MOST:
+    quantity = units.quantity(text) if units.NUMBER.fullmatch(text) else None
+    if len(text) > 40 or quantity is None or quantity.dimension != (("byte", 1),) or quantity.value > MOST:
         raise ValueError(f"{text[:40]!r} is not an amount of memory: write it as {_meant(text)}")
-    return found.value
+    return quantity.value
 
 
 def _meant(text: str) -> str:
     """The probable meaning of `41`, `41 GB`, `41gb` or `41G`. Without a unit these are GB or, if large, bytes."""
-    found = _AMOUNT.fullmatch(text)
-    if found is None:
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
         return "80GB or 79.1GiB"
-    number, prefix, binary = found.groups(default="")
+    number, prefix, binary = match.groups(default="")
     if prefix:
         return f"{number}{prefix.upper()}{binary.lower()}B"
     return f"{number}GB" if Fraction(number) < MOST_GIGABYTES else gigabytes(Fraction(number))
@@ -100,5 +100,5 @@ def _meant(text: str) -> str:
 
 def gigabytes(value: Fraction) -> str:
     """Bytes in GB, rounded up: 71.25GB."""
-    whole, part = divmod(-(-value * 1000 // GIGA), 1000)
-    return f"{whole}.{part:03}".rstrip("0").rstrip(".") + "GB"
+    integer, thousandths = divmod(-(-value * 1000 // GIGA), 1000)
+    return f"{integer}.{thousandths:03}".rstrip("0").rstrip(".") + "GB"

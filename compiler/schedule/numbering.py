@@ -47,13 +47,13 @@ def _steps(
             queues = [queue for queue in deferred if queue] if chunk < 0 else [deferred[chunk]]
             return min(queues).popleft()[1]  # the queue with the older head
         counter = next_forward if kind == "F" else next_backward
-        taken = _action(kind, stages[chunk], counter[chunk])
+        next_action = _action(kind, stages[chunk], counter[chunk])
         counter[chunk] += 1
         if kind == "I":
-            deferred[chunk].append((sum(next_backward), _action("W", taken.stage, taken.micro_batch)))
-        return taken
+            deferred[chunk].append((sum(next_backward), _action("W", next_action.stage, next_action.micro_batch)))
+        return next_action
 
     for slot in slots:
-        left = [taken for token in slot if (taken := action(token)).micro_batch < num_micro_batches]
-        if left:
-            yield Pair(*left) if len(left) == 2 else left[0]
+        actions = [next_action for token in slot if (next_action := action(token)).micro_batch < num_micro_batches]
+        if actions:
+            yield Pair(*actions) if len(actions) == 2 else actions[0]

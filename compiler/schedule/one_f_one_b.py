@@ -125,9 +125,9 @@ def _in_turns(
 ) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind)
     yield from ((forward,) for forward in forwards[:warm_up])
-    for at, backward in enumerate(backwards, warm_up):
-        if at < len(forwards):
-            yield (forwards[at],)
+    for index, backward in enumerate(backwards, warm_up):
+        if index < len(forwards):
+            yield (forwards[index],)
         yield (backward,)
 
 
@@ -147,5 +147,5 @@ def _in_pairs(
 ) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind + 1)
     yield from ((forward,) for forward in forwards[:warm_up])
-    for at, backward in enumerate(backwards, warm_up):
-        yield (forwards[at], backward) if at < len(forwards) else (backward,)
+    for index, backward in enumerate(backwards, warm_up):
+        yield (forwards[index], backward) if index < len(forwards) else (backward,)

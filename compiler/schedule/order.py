@@ -77,9 +77,9 @@ def _starts(schedule: Schedule, costs: Costs, rng: random.Random) -> list[list[i
     hill = [*rising[::2], *reversed(rising[1::2])]
     lists = [rising, rising[::-1], hill, hill[N // 2 :] + hill[: N // 2]]
     orders = [[*range(N)]]
-    for each in lists:
+    for micro_batches in lists:
         order = [0] * N
-        for position, m in zip(positions, each, strict=True):
+        for position, m in zip(positions, micro_batches, strict=True):
             order[position] = m
         orders.append(order)
     orders *= max(1, _CHAINS // (2 * len(orders)))
@@ -110,8 +110,8 @@ class _TimedSteps:
         self.weights = np.array([float(weight) for weight in costs.micro_batches])
         self.num_ranks, last = schedule.num_ranks, schedule.num_stages - 1
         plain = replace(costs, micro_batches=())
-        one = Fraction(1)
-        ticks = simulate(schedule, Costs(O=one, R=one)).ticks  # every step takes time, so starts are in that order
+        unit = Fraction(1)
+        ticks = simulate(schedule, Costs(O=unit, R=unit)).ticks  # every step takes time, so starts are in that order
         starts = [(start, rank, k) for rank, row in enumerate(ticks) for k, (start, _) in enumerate(row)]
         self.steps: list[_TimedSteps.Step] = []
         made_by: dict[tuple[bool, int, int], int] = {}  # (backward, stage, micro-batch) -> the step
@@ -143,22 +143,22 @@ class _TimedSteps:
         """The makespan of each order, plus a share of the mean end of the ranks."""
         weights = self.weights[np.array(orders).T]  # [position, order]
         ends: list[Floats] = []
-        now = [np.zeros(len(orders)) for _ in range(self.num_ranks)]
-        lanes: dict[tuple[str, int], Floats] = {(copy, r): zeros for copy in COPIES for r, zeros in enumerate(now)}
+        clocks = [np.zeros(len(orders)) for _ in range(self.num_ranks)]
+        lanes: dict[tuple[str, int], Floats] = {(copy, r): zeros for copy in COPIES for r, zeros in enumerate(clocks)}
         for rank, length, waits, copy in self.steps:
-            start = lanes[copy, rank] if copy else now[rank]
-            for one, delay in waits:
-                start = np.maximum(start, ends[one] + delay if delay else ends[one])
+            start = lanes[copy, rank] if copy else clocks[rank]
+            for step, delay in waits:
+                start = np.maximum(start, ends[step] + delay if delay else ends[step])
             if isinstance(length, _Length):
-                end = now[rank] = start + length(weights)
+                end = clocks[rank] = start + length(weights)
             elif copy == "O":  # the rank waits until it ends
                 end = lanes[copy, rank] = start + length
-                now[rank] = np.maximum(now[rank], end)
+                clocks[rank] = np.maximum(clocks[rank], end)
             else:
-                end = lanes[copy, rank] = np.maximum(start, now[rank]) + length
+                end = lanes[copy, rank] = np.maximum(start, clocks[rank]) + length
             ends.append(end)
-        every = np.array(now)
-        return np.asarray(every.max(axis=0) + _MEAN * every.mean(axis=0))
+        rank_ends = np.array(clocks)
+        return np.asarray(rank_ends.max(axis=0) + _MEAN * rank_ends.mean(axis=0))
 
 
 @dataclass(frozen=True)

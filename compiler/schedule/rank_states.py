@@ -29,14 +29,14 @@ class SmallPipeline:
     def __init__(self, waits: Waits, work: int) -> None:
         self.waits, self.work = waits, work
         self.ranks: list[tuple[RankStates, list[Slot]]] = []
-        alike: dict[object, RankStates | None] = {}
+        states_by_key: dict[object, RankStates | None] = {}
         for rank, slots in enumerate(waits.slots):
             if sum(waits.counts[direction] for direction, _ in slots) > _MOST_FORWARDS:
                 continue
             rules = Rules(waits, rank)
-            if rules.key not in alike:
-                alike[rules.key] = RankStates.of(rules, min(_MOST_STATES, self.work // 10))
-            if (states := alike[rules.key]) is not None:
+            if rules.key not in states_by_key:
+                states_by_key[rules.key] = RankStates.of(rules, min(_MOST_STATES, self.work // 10))
+            if (states := states_by_key[rules.key]) is not None:
                 self.ranks.append((states, slots))
                 self.work -= len(states.steps)
 
@@ -62,11 +62,11 @@ class SmallPipeline:
             heads, (rests, tails) = self.waits.heads(heads, ends), self.waits.rests(tails, rests)
             for states, slots in self.ranks:
                 self.work -= len(states.steps)
-                found = states.windows(slots, heads, tails, end)
-                if found is None:
+                windows = states.windows(slots, heads, tails, end)
+                if windows is None:
                     return False
                 heads, ends, tails, rests = (
-                    old | new for old, new in zip((heads, ends, tails, rests), found, strict=True)
+                    old | new for old, new in zip((heads, ends, tails, rests), windows, strict=True)
                 )
         return True
 
@@ -110,12 +110,12 @@ class RankStates:
         fitting = self._fitting(slots, heads, tails, end)
         if fitting is None:
             return None
-        for (_, _, time, runs), begin, rest in fitting:
-            for at, k in runs:
-                starts[at][k] = min(starts[at][k], begin)
-                ends[at][k] = min(ends[at][k], begin + time)
-                after[at][k] = min(after[at][k], rest - time)
-                rests[at][k] = min(rests[at][k], rest)
+        for (_, _, time, runs), begin, remaining in fitting:
+            for row, k in runs:
+                starts[row][k] = min(starts[row][k], begin)
+                ends[row][k] = min(ends[row][k], begin + time)
+                after[row][k] = min(after[row][k], remaining - time)
+                rests[row][k] = min(rests[row][k], remaining)
         first, second, third, fourth = (dict(zip(keys, rows, strict=True)) for rows in (starts, ends, after, rests))
         return first, second, third, fourth
 
@@ -137,24 +137,24 @@ class RankStates:
             begin, behind = free[source], 0
             if begin == never:
                 continue
-            for at, k in runs:
-                if head[at][k] > begin:
-                    begin = head[at][k]
-                if tail[at][k] > behind:
-                    behind = tail[at][k]
+            for row, k in runs:
+                if head[row][k] > begin:
+                    begin = head[row][k]
+                if tail[row][k] > behind:
+                    behind = tail[row][k]
             if begin + time + behind <= end:
                 free[target] = min(free[target], begin + time)
                 possible.append((step, begin, behind))
-        left = [never] * len(self.states)  # from a state to the end of all
-        left[self.end] = 0
+        to_end = [never] * len(self.states)  # from a state to the end of all
+        to_end[self.end] = 0
         fits = []
         for step, begin, behind in reversed(possible):
             source, target, time, _ = step
-            rest = max(behind, left[target]) + time
-            if begin + rest <= end:
-                left[source] = min(left[source], rest)
-                fits.append((step, begin, rest))
-        return fits if left[0] < never else None
+            remaining = max(behind, to_end[target]) + time
+            if begin + remaining <= end:
+                to_end[source] = min(to_end[source], remaining)
+                fits.append((step, begin, remaining))
+        return fits if to_end[0] < never else None
 
 
 class Rules:
@@ -170,8 +170,8 @@ class Rules:
         self.counts = [waits.counts[direction] for direction, _ in slots]
         self.end: State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
         neighbours = [[s for s, (way, _) in enumerate(slots) if way == direction] for direction, _ in slots]
-        self.before = [max((s for s in same if s < at), default=None) for at, same in enumerate(neighbours)]
-        self.behind = [min((s for s in same if s > at), default=None) for at, same in enumerate(neighbours)]
+        self.before = [max((s for s in peers if s < index), default=None) for index, peers in enumerate(neighbours)]
+        self.behind = [min((s for s in peers if s > index), default=None) for index, peers in enumerate(neighbours)]
         self.choices = [(choice, time) for items, time in waits.steps[rank] for choice in self._choices(items)]
         self.key = (*self.choices, self.cap, *self.counts, *self.before, *self.behind, *self.weight)  # of ranks alike
 
@@ -181,44 +181,46 @@ class Rules:
 
     def next(self, state: State) -> list[tuple[State, int, _Runs]]:
         """The steps from a state, as (state after it, time, actions)."""
-        held = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
-        held += self.kept * sum(state[self.due :])
-        found = []
+        live = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
+        live += self.kept * sum(state[self.due :])
+        steps = []
         for items, time in self.choices:
-            more = self.whole * sum(kind == "F" for kind, _ in items)
-            room = self.cap is None or held + more <= self.cap
+            added = self.whole * sum(kind == "F" for kind, _ in items)
+            room = self.cap is None or live + added <= self.cap
             if room and (new := self._after(state, items)) is not None:
-                found.append((new[0], time, new[1]))
-        return found
+                steps.append((new[0], time, new[1]))
+        return steps
 
     def _choices(self, items: Sequence[Item]) -> list[tuple[tuple[str, int], ...]]:
         """The steps of slots for a step of weights. A W stays with its weight."""
-        found: list[tuple[tuple[str, int], ...]] = [()]
+        choices: list[tuple[tuple[str, int], ...]] = [()]
         for kind, weight in items:
-            places = [weight] if kind == "W" else [s for s, each in enumerate(self.weight) if each == weight]
-            found = [(*one, (kind, place)) for one in found for place in places]
-        return list({tuple(sorted(one)): one for one in found}.values())
+            places = (
+                [weight] if kind == "W" else [s for s, slot_weight in enumerate(self.weight) if slot_weight == weight]
+            )
+            choices = [(*choice, (kind, place)) for choice in choices for place in places]
+        return list({tuple(sorted(choice)): choice for choice in choices}.values())
 
     def _after(self, state: State, items: Sequence[tuple[str, int]]) -> tuple[State, _Runs] | None:
         """The state after a step and its actions; None if an action needs one that has not run yet."""
         new, runs = list(state), []
-        for kind, at in items:
+        for kind, index in items:
             if kind == "W":
-                new[self.due + at] -= 1
-                if new[self.due + at] < 0:
+                new[self.due + index] -= 1
+                if new[self.due + index] < 0:
                     return None
                 continue
             if kind == "F":
-                before, most = self.before[at], self.counts[at]
-                most = most if before is None else state[2 * before]
+                before, limit = self.before[index], self.counts[index]
+                limit = limit if before is None else state[2 * before]
             else:
-                behind = self.behind[at]
-                most = state[2 * at] if behind is None else state[2 * behind + 1]
-            place = 2 * at + (kind != "F")
-            if new[place] >= most:
+                behind = self.behind[index]
+                limit = state[2 * index] if behind is None else state[2 * behind + 1]
+            place = 2 * index + (kind != "F")
+            if new[place] >= limit:
                 return None
             runs.append((place, new[place]))
             new[place] += 1
-        for kind, at in items:  # a W of this step belongs to an earlier I
-            new[self.due + self.weight[at]] += kind == "I" if kind != "W" else 0
+        for kind, index in items:  # a W of this step belongs to an earlier I
+            new[self.due + self.weight[index]] += kind == "I" if kind != "W" else 0
         return tuple(new), tuple(runs)

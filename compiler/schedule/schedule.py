@@ -84,9 +84,9 @@ class Schedule:
                 f"line 1: {header[:80]!r} is not a header: write"
                 " # <name> ranks=<P> micro_batches=<N> placement=<placement>"
             )
-        for key, group, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", 10**_MOST_DIGITS - 1)):
+        for key, group, limit in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", 10**_MOST_DIGITS - 1)):
             if len(match[group]) > _MOST_DIGITS:
-                raise ScheduleError(f"line 1: {key}={match[group][:20]} is too large: at most {most}")
+                raise ScheduleError(f"line 1: {key}={match[group][:20]} is too large: at most {limit}")
         num_ranks = int(match["ranks"])
         if len(lines) != num_ranks:
             raise ScheduleError(f"the header says ranks={num_ranks}, but {len(lines)} lines of actions follow it")
@@ -124,8 +124,8 @@ class Schedule:
         circle: `simulate` does.
         """
         if not _NAME.fullmatch(self.name):
-            shown = self.name[:40].encode("ascii", "backslashreplace").decode()
-            raise ScheduleError(f"a schedule's name is up to 64 letters, digits and `._+-`, not {shown!r}")
+            printable = self.name[:40].encode("ascii", "backslashreplace").decode()
+            raise ScheduleError(f"a schedule's name is up to 64 letters, digits and `._+-`, not {printable!r}")
         if self.num_micro_batches < 1 or len(self.actions) != self.num_ranks:
             raise ScheduleError(
                 f"{self.num_ranks} ranks and {self.num_micro_batches} micro-batches do not fit the actions"
@@ -260,9 +260,9 @@ def _check_json(value: Any) -> None:
     for key, kind in _JSON_KEYS.items():
         if type(value[key]) is not kind:
             raise ScheduleError(f'"{key}" must be of type {kind.__name__}, got {type(value[key]).__name__}')
-    for key, most in (("ranks", MAX_RANKS), ("micro_batches", 10**_MOST_DIGITS - 1)):
+    for key, limit in (("ranks", MAX_RANKS), ("micro_batches", 10**_MOST_DIGITS - 1)):
         if abs(value[key]) >= 10**_MOST_DIGITS:
-            raise ScheduleError(f'"{key}" is out of bounds: at most {most}')
+            raise ScheduleError(f'"{key}" is out of bounds: at most {limit}')
     for rank, row in enumerate(value["actions"]):
         if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
             raise ScheduleError(f"rank {rank}: expected a list of actions as strings")

@@ -44,18 +44,18 @@ def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[
     while runnable:
         rank = runnable.popleft()
         row, start, end = rows[rank], starts[rank], ends[rank]
-        now = end[-1] if end else 0
+        clock = end[-1] if end else 0
         for k in range(len(end), len(row)):
             time, wants, makes, delay, wants_also, makes_also, delay_also = row[k]
             ready, ready_also = done[wants], done[wants_also]
             if ready < 0 or ready_also < 0:
                 waiting.setdefault(wants if ready < 0 else wants_also, []).append(rank)
                 break
-            now = max(now, ready, ready_also)
-            start.append(now)
-            now += time
-            end.append(now)
-            done[makes], done[makes_also] = now + delay, now + delay_also
+            clock = max(clock, ready, ready_also)
+            start.append(clock)
+            clock += time
+            end.append(clock)
+            done[makes], done[makes_also] = clock + delay, clock + delay_also
             if waiting:
                 runnable.extend(waiting.pop(makes, ()))
                 runnable.extend(waiting.pop(makes_also, ()))
@@ -81,8 +81,10 @@ def run_with_copies(
 
     `first`: the first of the events of copies. There are EVENTS of them for each O.
     """
-    gone = [(a.stage, a.micro_batch) for steps in actions for a in steps if isinstance(a, Action) and a.kind == "O"]
-    away = {key: first + EVENTS * number for number, key in enumerate(gone)}
+    offloaded = [
+        (a.stage, a.micro_batch) for steps in actions for a in steps if isinstance(a, Action) and a.kind == "O"
+    ]
+    away = {key: first + EVENTS * number for number, key in enumerate(offloaded)}
     of_ranks = [_lanes(steps, row, away, events) for steps, row in zip(actions, rows, strict=True)]
     lanes = [lane for rank in of_ranks for lane in rank]
     starts, ends = run_in_turn([[run for _, run in lane] for lane in lanes], events, most)
@@ -91,14 +93,16 @@ def run_with_copies(
         for of_lane in zip(lanes, starts, ends, strict=True)
     ]
     compute = spans[::3]
-    copies = tuple(tuple(sorted(out + back)) for out, back in zip(spans[1::3], spans[2::3], strict=True))
-    return [[s for _, s, _ in each] for each in compute], [[e for _, _, e in each] for each in compute], copies
+    copies = tuple(
+        tuple(sorted(to_host + from_host)) for to_host, from_host in zip(spans[1::3], spans[2::3], strict=True)
+    )
+    return [[s for _, s, _ in lane] for lane in compute], [[e for _, _, e in lane] for lane in compute], copies
 
 
 def _lanes(steps: Sequence[Step], row: Sequence[Run], away: dict[_Key, int], events: int) -> tuple[_Row, _Row, _Row]:
     """The lanes of a rank: its compute, its copies to the host, and its copies back."""
-    out: _Row = []
-    back: _Row = []
+    to_host: _Row = []
+    from_host: _Row = []
     compute: _Row = []
 
     def run(time: int, wants: int = events, makes: int = events + 1) -> Run:
@@ -108,16 +112,16 @@ def _lanes(steps: Sequence[Step], row: Sequence[Run], away: dict[_Key, int], eve
         if isinstance(step, Action) and is_copy(step):
             event = away[step.stage, step.micro_batch]
             if step.kind == "O":
-                out.append((k, run(of_step[0], event, event + 1)))
+                to_host.append((k, run(of_step[0], event, event + 1)))
                 compute.append((k, run(0, wants=event + 1)))
             else:
-                back.append((k, run(of_step[0], event + 2, event + 3)))
+                from_host.append((k, run(of_step[0], event + 2, event + 3)))
                 compute.append((k, run(0, makes=event + 2)))
             continue
         compute += [(-1, run(0, wants=event + 3)) for event in _events(step, "BI", away)]
         compute.append((k, of_step))
         compute += [(-1, run(0, makes=event)) for event in _events(step, "F", away)]
-    return compute, out, back
+    return compute, to_host, from_host
 
 
 def _events(step: Step, kinds: str, away: dict[_Key, int]) -> Iterator[int]:
@@ -198,17 +202,17 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     unit, tables, places = _ticks(schedule, costs, messages.values())
     delays = {ends: int(time / unit) for ends, time in messages.items()}
     events = 2 * schedule.num_stages * schedule.num_micro_batches
-    most = sum(max(table, default=0) * len(place) for table, place in zip(tables, places, strict=True))
-    most += events * max(delays.values(), default=0)
+    latest = sum(max(table, default=0) * len(place) for table, place in zip(tables, places, strict=True))
+    latest += events * max(delays.values(), default=0)
     links = [_links(schedule, rank, delays) for rank in range(schedule.num_ranks)]
     copies: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     copied = EVENTS * sum(map(is_copy, chain(*schedule.actions))) // 2
     of_ranks = zip(schedule.actions, tables, places, links, strict=True)
-    rows = [list(_runs(*each, schedule.turn, events + copied)) for each in of_ranks]
+    rows = [list(_runs(*of_rank, schedule.turn, events + copied)) for of_rank in of_ranks]
     if copied:
-        starts, ends, copies = run_with_copies(schedule.actions, rows, events, events + copied, most)
+        starts, ends, copies = run_with_copies(schedule.actions, rows, events, events + copied, latest)
     else:
-        starts, ends = run_in_turn(rows, events, most)
+        starts, ends = run_in_turn(rows, events, latest)
     for rank, steps in enumerate(schedule.actions):
         if len(ends[rank]) < len(steps):
             raise ScheduleError(f"rank {rank}, {steps[len(ends[rank])]}: waits for ever for ranks that wait for it")
@@ -224,16 +228,16 @@ def _runs(
     steps: Sequence[Step], table: Sequence[int], place: Iterable[int], links: Links, turn: int, events: int
 ) -> Iterator[Run]:
     """The steps of a rank as runs."""
-    for step, at in zip(steps, place, strict=True):
-        run = [table[at]]
+    for step, index in zip(steps, place, strict=True):
+        run = [table[index]]
         for action in actions_of(step):
             if action.kind == "W":
                 run += (events, events + 1, 0)
             else:
                 wants, makes, delay = links[action.kind == "F", action.stage, action.micro_batch >= turn]
                 run += (wants + 2 * action.micro_batch if wants >= 0 else events, makes + 2 * action.micro_batch, delay)
-        time, wants, makes, delay, *other = run
-        yield (time, wants, makes, delay, *(other or (events, events + 1, 0)))
+        time, wants, makes, delay, *second = run
+        yield (time, wants, makes, delay, *(second or (events, events + 1, 0)))
 
 
 def held_at_most(schedule: Schedule, keeps: Fraction) -> tuple[Fraction, ...]:
@@ -285,8 +289,8 @@ def _ticks(
     tables: list[list[Fraction]] = []
     by_micro_batch = bool(costs.micro_batches)
     for rank, steps in enumerate(schedule.actions):
-        alike, place = _distinct(steps, by_micro_batch)
-        tables.append([costs.of(step, rank) for step in alike])
+        distinct, place = _distinct(steps, by_micro_batch)
+        tables.append([costs.of(step, rank) for step in distinct])
         places.append(place)
     unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))
     return unit, [[int(time / unit) for time in table] for table in tables], places
@@ -295,17 +299,17 @@ def _ticks(
 def _distinct(steps: Sequence[Step], by_micro_batch: bool) -> tuple[list[Step], Sequence[int]]:
     """The distinct steps, and for each step the index of the one that it equals."""
     numbers: dict[tuple[object, ...], int] = {}
-    alike: list[Step] = []
+    distinct: list[Step] = []
     place = array("L")
     for step in steps:
         key: tuple[object, ...] = actions_of(step)
         if not by_micro_batch:
             key = tuple([(action.kind, action.stage) for action in actions_of(step)])
         if key not in numbers:
-            numbers[key] = len(alike)
-            alike.append(step)
+            numbers[key] = len(distinct)
+            distinct.append(step)
         place.append(numbers[key])
-    return alike, place
+    return distinct, place
 
 
 def _links(schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]) -> Links:

@@ -83,8 +83,8 @@ def _check(schedule: Schedule) -> None:
     except ValueError as error:
         raise ScheduleError(str(error)) from None
     if stages * schedule.num_micro_batches > MAX_CELLS:
-        most = f"at most {MAX_CELLS // stages} micro-batches for this many stages"
-        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large: {most}")
+        limit = f"at most {MAX_CELLS // stages} micro-batches for this many stages"
+        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large: {limit}")
     schedule.check()
     simulate(schedule, Costs(O=Fraction(0), R=Fraction(0)))
     kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}

@@ -101,10 +101,10 @@ def _placement(rows: list[tuple[Step, ...]], num_micro_batches: int, stages: int
             for action in actions_of(step)
         )
 
-    found = next((placement for placement in candidates if holds(placement)), None)
-    if found is None:
+    fitting = next((placement for placement in candidates if holds(placement)), None)
+    if fitting is None:
         raise ScheduleError(
             f"{stages} stages on {ranks} ranks are neither a loop (stage s on rank s mod {ranks}) nor a V "
             f"(rank r with stages r and {2 * ranks - 1} - r)"
         )
-    return found
+    return fitting

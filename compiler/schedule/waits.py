@@ -65,10 +65,10 @@ class Waits:
     @cached_property
     def slots(self) -> list[list[Slot]]:
         """The slots of each rank."""
-        found: list[list[Slot]] = [[] for _ in range(self.num_ranks)]
+        slots: list[list[Slot]] = [[] for _ in range(self.num_ranks)]
         for slot, rank in self.rank.items():
-            found[rank].append(slot)
-        return found
+            slots[rank].append(slot)
+        return slots
 
     def weight(self, slot: Slot) -> Weight:
         """The factors of the costs of a slot's actions."""
@@ -81,8 +81,8 @@ class Waits:
 
     @cached_property
     def _steps(self) -> list[list[tuple[tuple[Item, ...], Fraction]]]:
-        alike = {tuple(weights): list(steps_of(KINDS, weights, self.costs)) for weights in self.weights}
-        return [alike[tuple(weights)] for weights in self.weights]
+        steps_by_weights = {tuple(weights): list(steps_of(KINDS, weights, self.costs)) for weights in self.weights}
+        return [steps_by_weights[tuple(weights)] for weights in self.weights]
 
     @cached_property
     def unit(self) -> Fraction:
@@ -99,7 +99,7 @@ class Waits:
     @cached_property
     def quickest(self) -> dict[tuple[str, Slot], int]:
         """(kind, slot) → the least time of a step with that action."""
-        found: dict[tuple[str, Slot], int] = {}
+        times: dict[tuple[str, Slot], int] = {}
         for rank, slots in enumerate(self.slots):
             least: dict[Item, int] = {}
             for items, time in self.steps[rank]:
@@ -107,8 +107,8 @@ class Waits:
                     least[item] = min(time, least.get(item, time))
             for slot in slots:
                 weight = self.weights[rank].index(self.weight(slot))
-                found |= {(kind, slot): least[kind, weight] for kind in KINDS}
-        return found
+                times |= {(kind, slot): least[kind, weight] for kind in KINDS}
+        return times
 
     @cached_property
     def back(self) -> dict[Slot, int]:
@@ -129,13 +129,13 @@ class Waits:
     @cached_property
     def apart(self) -> dict[tuple[str, Slot], int]:
         """The least time between the starts of neighbouring micro-batches on a slot; 0 if a pair can run both."""
-        found = {}
+        gaps = {}
         for slot, rank in self.rank.items():
             k = self.weights[rank].index(self.weight(slot))
             pairs = {items[0][0] + items[1][0] for items, _ in self.steps[rank] if [w for _, w in items] == [k, k]}
-            found["F", slot] = 0 if "FF" in pairs else self.quickest["F", slot]
-            found["B", slot] = 0 if pairs & {"BB", "BI", "II"} else self.back[slot]
-        return found
+            gaps["F", slot] = 0 if "FF" in pairs else self.quickest["F", slot]
+            gaps["B", slot] = 0 if pairs & {"BB", "BI", "II"} else self.back[slot]
+        return gaps
 
     @cached_property
     def hop(self) -> dict[Slot, int]:
@@ -150,24 +150,25 @@ class Waits:
     @cached_property
     def room(self) -> list[tuple[Slot, Slot, int, int]]:
         """Forwards that wait for room: (slot, slot of the backward, its lag in micro-batches, time from its start)."""
-        found = []
+        waits = []
         for slots, cap in zip(self.slots, self.caps or (), strict=False):
             for direction in range(len(self.counts)):
-                here = sorted(slot for slot in slots if slot[0] == direction)
-                for u, other in enumerate(here, 1):
-                    time = self._until_release(here[:u])
-                    found += [
-                        (slot, other, int(max(0, cap - u) // min(i, u)) + 1, time) for i, slot in enumerate(here, 1)
+                of_direction = sorted(slot for slot in slots if slot[0] == direction)
+                for u, backward in enumerate(of_direction, 1):
+                    time = self._until_release(of_direction[:u])
+                    waits += [
+                        (slot, backward, int(max(0, cap - u) // min(i, u)) + 1, time)
+                        for i, slot in enumerate(of_direction, 1)
                     ]
-        return found
+        return waits
 
     def _until_release(self, here: Sequence[Slot]) -> int:
         """The least time from the start of the last slot's backward until its micro-batch first releases anything."""
-        least, way, (direction, at) = self.release[here[-1]], 0, here[-1]
+        least, way, (direction, stage) = self.release[here[-1]], 0, here[-1]
         for slot in reversed(here[:-1]):
-            while at > slot[1]:
-                way += self.back[direction, at] + self.hop[direction, at - 1]
-                at -= 1
+            while stage > slot[1]:
+                way += self.back[direction, stage] + self.hop[direction, stage - 1]
+                stage -= 1
             least = min(least, way + self.release[slot])
         return least
 
@@ -181,8 +182,8 @@ class Waits:
         """The earliest starts, none before `least`, if no action ends before `ends`."""
         heads = {key: list(row) for key, row in least.items()}
         room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
-        for slot, other, lag, time in self.room:
-            room[slot].append((heads["B", other], lag, time))
+        for slot, backward, lag, time in self.room:
+            room[slot].append((heads["B", backward], lag, time))
         for k, direction in self._numbers():
             for stage in range(self.last + 1):
                 slot = direction, stage
@@ -218,8 +219,8 @@ class Waits:
         """The least time to the end of all, from the start of each action and from its end; see `tails`."""
         rests, tails = ({key: list(row) for key, row in times.items()} for times in (starts, least))
         room: dict[Slot, list[tuple[list[int], int, int]]] = {slot: [] for slot in self.rank}
-        for slot, other, lag, time in self.room:
-            room[other].append((rests["F", slot], lag, time))
+        for slot, backward, lag, time in self.room:
+            room[backward].append((rests["F", slot], lag, time))
         for k, direction in reversed(list(self._numbers())):
             for stage in range(self.last + 1):
                 slot = direction, stage
@@ -228,11 +229,11 @@ class Waits:
                     before = direction, stage - 1
                     tail = max(tail, self.hop[before] + rests["B", before][k])
                 tails["B", slot][k] = tail
-                rest = max(row[k], self.whole[slot], self.back[slot] + tail)
+                remaining = max(row[k], self.whole[slot], self.back[slot] + tail)
                 for forwards, lag, time in room[slot]:
                     if k + lag < len(forwards):
-                        rest = max(rest, time + forwards[k + lag])
-                row[k] = max(rest, _after(row, k, 1, self.apart["B", slot], self.back[slot]))
+                        remaining = max(remaining, time + forwards[k + lag])
+                row[k] = max(remaining, _after(row, k, 1, self.apart["B", slot], self.back[slot]))
             for stage in range(self.last, -1, -1):
                 slot = direction, stage
                 row, tail = rests["F", slot], max(tails["F", slot][k], rests["B", slot][k])
@@ -245,13 +246,13 @@ class Waits:
 
     def _numbers(self) -> Iterator[tuple[int, int]]:
         """Micro-batches and directions in an order in which none waits for a later one."""
-        most = max(self.counts)
-        return ((k, direction) for k in range(most) for direction, count in enumerate(self.counts) if k < count)
+        largest = max(self.counts)
+        return ((k, direction) for k in range(largest) for direction, count in enumerate(self.counts) if k < count)
 
     def longest(self) -> Fraction:
         """The longest path of waits, or the time of all micro-batches in turn if that is a longer bound."""
         heads, (rests, _) = self.heads(self.zeros(), self.zeros()), self.rests(self.zeros(), self.zeros())
-        longest = max(h + rest for key in heads for h, rest in zip(heads[key], rests[key], strict=True))
+        longest = max(head + remaining for key in heads for head, remaining in zip(heads[key], rests[key], strict=True))
         return max(longest, self._in_turn()) * self.unit
 
     def _in_turn(self) -> int:
@@ -264,10 +265,10 @@ class Waits:
         if not self.caps or {self.caps[0], self.caps[-1]} != {1} or len(self.counts) < 2 or self.last < 1:
             return 0
         alone = replace(self, num_micro_batches=2, caps=None)
-        heads, ends, both = alone.heads(alone.zeros(), alone.zeros()), (0, self.last), range(2)
+        heads, ends, directions = alone.heads(alone.zeros(), alone.zeros()), (0, self.last), range(2)
         freed = self.whole if self.costs.keeps else self.back  # the next one needs all of it
-        turns = [min(heads["B", (d, end)][0] + freed[d, end] for end in ends) for d in both]
-        rests = [heads["B", (d, 0)][0] + self.whole[d, 0] - turns[d] for d in both]
+        turns = [min(heads["B", (d, end)][0] + freed[d, end] for end in ends) for d in directions]
+        rests = [heads["B", (d, 0)][0] + self.whole[d, 0] - turns[d] for d in directions]
         return sum(n * turn for n, turn in zip(self.counts, turns, strict=True)) + min(rests)
 
 
@@ -282,11 +283,11 @@ def steps_of(
     kinds: Sequence[ActionKind], weights: Sequence[Weight], costs: Costs
 ) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
     """The lone actions of the given kinds and weights, and the pairs of them that gain, with their times."""
-    one = [(kind, k) for kind in kinds for k in range(len(weights))]
+    items = [(kind, k) for kind in kinds for k in range(len(weights))]
     weighted = replace(costs, stages=tuple(weights), ranks=())
-    for item in one:
+    for item in items:
         yield (item,), weighted.of(Action(item[0], item[1], 0), 0)
-    for pair in combinations_with_replacement(one, 2):
+    for pair in combinations_with_replacement(items, 2):
         first, second = (Action(kind, k, m) for m, (kind, k) in enumerate(pair))
         time = weighted.of(Pair(first, second), 0)
         if time < weighted.of(first, 0) + weighted.of(second, 0):

@@ -96,8 +96,8 @@ def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ..
         return Fraction(max(1, round(parts * factor)), parts)
 
     return tuple(
-        Weight.of_factors(map(of_one, each.factors), each.label) if isinstance(each, Weight) else of_one(each)
-        for each in weights
+        Weight.of_factors(map(of_one, weight.factors), weight.label) if isinstance(weight, Weight) else of_one(weight)
+        for weight in weights
     )
 
 
@@ -106,12 +106,12 @@ def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, 
 
     They have no labels, as their pairs are unknown.
     """
-    by = Fraction(len(weights), wanted)
-    spans = [(by * k, by * (k + 1)) for k in range(wanted)]
-    factors = [each for each in weights if isinstance(each, Fraction)]
+    ratio = Fraction(len(weights), wanted)
+    spans = [(ratio * k, ratio * (k + 1)) for k in range(wanted)]
+    factors = [weight for weight in weights if isinstance(weight, Fraction)]
     if len(factors) == len(weights):
         return tuple(_mean(factors, *span) for span in spans)
-    columns = [*zip(*(by_kind(each).factors for each in weights), strict=True)]
+    columns = [*zip(*(by_kind(weight).factors for weight in weights), strict=True)]
     return tuple(Weight.of_factors(_mean(column, *span) for column in columns) for span in spans)
 
 
@@ -127,7 +127,7 @@ def _mean(factors: Sequence[Fraction], start: Fraction, end: Fraction) -> Fracti
 
 def parse_weights(values: Sequence[object], key: str) -> tuple[Fraction, ...]:
     """Parse a JSON list of factors. Raises ValueError."""
-    factors = tuple(each for each in values if isinstance(each, Fraction) and each)
+    factors = tuple(value for value in values if isinstance(value, Fraction) and value)
     if len(values) > _MOST_WEIGHTS or len(factors) < len(values):
         raise ValueError(f'"{key}" must be a list of at most {_MOST_WEIGHTS} numbers above 0')
     return factors
@@ -141,15 +141,15 @@ def parse_stage_weights(values: Sequence[object], one: Mapping[str, Fraction]) -
     """
     if len(values) > _MOST_WEIGHTS:
         raise ValueError(f'"stages" must be a list of at most {_MOST_WEIGHTS} weights')
-    return tuple(_stage_weight(each, one) for each in values)
+    return tuple(_stage_weight(value, one) for value in values)
 
 
 def _stage_weight(value: object, one: Mapping[str, Fraction]) -> StageWeight:
     if isinstance(value, Fraction) and value:
         return value
     factors = value if isinstance(value, dict) else {}
-    right = {*factors} <= {*KINDS} and all(isinstance(factor, Fraction) for factor in factors.values())
-    if not factors or not right or not factors.get("F", 1) or not factors.get("B", 1):
+    valid = {*factors} <= {*KINDS} and all(isinstance(factor, Fraction) for factor in factors.values())
+    if not factors or not valid or not factors.get("F", 1) or not factors.get("B", 1):
         raise ValueError(
             '"stages" must have numbers above 0, or objects of F, I, W and B by stage, such as {"F": 1.3, "W": 1.8}'
         )

@@ -73,12 +73,12 @@ def interleaved_zb(num_ranks: int, num_micro_batches: int, chunks: int) -> Sched
 def _split(forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + behind)
     yield from ((forward,) for forward in forwards[:warm_up])
-    for at, (_, chunk) in enumerate(backwards):
-        if warm_up + at < len(forwards):
-            yield (forwards[warm_up + at],)
+    for index, (_, chunk) in enumerate(backwards):
+        if warm_up + index < len(forwards):
+            yield (forwards[warm_up + index],)
         yield (("I", chunk),)
-        if at >= before:
-            yield (("W", backwards[at - before][1]),)
+        if index >= before:
+            yield (("W", backwards[index - before][1]),)
     yield from ((("W", chunk),) for _, chunk in backwards[max(0, len(backwards) - before) :])
 
 
@@ -118,9 +118,9 @@ def _zbv_slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) 
     order = [F0] * (2 * below - 1)  # the first micro-batch is on its way to the last rank and back
     order += [F1, F0] * above
     order += [F1, I1, W1] * below  # the first backwards of the way up; those of the way down are not there yet
-    left = N - (2 * below - 1) - above  # forwards of the way down
-    order += [F0, I0, W0, F1, I1, W1] * left
-    order += [I0, W0, F1, I1, W1] * (N - above - below - left)  # and of the way up
+    num_forwards = N - (2 * below - 1) - above  # forwards of the way down
+    order += [F0, I0, W0, F1, I1, W1] * num_forwards
+    order += [I0, W0, F1, I1, W1] * (N - above - below - num_forwards)  # and of the way up
     order += [I0, W0, I1, W1] * above if prompt else [I0, I1] * above
     order += [I0, W0] * below
     order += [] if prompt else [W1] * above + [W0] * above
@@ -129,10 +129,10 @@ def _zbv_slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) 
 
 def _first(order: Sequence[Token], most: int) -> Iterator[Token]:
     """The first `most` of each token."""
-    seen: Counter[Token] = Counter()
+    counts: Counter[Token] = Counter()
     for token in order:
-        seen[token] += 1
-        if seen[token] <= most:
+        counts[token] += 1
+        if counts[token] <= most:
             yield token
 
 
@@ -176,13 +176,13 @@ def _block_slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -
     assert len({start % _PERIOD for start, _ in block}) == len(block), "two steps of a rank at once"
     slots: list[Slot] = []
     deferred = 0
-    turns = sorted({0, *(start // _PERIOD + more for start, _ in block for more in (0, num_micro_batches))})
+    turns = sorted({0, *(start // _PERIOD + offset for start, _ in block for offset in (0, num_micro_batches))})
     for turn, end in pairwise(turns):  # between them the same steps run
         runs = {start % _PERIOD: token for start, token in block if 0 <= turn - start // _PERIOD < num_micro_batches}
         while turn < end:
-            more, change = _six_units(runs, {start % _PERIOD for start, _ in block}, deferred)
+            period, change = _six_units(runs, {start % _PERIOD for start, _ in block}, deferred)
             times = end - turn if change == 0 or (change > 0 and deferred >= _PERIOD) else 1
-            slots += more * times
+            slots += period * times
             deferred += change * times
             turn += times
     return slots + [(W,)] * deferred

@@ -35,46 +35,46 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             if reason
         )
     request = recipe.data(spec.data)
-    filters = [each.filters for each in request.sources] or [request.filters]
-    for (path, pattern), chosen in zip(spec.data.patterns.items(), filters, strict=True):
-        if chosen and corpus.token_files(pattern, folder):
+    filters = [source.filters for source in request.sources] or [request.filters]
+    for (path, pattern), source_filters in zip(spec.data.patterns.items(), filters, strict=True):
+        if source_filters and corpus.token_files(pattern, folder):
             message = f"{pattern!r} has token ids, which have no text to filter"
             hint = "write `filters { }` in this source" if request.sources else "remove `filters`"
-            at = origins.get(path) if request.sources else origins.get("data.filters")
-            return (Diagnostic("D0103", message, at, hint, severity="warning"),)
+            place = origins.get(path) if request.sources else origins.get("data.filters")
+            return (Diagnostic("D0103", message, place, hint, severity="warning"),)
     try:
-        found = tuple(_of_files(spec, origins, folder))
+        diagnostics = tuple(_of_files(spec, origins, folder))
     except (DataError, OSError) as error:  # files may change during the check
-        at = origins.get(next(iter(spec.data.patterns), ""))
-        found = (Diagnostic("D0104", str(error), at, severity="warning"),)
+        place = origins.get(next(iter(spec.data.patterns), ""))
+        diagnostics = (Diagnostic("D0104", str(error), place, severity="warning"),)
     message, hint = _template_fault(spec.data, folder)
     if not message:
-        return found
-    at = origins.get("data.chat.template") or origins.get("data.chat") or origins.get("data.prompts")
-    return (*found, Diagnostic("D0102", message, at, hint, severity="warning"))
+        return diagnostics
+    place = origins.get("data.chat.template") or origins.get("data.chat") or origins.get("data.prompts")
+    return (*diagnostics, Diagnostic("D0102", message, place, hint, severity="warning"))
 
 
 def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
     """Yield warnings about files that are not read, are in several sources, or are too short for a sample."""
-    found = {}
+    matches = {}
     for path, pattern in spec.data.patterns.items():
         if pattern == corpus.STDLIB:
             continue
         if prefixes := corpus.token_files(pattern, folder):
-            files = [each.with_name(f"{each.name}.bin") for each in prefixes]
+            files = [prefix.with_name(f"{prefix.name}.bin") for prefix in prefixes]
         else:
-            found[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
-            files = [file.path for file in found[path].files]
-            if message := corpus.said_of_skipped(pattern, len(files), dict(found[path].skipped)):
+            matches[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
+            files = [file.path for file in matches[path].files]
+            if message := corpus.said_of_skipped(pattern, len(files), dict(matches[path].skipped)):
                 hint = "if that is intended, write a pattern that matches only files to read, such as `notes/**/*.md`"
                 yield Diagnostic("D0104", message, origins.get(path), hint, severity="warning")
         if message := _too_short(files, spec):
             hint = "add more text, or shorten `train.sequence`"
             yield Diagnostic("D0106", f"{pattern!r}: {message}", origins.get(path), hint, severity="warning")
-    names = dict(zip(spec.data.patterns, [each.name for each in spec.data.sources] or [""], strict=True))
-    if message := corpus.said_of_shared({names[path]: each.files for path, each in found.items()}):
+    names = dict(zip(spec.data.patterns, [source.name for source in spec.data.sources] or [""], strict=True))
+    if message := corpus.said_of_shared({names[path]: match.files for path, match in matches.items()}):
         hint = "name each file in one source"
-        yield Diagnostic("D0105", message, origins.get(next(iter(found))), hint, severity="warning")
+        yield Diagnostic("D0105", message, origins.get(next(iter(matches))), hint, severity="warning")
 
 
 def _too_short(files: Iterable[Path], spec: Spec) -> str:

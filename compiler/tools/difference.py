@@ -115,15 +115,15 @@ def _changes(before: Resolved, after: Resolved) -> Iterator[ValueChange]:
             paths.insert(paths.index(previous) + 1 if previous else 0, path)
     for path in paths:
         if old.get(path) != new.get(path):
-            kinds = {origin_of(path, each.spec, each.origins).kind for each in (before, after)}
+            kinds = {origin_of(path, resolved.spec, resolved.origins).kind for resolved in (before, after)}
             derived = "derived" in kinds and kinds <= {"derived", "default"}
             yield ValueChange(path, old.get(path), new.get(path), derived)
 
 
 def _texts(spec: Spec) -> dict[str, str]:
     """Return the text of each value by path, without names and values of layers."""
-    found = (leaf for leaf in leaves(spec) if not leaf.is_name)
-    return {leaf.path: leaf.text for leaf in found if not leaf.path.startswith("model.layers.")}
+    value_leaves = (leaf for leaf in leaves(spec) if not leaf.is_name)
+    return {leaf.path: leaf.text for leaf in value_leaves if not leaf.path.startswith("model.layers.")}
 
 
 def _layer_changes(before: Spec, after: Spec) -> Iterator[ValueChange]:
@@ -141,8 +141,8 @@ def _layers(spec: Spec) -> dict[int, dict[str, str]]:
     """Return values of each layer's feed-forward part, and of its attention if the layer sets one."""
     ranges: list[dict[str, str]] = [{} for _ in spec.model.layers]
     for leaf in leaves(spec):
-        _, _, rest = leaf.path.partition("model.layers.")
-        index, _, key = rest.partition(".")
+        _, _, inner_path = leaf.path.partition("model.layers.")
+        index, _, key = inner_path.partition(".")
         if key:
             ranges[int(index)][key] = leaf.text
     return {layer: ranges[spec.model.range_of(layer)] for layer in range(spec.model.num_layers)}
@@ -219,8 +219,8 @@ def _stage_of_layers(spec: Spec) -> dict[int, int]:
 
 def _moves(old: Mapping[int, int], new: Mapping[int, int]) -> Iterator[LayersMove]:
     """Yield layers of both specs whose stage differs. Consecutive layers that move together are merged."""
-    both = [layer for layer in sorted(old) if layer in new]
-    for (before, after), run in groupby(both, key=lambda layer: (old[layer], new[layer])):
+    shared = [layer for layer in sorted(old) if layer in new]
+    for (before, after), run in groupby(shared, key=lambda layer: (old[layer], new[layer])):
         layers = list(run)
         if before != after:
             yield LayersMove(layers[0], layers[-1], before, after)

@@ -107,10 +107,10 @@ def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -
             with suppress(BrokenPipeError):
                 process.stdin.close()
             for line in process.stdout:
-                said = json.loads(line)
-                result = said.get("result", result)
-                if "total" in said:
-                    progress(f"{100 * said['done'] // max(said['total'], 1)}%")
+                message = json.loads(line)
+                result = message.get("result", result)
+                if "total" in message:
+                    progress(f"{100 * message['done'] // max(message['total'], 1)}%")
             progress("")
             return _code(process, received, OWN_STREAMS), result
 
@@ -154,15 +154,15 @@ def call_both(
 @contextmanager
 def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False) -> Iterator[tuple[Running, int]]:
     """Start a compilation. Yields its process, and the descriptor to which it writes the digest of its build."""
-    said, saying = os.pipe()
+    digest_reader, digest_writer = os.pipe()
     try:
-        words = [*command, "--digest-to", str(saying)]
-        with _started(words, output=output, quiet=quiet, descriptors=(saying,)) as process:
-            os.close(saying)
-            saying = -1
-            yield process, said
+        words = [*command, "--digest-to", str(digest_writer)]
+        with _started(words, output=output, quiet=quiet, descriptors=(digest_writer,)) as process:
+            os.close(digest_writer)
+            digest_writer = -1
+            yield process, digest_reader
     finally:
-        for descriptor in (said, saying):
+        for descriptor in (digest_reader, digest_writer):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -211,11 +211,11 @@ def _forwarding(*processes: Running) -> Iterator[set[int]]:
         for process in processes:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

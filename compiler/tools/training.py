@@ -136,12 +136,12 @@ def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tup
     """Train the phases of a run from the one it has reached. Returns the exit code of the last phase that was trained,
     and whether ranks were launched."""
     _, tokens = _reached(out) if options.resume else (0, 0)
-    index = sum(each.spec.train.first_token <= tokens for each in phases[1:])
+    index = sum(phase.spec.train.first_token <= tokens for phase in phases[1:])
     resume = options.resume
     if not (options.profile or options.debug):
-        for each in phases[index + 1 :]:  # so that a proof of a later phase fails now, not after days
-            is_reached = options.steps is None or options.steps > each.spec.train.first_step
-            code, _ = _compiled(options, each) if is_reached else (0, "")
+        for later in phases[index + 1 :]:  # so that a proof of a later phase fails now, not after days
+            is_reached = options.steps is None or options.steps > later.spec.train.first_step
+            code, _ = _compiled(options, later) if is_reached else (0, "")
             if code:
                 return code, False
     while True:
@@ -202,10 +202,10 @@ def _report(options: Training, out: Path) -> str:
         if options.profile is not None:
             _say_profile(options.output, out)
     except (Exception, KeyboardInterrupt) as error:
-        plain = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
-            plain = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        options.output.warn(f"the report could not be written: {printable(plain)}")
+            reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        options.output.warn(f"the report could not be written: {printable(reason)}")
         return f"report: dsc report {shlex.quote(str(out))}"
     return f"report: {path}"
 
@@ -282,12 +282,12 @@ def fresh(build: Path, spec: Spec) -> str | None:
     """Return the digest of the build in a folder; None if there is none, or if another spec or other versions of
     software made it. The launcher checks whether the build is complete."""
     try:
-        found = read(build, edited=True)
+        built = read(build, edited=True)
     except BuildError:
         return None
-    wanted = {RESOLVED: canonical(standing_alone(spec)), **texts_of_files(spec)}
-    same = all(found.files.get(name) == text.encode() for name, text in wanted.items())
-    return found.digest if same and found.versions == versions() else None
+    expected = {RESOLVED: canonical(standing_alone(spec)), **texts_of_files(spec)}
+    is_current = all(built.files.get(name) == text.encode() for name, text in expected.items())
+    return built.digest if is_current and built.versions == versions() else None
 
 
 def _compiler(options: Training, chosen: Chosen, build: Path) -> list[str]:

@@ -122,14 +122,16 @@ def _everything(spec: Spec) -> _HeldParameters:
     common = counts.total - counts.bias - routed + mtp_common
     routed += mtp_routed
     copies = 2 if is_mirrored(spec) else 1
-    again = _again(spec, counts.embedding)
-    return _HeldParameters(copies * common + again, copies * routed, Fraction(common + routed), spec.parallel.pipeline)
+    second_embedding = _again(spec, counts.embedding)
+    return _HeldParameters(
+        copies * common + second_embedding, copies * routed, Fraction(common + routed), spec.parallel.pipeline
+    )
 
 
 def _end(spec: Spec) -> _HeldParameters:
     """The parameters that the pipeline rank with the last stage holds besides that stage's layers."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
-    again = _again(spec, counts.embedding)
+    second_embedding = _again(spec, counts.embedding)
     common = (
         counts.head
         + model.hidden
@@ -138,15 +140,15 @@ def _end(spec: Spec) -> _HeldParameters:
         + (counts.embedding if has_both_ends(spec) else 0)
     )
     most_copies = 2 if is_mirrored(spec) or spec.schedule.file is not None else 1
-    owned = Fraction(common + mtp_routed, most_copies) + Fraction(again, 2)
-    return _HeldParameters(common + again, mtp_routed, owned, 1)
+    owned = Fraction(common + mtp_routed, most_copies) + Fraction(second_embedding, 2)
+    return _HeldParameters(common + second_embedding, mtp_routed, owned, 1)
 
 
 def _again(spec: Spec, embedding: int) -> int:
     """Parameters of a second copy of the embedding: the one that MTP or a tied head reads on the last rank, if the
     first stage is on another rank. 0 for a schedule file, whose stages may share a rank."""
-    apart = not has_both_ends(spec) and spec.schedule.file is None
-    return embedding if (spec.model.mtp is not None or spec.model.tied) and apart else 0
+    is_apart = not has_both_ends(spec) and spec.schedule.file is None
+    return embedding if (spec.model.mtp is not None or spec.model.tied) and is_apart else 0
 
 
 def _mtp(spec: Spec) -> tuple[int, int]:
@@ -162,15 +164,15 @@ def _mtp(spec: Spec) -> tuple[int, int]:
 def _memory(spec: Spec, held: _HeldParameters) -> DeviceBytes:
     """Bytes of a device if the pipeline ranks share the parameters evenly."""
     precision, p = spec.precision, spec.parallel
-    whole = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
+    unsharded = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
     owned = held.owned / (held.ranks * p.columns)
-    kept = Fraction(held.common + held.routed) / (held.ranks * p.columns)
+    sharded = Fraction(held.common + held.routed) / (held.ranks * p.columns)
 
     rows = spec.train.optimizer.rows  # the one with the least state, as the parameters of each are not counted here
     size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))
     if spec.adapter:  # gradients and state of adapters are not counted
         size = replace(size, gradients=0, optimizer=0)
-    state = kept_under_zero(p.zero, whole, kept, owned).bytes(size)
+    state = kept_under_zero(p.zero, unsharded, sharded, owned).bytes(size)
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
     return replace(state, activations=tokens * spec.model.stream_width * ITEMSIZE[precision.compute], host=0)
 
@@ -191,17 +193,17 @@ def bytes_per_element(spec: Spec, optimizer: Optimizer) -> DeviceBytes:
     """
     precision, train = spec.precision, spec.train
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
-    kept, away = master + state_bytes(precision, optimizer), offloaded_bytes(spec, optimizer)
+    state, offloaded = master + state_bytes(precision, optimizer), offloaded_bytes(spec, optimizer)
     average = ITEMSIZE[average_dtype(precision)] if train.ema else 0
     if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept too
         average += ITEMSIZE[precision.parameter]
-    on_host = (away or average) and spec.has_hosts
+    on_host = (offloaded or average) and spec.has_hosts
     return DeviceBytes(
         weights=ITEMSIZE[precision.parameter],
         gradients=ITEMSIZE[precision.gradients],
-        optimizer=kept - away if on_host else kept + average,
+        optimizer=state - offloaded if on_host else state + average,
         activations=0,
-        host=away + average if on_host else 0,
+        host=offloaded + average if on_host else 0,
     )
 
 
@@ -229,6 +231,6 @@ def update_bytes(precision: Precision, optimizer: Optimizer) -> int:
     """Bytes that an update of one element reads and writes: the gradient is read, master weight and state are read and
     written, and the weight is written if it is not the master weight.
     """
-    apart = ITEMSIZE[precision.parameter] if precision.parameter != precision.master else 0
-    kept = ITEMSIZE[precision.master] + state_bytes(precision, optimizer)
-    return ITEMSIZE[precision.gradients] + 2 * kept + apart
+    weight = ITEMSIZE[precision.parameter] if precision.parameter != precision.master else 0
+    state = ITEMSIZE[precision.master] + state_bytes(precision, optimizer)
+    return ITEMSIZE[precision.gradients] + 2 * state + weight

@@ -39,19 +39,19 @@ class Ramp:
 
     def tokens_at(self, step: int) -> int:
         """Tokens of the first `step` steps."""
-        size = self.sizes[max(0, bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1)]
+        size = self.sizes[max(0, bisect_right(self.sizes, step, key=lambda entry: entry.first_step) - 1)]
         return size.first_token + (step - size.first_step) * size.tokens
 
     def steps_for(self, tokens: int) -> int:
         """Steps needed to train on at least `tokens` tokens."""
-        size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
+        size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda entry: entry.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // size.tokens)
 
     def preceded_by(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
         """Return this ramp preceded by the sizes `before`, which end after `step` steps and `token` tokens."""
         moved = (
-            replace(each, first_step=each.first_step + step, first_token=each.first_token + token)
-            for each in self.sizes
+            replace(size, first_step=size.first_step + step, first_token=size.first_token + token)
+            for size in self.sizes
         )
         return Ramp((*before, *moved))
 

@@ -98,9 +98,9 @@ def explained(
         if message.code == "E0801" and {*WORLD} <= by_path.keys()
     ]
     messages = [*reported, *(message for _, _, message in found)]
-    of_model = any(all(path.startswith("model.") for path in each.paths) for each in broken)
+    of_model = any(all(path.startswith("model.") for path in violation.paths) for violation in broken)
     # if the model contradicts itself, its memory is left out: it is checked after the model is fixed
-    looked_at = [each for each in broken if not (of_model and each.rule is state_fits)]
+    looked_at = [violation for violation in broken if not (of_model and violation.rule is state_fits)]
     for group in _groups(looked_at)[:MAX_CONFLICTS]:
         messages = _explain(subject, by_path, rows, group, looked_at, broken, messages)
     return messages
@@ -126,25 +126,25 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapp
     """
     named = (finding.at, *(path for _, path in finding.notes))
     layers = {path.split(".")[2] for path in named if path.startswith("model.layers.")}
-    found = {
+    relevant = {
         path
         for path in paths
         if not path.startswith("model.layers.") or path.endswith(".last") or path.split(".")[2] in layers
     }
-    if DATA in found and by_path[DATA].span is None:
-        found |= {*WORLD}
-    if SCHEDULE in found and by_path[SCHEDULE].span is None:
-        found.add("parallel.pipeline")
-    return frozenset(found & by_path.keys())
+    if DATA in relevant and by_path[DATA].span is None:
+        relevant |= {*WORLD}
+    if SCHEDULE in relevant and by_path[SCHEDULE].span is None:
+        relevant.add("parallel.pipeline")
+    return frozenset(relevant & by_path.keys())
 
 
 def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
     """Group broken rules that share a variable, directly or through other rules."""
     groups: list[list[Broken]] = []
-    for each in broken:
-        touching = [group for group in groups if any(each.paths & one.paths for one in group)]
-        groups = [group for group in groups if group not in touching]
-        groups.append([*(one for group in touching for one in group), each])
+    for violation in broken:
+        connected = [group for group in groups if any(violation.paths & member.paths for member in group)]
+        groups = [group for group in groups if group not in connected]
+        groups.append([*(member for group in connected for member in group), violation])
     return groups
 
 
@@ -158,46 +158,52 @@ def _explain(
     messages: list[Diagnostic],
 ) -> list[Diagnostic]:
     """Add the explanation of one group to the messages. `looked_at`: the broken rules that belong to any group."""
-    memory = any(each.rule is state_fits for each in group)
-    others = [each for each in looked_at if each not in group]
-    ignored = {(each.message.code, each.at) for each in broken if each not in group}
-    reach = _reachable(frozenset().union(*(each.paths for each in group)), rows, memory)
-    elsewhere = frozenset().union(*(each.paths for each in others))
+    memory = any(violation.rule is state_fits for violation in group)
+    outside = [violation for violation in looked_at if violation not in group]
+    ignored = {(violation.message.code, violation.at) for violation in broken if violation not in group}
+    reachable = _reachable(frozenset().union(*(violation.paths for violation in group)), rows, memory)
+    elsewhere = frozenset().union(*(violation.paths for violation in outside))
     # values that are unknown and that this group cannot set, or that another conflict explains
     unknown = {
-        path for path, each in by_path.items() if each.value is None and (path not in reach or path in elsewhere)
+        path
+        for path, variable in by_path.items()
+        if variable.value is None and (path not in reachable or path in elsewhere)
     }
-    reach -= unknown
-    mine = {
-        path: _free(variable) if path in elsewhere else variable for path, variable in by_path.items() if path in reach
+    reachable -= unknown
+    group_variables = {
+        path: _free(variable) if path in elsewhere else variable
+        for path, variable in by_path.items()
+        if path in reachable
     }
-    if len(mine) > MAX_VARIABLES:
+    if len(group_variables) > MAX_VARIABLES:
         return messages
-    held = [row for row in rows if row.paths & reach and not row.paths & unknown]
-    problem = RuleProblem(SpecSheet(subject.spec), mine, held, ignored)
+    group_rows = [row for row in rows if row.paths & reachable and not row.paths & unknown]
+    problem = RuleProblem(SpecSheet(subject.spec), group_variables, group_rows, ignored)
     place = _source_order(subject.sources)
-    named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
+    named = {subject.origins.get(violation.at) for violation in group} | {
+        note.span for violation in group for note in violation.message.notes
+    }
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
     conflict = _conflict(problem, by_path, group, lines, subject.sources, memory)
     fixed = {DEVICES} if NODES in by_path and by_path[NODES].is_fixed else set()
     offered = [line for line in sorted(lines, key=place) if not _is_fixed(problem.lines[line], memory, fixed)]
-    named_lines = {subject.origins.get(each.at) for each in group}
+    named_lines = {subject.origins.get(violation.at) for violation in group}
     ways: list[Way] = []
-    of_model = all(path.startswith("model.") for each in group for path in each.paths)
+    of_model = all(path.startswith("model.") for violation in group for path in violation.paths)
     # Changing the model is a different experiment, so it is offered only if nothing else fixes the spec; its size is
     # changed only if the model contradicts itself.
     for depth in range(3 if of_model else 2):
         lines = [line for line in offered if max(map(_depth, problem.lines[line])) <= depth]
         if not ways and any(_depth(path) == depth for line in lines for path in problem.lines[line]):
             named_ones = [line for line in lines if line in named_lines][:MAX_NAMED]
-            changes = problem.changes(lines, named_ones, [each.paths for each in group])
-            ways = _verified(subject, problem, changes, [each.message for each in group], messages, place)
-    found = Conflict(
+            changes = problem.changes(lines, named_ones, [violation.paths for violation in group])
+            ways = _verified(subject, problem, changes, [violation.message for violation in group], messages, place)
+    explanation = Conflict(
         tuple(sorted(conflict or (), key=place)),
         tuple(edits for edits, _ in ways),
-        frozenset(_identity(message) for message in messages).difference(*(left for _, left in ways)),
+        frozenset(_identity(message) for message in messages).difference(*(remaining for _, remaining in ways)),
     )
-    return _with_conflict(messages, group, found, subject.sources, memory)
+    return _with_conflict(messages, group, explanation, subject.sources, memory)
 
 
 def _conflict(
@@ -213,19 +219,21 @@ def _conflict(
     `expert = 32` and `batch = 1000` always contradict each other, since expert divides data, and data the batch. But if
     the message is that expert does not divide data = 16, the lines that make data 16 explain it better.
     """
-    place = {message: index for index, message in enumerate(in_order((each.message for each in group), sources))}
-    about = [
-        [line for line in lines if any(by_path[path].span == line for path in each.paths & by_path.keys())]
-        for each in sorted(group, key=lambda each: place.get(each.message, len(place)))
+    place = {
+        message: index for index, message in enumerate(in_order((violation.message for violation in group), sources))
+    }
+    violation_lines = [
+        [line for line in lines if any(by_path[path].span == line for path in violation.paths & by_path.keys())]
+        for violation in sorted(group, key=lambda violation: place.get(violation.message, len(place)))
     ]
     try:
         fewest = problem.smallest_conflict(lines, memory)
-        if fewest is None or any(fewest <= {*each} for each in about):
+        if fewest is None or any(fewest <= {*message_lines} for message_lines in violation_lines):
             return fewest
     except TooManyError:
         fewest = None
     try:
-        direct = problem.smallest_conflict(about[0], memory)
+        direct = problem.smallest_conflict(violation_lines[0], memory)
     except TooManyError:
         return fewest
     is_near = direct is not None and (fewest is None or len(direct) <= len(fewest) + MAX_MORE)
@@ -254,10 +262,12 @@ def _is_fixed(paths: Collection[str], memory: bool, fixed: Collection[str]) -> b
 def _reachable(paths: frozenset[str], rows: Sequence[RuleRow], memory: bool) -> frozenset[str]:
     """All variables that rules connect to these, directly or through others."""
     while True:
-        more = paths.union(*(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits)))
-        if more == paths:
+        reached = paths.union(
+            *(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits))
+        )
+        if reached == paths:
             return paths
-        paths = more
+        paths = reached
 
 
 def _source_order(sources: Sequence[Source]) -> Callable[[Span], tuple[int, int]]:
@@ -284,17 +294,17 @@ def _verified(
             texts[variable.span] = text_of(variable, value, subject.spec)
         edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=place))
         # changes of the cluster come after those of the plan
-        bought = any(path.startswith("cluster.") for path in change.values)
-        ranked.append((len(edits), bought, round(change.size, 9), [place(edit.span) for edit in edits], edits))
-    left = {_identity(message) for message in messages if message not in resolved}
-    found: list[Way] = []
+        changes_cluster = any(path.startswith("cluster.") for path in change.values)
+        ranked.append((len(edits), changes_cluster, round(change.size, 9), [place(edit.span) for edit in edits], edits))
+    remaining = {_identity(message) for message in messages if message not in resolved}
+    ways: list[Way] = []
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
-        if len(found) == MAX_SHOWN:
+        if len(ways) == MAX_SHOWN:
             break
         after = {_identity(message) for message in subject.again({edit.span: edit.text for edit in edits})}
-        if after <= left:
-            found.append((edits, after))
-    return found
+        if after <= remaining:
+            ways.append((edits, after))
+    return ways
 
 
 def _identity(message: Diagnostic) -> Identity:
@@ -305,8 +315,8 @@ def _with_conflict(
     messages: list[Diagnostic], group: Sequence[Broken], conflict: Conflict, sources: Sequence[Source], memory: bool
 ) -> list[Diagnostic]:
     """Add a conflict to the first message of its group. Its edits replace the hints of the group's messages."""
-    first, *others = in_order((each.message for each in group), sources)
-    alone = not others and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
+    first, *later = in_order((violation.message for violation in group), sources)
+    alone = not later and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
     if alone or not (conflict.lines or conflict.resolutions):
         return messages
     # the hint about memory says more: it may add `zero`
@@ -314,7 +324,7 @@ def _with_conflict(
     changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
     if conflict.resolutions:
         hint = f"the edits for {first.code} fix this too"
-        changed |= {each: _without(each, conflict.lines, hint=hint) for each in others}
+        changed |= {message: _without(message, conflict.lines, hint=hint) for message in later}
     return [changed.get(message, message) for message in messages]
 
 

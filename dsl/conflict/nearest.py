@@ -72,18 +72,18 @@ def distance(path: str, old: Value | None, new: Value) -> float:
         return log(2)
     if path == "parallel.zero":
         return log(2) * abs(new - old)
-    more = 1 if path.endswith(".last") or 0 in (old, new) else 0  # layers count from 0
-    return abs(log((new + more) / (old + more))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
+    offset = 1 if path.endswith(".last") or 0 in (old, new) else 0  # layers count from 0
+    return abs(log((new + offset) / (old + offset))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
 
 
 def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: SpecSheet) -> list[Value]:
     """Return values to try, the nearest to the old one first, without the old one."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
-        return [each for each in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if each != old]
+        return [name for name in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if name != old]
     values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _FixedView(view), sheet))
-    fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
-    return sorted(fitting, key=lambda each: distance(path, old, each))
+    fitting = [value for value in values if value != old and (isinstance(value, str) or low <= value <= high)]
+    return sorted(fitting, key=lambda value: distance(path, old, value))
 
 
 class _FixedView:
@@ -120,8 +120,8 @@ class _FixedView:
 
     def groups_over(self, path: str) -> int:
         """The number that the other degree of expert groups must divide; 0 if unknown."""
-        columns, other = self[DATA] * split(self), self.one(path)
-        return columns // other if columns % other == 0 else 1
+        columns, degree = self[DATA] * split(self), self.one(path)
+        return columns // degree if columns % degree == 0 else 1
 
     def batch_over(self, unit: int) -> int:
         """The number that data must divide; 0 if the batch or micro-batch is unknown."""
@@ -166,28 +166,30 @@ OPPOSITE = checked(
 def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
     """Degrees for which pipeline · data · tensor · context = nodes · devices, as far as they are known."""
     pipeline, data, nodes, devices = (
-        view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
+        view[name] for name in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )
     splits = split(view)
     if path in ("parallel.pipeline", DATA):
-        other = data if path == "parallel.pipeline" else pipeline
+        cofactor = data if path == "parallel.pipeline" else pipeline
         if nodes and devices:
-            rest = _exactly(nodes * devices, splits)
-            return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
+            worlds = _exactly(nodes * devices, splits)
+            return [
+                degree for world in worlds for degree in (_exactly(world, cofactor) if cofactor else divisors(world))
+            ]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
         group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
         return _multiples(old, group // common(group, splits))
-    other = devices if path == "cluster.nodes" else nodes
+    cofactor = devices if path == "cluster.nodes" else nodes
     pipeline *= splits
     if pipeline and data:
-        return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
-    if not pipeline or not other:
+        return _exactly(pipeline * data, cofactor) if cofactor else divisors(pipeline * data)
+    if not pipeline or not cofactor:
         return _multiples(old, 1)
     batch = view.batch_over(view["train.micro_batch"])
     if batch:
-        return (each * pipeline // other for each in divisors(batch) if each * pipeline % other == 0)
-    return _multiples(old, pipeline // common(pipeline, other))
+        return (divisor * pipeline // cofactor for divisor in divisors(batch) if divisor * pipeline % cofactor == 0)
+    return _multiples(old, pipeline // common(pipeline, cofactor))
 
 
 def _exactly(whole: int, part: int) -> tuple[int, ...]:
@@ -203,12 +205,16 @@ def _multiples(old: int, unit: int) -> Iterator[int]:
 
 def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
     if path == "train.micro_batch":
-        whole = view.batch_over(view.one(DATA))
-        return divisors(whole) if whole else _multiples(old, 1)
+        batch = view.batch_over(view.one(DATA))
+        return divisors(batch) if batch else _multiples(old, 1)
     if path == "train.sequence" or not view["train.micro_batch"]:
         return ()
-    one = view.one(DATA) * view["train.micro_batch"]
-    unit, quantum, least = one * view.even, 2 * one, one * max(1, view.fewest * view.one("parallel.pipeline"))
+    global_micro_batch = view.one(DATA) * view["train.micro_batch"]
+    unit, quantum, least = (
+        global_micro_batch * view.even,
+        2 * global_micro_batch,
+        global_micro_batch * max(1, view.fewest * view.one("parallel.pipeline")),
+    )
     stages = view.stages or 1
     start, end = view["train.batch.start"], view["train.batch.end"]
     if path == "train.batch.start":
@@ -247,15 +253,20 @@ def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
         return divisors(heads) if heads else _multiples(old, 1)
     if name == "heads":
         return around(old, view.one(f"{parent}.kv_heads"))
-    experts, groups, kept, top_k = (view[f"{parent}.{each}"] for each in ("experts", "groups", "top_groups", "top_k"))
+    experts, groups, top_groups, top_k = (
+        view[f"{parent}.{key}"] for key in ("experts", "groups", "top_groups", "top_k")
+    )
     if name == "experts":
         unit = lcm(view["parallel.expert"] or 1, groups or 1)
-        return (*around(old, unit), *(around(-(-top_k * groups // kept), unit) if groups and kept and top_k else ()))
+        return (
+            *around(old, unit),
+            *(around(-(-top_k * groups // top_groups), unit) if groups and top_groups and top_k else ()),
+        )
     if name == "groups":
         return divisors(experts or 1)
     if name == "top_groups":
         return (groups, -(-top_k * groups // (experts or 1)))
-    return (kept * experts // (groups or 1),)
+    return (top_groups * experts // (groups or 1),)
 
 
 def _rounded(num_bytes: int) -> Iterator[int]:

@@ -96,24 +96,28 @@ class RuleProblem:
 
     def _hitting(self, lines: Sequence[Line], left_over: Sequence[frozenset[Line]], least: int) -> frozenset[Line]:
         """The first smallest set of lines with at least one line of each set in `left_over`."""
-        masks = [sum(1 << lines.index(line) for line in each) for each in left_over]
+        masks = [sum(1 << lines.index(line) for line in line_set) for line_set in left_over]
         for count in range(least, len(lines) + 1):
             for chosen in combinations(range(len(lines)), count):
                 self._count()
                 mask = sum(1 << index for index in chosen)
-                if all(mask & each for each in masks):
+                if all(mask & line_mask for line_mask in masks):
                     return frozenset(lines[index] for index in chosen)
         raise AssertionError("all lines together hit everything")
 
     def _is_claimed(self, line: Line, memory: bool) -> bool:
         paths = self.lines[line]
-        whole = any(path in (MODEL, PRECISION) for path in paths)
-        return (memory or not whole) and all(self.variables[path].constant for path in paths)
+        is_whole_block = any(path in (MODEL, PRECISION) for path in paths)
+        return (memory or not is_whole_block) and all(self.variables[path].constant for path in paths)
 
     def can_hold(self, lines: frozenset[Line], memory: bool) -> bool:
         """Whether all rules can be satisfied with these lines by some values of the other variables."""
         fixed = {path: value for line in lines for path in self.lines[line] if (value := self._value(path)) is not None}
-        fixed |= {path: each.value for path, each in self.variables.items() if each.is_fixed and each.value is not None}
+        fixed |= {
+            path: variable.value
+            for path, variable in self.variables.items()
+            if variable.is_fixed and variable.value is not None
+        }
         if MODEL in fixed:  # the whole model is fixed
             fixed |= {
                 path: value for path in self.variables if path.startswith("model.") and (value := self._value(path))
@@ -127,7 +131,9 @@ class RuleProblem:
             if path in fixed:
                 return (fixed[path],)
             span = self.variables[path].span
-            tied = [view.chosen[each] for each in self.lines.get(span, ()) if each in view.chosen] if span else []
+            tied = (
+                [view.chosen[sibling] for sibling in self.lines.get(span, ()) if sibling in view.chosen] if span else []
+            )
             return tied[:1] or tuple(weakest.weakest(path, view))
 
         def descend(depth: int) -> bool:
@@ -163,17 +169,17 @@ class RuleProblem:
         unmet = [
             row for row in self.rows if row.paths & self.variables.keys() <= written.keys() and not self.holds(row)
         ]
-        found: list[LineChange] = []
+        changes: list[LineChange] = []
         try:
             for count in range(1, MAX_CHANGED + 1):
-                if len(found) >= (1 if count == MAX_CHANGED else 2):
+                if len(changes) >= (1 if count == MAX_CHANGED else 2):
                     break
-                found += self._changes_of(count, offered, broken, unmet, found)
-            for count in range(MAX_CHANGED + 1, 0 if found else len(named) + 1):
-                found = found or self._changes_of(count, named, broken, unmet, ())
+                changes += self._changes_of(count, offered, broken, unmet, changes)
+            for count in range(MAX_CHANGED + 1, 0 if changes else len(named) + 1):
+                changes = changes or self._changes_of(count, named, broken, unmet, ())
         except TooManyError:
             pass  # the changes found so far are complete results
-        return found
+        return changes
 
     def _changes_of(
         self,
@@ -184,7 +190,7 @@ class RuleProblem:
         fewer: Sequence[LineChange],
     ) -> list[LineChange]:
         """The changes of `count` lines, without supersets of the changes in `fewer`."""
-        found: list[LineChange] = []
+        changes: list[LineChange] = []
         used = [frozenset(change.values) for change in fewer]
         before = self.tried
         for lines in combinations(offered, count):
@@ -192,11 +198,11 @@ class RuleProblem:
             paths = {path for line in lines for path in self.lines[line]}
             if fewer and self.tried - before > MAX_FOR_CHOICE:
                 break
-            if all(each & paths for each in broken) and not any(each <= paths for each in used):
+            if all(rule_paths & paths for rule_paths in broken) and not any(smaller <= paths for smaller in used):
                 change = self._mend(paths, unmet)
                 if change is not None:
-                    found.append(change)
-        return found
+                    changes.append(change)
+        return changes
 
     def _mend(self, paths: Collection[str], broken: Sequence[RuleRow]) -> LineChange | None:
         """The smallest change of these variables that satisfies all rules, with the others as written."""
@@ -221,15 +227,15 @@ class RuleProblem:
                 return
             path = order[depth]
             for value in self._values(path, values):
-                more = nearest.distance(path, self._value(path), value) if path in paths else 0.0
-                tied = any(self.variables[each].span == self.variables[path].span for each in order[:depth])
-                if size + (0.0 if tied else more) >= best.size - 1e-12:
+                cost = nearest.distance(path, self._value(path), value) if path in paths else 0.0
+                tied = any(self.variables[earlier].span == self.variables[path].span for earlier in order[:depth])
+                if size + (0.0 if tied else cost) >= best.size - 1e-12:
                     break
                 self._count()
                 values[path] = value
                 self._put(path, value)
                 if all(self.holds(row) for row in due[depth]):
-                    descend(depth + 1, size + (0.0 if tied else more))
+                    descend(depth + 1, size + (0.0 if tied else cost))
             values.pop(path, None)
 
         descend(0, 0.0)
@@ -238,13 +244,17 @@ class RuleProblem:
     def _values(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
         """The values to try for a variable of a change; a derived variable has at most one."""
         if path == DATA and self._follows(path):
-            pipeline, tensor, context, nodes, devices = (int(view[each]) for each in WORLD)
+            pipeline, tensor, context, nodes, devices = (int(view[name]) for name in WORLD)
             ranks = pipeline * tensor * context
             return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
         if path == SCHEDULE and self._follows(path):
             return (default_of(view["parallel.pipeline"]),)
         span = self.variables[path].span
-        tied = [view[each] for each in self.lines.get(span, ()) if each != path and each in view] if span else []
+        tied = (
+            [view[sibling] for sibling in self.lines.get(span, ()) if sibling != path and sibling in view]
+            if span
+            else []
+        )
         return tied[:1] or nearest.nearest(path, self._value(path), view, self.sheet)
 
     def _follows(self, path: str) -> bool:
@@ -273,9 +283,9 @@ class RuleProblem:
     def _due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
         """The rules to check after each variable in the order is set: those whose last variable it is."""
         due: list[list[RuleRow]] = [[] for _ in order]
-        places = {path: index for index, path in enumerate(order)}
+        index_of = {path: index for index, path in enumerate(order)}
         for row in rows:
-            read = [places[path] for path in row.paths if path in places]
-            if read:
-                due[max(read)].append(row)
+            indices = [index_of[path] for path in row.paths if path in index_of]
+            if indices:
+                due[max(indices)].append(row)
         return due

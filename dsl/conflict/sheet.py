@@ -103,7 +103,7 @@ def variables(
     spec: Spec, origins: Mapping[str, Span], failed: Collection[str], constants: Collection[str]
 ) -> dict[str, Variable]:
     """The variables of a spec, by path. `constants`: names that do not depend on other lines (`let`)."""
-    found = {}
+    by_path = {}
     for path in (*PLAIN, *_model_paths(spec), *_data_paths(spec)):
         value = value_at(spec, path)
         span = _written(path, origins)
@@ -112,11 +112,13 @@ def variables(
         elif not isinstance(value, (int, str)) or path in failed:
             continue
         constant = span is None or path == SCHEDULE or set(NAME.findall(_bare(span.text))) <= {*constants}
-        found[path] = Variable(path, value, span, constant)
+        by_path[path] = Variable(path, value, span, constant)
     for path in (MODEL, PRECISION):
-        if path in origins and not any(each == path or each.startswith(f"{path}.") for each in failed):
-            found[path] = Variable(path, origins[path].text, origins[path])
-    return found
+        if path in origins and not any(
+            failed_path == path or failed_path.startswith(f"{path}.") for failed_path in failed
+        ):
+            by_path[path] = Variable(path, origins[path].text, origins[path])
+    return by_path
 
 
 def value_at(spec: Spec, path: str) -> Any:
@@ -131,8 +133,8 @@ def value_at(spec: Spec, path: str) -> Any:
 def expert_widths(spec: Spec) -> list[int]:
     """The inner widths of the routed experts of a spec that may be incomplete."""
     experts = (vars(span).get("ffn") for span in value_at(spec, "model.layers") or ())
-    widths = (vars(each).get("inner") for each in experts if isinstance(each, Moe))
-    return [each for each in widths if isinstance(each, int)]
+    widths = (vars(ffn).get("inner") for ffn in experts if isinstance(ffn, Moe))
+    return [width for width in widths if isinstance(width, int)]
 
 
 def _bare(text: str) -> str:
@@ -191,15 +193,15 @@ def text_of(variable: Variable, value: Value, spec: Spec) -> str:
 def divisors(number: int) -> tuple[int, ...]:
     """Divisors, ascending. Numbers of a spec are at most 10⁸, so candidates up to 10⁴ find all; larger numbers may have
     more."""
-    small = [each for each in range(1, min(isqrt(number), 10_000) + 1) if number % each == 0]
-    return tuple(sorted({*small, *(number // each for each in small)}))
+    small = [divisor for divisor in range(1, min(isqrt(number), 10_000) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 def lcm(*numbers: int) -> int:
     """The least common multiple; 1 for no numbers."""
     result = 1
-    for each in numbers:
-        result = result * each // gcd(result, each)
+    for number in numbers:
+        result = result * number // gcd(result, number)
     return result
 
 
@@ -211,4 +213,4 @@ def common(*numbers: int) -> int:
 def around(value: int, unit: int) -> tuple[int, ...]:
     """The positive multiples of `unit` next to `value`: the largest at or below it, and the smallest at or above it."""
     below = value // unit * unit
-    return tuple(each for each in dict.fromkeys((below, -(-value // unit) * unit)) if each > 0)
+    return tuple(multiple for multiple in dict.fromkeys((below, -(-value // unit) * unit)) if multiple > 0)

@@ -84,7 +84,7 @@ def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
     if path in ("cluster.nodes", "cluster.node.devices"):
         return _rest_of_world(path, view)
     if path == "train.micro_batch":
-        sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
+        sizes = [view.fixed[size_path] for size_path in SIZES if size_path in view.fixed]
         return _numbers(sizes, view.one("parallel.data")) if sizes else (1,)
     if path in SIZES:
         return (_batch(path, view),)
@@ -111,8 +111,8 @@ SINGLE: dict[str, Value] = checked(
 
 def _numbers(values: Iterable[Value], unit: int) -> tuple[int, ...]:
     """Numbers whose product with `unit` divides all values."""
-    whole = common(*(value for value in values if isinstance(value, int)))
-    return divisors(whole // unit) if whole % unit == 0 else ()
+    divisor = common(*(value for value in values if isinstance(value, int)))
+    return divisors(divisor // unit) if divisor % unit == 0 else ()
 
 
 def _expert(view: ChoiceView) -> Iterable[int]:
@@ -128,10 +128,10 @@ def _expert(view: ChoiceView) -> Iterable[int]:
 def _split(path: str, view: ChoiceView) -> Iterable[int]:
     """Values for tensor or context: if the user wrote it, the quotient of a fixed world and fixed degrees; otherwise 1,
     as another free degree can take that value."""
-    fixed = [view.fixed.get(each, 0) for each in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
-    pipeline, data, nodes, devices = (each for each in fixed if isinstance(each, int))
-    (other,) = {*SPLIT} - {path}
-    variable, ranks = view.variables.get(path), pipeline * data * view.one(other)
+    fixed = [view.fixed.get(name, 0) for name in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
+    pipeline, data, nodes, devices = (value for value in fixed if isinstance(value, int))
+    (other_path,) = {*SPLIT} - {path}
+    variable, ranks = view.variables.get(path), pipeline * data * view.one(other_path)
     if variable is None or variable.span is None or not ranks or nodes * devices % ranks:
         return (1,)
     return (nodes * devices // ranks or 1,)
@@ -139,18 +139,18 @@ def _split(path: str, view: ChoiceView) -> Iterable[int]:
 
 def _pipeline(view: ChoiceView) -> Iterable[int]:
     even = view.even
-    nodes, devices, data = (view.fixed.get(each, 0) for each in ("cluster.nodes", "cluster.node.devices", DATA))
+    nodes, devices, data = (view.fixed.get(name, 0) for name in ("cluster.nodes", "cluster.node.devices", DATA))
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
-    most = MAX_LAYER + 3
+    limit = MAX_LAYER + 3
     if nodes and devices:
         world, data = nodes * devices, data * split(view)
         if data:
             return (world // data,) if world % data == 0 else ()
-        return [each for each in range(even, most, even) if world % (each * split(view)) == 0]
+        return [degree for degree in range(even, limit, even) if world % (degree * split(view)) == 0]
     if view.memory:
-        return range(even, most, even)
+        return range(even, limit, even)
     # If P works, so does gcd(P, nodes), as the rest of `nodes` then divides data: divisors of fixed values are enough.
-    return sorted({lcm(even, each) for each in divisors(nodes or devices or 1)})
+    return sorted({lcm(even, divisor) for divisor in divisors(nodes or devices or 1)})
 
 
 def _data(view: ChoiceView) -> Iterable[int]:
@@ -161,16 +161,16 @@ def _data(view: ChoiceView) -> Iterable[int]:
     anchor = nodes or devices or 1
     group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
     base = lcm(group // common(group, split(view)), anchor // common(anchor, ranks))
-    sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
+    sizes = [view.fixed[size_path] for size_path in SIZES if size_path in view.fixed]
     if sizes:
         unit = view.one("train.micro_batch") * view.even
-        found = [each for each in _numbers(sizes, unit) if each % base == 0 and each <= MAX_DEGREE]
-        return reversed(found) if view.memory else found
+        degrees = [degree for degree in _numbers(sizes, unit) if degree % base == 0 and degree <= MAX_DEGREE]
+        return reversed(degrees) if view.memory else degrees
     if not view.memory:
         return (base,)
     least = MOST_NEEDED * pipeline * view.one("train.micro_batch")
-    most = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // ranks) // base * base
-    return (most, base) if most > base else (base,)
+    largest = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // ranks) // base * base
+    return (largest, base) if largest > base else (base,)
 
 
 def _rest_of_world(path: str, view: ChoiceView) -> Iterable[int]:
@@ -182,14 +182,14 @@ def _rest_of_world(path: str, view: ChoiceView) -> Iterable[int]:
     if devices:
         return (world // devices,) if world % devices == 0 else ()
     choices = (view.one(DATA), *divisors(world))  # one node per data rank, with a whole pipeline, mostly works
-    return [each for each in choices if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
+    return [number for number in choices if number <= MAX_NODES and world // number <= MAX_DEVICES][:1]
 
 
 def _batch(path: str, view: ChoiceView) -> int:
     if path == "train.batch.start":  # `to` is chosen first; with the same value, the batch has one size
         return view.get("train.batch.end")
-    one = view.one(DATA) * view.one("train.micro_batch")
-    unit, least = one * view.even, one * max(1, view.fewest * view.one(PIPELINE))
+    global_micro_batch = view.one(DATA) * view.one("train.micro_batch")
+    unit, least = global_micro_batch * view.even, global_micro_batch * max(1, view.fewest * view.one(PIPELINE))
     start = view.fixed.get("train.batch.start", 1)
     assert isinstance(start, int)
     return -(-max(least, start) // unit) * unit
@@ -203,19 +203,27 @@ def _layer_values(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
         return (1,)
     if name in ("heads", "kv_heads"):
         return (view.get(f"{parent}.kv_heads") or 1,) if name == "heads" else (1,)
-    kept, experts, expert = view.one(f"{parent}.top_groups"), view.get(f"{parent}.experts"), view.one("parallel.expert")
+    top_groups, experts, expert = (
+        view.one(f"{parent}.top_groups"),
+        view.get(f"{parent}.experts"),
+        view.one("parallel.expert"),
+    )
     if name == "top_groups":
         groups = view.get(f"{parent}.groups")
         return (groups,) if groups else divisors(experts) if experts else (1,)
     if name == "groups":
-        return divisors(experts) if experts else dict.fromkeys((kept, -(-kept // expert) * expert))
+        return divisors(experts) if experts else dict.fromkeys((top_groups, -(-top_groups // expert) * expert))
     assert name == "experts", path
-    unit = lcm(expert, *(view.one(f"{each}.groups") for each in _tied(path, view)))
+    unit = lcm(expert, *(view.one(f"{layer}.groups") for layer in _tied(path, view)))
     return (MAX_EXPERTS // unit * unit,) if unit <= MAX_EXPERTS else ()
 
 
 def _tied(path: str, view: ChoiceView) -> list[str]:
     """The layers whose experts are set by the same line."""
     span = view.variables[path].span
-    same = [each for each, one in view.variables.items() if each.endswith(".experts") and one.span == span]
-    return [each.rpartition(".")[0] for each in (same if span is not None else [path])]
+    on_line = [
+        expert_path
+        for expert_path, variable in view.variables.items()
+        if expert_path.endswith(".experts") and variable.span == span
+    ]
+    return [expert_path.rpartition(".")[0] for expert_path in (on_line if span is not None else [path])]

@@ -57,8 +57,8 @@ def group_nodes(devices: int, expert: int) -> int | None:
 
 def most_group_nodes(sizes: Iterable[int], expert: int) -> int | None:
     """The largest `group_nodes` over nodes of several sizes; None if it is None for any of them."""
-    found = [group_nodes(devices, expert) for devices in sizes]
-    return None if None in found else max(each for each in found if each is not None)
+    nodes = [group_nodes(devices, expert) for devices in sizes]
+    return None if None in nodes else max(count for count in nodes if count is not None)
 
 
 def groups_fall(groups: int, nodes: int) -> bool:

@@ -62,10 +62,10 @@ def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
 
 def expanded(text: str) -> str:
     """Return the letters and bars of a layout with repeats expanded. Raises LayoutError if it cannot be read."""
-    found, at = _sequence(text, 0, 0)
-    if at < len(text):
-        raise LayoutError(f"`)` at character {at + 1} closes nothing")
-    return found
+    letters, end = _sequence(text, 0, 0)
+    if end < len(text):
+        raise LayoutError(f"`)` at character {end + 1} closes nothing")
+    return letters
 
 
 def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:

@@ -15,7 +15,7 @@ MAX_PERIOD = 100_000  # samples; a rank computes their order at start, in 0.2 s 
 def whole(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the smallest whole numbers proportional to weights that are not all 0: (0.7, 0.3) gives (7, 3)."""
     exact = [Fraction(repr(weight)) for weight in weights]  # as written, not as binary fractions
-    unit = lcm(*(each.denominator for each in exact))
-    counts = [int(each * unit) for each in exact]
+    unit = lcm(*(weight.denominator for weight in exact))
+    counts = [int(weight * unit) for weight in exact]
     common = gcd(*counts)
     return tuple(count // common for count in counts)

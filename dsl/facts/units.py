@@ -58,13 +58,13 @@ def unit(suffix: str) -> Quantity | None:
     """The quantity of one unit: `unit("GB/s")` is 10⁹ byte/s. None if there is no such unit."""
     if suffix in COUNTS:
         return Quantity(Fraction(COUNTS[suffix]))
-    over, _, under = suffix.partition("/")
-    top = _simple(over)
-    if top is None or (_ and under not in TIMES):
+    numerator, slash, denominator = suffix.partition("/")
+    top = _simple(numerator)
+    if top is None or (slash and denominator not in TIMES):
         return None
-    if not _:
+    if not slash:
         return top
-    rate = Quantity(top.value / TIMES[under], combine(top.dimension, (("s", 1),), -1))
+    rate = Quantity(top.value / TIMES[denominator], combine(top.dimension, (("s", 1),), -1))
     if rate.dimension == (("bit", 1), ("s", -1)):  # networks are specified in bits; rates are stored in bytes
         return Quantity(rate.value * BIT_IN_BYTES, (("byte", 1), ("s", -1)))
     return rate
@@ -111,9 +111,9 @@ def spoken(dimension: Dimension) -> str:
         return "a plain number"
     if dimension == (("flop", 1), ("s", -1)):
         return "FLOPS"
-    over = "·".join(words.get(n, n) + (f"^{p}" if p > 1 else "") for n, p in dimension if p > 0)
-    under = "·".join(n + (f"^{-p}" if p < -1 else "") for n, p in dimension if p < 0)
-    return f"{over or '1'}/{under}" if under else over
+    numerator = "·".join(words.get(n, n) + (f"^{p}" if p > 1 else "") for n, p in dimension if p > 0)
+    denominator = "·".join(n + (f"^{-p}" if p < -1 else "") for n, p in dimension if p < 0)
+    return f"{numerator or '1'}/{denominator}" if denominator else numerator
 
 
 # ---------------------------------------------------------------- printing
@@ -146,11 +146,11 @@ def bound(limit: int | float, name: str) -> str:
 
 def exactly(value: Fraction) -> str:
     """A number as written in a spec: `9`, `8.5`, or `25 / 3` if there is no exact decimal."""
-    rest = value.denominator
+    denominator = value.denominator
     for factor in (2, 5):
-        while rest % factor == 0:
-            rest //= factor
-    return plain(value) if rest == 1 else f"{value.numerator} / {value.denominator}"
+        while denominator % factor == 0:
+            denominator //= factor
+    return plain(value) if denominator == 1 else f"{value.numerator} / {value.denominator}"
 
 
 def plain(value: Fraction) -> str:
@@ -159,8 +159,8 @@ def plain(value: Fraction) -> str:
     while (value * 10**digits).denominator != 1:
         digits += 1
         assert digits < 400, f"{value} has no short decimal"
-    whole = str(int(value * 10**digits)).rjust(digits + 1, "0")
-    return f"{whole[:-digits]}.{whole[-digits:]}" if digits else whole
+    text = str(int(value * 10**digits)).rjust(digits + 1, "0")
+    return f"{text[:-digits]}.{text[-digits:]}" if digits else text
 
 
 def write(value: int | float, name: str) -> str:
@@ -174,10 +174,10 @@ def write(value: int | float, name: str) -> str:
         for digits in (0, 1, 2, 3):
             number = Fraction(round(exact / scale * 10**digits), 10**digits)
             if isinstance(value, int):
-                same = number * scale == value if name != "byte" else int(number * scale) == value
+                reads_back = number * scale == value if name != "byte" else int(number * scale) == value
             else:
-                same = float(number * scale) == value
-            if same and number:
+                reads_back = float(number * scale) == value
+            if reads_back and number:
                 candidates.append((len(plain(number) + suffix), number < 1, plain(number) + suffix))
                 break
     assert candidates or isinstance(value, float), f"{value} {name}"

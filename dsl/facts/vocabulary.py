@@ -375,8 +375,8 @@ OTHERS: dict[str, Other] = {
 }
 # Keys of other systems for features that do not exist here → the behaviour here.
 ABSENT: dict[str, str] = {
-    word: f"there is no such key: {instead}"
-    for instead, words in {
+    word: f"there is no such key: {behaviour}"
+    for behaviour, words in {
         "a window slides with the token, without chunk borders": ("attention_chunk_size",),
         "training runs without dropout": (
             "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
@@ -439,15 +439,15 @@ def places(word: str) -> tuple[str, ...]:
 
 def topics(word: str) -> tuple[str, ...]:
     """The topics of `dsc explain` for a key or word of another system."""
-    found = (table.get(word.lower()) for table in (OTHERS, WORDS))
-    others = dict.fromkeys(each.topic or each.path for each in found if each is not None)
-    return KEYS.get(word.lower()) or tuple(others)
+    entries = (table.get(word.lower()) for table in (OTHERS, WORDS))
+    paths = dict.fromkeys(entry.topic or entry.path for entry in entries if entry is not None)
+    return KEYS.get(word.lower()) or tuple(paths)
 
 
 def hint_of(word: str) -> str:
     """The hint for a key or word of another system that is written differently here; "" if there is none."""
-    found = OTHERS.get(word.lower()) or WORDS.get(word.lower())
-    return found.hint.replace("{}", "…") if found is not None else ABSENT.get(word.lower(), "")
+    entry = OTHERS.get(word.lower()) or WORDS.get(word.lower())
+    return entry.hint.replace("{}", "…") if entry is not None else ABSENT.get(word.lower(), "")
 
 
 def key_in(word: str, block: str) -> str:
@@ -459,22 +459,22 @@ def key_in(word: str, block: str) -> str:
 
 def hint_in(word: str, block: str, value: str) -> str:
     """The hint for a key of another system, with its value, in the block at path `block`; "" if there is none."""
-    other = OTHERS.get(word.lower())
-    is_here = other is not None and block == other.path.rpartition(".")[0]
-    return other.hint.replace("{}", value) if other is not None and is_here else ""
+    entry = OTHERS.get(word.lower())
+    is_here = entry is not None and block == entry.path.rpartition(".")[0]
+    return entry.hint.replace("{}", value) if entry is not None and is_here else ""
 
 
 def hint_elsewhere(word: str, value: str) -> str:
     """The hint for a key of another system in a block without a matching key; "" if there is none."""
-    other = OTHERS.get(word.lower())
-    if other is not None:
-        hint = other.hint.replace("{}", value)
-        return hint if other.is_derived else f"in `{other.path.rpartition('.')[0]}`, {hint}"
+    entry = OTHERS.get(word.lower())
+    if entry is not None:
+        hint = entry.hint.replace("{}", value)
+        return hint if entry.is_derived else f"in `{entry.path.rpartition('.')[0]}`, {hint}"
     paths = KEYS.get(word.lower(), ())
     return f"here it is {listed(paths, 'or')}" if paths else ABSENT.get(word.lower(), "")
 
 
 def word_at(word: str, path: str) -> str:
     """The hint for a word of another system at a path; "" if there is none."""
-    other = WORDS.get(word.lower())
-    return other.hint if other is not None and other.path == path else ""
+    entry = WORDS.get(word.lower())
+    return entry.hint if entry is not None and entry.path == path else ""

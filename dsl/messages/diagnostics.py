@@ -151,12 +151,12 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
             return (-1, 0, 0, item.code)
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
-    once: dict[object, Diagnostic] = {}
+    unique: dict[object, Diagnostic] = {}
     # a mistake that several runs share is reported once, even if its notes differ between them
     for item in diagnostics:
         is_one = item.conflict or item.code == "E0201"
-        once.setdefault((item.code, item.message, item.span) if is_one else item, item)
-    return tuple(sorted(once.values(), key=key))
+        unique.setdefault((item.code, item.message, item.span) if is_one else item, item)
+    return tuple(sorted(unique.values(), key=key))
 
 
 def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
@@ -199,8 +199,8 @@ def _conflict(conflict: Conflict, margin: str) -> list[str]:
         edits = [edit for resolution in conflict.resolutions for edit in resolution]
         rows = iter(_table([edit.span for edit in edits], [edit.text for edit in edits]))
         target = "this conflict" if conflict.leaves_others else "it"
-        several = len(conflict.resolutions) > 1
-        text = f"any one of these fixes {target}, smallest change first" if several else f"this fixes {target}"
+        has_several = len(conflict.resolutions) > 1
+        text = f"any one of these fixes {target}, smallest change first" if has_several else f"this fixes {target}"
         lines.append(f"{margin} = edits: {text}{'; other errors remain' if conflict.leaves_others else ''}")
         for number, resolution in enumerate(conflict.resolutions, 1):
             marks = [f"{number}. ", *["   "] * (len(resolution) - 1)]
@@ -263,10 +263,10 @@ def plural(count: int, word: str) -> str:
 
 def listed(names: Sequence[str], before_last: str = "") -> str:
     """Join names as code: `a`, `b` or `c`."""
-    shown = [f"`{name}`" for name in names[:MAX_LISTED]]
+    quoted = [f"`{name}`" for name in names[:MAX_LISTED]]
     if len(names) > MAX_LISTED:
-        return f"{', '.join(shown)} …"
-    return f"{', '.join(shown[:-1])} {before_last} {shown[-1]}" if before_last and shown[1:] else ", ".join(shown)
+        return f"{', '.join(quoted)} …"
+    return f"{', '.join(quoted[:-1])} {before_last} {quoted[-1]}" if before_last and quoted[1:] else ", ".join(quoted)
 
 
 def visible(text: str) -> str:
@@ -291,6 +291,6 @@ def _glyph(character: str) -> str:
 
 def _width(text: str) -> int:
     """Columns that a terminal needs for the visible text."""
-    shown = visible(text)
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in shown)
-    return len(shown) + wide - sum(unicodedata.combining(c) > 0 for c in shown)
+    printed = visible(text)
+    num_wide = sum(unicodedata.east_asian_width(character) in "WF" for character in printed)
+    return len(printed) + num_wide - sum(unicodedata.combining(character) > 0 for character in printed)

@@ -18,24 +18,24 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
     if not 0 < len(word) <= MAX_LETTERS:
         return ()
     names = sorted(set(words) - {word})
-    far: dict[str, int] = {}
+    distances: dict[str, int] = {}
     compared = 0
     for name in names:
         # edits of a misspelling: fewer than a third of the letters, or up to a third if letters are only moved or
         # missing
         changes = len(word) == len(name) and sorted(word) != sorted(name)
-        most = (max(len(word), len(name)) - changes) // 3
-        if len(name) > MAX_LETTERS or abs(len(word) - len(name)) > most or not _same_digits(word, name):
+        limit = (max(len(word), len(name)) - changes) // 3
+        if len(name) > MAX_LETTERS or abs(len(word) - len(name)) > limit or not _same_digits(word, name):
             continue
         compared += len(word) * len(name)
         if compared > MAX_COMPARED:
             break
         count = edits(word.lower(), name.lower())
-        if count <= most:
-            far[name] = count
-    least = min(far.values(), default=0)
-    begun = [name for name in names if len(word) >= ABBREVIATION and name.startswith(word)]
-    return tuple(name for name, count in far.items() if count == least) or tuple(begun)
+        if count <= limit:
+            distances[name] = count
+    least = min(distances.values(), default=0)
+    completions = [name for name in names if len(word) >= ABBREVIATION and name.startswith(word)]
+    return tuple(name for name, count in distances.items() if count == least) or tuple(completions)
 
 
 def edits(one: str, other: str) -> int:
@@ -45,9 +45,9 @@ def edits(one: str, other: str) -> int:
     last = list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         new = [row]
-        for column, its in enumerate(other, 1):
-            count = min(last[column] + 1, new[column - 1] + 1, last[column - 1] + (letter != its))
-            if row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == its:
+        for column, other_letter in enumerate(other, 1):
+            count = min(last[column] + 1, new[column - 1] + 1, last[column - 1] + (letter != other_letter))
+            if row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == other_letter:
                 count = min(count, before[column - 2] + 1)
             new.append(count)
         before, last = last, new
@@ -56,5 +56,5 @@ def edits(one: str, other: str) -> int:
 
 def _same_digits(word: str, name: str) -> bool:
     """Whether two words have the same digits, or one of them has none."""
-    word_digits, name_digits = (sorted(each for each in text if each.isdigit()) for text in (word, name))
+    word_digits, name_digits = (sorted(letter for letter in text if letter.isdigit()) for text in (word, name))
     return not word_digits or not name_digits or word_digits == name_digits

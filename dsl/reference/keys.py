@@ -144,12 +144,12 @@ def related(key: BlockKey) -> tuple[str, ...]:
     """Paths of the keys that a rule reads together with this one."""
     plain_path, block = plain(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
-    beside = {read for row in rows if plain_path in row for read in row if read != plain_path}
-    found = [path for path in keys() if plain(path) in beside]
-    others = {
-        path for path in found if plain(path).rpartition(".")[0] == plain(block) and path.rpartition(".")[0] != block
+    read_together = {read for row in rows if plain_path in row for read in row if read != plain_path}
+    paths = [path for path in keys() if plain(path) in read_together]
+    alternatives = {
+        path for path in paths if plain(path).rpartition(".")[0] == plain(block) and path.rpartition(".")[0] != block
     }
-    return tuple(path for path in found if path not in others)
+    return tuple(path for path in paths if path not in alternatives)
 
 
 # ---------------------------------------------------------------- from the schema
@@ -158,23 +158,23 @@ def related(key: BlockKey) -> tuple[str, ...]:
 def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
     """Yield the blocks of a field and their inner blocks."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
-    at = f"{path}.{name}".lstrip(".")
+    block_path = f"{path}.{name}".lstrip(".")
     listed = kind.form in ("layers", "entries")
     classes = (kind.entry,) if listed else kind.nodes
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
         return
     if cls in (LayerRange, Mtp) and name == "attention":  # same keys as the attention of the model
         return
-    for each in classes:
-        label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
-        named = "name" in each.model_fields and fields_of(each)["name"].form == "label"
+    for block_class in classes:
+        label = block_class.model_fields["kind"].default if "kind" in block_class.model_fields else ""
+        named = "name" in block_class.model_fields and fields_of(block_class)["name"].form == "label"
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
         head = f"{name} {{ NAME" if kind.form == "entries" else head
-        inner = f"{at}.{label}".rstrip(".")
-        yield BlockKeys(inner, head, _doc(each), tuple(_keys(each, inner)))
-        for field, field_type in fields_of(each).items():
-            if each not in field_type.nodes:  # `more` inside `more` has the same keys
-                yield from _inner(each, field, inner)
+        inner = f"{block_path}.{label}".rstrip(".")
+        yield BlockKeys(inner, head, _doc(block_class), tuple(_keys(block_class, inner)))
+        for field, field_type in fields_of(block_class).items():
+            if block_class not in field_type.nodes:  # `more` inside `more` has the same keys
+                yield from _inner(block_class, field, inner)
     assert info.description, f"{cls.__name__}.{name}"
 
 
@@ -182,9 +182,9 @@ def _keys(cls: type[Node], path: str) -> Iterator[BlockKey]:
     for name, kind in fields_of(cls).items():
         if kind.form == "label" or (path.endswith("layers") and name in ("first", "last")):
             continue
-        at = f"{path}.{name}".lstrip(".")
-        yield _key(cls, name, kind, at)
-        if at == "train.tokens":
+        key_path = f"{path}.{name}".lstrip(".")
+        yield _key(cls, name, kind, key_path)
+        if key_path == "train.tokens":
             meaning = "length of the run or phase in steps, instead of `tokens`"
             bounds = "1 to 1,000,000,000"
             examples = ("steps = 1000", "steps = 1000 steps")
@@ -196,7 +196,7 @@ def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> BlockKey:
     info = cls.model_fields[name]
     choices = next((tuple(mark.meanings.items()) for mark in info.metadata if isinstance(mark, Choices)), ())
     if len(kind.nodes) > 1:
-        choices = tuple((each.model_fields["kind"].default, _doc(each)) for each in kind.nodes)
+        choices = tuple((block_class.model_fields["kind"].default, _doc(block_class)) for block_class in kind.nodes)
     return BlockKey(
         path=path,
         meaning=info.description or "",
@@ -259,11 +259,11 @@ def _bounds(info: FieldInfo, kind: FieldType) -> str:
         return "1x1 to 1024x1024"
     if not limits or kind.form not in ("", "ranks"):
         return ""
-    shown = {name: _limit(value, kind) for name, value in limits.items()}
-    if "ge" in shown and "le" in shown:
-        return f"{shown['ge']} to {shown['le']}"
-    low = f"at least {shown['ge']}" if "ge" in shown else f"above {shown['gt']}"
-    return f"{low}, {'at most ' + shown['le'] if 'le' in shown else 'below ' + shown['lt']}"
+    texts = {name: _limit(value, kind) for name, value in limits.items()}
+    if "ge" in texts and "le" in texts:
+        return f"{texts['ge']} to {texts['le']}"
+    low = f"at least {texts['ge']}" if "ge" in texts else f"above {texts['gt']}"
+    return f"{low}, {'at most ' + texts['le'] if 'le' in texts else 'below ' + texts['lt']}"
 
 
 def _limit(value: float, kind: FieldType) -> str:
@@ -279,19 +279,23 @@ def _doc(cls: type[Node]) -> str:
 @cache
 def _kinds() -> frozenset[tuple[str, str]]:
     """(key, kind) of every block that has a kind."""
-    found: set[tuple[str, str]] = set()
+    kinds: set[tuple[str, str]] = set()
     todo: list[Any] = [Spec]
     while todo:
         cls = todo.pop()
         for name, kind in fields_of(cls).items():
-            found |= {(name, each.model_fields["kind"].default) for each in kind.nodes if "kind" in each.model_fields}
+            kinds |= {
+                (name, block_class.model_fields["kind"].default)
+                for block_class in kind.nodes
+                if "kind" in block_class.model_fields
+            }
             todo += [
-                each
-                for one in kind.types
-                for each in (one, *get_args(one))
-                if isinstance(each, type) and issubclass(each, Node) and each is not cls
+                argument
+                for annotation in kind.types
+                for argument in (annotation, *get_args(annotation))
+                if isinstance(argument, type) and issubclass(argument, Node) and argument is not cls
             ]
-    return frozenset(found)
+    return frozenset(kinds)
 
 
 # ---------------------------------------------------------------- from the rules
@@ -300,21 +304,23 @@ def _kinds() -> frozenset[tuple[str, str]]:
 def codes_of(rule: Rule) -> tuple[str, ...]:
     """The codes that a rule reports, read from the constants of its bytecode."""
     code: CodeType = rule.__code__
-    return tuple(sorted({each for each in code.co_consts if isinstance(each, str) and CODE.fullmatch(each)}))
+    return tuple(
+        sorted({constant for constant in code.co_consts if isinstance(constant, str) and CODE.fullmatch(constant)})
+    )
 
 
 def _codes(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
     """The codes of the rules that read a key, or that read its whole block if that is small."""
     parent = path.rpartition(".")[0]
-    found = {code for code, about in ABOUT.items() if path in about}
-    found |= {"E0703"} if kind.form == "phases" else set()
+    codes = {code for code, about in ABOUT.items() if path in about}
+    codes |= {"E0703"} if kind.form == "phases" else set()
     for reads, rule in RULES:
         places = {_without_index(read) for read in reads}
-        beside = {place.rpartition(".")[2] for place in places if place.rpartition(".")[0] == parent}
-        is_mine = path in places and beside <= fields_of(cls).keys()  # mla has no kv_heads
+        siblings = {place.rpartition(".")[2] for place in places if place.rpartition(".")[0] == parent}
+        is_mine = path in places and siblings <= fields_of(cls).keys()  # mla has no kv_heads
         if is_mine or (parent in places and parent in _small()):
-            found |= set(codes_of(rule))
-    return tuple(sorted(found))
+            codes |= set(codes_of(rule))
+    return tuple(sorted(codes))
 
 
 def _without_index(read: str) -> str:
@@ -324,14 +330,14 @@ def _without_index(read: str) -> str:
 @cache
 def _small() -> frozenset[str]:
     """Paths of the blocks with at most SMALL keys."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def visit(cls: type[Node], path: str) -> None:
         for name, kind in fields_of(cls).items():
-            found[path] = found.get(path, 0) + (kind.form != "label")
-            for each in kind.nodes:
-                if each is not cls:
-                    visit(each, f"{path}.{name}".lstrip("."))
+            counts[path] = counts.get(path, 0) + (kind.form != "label")
+            for block_class in kind.nodes:
+                if block_class is not cls:
+                    visit(block_class, f"{path}.{name}".lstrip("."))
 
     visit(Spec, "")
-    return frozenset(path for path, count in found.items() if count <= SMALL)
+    return frozenset(path for path, count in counts.items() if count <= SMALL)

@@ -44,7 +44,7 @@ def units_page() -> str:
         "over a time, without spaces (`3.35TB/s`, `60GB/min`); with spaces, `/` divides.\n",
     ]
     for name in FAMILIES:
-        parts += [f"## {name}\n", _table(("unit", "exact value"), (_unit(one) for one in family(name)))]
+        parts += [f"## {name}\n", _table(("unit", "exact value"), (_unit(topic) for topic in family(name)))]
     return "\n".join(parts)
 
 
@@ -93,13 +93,15 @@ def _block(block: BlockKeys) -> str:
 
 def _takes(key: BlockKey) -> str:
     # the block itself, or those of its kinds; inner blocks have other heads
-    at = documented_at(key.path)
-    inner = [block for block in blocks() if f"{block.path}.".startswith(f"{at}.")]
+    key_path = documented_at(key.path)
+    inner = [block for block in blocks() if f"{block.path}.".startswith(f"{key_path}.")]
     paths = [
-        block.path for block in inner if block.head.split()[0] == key.name and block.path.count(".") < at.count(".") + 2
+        block.path
+        for block in inner
+        if block.head.split()[0] == key.name and block.path.count(".") < key_path.count(".") + 2
     ]
     if key.takes.startswith("block") and paths:
-        kinds = [path.removeprefix(at).lstrip(".") or key.takes for path in paths]
+        kinds = [path.removeprefix(key_path).lstrip(".") or key.takes for path in paths]
         links = (f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, paths, strict=True))
         return ("block " * (len(paths) > 1)) + " or ".join(links)
     return key.value + (f"; {key.unit}" if key.unit else "")
@@ -117,10 +119,10 @@ def _choices(block: BlockKeys) -> Iterator[str]:
 
 
 def _rules(block: BlockKeys) -> Iterator[str]:
-    concerned = [key for key in block.keys if key.codes]
-    if concerned:
+    ruled_keys = [key for key in block.keys if key.codes]
+    if ruled_keys:
         yield "Rules:\n"
-        yield "".join(f"- `{key.name}`: {', '.join(f'[{code}]' for code in key.codes)}\n" for key in concerned)
+        yield "".join(f"- `{key.name}`: {', '.join(f'[{code}]' for code in key.codes)}\n" for key in ruled_keys)
 
 
 # ---------------------------------------------------------------- errors

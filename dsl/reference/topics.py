@@ -122,30 +122,30 @@ FAMILIES = ("counts", "bytes", "bits", "rates", "compute", "time", "money", "wor
 
 def unit(text: str) -> UnitTopic | None:
     """The topic of a unit; None if there is no such unit."""
-    found = units.unit(text) if text else None
-    if found is None:
+    quantity = units.unit(text) if text else None
+    if quantity is None:
         return None
-    base = "" if found.dimension == units.PLAIN else units.spoken(found.dimension)
-    return UnitTopic(text, found.value, base)
+    base = "" if quantity.dimension == units.PLAIN else units.spoken(quantity.dimension)
+    return UnitTopic(text, quantity.value, base)
 
 
 def family(name: str) -> tuple[UnitTopic, ...]:
     """The units of a family, smallest first; of rates, only those per second."""
     small, large = list(DECIMAL), list(BINARY)
-    found = {
+    names = {
         "counts": [*COUNTS],
         "bytes": ["bytes", *(f"{prefix}B" for prefix in (*small, *large) if prefix)],
         "bits": ["bit", *(f"{prefix}b" for prefix in (*small, *large) if prefix)],
         "rates": [
-            f"{prefix}{each}/s" for each in ("B", "b") for prefix in ("k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti")
+            f"{prefix}{suffix}/s" for suffix in ("B", "b") for prefix in ("k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti")
         ],
         "compute": [*(f"{prefix}FLOP" for prefix in small), *(f"{prefix}FLOPS" for prefix in small)],
         "time": [*TIMES],
         "money": ["USD", "USD/h"],
         "words of the language": ["tokens", "steps", "bytes"],
     }[name]
-    units = [unit(text) for text in found]
-    return tuple(sorted((each for each in units if each), key=lambda each: (each.base, each.value)))
+    topics = [unit(text) for text in names]
+    return tuple(sorted((topic for topic in topics if topic), key=lambda topic: (topic.base, topic.value)))
 
 
 # --- topics
@@ -185,13 +185,13 @@ def find(asked: str) -> tuple[Topic, ...]:
         return (_code(word.upper()),)
     if word.upper() in RETIRED:
         return (Topic("code", word.upper(), f"retired: {RETIRED[word.upper()]}"),)
-    found = [*_structure(word)]
-    found += [_word(each) for each in (*WORDS, *BATCH) if word in (each.text, each.text.partition("(")[0])]
-    found += [_precision(word)] if word in BUILT_IN else []
-    found += [*_choices(word)]
-    one = unit(word)
-    found += [_unit(one)] if one and not word[0].isdigit() else []
-    return tuple(found) or _elsewhere(word)
+    topics = [*_structure(word)]
+    topics += [_word(entry) for entry in (*WORDS, *BATCH) if word in (entry.text, entry.text.partition("(")[0])]
+    topics += [_precision(word)] if word in BUILT_IN else []
+    topics += [*_choices(word)]
+    unit_topic = unit(word)
+    topics += [_unit(unit_topic)] if unit_topic and not word[0].isdigit() else []
+    return tuple(topics) or _elsewhere(word)
 
 
 def _elsewhere(word: str) -> tuple[Topic, ...]:
@@ -200,14 +200,14 @@ def _elsewhere(word: str) -> tuple[Topic, ...]:
     if word.lower() in vocabulary.ABSENT:
         return (Topic("word", word, vocabulary.hint_of(word)),)
     if not places:
-        same = vocabulary.SAME.get(word.lower(), "")
-        found = find(same) if same else ()
-        here = Topic("word", word, f"`{same}` is the word for it here", see=(same,) if found else ())
-        return (here, *found) if same else ()
+        synonym = vocabulary.SAME.get(word.lower(), "")
+        topics = find(synonym) if synonym else ()
+        topic = Topic("word", word, f"`{synonym}` is the word for it here", see=(synonym,) if topics else ())
+        return (topic, *topics) if synonym else ()
     hint = vocabulary.hint_of(word)
     names = " or ".join(f"`{path}`" for path in places)
-    here = Topic("word", word, f"here it is {names}", f"{hint[:1].upper()}{hint[1:]}", see=places)
-    return (here, *(topic for path in places for topic in find(path)))
+    topic = Topic("word", word, f"here it is {names}", f"{hint[:1].upper()}{hint[1:]}", see=places)
+    return (topic, *(inner_topic for path in places for inner_topic in find(path)))
 
 
 def suggestions(asked: str) -> tuple[str, ...]:
@@ -215,15 +215,17 @@ def suggestions(asked: str) -> tuple[str, ...]:
     folded = {name.lower(): name for name in sorted(names_of_topics(), reverse=True)}  # GiB rather than Gib
     close = get_close_matches(asked.lower(), folded, n=3, cutoff=0.6)
     last = get_close_matches(asked.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
-    return tuple(folded[each] for each in close or last)
+    return tuple(folded[name] for name in close or last)
 
 
 def names_of_topics() -> frozenset[str]:
     """All words that `find` knows, including the last parts of paths; of units, only the usual ones."""
-    paths = {path for each in (*keys(), *(block.path for block in blocks())) for path in (each, plain(each))}
+    paths = {
+        path for key_path in (*keys(), *(block.path for block in blocks())) for path in (key_path, plain(key_path))
+    }
     words = {word.text.partition("(")[0] for word in (*WORDS, *BATCH)}
     choices = {word for key in keys().values() for word, _ in key.choices}
-    measures = {each.text for name in FAMILIES for each in family(name)}
+    measures = {topic.text for name in FAMILIES for topic in family(name)}
     return frozenset(
         {*CODES, *RETIRED, *paths, *(path.rpartition(".")[2] for path in paths), *words, *choices, *BUILT_IN, *measures}
     )
@@ -232,35 +234,41 @@ def names_of_topics() -> frozenset[str]:
 # ---------------------------------------------------------------- blocks and keys
 def _structure(word: str) -> list[Topic]:
     """Blocks and keys whose path is, or ends in, a word; kinds and numbers may be left out."""
-    asked = [part for part in documented_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
+    wanted = [
+        part for part in documented_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()
+    ]
     exact, ending = [], []
     entries: list[tuple[str, BlockKeys | BlockKey]] = [(block.path, block) for block in blocks()]
     entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]
     for path, entry in entries:
         parts = [path.split("."), plain(path).split(".")]
-        if asked in parts:
+        if wanted in parts:
             exact.append(entry)
-        elif asked and (any(each[-len(asked) :] == asked for each in parts) or _within(asked, parts[0])):
+        elif wanted and (
+            any(split_path[-len(wanted) :] == wanted for split_path in parts) or _within(wanted, parts[0])
+        ):
             ending.append(entry)
-    others = tuple(entry.path for entry in ending) if exact else ()
-    return [_key(entry, others) if isinstance(entry, BlockKey) else _block(entry, others) for entry in exact or ending]
+    see_also = tuple(entry.path for entry in ending) if exact else ()
+    return [
+        _key(entry, see_also) if isinstance(entry, BlockKey) else _block(entry, see_also) for entry in exact or ending
+    ]
 
 
 def _within(asked: list[str], path: list[str]) -> bool:
     """Whether a path has all asked parts in order, and the same last part: attention.rank."""
-    rest = iter(path)
-    return len(asked) > 1 and path[-1] == asked[-1] and all(part in rest for part in asked)
+    remaining = iter(path)
+    return len(asked) > 1 and path[-1] == asked[-1] and all(part in remaining for part in asked)
 
 
 def _block(block: BlockKeys, others: tuple[str, ...]) -> Topic:
     listed = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
-    itself = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
+    block_key = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
     facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … {block.closing}",))]
-    facts += [("default", (_bare(itself.default),))] if itself and itself.default else []
+    facts += [("default", (_bare(block_key.default),))] if block_key and block_key.default else []
     facts += [("keys", listed)]
     facts += [("built in", _columns(tuple(RECIPES.items())))] if block.path == "precision" else []
-    facts += [("rules", _rules(itself.codes))] if itself and itself.codes else []
-    inner = tuple(each.path for each in blocks() if each.path.startswith(f"{block.path}."))
+    facts += [("rules", _rules(block_key.codes))] if block_key and block_key.codes else []
+    inner = tuple(inner_block.path for inner_block in blocks() if inner_block.path.startswith(f"{block.path}."))
     return Topic("block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*others, *inner))
 
 
@@ -287,8 +295,8 @@ def _key(key: BlockKey, others: tuple[str, ...]) -> Topic:
     facts += [("rules", _rules(key.codes))] if key.codes else []
     examples = tuple(("example", text) for text in key.examples)
     phases = tuple(word.text for word in WORDS if key.path in word.see)
-    see = (*others, *related(key)[:MAX_RELATED], *phases)
-    return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see)))
+    see_also = (*others, *related(key)[:MAX_RELATED], *phases)
+    return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see_also)))
 
 
 NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # path → name of an example entry
@@ -323,7 +331,7 @@ def _code(code: str) -> Topic:
     taught = lesson(code)
     special = {taught.wrong.command, taught.right.command} != {COMMAND}
     examples = tuple(
-        (which, example(one, special)) for which, one in (("wrong", taught.wrong), ("right", taught.right))
+        (label, example(snippet, special)) for label, snippet in (("wrong", taught.wrong), ("right", taught.right))
     )
     about = tuple(key.path for key in keys().values() if code in key.codes)
     return Topic("code", code, taught.rule, taught.why, (), examples, about[:MAX_RELATED])
@@ -388,8 +396,10 @@ def _unit(one: UnitTopic) -> Topic:
     kind = one.base or "a count"
     meaning = {"a count": "a count; after a prefix it is bytes, as in GB"}.get(kind, kind) if one.text == "B" else kind
     facts = (("is exactly", (one.exactly,)),)
-    touch = f"10 {one.text}" if one.text in ("tokens", "steps", "token", "step", "bytes", "byte") else f"10{one.text}"
-    return Topic("unit", one.text, f"a unit: {meaning}", "", facts, (("example", touch),))
+    example_text = (
+        f"10 {one.text}" if one.text in ("tokens", "steps", "token", "step", "bytes", "byte") else f"10{one.text}"
+    )
+    return Topic("unit", one.text, f"a unit: {meaning}", "", facts, (("example", example_text),))
 
 
 # ---------------------------------------------------------------- text
@@ -412,8 +422,8 @@ def text_of(topic: Topic) -> str:
 
 def _filled(text: str) -> str:
     """Wrap a paragraph, without breaking text in backquotes."""
-    kept = re.sub(r"`[^`]{1,60}`", lambda quoted: quoted[0].replace(" ", "\xa0"), text)
-    return textwrap.fill(kept, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
+    unbroken = re.sub(r"`[^`]{1,60}`", lambda quoted: quoted[0].replace(" ", "\xa0"), text)
+    return textwrap.fill(unbroken, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def index() -> str:

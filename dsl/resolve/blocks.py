@@ -152,23 +152,23 @@ def _entries(
     """Resolve a block of named entries: the sources of a blend, or the rewards of completions."""
     hint, singular = f"write `{(cls.model_fields[name].examples or [])[0]}`", name.removesuffix("s")
     block = _expect_block(context, statement, hint)
-    inside, entry, found = scope.inside(block, name), fields_of(cls)[name].entry, []
-    for each in block.body:
-        if isinstance(each, Let):
-            context.lets.append((inside, each))
-        elif isinstance(each, Block):
-            _without_label(context, word := each.key.text, each.labels)
+    inside, entry_class, entries = scope.inside(block, name), fields_of(cls)[name].entry, []
+    for item in block.body:
+        if isinstance(item, Let):
+            context.lets.append((inside, item))
+        elif isinstance(item, Block):
+            _without_label(context, word := item.key.text, item.labels)
             if not word.isidentifier():
                 message = f"`{word}` is not a valid {singular} name"
-                raise context.reject("E0205", message, each.key.span, "write it without dots")
-            context.origins[inside.at(word)] = each.head
-            found.append(node(context, inside.inside(each, word), entry, replace(each, labels=(each.key,))))
-        elif not isinstance(each, Lost):
-            context.complain("E0204", f"`{each.span.text}` is not a {singular}", each.span, hint)
+                raise context.reject("E0205", message, item.key.span, "write it without dots")
+            context.origins[inside.at(word)] = item.head
+            entries.append(node(context, inside.inside(item, word), entry_class, replace(item, labels=(item.key,))))
+        elif not isinstance(item, Lost):
+            context.complain("E0204", f"`{item.span.text}` is not a {singular}", item.span, hint)
             context.failed.add(inside.path)
-    if not found and not lost_keys(block) and inside.path not in context.failed:
+    if not entries and not lost_keys(block) and inside.path not in context.failed:
         raise context.reject("E0203", f"`{name}` has no {singular}", block.head, hint)
-    return tuple(found)
+    return tuple(entries)
 
 
 def _expect_block(context: Context, statement: Attribute | Block, hint: str) -> Block:
@@ -230,16 +230,21 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
             context.failed.add(scope.at("layers"))
             ranges.append(((0, 0, 1), block))
     ranges.sort(key=lambda item: item[0])
-    found = []
+    nodes = []
     for index, (bounds, block) in enumerate(ranges):
         around = next(
-            (one for (first, last, by), one in ranges if by == 1 < bounds[2] and first <= bounds[0] <= last), None
+            (
+                outer
+                for (first, last, stride), outer in ranges
+                if stride == 1 < bounds[2] and first <= bounds[0] <= last
+            ),
+            None,
         )
         merged = _merged_range(context, block, around, attention)
         inner = scope.inside(merged, f"layers.{index}")
         context.origins[inner.path] = block.labels[0].span if block.labels else block.head
-        found.append(_range_node(context, inner, merged, *bounds))
-    return tuple(found)
+        nodes.append(_range_node(context, inner, merged, *bounds))
+    return tuple(nodes)
 
 
 def _attention_of(block: Block) -> Statement | None:
@@ -249,10 +254,10 @@ def _attention_of(block: Block) -> Statement | None:
 def _with_mtp_attention(context: Context, block: Block) -> Block:
     """Return a model block in which the attention of `mtp` is merged over that of the model."""
     body = [
-        _merged_range(context, each, None, _attention_of(block))
-        if isinstance(each, Block) and key_of(each) == "mtp"
-        else each
-        for each in block.body
+        _merged_range(context, statement, None, _attention_of(block))
+        if isinstance(statement, Block) and key_of(statement) == "mtp"
+        else statement
+        for statement in block.body
     ]
     return replace(block, body=tuple(body))
 
@@ -262,13 +267,19 @@ def _merged_range(context: Context, block: Block, around: Block | None, attentio
     range `around` it, and those of attention from the model."""
     body = [*block.body]
     if around is not None:
-        body += [each for each in around.body if key_of(each) in LayerRange.KEYS and not block.gives(key_of(each))]
-        of_range = next((each for each in around.named.get("attention", ()) if isinstance(each, Block)), None)
+        body += [
+            statement
+            for statement in around.body
+            if key_of(statement) in LayerRange.KEYS and not block.gives(key_of(statement))
+        ]
+        of_range = next(
+            (statement for statement in around.named.get("attention", ()) if isinstance(statement, Block)), None
+        )
         if of_range is not None and isinstance(attention, Block):
             attention = merge(attention, of_range, context.mistakes)
-    for index, each in enumerate(body):
-        if key_of(each) == "attention" and isinstance(each, Block) and isinstance(attention, Block):
-            body[index] = merge(attention, each, context.mistakes)
+    for index, statement in enumerate(body):
+        if key_of(statement) == "attention" and isinstance(statement, Block) and isinstance(attention, Block):
+            body[index] = merge(attention, statement, context.mistakes)
     return replace(block, body=tuple(body))
 
 
@@ -305,13 +316,13 @@ def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int
     first, last = (count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
-        low, high = sorted(min(max(0, each), MAX_LAYER) for each in (first, last))
+        low, high = sorted(min(max(0, bound), MAX_LAYER) for bound in (first, last))
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
-    by = count(context, scope, rest[1], "layers") if has_by else 1
-    if has_by and not 2 <= by <= MAX_LAYER:
+    stride = count(context, scope, rest[1], "layers") if has_by else 1
+    if has_by and not 2 <= stride <= MAX_LAYER:
         span, hint = label.span.to(rest[1].span), f"write `layers {first}..{last}`"
-        raise context.reject("E0303", f"`by {by}` is out of bounds: at least 2 and at most {MAX_LAYER}", span, hint)
-    return first, last, by
+        raise context.reject("E0303", f"`by {stride}` is out of bounds: at least 2 and at most {MAX_LAYER}", span, hint)
+    return first, last, stride
 
 
 def _no_range(context: Context, block: Block) -> RejectedError:
@@ -321,7 +332,7 @@ def _no_range(context: Context, block: Block) -> RejectedError:
             "E0205", "`layers` needs one range", block.head, "write `layers 0..2 { … }`, both included"
         )
     span = block.labels[0].span.to(block.labels[-1].span)
-    numbers = [int(each) for each in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
+    numbers = [int(digits) for digits in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
     plain = 1 <= len(numbers) <= 2 and numbers == sorted(numbers) and len(span.text) <= MAX_RANGE_TEXT
     hint = f"write `layers {numbers[0]}..{numbers[-1]}`" if plain else "write `layers 0..2 { … }`, both included"
     return context.reject("E0205", f"`{span.text}` is not a range of layers", span, hint)
@@ -350,11 +361,11 @@ def _unknown(
         return set()
     from dsl.resolve.meant import key_meant  # imported only to explain a mistake
 
-    meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
-    if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):
-        context.respelled[word.span] = next(iter(meant))
+    intended, hint, notes = key_meant(scope.path, cls, block, statement, keys)
+    if isinstance(statement, Block) and len(intended) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *intended):
+        context.respelled[word.span] = next(iter(intended))
     context.complain("E0201", message, word.span, hint, notes)
-    return {key for key in meant if not block.gives(key)}
+    return {key for key in intended if not block.gives(key)}
 
 
 def _takes_block(cls: type[Node], key: str) -> bool:

@@ -107,7 +107,11 @@ class Context:
         if block is None and kind == "precision" and name in BUILT_IN and chain:
             return _built_in(name, used)
         if block is None:
-            names = [other for of_kind, other in self.definitions.blocks if of_kind == kind and other not in chain]
+            names = [
+                block_name
+                for of_kind, block_name in self.definitions.blocks
+                if of_kind == kind and block_name not in chain
+            ]
             names += BUILT_IN if kind == "precision" else ()
             if self.definitions.damaged:
                 raise RejectedError  # it may be in the part that could not be read
@@ -118,7 +122,7 @@ class Context:
             message = f"this {kind} extends a chain of more than {MAX_DEPTH} others"
             raise self.reject("E0103", message, block.head, "extend a block nearer to the first")
         if name in chain:
-            cycle = " extends ".join(f"`{each}`" for each in (*chain[chain.index(name) :], name))
+            cycle = " extends ".join(f"`{link}`" for link in (*chain[chain.index(name) :], name))
             raise self.reject("E0402", f"a {kind} inherits from itself: {cycle}", block.head, "remove one `extends`")
         parent = self._extend(kind, block.parent.text, block.parent.span, (*chain, name))
         return merge(parent, block, self.mistakes)
@@ -152,12 +156,12 @@ def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     names = sorted(set(words))
-    same = SAME.get(word.lower().replace("-", "_"))
-    if same in names:
-        return f"did you mean `{same}`?"
-    meant = nearest(word, names)
-    if meant:
-        return f"did you mean {listed(meant, 'or')}?"
+    synonym = SAME.get(word.lower().replace("-", "_"))
+    if synonym in names:
+        return f"did you mean `{synonym}`?"
+    close = nearest(word, names)
+    if close:
+        return f"did you mean {listed(close, 'or')}?"
     if len(names) == 1:
         return f"write `{names[0]}`"
     if not names:

@@ -67,7 +67,14 @@ def peek(context: Context, path: str) -> Any:
 def _statement(block: Block | None, name: str) -> Any:
     if block is None:
         return None
-    return next((each for each in block.body if key_of(each) == name and isinstance(each, (Attribute, Block))), None)
+    return next(
+        (
+            statement
+            for statement in block.body
+            if key_of(statement) == name and isinstance(statement, (Attribute, Block))
+        ),
+        None,
+    )
 
 
 def _positive(context: Context, path: str) -> int:
@@ -104,7 +111,7 @@ def data_degree(context: Context, span: Span | None = None) -> int:
     split = {name: degree for name, degree in zip(("tensor", "context"), splits, strict=True) if degree > 1}
     of_split = "".join(f" · {name} {degree:,}" for name, degree in split.items())
     message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_split}"
-    possible = (each for each in range(1, min(pipeline, world) + 1) if world % (each * prod(splits)) == 0)
+    possible = (count for count in range(1, min(pipeline, world) + 1) if world % (count * prod(splits)) == 0)
     near = max(possible, default=0)
     hint = f"write `pipeline = {near}`" if near else " and ".join(f"write `{name} = 1`" for name in split)
     raise context.reject("E0801", message, place, hint)
@@ -143,9 +150,9 @@ def communicating_sms(context: Context) -> int:
         exchanges_rows = any(peek(context, f"parallel.{axis}") > 1 for axis in axes)
         if not shards_state and not (exchanges_rows and facts_of(peek(context, "schedule.name")).overlaps):
             return 0
-        sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
-        while more is not None:
-            sms, more = [*sms, more.node.device.sms], more.more
+        sms, further = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
+        while further is not None:
+            sms, further = [*sms, further.node.device.sms], further.more
     except (RejectedError, AttributeError):
         return 0
     return 0 if None in sms else min(sms) * 20 // 132

@@ -63,10 +63,10 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
         context.active.append(written.span)
         context.phrases[key] = None  # until evaluation succeeds, so that a mistake is reported once
         try:
-            found, rest = leading(context, scope, written.items)
-            if rest:
-                raise _left_over(context, written.items, rest)
-            context.phrases[key] = found
+            result, trailing = leading(context, scope, written.items)
+            if trailing:
+                raise _left_over(context, written.items, trailing)
+            context.phrases[key] = result
         finally:
             context.active.pop()
     quantity = context.phrases[key]
@@ -83,22 +83,26 @@ def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ..
     hint = "write one number" if re.search(r"[0-9]", span.text) else "remove it"
     if words and isinstance(items[1], Binary):  # `5 steps + 3 steps`
         bare = " ".join(re.sub(rf"\b({'|'.join(units.WORDS)})\b", " ", text).split())
-        same = len({units.WORDS[word] for word in words}) == 1
-        hint = f"write the unit once, at the end: write `{bare} {words[-1]}`" if same else "write all parts in one unit"
+        has_one_unit = len({units.WORDS[word] for word in words}) == 1
+        hint = (
+            f"write the unit once, at the end: write `{bare} {words[-1]}`"
+            if has_one_unit
+            else "write all parts in one unit"
+        )
     return context.reject("E0302", f"`{span.text}` is not part of a number", span, hint)
 
 
 def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Quantity, tuple[Value, ...]]:
     """Return the quantity at the head of some items, with its unit word if it has one, and the other items."""
-    found, rest = number(context, scope, items[0]), items[1:]
-    if rest and isinstance(rest[0], Word) and rest[0].text in units.WORDS:
-        if found.dimension != PLAIN:
-            message = f"`{items[0].span.text}` already has a unit: {spoken(found.dimension)}"
-            raise context.reject("E0301", message, rest[0].span, f"remove `{rest[0].text}`")
-        return Quantity(found.value, ((units.WORDS[rest[0].text], 1),)), rest[1:]
-    if rest and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
-        _touching(context, items[0], rest)
-    return found, rest
+    quantity, trailing = number(context, scope, items[0]), items[1:]
+    if trailing and isinstance(trailing[0], Word) and trailing[0].text in units.WORDS:
+        if quantity.dimension != PLAIN:
+            message = f"`{items[0].span.text}` already has a unit: {spoken(quantity.dimension)}"
+            raise context.reject("E0301", message, trailing[0].span, f"remove `{trailing[0].text}`")
+        return Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:]
+    if trailing and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
+        _touching(context, items[0], trailing)
+    return quantity, trailing
 
 
 def _touching(context: Context, count: Number, rest: tuple[Value, ...]) -> None:
@@ -128,12 +132,12 @@ def _too_deep(context: Context, span: Span) -> RejectedError:
 
 def _number(context: Context, scope: Scope, value: Value) -> Quantity:
     if isinstance(value, Number):
-        found = units.quantity(value.text)
-        if found is None:
+        quantity = units.quantity(value.text)
+        if quantity is None:
             raise context.reject("E0301", *no_unit(value))
-        if found.value > LARGEST:
+        if quantity.value > LARGEST:
             raise context.reject("E0303", "this number is too large", value.span, "use a smaller number")
-        return found
+        return quantity
     if isinstance(value, Word):
         return _reference(context, scope, value)
     if isinstance(value, Negate):
@@ -182,8 +186,8 @@ def _in(dimension: Dimension) -> str:
 
 def _conversion(found: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
     if unit.bare and found.dimension in (STEP, TOKEN):  # the number itself is not converted: 5 tokens are not 5 steps
-        other = ALTERNATIVES.get(key)
-        return f"write `{other} = {text}`" if other else f"write it in {spoken(wanted)}"
+        alternative = ALTERNATIVES.get(key)
+        return f"write `{alternative} = {text}`" if alternative else f"write it in {spoken(wanted)}"
     if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:
         return f"write `{units.write(int(found.value / 8), 'byte')}`; B is a byte, b a bit"
     return f"write the unit, as in `{EXAMPLES[unit.name]}`"
@@ -196,18 +200,18 @@ def _without_unit(text: str) -> str:
 
 def _unit_hint(text: str, suffix: str) -> str:
     if "/" in suffix and not units.unit(suffix):
-        over = suffix.partition("/")[0]
-        if units.unit(over) is not None:
+        numerator = suffix.partition("/")[0]
+        if units.unit(numerator) is not None:
             return f"put spaces around `/` to divide, or end the rate in one of {', '.join(units.TIMES)}"
     suffixes = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
     suffixes += ["steps", "bytes", "K", "M", "B", "T", "%"]
-    same = [name for name in suffixes if name.lower() == suffix.lower()]
+    matches = [name for name in suffixes if name.lower() == suffix.lower()]
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     number = text.removesuffix(suffix)
-    close = same[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
+    close = matches[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
     if close:
-        return f"did you mean {listed([f'{number}{each}' for each in close], 'or')}?"
+        return f"did you mean {listed([f'{number}{name}' for name in close], 'or')}?"
     return f"one of {listed(suffixes)}"
 
 
@@ -216,18 +220,18 @@ def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
     chain = [value]
     while isinstance(chain[-1].left, Binary):
         chain.append(chain[-1].left)
-    operands = [chain[-1].left, *(each.right for each in reversed(chain))]
-    found: list[Quantity | None] = []
+    operands = [chain[-1].left, *(operation.right for operation in reversed(chain))]
+    quantities: list[Quantity | None] = []
     for operand in operands:
         try:
-            found.append(number(context, scope, operand))
+            quantities.append(number(context, scope, operand))
         except RejectedError:
-            found.append(None)
-    result = found[0]
-    for each, right in zip(reversed(chain), found[1:], strict=True):
+            quantities.append(None)
+    result = quantities[0]
+    for operation, right in zip(reversed(chain), quantities[1:], strict=True):
         if result is None or right is None:
             raise RejectedError
-        result = _apply(context, each, result, right)
+        result = _apply(context, operation, result, right)
     assert result is not None
     return result
 
@@ -256,14 +260,14 @@ def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> 
 def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
     """Return the value of a key around the expression, of a `let`, or of a key in a named block: `hidden`,
     `model.hidden`."""
-    found = _find(context, scope, word)
-    if found is None:
+    definition = _find(context, scope, word)
+    if definition is None:
         if word.text == "auto":
             raise context.reject("E0302", "this value cannot be auto", word.span, "write a number")
         if context.definitions.damaged:
             raise RejectedError
         raise context.reject("E0401", f"there is no value `{word.text}`", word.span, _meant(context, scope, word.text))
-    statement, place = found
+    statement, place = definition
     context.uses[word.span] = statement
     return phrase(context, place, statement.phrase)
 
@@ -286,20 +290,20 @@ def count(context: Context, scope: Scope, value: Value, key: str) -> int:
 
 def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
     """The layer ranges of a model in the order of their first layers; those that cannot be read come first."""
-    ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
+    ranges = [statement for statement in block.body if isinstance(statement, Block) and key_of(statement) == "layers"]
     if block.head in context.active:  # a bound of a range refers to a range
         return ranges
     silent = replace(context.silent(), active=[*context.active, block.head])
-    found: list[tuple[tuple[int, ...], Block]] = []
-    for each in ranges:
-        label = each.labels[0] if each.labels else None
+    with_bounds: list[tuple[tuple[int, ...], Block]] = []
+    for layer_range in ranges:
+        label = layer_range.labels[0] if layer_range.labels else None
         ends = (label.first, label.last) if isinstance(label, Range) else ()
         try:
-            place = tuple(count(silent, scope, end, "layers") for end in ends)
+            bounds = tuple(count(silent, scope, end, "layers") for end in ends)
         except RejectedError:
-            place = ()
-        found.append((place, each))
-    return [each for _, each in sorted(found, key=lambda item: item[0])]
+            bounds = ()
+        with_bounds.append((bounds, layer_range))
+    return [layer_range for _, layer_range in sorted(with_bounds, key=lambda item: item[0])]
 
 
 def is_value(context: Context, scope: Scope, word: Word) -> bool:
@@ -315,9 +319,9 @@ def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, 
                 if not rest:
                     return statement, place
                 continue
-            found = _descend(context, statement, place, rest)
-            if found is not None:
-                return found
+            definition = _descend(context, statement, place, rest)
+            if definition is not None:
+                return definition
     outer = scope.blocks[0] if scope.blocks else None
     if outer is not None and outer.key.text == first and rest:
         name = "" if first == "run" else first
@@ -328,8 +332,12 @@ def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, 
 
 def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tuple[Attribute | Let, Scope] | None:
     if len(rest) > 1 and rest[0] == "layers" and rest[1].isdigit():
-        found = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
-        return _inside(context, found, place.inside(found, f"layers.{rest[1]}"), rest[2:]) if found else None
+        layer_range = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
+        return (
+            _inside(context, layer_range, place.inside(layer_range, f"layers.{rest[1]}"), rest[2:])
+            if layer_range
+            else None
+        )
     for statement in block.named.get(rest[0], ()) if rest else ():
         if not isinstance(statement, Let):
             return _descend(context, statement, place, rest[1:])
@@ -375,7 +383,7 @@ def _is_near(parts: Sequence[str], others: Sequence[str]) -> bool:
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
-    return len(parts) == len(others) and all(nearest(mine, (its,)) for mine, its in different)
+    return len(parts) == len(others) and all(nearest(part, (other_part,)) for part, other_part in different)
 
 
 def _below(context: Context, outer: Block) -> Iterator[str]:
@@ -390,18 +398,18 @@ def _below(context: Context, outer: Block) -> Iterator[str]:
 def _paths(body: Sequence[Statement]) -> Iterator[str]:
     """Yield the keys of a body and, dotted, those of the blocks in it, except `layers`, whose number cannot be
     guessed."""
-    for each in body:
-        if isinstance(each, Attribute):
-            yield each.key.text
-        elif isinstance(each, Block) and each.key.text != "layers":
-            yield from (f"{each.key.text}.{path}" for path in _paths(each.body))
+    for statement in body:
+        if isinstance(statement, Attribute):
+            yield statement.key.text
+        elif isinstance(statement, Block) and statement.key.text != "layers":
+            yield from (f"{statement.key.text}.{path}" for path in _paths(statement.body))
 
 
 def _named(context: Context, run: Block) -> Iterator[tuple[str, Sequence[Statement]]]:
     """Yield (kind, body) of the model, cluster and precision that a run names."""
-    for each in run.body:
-        target = each.phrase.items[0] if isinstance(each, Attribute) else None
-        kind = each.key.text if isinstance(each, Attribute) else ""
+    for statement in run.body:
+        target = statement.phrase.items[0] if isinstance(statement, Attribute) else None
+        kind = statement.key.text if isinstance(statement, Attribute) else ""
         if isinstance(target, Word) and (kind, target.text) in context.definitions.blocks:
             try:
                 yield kind, context.silent().block(kind, target.text, target.span).body

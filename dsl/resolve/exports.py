@@ -36,14 +36,16 @@ def joined(
     for statement, exports in imports:
         for key, defined in exports.items():
             offers.setdefault(key, []).append((statement, defined))
-    found: dict[Key, Defined] = {}
-    for key, several in offers.items():
-        _, best = max(several, key=lambda offer: len(offer[1].places))
-        found[key] = Defined(best.statement, best.places.union(*(each.places for _, each in several)))
-        rival = next((offer for offer in several if not offer[1].places <= best.places), None)
+    definitions: dict[Key, Defined] = {}
+    for key, candidates in offers.items():
+        _, best = max(candidates, key=lambda offer: len(offer[1].places))
+        definitions[key] = Defined(
+            best.statement, best.places.union(*(definition.places for _, definition in candidates))
+        )
+        rival = next((offer for offer in candidates if not offer[1].places <= best.places), None)
         if rival is not None and not (key[0] == LET and key in defined_here):
             mistakes.append(_ambiguous(key, best, *rival))
-    return found
+    return definitions
 
 
 def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: list[Diagnostic]) -> None:
@@ -60,7 +62,7 @@ def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: li
 
 def _ambiguous(key: Key, winner: Defined, statement: Import, rival: Defined) -> Diagnostic:
     kind, name = key
-    notes = tuple(Note("one definition is here", _last(each)) for each in (winner, rival))
+    notes = tuple(Note("one definition is here", _last(definition)) for definition in (winner, rival))
     message = f"two imports define {kind} `{name}`, and neither definition is built on the other"
     hint = f"define it here: `let {name} = …`" if kind == LET else "rename one of them, or import only one of the files"
     return Diagnostic("E0202", message, statement.path.span, hint, notes)

@@ -87,25 +87,25 @@ def over(texts: Mapping[str, str]) -> Reader:
 
 def collect(path: str, reader: Reader = read) -> Definitions:
     """Collect the definitions of a file and its imports. Imports come before the rest of their file."""
-    found = Definitions(home=str(Path(path).parent))
+    definitions = Definitions(home=str(Path(path).parent))
     source, mistakes = reader(path)
-    found.sources.append(source)
+    definitions.sources.append(source)
     if mistakes:
-        found.mistakes += mistakes
-        found.broken = True
-        return found
-    document = _parsed(found, source)
+        definitions.mistakes += mistakes
+        definitions.broken = True
+        return definitions
+    document = _parsed(definitions, source)
     real = os.path.realpath(path)
-    exports = _visit(found, document, reader, "", {real: None})
+    exports = _visit(definitions, document, reader, "", {real: None})
     for (kind, name), defined in exports.items():
         if isinstance(defined.statement, Block):
-            found.blocks[kind, name] = defined.statement
+            definitions.blocks[kind, name] = defined.statement
         else:
-            found.lets[name] = defined.statement
+            definitions.lets[name] = defined.statement
     names = (_name(block) for block in document.body if isinstance(block, Block))
-    found.of_first_file = tuple(name for name in names if name in found.blocks)
-    found.body = document.body
-    return found
+    definitions.of_first_file = tuple(name for name in names if name in definitions.blocks)
+    definitions.body = document.body
+    return definitions
 
 
 def _parsed(found: Definitions, source: Source) -> Document:
@@ -113,7 +113,7 @@ def _parsed(found: Definitions, source: Source) -> Document:
     found.mistakes += parsed.diagnostics
     found.broken = found.broken or parsed.broken
     found.num_words += parsed.num_words
-    blocks = [each for each in parsed.document.body if isinstance(each, Block)]
+    blocks = [statement for statement in parsed.document.body if isinstance(statement, Block)]
     if len(blocks) > MAX_BLOCKS:
         message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "move some of them to another file"
         found.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
@@ -121,7 +121,7 @@ def _parsed(found: Definitions, source: Source) -> Document:
         return Document(source, ())
     if parsed.broken:
         return Document(source, ())
-    return Document(source, tuple(_meant(found, each) for each in parsed.document.body))
+    return Document(source, tuple(_meant(found, statement) for statement in parsed.document.body))
 
 
 def _meant(found: Definitions, statement: Statement) -> Statement:
@@ -165,8 +165,8 @@ def _visit(found: Definitions, document: Document, reader: Reader, folder: str, 
         elif not isinstance(statement, Import):
             _stray(found, statement)
     exports = joined(imports, defined, found.mistakes)
-    for key, mine in defined.items():
-        put_over(exports, key, mine, found.mistakes)
+    for key, definition in defined.items():
+        put_over(exports, key, definition, found.mistakes)
     return exports
 
 
@@ -194,8 +194,8 @@ def _import(
         return exports or {}
     visited[real] = {}
     if len(visited) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
-        most = f"{MAX_FILES} files" if len(visited) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
-        found.complain("E0102", f"more than {most} are imported", span)
+        limit = f"{MAX_FILES} files" if len(visited) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
+        found.complain("E0102", f"more than {limit} are imported", span)
         found.broken = True
         return {}
     source, mistakes = reader(path)

@@ -45,21 +45,21 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
 def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
     """Resolve `0.001 until 14.3T tokens then 0`."""
     key, items = statement.key.text, _signed(statement.phrase.items, ("until", "then"))
-    found: list[Phase] = []
+    resolved: list[Phase] = []
     while True:
         value = _plain(context, scope, items[0], key)
-        rest = items[1:]
-        if not rest:
-            return (*found, Phase.model_construct(value=float(value), until_tokens=None))
-        end, rest = _until(context, scope, key, rest, statement.phrase, ramp)
+        trailing = items[1:]
+        if not trailing:
+            return (*resolved, Phase.model_construct(value=float(value), until_tokens=None))
+        end, trailing = _until(context, scope, key, trailing, statement.phrase, ramp)
         if not 1 <= end <= MAX_TOKENS:
             message = f"a phase of `{key}` ends at token {end:,}: at least 1 and at most {MAX_TOKENS:,}"
             raise context.reject("E0303", message, statement.phrase.span, "write `0.3 until 10T tokens then 0.1`")
-        if found and end <= (found[-1].until_tokens or 0):
+        if resolved and end <= (resolved[-1].until_tokens or 0):
             message = f"a phase of `{key}` ends at token {end:,}, not after the phase before it"
             raise context.reject("E0703", message, statement.phrase.span, "order the phases by their ends")
-        found.append(Phase.model_construct(value=float(value), until_tokens=end))
-        items = rest
+        resolved.append(Phase.model_construct(value=float(value), until_tokens=end))
+        items = trailing
 
 
 def _until(
@@ -86,14 +86,14 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         size = _size(context, value, statement.phrase.span)
         return Batch.model_construct(start=size, end=size)
     inner = scope.inside(statement, "batch")
-    found: dict[str, tuple[Fraction, Span]] = {}
+    settings: dict[str, tuple[Fraction, Span]] = {}
     rejected = False
-    for each in statement.body:
-        key = key_of(each)
-        if key not in ("from", "to", "over") or not isinstance(each, Attribute):
-            span = each.key.span if isinstance(each, (Attribute, Block)) else each.span
-            if not isinstance(each, Lost):
-                free = {"from", "to", "over"} - {key_of(other) for other in statement.body}
+    for entry in statement.body:
+        key = key_of(entry)
+        if key not in ("from", "to", "over") or not isinstance(entry, Attribute):
+            span = entry.key.span if isinstance(entry, (Attribute, Block)) else entry.span
+            if not isinstance(entry, Lost):
+                free = {"from", "to", "over"} - {key_of(sibling) for sibling in statement.body}
                 context.complain(
                     "E0201",
                     f"`batch` has no key `{key or span.text}`",
@@ -102,23 +102,23 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
                 )
             rejected = True
             continue
-        context.origins[inner.at(key)] = each.phrase.span
+        context.origins[inner.at(key)] = entry.phrase.span
         unit = StoredUnit("token", bare=True) if key == "over" else None
         try:
-            quantity = phrase(context, inner, each.phrase)
-            found[key] = (convert(context, quantity, unit, key, each.phrase.span), each.phrase.span)
+            quantity = phrase(context, inner, entry.phrase)
+            settings[key] = (convert(context, quantity, unit, key, entry.phrase.span), entry.phrase.span)
         except RejectedError:
             rejected = True
     if rejected:
         raise RejectedError
     for key, example in (("from", "from = 3072"), ("to", "to = 15360"), ("over", "over = 469B tokens")):
-        if key not in found:
+        if key not in settings:
             raise context.reject("E0203", f"`batch` has no `{key}`", statement.head, f"add `{example}`")
-    start, end = (_size(context, *found[key]) for key in ("from", "to"))
-    over = whole(context, *found["over"], "tokens")
+    start, end = (_size(context, *settings[key]) for key in ("from", "to"))
+    over = whole(context, *settings["over"], "tokens")
     if not 0 < over <= MAX_TOKENS:
         raise context.reject(
-            "E0303", f"`over = {over}` is out of bounds: at least 1", found["over"][1], "write more tokens"
+            "E0303", f"`over = {over}` is out of bounds: at least 1", settings["over"][1], "write more tokens"
         )
     return Batch.model_construct(start=start, end=end, over_tokens=over)
 
@@ -166,38 +166,38 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
 
     A rate in a phase of the run begins with this phase; a constant fills the tokens before it.
     """
-    found: list[RatePhase] = []
-    lines = [each for each in block.body if isinstance(each, Line)]
+    resolved: list[RatePhase] = []
+    lines = [item for item in block.body if isinstance(item, Line)]
     damaged = len(lines) < len(block.body)
     # A damaged line may change the rate, so the lines after it are not checked against it.
-    leading = [*takewhile(lambda each: isinstance(each, Line), block.body)]
-    for each in block.body:
-        if not isinstance(each, (Line, Lost)):
+    leading = [*takewhile(lambda item: isinstance(item, Line), block.body)]
+    for item in block.body:
+        if not isinstance(item, (Line, Lost)):
             hint = "write `warmup 2000 steps to 2.2e-4`"
             context.complain(
-                "E0704", "a phase of the rate is a line such as `warmup 2000 steps to 2.2e-4`", each.span, hint
+                "E0704", "a phase of the rate is a line such as `warmup 2000 steps to 2.2e-4`", item.span, hint
             )
     if not block.body:
         raise context.reject("E0704", "`rate` has no phase", block.head, "write `constant at 1e-4`")
     for index, line in enumerate(lines[: len(leading)]):
-        last = index == len(lines) - 1
+        is_last = index == len(lines) - 1
         try:
-            before = found[-1] if found else None
-            found.append(_line(context, scope, line, before, ramp, total if last else None, last))
+            before = resolved[-1] if resolved else None
+            resolved.append(_line(context, scope, line, before, ramp, total if is_last else None, is_last))
             context.origins[f"{scope.at('rate')}.{index + (context.rate_begin > 0)}"] = line.span
         except RejectedError:
             damaged = True
             break  # later phases begin where this one would have ended
-    for line in lines[len(found) + (len(found) < len(leading)) :] if damaged else ():
+    for line in lines[len(resolved) + (len(resolved) < len(leading)) :] if damaged else ():
         _alone(context, scope, line)
     if damaged:
         raise RejectedError
     if context.rate_begin:
         context.origins[f"{scope.at('rate')}.0"] = block.head
-        first = found[0].start
+        first = resolved[0].start
         earlier = RatePhase.model_construct(shape="constant", start=first, end=first, end_tokens=context.rate_begin)
-        found.insert(0, earlier)
-    return tuple(found)
+        resolved.insert(0, earlier)
+    return tuple(resolved)
 
 
 def _alone(context: Context, scope: Scope, line: Line) -> None:
@@ -216,23 +216,23 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
     if line.head.text not in SHAPES:
         hint = suggest(line.head.text, SHAPES)
         raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
-    found: dict[str, Clause] = {}
+    clauses: dict[str, Clause] = {}
     items = _signed(line.items, CLAUSES)
     while items:
-        name, rest, first = "over", items, items[0]
-        if isinstance(first, Word) and (first.text in CLAUSES or found or not is_value(context, scope, first)):
-            name, rest = first.text, items[1:]
-            if name not in CLAUSES or not rest:
+        name, clause_items, first = "over", items, items[0]
+        if isinstance(first, Word) and (first.text in CLAUSES or clauses or not is_value(context, scope, first)):
+            name, clause_items = first.text, items[1:]
+            if name not in CLAUSES or not clause_items:
                 message = f"`{name}` where one of {listed(CLAUSES)} was expected"
-                raise context.reject("E0704", message, first.span, _clause_hint(line, first, rest))
-        value, after = leading(context, scope, rest)
-        span = rest[0].span.to(items[-len(after) - 1].span)
-        if name in found:
+                raise context.reject("E0704", message, first.span, _clause_hint(line, first, clause_items))
+        value, after = leading(context, scope, clause_items)
+        span = clause_items[0].span.to(items[-len(after) - 1].span)
+        if name in clauses:
             raise context.reject("E0704", f"`{name}` is given twice in one phase", span, "remove one of them")
-        found[name] = Clause(value, span)
+        clauses[name] = Clause(value, span)
         items = after
-    _fitting(context, line.head, found)
-    return found
+    _fitting(context, line.head, clauses)
+    return clauses
 
 
 def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
@@ -242,8 +242,10 @@ def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
     close = nearest(word.text, CLAUSES)
     if close:
         return f"did you mean {listed(close, 'or')}?"
-    without = f"{line.span.text[: word.span.start - line.span.start]}{rest[0].span.to(line.span).text}" if rest else ""
-    return f"write `{without}`" if without else "write `cosine to 2.2e-5 over 4.3T tokens`"
+    corrected = (
+        f"{line.span.text[: word.span.start - line.span.start]}{rest[0].span.to(line.span).text}" if rest else ""
+    )
+    return f"write `{corrected}`" if corrected else "write `cosine to 2.2e-5 over 4.3T tokens`"
 
 
 def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
@@ -297,16 +299,16 @@ def _goals(
 
 def _rates(context: Context, clauses: dict[str, Clause]) -> dict[str, float]:
     """Return the rates of a line by clause. All are evaluated first, to report the mistakes in each."""
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     names = [name for name in ("at", "from", "to") if name in clauses]
     for name in names:
         try:
-            found[name] = _rate_value(context, name, clauses[name])
+            rates[name] = _rate_value(context, name, clauses[name])
         except RejectedError:
             continue
-    if len(found) < len(names):
+    if len(rates) < len(names):
         raise RejectedError
-    return found
+    return rates
 
 
 def _rate_value(context: Context, name: str, clause: Clause) -> float:
@@ -352,20 +354,20 @@ def _end(
 
 
 def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
-    found = convert(context, leading(context, scope, (value,))[0], None, key, value.span)
-    if not 0 <= found <= 1000:
+    fraction = convert(context, leading(context, scope, (value,))[0], None, key, value.span)
+    if not 0 <= fraction <= 1000:
         message = f"`{value.span.text}` is out of bounds for `{key}`: at least 0 and at most 1000"
         raise context.reject("E0303", message, value.span, "write a number from 0 to 1000")
-    return found
+    return fraction
 
 
 def _signed(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
     """Return the items with `to -1` as a word and a negative number; the parser reads it as a difference."""
-    found: list[Value] = []
+    values: list[Value] = []
     for item in items:
         parts = _parted(item, words)
-        found += parts if parts else (item,)
-    return tuple(found)
+        values += parts if parts else (item,)
+    return tuple(values)
 
 
 def _parted(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:

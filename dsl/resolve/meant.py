@@ -34,22 +34,22 @@ def key_meant(
     """
     word, place = statement.key.text, ".".join(part for part in path.split(".") if not part.isdigit())
     inside = block.encloses(statement.key.span)
-    beside = {
-        key_of(each): each.key.span
-        for each in block.body
-        if isinstance(each, (Attribute, Block))
-        and each.key.span.source == statement.key.span.source
-        and block.encloses(each.key.span) == inside
+    siblings = {
+        key_of(sibling): sibling.key.span
+        for sibling in block.body
+        if isinstance(sibling, (Attribute, Block))
+        and sibling.key.span.source == statement.key.span.source
+        and block.encloses(sibling.key.span) == inside
     }
     is_last = inside or statement.key.span.source.name == OVERRIDE
     inherited = set() if is_last else {key for key in keys if block.gives(key)}  # keys of a parent may be overridden
-    taken = {*beside, *(ALTERNATIVES.get(key, "") for key in beside), *inherited} - {"layers"}
-    free = [key for key in keys if key not in taken]
+    used = {*siblings, *(ALTERNATIVES.get(key, "") for key in siblings), *inherited} - {"layers"}
+    free = [key for key in keys if key not in used]
     value = statement.phrase.span.text if isinstance(statement, Attribute) else "…"
     hint = vocabulary.hint_in(word, place, value)
     if hint:
-        meant = {each.rpartition(".")[2] for each in vocabulary.places(word)}
-        return meant & {*free}, hint, ()
+        names = {key_path.rpartition(".")[2] for key_path in vocabulary.places(word)}
+        return names & {*free}, hint, ()
     alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not a key of a block of another kind
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
@@ -64,12 +64,12 @@ def key_meant(
     if close:
         fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
         form = "value" if isinstance(statement, Block) else "block"
-        shown = listed(fitting, "or") if fitting else f"the {form} {listed(close, 'or')}"
-        return {*close}, f"did you mean {shown}?{f' If not, {home}' if home else ''}", ()
-    same = next((key for key in (alias, *nearest(word, taken & {*keys})) if key), "")
-    present = same if same in beside else ALTERNATIVES.get(same, "")
-    if present in beside:
-        return set(), f"remove it, or change `{present}`", (Note(f"`{present}` is given here", beside[present]),)
+        proposal = listed(fitting, "or") if fitting else f"the {form} {listed(close, 'or')}"
+        return {*close}, f"did you mean {proposal}?{f' If not, {home}' if home else ''}", ()
+    duplicate = next((key for key in (alias, *nearest(word, used & {*keys})) if key), "")
+    present = duplicate if duplicate in siblings else ALTERNATIVES.get(duplicate, "")
+    if present in siblings:
+        return set(), f"remove it, or change `{present}`", (Note(f"`{present}` is given here", siblings[present]),)
     return set(), home or f"`{_head(cls, block)}` takes {listed(keys, 'and')}", ()
 
 
@@ -85,16 +85,18 @@ def _home(key: str, place: str, cls: type[Node]) -> str:
     """Hint that names the blocks that have a key; "" if there are none."""
     from dsl.reference.keys import blocks, documented_at, plain
 
-    here = documented_at(place)
-    found = [block for block in blocks() if any(each.name == key for each in block.keys)]
-    beside = [block for block in found if plain(block.path) == (here or "run")]
-    if beside:  # of another kind
-        heads = listed([block.head for block in beside], "or")
+    block_path = documented_at(place)
+    homes = [block for block in blocks() if any(block_key.name == key for block_key in block.keys)]
+    other_kinds = [block for block in homes if plain(block.path) == (block_path or "run")]
+    if other_kinds:  # of another kind
+        heads = listed([block.head for block in other_kinds], "or")
         reason = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
-        return f"it is a key of {heads}, but this is `{_head_of_kind(beside[0].head, cls)}`{reason and ', '}{reason}"
-    braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
-    owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""
-    return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""
+        return (
+            f"it is a key of {heads}, but this is `{_head_of_kind(other_kinds[0].head, cls)}`{reason and ', '}{reason}"
+        )
+    braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in homes))
+    owner = ".".join(homes[0].path.split(".")[: -len(homes[0].head.split())]) if len(homes) == 1 else ""
+    return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if homes else ""
 
 
 def _head_of_kind(head: str, cls: type[Node]) -> str:

@@ -31,7 +31,7 @@ def key_of(statement: Statement) -> str:
 
 def lost_keys(block: Block) -> set[str]:
     """The names in the unreadable statements of a block. Missing keys among them may have been given there."""
-    return {name for each in block.body if isinstance(each, Lost) for name in each.words}
+    return {name for statement in block.body if isinstance(statement, Lost) for name in statement.words}
 
 
 def label_of(block: Block) -> str:
@@ -45,24 +45,24 @@ def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
 
     Inner blocks cannot extend others: they inherit through the block around them.
     """
-    seen: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     body: list[Statement] = []
     for statement in block.body:
         key = key_of(statement)
-        other = ALTERNATIVES.get(key, "")
+        alternative = ALTERNATIVES.get(key, "")
         span = statement.key.span if isinstance(statement, (Attribute, Block)) else statement.span
-        if key in seen and key != "layers":
-            note = Note("first given here", seen[key])
+        if key in spans and key != "layers":
+            note = Note("first given here", spans[key])
             mistakes.append(Diagnostic("E0202", f"`{key}` is given twice", span, "remove one of them", (note,)))
-        elif other in seen:
-            note = Note(f"`{other}` is given here", seen[other])
+        elif alternative in spans:
+            note = Note(f"`{alternative}` is given here", spans[alternative])
             mistakes.append(
-                Diagnostic("E0202", f"`{key}` and `{other}` mean the same", span, "keep one of them", (note,))
+                Diagnostic("E0202", f"`{key}` and `{alternative}` mean the same", span, "keep one of them", (note,))
             )
         else:
             body.append(inner(statement, mistakes) if isinstance(statement, Block) else statement)
         if key:
-            seen.setdefault(key, span)
+            spans.setdefault(key, span)
     return Block(block.key, block.labels, block.parent, tuple(body), block.head, block.end)
 
 
@@ -91,20 +91,20 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
     body: list[Statement] = []
     for statement in parent.body:
         key = key_of(statement)
-        mine = overriding.get(key)
-        if isinstance(statement, Block) and isinstance(mine, Block) and not layers_of(key):
-            body.append(merge(statement, mine, mistakes))
+        override = overriding.get(key)
+        if isinstance(statement, Block) and isinstance(override, Block) and not layers_of(key):
+            body.append(merge(statement, override, mistakes))
         elif key not in replaced or isinstance(statement, Import):
             body.append(statement)
-    kept = {key_of(statement) for statement in body}
+    merged_keys = {key_of(statement) for statement in body}
     for statement in child.body:
         if layers and key_of(statement) == "layers":
             assert isinstance(statement, (Block, Attribute))
             body.append(_inherit(kin, statement, mistakes) if isinstance(statement, Block) else statement)
-        elif key_of(statement) not in kept or not key_of(statement) or not isinstance(statement, Block):
+        elif key_of(statement) not in merged_keys or not key_of(statement) or not isinstance(statement, Block):
             body.append(statement)
-    own_labels, above = child.labels or parent.labels, child.parent or parent.parent
-    return Block(child.key, own_labels, above, tuple(body), child.head, child.end)
+    block_labels, extended = child.labels or parent.labels, child.parent or parent.parent
+    return Block(child.key, block_labels, extended, tuple(body), child.head, child.end)
 
 
 def layers_of(key: str) -> bool:
@@ -125,22 +125,22 @@ class _Kin:
 
 def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
     """The blocks that layer ranges of a child may inherit from, by key and kind."""
-    found: dict[tuple[str, str], list[Block]] = {}
-    for each in parent.body:
-        if isinstance(each, Block) and each.key.text == "layers":
-            for item in each.body:
+    ffns: dict[tuple[str, str], list[Block]] = {}
+    for layer_range in parent.body:
+        if isinstance(layer_range, Block) and layer_range.key.text == "layers":
+            for item in layer_range.body:
                 if isinstance(item, Block) and item.key.text == "ffn":
-                    found.setdefault((item.key.text, label_of(item)), []).append(item)
-    return {key: _Kin(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in found.items()}
+                    ffns.setdefault((item.key.text, label_of(item)), []).append(item)
+    return {key: _Kin(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in ffns.items()}
 
 
 def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[Diagnostic]) -> Block:
     """Return a child's layer range whose ffn inherits missing keys from the parent's only ffn of that kind."""
     body = tuple(
-        _inherit_ffn(kin[each.key.text, label_of(each)], each, mistakes)
-        if isinstance(each, Block) and (each.key.text, label_of(each)) in kin
-        else each
-        for each in layers.body
+        _inherit_ffn(kin[statement.key.text, label_of(statement)], statement, mistakes)
+        if isinstance(statement, Block) and (statement.key.text, label_of(statement)) in kin
+        else statement
+        for statement in layers.body
     )
     return Block(layers.key, layers.labels, layers.parent, body, layers.head, layers.end)
 

@@ -46,16 +46,16 @@ def override(context: Context, text: str) -> None:
     """Set one value of the run, or of a block that it names. Mistakes are reported."""
     source = Source(OVERRIDE, text)
     context.definitions.sources.append(source)
-    found = _read(context, source)
-    if found is None:
+    assignment = _read(context, source)
+    if assignment is None:
         return
-    word, setting = found
+    word, setting = assignment
     kind, *rest = word.text.split(".")
     lets = context.definitions.lets
     try:
-        if not rest and kind not in keys_of(Spec) and kind not in lets and (meant := _let_meant(kind, lets)):
+        if not rest and kind not in keys_of(Spec) and kind not in lets and (hint := _let_meant(kind, lets)):
             message = f"the run has no key `{kind}`, and the file no `let` of that name"
-            raise context.reject("E0504", message, word.span, meant)
+            raise context.reject("E0504", message, word.span, hint)
         if not rest and kind not in keys_of(Spec) and kind in lets:
             _set_let(context, word, setting)
         elif kind == PHASE:
@@ -72,7 +72,7 @@ def override(context: Context, text: str) -> None:
 def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
     """Parse an override to its path and its value; None after reporting a mistake."""
     match = KEY.match(source.text)
-    found: Setting | None = None
+    setting: Setting | None = None
     if match is not None and match[1].count(".") < MAX_PARTS:
         word = Word(match[1], Span(source, match.start(1), match.end(1)))
         value = source.text[match.end() :]
@@ -84,10 +84,10 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
             context.mistakes += parsed.diagnostics
             if parsed.diagnostics:
                 return None
-            found = _setting(word.text, parsed.document.body)
-            found = inner(found, context.mistakes) if isinstance(found, Block) else found
-        if found is not None:
-            return word, found
+            setting = _setting(word.text, parsed.document.body)
+            setting = inner(setting, context.mistakes) if isinstance(setting, Block) else setting
+        if setting is not None:
+            return word, setting
     span = Span(source, 0, max(1, len(source.text)))
     context.complain("E0504", f"`{source.text}` is not key=value", span, EXAMPLE)
     return None
@@ -107,17 +107,17 @@ def _is_rate(key: str) -> bool:
 
 def _lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
     """The phases of `rate = warmup 10 steps to 1e-3, constant`; empty if the statements are something else."""
-    found: list[Line] = []
+    lines: list[Line] = []
     for statement in statements:
-        if isinstance(statement, Attribute) and not found and isinstance(statement.phrase.items[0], Word):
+        if isinstance(statement, Attribute) and not lines and isinstance(statement.phrase.items[0], Word):
             head, *items = statement.phrase.items
             assert isinstance(head, Word)
-            found.append(Line(head, tuple(items), statement.phrase.span))
-        elif isinstance(statement, Line) and found:
-            found.append(statement)
+            lines.append(Line(head, tuple(items), statement.phrase.span))
+        elif isinstance(statement, Line) and lines:
+            lines.append(statement)
         else:
             return ()
-    return tuple(found)
+    return tuple(lines)
 
 
 def _takes_text(key: str) -> bool:
@@ -147,7 +147,7 @@ def _let_meant(name: str, lets: Collection[str]) -> str:
     if not lets or (nearest(name, keys_of(Spec)) and not nearest(name, lets)):
         return ""
     close = nearest(name, lets)
-    listed = ", ".join(f"`{each}`" for each in sorted(lets)[:MAX_LISTED])
+    listed = ", ".join(f"`{let_name}`" for let_name in sorted(lets)[:MAX_LISTED])
     return f"did you mean `{close[0]}`?" if close else f"every `let` outside blocks can be set: {listed}"
 
 
@@ -161,7 +161,14 @@ def _set_let(context: Context, word: Word, setting: Setting) -> None:
 
 def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting: Setting) -> None:
     """Set a key of the model, cluster or precision that the run names."""
-    named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == kind), None)
+    named = next(
+        (
+            statement
+            for statement in context.run.body
+            if isinstance(statement, Attribute) and statement.key.text == kind
+        ),
+        None,
+    )
     target = named.phrase.items[0] if named else None
     if kind == "precision" and named and isinstance(target, Word) and target.text in BUILT_IN:
         target = _own_precision(context, named, target)
@@ -175,9 +182,13 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
 def _set_in_phase(context: Context, keys: list[str], word: Word, setting: Setting) -> None:
     """Set a key of one phase of the run: `phase.to_32k.train.batch`."""
     name, *rest = keys or [""]
-    phase = next((each for each in context.run.body if key_of(each) == f"{PHASE} {name}"), None)
+    phase = next((statement for statement in context.run.body if key_of(statement) == f"{PHASE} {name}"), None)
     if not isinstance(phase, Block) or not rest:
-        names = [key_of(each).partition(" ")[2] for each in context.run.body if key_of(each).startswith(f"{PHASE} ")]
+        names = [
+            key_of(statement).partition(" ")[2]
+            for statement in context.run.body
+            if key_of(statement).startswith(f"{PHASE} ")
+        ]
         hint = f"write `-s phase.{names[0]}.train.batch=…`; the phases are {', '.join(names)}" if names else ""
         raise context.reject("E0504", f"`{word.text}` names no key of a phase of this run", word.span, hint)
     scope = Scope((context.run, phase))
@@ -205,7 +216,9 @@ def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Wo
     if name == "rate" and isinstance(setting, tuple):
         return _put_rate(context, block, rest, word, setting)
     key = Word(name, word.span)
-    inside = next((each for each in block.body if isinstance(each, Block) and key_of(each) == name), None)
+    inside = next(
+        (statement for statement in block.body if isinstance(statement, Block) and key_of(statement) == name), None
+    )
     new: Attribute | Block
     if rest and inside is not None:
         new = _put(context, scope.inside(inside, name), inside, rest, word, setting)
@@ -231,7 +244,10 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
     label = setting.phrase.items[0] if isinstance(setting, Attribute) else None
     if target is not None and isinstance(setting, Attribute) and isinstance(label, Range):
         return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end))
-    labels = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
+    labels = (
+        f"`layers.{number}` is {layer_range.head.text.removeprefix('layers ')}"
+        for number, layer_range in enumerate(ranges)
+    )
     hint = f"{', '.join(labels)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
     if not ranges:  # the block is a run; layers are in its model
         hint = f"layers belong to the model: write `-s model.{word.text}=…`"
@@ -241,7 +257,9 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
 def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines: tuple[Line, ...]) -> Block:
     """Set `rate`, or one phase of it."""
     key = Word("rate", word.span)
-    old = next((each for each in block.body if isinstance(each, Block) and key_of(each) == "rate"), None)
+    old = next(
+        (statement for statement in block.body if isinstance(statement, Block) and key_of(statement) == "rate"), None
+    )
     body: tuple[Statement, ...] = lines
     if keys:
         index = int(keys[0]) if len(keys[0]) < 5 else len(lines)
@@ -259,7 +277,7 @@ def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines
 
 def _with(block: Block, old: Statement, new: Statement) -> Block:
     """Return a block with one statement replaced by another."""
-    body = tuple(new if each is old else each for each in block.body)
+    body = tuple(new if statement is old else statement for statement in block.body)
     return Block(block.key, block.labels, block.parent, body, block.head, block.end)
 
 
@@ -292,14 +310,16 @@ def respelled(definitions: Definitions, names: Mapping[Span, str]) -> Definition
 
 def _respelled(block: Block, names: Mapping[Span, str]) -> Block:
     key = Word(names[block.key.span], block.key.span) if block.key.span in names else block.key
-    body = tuple(_respelled(each, names) if isinstance(each, Block) else each for each in block.body)
-    same = key is block.key and all(new is old for new, old in zip(body, block.body, strict=True))
-    return block if same else replace(block, key=key, body=body)
+    body = tuple(
+        _respelled(statement, names) if isinstance(statement, Block) else statement for statement in block.body
+    )
+    is_same = key is block.key and all(new is old for new, old in zip(body, block.body, strict=True))
+    return block if is_same else replace(block, key=key, body=body)
 
 
 def _block(block: Block, edits: Mapping[Span, str]) -> Block:
     labels = tuple(_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels)
-    return replace(block, labels=labels, body=tuple(_statement(each, edits) for each in block.body))
+    return replace(block, labels=labels, body=tuple(_statement(statement, edits) for statement in block.body))
 
 
 def _statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:

@@ -36,7 +36,7 @@ def phases_of(definitions: Definitions, run: str) -> tuple[str, ...]:
         block = Context(definitions, head, field).silent().block("run", run, head.head)
     except RejectedError:
         return (run,)
-    return (run, *(f"{run}{SEPARATOR}{label_of(each)}" for each in _phases(block)))
+    return (run, *(f"{run}{SEPARATOR}{label_of(phase)}" for phase in _phases(block)))
 
 
 def run_of(definitions: Definitions, name: str) -> str:
@@ -45,8 +45,8 @@ def run_of(definitions: Definitions, name: str) -> str:
 
 
 def _phases(run: Block) -> list[Block]:
-    named = (each for each in run.body if isinstance(each, Block) and each.key.text == PHASE)
-    return [each for each in named if label_of(each).isidentifier() and len(each.labels) == 1]
+    named = (statement for statement in run.body if isinstance(statement, Block) and statement.key.text == PHASE)
+    return [phase for phase in named if label_of(phase).isidentifier() and len(phase.labels) == 1]
 
 
 def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
@@ -57,23 +57,25 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
     of_phases = [text for text in overrides if text.lstrip().startswith(f"{PHASE}{SEPARATOR}")]
     for text in of_phases:
         override(context, text)
-    others = [text for text in overrides if text not in of_phases]
+    shared = [text for text in overrides if text not in of_phases]
     phases = _phases(context.run)
-    for each in (each for each in context.run.body if isinstance(each, Block) and each.key.text == PHASE):
-        if each not in phases:
-            context.complain("E0205", "`phase` needs one name", each.head, "write `phase long { … }`")
-            context.run = replace(context.run, body=tuple(item for item in context.run.body if item is not each))
+    for statement in (
+        statement for statement in context.run.body if isinstance(statement, Block) and statement.key.text == PHASE
+    ):
+        if statement not in phases:
+            context.complain("E0205", "`phase` needs one name", statement.head, "write `phase long { … }`")
+            context.run = replace(context.run, body=tuple(item for item in context.run.body if item is not statement))
     if not phases:
-        for text in others:
+        for text in shared:
             override(context, text)
         return
     _check(context, phases)
     runs = [*_runs(context.run, phases, context)]
     names = [context.run.labels[0].span.text, *map(label_of, phases)]
     number = 0 if ("run", name) in context.definitions.blocks else names.index(name.partition(SEPARATOR)[2], 1)
-    contexts = [_apart(context, run, others) for run in runs]
+    contexts = [_apart(context, run, shared) for run in runs]
     context.run = runs[number]
-    for text in others:
+    for text in shared:
         override(context, text)
     try:
         _place(context, contexts, phases, number)
@@ -85,43 +87,43 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
 def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Block]:
     """Yield the run of each phase: the run of the phase before, with the keys of the phase merged over it."""
     label = run.labels[0]
-    body = tuple(each for each in run.body if each not in phases)
-    found = replace(run, body=body)
-    yield found
+    body = tuple(statement for statement in run.body if statement not in phases)
+    merged = replace(run, body=body)
+    yield merged
     for phase in phases:
         name = Word(f"{label.span.text}{SEPARATOR}{label_of(phase)}", label.span)
         over = Block(run.key, (), None, phase.body, phase.head, phase.end)
-        found = replace(merge(found, over, context.mistakes), labels=(name,))
-        yield found
+        merged = replace(merge(merged, over, context.mistakes), labels=(name,))
+        yield merged
 
 
 def _apart(context: Context, run: Block, overrides: Sequence[str]) -> Context:
     """Return a silent context for one phase."""
-    found = context.silent()
-    found.definitions, found.run = replace(found.definitions, sources=[]), run
+    silent = context.silent()
+    silent.definitions, silent.run = replace(silent.definitions, sources=[]), run
     for text in overrides:
-        override(found, text)
-    return found
+        override(silent, text)
+    return silent
 
 
 def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block], number: int) -> None:
     """Compute the position of a phase in its run."""
     sizes: tuple[Size, ...] = ()
     step = token = 0
-    for index, each in enumerate(contexts[: number + 1]):
+    for index, phase_context in enumerate(contexts[: number + 1]):
         if index and _sets_rate(phases[index - 1], context.run):
             context.rate_begin = token
         if index == number:
             break
-        ramp, tokens = own_ramp(each), total_tokens(each)
+        ramp, tokens = own_ramp(phase_context), total_tokens(phase_context)
         if ramp is None or tokens is None:
             raise RejectedError
         steps = ramp.steps_for(tokens)
-        shown = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
-        sizes = shown.preceded_by(sizes, step, token).sizes
+        truncated = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
+        sizes = truncated.preceded_by(sizes, step, token).sizes
         step, token = step + steps, token + ramp.tokens_at(steps)
     context.before = sizes
-    longest = max(peek(each, "train.sequence") for each in contexts)
+    longest = max(peek(phase_context, "train.sequence") for phase_context in contexts)
     context.within = PhaseWithin.model_construct(
         number=number + 1, phases=len(contexts), first_step=step, first_token=token, longest=longest
     )
@@ -129,14 +131,16 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
 
 def _sets_rate(phase: Block, run: Block) -> bool:
     """Whether the learning rate of a run comes from this phase."""
-    rates = [[each for each in _inside(block, "train") if each.key.text == "rate"] for block in (phase, run)]
+    rates = [
+        [statement for statement in _inside(block, "train") if statement.key.text == "rate"] for block in (phase, run)
+    ]
     return bool(rates[0]) and rates[0] == rates[1]
 
 
 def _inside(block: Block, key: str) -> Iterator[Attribute | Block]:
-    for each in block.body:
-        if isinstance(each, Block) and each.key.text == key:
-            yield from (item for item in each.body if isinstance(item, (Attribute, Block)))
+    for statement in block.body:
+        if isinstance(statement, Block) and statement.key.text == key:
+            yield from (item for item in statement.body if isinstance(item, (Attribute, Block)))
 
 
 def _check(context: Context, phases: Sequence[Block]) -> None:
@@ -144,13 +148,18 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
     for phase in phases[MAX_PHASES - 1 :]:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
-        whole = [part for each in phase.body for part in _whole_run_keys(each)]
-        whole += [each for each in _inside(phase, "train") if each.key.text in WHOLE_OF_TRAIN]
-        for each in whole:
-            message = f"`{each.key.text}` belongs to the whole run, and no phase can change it"
-            context.complain("E0708", message, each.key.span, "move it out of the phase")
-        grpo = [each for block in (context.run, phase) for each in _inside(block, "train") if each.key.text == GRPO]
-        if any(isinstance(each, Block) for each in grpo):
+        misplaced = [part for statement in phase.body for part in _whole_run_keys(statement)]
+        misplaced += [statement for statement in _inside(phase, "train") if statement.key.text in WHOLE_OF_TRAIN]
+        for statement in misplaced:
+            message = f"`{statement.key.text}` belongs to the whole run, and no phase can change it"
+            context.complain("E0708", message, statement.key.span, "move it out of the phase")
+        grpo = [
+            statement
+            for block in (context.run, phase)
+            for statement in _inside(block, "train")
+            if statement.key.text == GRPO
+        ]
+        if any(isinstance(statement, Block) for statement in grpo):
             hint = "make the phase a run of its own, whose `initial` is the run before"
             context.complain("E1008", "a run with `grpo` cannot have phases", phase.head, hint)
 
@@ -166,16 +175,25 @@ def _whole_run_keys(statement: Statement) -> Iterator[Attribute | Block]:
         return
     for key in statement.body:
         if isinstance(key, Block) and key.key.text == "sources":
-            sources = [each for each in key.body if isinstance(each, Block)]
-            settings = (each for source in sources for each in source.body if isinstance(each, (Attribute, Block)))
-            yield from (each for each in settings if each.key.text != "weight")
+            sources = [source for source in key.body if isinstance(source, Block)]
+            settings = (
+                setting for source in sources for setting in source.body if isinstance(setting, (Attribute, Block))
+            )
+            yield from (setting for setting in settings if setting.key.text != "weight")
         elif isinstance(key, (Attribute, Block)):
             yield key
 
 
 def _check_model(context: Context, first: Context) -> None:
     """Report a phase whose model differs from that of the first phase in its weights or computations."""
-    named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == "model"), None)
+    named = next(
+        (
+            statement
+            for statement in context.run.body
+            if isinstance(statement, Attribute) and statement.key.text == "model"
+        ),
+        None,
+    )
     if named is not None and _weights(peek(first, "model")) != _weights(peek(context, "model")):
         message = f"`{named.phrase.span.text}` differs from the model of the earlier phases in more than `rope`"
         hint = "let it extend the model of the earlier phases, and give it `attention { rope { … } }`"
@@ -185,14 +203,14 @@ def _check_model(context: Context, first: Context) -> None:
 def _weights(value: Any) -> Any:
     """The part of a model that determines its weights and computations, without RoPE."""
     if isinstance(value, Node):
-        return type(value), {name: _weights(each) for name, each in value if name not in _RECIPE}
+        return type(value), {name: _weights(field_value) for name, field_value in value if name not in _RECIPE}
     return tuple(map(_weights, value)) if isinstance(value, tuple) else value
 
 
 def unknown(definitions: Definitions, file: str, name: str) -> None:
     """Report a phase that a run does not have."""
     run, _, phase = name.partition(SEPARATOR)
-    names = [each.partition(SEPARATOR)[2] for each in phases_of(definitions, run)[1:]]
+    names = [phase_name.partition(SEPARATOR)[2] for phase_name in phases_of(definitions, run)[1:]]
     hint = suggest(phase, names, PHASE) if names else "add `phase long { train { sequence = 32_768 } }`"
     definitions.complain("E0404", f"run `{run}` of {file} has no phase `{phase}`", None, hint)
 

@@ -37,7 +37,7 @@ MAX_TOLD = 100  # reported numbers with an unknown unit, per file
 def examine(context: Context) -> None:
     """Evaluate the lets of the first file and of the resolved blocks, and report their mistakes."""
     reported = {item.span for item in context.mistakes}
-    names = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
+    names = [statement.name.text for statement in context.definitions.body if isinstance(statement, Let)]
     places = [(Scope(()), context.definitions.lets[name]) for name in names]
     for scope, let in (*places, *context.lets):
         if reported.isdisjoint(item.span for item in let.phrase.items) and not _is_no_number(context, scope, let):
@@ -50,15 +50,15 @@ def examine(context: Context) -> None:
 def _is_no_number(context: Context, scope: Scope, let: Let) -> bool:
     """Whether a let is a string, a list, a tile or a word that some key takes, itself or through other lets."""
     seen: set[Span] = set()
-    found: Let | None = let
-    while found is not None and found.span not in seen and len(found.phrase.items) == 1:
-        seen.add(found.span)
-        value = found.phrase.items[0]
+    current: Let | None = let
+    while current is not None and current.span not in seen and len(current.phrase.items) == 1:
+        seen.add(current.span)
+        value = current.phrase.items[0]
         if isinstance(value, (String, ListOf)):
             return True
         if isinstance(value, (Word, Number)) and _is_known(value.text):
             return True
-        found = let_of(context, scope, value.text) if isinstance(value, Word) else None
+        current = let_of(context, scope, value.text) if isinstance(value, Word) else None
     return False
 
 
@@ -76,8 +76,8 @@ def _choices(cls: type[Node], inside: tuple[type[Node], ...] = ()) -> Iterator[s
     if cls in inside:  # a block may contain one of its kind
         return
     for kind in fields_of(cls).values():
-        for each in kind.types:
-            yield from _words_of_type(each, (*inside, cls))
+        for annotation in kind.types:
+            yield from _words_of_type(annotation, (*inside, cls))
 
 
 def _words_of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
     if get_origin(kind) is Literal:
         yield from get_args(kind)
     else:
-        for each in get_args(kind):
-            if get_origin(each) is not None or (isinstance(each, type) and issubclass(each, Node)):
-                yield from _words_of_type(each, inside)
+        for argument in get_args(kind):
+            if get_origin(argument) is not None or (isinstance(argument, type) and issubclass(argument, Node)):
+                yield from _words_of_type(argument, inside)
 
 
 # ---------------------------------------------------------------- numbers as written
@@ -107,28 +107,28 @@ def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Di
     """
     if definitions.broken:
         return []
-    wrong = [each for each in _numbers(definitions.body) if units.quantity(each.text) is None]
-    wrong = [each for each in wrong if not _is_known(each.text)][:MAX_TOLD]
+    wrong = [number for number in _numbers(definitions.body) if units.quantity(number.text) is None]
+    wrong = [number for number in wrong if not _is_known(number.text)][:MAX_TOLD]
     spans = [item.span for item in reported if item.span is not None] if wrong else []
     return [
-        Diagnostic("E0301", *no_unit(each))
-        for each in wrong
+        Diagnostic("E0301", *no_unit(number))
+        for number in wrong
         if not any(
-            span.source is each.span.source and span.start <= each.span.start and each.span.end <= span.end
+            span.source is number.span.source and span.start <= number.span.start and number.span.end <= span.end
             for span in spans
         )
     ]
 
 
 def _numbers(body: Iterable[Statement]) -> Iterator[Number]:
-    for each in body:
-        if isinstance(each, (Attribute, Let)):
-            yield from _within(each.phrase.items)
-        elif isinstance(each, Line):
-            yield from _within(each.items)
-        elif isinstance(each, Block):  # labels other than ranges are names
-            yield from _within(label for label in each.labels if isinstance(label, Range))
-            yield from _numbers(each.body)
+    for statement in body:
+        if isinstance(statement, (Attribute, Let)):
+            yield from _within(statement.phrase.items)
+        elif isinstance(statement, Line):
+            yield from _within(statement.items)
+        elif isinstance(statement, Block):  # labels other than ranges are names
+            yield from _within(label for label in statement.labels if isinstance(label, Range))
+            yield from _numbers(statement.body)
 
 
 def _within(values: Iterable[Value]) -> Iterator[Number]:

@@ -38,11 +38,11 @@ def out_of_bounds(
 ) -> RejectedError:
     """Report a setting such as `hidden = 0` that breaks a bound of its key."""
     words, edit = BOUNDS[bound]
-    shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
+    text = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
     if unit is not None and not unit.bare:
-        shown = units.bound(limit, unit.name)
-    message = f"`{setting}` is out of bounds: {words.format(shown)}"
-    return context.reject("E0303", message, span, f"write {edit.format(shown)}")
+        text = units.bound(limit, unit.name)
+    message = f"`{setting}` is out of bounds: {words.format(text)}"
+    return context.reject("E0303", message, span, f"write {edit.format(text)}")
 
 
 def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute) -> Any:
@@ -51,8 +51,8 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     value = written.items[0]
     if kind.form == "places":
         return places(context, scope, statement)
-    if kind.form == "ranks" and isinstance(found := _substituted(context, scope, value, kind.types[0]), ListOf):
-        return _rank_numbers(context, scope, kind, statement, found)
+    if kind.form == "ranks" and isinstance(numbers := _substituted(context, scope, value, kind.types[0]), ListOf):
+        return _rank_numbers(context, scope, kind, statement, numbers)
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
     wanted = kind.types[0]
@@ -63,8 +63,8 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
         extra = written.items[1].span.to(written.items[-1].span)
         raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
     value = _substituted(context, scope, value, wanted)
-    if isinstance(value, Word) and (meant := dict(kind.aliases).get(value.text)):
-        return None if meant == "none" else meant
+    if isinstance(value, Word) and (canonical := dict(kind.aliases).get(value.text)):
+        return None if canonical == "none" else canonical
     if get_origin(wanted) is Literal:
         return choice(context, key, value, get_args(wanted))
     if get_origin(wanted) is tuple:
@@ -89,11 +89,11 @@ def _rank_numbers(
     for index, item in enumerate(value.items):
         context.origins[f"{scope.at(key)}.{index}"] = item.span
         with suppress(RejectedError):  # continue with the next one
-            each = convert(context, number(context, scope, item), kind.unit, key, item.span)
-            _typed(context, each, Fraction, kind.unit, key, item.span)
-            if (bound := broken_bound(kind, each)) is not None:
+            fraction = convert(context, number(context, scope, item), kind.unit, key, item.span)
+            _typed(context, fraction, Fraction, kind.unit, key, item.span)
+            if (bound := broken_bound(kind, fraction)) is not None:
                 raise out_of_bounds(context, item.span.text, item.span, kind.unit, *bound)
-            numbers.append(each)
+            numbers.append(fraction)
     if len(numbers) < len(value.items):
         raise RejectedError
     return tuple(numbers)
@@ -127,15 +127,15 @@ def _from_first_file(context: Context, value: String) -> str:
     home, path = Path(context.definitions.home), str(Path(folder, text))
     short = os.path.normpath(path)
     # `link/../notes` is not `notes` if the link leads elsewhere
-    same = os.path.realpath(home / path) == os.path.realpath(home / short)
-    found = short if same else path
-    if len(found) > MAX_STRING:
+    is_same = os.path.realpath(home / path) == os.path.realpath(home / short)
+    resolved = short if is_same else path
+    if len(resolved) > MAX_STRING:
         message = (
-            f"relative to the folder of the spec, this path has {len(found):,} characters: at most "
+            f"relative to the folder of the spec, this path has {len(resolved):,} characters: at most "
             f"{MAX_STRING:,} are allowed"
         )
         raise context.reject("E0104", message, value.span, "write a shorter path, or an absolute one")
-    return found
+    return resolved
 
 
 def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, ...]:
@@ -145,9 +145,11 @@ def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, .
         text = statement.phrase.span.text
         hint = f"write `{key} = [{LOCAL}{'' if text == LOCAL else f', {text}'}]`"
         raise context.reject("E0302", f"`{key}` is a list", statement.phrase.span, hint)
-    found = [LOCAL if isinstance(each, Word) and each.text == LOCAL else _place(context, each) for each in value.items]
-    context.origins |= {f"{scope.at(key)}.{index}": each.span for index, each in enumerate(value.items)}
-    return tuple(found)
+    targets = [
+        LOCAL if isinstance(item, Word) and item.text == LOCAL else _place(context, item) for item in value.items
+    ]
+    context.origins |= {f"{scope.at(key)}.{index}": item.span for index, item in enumerate(value.items)}
+    return tuple(targets)
 
 
 def _place(context: Context, value: Value) -> str:
@@ -155,21 +157,21 @@ def _place(context: Context, value: Value) -> str:
     if not isinstance(value, String):
         hint = f'write `{LOCAL}`, or a folder in quotes, as in `"/mnt/slow/mine"`'
         raise context.reject("E0302", f"`{value.span.text}` is not a place for checkpoints", value.span, hint)
-    found = value.value if "://" in value.value else string(context, "to", value, is_path=True)
-    return f"./{found}" if found == LOCAL else found
+    target = value.value if "://" in value.value else string(context, "to", value, is_path=True)
+    return f"./{target}" if target == LOCAL else target
 
 
 def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> str:
     """Resolve one of the allowed words; `1f1b` is one too, although it parses as a number."""
     if isinstance(value, (Word, Number)) and value.text in choices:
         return value.text
-    shown = value.span.text
-    hint = f"write `{value.value}`" if isinstance(value, String) and value.value in choices else suggest(shown, choices)
-    counted = re.fullmatch(r"(\w+)\s*\(\s*([0-9]+)\s*\)", shown)
+    text = value.span.text
+    hint = f"write `{value.value}`" if isinstance(value, String) and value.value in choices else suggest(text, choices)
+    counted = re.fullmatch(r"(\w+)\s*\(\s*([0-9]+)\s*\)", text)
     if counted and counted[1] in choices:  # `placement = loop(3)`, as `dsc schedule` writes it
         chunks = f", chunks = {counted[2]}" if key == "placement" and int(counted[2][:9]) > 1 else ""
         hint = f"write `{counted[1]}{chunks}`"
-    raise context.reject("E0304", f"`{key}` cannot be `{shown}`", value.span, hint)
+    raise context.reject("E0304", f"`{key}` cannot be `{text}`", value.span, hint)
 
 
 def _typed(

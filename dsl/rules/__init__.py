@@ -85,19 +85,19 @@ RULES: tuple[Row, ...] = (
     (
         (
             *("model.attention.head_dim", "model.attention.rope.width"),
-            *(f"{at}.{key}" for at in ATTENTIONS[1:] for key in ("head_dim", "rope")),
+            *(f"{path}.{key}" for path in ATTENTIONS[1:] for key in ("head_dim", "rope")),
         ),
         model.even_rope,
     ),
-    (tuple(f"{at}.rope" for at in ATTENTIONS), model.frequencies_rise),
+    (tuple(f"{path}.rope" for path in ATTENTIONS), model.frequencies_rise),
     (
-        ("model.attention", *(f"{at}.{key}" for at in ATTENTIONS[1:] for key in ("heads", "kv_heads"))),
+        ("model.attention", *(f"{path}.{key}" for path in ATTENTIONS[1:] for key in ("heads", "kv_heads"))),
         model.heads_of_ranges_share_keys,
     ),
-    (tuple(f"{at}.{key}" for at in ATTENTIONS for key in ("heads", "groups")), model.groups_of_heads_are_equal),
-    ((*(f"{at}.compress.rate" for at in ATTENTIONS), "train.sequence"), model.sequences_have_entries),
+    (tuple(f"{path}.{key}" for path in ATTENTIONS for key in ("heads", "groups")), model.groups_of_heads_are_equal),
+    ((*(f"{path}.compress.rate" for path in ATTENTIONS), "train.sequence"), model.sequences_have_entries),
     (
-        tuple(f"{at}.{key}" for at in ATTENTIONS for key in ("heads", "key_heads")),
+        tuple(f"{path}.{key}" for path in ATTENTIONS for key in ("heads", "key_heads")),
         model.heads_of_values_share_keys,
     ),
     (("model.mtp.depth",), model.one_mtp),
@@ -276,13 +276,13 @@ def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> t
 
 def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
     """Return every broken rule with its findings."""
-    return tuple((rule, each) for reads, rule in RULES if not missing(reads, failed) for each in rule(spec))
+    return tuple((rule, finding) for reads, rule in RULES if not missing(reads, failed) for finding in rule(spec))
 
 
 def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tuple[Diagnostic, ...]:
     """Return the reasons why `dsc train` cannot run a valid spec; empty if it can."""
-    found = (located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
-    return tuple(replace(item, severity="warning") for item in found)
+    messages = (located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
+    return tuple(replace(item, severity="warning") for item in messages)
 
 
 def are_joint(messages: Iterable[Diagnostic]) -> bool:

@@ -25,13 +25,13 @@ def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
     """Each name in `on` is a matrix that some layer has."""
     if spec.adapter is None:
         return
-    on, there = spec.adapter.on, matrices_of(spec.model)
-    lost: list[str] = [name for name in on if name not in there]
+    on, matrices = spec.adapter.on, matrices_of(spec.model)
+    lost: list[str] = [name for name in on if name not in matrices]
     if lost:
-        kept: list[str] = [name for name in on if name in there] or [*there]
+        remaining: list[str] = [name for name in on if name in matrices] or [*matrices]
         message = f"adapters are on {listed(lost, 'and')}, which no layer of model {spec.model.name} has"
-        hint = f"write `on = [{', '.join(kept)}]`; the model has {listed([*there], 'and')}"
-        if not there:
+        hint = f"write `on = [{', '.join(remaining)}]`; the model has {listed([*matrices], 'and')}"
+        if not matrices:
             hint = "remove `adapter`: custom modules cannot have adapters"
         yield Finding("E0941", message, "adapter.on", hint, (("the model", "model"),))
 
@@ -40,8 +40,8 @@ def rank_is_low(spec: Spec) -> Iterator[Finding]:
     """A rank above the smaller dimension of a matrix adds parameters, but B · A is no more general."""
     if spec.adapter is None:
         return
-    there = matrices_of(spec.model)
-    sizes = [(min(extents), extents, name) for name in spec.adapter.on for extents in there.get(name, ())]
+    matrices = matrices_of(spec.model)
+    sizes = [(min(extents), extents, name) for name in spec.adapter.on for extents in matrices.get(name, ())]
     least, (rows, columns), name = min(sizes, default=(spec.adapter.rank, (0, 0), ""))
     if spec.adapter.rank > least:
         message = (
@@ -58,8 +58,10 @@ def adapters_read_their_dtype(spec: Spec) -> Iterator[Finding]:
         return
     if precision.dispatch != precision.compute and {*lora.on} & {*EXPERTS}:
         message = f"experts receive token rows in {precision.dispatch}, but adapters read them in {precision.compute}"
-        kept = [name for name in lora.on if name not in EXPERTS]
-        hint = f"write `on = [{', '.join(kept)}]`, or `precision = bf16`" if kept else "write `precision = bf16`"
+        remaining = [name for name in lora.on if name not in EXPERTS]
+        hint = (
+            f"write `on = [{', '.join(remaining)}]`, or `precision = bf16`" if remaining else "write `precision = bf16`"
+        )
         yield Finding("E0943", message, "adapter.on", hint, (("the precision", "precision"),))
 
 
@@ -73,15 +75,15 @@ def weights_are_whole(spec: Spec) -> Iterator[Finding]:
 
 def matrices_of(model: Model) -> dict[str, set[Extents]]:
     """The matrices that may have an adapter: name in `on` → shapes [out, in]. Custom modules have none."""
-    found: dict[str, set[Extents]] = {}
+    matrices: dict[str, set[Extents]] = {}
     for span in model.layers:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
-            found.setdefault(name, set()).add(extents)
+            matrices.setdefault(name, set()).add(extents)
     if model.mtp:
         # with several streams, the embedding and each stream have separate projections
-        both = 2 if model.hyper_connections is None else 1
-        found["projection"] = {(model.hidden, both * model.hidden)}
-    return found
+        inputs = 2 if model.hyper_connections is None else 1
+        matrices["projection"] = {(model.hidden, inputs * model.hidden)}
+    return matrices
 
 
 def _attention(sizes: AnyAttention, model: Model) -> Iterator[tuple[str, Extents]]:
@@ -116,11 +118,11 @@ def _attention(sizes: AnyAttention, model: Model) -> Iterator[tuple[str, Extents
 def _ffn(ffn: Dense | Moe | Custom, D: int) -> Iterator[tuple[str, Extents]]:
     if isinstance(ffn, Custom):
         return
-    wide = 2 if is_gated(ffn) else 1
+    factor = 2 if is_gated(ffn) else 1
     if isinstance(ffn, Moe):
-        yield "expert_up", (wide * ffn.inner, D)
+        yield "expert_up", (factor * ffn.inner, D)
         yield "expert_down", (D, ffn.inner)
     inner = ffn.inner if isinstance(ffn, Dense) else (ffn.shared_inner or ffn.inner) * ffn.shared
     if inner:
-        yield "up", (wide * inner, D)
+        yield "up", (factor * inner, D)
         yield "down", (D, inner)

@@ -44,33 +44,35 @@ def prompts_are_rows(spec: Spec) -> Iterator[Finding]:
     if data.chat is not None:  # other messages would repeat those about conversations
         yield Finding("E0961", "rows are prompts or conversations, not both", "data.chat", "remove `chat`", note)
         return
-    found: list[tuple[str, str, str]] = []
+    problems: list[tuple[str, str, str]] = []
     if not isinstance(data.tokenizer, str):
         message = "prompts need the tokenizer of the model that completes them, not one that is trained on the data"
-        found.append(("data.tokenizer", message, 'write `tokenizer = "tokenizer.json"`, the file of that model'))
+        problems.append(("data.tokenizer", message, 'write `tokenizer = "tokenizer.json"`, the file of that model'))
     if data.source == STDLIB:
-        found.append(("data.source", f"{STDLIB} holds no prompts", 'write `source = "prompts.jsonl"`'))
+        problems.append(("data.source", f"{STDLIB} holds no prompts", 'write `source = "prompts.jsonl"`'))
     if data.sources:
-        found.append(("data.sources", "prompts come from one `source`", 'write `source = "prompts.jsonl"`'))
+        problems.append(("data.sources", "prompts come from one `source`", 'write `source = "prompts.jsonl"`'))
     if data.documents == "masked":
-        found.append(
+        problems.append(
             ("data.documents", "`documents` is for text: a prompt never attends to another", "remove `documents`")
         )
     if data.column != "text":
         message = "`column` is for documents; `prompts` names the key of a prompt"
-        found.append(("data.column", message, f'remove `column`, and write `prompts {{ prompt = "{data.column}" }}`'))
+        problems.append(
+            ("data.column", message, f'remove `column`, and write `prompts {{ prompt = "{data.column}" }}`')
+        )
     if data.fim:
-        found.append(("data.fim", "fill-in-the-middle needs documents, but the rows are prompts", "remove `fim`"))
+        problems.append(("data.fim", "fill-in-the-middle needs documents, but the rows are prompts", "remove `fim`"))
     if data.filters not in (None, Filters()):
-        found.append(("data.filters", "filters need documents, but the rows are prompts", "remove `filters`"))
-    for at, message, hint in found:
-        yield Finding("E0961", message, at, hint, note)
+        problems.append(("data.filters", "filters need documents, but the rows are prompts", "remove `filters`"))
+    for path, message, hint in problems:
+        yield Finding("E0961", message, path, hint, note)
 
 
 def fim_has_documents_and_tokens(spec: Spec) -> Iterator[Finding]:
     """Fill-in-the-middle needs documents, and three special tokens of a tokenizer."""
     data = spec.data
-    rates = {f"data.sources.{each.name}.fim": each.fim for each in data.sources if each.fim is not None}
+    rates = {f"data.sources.{source.name}.fim": source.fim for source in data.sources if source.fim is not None}
     path = next((path for path, rate in {"data.fim": data.fim, **rates}.items() if rate), None)
     if path is None:
         return
@@ -118,13 +120,13 @@ def lengths_leave_documents(spec: Spec) -> Iterator[Finding]:
 def _filters(spec: Spec) -> Iterator[tuple[str, Filters, dict[str, str]]]:
     """Each block of filters: (path, filters, files it applies to by the path of the key that names them)."""
     data = spec.data
-    for each in data.sources:
-        if each.filters is not None:
-            path = f"data.sources.{each.name}"
-            yield f"{path}.filters", each.filters, {f"{path}.files": each.files}
+    for source in data.sources:
+        if source.filters is not None:
+            path = f"data.sources.{source.name}"
+            yield f"{path}.filters", source.filters, {f"{path}.files": source.files}
     if data.filters is not None:
-        rest = {f"data.sources.{each.name}.files": each.files for each in data.sources if each.filters is None}
-        yield "data.filters", data.filters, rest if data.source is None else {"data.source": data.source}
+        files = {f"data.sources.{source.name}.files": source.files for source in data.sources if source.filters is None}
+        yield "data.filters", data.filters, files if data.source is None else {"data.source": data.source}
 
 
 def end_is_a_token(spec: Spec) -> Iterator[Finding]:
@@ -155,12 +157,12 @@ def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
         return
     packed = data.documents != "masked"
     key, hint = ("data.chat.pack", "pack = false") if packed else ("data.documents", "documents = joined")
-    why = {
+    reasons = {
         CustomAttention: "custom attention does not get the starts of documents",
         Compressed: "compressed attention makes entries across documents",
     }
     for path, attention in spec.model.attentions:
-        if reason := why.get(type(attention)):
+        if reason := reasons.get(type(attention)):
             message = f"tokens attend only to their own document, but {reason}"
             note = (("this attention sees all documents of a sequence", path),)
             yield Finding("E1007", message, key, f"write `{hint}`", note)
@@ -172,12 +174,12 @@ def weights_have_a_period(spec: Spec) -> Iterator[Finding]:
     sources = spec.data.sources
     if not sources:
         return
-    if not any(each.weight for each in sources):
+    if not any(source.weight for source in sources):
         yield Finding("E0932", "no source has a weight above 0", "data.sources", "write `weight = 1` in one of them")
         return
-    period = sum(whole([each.weight for each in sources]))
+    period = sum(whole([source.weight for source in sources]))
     if period > MAX_PERIOD:
-        longest = max(sources, key=lambda each: len(repr(each.weight)))
+        longest = max(sources, key=lambda source: len(repr(source.weight)))
         message = (
             f"the whole numbers in proportion to these weights sum to {period:,}: at most {MAX_PERIOD:,} are allowed"
         )

@@ -26,9 +26,9 @@ Rule = Callable[[Spec], Iterator[Finding]]
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of `number` closest to `wanted`; of two, the smaller one."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    divisors = {*small, *(number // each for each in small)}
-    return min(divisors, key=lambda each: (abs(each - wanted), each))
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    divisors = {*small, *(number // divisor for divisor in small)}
+    return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 
 def nearest_multiple(number: int, unit: int) -> int:
@@ -51,12 +51,12 @@ def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mappin
     counts = {name: count for name, count in degrees.items() if isinstance(count, int)}
     if len(counts) < len(degrees):  # out of bounds
         return message
-    shown = [name for name in counts if name == "pipeline" or (name != "data" and counts[name] > 1)]
-    ranks = "".join(f" / {counts[name]:,} {name} rank{'s'[: counts[name] > 1]}" for name in shown)
+    names = [name for name in counts if name == "pipeline" or (name != "data" and counts[name] > 1)]
+    ranks = "".join(f" / {counts[name]:,} {name} rank{'s'[: counts[name] > 1]}" for name in names)
     derivation = f"data = {counts['data']:,} follows from {prod(counts.values()):,} devices{ranks}"
-    others = tuple(each for each in message.notes if written is None or each.span != written)
+    notes = tuple(note for note in message.notes if written is None or note.span != written)
     places = [origins[path] for path in SAYS_DATA if path in origins]
-    named = {each.span for each in others}
+    named = {note.span for note in notes}
     return replace(
-        message, notes=(Note(derivation, places=tuple(each for each in places if each not in named)), *others)
+        message, notes=(Note(derivation, places=tuple(place for place in places if place not in named)), *notes)
     )

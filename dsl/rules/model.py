@@ -27,45 +27,45 @@ BYTES = 256  # a tokenizer has at least these and an end-of-text token
 def moe_groups(spec: Spec) -> Iterator[Finding]:
     """Groups of experts are of equal size, and the groups of a token hold its `top_k` experts."""
     for index, span in enumerate(spec.model.layers):
-        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        ffn, path = span.ffn, f"model.layers.{index}.ffn"
         if not isinstance(ffn, Moe):
             continue
-        experts = ("the experts", f"{at}.experts")
+        experts = ("the experts", f"{path}.experts")
         if ffn.experts % ffn.groups:
             message = f"{ffn.experts} experts do not divide into {ffn.groups} groups"
             hint = f"write `groups = {nearest_divisor(ffn.experts, ffn.groups)}`"
-            yield Finding("E0901", message, f"{at}.groups", hint, (experts,))
+            yield Finding("E0901", message, f"{path}.groups", hint, (experts,))
         if ffn.top_groups > ffn.groups:
             message = f"top_groups = {ffn.top_groups} is more than the {ffn.groups} groups"
             hint = f"write `top_groups = {ffn.groups}`"
-            yield Finding("E0905", message, f"{at}.top_groups", hint, (("the groups", f"{at}.groups"),))
+            yield Finding("E0905", message, f"{path}.top_groups", hint, (("the groups", f"{path}.groups"),))
         elif ffn.experts % ffn.groups == 0 and ffn.top_k > ffn.top_groups * ffn.experts // ffn.groups:
-            most = ffn.top_groups * ffn.experts // ffn.groups
+            size = ffn.top_groups * ffn.experts // ffn.groups
             message = (
-                f"top_k = {ffn.top_k}, but {ffn.top_groups} of {ffn.groups} groups hold {most} of {ffn.experts} experts"
+                f"top_k = {ffn.top_k}, but {ffn.top_groups} of {ffn.groups} groups hold {size} of {ffn.experts} experts"
             )
-            notes = (experts, ("the groups", f"{at}.groups"), ("the groups kept", f"{at}.top_groups"))
-            yield Finding("E0902", message, f"{at}.top_k", f"write `top_k = {most}`", notes)
+            notes = (experts, ("the groups", f"{path}.groups"), ("the groups kept", f"{path}.top_groups"))
+            yield Finding("E0902", message, f"{path}.top_k", f"write `top_k = {size}`", notes)
 
 
 def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
     """`clamp` needs a SwiGLU, keys of shared experts need shared experts, and a table excludes score-based keys."""
     for index, span in enumerate(spec.model.layers):
-        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        ffn, path = span.ffn, f"model.layers.{index}.ffn"
         if isinstance(ffn, Custom):
             continue
         if ffn.clamp is not None and ffn.activation != "swiglu":
             message = f"activation = {ffn.activation}, but clamp is for SwiGLU"
-            note = ("the clamp", f"{at}.clamp")
-            yield Finding("E0930", message, f"{at}.activation", "write `activation = swiglu`", (note,))
+            note = ("the clamp", f"{path}.clamp")
+            yield Finding("E0930", message, f"{path}.activation", "write `activation = swiglu`", (note,))
         if isinstance(ffn, Moe) and not ffn.shared:
             for key, is_set in (("shared_inner", ffn.shared_inner is not None), ("shared_gate", ffn.shared_gate)):
                 if is_set:
                     message = f"{key} is for shared experts, but shared = 0"
-                    note = ("their number", f"{at}.shared")
-                    yield Finding("E0930", message, f"{at}.{key}", f"remove `{key}`", (note,))
+                    note = ("their number", f"{path}.shared")
+                    yield Finding("E0930", message, f"{path}.{key}", f"remove `{key}`", (note,))
         if isinstance(ffn, Moe) and ffn.choice == "table":
-            yield from _steering(ffn, at)
+            yield from _steering(ffn, path)
 
 
 def _steering(moe: Moe, at: str) -> Iterator[Finding]:
@@ -88,34 +88,36 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
     """The groups from which a token chooses its experts are on at most `max_nodes` nodes of an expert group."""
     expert, nodes = spec.parallel.expert_group, spec.group_nodes
     for index, span in enumerate(spec.model.layers):
-        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        ffn, path = span.ffn, f"model.layers.{index}.ffn"
         if not isinstance(ffn, Moe) or ffn.max_nodes is None or ffn.experts % ffn.groups:
             continue
-        at, notes = f"{at}.max_nodes", (("the expert ranks", "parallel.expert"), ("the groups", f"{at}.groups"))
+        path, notes = f"{path}.max_nodes", (("the expert ranks", "parallel.expert"), ("the groups", f"{path}.groups"))
         if nodes is None:
             devices = min(node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None)
             message = f"expert groups of {expert} ranks do not fill whole nodes of {devices} devices"
             hint = f"write `expert = {devices // gcd(devices, spec.parallel.expert_tensor)}`"
-            yield Finding("E0922", message, "parallel.expert", hint, (("the limit", at),))
+            yield Finding("E0922", message, "parallel.expert", hint, (("the limit", path),))
         elif nodes <= ffn.max_nodes:
             continue
         elif spec.parallel.placement is not None:
             message = "max_nodes assumes experts in order of their numbers, but `placement` moves them"
-            yield Finding("E0922", message, at, "remove `max_nodes`", (("the placement", "parallel.placement"),))
+            yield Finding("E0922", message, path, "remove `max_nodes`", (("the placement", "parallel.placement"),))
         elif not groups_fall(ffn.groups, nodes):
             message = f"{ffn.groups} groups cannot be spread evenly over {_nodes(nodes)} with {expert} expert ranks"
             hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
-            yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", at), notes[0]))
-        elif (found := reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
+            yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", path), notes[0]))
+        elif (reachable := reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
             chosen = f"in {ffn.top_groups} of {ffn.groups} groups" if ffn.groups > 1 else "any of the layer"
-            message = f"the experts of a token are {chosen}, on up to {_nodes(found)}, but max_nodes = {ffn.max_nodes}"
+            message = (
+                f"the experts of a token are {chosen}, on up to {_nodes(reachable)}, but max_nodes = {ffn.max_nodes}"
+            )
             fewer = next((k for k in range(ffn.top_groups, 0, -1) if reached(ffn.groups, k, nodes) <= ffn.max_nodes), 0)
             if fewer and ffn.top_k <= fewer * ffn.experts // ffn.groups:
                 hint = f"write `top_groups = {fewer}`"
-                yield Finding("E0922", message, f"model.layers.{index}.ffn.top_groups", hint, (("the limit", at),))
+                yield Finding("E0922", message, f"model.layers.{index}.ffn.top_groups", hint, (("the limit", path),))
             else:
                 hint = f"write `groups = {nodes}` and `top_groups = {ffn.max_nodes}`"
-                yield Finding("E0922", message, at, hint, notes)
+                yield Finding("E0922", message, path, hint, notes)
 
 
 def _nodes(count: int) -> str:
@@ -124,8 +126,10 @@ def _nodes(count: int) -> str:
 
 def _nearest_groups(ffn: Moe, nodes: int) -> int:
     """The number of groups closest to that of a layer that divides its experts and spreads evenly over the nodes."""
-    possible = [g for g in range(1, ffn.experts + 1) if ffn.experts % g == 0 and groups_fall(g, nodes)]
-    return min(possible, key=lambda g: (abs(g - ffn.groups), g))
+    divisors = [
+        divisor for divisor in range(1, ffn.experts + 1) if ffn.experts % divisor == 0 and groups_fall(divisor, nodes)
+    ]
+    return min(divisors, key=lambda divisor: (abs(divisor - ffn.groups), divisor))
 
 
 def heads_share_keys(spec: Spec) -> Iterator[Finding]:
@@ -140,19 +144,19 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
 def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
     """The rule of `heads_share_keys`, for ranges of layers and MTP blocks with attention of their own."""
     _, *ranges = spec.model.attentions
-    for at, attention in ranges:
+    for path, attention in ranges:
         if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
             message, hint = _not_shared(attention)
-            yield Finding("E0908", message, f"{at}.kv_heads", hint, (("the query heads", f"{at}.heads"),))
+            yield Finding("E0908", message, f"{path}.kv_heads", hint, (("the query heads", f"{path}.heads"),))
 
 
 def heads_of_values_share_keys(spec: Spec) -> Iterator[Finding]:
     """Every query and key head of a delta rule serves the same number of value heads."""
-    for at, attention in spec.model.attentions:
+    for path, attention in spec.model.attentions:
         if isinstance(attention, DeltaNet) and attention.heads % attention.key_heads:
             message = f"{attention.heads} heads cannot share key_heads = {attention.key_heads} evenly"
             hint = f"write `key_heads = {nearest_divisor(attention.heads, attention.key_heads)}`"
-            yield Finding("E0908", message, f"{at}.key_heads", hint, (("the value heads", f"{at}.heads"),))
+            yield Finding("E0908", message, f"{path}.key_heads", hint, (("the value heads", f"{path}.heads"),))
 
 
 def _not_shared(attention: Gqa) -> tuple[str, str]:
@@ -187,50 +191,55 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
         if isinstance(attention, CustomAttention | DeltaNet):
             continue
         if isinstance(attention, Mla):
-            key, width, at = "rope", attention.head_dim.rope, f"{path}.head_dim.rope"
+            key, width, key_path = "rope", attention.head_dim.rope, f"{path}.head_dim.rope"
         else:
-            key, width, at = "head_dim", attention.head_dim, f"{path}.head_dim"
+            key, width, key_path = "head_dim", attention.head_dim, f"{path}.head_dim"
         if width % 2:
             hint = f"write `{key} = {width + 1}`"
-            yield Finding("E0903", f"{key} = {width} is odd, but columns are rotated in pairs", at, hint)
-        part, at = attention.rope.width if attention.rope else None, f"{path}.rope.width"
+            yield Finding("E0903", f"{key} = {width} is odd, but columns are rotated in pairs", key_path, hint)
+        part, key_path = attention.rope.width if attention.rope else None, f"{path}.rope.width"
         if part is None:
             continue
         if isinstance(attention, Mla):
             message = "latent attention rotates the columns of `head_dim.rope` and takes no `width`"
             note = ("the rotated columns", f"{path}.head_dim.rope")
-            yield Finding("E0925", message, at, "remove `width`", (note,))
+            yield Finding("E0925", message, key_path, "remove `width`", (note,))
         elif part > attention.head_dim:
             message = f"width = {part} columns are rotated, but a head has only {attention.head_dim}"
             note = ("the width of a head", f"{path}.head_dim")
-            yield Finding("E0925", message, at, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
+            yield Finding("E0925", message, key_path, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
         elif part % 2:
             yield Finding(
-                "E0903", f"width = {part} is odd, but columns are rotated in pairs", at, f"write `width = {part - 1}`"
+                "E0903",
+                f"width = {part} is odd, but columns are rotated in pairs",
+                key_path,
+                f"write `width = {part - 1}`",
             )
 
 
 def frequencies_rise(spec: Spec) -> Iterator[Finding]:
     """The lower bound of the turns between which frequencies are scaled is below the upper one."""
     for path, attention in spec.model.attentions:
-        rope, at = None if isinstance(attention, CustomAttention | DeltaNet) else attention.rope, f"{path}.rope"
+        rope, rope_path = None if isinstance(attention, CustomAttention | DeltaNet) else attention.rope, f"{path}.rope"
         scaling = rope.scaling if rope else None
         if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
-            low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"
+            low, high = f"{rope_path}.scaling.low_freq_factor", f"{rope_path}.scaling.high_freq_factor"
             message = f"low_freq_factor = {scaling.low_freq_factor:g} is not below high_freq_factor"
             hint = f"write `low_freq_factor = {scaling.high_freq_factor / 4:g}`"
             yield Finding("E0926", message, low, hint, (("high_freq_factor", high),))
         if not isinstance(scaling, YarnScaling):
             continue
         if scaling.beta_slow > scaling.beta_fast:
-            slow, fast = f"{at}.scaling.beta_slow", f"{at}.scaling.beta_fast"
+            slow, fast = f"{rope_path}.scaling.beta_slow", f"{rope_path}.scaling.beta_fast"
             message = f"beta_slow = {scaling.beta_slow:g} is above beta_fast"
             yield Finding(
                 "E0926", message, slow, f"write `beta_slow = {scaling.beta_fast / 32:g}`", (("beta_fast", fast),)
             )
         if rope and rope.theta == 1:
             message = "theta = 1 gives all pairs the same frequency, but YaRN needs a range of frequencies"
-            yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
+            yield Finding(
+                "E0926", message, f"{rope_path}.theta", "write `theta = 10_000`", (("YaRN", f"{rope_path}.scaling"),)
+            )
 
 
 def logits_are_clipped(spec: Spec) -> Iterator[Finding]:
@@ -251,8 +260,8 @@ def logits_are_clipped(spec: Spec) -> Iterator[Finding]:
         elif isinstance(attention, Gqa) and attention.qk_norm is not None:
             reasons.append(("queries and keys are normed, which undoes a clip", f"{path}.qk_norm"))
     model = spec.model
-    used = (*map(model.attention_of, range(model.num_layers)), model.attention_of_mtp)
-    if not any(isinstance(attention, Mla | Gqa) for attention in used):
+    attentions = (*map(model.attention_of, range(model.num_layers)), model.attention_of_mtp)
+    if not any(isinstance(attention, Mla | Gqa) for attention in attentions):
         reasons.append(("no layer has attention with a softmax", "model.attention"))
     for reason, path in reasons[:1]:
         message, notes = f"qk_clip = {bound:g}: {reason}", (("which is given here", path),)
@@ -288,26 +297,26 @@ def indexers_fit_attention(spec: Spec) -> Iterator[Finding]:
         if not isinstance(attention, Mla | Compressed) or attention.indexer is None:
             continue
         if isinstance(attention, Compressed):
-            at, rope_at = f"{path}.compress.indexer", f"{path}.rope.width"
+            indexer_path, rope_path = f"{path}.compress.indexer", f"{path}.rope.width"
             rope = (attention.rope.width or attention.head_dim) if attention.rope else 0
         else:
-            at, rope_at, rope = f"{path}.indexer", f"{path}.head_dim.rope", attention.head_dim.rope
+            indexer_path, rope_path, rope = f"{path}.indexer", f"{path}.head_dim.rope", attention.head_dim.rope
         dim = attention.indexer.head_dim
         if attention.query_rank is None:
             message = "an indexer reads the query latent, but query_rank = none"
             note = ("queries without a latent", f"{path}.query_rank")
-            yield Finding("E0950", message, at, "remove `indexer`", (note,))
+            yield Finding("E0950", message, indexer_path, "remove `indexer`", (note,))
         if dim < rope:
             message = f"head_dim = {dim:,} of the indexer is less than the {rope:,} columns that rope rotates"
-            note = ("the rotated columns", rope_at)
-            yield Finding("E0950", message, f"{at}.head_dim", f"write `head_dim = {rope}`", (note,))
+            note = ("the rotated columns", rope_path)
+            yield Finding("E0950", message, f"{indexer_path}.head_dim", f"write `head_dim = {rope}`", (note,))
 
 
 def only_names_an_existing_part(spec: Spec) -> Iterator[Finding]:
     """`only = indexer` needs an indexer, and no other setting of what is trained."""
     if spec.train.only is None:
         return
-    if not any(isinstance(each, Mla | Compressed) and each.indexer for _, each in spec.model.attentions):
+    if not any(isinstance(attention, Mla | Compressed) and attention.indexer for _, attention in spec.model.attentions):
         message = f"only = indexer, but no attention of model {spec.model.name} has one"
         yield Finding("E0951", message, "train.only", "remove `only`", (("the model", "model"),))
     if spec.adapter is not None:

@@ -28,12 +28,12 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     if used == world:
         return
     split = p.tensor * p.context
-    rest = p.pipeline * split
+    ranks = p.pipeline * split
     degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
     message = f"pipeline·data·tensor·context = {degrees}, but the cluster has {world:,} devices"
     hint = (
         "write `data = auto`"
-        if world % rest == 0
+        if world % ranks == 0
         else f"write `pipeline = {nearest_divisor(world // split, p.pipeline)}` and `data = auto`"
         if world % split == 0
         else "write `tensor = 1`, `context = 1` and `data = auto`"
@@ -54,9 +54,11 @@ def data_ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
         if before % columns:
             ranks = f"{columns} {'data ' * (columns == spec.parallel.data)}ranks"
             message = f"pipeline rank {before // columns} has {ranks}, on devices of two kinds"
-            possible = [p for p in range(1, world + 1) if world % p == 0 and gcd(*sizes) % (world // p) == 0]
-            near = min(possible, key=lambda p: (abs(p - pipeline), p))
-            hint = f"write `pipeline = {near}` and `data = auto`"
+            degrees = [
+                degree for degree in range(1, world + 1) if world % degree == 0 and gcd(*sizes) % (world // degree) == 0
+            ]
+            closest = min(degrees, key=lambda degree: (abs(degree - pipeline), degree))
+            hint = f"write `pipeline = {closest}` and `data = auto`"
             notes = (("the other kind begins here", f"cluster.{'more.' * index}node"),)
             yield Finding("E0817", message, "parallel.pipeline", hint, notes)
             return
@@ -81,11 +83,11 @@ def experts_are_spread(spec: Spec) -> Iterator[Finding]:
     """Each expert rank holds the same number of experts, in every layer."""
     expert = spec.parallel.expert
     columns = spec.parallel.columns // gcd(spec.parallel.columns, spec.parallel.expert_tensor)
-    possible = gcd(columns, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
+    divisor = gcd(columns, *(span.ffn.experts for span in spec.model.layers if isinstance(span.ffn, Moe)))
     for index, span in enumerate(spec.model.layers):
         if isinstance(span.ffn, Moe) and span.ffn.experts % expert:
             message = f"{span.ffn.experts} experts cannot be spread over expert = {expert} ranks"
-            hint = f"write `expert = {nearest_divisor(possible, expert)}`, or a multiple of {expert} experts"
+            hint = f"write `expert = {nearest_divisor(divisor, expert)}`, or a multiple of {expert} experts"
             note = ("the experts", f"model.layers.{index}.ffn.experts")
             yield Finding("E0803", message, "parallel.expert", hint, (note,))
 
@@ -97,12 +99,12 @@ def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
     if spec.parallel.route != "nodes" or all(not isinstance(span.ffn, Moe) for span in spec.model.layers):
         return
     devices = [node.devices for _, node in spec.cluster.parts]
-    sizes = [each for each in devices if group_nodes(each, group) is None]
+    sizes = [size for size in devices if group_nodes(size, group) is None]
     if sizes:
         message = f"route = nodes, but groups of {group} expert ranks do not fill nodes of {sizes[0]} devices"
         hint = f"write `route = flat`, or a multiple of {sizes[0]} expert ranks"
         yield Finding("E0818", message, "parallel.route", hint, (("the expert ranks", "parallel.expert"),))
-    elif sizes := [each for each in devices if each % split]:
+    elif sizes := [size for size in devices if size % split]:
         message = (
             f"route = nodes, but nodes of {sizes[0]} devices do not hold whole experts, which have {split} ranks each"
         )
@@ -158,15 +160,15 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         if value in (None, False) or reads:
             continue
         named = schedule.name is not None
-        shown = _written(value)
+        text = _written(value)
         message = (
-            f"{key} = {shown} is for {in_words(readers)}; "
+            f"{key} = {text} is for {in_words(readers)}; "
             f"{f'schedule {schedule.name}' if named else 'a schedule file'} "
             f"{'uses it with placement = loop' if searched else 'does not use it'}"
         )
-        other = "placement = loop" if searched else f"name = {readers[0]}"
+        alternative = "placement = loop" if searched else f"name = {readers[0]}"
         notes = (("the schedule", "schedule.name" if named else "schedule.file"),)
-        yield Finding("E0814", message, f"schedule.{key}", f"remove `{key}`, or write `{other}`", notes)
+        yield Finding("E0814", message, f"schedule.{key}", f"remove `{key}`, or write `{alternative}`", notes)
 
 
 def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
@@ -181,8 +183,8 @@ def caps_match_ranks(spec: Spec) -> Iterator[Finding]:
     caps, ranks = spec.schedule.cap, spec.parallel.pipeline
     if isinstance(caps, tuple) and len(caps) != ranks and spec.schedule.name == AUTO:
         message = f"`cap` has {len(caps)} {'entries' if len(caps) > 1 else 'entry'}, but pipeline = {ranks}"
-        whole = (*caps, *(caps[-1:] * ranks))[:ranks]
-        hint = f"write `cap = {_written(whole)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
+        padded = (*caps, *(caps[-1:] * ranks))[:ranks]
+        hint = f"write `cap = {_written(padded)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
         note = ("the pipeline ranks", "parallel.pipeline")
         yield Finding("E0820", message, "schedule.cap", hint, (note,))
 
@@ -213,10 +215,10 @@ def batch_is_a_multiple_of_micro_batches(spec: Spec) -> Iterator[Finding]:
     constant = batch.start == batch.end
     for key, size in (("to", batch.end),) if constant else (("from", batch.start), ("to", batch.end)):
         if size % micro_batch:
-            at = "train.batch" if constant else f"train.batch.{key}"
+            path = "train.batch" if constant else f"train.batch.{key}"
             message = f"a batch of {size:,} is not a multiple of micro_batch = {micro_batch:,}"
             hint = f"write `{'batch' if constant else key} = {nearest_multiple(size, micro_batch)}`"
-            yield Finding("E0807", message, at, hint, (("micro_batch is given here", "train.micro_batch"),))
+            yield Finding("E0807", message, path, hint, (("micro_batch is given here", "train.micro_batch"),))
 
 
 def batch_divides(spec: Spec) -> Iterator[Finding]:
@@ -231,18 +233,18 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
     constant = train.batch.start == train.batch.end
     sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
     for key, size in sizes:
-        at = "train.batch" if constant else f"train.batch.{key}"
+        path = "train.batch" if constant else f"train.batch.{key}"
         multiple = nearest_multiple(size, facts.multiple * unit)
         hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
         if size % train.micro_batch:
             continue
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
-            yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", at, hint, notes)
+            yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", path, hint, notes)
         elif facts.even and size // unit % 2 and (key == "from" or size >= least):
             count = f"{size // unit} micro-batches{_on_each(p.data)}"
             message = f"a batch of {size:,} makes {count}, but {spec.schedule.name} needs an even number"
-            yield Finding("E0806", message, at, hint, notes)
+            yield Finding("E0806", message, path, hint, notes)
 
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
@@ -284,8 +286,8 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
     ranks += f" of {stages // p.pipeline} stages" if stages > p.pipeline else ""
     subject = f"a batch of {train.batch.end:,} makes" if constant else f"the {sizes:,} sizes of the batch make"
     message = f"{subject} {planned:,} micro-batches on {ranks}, more than the limit of {MAX_PLANNED:,}"
-    most = MAX_PLANNED // stages // 2 * 2 * unit
-    hint = f"write `batch = {most}` or less" if constant else "grow it by less"
+    limit = MAX_PLANNED // stages // 2 * 2 * unit
+    hint = f"write `batch = {limit}` or less" if constant else "grow it by less"
     yield Finding(
         "E0811",
         message,
@@ -302,10 +304,10 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
     if stages > most_stages(layers):
         on_ranks = f" ({per_rank} on each of {spec.parallel.pipeline} ranks)" if per_rank > 1 else ""
         message = f"{stages} stages{on_ranks} for {layers} layers; only the first and the last may have no layer"
-        most = (layers + 2) // per_rank
+        limit = (layers + 2) // per_rank
         even = facts_of(spec.schedule.name).even or spec.schedule.placement == "bidirectional"
-        most -= most % 2 if even and most > 1 else 0
-        hint = f"write `pipeline = {most}`" if most else f"write `schedule {{ name = {PLAIN} }}`"
+        limit -= limit % 2 if even and limit > 1 else 0
+        hint = f"write `pipeline = {limit}`" if limit else f"write `schedule {{ name = {PLAIN} }}`"
         yield Finding("E0808", message, "parallel.pipeline", hint)
 
 
@@ -330,9 +332,9 @@ def attention_is_split(spec: Spec) -> Iterator[Finding]:
         Compressed: "compressed attention needs whole sequences",
         DeltaNet: "linear attention needs whole sequences",
     }
-    whole = [(path, reasons[type(part)]) for path, part in spec.model.attentions if type(part) in reasons]
-    if spec.parallel.context > 1 and whole:
-        (path, reason), *_ = whole
+    attentions = [(path, reasons[type(part)]) for path, part in spec.model.attentions if type(part) in reasons]
+    if spec.parallel.context > 1 and attentions:
+        (path, reason), *_ = attentions
         message = f"context = {spec.parallel.context}: {reason}"
         yield Finding("E0809", message, "parallel.context", "write `context = 1`", (("which is given here", path),))
 

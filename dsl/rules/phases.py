@@ -15,48 +15,48 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
     A range with `by` takes its layers out of the range around it; two such ranges share no layer.
     """
     expected, furthest = 0, -1
-    taken = yield from _patterns(spec)
+    owners = yield from _patterns(spec)
     for index, span in enumerate(spec.model.layers):
         if span.by > 1:
             continue
-        at = f"model.layers.{index}"
-        if taken and set(span.layers) <= taken.keys():
-            note = ("this range has its layers", f"model.layers.{taken[span.first]}")
-            yield Finding("E0702", "no layer is left for this range", at, "remove this range", (note,))
-        while expected in taken and expected < span.first:
+        path = f"model.layers.{index}"
+        if owners and set(span.layers) <= owners.keys():
+            note = ("this range has its layers", f"model.layers.{owners[span.first]}")
+            yield Finding("E0702", "no layer is left for this range", path, "remove this range", (note,))
+        while expected in owners and expected < span.first:
             expected += 1
         before = (("the previous range ends here", f"model.layers.{furthest}"),) if index else ()
         if span.first > expected:
             missing = f"{expected}..{span.first - 1}" if span.first - 1 > expected else str(expected)
             word = "layers" if span.first - 1 > expected else "layer"
             message = f"no range holds {word} {missing}"
-            yield Finding("E0701", message, at, f"write `layers {expected}..{span.last}`", before)
+            yield Finding("E0701", message, path, f"write `layers {expected}..{span.last}`", before)
         elif span.first < expected:
             hint = f"write `layers {expected}..{span.last}`" if span.last >= expected else "remove this range"
-            yield Finding("E0702", f"layer {span.first} is in two ranges", at, hint, before)
+            yield Finding("E0702", f"layer {span.first} is in two ranges", path, hint, before)
         if span.last >= expected:
             expected, furthest = span.last + 1, index
     end = spec.model.num_layers
-    lacking = [layer for layer in range(expected, end) if layer not in taken]
+    lacking = [layer for layer in range(expected, end) if layer not in owners]
     if lacking:
         holder = next(index for index, span in enumerate(spec.model.layers) if span.last == end - 1)
-        more = f" and {len(lacking) - 1} more up to layer {lacking[-1]}" if len(lacking) > 1 else ""
+        further = f" and {len(lacking) - 1} more up to layer {lacking[-1]}" if len(lacking) > 1 else ""
         hint = f"add `layers {lacking[0]}..{lacking[-1]} {{ … }}`"
-        yield Finding("E0701", f"no range holds layer {lacking[0]}{more}", f"model.layers.{holder}", hint)
+        yield Finding("E0701", f"no range holds layer {lacking[0]}{further}", f"model.layers.{holder}", hint)
 
 
 def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
     """Yield a finding for each layer in two ranges with `by`; return (layer → range) for the layers of such ranges."""
-    taken: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for index, span in enumerate(spec.model.layers):
-        twice = [layer for layer in span.layers if layer in taken] if span.by > 1 else []
-        if twice:
-            note = ("this range has it too", f"model.layers.{taken[twice[0]]}")
-            message = f"layer {twice[0]} is in two ranges with `by`"
+        repeated = [layer for layer in span.layers if layer in owners] if span.by > 1 else []
+        if repeated:
+            note = ("this range has it too", f"model.layers.{owners[repeated[0]]}")
+            message = f"layer {repeated[0]} is in two ranges with `by`"
             yield Finding("E0702", message, f"model.layers.{index}", "remove this range", (note,))
         elif span.by > 1:
-            taken |= dict.fromkeys(span.layers, index)
-    return taken
+            owners |= dict.fromkeys(span.layers, index)
+    return owners
 
 
 def rate_covers(spec: Spec) -> Iterator[Finding]:
@@ -99,7 +99,7 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
     longest, sequence = within.longest, train.sequence
     if longest % sequence:
         message = f"the sequence of {sequence:,} tokens does not divide {longest:,}, the longest sequence of the run"
-        near = max(each for each in range(1, sequence) if longest % each == 0)
+        near = max(divisor for divisor in range(1, sequence) if longest % divisor == 0)
         yield Finding("E0707", message, "train.sequence", f"write `sequence = {near}`")
         return
     if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # a blend begins at whole pieces
@@ -107,7 +107,7 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
     growth = ramp.of(spec)
     steps = growth.steps_for(train.tokens)
     ends = (
-        (each, within.first_token + growth.tokens_at(each)) for each in range(steps, steps + longest // sequence + 1)
+        (step, within.first_token + growth.tokens_at(step)) for step in range(steps, steps + longest // sequence + 1)
     )
     end = within.first_token + growth.tokens_at(steps)
     if end % longest:
@@ -115,8 +115,8 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
             f"this phase ends after token {end:,}, inside a piece of {longest:,} tokens (the longest sequence of the "
             "run): no later phase could read the rest of the piece"
         )
-        whole = next((each for each, token in ends if token % longest == 0), None)
-        hint = f"write `steps = {whole}`" if whole else f"train the phase on a multiple of {longest:,} tokens"
+        aligned = next((step for step, token in ends if token % longest == 0), None)
+        hint = f"write `steps = {aligned}`" if aligned else f"train the phase on a multiple of {longest:,} tokens"
         yield Finding("E0707", message, "train.tokens", hint)
 
 

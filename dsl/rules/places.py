@@ -23,26 +23,28 @@ def places_are_apart(spec: Spec) -> Iterator[Finding]:
         return
     places, run = spec.train.checkpoint.to, os.path.normpath(f"runs/{spec.name}")
     if LOCAL not in places:
-        hint = f"write `to = [{', '.join((LOCAL, *(f'{chr(34)}{each}{chr(34)}' for each in places)))}]`"
+        hint = f"write `to = [{', '.join((LOCAL, *(f'{chr(34)}{place}{chr(34)}' for place in places)))}]`"
         yield Finding("E0928", f"checkpoints are first written to `{LOCAL}`, but `to` does not name it", AT, hint)
     if len(places) > MAX_PLACES:
         message = f"`to` names {len(places)} places, at most {MAX_PLACES} are allowed"
         yield Finding("E0928", message, f"{AT}.{MAX_PLACES}", "remove some")
-    seen: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for index, place in enumerate(places):
         if problem := _problem(place):
             yield Finding("E0928", *_located(problem, index))
             continue
         path = f"<{LOCAL}>" if place == LOCAL else _normal(place)
-        note = next(((n, other) for other, n in seen.items() if _overlaps(path, other)), None)
-        if note is not None:
-            clash = "is named twice" if path == note[1] else "is inside another place, or contains it"
-            earlier = ("the other one", f"{AT}.{note[0]}")
+        rival = next(
+            ((position, other_path) for other_path, position in positions.items() if _overlaps(path, other_path)), None
+        )
+        if rival is not None:
+            clash = "is named twice" if path == rival[1] else "is inside another place, or contains it"
+            earlier = ("the other one", f"{AT}.{rival[0]}")
             yield Finding("E0928", f"`{place}` {clash}", f"{AT}.{index}", "name another folder", (earlier,))
         elif place != LOCAL and _overlaps(path, run):
             message = f"`{place}` is inside the run folder {run}, or contains it: both would be lost together"
             yield Finding("E0928", message, f"{AT}.{index}", "name a folder on another disk")
-        seen.setdefault(path, index)
+        positions.setdefault(path, index)
 
 
 def _located(problem: tuple[str, str], index: int) -> tuple[str, str, str]:

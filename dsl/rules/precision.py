@@ -43,13 +43,13 @@ def low_precision_has_a_role(spec: Spec) -> Iterator[Finding]:
                 f"precision.{role}",
                 f"write `{role} = {wider}`",
             )
-    kept, compute = spec.precision.attention_output, spec.precision.compute
-    if kept == "e5m6" and compute != "bf16":
+    stored, compute = spec.precision.attention_output, spec.precision.compute
+    if stored == "e5m6" and compute != "bf16":
         message = f"attention_output = e5m6 is read as bf16, but attention computes in {compute}"
         yield Finding("E0911", message, "precision.attention_output", f"write `attention_output = {compute}`")
-    elif kept not in (None, compute, *ROLES):
+    elif stored not in (None, compute, *ROLES):
         hint = "write `attention_output = e5m6`" if compute == "bf16" else f"write `attention_output = {compute}`"
-        message = f"attention_output = {kept}, but attention returns {compute}"
+        message = f"attention_output = {stored}, but attention returns {compute}"
         yield Finding("E0911", message, "precision.attention_output", hint)
 
 
@@ -79,11 +79,11 @@ def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
         return
     form, plain = format_of(precision), precision.linear == FP8 and precision.scale == "fp32"
     if form is None and (precision.tensor_scale or not plain) and not precision.scales_tensors:
-        meant = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
-        wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), meant.keys[1:], strict=True)
+        closest = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
+        wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), closest.keys[1:], strict=True)
         message = f"linear = {precision.linear} has tiles and scales that match no format"
         settings = ", ".join(f"{key} = {_written(value)}" for key, value in wanted)
-        hint = f"the tiles and scales of {meant.name} are `{settings}`"
+        hint = f"the tiles and scales of {closest.name} are `{settings}`"
         yield Finding("E0921", message, "precision.linear", hint)
     for role in ("dispatch", "combine"):
         if form not in (None, BLOCKS) and getattr(precision, role) == FP8:
@@ -94,7 +94,7 @@ def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
 
 def _alike(form: FormatFacts, precision: Precision) -> int:
     """Number of keys in which a precision matches a format."""
-    tiles = ((t.rows, t.columns) if t else None for t in (precision.activation_tile, precision.weight_tile))
+    tiles = ((tile.rows, tile.columns) if tile else None for tile in (precision.activation_tile, precision.weight_tile))
     keys = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
     return sum(a == b for a, b in zip(form.keys, keys, strict=True))
 
@@ -122,16 +122,20 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
     precision, linear = spec.precision, spec.precision.linear
     if linear not in OPERANDS:
         return
-    read = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
-    for name, factor, width, at, ranks in _summed_widths(spec):
-        if width % (read * ranks):
+    elements = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
+    for name, factor, width, path, ranks in _summed_widths(spec):
+        if width % (elements * ranks):
             value = width // factor
-            near = next(each for each in _outwards(value, read * ranks) if each * factor % (read * ranks) == 0)
-            reads = f"linear = {linear} reads {read} elements at a time"
+            near = next(
+                candidate
+                for candidate in _outwards(value, elements * ranks)
+                if candidate * factor % (elements * ranks) == 0
+            )
+            reads = f"linear = {linear} reads {elements} elements at a time"
             on_each = f" on {ranks} tensor ranks, {width // ranks:,} on each," if ranks > 1 else ""
-            message = f"{name} = {width:,}{on_each} is not a multiple of {read}, but {reads}"
+            message = f"{name} = {width:,}{on_each} is not a multiple of {elements}, but {reads}"
             note = ("the dtype is given here", "precision.linear")
-            yield Finding("E0910", message, at, f"write `{at.rpartition('.')[2]} = {near}`", (note,))
+            yield Finding("E0910", message, path, f"write `{path.rpartition('.')[2]} = {near}`", (note,))
 
 
 def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
@@ -139,28 +143,28 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
     ranks that split it)."""
     model, tensor = spec.model, spec.parallel.tensor
     yield "hidden", 1, model.hidden, "model.hidden", 1
-    for at, attention in model.attentions:
+    for path, attention in model.attentions:
         if isinstance(attention, Gqa):
             width = attention.head_dim
             ranks = tensor if attention.heads % tensor == 0 else 1
-            yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
+            yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{path}.heads", ranks
         elif isinstance(attention, Mla):
             width = attention.head_dim.value
             if attention.query_rank is not None:
-                yield "query_rank", 1, attention.query_rank, f"{at}.query_rank", 1
-            yield "kv_rank", 1, attention.kv_rank, f"{at}.kv_rank", 1
+                yield "query_rank", 1, attention.query_rank, f"{path}.query_rank", 1
+            yield "kv_rank", 1, attention.kv_rank, f"{path}.kv_rank", 1
             ranks = tensor if attention.heads % tensor == 0 else 1
-            yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
+            yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{path}.heads", ranks
         elif isinstance(attention, Compressed):
             groups, rank = attention.groups, attention.out_rank
-            yield "query_rank", 1, attention.query_rank, f"{at}.query_rank", 1
-            yield f"groups·out_rank = {groups}·{rank}", groups, groups * rank, f"{at}.out_rank", 1
+            yield "query_rank", 1, attention.query_rank, f"{path}.query_rank", 1
+            yield f"groups·out_rank = {groups}·{rank}", groups, groups * rank, f"{path}.out_rank", 1
         elif isinstance(attention, DeltaNet):
             width = attention.value_dim
             if attention.gate == "channel":
-                yield "value_dim", 1, width, f"{at}.value_dim", 1
+                yield "value_dim", 1, width, f"{path}.value_dim", 1
             ranks = tensor if attention.heads % tensor == 0 else 1
-            yield f"heads·value_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads", ranks
+            yield f"heads·value_dim = {attention.heads}·{width}", width, attention.heads * width, f"{path}.heads", ranks
     for index, span in enumerate(model.layers):
         if not isinstance(span.ffn, Custom):
             ranks = tensor if isinstance(span.ffn, Dense) and span.ffn.inner % tensor == 0 else 1
@@ -195,10 +199,10 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
 def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm can be fused with more than the gradient of the residual: with a sum before it,
     or with the recomputed norm."""
-    again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
-    more = not no_moe or spec.model.has_latents or bool(again)
+    readers = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
+    has_more = not no_moe or spec.model.has_latents or bool(readers)
     return (
-        more
+        has_more
         and spec.model.norm != "post"
         and spec.model.hyper_connections is None
         and spec.model.hidden <= WIDEST_NORM_GRADIENT
@@ -216,15 +220,15 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
     streams = model.hyper_connections is not None
     # the output of experts is normed or scaled before it is added
-    apart = model.norm != "pre" or model.residual_scale != 1 or streams
-    absent["join"] = no_moe or (apart and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
+    is_rescaled = model.norm != "pre" or model.residual_scale != 1 or streams
+    absent["join"] = no_moe or (is_rescaled and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
     absent["residual_norm"] = model.norm == "post" or streams  # with several streams, no sum precedes a norm
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
-        kept = ", ".join(name for name in spec.unfused if name not in lost)
+        remaining = ", ".join(name for name in spec.unfused if name not in lost)
         model_words, precision_words = f"model {model.name}", f"precision {spec.precision.name}"
         message = f"unfused names {', '.join(lost)}, but {model_words} in {precision_words} does not fuse that"
         notes = (("the model", "model"), ("the precision", "precision"))
         applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
-        shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
-        yield Finding("E0913", message, "unfused", f"write `unfused = [{kept}]`", shown)
+        related = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
+        yield Finding("E0913", message, "unfused", f"write `unfused = [{remaining}]`", related)

@@ -140,8 +140,8 @@ def _parts(spec: Spec, least: memory.DeviceBytes) -> str:
 def _mending(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Hint and notes for a run that does not fit into memory."""
     divided = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 1})})
-    less = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # false with a single data rank
-    zero = "zero = 1, " if spec.parallel.zero == 0 and less else ""
+    saves_memory = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # false with a single data rank
+    zero = "zero = 1, " if spec.parallel.zero == 0 and saves_memory else ""
     return f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones", (("the model", "model"),)
 
 
@@ -174,18 +174,18 @@ def rollback_finds_a_checkpoint(spec: Spec) -> Iterator[Finding]:
     health, saved = spec.train.health, spec.train.checkpoint
     if health is None or not health.rolls_back:
         return
-    at = "train.health.not_finite" if health.not_finite == "rollback" else "train.health.spike.action"
+    path = "train.health.not_finite" if health.not_finite == "rollback" else "train.health.spike.action"
     if saved is None:
         message = "a rollback needs a checkpoint, but the run saves none before its end"
         hint = f"add `checkpoint {{ every = {health.back} steps }}` to train"
-        yield Finding("E0929", message, at, hint)
+        yield Finding("E0929", message, path, hint)
     elif (reach := (saved.keep - 1) * saved.every) < health.back:
         message = (
             f"back = {health.back:,} steps, but the oldest of {saved.keep} checkpoints, {saved.every:,} steps apart, "
             f"may be only {reach:,} steps old"
         )
         keep = -(-health.back // saved.every) + 1
-        note = ("the steps", "train.health.back") if health.back != Health().back else (("a rollback", at))
+        note = ("the steps", "train.health.back") if health.back != Health().back else (("a rollback", path))
         yield Finding("E0929", message, "train.checkpoint.keep", f"write `keep = {keep}`", (note,))
 
 
@@ -202,10 +202,10 @@ def offloaded_state_exists(spec: Spec) -> Iterator[Finding]:
     """Offloaded master weights are separate from the weights, which stay on the device."""
     precision = spec.precision
     if "master" in spec.offload and precision.master == precision.parameter:
-        kept = ", ".join(name for name in spec.offload if name != "master")
+        remaining = ", ".join(name for name in spec.offload if name != "master")
         message = f"offload names master, but weights and master weights are the same tensors, in {precision.master}"
         note = ("the precision", "precision")
-        yield Finding("E0924", message, "offload", f"write `offload = [{kept}]`", (note,))
+        yield Finding("E0924", message, "offload", f"write `offload = [{remaining}]`", (note,))
 
 
 def kept_checkpoints_are_saved(spec: Spec) -> Iterator[Finding]:

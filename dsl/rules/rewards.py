@@ -52,14 +52,14 @@ def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0962", message, "train.batch", f"write `batch = {batch.end}`", note)
     quantum = ramp.quantum_of(spec.parallel, micro_batch)
     sizes = [*range(batch.start, batch.end, quantum)[: ramp.MAX_SIZES], batch.end]
-    size = next((each for each in sizes if each % grpo.group), None)
+    size = next((candidate for candidate in sizes if candidate % grpo.group), None)
     if size is None:
         return
     message = f"a step of {size:,} sequences does not have whole groups of {grpo.group} completions"
     group = nearest_divisor(gcd(*sizes), grpo.group)
-    whole = nearest_multiple(size, lcm(grpo.group, spec.parallel.data * micro_batch))
+    multiple = nearest_multiple(size, lcm(grpo.group, spec.parallel.data * micro_batch))
     ways = [f"write `group = {group}`"] if group > 1 else []
-    ways += [f"write `batch = {whole}`"] if batch.start == batch.end else []
+    ways += [f"write `batch = {multiple}`"] if batch.start == batch.end else []
     hint = ", or ".join((ways[0], *(way.removeprefix("write ") for way in ways[1:]))) if ways else "grow it by more"
     yield Finding("E0962", message, "train.grpo.group", hint, (("the batch", "train.batch"),))
 
@@ -69,14 +69,14 @@ def completions_fit(spec: Spec) -> Iterator[Finding]:
     grpo, sequence = spec.train.grpo, spec.train.sequence
     if grpo is None or grpo.prompt + grpo.completion <= sequence:
         return
-    both = grpo.prompt + grpo.completion
+    total = grpo.prompt + grpo.completion
     message = (
-        f"a prompt of {grpo.prompt:,} and a completion of {grpo.completion:,} tokens have {both:,}, "
+        f"a prompt of {grpo.prompt:,} and a completion of {grpo.completion:,} tokens have {total:,}, "
         f"but a sequence has {sequence:,}"
     )
-    hint = f"write `sequence = {both}`"
+    hint = f"write `sequence = {total}`"
     if grpo.prompt < sequence:
-        hint = f"write `completion = {sequence - grpo.prompt}`, or `sequence = {both}`"
+        hint = f"write `completion = {sequence - grpo.prompt}`, or `sequence = {total}`"
     yield Finding("E0963", message, "train.grpo.completion", hint, (("the sequence", "train.sequence"),))
 
 
@@ -85,9 +85,9 @@ def rewards_have_what_they_check(spec: Spec) -> Iterator[Finding]:
     if spec.train.grpo is None:
         return
     rewards = spec.train.grpo.rewards
-    for each in rewards:
-        yield from _keys_of(each, f"train.grpo.rewards.{each.name}")
-    if not any(each.weight for each in rewards):
+    for reward in rewards:
+        yield from _keys_of(reward, f"train.grpo.rewards.{reward.name}")
+    if not any(reward.weight for reward in rewards):
         message, hint = "all rewards have weight 0, so nothing is learnt", "write `weight = 1` in one of them"
         yield Finding("E0964", message, f"train.grpo.rewards.{rewards[0].name}.weight", hint)
 
@@ -131,14 +131,14 @@ def _unreadable(pattern: str) -> str:
 
 def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of a parsed expression: (opcode, arguments)."""
-    left = [tree]
-    while left:
-        each = left.pop()
-        if isinstance(each, _parser.SubPattern):
-            yield from each.data
-            left += each.data
-        elif isinstance(each, tuple | list):
-            left += each
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _parser.SubPattern):
+            yield from node.data
+            pending += node.data
+        elif isinstance(node, tuple | list):
+            pending += node
 
 
 def _varies(part: tuple[Any, Any]) -> bool:
@@ -146,8 +146,8 @@ def _varies(part: tuple[Any, Any]) -> bool:
     if part[0] not in (_parser.ASSERT, _parser.ASSERT_NOT):
         return False
     direction, inside = part[1]
-    least, most = inside.getwidth()
-    return bool(direction < 0 and least != most)
+    shortest, longest = inside.getwidth()
+    return bool(direction < 0 and shortest != longest)
 
 
 # ---------------------------------------------------------------- features that generation does not support yet
@@ -180,17 +180,17 @@ def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
         message = f"attention {attention.kind}: completions are generated only with mla or gqa"
         yield Finding("E1008", message, path, "write `attention gqa { … }` or `attention mla { … }`", NOTE)
         return
-    where = "completions are generated with attention to all earlier tokens"
+    reason = "completions are generated with attention to all earlier tokens"
     if isinstance(attention, Mla):
         if attention.indexer is not None:
-            yield Finding("E1008", f"indexer: {where}", f"{path}.indexer", "write `indexer = none`", NOTE)
+            yield Finding("E1008", f"indexer: {reason}", f"{path}.indexer", "write `indexer = none`", NOTE)
         return
     if attention.window is not None:
         yield Finding(
-            "E1008", f"window = {attention.window:,}: {where}", f"{path}.window", "write `window = none`", NOTE
+            "E1008", f"window = {attention.window:,}: {reason}", f"{path}.window", "write `window = none`", NOTE
         )
     if attention.sinks:
-        yield Finding("E1008", f"sinks: {where}, without sinks", f"{path}.sinks", "write `sinks = false`", NOTE)
+        yield Finding("E1008", f"sinks: {reason}, without sinks", f"{path}.sinks", "write `sinks = false`", NOTE)
     if attention.softcap is not None:
         message = f"softcap = {attention.softcap:g}: completions are generated without a cap of the logits"
         yield Finding("E1008", message, f"{path}.softcap", "write `softcap = none`", NOTE)
@@ -238,12 +238,12 @@ def options_generate(spec: Spec) -> Iterator[Finding]:
         message = f"qk_clip = {train.optimizer.qk_clip:g}: grpo does not support clipping of logits"
         yield Finding("E1008", message, "train.optimizer.qk_clip", "write `qk_clip = none`", NOTE)
     if "logits" in spec.recompute:
-        kept = ", ".join(name for name in spec.recompute if name != "logits")
+        remaining = ", ".join(name for name in spec.recompute if name != "logits")
         message = "recompute names logits, but the loss of completions reads all of them"
-        yield Finding("E1008", message, "recompute", f"write `recompute = [{kept}]`", NOTE)
-    other = [role for role in ALL_ROLES if getattr(spec.precision, role) in (*ROLES, "fp64")]
-    if other:
-        dtype = getattr(spec.precision, other[0])
-        message = f"{other[0]} = {dtype}: completions are generated only in fp32 or bf16"
+        yield Finding("E1008", message, "recompute", f"write `recompute = [{remaining}]`", NOTE)
+    roles = [role for role in ALL_ROLES if getattr(spec.precision, role) in (*ROLES, "fp64")]
+    if roles:
+        dtype = getattr(spec.precision, roles[0])
+        message = f"{roles[0]} = {dtype}: completions are generated only in fp32 or bf16"
         hint = f"write `precision = {'fp32' if dtype == 'fp64' else 'bf16'}`"
         yield Finding("E1008", message, "precision", hint, NOTE)

@@ -65,8 +65,8 @@ def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
 def rows_are_split(spec: Spec) -> Iterator[Finding]:
     """Between attention and dense parts, all tensor ranks have equally many tokens of a micro-batch."""
     tensor, context, train = spec.parallel.tensor, spec.parallel.context, spec.train
-    rows, rest = divmod(train.micro_batch * train.sequence, context)
-    if rows % tensor and not rest:
+    rows, remainder = divmod(train.micro_batch * train.sequence, context)
+    if rows % tensor and not remainder:
         of_context = f" / context {context:,}" if context > 1 else ""
         split = f"micro_batch · sequence{of_context} = {rows:,} tokens"
         yield _uneven("E0819", TENSOR, spec, split, rows, "train.sequence")

@@ -20,13 +20,13 @@ WORDS = f"{', '.join(_FIRST)} or {_LAST}"
 
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
     """The precision equals a built-in recipe, or differs only in keys that may be chosen freely."""
-    found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
+    differences = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
     linear = spec.precision.linear
     wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]
-    nearest = min(wanted or RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
-    if not found[nearest]:
+    nearest = min(wanted or RECIPES, key=lambda name: (len(differences[name]), BUILT_IN[name].linear != linear))
+    if not differences[nearest]:
         return
-    message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs only in {WORDS}"
+    message = f"precision {spec.precision.name} has {', '.join(differences[nearest])}; training runs only in {WORDS}"
     yield Finding("E1001", message, "precision", f"write `precision = {nearest}`")
 
 
@@ -75,7 +75,7 @@ def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
     """Accelerators run kernels, and only FP8 blocks have some; CPUs run the reference ops of all formats."""
     precision = spec.precision
     form = format_of(precision) if precision.linear in OPERANDS else None
-    device = next((each for each in spec.cluster.devices if each.bf16 is not None), None)
+    device = next((candidate for candidate in spec.cluster.devices if candidate.bf16 is not None), None)
     if device is not None and form not in (None, FP8):
         message = f"device {device.name} would run linears in {form.name}, but no kernel multiplies in it yet"
         hint = "write `precision = fp8_block`, or train on a cluster of CPUs"
@@ -92,7 +92,7 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
     absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
     attentions = [span.attention or spec.model.attention for span in spec.model.layers]
-    absent["qkv"] = not any(isinstance(each, Gqa | DeltaNet) for each in attentions)
+    absent["qkv"] = not any(isinstance(attention, Gqa | DeltaNet) for attention in attentions)
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
     absent["hyper"] = spec.model.hyper_connections is None
@@ -116,18 +116,18 @@ def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
 
 def counted_layers_are_recomputed(spec: Spec) -> Iterator[Finding]:
     """`recompute_layers` needs `layer` in `recompute`, and is at most the number of layers."""
-    count, most = spec.recompute_layers, spec.model.num_layers + (spec.model.mtp.depth if spec.model.mtp else 0)
+    count, num_layers = spec.recompute_layers, spec.model.num_layers + (spec.model.mtp.depth if spec.model.mtp else 0)
     if count is None:
         return
     if LAYER not in spec.recompute:
         message = f"recompute_layers = {count}, but recompute does not name layer"
         hint = f"write `recompute = [{', '.join((LAYER, *spec.recompute))}]`"
         yield Finding("E0927", message, "recompute_layers", hint, (("the recomputed ops", "recompute"),))
-    elif count > most:
-        message = f"recompute_layers = {count}, but model {spec.model.name} has {most} layers"
+    elif count > num_layers:
+        message = f"recompute_layers = {count}, but model {spec.model.name} has {num_layers} layers"
         yield Finding("E0927", message, "recompute_layers", "remove `recompute_layers`: all layers are recomputed")
 
 
 def _without(spec: Spec, lost: Sequence[str], message: str, related: tuple[tuple[str, str], ...] = ()) -> Finding:
-    kept = ", ".join(name for name in spec.recompute if name not in lost)
-    return Finding("E0913", message, "recompute", f"write `recompute = [{kept}]`", related)
+    remaining = ", ".join(name for name in spec.recompute if name not in lost)
+    return Finding("E0913", message, "recompute", f"write `recompute = [{remaining}]`", related)

@@ -163,16 +163,16 @@ class Compressed(Node):
         d, queries = self.head_dim, self.heads * self.head_dim
         windows = 0 if self.compress is None else 2 if isinstance(self.compress, Csa) else 1
         query = (hidden + queries) * self.query_rank
-        out = queries * self.out_rank + self.groups * self.out_rank * hidden
+        output = queries * self.out_rank + self.groups * self.out_rank * hidden
         counts = {
-            "products": query + hidden * d + 2 * hidden * windows * d + out,
+            "products": query + hidden * d + 2 * hidden * windows * d + output,
             "norms": self.query_rank + d + (d if self.compress else 0),
             "positions": self.compress.rate * windows * d if self.compress else 0,
             "sinks": self.heads if self.sinks else 0,
         }
         if self.compress and self.indexer:
-            more = self.indexer.parameters_over_entries(hidden, self.query_rank, self.compress.rate)
-            counts |= {part: counts[part] + count for part, count in more.items()}
+            index_counts = self.indexer.parameters_over_entries(hidden, self.query_rank, self.compress.rate)
+            counts |= {part: counts[part] + count for part, count in index_counts.items()}
         return counts
 
 
@@ -247,8 +247,8 @@ class Mla(Node):
         queries = self.heads * (dim.nope + dim.rope)
         query = (hidden + queries) * rank if rank else hidden * queries
         latent = hidden * (self.kv_rank + dim.rope) + self.kv_rank * self.heads * (dim.nope + dim.value)
-        out = self.heads * dim.value * hidden
-        counts = {"products": query + latent + out, "norms": rank + self.kv_rank}
+        output = self.heads * dim.value * hidden
+        counts = {"products": query + latent + output, "norms": rank + self.kv_rank}
         if self.indexer and rank:
             counts |= {part: counts[part] + n for part, n in self.indexer.parameters(hidden, rank).items()}
         return counts

@@ -139,8 +139,8 @@ def as_tree(value: Any) -> Any:
     """JSON-able form of a block or of a value in one, without quiet fields at their default."""
     if isinstance(value, Node):
         fields = type(value).model_fields
-        return {name: as_tree(each) for name, each in value if not is_left_out(fields[name], each)}
-    return [as_tree(each) for each in value] if isinstance(value, tuple) else value
+        return {name: as_tree(item) for name, item in value if not is_left_out(fields[name], item)}
+    return [as_tree(item) for item in value] if isinstance(value, tuple) else value
 
 
 def is_left_out(info: FieldInfo, value: Any) -> bool:
@@ -155,8 +155,8 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field
     "gt": operator.gt,
     "le": operator.le,
     "lt": operator.lt,
-    "min_length": lambda text, least: len(text) >= least,
-    "max_length": lambda text, most: len(text) <= most,
+    "min_length": lambda text, limit: len(text) >= limit,
+    "max_length": lambda text, limit: len(text) <= limit,
 }
 WORDS_AS_TEXT = {"python_stdlib"}  # words that a string key also takes
 
@@ -178,13 +178,15 @@ class FieldType:
     @property
     def entry(self) -> type[Node]:
         """The class of the blocks that the field is a list of."""
-        found: type[Node] = get_args(self.types[0])[0]
-        return found
+        entry_class: type[Node] = get_args(self.types[0])[0]
+        return entry_class
 
     @property
     def nodes(self) -> tuple[type[Node], ...]:
         """The block classes, if the field is a block."""
-        return tuple(each for each in self.types if isinstance(each, type) and issubclass(each, Node))
+        return tuple(
+            annotation for annotation in self.types if isinstance(annotation, type) and issubclass(annotation, Node)
+        )
 
 
 def broken_bound(kind: FieldType, value: Any) -> tuple[str, int | float] | None:
@@ -197,13 +199,13 @@ def broken_bound(kind: FieldType, value: Any) -> tuple[str, int | float] | None:
 @cache
 def fields_of(cls: type[Node]) -> dict[str, FieldType]:
     """The fields of a schema class, by key."""
-    found = {}
+    fields = {}
     for name, info in cls.model_fields.items():
         union = get_origin(info.annotation) in (Union, UnionType)
         types = get_args(info.annotation) if union else (info.annotation,)
         unless = next((mark.other for mark in info.metadata if isinstance(mark, Unless)), "")
-        found[name] = FieldType(
-            types=tuple(each for each in types if each is not NoneType),
+        fields[name] = FieldType(
+            types=tuple(annotation for annotation in types if annotation is not NoneType),
             optional=NoneType in types and not unless,
             required=info.is_required() or bool(unless),
             unit=next((mark for mark in info.metadata if isinstance(mark, StoredUnit)), None),
@@ -215,7 +217,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
             aliases=tuple(alias for mark in info.metadata if isinstance(mark, Aliases) for alias in mark.words.items()),
             unless=unless,
         )
-    return found
+    return fields
 
 
 def keys_of(cls: type[Node]) -> tuple[str, ...]:

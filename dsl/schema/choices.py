@@ -84,12 +84,12 @@ def _experts(spec: Spec) -> tuple[int, ...]:
 
 
 def _micro_batches(spec: Spec) -> tuple[int, ...]:
-    return tuple(each for each in MICRO_BATCHES if spec.train.batch.end % each == 0)
+    return tuple(size for size in MICRO_BATCHES if spec.train.batch.end % size == 0)
 
 
 def _sms(spec: Spec) -> tuple[int, ...]:
     sms = spec.cluster.node.device.sms
-    return tuple(each for each in SMS if each < sms) or (0,) if sms else (0,)
+    return tuple(count for count in SMS if count < sms) or (0,) if sms else (0,)
 
 
 def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
@@ -104,4 +104,4 @@ def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
 
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:
-    return tuple(each for each in range(1, min(number, most) + 1) if number % each == 0)
+    return tuple(divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0)

@@ -199,20 +199,20 @@ class Cluster(Node):
     @property
     def parts(self) -> tuple[tuple[int, Machine], ...]:
         """(number of nodes, node) of each kind, in the order of their ranks."""
-        found, more = [(self.nodes, self.node)], self.more
-        while more is not None:
-            found.append((more.nodes, more.node))
-            more = more.more
-        return tuple(found)
+        parts, further = [(self.nodes, self.node)], self.more
+        while further is not None:
+            parts.append((further.nodes, further.node))
+            further = further.more
+        return tuple(parts)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The device of each kind of node, in the order of `parts`."""
-        found, more = [self.node.device], self.more  # not from `parts`, which reads the numbers of nodes
-        while more is not None:
-            found.append(more.node.device)
-            more = more.more
-        return tuple(found)
+        devices, further = [self.node.device], self.more  # not from `parts`, which reads the numbers of nodes
+        while further is not None:
+            devices.append(further.node.device)
+            further = further.more
+        return tuple(devices)
 
     @property
     def num_nodes(self) -> int:

@@ -376,8 +376,8 @@ class Model(Node):
         """
         if not 0 <= layer < self.num_layers:
             raise IndexError(f"layer {layer} of {self.num_layers}")
-        found = [index for index, span in enumerate(self.layers) if layer in span.layers]
-        return max(found, key=lambda index: self.layers[index].by > 1, default=len(self.layers) - 1)
+        indices = [index for index, span in enumerate(self.layers) if layer in span.layers]
+        return max(indices, key=lambda index: self.layers[index].by > 1, default=len(self.layers) - 1)
 
     def layers_of(self, index: int) -> tuple[int, ...]:
         """The main layers that belong to a range."""
@@ -408,7 +408,7 @@ class Model(Node):
     def has_latents(self) -> bool:
         """Whether a range of layers or MTP has latent or compressed attention, whose queries have a latent."""
         ranges = (span.attention or self.attention for span in self.layers)
-        return any(isinstance(each, Mla | Compressed) for each in (*ranges, self.mtp and self.mtp.attention))
+        return any(isinstance(attention, Mla | Compressed) for attention in (*ranges, self.mtp and self.mtp.attention))
 
     @property
     def attentions(self) -> tuple[tuple[str, AnyAttention], ...]:

@@ -92,8 +92,8 @@ class Optimizer(Node):
 
     def settings(self) -> dict[str, int | float]:
         """The fields that only this kind has, in their order: further arguments of its update code. True is 1."""
-        others = {*SHARED, *(self.rest.model_fields if self.rest else ())}
-        return {name: +getattr(self, name) for name in type(self).model_fields if name not in others}
+        excluded = {*SHARED, *(self.rest.model_fields if self.rest else ())}
+        return {name: +getattr(self, name) for name in type(self).model_fields if name not in excluded}
 
     def flops(self, shape: tuple[int, ...]) -> int:
         """FLOPs of the matrix products in one update of a parameter, in the dtype of `compute`.
@@ -209,4 +209,7 @@ class Muon(Optimizer):
 
 # Optimizers that a run may name, joined by `|`.
 AnyOptimizer = AdamW | Muon
-OPTIMIZERS = {each.model_fields["kind"].default: each for each in get_args(AnyOptimizer) or (AnyOptimizer,)}
+OPTIMIZERS = {
+    optimizer_class.model_fields["kind"].default: optimizer_class
+    for optimizer_class in get_args(AnyOptimizer) or (AnyOptimizer,)
+}

@@ -28,12 +28,12 @@ def checked_path(text: str) -> str:
         if part == ENTRY or part.isdigit():
             continue  # `classes` are already those of an entry
         fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
-        found = [field for field in fields if field is not None]
-        if not found and before in NAMED_ENTRIES:
+        present = [field for field in fields if field is not None]
+        if not present and before in NAMED_ENTRIES:
             continue
-        if not found:
+        if not present:
             raise LookupError(f"the schema has no `{part}` in `{text}`")
-        classes = tuple(cls for field in found for cls in _classes(field.annotation))
+        classes = tuple(cls for field in present for cls in _classes(field.annotation))
     return text
 
 
@@ -53,5 +53,5 @@ def _classes(annotation: Any) -> Iterator[type[Node]]:
     """The classes of blocks that a field may hold, alone or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Node):
         yield annotation
-    for each in get_args(annotation):
-        yield from _classes(each)
+    for argument in get_args(annotation):
+        yield from _classes(argument)

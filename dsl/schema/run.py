@@ -311,12 +311,12 @@ class Spec(Node):
         """Whether a token is sent to each node once. `route` decides; by default, if an expert group fills several
         whole nodes with whole experts, and rows come back in a dtype that can be summed."""
         sizes = [node.devices for _, node in self.cluster.parts]
-        found = {group_nodes(devices, self.parallel.expert_group) for devices in sizes}
-        several = found.isdisjoint({None, 1}) and len(found) == 1
-        several = several and all(devices % self.parallel.expert_tensor == 0 for devices in sizes)
+        counts = {group_nodes(devices, self.parallel.expert_group) for devices in sizes}
+        fills_nodes = counts.isdisjoint({None, 1}) and len(counts) == 1
+        fills_nodes = fills_nodes and all(devices % self.parallel.expert_tensor == 0 for devices in sizes)
         if self.parallel.route is None:
-            return several and self.precision.combine != "e4m3"
-        return several and self.parallel.route == "nodes"
+            return fills_nodes and self.precision.combine != "e4m3"
+        return fills_nodes and self.parallel.route == "nodes"
 
     @property
     def files(self) -> object:

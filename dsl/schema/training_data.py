@@ -287,7 +287,7 @@ class Data(Node):
         """The files to read, by the path of the key that names them."""
         if self.source is not None:
             return {"data.source": self.source}
-        return {f"data.sources.{each.name}.files": each.files for each in self.sources}
+        return {f"data.sources.{source.name}.files": source.files for source in self.sources}
 
     @property
     def pads_rows(self) -> bool:

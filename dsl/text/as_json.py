@@ -42,7 +42,7 @@ def diagnostic_value(item: Diagnostic) -> dict[str, Any]:
         **span_value(item.span),
         "hint": item.hint,
         "edit": edit_value(edit) if edit else None,
-        "notes": [each for note in item.notes for each in _notes(note)],
+        "notes": [value for note in item.notes for value in _notes(note)],
         "conflict": _conflict(item.conflict) if item.conflict else None,
     }
 

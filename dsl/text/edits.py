@@ -73,12 +73,12 @@ def _spelling(item: Diagnostic, span: Span) -> Edit | None:
     match = MEANT.fullmatch(item.hint)
     if match is None:
         return None
-    meant = match[1]
+    word = match[1]
     if span.source.name == OVERRIDE and item.code == "E0201":  # the span is a whole dotted key
         wrong = item.message.split("`")[-2]
         begin = span.start + span.text.rfind(wrong)
-        return Edit(Span(span.source, begin, begin + len(wrong)), meant) if begin >= span.start else None
-    return Edit(span, meant)
+        return Edit(Span(span.source, begin, begin + len(wrong)), word) if begin >= span.start else None
+    return Edit(span, word)
 
 
 def _written(item: Diagnostic, span: Span) -> Edit | None:
@@ -95,9 +95,9 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
         return Edit(span, setting[2])
     if setting and setting[1] == span.text and (block := _with_block(span)) != span:
         return Edit(block, text)  # a value instead of a block: `mtp = none`
-    other = re.search(r"(\w+)\s*=\s*$", before)
-    if setting and other and item.code == "E0301" and ALTERNATIVES.get(setting[1]) == other[1]:  # `steps = 5 tokens`
-        return Edit(Span(span.source, span.start - len(other[0]), span.end), text)
+    named = re.search(r"(\w+)\s*=\s*$", before)
+    if setting and named and item.code == "E0301" and ALTERNATIVES.get(setting[1]) == named[1]:  # `steps = 5 tokens`
+        return Edit(Span(span.source, span.start - len(named[0]), span.end), text)
     if setting and re.fullmatch(rf"{re.escape(setting[1])}\s+\S.*", span.text) and item.code == "E0204":
         return Edit(span, text)  # a statement without its `=`
     if item.code in ("E0301", "E0302", "E0304", "E0401") and not setting:
@@ -178,17 +178,17 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
     brace = re.compile(r"\s*(?:extends\s+\w+\s*)?\{").match(text, span.end)
     if brace is None:
         return None
-    rest = re.compile(r"[ \t]*").match(text, brace.end())
-    assert rest is not None
+    blanks = re.compile(r"[ \t]*").match(text, brace.end())
+    assert blanks is not None
     place = Span(span.source, brace.end(), brace.end())
-    if text[rest.end() : rest.end() + 1] in ("\n", "\r", "#"):
+    if text[blanks.end() : blanks.end() + 1] in ("\n", "\r", "#"):
         line = span.source.line(span.line)
         indent = line[: len(line) - len(line.lstrip())] + INSIDE
         after = span.source.line_starts[span.source.position(brace.end())[0] :][:1]  # the next line
         place = Span(span.source, after[0], after[0]) if after else place
-        return Edit(place, "".join(f"{indent}{each}\n" for each in statements))
-    ends = "" if text[rest.end() : rest.end() + 1] == "}" else ","
-    return Edit(place, f" {', '.join(statements)}{ends}" + (" " if rest.end() == brace.end() else ""))
+        return Edit(place, "".join(f"{indent}{statement}\n" for statement in statements))
+    ends = "" if text[blanks.end() : blanks.end() + 1] == "}" else ","
+    return Edit(place, f" {', '.join(statements)}{ends}" + (" " if blanks.end() == brace.end() else ""))
 
 
 def _with_block(span: Span) -> Span:

@@ -24,7 +24,7 @@ def table_text() -> str:
     number = {state: index for index, state in enumerate(order)}
     rules = {rule: index for index, rule in enumerate(sorted(lark.rules, key=str))}
     data: dict[str, Any] = {
-        "pattern": "|".join(f"(?P<{each.name}>{each.pattern.to_regexp()})" for each in lexer.terminals),
+        "pattern": "|".join(f"(?P<{terminal.name}>{terminal.pattern.to_regexp()})" for terminal in lexer.terminals),
         "ignored": sorted(lexer.ignore_types),
         "start": number[table.start_states["start"]],
         "end": number[table.end_states["start"]],

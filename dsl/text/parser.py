@@ -33,7 +33,7 @@ class Missing:
 
 def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ...]:
     """Return where each missing `}` belongs, in text order; nothing if the indentation does not show it."""
-    found: list[Missing] = []
+    missing: list[Missing] = []
     opened: list[tuple[Token, int]] = []  # with the indentation of their lines
     indent, is_first = 0, True
     for index, token in enumerate(tokens):
@@ -44,15 +44,15 @@ def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ..
             indent, is_first = _indent(source, token), False
             closes = token.type == "RBRACE"
             while opened and _has_ended(opened, indent, closes, _begins_block(tokens, index) and not indent):
-                found.append(Missing(opened.pop()[0], index))
+                missing.append(Missing(opened.pop()[0], index))
         if token.type == "LBRACE":
             opened.append((token, indent))
         elif token.type == "RBRACE":
             if not opened:
                 return ()
             opened.pop()
-    found += [Missing(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the last newline
-    return tuple(found) if len(found) <= MAX_MISSING else ()
+    missing += [Missing(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the last newline
+    return tuple(missing) if len(missing) <= MAX_MISSING else ()
 
 
 def _has_ended(opened: Sequence[tuple[Token, int]], indent: int, closes: bool, begins_block: bool) -> bool:
@@ -138,22 +138,26 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
     end = len(source.text)
     written = [*words, Token("NEWLINE", "", end, end)]
     missing = missing_braces(source, written)
-    at: dict[int, list[Token]] = {}
-    for each in missing:
-        place = written[each.index].start
-        at.setdefault(each.index, []).extend((Token("RBRACE", "}", place, place), Token("NEWLINE", "", place, place)))
+    inserted: dict[int, list[Token]] = {}
+    for brace in missing:
+        place = written[brace.index].start
+        inserted.setdefault(brace.index, []).extend(
+            (Token("RBRACE", "}", place, place), Token("NEWLINE", "", place, place))
+        )
     feeder = _Feeder(
-        source, [token for index, each in enumerate(written) for token in (*at.get(index, ()), each)], 2 * MAX_WORDS
+        source,
+        [token for index, word in enumerate(written) for token in (*inserted.get(index, ()), word)],
+        2 * MAX_WORDS,
     )
     closed = feeder.parsed()
     if not missing or closed.broken:
         return parsed
     unclosed = []
-    for each in missing:
-        line, opener = written[each.index], Span(source, each.opener.start, each.opener.end)
+    for brace in missing:
+        line, opener = written[brace.index], Span(source, brace.opener.start, brace.opener.end)
         notes = (Note("the block most likely ends before this line", Span(source, line.start, line.end)),)
-        is_last = each.index == len(written) - 1
-        message = f"this `{each.opener.text}` is never closed"
+        is_last = brace.index == len(written) - 1
+        message = f"this `{brace.opener.text}` is never closed"
         unclosed.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
     return Parsed(closed.document, (*unclosed, *closed.diagnostics), False, parsed.num_words)
 
@@ -287,12 +291,12 @@ class _Feeder:
     def _is_before_brace(self, index: int) -> bool:
         """Whether a `{` or `extends` follows a token."""
         following = self.tokens[index + 1 : index + 2]
-        return any(each.type == "LBRACE" or each.text == "extends" for each in following)
+        return any(token.type == "LBRACE" or token.text == "extends" for token in following)
 
     def _hyphenated(self, index: int) -> Diagnostic | None:
         """Report a name with hyphens, such as `warm-up`; None if the tokens are none."""
         words = self.tokens[index - 1 : index]
-        while [each.type for each in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
+        while [token.type for token in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
             if words[-1].end != self.tokens[index].start or self.tokens[index].end != self.tokens[index + 1].start:
                 break
             words.append(self.tokens[index + 1])
@@ -301,7 +305,7 @@ class _Feeder:
             return None
         from dsl.facts.vocabulary import SAME  # imported only to explain a mistake
 
-        name = "_".join(each.text for each in words)
+        name = "_".join(word.text for word in words)
         span = Span(self.source, words[0].start, words[-1].end)
         message = f"`{span.text}` is not a valid name: names have letters, digits and `_`"
         return Diagnostic("E0108", message, span, f"did you mean `{SAME.get(name, name)}`?")
@@ -311,7 +315,7 @@ class _Feeder:
         if unclosed is not None:
             hint = f"add `{OPENERS[unclosed.type]}`"
             return self._diagnostic("E0107", f"this `{unclosed.text}` is never closed", unclosed, hint)
-        found = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
+        subject = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
         before = self.previous
         hyphenated = self._hyphenated(index) if token.type == "MINUS" and before is self.tokens[index - 1] else None
         if hyphenated is not None:
@@ -319,19 +323,19 @@ class _Feeder:
         if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
             return self._diagnostic("E0108", "a block has no `=`", before, "remove the `=`")
         if before is not None and before.type == "EQUAL":
-            message = f"{found} where a value was expected" if token.type != "NEWLINE" else "a value is missing"
+            message = f"{subject} where a value was expected" if token.type != "NEWLINE" else "a value is missing"
             return self._diagnostic(
                 "E0108", message, before if token.type == "NEWLINE" else token, "write `key = value`"
             )
         if "WORD" in accepted and "NUMBER" not in accepted:
             return self._diagnostic(
-                "E0108", f"{found} where a key was expected", token, "a statement begins with a name"
+                "E0108", f"{subject} where a key was expected", token, "a statement begins with a name"
             )
         if before is not None and before.type == "RBRACE":
-            return self._diagnostic("E0108", f"{found} right after `}}`", token, "start a new line, or add a comma")
-        where = token if token.type != "NEWLINE" or before is None else before
-        message = f"{found} is not allowed here" if token.type != "NEWLINE" else "this line ends too early"
-        return self._diagnostic("E0108", message, where, _expected(accepted))
+            return self._diagnostic("E0108", f"{subject} right after `}}`", token, "start a new line, or add a comma")
+        place = token if token.type != "NEWLINE" or before is None else before
+        message = f"{subject} is not allowed here" if token.type != "NEWLINE" else "this line ends too early"
+        return self._diagnostic("E0108", message, place, _expected(accepted))
 
     def _unclosed(self, index: int) -> Token | None:
         """The open bracket to report: opened on an earlier line, if the line of this token looks like a new
@@ -342,8 +346,12 @@ class _Feeder:
         if token.type in ("NEWLINE", "RBRACE"):
             return opener
         first = self._line_start(index)
-        fresh = self.tokens[first].type == "WORD" and self.tokens[first + 1].type in ("EQUAL", "LBRACE", "WORD")
-        return opener if fresh and self.tokens[first].start > (opener.start) else None
+        begins_statement = self.tokens[first].type == "WORD" and self.tokens[first + 1].type in (
+            "EQUAL",
+            "LBRACE",
+            "WORD",
+        )
+        return opener if begins_statement and self.tokens[first].start > (opener.start) else None
 
     def _line_start(self, index: int) -> int:
         while index > 0 and self.tokens[index - 1].type != "NEWLINE":
@@ -361,8 +369,8 @@ class _Feeder:
             if token.type == "WORD":  # only the separator was missing
                 return index
         if token.type == "OPEN_STRING":  # it swallowed the braces that close blocks opened on its line
-            line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
-            swallowed = min(len(line), token.text.count("}"))
+            openers = [opener for opener in self.opened if "\n" not in self.source.text[opener.start : token.start]]
+            swallowed = min(len(openers), token.text.count("}"))
             self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
             stop = self._line_start(index) - 1  # the newline before it
@@ -448,11 +456,11 @@ def _is_long(name: str) -> bool:
 
 def _expected(accepted: frozenset[str]) -> str:
     names = {"EQUAL": "`=`", "LBRACE": "`{`", "COMMA": "`,`", "RPAR": "`)`", "RSQUARE": "`]`", "NUMBER": "a value"}
-    found = [names[name] for name in names if name in accepted]
+    words = [names[name] for name in names if name in accepted]
     return (
-        f"expected {', '.join(found[:-1])} or {found[-1]}"
-        if len(found) > 1
-        else f"expected {found[0]}"
-        if found
+        f"expected {', '.join(words[:-1])} or {words[-1]}"
+        if len(words) > 1
+        else f"expected {words[0]}"
+        if words
         else ""
     )

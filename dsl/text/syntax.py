@@ -151,16 +151,16 @@ class Block:
     @cached_property
     def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
         """The statements of the body by key, a `let` by its name, in the order in which they are written."""
-        found: dict[str, list[Attribute | Block | Let]] = {}
-        for each in self.body:
-            if isinstance(each, (Attribute, Block, Let)):
-                name = each.name.text if isinstance(each, Let) else each.key.text
-                found.setdefault(name, []).append(each)
-        return found
+        statements: dict[str, list[Attribute | Block | Let]] = {}
+        for statement in self.body:
+            if isinstance(statement, (Attribute, Block, Let)):
+                name = statement.name.text if isinstance(statement, Let) else statement.key.text
+                statements.setdefault(name, []).append(statement)
+        return statements
 
     def gives(self, key: str) -> bool:
         """Whether the body sets a key."""
-        return any(not isinstance(each, Let) for each in self.named.get(key, ()))
+        return any(not isinstance(statement, Let) for statement in self.named.get(key, ()))
 
 
 @dataclass(frozen=True)

@@ -149,10 +149,10 @@ class TableParser:
 
 def _spread(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
     """Inline the lists among values. A list in first place is extended, so that long texts take linear time."""
-    found: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
+    values: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
     for index, part in enumerate(parts[1:], 1):
         if index in spread:
-            found.extend(part)
+            values.extend(part)
         else:
-            found.append(part)
-    return found
+            values.append(part)
+    return values

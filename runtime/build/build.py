@@ -102,10 +102,10 @@ class Build:
 
     def changed_module(self, name: str, change: Callable[[ModuleType], None]) -> ModuleType:
         """Import a fresh copy of an emitted module, and apply `change` to each segment that it imports."""
-        again = replace(self._modules, package=f"{self._modules.package}_{next(_COPIES)}")
-        module = again.load(name)
+        modules = replace(self._modules, package=f"{self._modules.package}_{next(_COPIES)}")
+        module = modules.load(name)
         for loaded, segment in list(sys.modules.items()):
-            if loaded.startswith(f"{again.package}.segments."):
+            if loaded.startswith(f"{modules.package}.segments."):
                 change(segment)
         return module
 
@@ -129,6 +129,6 @@ def check_versions(folder: Path, compiled_by: Mapping[str, str]) -> None:
             for name in (*installed, *(compiled_by.keys() - installed))
             if compiled_by.get(name) != installed.get(name)
         ]
-        was = ", ".join(f"{name} {compiled_by.get(name, 'none')}" for name in differs)
-        now = ", ".join(f"{name} {installed.get(name, 'none')}" for name in differs)
-        raise BuildError(f"{folder} was compiled with {was}, and {now} is installed: run dsc compile again")
+        compiled = ", ".join(f"{name} {compiled_by.get(name, 'none')}" for name in differs)
+        current = ", ".join(f"{name} {installed.get(name, 'none')}" for name in differs)
+        raise BuildError(f"{folder} was compiled with {compiled}, and {current} is installed: run dsc compile again")

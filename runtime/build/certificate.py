@@ -164,8 +164,8 @@ class _ProgramReplay:
             self.seen[rank, peer] = max(self.seen[rank, peer], self.sent[peer, rank, message])
             return self._finish("posted", peer, rank, message)
         if kind == "release":
-            taken = self.received.get((rank, peer, message))
-            if taken is None or taken > self.seen[rank, peer]:
+            arrival = self.received.get((rank, peer, message))
+            if arrival is None or arrival > self.seen[rank, peer]:
                 return f"releases {message}, whose arrival at rank {peer} is not known by then"
             return self._finish("in flight", rank, peer, message)
         return f"there is no event {kind}"
@@ -199,8 +199,8 @@ class _ProgramReplay:
             sends, posts = self.order[source, destination, "send"], self.order[source, destination, "post"]
             if sends != posts:
                 return f"rank {destination} posts messages from rank {source} in another order than they are sent"
-        left = sorted(key for key in self.open if key[0] != "in flight")
-        return f"rank {left[0][2]}: {left[0][3]} is {left[0][0]}, never received" if left else ""
+        pending = sorted(key for key in self.open if key[0] != "in flight")
+        return f"rank {pending[0][2]}: {pending[0][3]} is {pending[0][0]}, never received" if pending else ""
 
 
 # --- Re-checks of the world as a whole: the collectives of every program, and the opening of channels. No torch
@@ -255,15 +255,15 @@ def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...],
     if shared and len(program.reductions) != len(program.ranks):
         return "its reductions are not those of its ranks"
     for rank, (row, calls) in enumerate(zip(program.reductions, program.ranks, strict=False)):
-        if sorted(each.stages for each in row) != sorted(stages for ranks, stages in shared if rank in ranks):
+        if sorted(reduction.stages for reduction in row) != sorted(stages for ranks, stages in shared if rank in ranks):
             return f"the reductions that rank {rank} starts are not those of the plan's buckets"
-        after = [each.after for each in row]
-        if after != sorted(after) or any(at >= len(calls) for at in after):
+        after = [reduction.after for reduction in row]
+        if after != sorted(after) or any(index >= len(calls) for index in after):
             return f"the reductions of rank {rank} do not follow its calls in order"
-        for at in range(min(after, default=len(calls)) + 1, len(calls)):
-            added = {action.stage for action in calls[at].body.actions if action.adds_gradients}
-            if any(each.after < at and not added.isdisjoint(each.stages) for each in row):
-                return f"rank {rank} starts a reduction before {calls[at].label}, which adds to it"
+        for index in range(min(after, default=len(calls)) + 1, len(calls)):
+            added = {action.stage for action in calls[index].body.actions if action.adds_gradients}
+            if any(reduction.after < index and not added.isdisjoint(reduction.stages) for reduction in row):
+                return f"rank {rank} starts a reduction before {calls[index].label}, which adds to it"
     for ranks in {ranks for ranks, _ in shared}:
         if len({tuple(r.stages for r in program.reductions[k] if (ranks, r.stages) in shared) for k in ranks}) > 1:
             return f"ranks {', '.join(map(str, ranks))} start reductions in several orders"
@@ -304,11 +304,11 @@ def _used(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> Iterator
     for bucket in plan.buckets:
         if len(bucket.holders) > 1 and not bucket.still:
             ranks = _pipeline_ranks(plan, bucket.holders)
-            held = len(bucket.holders) // len(ranks)
-            slices = mesh.tp > 1 and held * mesh.tp == mesh.columns
+            num_columns = len(bucket.holders) // len(ranks)
+            slices = mesh.tp > 1 and num_columns * mesh.tp == mesh.columns
             columns: Columns = "slice" if slices else "member"
-            if held in (1, mesh.columns):
-                columns = "each" if held < mesh.columns else "all"
+            if num_columns in (1, mesh.columns):
+                columns = "each" if num_columns < mesh.columns else "all"
             elif bucket.holders[1] - bucket.holders[0] == 1:
                 columns = "experts"
             opening = Opening("reduce", ranks, columns)

@@ -159,20 +159,20 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
 
 def _parsed(folder: Path, text: bytes) -> BuildManifest:
     """Parse the manifest of a build, and check the files that it lists."""
-    broken = f"{folder} is not what dsc compile wrote: {MANIFEST}"
+    subject = f"{folder} is not what dsc compile wrote: {MANIFEST}"
     try:
         manifest = BuildManifest.from_json(text)
     except NoJsonError:
-        raise BuildError(f"{broken} is no JSON; compile it again") from None
+        raise BuildError(f"{subject} is no JSON; compile it again") from None
     except FormError:
-        raise BuildError(f"{broken} must have versions and files; compile it again") from None
+        raise BuildError(f"{subject} must have versions and files; compile it again") from None
     listed = manifest.files
     if len(listed) > MAX_FILES:
-        raise BuildError(f"{broken} lists more than {MAX_FILES:,} files; compile it again")
+        raise BuildError(f"{subject} lists more than {MAX_FILES:,} files; compile it again")
     if missing := [name for name in _ALWAYS if name not in listed]:
-        raise BuildError(f"{broken} lists no {missing[0]}; compile it again")
+        raise BuildError(f"{subject} lists no {missing[0]}; compile it again")
     if foreign := [name for name in listed if not _LISTED.fullmatch(name)]:
-        raise BuildError(f"{broken} lists {foreign[0]}, which is no file of a build; compile it again")
+        raise BuildError(f"{subject} lists {foreign[0]}, which is no file of a build; compile it again")
     return manifest
 
 
@@ -192,8 +192,8 @@ def read_file(top: int, name: str) -> bytes:
     opened: list[int] = []
     try:
         place = top
-        for each in folders:
-            place = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        for folder in folders:
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             opened.append(place)
         file = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
         opened.append(file)
@@ -218,12 +218,12 @@ def file_names(top: int) -> set[str]:
     next compilation. OSError if there are too many."""
     names: set[str] = set()
     for path, folders, files, place in os.fwalk(".", dir_fd=top):
-        here = path.removeprefix(".").removeprefix("/")
-        links = [each for each in folders if _is_link(place, each)]
-        names |= {f"{here}/{each}" if here else each for each in (*files, *links)}
+        folder = path.removeprefix(".").removeprefix("/")
+        links = [name for name in folders if _is_link(place, name)]
+        names |= {f"{folder}/{name}" if folder else name for name in (*files, *links)}
         if len(names) > MAX_FILES:
             raise OSError(errno.EFBIG, f"more than {MAX_FILES:,} files")
-        folders[:] = [each for each in folders if each != "__pycache__"]
+        folders[:] = [name for name in folders if name != "__pycache__"]
     return {name for name in names if name != MANIFEST and not _ENTRY.fullmatch(name)}
 
 

@@ -34,8 +34,8 @@ def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
     arguments of the op. Raises FileNotFoundError at the first call on CUDA if the build has no such file.
     """
     name, build = otherwise.__name__, Path(segment).parents[1]
-    everywhere = os.environ.get("TRITON_INTERPRET") == "1"
-    if not everywhere and not torch.cuda.is_available():
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not is_interpreted and not torch.cuda.is_available():
         return otherwise
 
     @functools.cache
@@ -44,7 +44,7 @@ def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
 
     @functools.wraps(otherwise)
     def op(first: Tensor, *rest: Any) -> Any:
-        if first.is_cuda or everywhere:
+        if first.is_cuda or is_interpreted:
             return kernel()(first, *rest)
         return otherwise(first, *rest)
 

@@ -125,11 +125,11 @@ class Copier:
     def _copy_next(self) -> bool:
         """Wait for the next checkpoint and copy it. Return False at the end of the run."""
         new = self._wait() if self.rank == 0 else None
-        again = int(new.name.partition(".")[2] or 0) if new else 0
-        step, again = self.meeting.from_first([new.manifest.step if new else _STOP, again])
+        repetition = int(new.name.partition(".")[2] or 0) if new else 0
+        step, repetition = self.meeting.from_first([new.manifest.step if new else _STOP, repetition])
         if step == _STOP:
             return False
-        name = f"step-{step:08d}" + (f".{again}" if again else "")
+        name = f"step-{step:08d}" + (f".{repetition}" if repetition else "")
         self._copy(step, name, new)
         return True
 
@@ -147,7 +147,9 @@ class Copier:
         with self._change:
             self._change.wait_for(lambda: step in self._shards)  # rank 0 may learn first that it is published
             shard = self._shards.pop(step)
-            self._shards = {later: held for later, held in self._shards.items() if later > step}
+            self._shards = {
+                later_step: later_shard for later_step, later_shard in self._shards.items() if later_step > step
+            }
             self._now, self.moved, self.to_move = name, 0, 2 * shard.size
         reason = self._attempt(lambda: self._begin(new)) if new else ""
         if self.meeting.all(not reason):
@@ -160,7 +162,7 @@ class Copier:
             reason = self._attempt(lambda: self._publish(new))
         note = self._attempt(self._retire) if new and not reason else ""
         if new or reason:
-            size = sum(each.size for each in new.manifest.shards) if new else shard.size
+            size = sum(saved.size for saved in new.manifest.shards) if new else shard.size
             seconds = round(time.perf_counter() - start_s, 3)
             self._ended.put(Copied(step, name, self.place.text, size, seconds, reason, note=note))
         with self._change:

@@ -59,11 +59,11 @@ def create(folder: int, name: str, chunks: Iterable[bytes | memoryview]) -> tupl
     try:
         size, digest = 0, hashlib.sha256()
         for chunk in chunks:
-            left = memoryview(chunk)
-            size += left.nbytes
-            digest.update(left)
-            while left.nbytes:
-                left = left[os.write(file, left[:CHUNK_BYTES]) :]
+            unwritten = memoryview(chunk)
+            size += unwritten.nbytes
+            digest.update(unwritten)
+            while unwritten.nbytes:
+                unwritten = unwritten[os.write(file, unwritten[:CHUNK_BYTES]) :]
         os.fsync(file)
     finally:
         os.close(file)

@@ -92,8 +92,8 @@ class LoadedCheckpoint:
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Logical name → shape of all tensors."""
-        held = {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
-        return {**self.base.shapes, **held} if self.base else held
+        shapes = {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
+        return {**self.base.shapes, **shapes} if self.base else shapes
 
     @cached_property
     def _places(self) -> Mapping[str, list[tuple[int, ShardEntry, int]]]:
@@ -107,9 +107,9 @@ class LoadedCheckpoint:
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Read whole logical tensors from their shards. CheckpointError names a missing tensor or a damaged file."""
         wanted = dict.fromkeys(names)
-        if self.base and (beside := [name for name in wanted if name not in self._places]):
-            together = self.base.read(beside) | self.read(name for name in wanted if name in self._places)
-            return {name: together[name] for name in wanted}
+        if self.base and (of_base := [name for name in wanted if name not in self._places]):
+            merged = self.base.read(of_base) | self.read(name for name in wanted if name in self._places)
+            return {name: merged[name] for name in wanted}
         if missing := [name for name in wanted if name not in self._places]:
             raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
         by_shard: dict[int, list[tuple[ShardEntry, int]]] = defaultdict(list)
@@ -178,11 +178,11 @@ def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
     candidates, refused = published(folder)
     for checkpoint in candidates:
         try:
-            good = checkpoint.verify() if verify else checkpoint
+            verified = checkpoint.verify() if verify else checkpoint
         except CheckpointError as error:
             refused.append(str(error))
         else:
-            return replace(good, refused=tuple(refused))
+            return replace(verified, refused=tuple(refused))
     if refused:
         raise CheckpointError("no checkpoint is good:\n" + "\n".join(refused))
     return None
@@ -209,16 +209,16 @@ class _Assembled:
         if is_all and entry.slice is None:
             self._whole[entry.name] = values.view(entry.shape)
             return
-        held = self._whole.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
+        target = self._whole.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
         if is_all and entry.slice is not None:
-            place(held, entry.slice, values.view(entry.held_shape))
+            place(target, entry.slice, values.view(entry.held_shape))
             return
         if entry.slice is not None:
-            held = self._slices.setdefault((entry.name, entry.slice), torch.empty(entry.held_shape, dtype=dtype))
-        held.view(-1)[entry.start : entry.start + entry.count] = values
+            target = self._slices.setdefault((entry.name, entry.slice), torch.empty(entry.held_shape, dtype=dtype))
+        target.view(-1)[entry.start : entry.start + entry.count] = values
 
     def tensors(self) -> dict[str, Tensor]:
         """Return logical name → tensor, after placing the slices that had parts in several shards."""
-        for (name, held), values in self._slices.items():
-            place(self._whole[name], held, values)
+        for (name, span), values in self._slices.items():
+            place(self._whole[name], span, values)
         return self._whole

@@ -100,8 +100,8 @@ class StorePlace:
         except ImportError:
             scheme = text.partition("://")[0]
             package = _INSTALL.get(scheme, f"a package for {scheme}")
-            extra = ", or dsc with its extra: pip install 'dsc-trainer[s3]'" if package == "s3fs" else ""
-            raise PlaceError(f"checkpoints go to {text}, which needs {package}: pip install it{extra}") from None
+            hint = ", or dsc with its extra: pip install 'dsc-trainer[s3]'" if package == "s3fs" else ""
+            raise PlaceError(f"checkpoints go to {text}, which needs {package}: pip install it{hint}") from None
         except ValueError as error:
             raise PlaceError(f"checkpoints go to {text}: {error}") from None
         self._files, root = parsed
@@ -114,7 +114,7 @@ class StorePlace:
                 listed = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
                 return []
-            return sorted(n for each in listed if PUBLISHED.fullmatch(n := each.rstrip("/").rpartition("/")[2]))
+            return sorted(n for path in listed if PUBLISHED.fullmatch(n := path.rstrip("/").rpartition("/")[2]))
 
     def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
         with _as_os_error(), self._files.open(f"{self._root}/{name}/{file}", "wb", block_size=CHUNK_BYTES) as stream:
@@ -158,11 +158,11 @@ def places_of(texts: Sequence[str], folder: Path, run: Path) -> list[CopyPlace]:
     for text, path in paths.items():
         if path is None:
             continue
-        here = path.resolve()
-        for number, (other, at) in enumerate(real.items()):
-            if here.is_relative_to(at) or (number and at.is_relative_to(here)):
-                raise PlaceError(f"`checkpoint {{ to }}` names {text}, which leads into {other}: name another folder")
-        real[text] = here
+        resolved = path.resolve()
+        for number, (label, root) in enumerate(real.items()):
+            if resolved.is_relative_to(root) or (number and root.is_relative_to(resolved)):
+                raise PlaceError(f"`checkpoint {{ to }}` names {text}, which leads into {label}: name another folder")
+        real[text] = resolved
     return [
         StorePlace(text) if path is None or text.startswith("local:") else FolderPlace(text, path)
         for text, path in paths.items()
@@ -200,24 +200,24 @@ NOTHING = Inventory()
 def inventory(places: Sequence[CopyPlace]) -> Inventory:
     """List the contents of places. A missing manifest is no problem: the copy is incomplete."""
     names: list[str] = []
-    found: list[tuple[CopyPlace, str, Manifest]] = []
+    copies: list[tuple[CopyPlace, str, Manifest]] = []
     problems: list[str] = []
     for place in places:
         try:
-            there = place.names()
+            listed = place.names()
         except OSError as error:
             problems.append(f"{place.text} cannot be listed: {error.strerror or error}")
             continue
-        names += there
-        for name in there:
+        names += listed
+        for name in listed:
             try:
-                found.append((place, name, manifest_of(place, name)))
+                copies.append((place, name, manifest_of(place, name)))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, CheckpointError) as error:
                 problems.append(f"{place.text}: {name}/{MANIFEST}: {error}")
-    found.sort(key=lambda row: row[2].serial, reverse=True)
-    return Inventory(tuple(names), tuple(found), tuple(problems))
+    copies.sort(key=lambda row: row[2].serial, reverse=True)
+    return Inventory(tuple(names), tuple(copies), tuple(problems))
 
 
 def manifest_of(place: CopyPlace, name: str) -> Manifest:

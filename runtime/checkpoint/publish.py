@@ -135,8 +135,8 @@ class Publisher:
         if failed:
             if rank == 0:
                 _attempt(folder, lambda: remove(folder, temporary))
-            others = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
-            raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
+            peer_error = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
+            raise CheckpointError(error or peer_error, of_peer=not error or error.endswith(SEE_ITS_LOG))
         return Saved(written[0], new[0] if new else None)
 
     def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> PublishedCheckpoint:
@@ -179,14 +179,16 @@ class Publisher:
 
     def _retire(self, opened: int) -> None:
         checkpoints, _ = published(self.folder, self._parsed)
-        held = self.held()
-        old = [name for each in self.keep.retired(checkpoints) if (name := each.path.name) not in held]
-        for each in old:
-            files.rename(opened, each, f".purge-{each}")
+        held_names = self.held()
+        old = [
+            name for checkpoint in self.keep.retired(checkpoints) if (name := checkpoint.path.name) not in held_names
+        ]
+        for old_name in old:
+            files.rename(opened, old_name, f".purge-{old_name}")
         if old:
             files.sync(opened)  # else a power loss could leave half a checkpoint under its published name
-        for each in old:
-            files.remove(opened, f".purge-{each}")
+        for old_name in old:
+            files.remove(opened, f".purge-{old_name}")
 
 
 def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
@@ -268,7 +270,9 @@ def _write_shard(
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield head
-        yield from _joined(each if isinstance(each := tensors[entry], Tensor) else each.values for entry in entries)
+        yield from _joined(
+            tensor if isinstance(tensor := tensors[entry], Tensor) else tensor.values for entry in entries
+        )
 
     with files.open_folder(folder) as opened:
         try:
@@ -301,8 +305,8 @@ def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
 
 def _follows(tensor: Tensor, before: Tensor) -> bool:
     """Whether `tensor` starts where `before` ends in the same allocation. Both are flat bytes."""
-    same = tensor.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
-    return same and tensor.storage_offset() == before.storage_offset() + before.numel()
+    same_storage = tensor.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    return same_storage and tensor.storage_offset() == before.storage_offset() + before.numel()
 
 
 def _read_note(folder: int, rank: int) -> CheckpointShard:
@@ -320,8 +324,8 @@ def _read_note(folder: int, rank: int) -> CheckpointShard:
 def free_name(taken: list[str], step: int) -> str:
     """Return `step-00000300`, or `step-00000300.1` if that name is taken: a published checkpoint is never
     overwritten."""
-    name, again = f"step-{step:08d}", 0
+    name, repetition = f"step-{step:08d}", 0
     while name in taken:
-        again += 1
-        name = f"step-{step:08d}.{again}"
+        repetition += 1
+        name = f"step-{step:08d}.{repetition}"
     return name

@@ -76,14 +76,14 @@ def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
         twin = f".purge-{name}"
         if has_twin := _is(folder / name, manifest):
             files.rename(opened, name, twin)
-        taken = free_name(files.names(opened), manifest.step)
-        files.rename(opened, temporary, taken)
+        new_name = free_name(files.names(opened), manifest.step)
+        files.rename(opened, temporary, new_name)
         files.sync(opened)
-        files.replace(opened, LATEST, taken + "\n")
+        files.replace(opened, LATEST, new_name + "\n")
         files.sync(opened)
         if has_twin:
             files.remove(opened, twin)
-    return taken
+    return new_name
 
 
 def _is(path: Path, manifest: Manifest) -> bool:

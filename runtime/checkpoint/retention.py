@@ -39,7 +39,7 @@ class Keep:
         if len(checkpoints) <= self.newest:
             return []
         self._verify(checkpoints[0])
-        return self._surplus([(each, each.manifest) for each in checkpoints], self._is_good)
+        return self._surplus([(checkpoint, checkpoint.manifest) for checkpoint in checkpoints], self._is_good)
 
     def surplus(self, rows: Sequence[tuple[str, Manifest]]) -> list[str]:
         """Return the names of the checkpoints to remove, of verified checkpoints."""
@@ -48,12 +48,12 @@ class Keep:
 
     def _surplus(self, rows: Sequence[tuple[Named, Manifest]], is_good: Callable[[Named], bool]) -> list[Named]:
         """Return the entries of `rows` to remove. `rows`: newest first."""
-        newest = list(islice((m for each, m in rows if is_good(each)), self.newest))
+        newest = list(islice((m for checkpoint, m in rows if is_good(checkpoint)), self.newest))
         oldest = newest[-1].serial if len(newest) == self.newest else 0
         scored = sorted((e for e in rows if _loss(e[1]) < math.inf), key=lambda e: (_loss(e[1]), -e[1].serial))
-        stay = {m.serial for m in islice((m for each, m in scored if is_good(each)), self.best)}
+        stay = {m.serial for m in islice((m for checkpoint, m in scored if is_good(checkpoint)), self.best)}
         stay |= {m.serial for _, m in rows if self.every is not None and m.step % self.every == 0}
-        return [each for each, m in rows if m.serial < oldest and m.serial not in stay]
+        return [checkpoint for checkpoint, m in rows if m.serial < oldest and m.serial not in stay]
 
     def _is_good(self, checkpoint: LoadedCheckpoint) -> bool:
         try:

@@ -135,22 +135,22 @@ def check_complete(shards: Iterable[CheckpointShard]) -> None:
             if (e.dtype, e.shape) != (first.dtype, first.shape):
                 raise CheckpointError(f"{name} is {e.dtype} {e.shape} here, {first.dtype} {first.shape} there")
             slices[e.slice].append(e)
-        for part, held in slices.items():
-            _check_parts(name if part is None else f"{name}[{part.text}]", held)
+        for part, part_entries in slices.items():
+            _check_parts(name if part is None else f"{name}[{part.text}]", part_entries)
         if problem := tiling_problem(first.shape, slices):
             raise CheckpointError(f"{name}: {problem}")
 
 
 def _check_parts(name: str, entries: list[ShardEntry]) -> None:
     """Raise CheckpointError unless entries of one tensor, or of one slice of it, have each of its elements once."""
-    at, size = 0, entries[0].num_elements
+    covered, size = 0, entries[0].num_elements
     for e in sorted(entries, key=lambda e: (e.start, e.count)):
-        if e.start != at:
-            problem = "held twice" if e.start < at else "missing"
-            raise CheckpointError(f"{name}: elements {min(at, e.start)} to {max(at, e.start)} are {problem}")
-        at += e.count
-    if at != size:
-        raise CheckpointError(f"{name}: elements {at} to {size} are missing")
+        if e.start != covered:
+            problem = "held twice" if e.start < covered else "missing"
+            raise CheckpointError(f"{name}: elements {min(covered, e.start)} to {max(covered, e.start)} are {problem}")
+        covered += e.count
+    if covered != size:
+        raise CheckpointError(f"{name}: elements {covered} to {size} are missing")
     if len(entries) > 1 and any(e.count in (0, size) for e in entries):
         raise CheckpointError(f"{name} is held twice")
 
@@ -288,7 +288,7 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
         path, step = path.with_name(named[1]), int(named[2])
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     candidates, refused = manifests(folder)
-    wanted = [each for each in candidates if step in (None, each[1].step)]
+    wanted = [candidate for candidate in candidates if step in (None, candidate[1].step)]
     if wanted:
         return wanted[0]
     if not folder.is_dir():
@@ -369,7 +369,7 @@ def _identity(path: Path) -> object:
 
 def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
     """Return the checkpoints of a folder with a valid manifest, newest first, and the problems of the others."""
-    found, refused, read = [], [], parsed.read if parsed else read_manifest
+    checkpoints, refused, read = [], [], parsed.read if parsed else read_manifest
     try:
         with files.open_folder(folder, follow=True) as opened:
             candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
@@ -379,10 +379,10 @@ def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list
         raise CheckpointError(f"{folder}: {error.strerror}") from error
     for name in candidates:
         try:
-            found.append((folder / name, read(folder / name)))
+            checkpoints.append((folder / name, read(folder / name)))
         except CheckpointError as error:
             refused.append(str(error))
-    return sorted(found, key=lambda row: row[1].serial, reverse=True), refused
+    return sorted(checkpoints, key=lambda row: row[1].serial, reverse=True), refused
 
 
 def read_manifest(path: Path) -> Manifest:

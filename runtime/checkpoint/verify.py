@@ -62,14 +62,14 @@ def verify(path: Path) -> Facts:
     kind = kind_of(path)
     facts, problems = {"build": _build, "checkpoint": _checkpoint, "run": _run}[kind](path)
     result: Facts = {"version": VERSION, "kind": kind, "path": str(path), "whole": not problems}
-    result["problems"] = [printable(each) for each in problems]
-    return result | {each: facts if each == kind else None for each in ("build", "checkpoint", "run")}
+    result["problems"] = [printable(problem) for problem in problems]
+    return result | {section: facts if section == kind else None for section in ("build", "checkpoint", "run")}
 
 
 def kind_of(path: Path) -> str:
     """Return "build", "checkpoint" or "run" by the files in the folder, damaged or not. Raises NoSuchThingError."""
     try:
-        names = {each.name for each in path.iterdir()}
+        names = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError) as error:
         raise NoSuchThingError(f"{path} is no folder: {getattr(error, 'strerror', None) or error}") from None
     if _CHECKPOINT.fullmatch(path.resolve().name) or any(name.startswith("shard.") for name in names):
@@ -89,8 +89,8 @@ def _build(folder: Path) -> tuple[Facts, list[str]]:
     try:
         build = Build.open(folder, edited=True)
     except BuildError as error:
-        none = dict.fromkeys(("digest", "run", "ranks", "steps", "files", "bytes", "versions"))
-        return none | {"installed": installed}, [str(error)]
+        unknown = dict.fromkeys(("digest", "run", "ranks", "steps", "files", "bytes", "versions"))
+        return unknown | {"installed": installed}, [str(error)]
     facts = {
         "digest": build.digest,
         "run": build.plan.run,
@@ -114,10 +114,10 @@ def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
     try:
         checkpoint = load(path, verify=False)
     except CheckpointError as error:
-        none = dict.fromkeys(
+        unknown = dict.fromkeys(
             ("step", "tokens", "parameters", "tensors", "bytes", "shards", "model", "plan", "saved_by")
         )
-        return none | {"loads": []}, str(error).splitlines()
+        return unknown | {"loads": []}, str(error).splitlines()
     problems = [problem for shard in checkpoint.manifest.shards if (problem := _shard_problem(path, shard))]
     meta, plan = checkpoint.meta, _mapping(checkpoint.meta.get("plan"))
     weights = {name: shape for name, shape in checkpoint.shapes.items() if StoredName(name).kind == WEIGHT}
@@ -170,8 +170,8 @@ def _what_loads(meta: Mapping[str, Any]) -> list[str]:
 
     from runtime.ops.native import library
 
-    here = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
-    differs = [f"{name} {meta.get(name)}, here {value}" for name, value in here.items() if meta.get(name) != value]
+    installed = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
+    differs = [f"{name} {meta.get(name)}, here {value}" for name, value in installed.items() if meta.get(name) != value]
     exact = "bit for bit as without a break: the same build, text, torch and ops"
     return [
         "any build of the same model, on any number of ranks, whose text is in tokens of the same tokenizer",
@@ -215,7 +215,7 @@ def _run(folder: Path) -> tuple[Facts, list[str]]:
         "steps": len(steps),
         "last_step": max(steps, default=None),
         "checkpoints": saved,
-        "resumes_from": next((each["name"] for each in _newest_first(saved) if each["whole"]), None),
+        "resumes_from": next((checkpoint["name"] for checkpoint in _newest_first(saved) if checkpoint["whole"]), None),
         "data": data,
     }
     return facts, problems
@@ -248,7 +248,7 @@ def _content_problem(path: Path, *, is_json: bool) -> str:
 
 
 def _newest_first(saved: Sequence[Facts]) -> list[Facts]:
-    return sorted(saved, key=lambda each: (each["step"] or 0, each["name"]), reverse=True)
+    return sorted(saved, key=lambda checkpoint: (checkpoint["step"] or 0, checkpoint["name"]), reverse=True)
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -259,13 +259,13 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     except OSError:
         return [], []
     try:
-        whole, _, _ = read_file(top, path.name).rpartition(b"\n")
+        full_lines, _, _ = read_file(top, path.name).rpartition(b"\n")
     except OSError:
         return [], []
     finally:
         os.close(top)
     rows, damaged = [], []
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(full_lines.splitlines(), 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -331,21 +331,21 @@ def _checkpoint_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
     yield "step", f"{facts['step']:,}{tokens}"
     yield "holds", f"{facts['parameters']:,} parameters of {facts['model']}, {facts['tensors']:,} tensors"
     yield "shards", f"{facts['shards']:,}, {facts['bytes']:,} bytes"
-    under = facts["plan"]
-    mesh = " · ".join(f"{axis} {size}" for axis, size in _mapping(under["mesh"]).items())
-    yield "saved under", f"{mesh}, {under['placement']}, zero {under['zero']}"
+    plan = facts["plan"]
+    mesh = " · ".join(f"{axis} {size}" for axis, size in _mapping(plan["mesh"]).items())
+    yield "saved under", f"{mesh}, {plan['placement']}, zero {plan['zero']}"
     saved = facts["saved_by"]
     yield "saved by", f"torch {saved['torch']}, ops {saved['ops']}, build {str(saved['build'])[:12]}"
-    yield from (("loads into", each) for each in facts["loads"])
+    yield from (("loads into", build) for build in facts["loads"])
 
 
 def _run_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
     yield "steps", f"{facts['steps']:,}, the last is {facts['last_step']:,}" if facts["steps"] else "none"
-    for each in facts["checkpoints"]:
-        yield "checkpoint", f"{each['name']}: {'whole' if each['whole'] else 'damaged'}"
+    for part in facts["checkpoints"]:
+        yield "checkpoint", f"{part['name']}: {'whole' if part['whole'] else 'damaged'}"
     yield "resumes", f"from {facts['resumes_from']}" if facts["resumes_from"] else "from no checkpoint"
-    for each in facts["data"]:
-        yield "data", f"{each['name']}: {'whole' if each['whole'] else 'damaged'}"
+    for part in facts["data"]:
+        yield "data", f"{part['name']}: {'whole' if part['whole'] else 'damaged'}"
 
 
 if __name__ == "__main__":

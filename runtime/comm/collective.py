@@ -85,9 +85,9 @@ class Meeting:
         away = self._away(point, members)
         for rank in away:
             if self.store.check([f"at/{rank}"]):
-                elsewhere, others = json.loads(self.store.get(f"at/{rank}"))
-                if elsewhere not in seen and self._away(elsewhere, others):
-                    return self._missing(elsewhere, others, seen | {elsewhere})
+                elsewhere, their_members = json.loads(self.store.get(f"at/{rank}"))
+                if elsewhere not in seen and self._away(elsewhere, their_members):
+                    return self._missing(elsewhere, their_members, seen | {elsewhere})
         return away
 
     def _away(self, point: str, members: Sequence[int]) -> list[int]:
@@ -144,8 +144,8 @@ class Communicator:
         if self.kind == "edge":
             self._greet_peer(mine, theirs)
         elif self.kind in get_args(SwapKind):
-            ones = (1,) * size
-            self.all_to_all(theirs, mine.expand(size, 2).contiguous(), ones, ones).wait()
+            row_counts = (1,) * size
+            self.all_to_all(theirs, mine.expand(size, 2).contiguous(), row_counts, row_counts).wait()
         else:
             self.all_gather(list(theirs), mine)
             self.all_reduce(torch.ones(1, device=device)).wait()
@@ -154,12 +154,12 @@ class Communicator:
 
     def _greet_peer(self, mine: Tensor, theirs: Tensor) -> None:
         """Send a message along the edge, and one back."""
-        here = self.index_of(self.rank)
-        theirs[here], peer = mine, self.members[1 - here]
+        own_index = self.index_of(self.rank)
+        theirs[own_index], peer = mine, self.members[1 - own_index]
         answer = torch.zeros_like(mine)
-        for sends in (here == 0, here == 1):
+        for sends in (own_index == 0, own_index == 1):
             (self.send(mine, peer) if sends else self.receive(answer, peer)).wait()
-        theirs[1 - here] = answer
+        theirs[1 - own_index] = answer
 
     # ---- operations of channels
 
@@ -211,9 +211,9 @@ def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
     `hops`: channels of a rank for rows, and for counts: two if rows go through nodes. The two share the thread blocks
     that one would get.
     """
-    left = sms - 4 - hops
-    sums = max(1, left // 4)
-    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, (left - sums) // hops))
+    available = sms - 4 - hops
+    sums = max(1, available // 4)
+    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, (available - sums) // hops))
 
 
 def name_of(channel: Channel) -> str:
@@ -253,10 +253,10 @@ class GlooSums:
         if len(holders) == 2 and not shares:
             return communicator.all_reduce(flat)  # a + b is b + a
         parts = _parts(flat, shares or equal_shares(flat.numel(), len(holders)))
-        here = communicator.index_of(communicator.rank)
+        own_index = communicator.index_of(communicator.rank)
         rows = [
-            parts[here] if at == here else [part.new_empty(part.shape) for part in parts[here]]
-            for at in range(len(parts))
+            parts[own_index] if index == own_index else [part.new_empty(part.shape) for part in parts[own_index]]
+            for index in range(len(parts))
         ]
         return _PartSums(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
 
@@ -278,8 +278,8 @@ class _PartSums:
         for work in self.works:
             work.wait()
         mine = self.parts[self.communicator.index_of(self.communicator.rank)]
-        for part, *each in zip(mine, *self.rows, strict=True):
-            part.copy_(sum_in_order(each))
+        for part, *addends in zip(mine, *self.rows, strict=True):
+            part.copy_(sum_in_order(addends))
         if self.for_all:
             _take(self.communicator, self.parts)
 
@@ -300,11 +300,17 @@ def _exchange(
     communicator: Communicator, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> list[Work]:
     """Start to send each other member its `outgoing` tensors, and to receive its `incoming` ones in place."""
-    others = [at for at, member in enumerate(communicator.members) if member != communicator.rank]
+    indices = [index for index, member in enumerate(communicator.members) if member != communicator.rank]
     works = [
-        communicator.receive(as_bytes(tensor), communicator.members[at]) for at in others for tensor in incoming[at]
+        communicator.receive(as_bytes(tensor), communicator.members[index])
+        for index in indices
+        for tensor in incoming[index]
     ]
-    works += [communicator.send(as_bytes(tensor), communicator.members[at]) for at in others for tensor in outgoing[at]]
+    works += [
+        communicator.send(as_bytes(tensor), communicator.members[index])
+        for index in indices
+        for tensor in outgoing[index]
+    ]
     return works
 
 
@@ -314,9 +320,9 @@ class GlooParts:
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
         count = len(self.communicator.members)
-        outgoing, ones = flat.view(count, -1), (1,) * count
+        outgoing, row_counts = flat.view(count, -1), (1,) * count
         incoming = outgoing.new_empty(outgoing.shape) if room is flat else room.view(count, -1)
-        work = self.communicator.all_to_all(as_bytes(incoming), as_bytes(outgoing), ones, ones)
+        work = self.communicator.all_to_all(as_bytes(incoming), as_bytes(outgoing), row_counts, row_counts)
         return Summed([work], [*incoming], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
 
     def gather(self, name: str, flat: Tensor) -> Work:
@@ -333,8 +339,10 @@ class CollectiveLinks:
 
     def __init__(self, communicators: Mapping[Channel, Communicator], checked: bool) -> None:
         self._of, self._checked = communicators, checked
-        self.carriers: Mapping[Channel, Carrier] = {channel: each.carrier for channel, each in communicators.items()}
-        world = next(each for (kind, _), each in communicators.items() if kind == "world")
+        self.carriers: Mapping[Channel, Carrier] = {
+            channel: communicator.carrier for channel, communicator in communicators.items()
+        }
+        world = next(communicator for (kind, _), communicator in communicators.items() if kind == "world")
         self.sums: Sums = (NcclSums if world.carrier == "nccl" else GlooSums)(world, communicators)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:

@@ -267,8 +267,8 @@ class Endpoint:
         host = HostLinks(rank, shared, wanted.flats, sharing.memories, self.timeout_s)
         if len(shared) == len(channels):
             return host
-        others = [channel for channel in channels if channel not in shared]
-        return MixedLinks(host, self._collective_links(rank, others, meeting, CPU))
+        unshared = [channel for channel in channels if channel not in shared]
+        return MixedLinks(host, self._collective_links(rank, unshared, meeting, CPU))
 
 
 def transport_in_use(links: Links) -> str:
@@ -280,7 +280,8 @@ def transport_in_use(links: Links) -> str:
 def channels_of(links: Links) -> dict[Carrier, list[str]]:
     """Return the names of the channels of a rank, by carrier."""
     by_carrier = {
-        carrier: [name_of(channel) for channel, by in links.carriers.items() if by == carrier] for carrier in CARRIERS
+        carrier: [name_of(channel) for channel, channel_carrier in links.carriers.items() if channel_carrier == carrier]
+        for carrier in CARRIERS
     }
     return {carrier: names for carrier, names in by_carrier.items() if names}
 
@@ -351,4 +352,4 @@ def _tell_all(text: str) -> list[str]:
     mine[: data.numel()] = data
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_of_them, mine)
-    return [bytes(each.tolist()).decode().strip() for each in all_of_them]
+    return [bytes(padded.tolist()).decode().strip() for padded in all_of_them]

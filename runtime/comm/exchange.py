@@ -121,12 +121,12 @@ class RankExchange:
 
     def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
         """Send the counts to each rank, followed by a stamp: the number of the exchange in the group, and its name."""
-        both = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # outgoing and incoming counts
-        both[0, :, :-1] = counts_E.view(self.size, -1)
-        both[0, :, -1] = self.sequence << 32 | digest(name)
-        ones = (1,) * self.size
-        works = self._started(self.counts.start(name, Rows(both[0], ones), Rows(both[1], ones)))
-        self.pending[name] = (Pending(works, both),)
+        counts = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # outgoing and incoming counts
+        counts[0, :, :-1] = counts_E.view(self.size, -1)
+        counts[0, :, -1] = self.sequence << 32 | digest(name)
+        row_counts = (1,) * self.size
+        works = self._started(self.counts.start(name, Rows(counts[0], row_counts), Rows(counts[1], row_counts)))
+        self.pending[name] = (Pending(works, counts),)
 
     def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
         (pending,) = self.pending.pop(name)
@@ -181,11 +181,11 @@ class LocalRoute(Route):
         places_S, results = self.places_S(), list[Tensor]()
         for tensor in tensors:
             result = empty_rows(tensor, self.num_rows if forward else self.num_sent)
-            to, rows = as_words(result, tensor)
+            target, rows = as_words(result, tensor)
             if forward:
-                to.zero_().index_copy_(0, places_S, rows)
+                target.zero_().index_copy_(0, places_S, rows)
             else:
-                torch.index_select(rows, 0, places_S, out=to)
+                torch.index_select(rows, 0, places_S, out=target)
             results.append(result)
         return results
 

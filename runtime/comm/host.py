@@ -83,7 +83,9 @@ class HostLinks:
             assert part is not None
             return Circle([memories[m] for m in ranks], ranks.index(rank), part, timeout_s)
 
-        self.sums: Sums = HostSums({each: circle(each) for each in channels if each[0] in ("reduce", "world")})
+        self.sums: Sums = HostSums(
+            {channel: circle(channel) for channel in channels if channel[0] in ("reduce", "world")}
+        )
 
     def edge(self, source: int, destination: int) -> HostEdge:
         part = f"edge {(source, destination)}"
@@ -101,11 +103,11 @@ class HostLinks:
         self, part: str, members: tuple[int, ...]
     ) -> tuple[int, list[PipeWriter | None], list[PipeReader | None]]:
         """Return this rank's index among members, and its pipes to and from each of the others."""
-        here, memories, timeout_s = self._rank, self._memories, self._timeout_s
+        rank, memories, timeout_s = self._rank, self._memories, self._timeout_s
         return (
-            members.index(here),
-            [PipeWriter(memories[here], f"{part} {here}>{m}", timeout_s) if m != here else None for m in members],
-            [PipeReader(memories[m], f"{part} {m}>{here}", timeout_s) if m != here else None for m in members],
+            members.index(rank),
+            [PipeWriter(memories[rank], f"{part} {rank}>{m}", timeout_s) if m != rank else None for m in members],
+            [PipeReader(memories[m], f"{part} {m}>{rank}", timeout_s) if m != rank else None for m in members],
         )
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -182,7 +184,7 @@ class HostParts:
     sequence: int = 0
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
-        outgoing, places = (each.chunk(len(self.writers)) for each in (flat, room))
+        outgoing, places = (buffer.chunk(len(self.writers)) for buffer in (flat, room))
         works = self._started(name, outgoing, places)
         return Summed(
             works, [*places[: self.index], outgoing[self.index], *places[self.index + 1 :]], places[self.index]

@@ -139,8 +139,8 @@ class Heap:
     def take(self, size: int) -> int | None:
         """Allocate a block of `size` bytes. Return its start; None if there is no room."""
         size, start = -(-max(size, 1) // LINE) * LINE, 0
-        for index, (at, end) in enumerate(self._taken):
-            if at - start >= size:
+        for index, (begin, end) in enumerate(self._taken):
+            if begin - start >= size:
                 self._taken.insert(index, (start, start + size))
                 return start
             start = end
@@ -198,14 +198,14 @@ class PipeWriter:
 
     def _reclaim(self) -> bool:
         """Free the messages that were read. Return whether there were any."""
-        left: deque[tuple[int, int]] = deque()
+        unread: deque[tuple[int, int]] = deque()
         for message, start in self._unread:
             if self._words[_ACKS_AT + message % ENTRIES] == message + 1:
                 self._heap.free(start)
             else:
-                left.append((message, start))
-        is_freed = len(left) < len(self._unread)
-        self._unread = left
+                unread.append((message, start))
+        is_freed = len(unread) < len(self._unread)
+        self._unread = unread
         return is_freed
 
 

@@ -40,7 +40,7 @@ from runtime.contract.names import ExchangeName
 
 def by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
     """Split the members of an expert group (ascending world ranks) by node, `on_node` ranks each."""
-    return tuple(tuple(members[at : at + on_node]) for at in range(0, len(members), on_node))
+    return tuple(tuple(members[start : start + on_node]) for start in range(0, len(members), on_node))
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ class Counts:
 
     def route(self, numbers: Sequence[int], alignment: int) -> NodeRoute:
         """Build the route from `numbers`. ChannelError if members of the group are in different exchanges."""
-        place, left = self.place, iter(numbers)
+        place, remaining = self.place, iter(numbers)
 
         def take(count: int) -> tuple[int, ...]:
-            return tuple(islice(left, count))
+            return tuple(islice(remaining, count))
 
         stamps = take(place.nodes + place.on_node)
         if len({*stamps}) > 1:
@@ -189,8 +189,8 @@ def copies_of(place: NodePlace, rows_N: Tensor, tokens_S: Tensor) -> tuple[Tenso
     first = torch.full((place.nodes * place.tokens,), row_S.shape[0], device=row_S.device)
     first.scatter_reduce_(0, node_S * place.tokens + tokens_S, row_S, "amin")
     sent = first < row_S.shape[0]
-    at = torch.where(sent, sent.cumsum(0) - 1, row_S.shape[0])  # past the end: not sent
-    copies_S = row_S.new_zeros(row_S.shape[0] + 1).scatter_(0, at, first)[:-1].clone()
+    targets = torch.where(sent, sent.cumsum(0) - 1, row_S.shape[0])  # past the end: not sent
+    copies_S = row_S.new_zeros(row_S.shape[0] + 1).scatter_(0, targets, first)[:-1].clone()
     return copies_S, (rows_N, sent.view(place.nodes, -1).sum(1))
 
 
@@ -212,9 +212,9 @@ def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tens
     in_source_NM = here_NM.cumsum(1) - here_NM
     place_NS = at_NS + (first_NM - in_source_NM).gather(1, rank_NS)
     arrival_NS = at_NS + _before(here_NM.sum(1))[:, None]
-    at = torch.where(is_here, place_NS, is_here.numel()).flatten()
+    targets = torch.where(is_here, place_NS, is_here.numel()).flatten()
     forwards = rows.new_zeros(2, is_here.numel() + 1)
-    forwards.scatter_(1, at.expand(2, -1), torch.stack([copy_NS.flatten(), arrival_NS.flatten()]))
+    forwards.scatter_(1, targets.expand(2, -1), torch.stack([copy_NS.flatten(), arrival_NS.flatten()]))
     return forwards, (copies_N, here_NM.t().flatten())
 
 
@@ -293,7 +293,7 @@ class NodeExchange:
         else:
             self.hops[name] = hops
         self.sequence += 1
-        self.pending[name] = tuple(Pending([], held) for held in (*results, *(hop.first.result for hop in hops)))
+        self.pending[name] = tuple(Pending([], tensor) for tensor in (*results, *(hop.first.result for hop in hops)))
 
     def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:
         """Return the received tensors, then the tensors that were forwarded."""
@@ -302,7 +302,7 @@ class NodeExchange:
         else:
             for second in [hop.start_second() for hop in self.hops.pop(name)]:
                 second.wait()
-        return tuple(held.result for held in self.pending.pop(name))
+        return tuple(pending.result for pending in self.pending.pop(name))
 
     def _to_experts(
         self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor
@@ -332,8 +332,8 @@ class NodeExchange:
                 counts = tuple(sum(column) for column in zip(*route.rows, strict=True))
                 return self.rows.swap("column", name, Rows(values, counts), Rows(result, route.sent))
             sums = sums_of(forwarded, forwards[0], sum(route.copies))
-            came = self.rows.swap("column", name, Rows(sums, route.copies), _room(tensor, route.copies_sent))
-            return Pending([_PlacedSums(came, copies, result)], result)
+            work = self.rows.swap("column", name, Rows(sums, route.copies), _room(tensor, route.copies_sent))
+            return Pending([_PlacedSums(work, copies, result)], result)
 
         return TwoHops(first, then), result
 
@@ -358,9 +358,9 @@ def exchange_of(
     groups = by_node(members, on_node)
     node = next(index for index, group in enumerate(groups) if rank in group)
     column = tuple(group[groups[node].index(rank)] for group in groups)
-    inside = groups[node]
+    of_node = groups[node]
     rows, counts = (
-        Hops(*(links.swap(kind, group) if len(group) > 1 else None for group in (column, inside)))
+        Hops(*(links.swap(kind, group) if len(group) > 1 else None for group in (column, of_node)))
         for kind in get_args(SwapKind)
     )
     streams = {forward: torch.cuda.Stream(device) for forward in (True, False) if device.type != "cpu"}

@@ -88,7 +88,7 @@ class RowLayout:
         if device not in self._tables:
             step = len(self.counts) + 1
             sources = [source for member in self.by_member for source in member]
-            pieces = [at for first in (*sources, step - 1) for at in range(first, len(self.sizes), step)]
+            pieces = [piece for first in (*sources, step - 1) for piece in range(first, len(self.sizes), step)]
             sizes, starts = [self.sizes[piece] for piece in pieces], [0, *accumulate(self.sizes)]
             ends = [*accumulate(sizes)]
             shifts = [starts[piece] + size - end for piece, size, end in zip(pieces, sizes, ends, strict=True)]
@@ -116,7 +116,7 @@ class Rows:
         if self.layout is None:
             return [(rows,) for rows in self.tensor.split(self.counts)]
         pieces, step = self.tensor.split(self.layout.sizes), len(self.layout.counts) + 1
-        return [[piece for source in each for piece in pieces[source::step]] for each in self.layout.by_member]
+        return [[piece for source in sources for piece in pieces[source::step]] for sources in self.layout.by_member]
 
     def packed(self) -> Tensor:
         """Return the rows in a contiguous tensor, member after member; copied only if the layout differs."""
@@ -139,12 +139,12 @@ class Rows:
 
         A device moves all rows in one launch: there may be hundreds of pieces of a few rows."""
         if self.tensor.device.type == "cpu":
-            to: list[Tensor] = []
+            targets: list[Tensor] = []
             rows: list[Tensor] = []
             for mine, theirs in zip(self.pieces(), source.pieces(), strict=True):
-                to += _cut_as(theirs, mine)
+                targets += _cut_as(theirs, mine)
                 rows += _cut_as(mine, theirs)
-            torch._foreach_copy_(to, rows)
+            torch._foreach_copy_(targets, rows)
         elif self.layout is None:
             self.tensor.copy_(source.packed())
         else:
@@ -162,7 +162,7 @@ def _cut_as(others: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tens
     if len(pieces) == len(others):
         cut = pieces
     else:
-        cut = pieces[0].split([len(other) for other in others]) if len(pieces) == 1 else pieces
+        cut = pieces[0].split([len(part) for part in others]) if len(pieces) == 1 else pieces
     return [raw(piece) for piece in cut]
 
 
@@ -174,8 +174,8 @@ def raw(tensor: Tensor) -> Tensor:
 def as_words(*tensors: Tensor) -> tuple[Tensor, ...]:
     """View tensors of one dtype for moving their rows: as int64 if that divides the rows of all, else as in `raw`. A
     thread of a device moves one element at a time, so wide elements take fewer."""
-    if all(_has_words(each) for each in tensors):
-        return tuple(each.view(torch.int64) for each in tensors)
+    if all(_has_words(tensor) for tensor in tensors):
+        return tuple(tensor.view(torch.int64) for tensor in tensors)
     return tuple(map(raw, tensors))
 
 
@@ -334,7 +334,7 @@ class WantedChannels:
 
     def of(self, rank: int, kind: str) -> list[tuple[int, ...]]:
         """Return the member ranks of the channels of a kind that a rank is in."""
-        return [ranks for each, ranks in self.channels(rank) if each == kind]
+        return [ranks for channel_kind, ranks in self.channels(rank) if channel_kind == kind]
 
 
 class Links(Protocol):
@@ -422,8 +422,8 @@ def sum_parts(parts: Sequence[Tensor], out: Tensor) -> None:
     """Sum flat tensors of one size, in order. `out` may be one of them."""
     size = BLOCK if len(parts) > 2 else max(1, out.numel())
     is_read_late = any(out.data_ptr() == part.data_ptr() for part in parts[2:])  # after the first two are summed
-    for at in range(0, out.numel(), size):
-        block = slice(at, at + size)
+    for start in range(0, out.numel(), size):
+        block = slice(start, start + size)
         place = out[block]
         total = sum_in_order([part[block] for part in parts], None if is_read_late else place)
         if is_read_late:

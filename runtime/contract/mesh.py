@@ -115,15 +115,15 @@ def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
     sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that share a sequence
     lowest = of_data + column % tp - column % sharing
-    same = column % group - column % mesh.etp
-    sharers = [each + at for each in range(lowest, of_data + mesh.cp * tp, tp) for at in range(sharing)]
+    etp_start = column % group - column % mesh.etp
+    sharers = [start + index for start in range(lowest, of_data + mesh.cp * tp, tp) for index in range(sharing)]
     columns_by_kind: Mapping[Columns, Sequence[int]] = {
         "each": range(column, column + 1),
         "block": range(first, first + group),
         "node": range(of_node, of_node + node),
         "across": range(first + column % node, first + group, node),
         "member": range(column % group, width, group),
-        "experts": [at + each for at in range(same, width, group) for each in range(mesh.etp)],
+        "experts": [start + index for start in range(etp_start, width, group) for index in range(mesh.etp)],
         "tensor": range(column - column % tp, column - column % tp + tp),
         "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
         "sequence": sharers if mesh.sq > 1 else [column],

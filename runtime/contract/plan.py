@@ -315,32 +315,34 @@ def _check_parts(plan: RunPlan) -> None:
         for row in rows:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
-    demand(all(len(each.shape) == 2 and each.shape[1] <= each.below for each in plan.tables), "tables")
-    held = [each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters]
+    demand(all(len(table.shape) == 2 and table.shape[1] <= table.below for table in plan.tables), "tables")
+    parameters = [parameter for bucket in (*plan.buckets, *plan.frozen) for parameter in bucket.parameters]
     slices = defaultdict[tuple[str, Shape], list[Slice | None]](list)
-    for each in held:
-        demand(each.slice is None or each.slice.fits(each.shape), f"slice of {each.name}")
-        slices[each.name, each.shape].append(each.slice)
+    for parameter in parameters:
+        demand(parameter.slice is None or parameter.slice.fits(parameter.shape), f"slice of {parameter.name}")
+        slices[parameter.name, parameter.shape].append(parameter.slice)
     for (name, shape), held_slices in slices.items():
         demand(not tiling_problem(shape, held_slices), f"slices of {name}")
-    tensors = {each.tensor for each in held}
-    demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
+    tensors = {parameter.tensor for parameter in parameters}
+    demand(all(weight.tensor in tensors and plan.zero < 3 for weight in plan.quantised), "quantised")
     demand(not plan.optimizer.rest or plan.train.optimizer.rest is not None, "optimizer: rest")
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)
-        whole = plan.optimizer.is_whole(bucket)
-        wanted = len(bucket.parameters) if plan.zero and whole and count > 1 else 0
+        is_whole = plan.optimizer.is_whole(bucket)
+        num_owners = len(bucket.parameters) if plan.zero and is_whole and count > 1 else 0
         demand(not bucket.rest or plan.train.optimizer.rest is not None, "buckets: rest")
-        for each in bucket.parameters if whole else ():
-            demand(not each.matrices or sum(each.matrices) == each.shape[0], f"matrices of {each.name}")
-            demand(not each.matrices or each.slice is None, f"matrices of {each.name}")
-        demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
+        for parameter in bucket.parameters if is_whole else ():
+            demand(
+                not parameter.matrices or sum(parameter.matrices) == parameter.shape[0], f"matrices of {parameter.name}"
+            )
+            demand(not parameter.matrices or parameter.slice is None, f"matrices of {parameter.name}")
+        demand(len(owners) == num_owners and all(owner < count for owner in owners), "buckets: owners")
         held_by = {holder % mesh.columns for holder in bucket.holders}
         divided = plan.zero >= 2 and len(held_by) > 1 and not bucket.still
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
     demand(bool(plan.clipped) == (plan.train.optimizer.qk_clip is not None), "clipped")
-    shapes = {each.name: each.shape for each in plan.parameters}
+    shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
     for clipped in plan.clipped:
         demand(clipped.heads % clipped.key_heads == 0 == clipped.heads % mesh.tp, f"clipped: {clipped.name}")
         for of_heads in clipped.rows:
@@ -359,11 +361,11 @@ def _check_grpo(plan: RunPlan) -> None:
         return
     demand(grpo.temperature > 0 and grpo.prompt + grpo.completion <= plan.train.sequence, "train.grpo")
     demand(all(size % grpo.group == 0 for _, size in plan.batches), "train.grpo.group")
-    names = {each.name for each in grpo.rewards}
+    names = {reward.name for reward in grpo.rewards}
     demand(names and len(names) == len(grpo.rewards), "train.grpo.rewards")
-    for each in grpo.rewards:
-        demand((each.check == "regex") == (each.pattern is not None), "train.grpo.rewards")
-        demand(each.file == (f"rewards/{each.name}.py" if each.check == "python" else None), "train.grpo.rewards")
+    for reward in grpo.rewards:
+        demand((reward.check == "regex") == (reward.pattern is not None), "train.grpo.rewards")
+        demand(reward.file == (f"rewards/{reward.name}.py" if reward.check == "python" else None), "train.grpo.rewards")
 
 
 def demand(condition: object, place: str) -> None:

@@ -127,8 +127,8 @@ def check_programs(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) ->
         demand(name in programs, f"batches: there is no program of {size} sequences")
     largest = plan.batches[-1][1]
     for key, setting in {"validate": plan.train.validate, "grpo": plan.train.grpo}.items():
-        there = ProgramName.of("evaluate", largest // sequences) in programs
-        demand(setting is None or there, f"train.{key}: there is no program for it")
+        has_program = ProgramName.of("evaluate", largest // sequences) in programs
+        demand(setting is None or has_program, f"train.{key}: there is no program for it")
     for name, program in programs.items():
         fits = len(program.ranks) == plan.mesh.pp and name in ProgramName.all_of(program.micro_batches)
         demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")

@@ -35,7 +35,7 @@ def batch_at(batches: Batches, sequence: int, tokens: int) -> int:
 
 def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
     """Return the tokens of the first `steps` steps."""
-    growth = _growth((*(each for each in batches if each[0] < steps), (steps, 0)), sequence)
+    growth = _growth((*(entry for entry in batches if entry[0] < steps), (steps, 0)), sequence)
     return growth[-1][0]
 
 

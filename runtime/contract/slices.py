@@ -35,7 +35,7 @@ class Slice:
         """Whether it is a proper slice of tensors with a shape."""
         if self.dimension >= len(shape) or not self.ranges:
             return False
-        ends = [0, *(place for each in self.ranges for place in each), shape[self.dimension]]
+        ends = [0, *(place for span in self.ranges for place in span), shape[self.dimension]]
         inside = all(a < b for a, b in pairwise(ends[1:-1])) and ends[-2] <= ends[-1]
         return inside and self.extent < shape[self.dimension]
 
@@ -55,14 +55,16 @@ def tiling_problem(shape: tuple[int, ...], slices: Iterable[Slice | None]) -> st
     parts = list(slices)
     if parts == [None]:
         return ""
-    several = [each for each in parts if each is not None]
+    several = [part for part in parts if part is not None]
     if len(several) < len(parts):
         return "all of it is held twice"
-    if len({each.dimension for each in several}) > 1:
+    if len({part.dimension for part in several}) > 1:
         return "its slices are along several dimensions"
-    at, extent = 0, shape[several[0].dimension] if several else 0
-    for begin, end in sorted(each for one in several for each in one.ranges):
-        if begin != at:
-            return f"{min(at, begin)} to {max(at, begin)} are {'held twice' if begin < at else 'missing'}"
-        at = end
-    return "" if several and at == extent else f"{at} to {extent} are missing"
+    covered, extent = 0, shape[several[0].dimension] if several else 0
+    for begin, end in sorted(span for part in several for span in part.ranges):
+        if begin != covered:
+            return (
+                f"{min(covered, begin)} to {max(covered, begin)} are {'held twice' if begin < covered else 'missing'}"
+            )
+        covered = end
+    return "" if several and covered == extent else f"{covered} to {extent} are missing"

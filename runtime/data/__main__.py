@@ -60,11 +60,11 @@ def main(argv: list[str]) -> int:
 def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
     """Return the folder of the prepared corpus, preparing it in this process if needed. `resume`: as --resume."""
     resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
-    shown: set[str] = set()
+    printed: set[str] = set()
 
     def once(text: str) -> None:
-        if text not in shown:
-            shown.add(text)
+        if text not in printed:
+            printed.add(text)
             say(f"data: {printable(text)}")
 
     try:

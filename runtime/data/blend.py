@@ -79,18 +79,18 @@ class Blend:
 
     def place(self, index: int) -> tuple[int, int]:
         """Return the number of a sample's source, and the sample's index in the order of that source."""
-        period, at = divmod(index - self.first, self._period)
+        period, offset = divmod(index - self.first, self._period)
         assert period >= 0, f"sample {index} was drawn before sample {self.first}, by other shares"
         sources, before = _places(self.weights)
-        number = int(sources[at])
+        number = int(sources[offset])
         share = self.shares[number]
-        return number, share.index(period * share.weight + int(before[at]))
+        return number, share.index(period * share.weight + int(before[offset]))
 
     def counts(self, index: int) -> tuple[int, ...]:
         """Return how many samples each source has given with these shares before a sample of the run."""
-        period, at = divmod(index - self.first, self._period)
-        rest = np.bincount(_places(self.weights)[0][:at], minlength=len(self.shares)).tolist()
-        return tuple(period * share.weight + more for share, more in zip(self.shares, rest, strict=True))
+        period, offset = divmod(index - self.first, self._period)
+        counts = np.bincount(_places(self.weights)[0][:offset], minlength=len(self.shares)).tolist()
+        return tuple(period * share.weight + count for share, count in zip(self.shares, counts, strict=True))
 
     def nexts(self, index: int) -> dict[str, int]:
         """Return source → index of its next sample, if sample `index` of the run is next."""

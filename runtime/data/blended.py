@@ -42,16 +42,19 @@ def prepare_data(
     """Return the prepared corpus of a request, with one source or several. Arguments and errors as of `prepare`."""
     if not request.data.sources:
         return prepare.prepare(request, spec_folder, out, progress, say, cache=cache, resumed=resumed)
-    asked = prepare.asked_for(request)
+    entry = prepare.asked_for(request)
     out.mkdir(parents=True, exist_ok=True)
     cache = prepare.usable(cache, say)
     with store.run_lock(out, say):
-        prepared, damaged = prepare.of_checkpoints(out, asked, resumed, cache)
+        prepared, damaged = prepare.of_checkpoints(out, entry, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
         try:
-            tasks = {name: prepare.task_of(one, spec_folder, progress) for name, one in _requests(request)}
+            tasks = {
+                name: prepare.task_of(source_request, spec_folder, progress)
+                for name, source_request in _requests(request)
+            }
         except (DataError, OSError) as error:
             if damaged is None:
                 raise
@@ -78,7 +81,10 @@ def prepare_shared(
         task = prepare.task_of(request, spec_folder, progress, jobs)
         prepare.say_skipped({"": task}, {"": request}, say)
         return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
-    tasks = {name: prepare.task_of(one, spec_folder, progress, jobs) for name, one in _requests(request)}
+    tasks = {
+        name: prepare.task_of(source_request, spec_folder, progress, jobs)
+        for name, source_request in _requests(request)
+    }
     prepare.say_skipped(tasks, dict(_requests(request)), say)
     return BlendRequest(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
 
@@ -105,7 +111,7 @@ class BlendRequest:
     @property
     def about(self) -> dict[str, Any]:
         return {
-            "source": ", ".join(each.files for each in self.request.data.sources),
+            "source": ", ".join(source.files for source in self.request.data.sources),
             "skipped": dict(sum((Counter(task.skipped) for task in self.tasks.values()), Counter())),
             "request": prepare.asked_for(self.request),
             **_by_source("places", {name: task.places for name, task in self.tasks.items()}),
@@ -128,13 +134,13 @@ class BlendRequest:
                 passed = {name: self._passed(name, task, where, guard) for name, task in self.tasks.items()}
                 tokenizer = self._trained(passed.values(), tokenizer.vocab, Path(aside), journal)
             parts = {}
-            for name, one in _requests(self.request, tokenizer):
+            for name, source_request in _requests(self.request, tokenizer):
                 task = self.tasks[name]
                 if isinstance(task, PreparationTask):  # text is encoded with the tokenizer that is known now
-                    task = prepare.task_of(one, self.spec_folder, self.progress, self.jobs)
-                parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(one, task))
-            meta = store.publish(where, self.key, lambda at: _put_together(parts, at) | self.about)
-        return Prepared(where / self.key, meta, reused=all(each.reused for each in parts.values()))
+                    task = prepare.task_of(source_request, self.spec_folder, self.progress, self.jobs)
+                parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(source_request, task))
+            meta = store.publish(where, self.key, lambda folder: _put_together(parts, folder) | self.about)
+        return Prepared(where / self.key, meta, reused=all(prepared.reused for prepared in parts.values()))
 
     def _passed(
         self, name: str, task: PreparationTask | TokenTask, where: Path, guard: Guard
@@ -171,9 +177,11 @@ def _aside(out: Path) -> Iterator[Path]:
 def _requests(request: DataRequest, tokenizer: str | None = None) -> Iterator[tuple[str, DataRequest]]:
     """Yield the name of each source and a request for it alone."""
     data = request.data
-    for each in data.sources:
-        one = replace(data, source=each.files, sources=(), tokenizer=tokenizer or data.tokenizer, fim=each.fim)
-        yield each.name, replace(request, data=replace(one, filters=each.filters))
+    for source in data.sources:
+        source_data = replace(
+            data, source=source.files, sources=(), tokenizer=tokenizer or data.tokenizer, fim=source.fim
+        )
+        yield source.name, replace(request, data=replace(source_data, filters=source.filters))
 
 
 def _folder(folder: Path) -> Path:
@@ -198,7 +206,7 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
         "tokenizer": first["tokenizer"],
         "splits": {split: _sums([meta["splits"][split] for meta in metas.values()]) for split in first["splits"]},
         "sources": {name: meta["splits"] for name, meta in metas.items()},
-        "held_out": [f"{name}: {each}" for name, meta in metas.items() for each in meta["held_out"]],
+        "held_out": [f"{name}: {entry}" for name, meta in metas.items() for entry in meta["held_out"]],
         "unigram_nats": None,  # it depends on the weights
         **_by_source("token_files", metas),
         **_by_source("infill", metas),
@@ -213,4 +221,4 @@ def _by_source(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 
 def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {name: sum(each[name] for each in counts) for name in counts[0]}
+    return {name: sum(of_source[name] for of_source in counts) for name in counts[0]}

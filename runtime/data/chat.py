@@ -74,13 +74,13 @@ def read_settings(data: ChatRecipe | PromptsRecipe, tokenizer_path: Path, folder
     named = data.template if isinstance(data, ChatRecipe) else None
     config_path = tokenizer_path.with_name(tokenizer_files.CONFIG)
     tokens = tokenizer_files.special_tokens(tokenizer_path)
-    beside = tokenizer_path.with_name(tokenizer_files.TEMPLATE)
-    if named is not None or beside.is_file():
-        path = folder / named if named is not None else beside
+    template_path = tokenizer_path.with_name(tokenizer_files.TEMPLATE)
+    if named is not None or template_path.is_file():
+        path = folder / named if named is not None else template_path
         return Settings(tokenizer_files.read_text(path, MAX_TEMPLATE_BYTES), str(path), tokens, prompts)
     template = tokenizer_files.config(tokenizer_path).get("chat_template")
     if isinstance(template, list):  # several named templates
-        by_name = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = by_name.get("default")
     if template is not None and not isinstance(template, str):
         raise DataError(f'{config_path}: "chat_template" is no text')
@@ -132,7 +132,7 @@ def messages_fault(name: str, value: object) -> str:
     """Return why the value under a name is no list of messages, or ""."""
     if not isinstance(value, list) or not value:
         return f'"{name}" is not a list of messages'
-    if all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value):
+    if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in value):
         return ""
     return f'a message of "{name}" is no object with a string under "role"'
 
@@ -145,7 +145,7 @@ def more_fault(row: Mapping[str, Any]) -> str:
         tools = _tools(row.get("tools"))
     except (ValueError, RecursionError):
         return '"tools" is a text that is not JSON'
-    if tools is None or (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+    if tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         return ""
     return '"tools" is not a list of objects'
 
@@ -214,8 +214,8 @@ class RowEncoder:
 
     def _answered(self, row: Mapping[str, Any]) -> Encoded:
         """Encode a prompt and a completion that are messages. The loss is on everything from the completion on."""
-        whole = [*row["prompt"], *row["completion"]]
-        prompt, text = self._rendered(row["prompt"], row, prompt=True), self._rendered(whole, row, prompt=False)
+        messages = [*row["prompt"], *row["completion"]]
+        prompt, text = self._rendered(row["prompt"], row, prompt=True), self._rendered(messages, row, prompt=False)
         first = len(prompt) if text.startswith(prompt) else self._first_of_answer(row, text)
         encoding = self._encode(text)
         ids = _with_loss(encoding, [(first, len(text))])
@@ -227,10 +227,10 @@ class RowEncoder:
         start is where the text changes when the completion is replaced."""
         from runtime.data.chat_template import instead_of, unused_character
 
-        answer, *more = row["completion"]
-        other = [*row["prompt"], instead_of(answer, unused_character(text)), *more]
-        pairs = enumerate(zip(text, self._rendered(other, row, prompt=False), strict=False))
-        return next((place for place, (one, another) in pairs if one != another), len(text))
+        answer, *following = row["completion"]
+        replaced = [*row["prompt"], instead_of(answer, unused_character(text)), *following]
+        pairs = enumerate(zip(text, self._rendered(replaced, row, prompt=False), strict=False))
+        return next((place for place, (character, other_character) in pairs if character != other_character), len(text))
 
     def _marked(self, row: Mapping[str, Any]) -> Encoded:
         """Encode messages. The loss is on tokens with a character that the template marks."""

@@ -140,9 +140,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a message of the same role with this text, without reasoning and tool calls."""
-    left = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
-    is_parts = isinstance(left.get("content"), list)
-    return left | {"content": [{"type": "text", "text": text}] if is_parts else text}
+    fields = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
+    is_parts = isinstance(fields.get("content"), list)
+    return fields | {"content": [{"type": "text", "text": text}] if is_parts else text}
 
 
 def _with_text_at_the_end(message: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -190,8 +190,8 @@ class _TemplateNamespace(Namespace):
     """`namespace` in a template, without names that begin with an underscore."""
 
     def __init__(*args: Any, **names: Any) -> None:
-        self, *rest = args
-        attributes = dict(*rest, **names)
+        self, *positional = args
+        attributes = dict(*positional, **names)
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)

@@ -202,7 +202,7 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
     try:
         if not folder.is_dir():
             return []
-        return list(dict.fromkeys(path for each, part in _searched(folder, pattern) for path in each.glob(part)))
+        return list(dict.fromkeys(path for root, part in _searched(folder, pattern) for path in root.glob(part)))
     except (ValueError, NotImplementedError) as error:  # `**.txt`, an empty pattern
         raise DataError(f"data source {source!r}: {error}") from None
     except OSError as error:
@@ -212,11 +212,11 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
 def _searched(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
     """Yield folders and the patterns to match below them. Leaves out the virtual files of the kernel below /, which
     belong to processes and devices."""
-    first, _, rest = pattern.partition("/")
-    if first != "**" or not rest or folder.resolve() != _ROOT:
+    first, _, remainder = pattern.partition("/")
+    if first != "**" or not remainder or folder.resolve() != _ROOT:
         yield folder, pattern
         return
-    yield folder, rest
+    yield folder, remainder
     for child in sorted(folder.iterdir()):
         if child.name not in _OF_KERNEL and child.is_dir() and not child.is_symlink():
             yield child, pattern
@@ -260,7 +260,7 @@ def _is_of_dataset(path: Path) -> bool:
     try:
         with open_regular(state) as stream:
             saved = json.loads(stream.read(MAX_STATE_BYTES))
-        names = [str(each["filename"]) for each in saved["_data_files"]]
+        names = [str(file["filename"]) for file in saved["_data_files"]]
         indices = saved.get("_indices_data_files") or saved.get("_indices_files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{state}: not a state.json of `datasets`: {error}") from None

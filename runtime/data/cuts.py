@@ -24,7 +24,7 @@ class EpochCut:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for a checkpoint."""
-        return vars(self) | {"order": self.order.to_json(), "skip": [list(each) for each in self.skip]}
+        return vars(self) | {"order": self.order.to_json(), "skip": [list(span) for span in self.skip]}
 
     def seen(self, first: int, end: int, earlier: Sequence[EpochCut]) -> Iterator[tuple[int, int]]:
         """Yield the parts of tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
@@ -47,8 +47,8 @@ def num_seen(order: Order, index: int, cuts: Sequence[EpochCut]) -> int:
     """Return how many tokens of the sample's window were seen in this epoch under earlier orders."""
     first, end = order.tokens_of(index)
     parts = sorted(part for k, cut in enumerate(cuts) for part in cut.seen(first, end, cuts[:k]))
-    seen, at = 0, first
+    count, position = 0, first
     for begin, until in parts:
-        seen += max(0, until - max(begin, at))
-        at = max(at, until)
-    return seen
+        count += max(0, until - max(begin, position))
+        position = max(position, until)
+    return count

@@ -72,8 +72,8 @@ def signature(text: str) -> Signature:
     hashes_W = np.fromiter(map(_Hashes().__getitem__, words(text)), np.uint64)
     size = min(RUN, len(hashes_W))
     runs_G = np.zeros(len(hashes_W) - size + 1 if size else 0, np.uint64)
-    for at in range(size):
-        runs_G = runs_G * FACTOR + hashes_W[at : at + len(runs_G)]
+    for offset in range(size):
+        runs_G = runs_G * FACTOR + hashes_W[offset : offset + len(runs_G)]
     minima, different_G = _minhash(), np.unique(runs_G >> np.uint64(32))
     for first in range(0, len(different_G), AT_ONCE):
         minima.update_batch(different_G[first : first + AT_ONCE].tolist())

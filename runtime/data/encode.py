@@ -228,7 +228,7 @@ def check_vocab(path: Path, size: int, vocab: int) -> None:
 
 def again(folder: Path, meta: Meta) -> Tokens:
     """Return the tokens of a verified folder with the same text but another split: nothing is encoded."""
-    was = TextSplit(**meta["split"])
+    old_split = TextSplit(**meta["split"])
     is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token
     sides = [
         _rows(folder / name)
@@ -242,7 +242,7 @@ def again(folder: Path, meta: Meta) -> Tokens:
 
     def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], Notices]]]:
         for batch in batches:
-            ids = (next(sides[was.is_held(*document)]) for document in batch)
+            ids = (next(sides[old_split.is_held(*document)]) for document in batch)
             yield batch, (ids, notices.pop() if notices else Notices())
 
     return Tokens(text, dict(meta["tokenizer"]), "divide", encoded, tokenizer_files.beside(folder / TOKENIZER))
@@ -317,8 +317,8 @@ def write_shards(
     total = max(1, sum(file.path.stat().st_size for file in files))
     num_read, notices = 0, Notices()
     with train.writer, validation.writer:
-        for batch, (batch_ids, more) in tokens.encoded(batches(files, reader_of(chat))):
-            notices += more
+        for batch, (batch_ids, batch_notices) in tokens.encoded(batches(files, reader_of(chat))):
+            notices += batch_notices
             for (file, text), ids in zip(batch, batch_ids, strict=True):
                 side = validation if divided.is_held(file, text) else train
                 side.add(file, text, ids)
@@ -352,9 +352,9 @@ def _facts_of_rows(
 def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) -> Iterator[str]:
     """Yield the names of files that are held out, with the share if only some of their documents are."""
     for file in files:
-        if held := validation.documents.get(file.name, 0):
+        if num_held := validation.documents.get(file.name, 0):
             trained_on = train.documents.get(file.name, 0)
-            yield f"{file.name} ({held} of {held + trained_on} documents)" if trained_on else file.name
+            yield f"{file.name} ({num_held} of {num_held + trained_on} documents)" if trained_on else file.name
 
 
 def _unigram_nats(folder: Path, vocab: int, chat: Settings | None) -> float | None:

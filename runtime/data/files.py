@@ -72,13 +72,13 @@ def descriptor_of_regular(path: Path, flags: int) -> int:
 
 def near(path: Path) -> str:
     """Return "; did you mean …?" with the file whose name is closest to a missing one, or "" if none is close."""
-    folder = next((each for each in path.parents if each.is_dir()), None)
+    folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None:
         return ""
     names = (folder.glob(f"{depth}{path.name}") for depth in ("", "*/", "*/*/"))
     candidates = [*islice(chain.from_iterable((*names, folder.glob(f"*{path.suffix}"))), MAX_NEAR)]
     close = get_close_matches(str(path), map(str, candidates), n=1, cutoff=0.6) or [
-        str(each) for each in candidates[:1]
+        str(candidate) for candidate in candidates[:1]
     ]
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -84,7 +84,7 @@ def fault(text: str) -> str:
     characters = sum(map(len, words))
     if not WORD_LENGTH[0] * len(words) <= characters <= WORD_LENGTH[1] * len(words):
         return "word_length"
-    lines = [line for each in text.splitlines() if (line := each.strip())]
+    lines = [line for raw_line in text.splitlines() if (line := raw_line.strip())]
     counts = {
         "hash_signs": (text.count("#"), len(words)),
         "ellipses": (sum(map(text.count, ELLIPSES)), len(words)),
@@ -96,20 +96,20 @@ def fault(text: str) -> str:
             return name
     if sum(any(map(str.isalpha, word)) for word in words) * 100 < LETTERS * len(words):
         return "letters"
-    paragraphs = [part for each in PARAGRAPHS.split(text) if (part := each.strip())]
+    paragraphs = [part for raw_part in PARAGRAPHS.split(text) if (part := raw_part.strip())]
     return next(_repetitions(lines, paragraphs), "") or next(_grams(words, characters), "")
 
 
 def _repetitions(lines: Sequence[str], paragraphs: Sequence[str]) -> Iterator[str]:
     """Yield the rules on lines and paragraphs that are broken."""
     parts = {"line": lines, "paragraph": paragraphs}
-    repeated = {kind: _repeated(each) for kind, each in parts.items()}
-    for kind, each in parts.items():
-        if len(repeated[kind]) * 100 > REPEATED[f"repeated_{kind}s"] * len(each):
+    repeated = {kind: _repeated(texts) for kind, texts in parts.items()}
+    for kind, texts in parts.items():
+        if len(repeated[kind]) * 100 > REPEATED[f"repeated_{kind}s"] * len(texts):
             yield f"repeated_{kind}s"
-    for kind, each in parts.items():
+    for kind, texts in parts.items():
         name = f"repeated_{kind}_characters"
-        if sum(map(len, repeated[kind])) * 100 > REPEATED[name] * sum(map(len, each)):
+        if sum(map(len, repeated[kind])) * 100 > REPEATED[name] * sum(map(len, texts)):
             yield name
 
 
@@ -236,18 +236,18 @@ class Judged:
     def from_bytes(cls, content: bytes) -> Judged:
         num, num_signatures = HEAD.unpack_from(content)
         fates = np.frombuffer(content, np.uint8, num, HEAD.size)
-        at, size = HEAD.size + num, duplicates.DIGEST_BYTES
+        begin, size = HEAD.size + num, duplicates.DIGEST_BYTES
         end = len(content) - num_signatures * duplicates.MINIMA * 4
         signatures = np.frombuffer(content, "<u4", offset=end).reshape(num_signatures, duplicates.MINIMA)
-        return cls(fates, [content[i : i + size] for i in range(at, end, size)], signatures)
+        return cls(fates, [content[i : i + size] for i in range(begin, end, size)], signatures)
 
 
 def judged(settings: FiltersRecipe, texts: Sequence[str]) -> bytes:
     """Judge each text alone. Return `Judged` as bytes."""
     fates = np.array([_fate(settings, text) for text in texts], np.uint8)
-    kept = [text for text, fate in zip(texts, fates, strict=True) if fate == KEPT]
-    digests = [duplicates.digest(text) for text in kept] if settings.duplicates else []
-    signatures = [duplicates.signature(text) for text in kept] if settings.duplicates == "near" else []
+    kept_texts = [text for text, fate in zip(texts, fates, strict=True) if fate == KEPT]
+    digests = [duplicates.digest(text) for text in kept_texts] if settings.duplicates else []
+    signatures = [duplicates.signature(text) for text in kept_texts] if settings.duplicates == "near" else []
     return Judged(fates, digests, np.array(signatures, np.uint32).reshape(-1, duplicates.MINIMA)).to_bytes()
 
 
@@ -267,7 +267,7 @@ def filtered(
     """Filter the documents of some files with `jobs` processes. Raises DataError if none is kept."""
     total = max(1, sum(file.path.stat().st_size for file in files))
     sizes, fates, num_read = dict.fromkeys(files, 0), [], 0
-    seen = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
+    seen_documents = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
     with ExitStack() as stack:
         workers: list[Callable[[Batch], bytes]] = [lambda batch: judged(settings, [text for _, text in batch])]
         processes = [stack.enter_context(_Judge(settings)) for _ in range(jobs if jobs > 1 else 0)]
@@ -279,15 +279,15 @@ def filtered(
 
         for batch, answer in journaled(batches(files, documents), workers, journal, stop):
             judgement = Judged.from_bytes(answer)
-            fates.append(_with_duplicates(judgement, seen) if settings.duplicates else judgement.fates)
+            fates.append(_with_duplicates(judgement, seen_documents) if settings.duplicates else judgement.fates)
             for file, text in batch:
                 sizes[file] += 1
                 num_read += len(text)
             progress("filter", min(num_read, total - 1), total)
     progress("filter", total, total)
-    shown = [name for name in ("shortest", "longest") if getattr(settings, name) is not None]
-    shown += {None: [], "exact": ["exact"], "near": ["exact", "near"]}[settings.duplicates]
-    result = Filtered(np.concatenate([np.zeros(0, np.uint8), *fates]), tuple(sizes.values()), tuple(shown))
+    reasons = [name for name in ("shortest", "longest") if getattr(settings, name) is not None]
+    reasons += {None: [], "exact": ["exact"], "near": ["exact", "near"]}[settings.duplicates]
+    result = Filtered(np.concatenate([np.zeros(0, np.uint8), *fates]), tuple(sizes.values()), tuple(reasons))
     if not result.facts["kept"]:
         raise DataError(f"{files[0].path}: nothing is left to train on: {said(result.facts)}")
     return result

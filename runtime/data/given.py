@@ -207,9 +207,9 @@ def main(argv: list[str]) -> int:
         _answer(stdout, facts)
         for line in stdin:
             _allow(cpu_s, data_bytes, len(line))
-            ids, more = encode(json.loads(line))
-            answer = {"sizes": [len(each) for each in ids]} | more
-            _answer(stdout, answer, b"".join(np.array(each, "<i4").tobytes() for each in ids))
+            ids, extra_fields = encode(json.loads(line))
+            answer = {"sizes": [len(tokens) for tokens in ids]} | extra_fields
+            _answer(stdout, answer, b"".join(np.array(tokens, "<i4").tobytes() for tokens in ids))
     except (KeyboardInterrupt, BrokenPipeError):
         return 1
     except MemoryError:

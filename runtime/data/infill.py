@@ -47,7 +47,7 @@ def sentinels(tokenizer_json: str) -> tuple[int, ...] | None:
     tokenizer = json.loads(tokenizer_json)
     inner = tokenizer["model"].get("vocab")
     ids = {**inner} if isinstance(inner, Mapping) else {}
-    ids |= {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+    ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
     return next((tuple(ids[name] for name in names) for names in SENTINELS if all(name in ids for name in names)), None)
 
 
@@ -84,20 +84,20 @@ class Infilled(Stream):
 
     def _part(self, document: int, first: int, last: int) -> list[Tokens]:
         """Return tokens [first, last) of a document, without reading its other tokens."""
-        begin, until = (int(self._stream.starts[each]) for each in (document, document + 1))
+        begin, until = (int(self._stream.starts[index]) for index in (document, document + 1))
         if not self._moved[document]:
             return [self._stream.tokens(begin + first, begin + last)]
         stop = until - int(self._stream.tokens(until - 1, until)[0] == self._end)
-        a, b = sorted(begin + self._cut(document, which, stop - begin) for which in (_FIRST, _SECOND))
-        parts, at = [], 0
+        a, b = sorted(begin + self._cut(document, number, stop - begin) for number in (_FIRST, _SECOND))
+        parts, position = [], 0
         spans = ((begin, a), (b, stop), (a, b), (stop, until))
         for sentinel, (low, high) in zip((*self._sentinels, None), spans, strict=True):
             if sentinel is not None:
-                if first <= at < last:
+                if first <= position < last:
                     parts.append(np.array([sentinel]))
-                at += 1
-            parts.append(self._stream.tokens(*(min(max(low, low + each - at), high) for each in (first, last))))
-            at += high - low
+                position += 1
+            parts.append(self._stream.tokens(*(min(max(low, low + bound - position), high) for bound in (first, last))))
+            position += high - low
         return parts
 
     def _cut(self, document: int, which: int, length: int) -> int:

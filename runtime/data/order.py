@@ -59,8 +59,8 @@ class Order:
         """Return the windows of several samples, as `window` does."""
         epochs, places = np.divmod(indices, self.windows)
         for epoch in np.unique(epochs).tolist():
-            at = epochs == epoch
-            places[at] = self._windows(places[at], epoch)
+            in_epoch = epochs == epoch
+            places[in_epoch] = self._windows(places[in_epoch], epoch)
         return places
 
     def _windows(self, places: Numbers, epoch: int) -> Numbers:

@@ -18,7 +18,7 @@ _MAX = 1 << 62
 def ranges(value: Any) -> Ranges:
     """Parse ranges of samples, which are ascending and disjoint."""
     demand(isinstance(value, list) and len(value) <= MAX_RANGES)
-    demand(all(isinstance(each, list) and len(each) == 2 for each in value))
+    demand(all(isinstance(pair, list) and len(pair) == 2 for pair in value))
     pairs = tuple((count(first), count(end)) for first, end in value)
     demand(all(first < end for first, end in pairs) and all(a[1] <= b[0] for a, b in pairwise(pairs)))
     return pairs
@@ -28,7 +28,7 @@ def cuts(value: Any) -> tuple[EpochCut, ...]:
     """Parse the cuts of one epoch."""
     demand(isinstance(value, list) and len(value) <= MAX_CUTS)
     parsed = tuple(map(_cut, value))
-    demand(all(each.epoch == parsed[0].epoch for each in parsed))
+    demand(all(cut.epoch == parsed[0].epoch for cut in parsed))
     return parsed
 
 

@@ -25,7 +25,7 @@ class Packs:
     def __init__(self, packs: Iterable[list[int]]) -> None:
         lists = list(packs)
         self._rows = np.fromiter(chain.from_iterable(lists), np.int64)
-        self._ends = np.cumsum([len(each) for each in lists], dtype=np.int64)
+        self._ends = np.cumsum([len(pack) for pack in lists], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -58,23 +58,23 @@ def packed(rows: Numbers, sizes: Numbers, room: int) -> Packs:
 
 def _best_fit(rows: Numbers, sizes: Numbers, room: int) -> list[list[int]]:
     packs: list[list[int]] = []
-    left: dict[int, deque[list[int]]] = {}  # by remaining room, the oldest first
-    rooms: list[int] = []  # keys of `left`, ascending
+    packs_by_room: dict[int, deque[list[int]]] = {}  # by remaining room, the oldest first
+    rooms: list[int] = []  # keys of `packs_by_room`, ascending
     for place in np.argsort(-sizes, kind="stable").tolist():
         size, row = int(sizes[place]), int(rows[place])
-        at = bisect_left(rooms, size)
-        if at < len(rooms):
-            space = rooms[at]
-            pack = left[space].popleft()
-            if not left[space]:
-                del left[space], rooms[at]
+        index = bisect_left(rooms, size)
+        if index < len(rooms):
+            space = rooms[index]
+            pack = packs_by_room[space].popleft()
+            if not packs_by_room[space]:
+                del packs_by_room[space], rooms[index]
         else:
             space, pack = room, []
             packs.append(pack)
         pack.append(row)
-        if rest := space - size:
-            if rest not in left:
-                left[rest] = deque()
-                insort(rooms, rest)
-            left[rest].append(pack)
+        if remaining := space - size:
+            if remaining not in packs_by_room:
+                packs_by_room[remaining] = deque()
+                insort(rooms, remaining)
+            packs_by_room[remaining].append(pack)
     return packs

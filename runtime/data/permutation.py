@@ -34,8 +34,8 @@ def permuted_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
     key, half = _network(num, seed, epoch)
     rounds = _rounds(key, half)
     images = _feistel_all(places, half, key, rounds)
-    while (out := np.flatnonzero(images >= num)).size:
-        images[out] = _feistel_all(images[out], half, key, rounds)
+    while (outside := np.flatnonzero(images >= num)).size:
+        images[outside] = _feistel_all(images[outside], half, key, rounds)
     return images
 
 

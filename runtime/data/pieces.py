@@ -98,13 +98,13 @@ def journaled(
 ) -> Iterator[tuple[Item, bytes]]:
     """Yield each item with its result, in the order of items: from the journal as far as it has them, then computed by
     `in_order` and added to it."""
-    rest = iter(items)
-    for item in rest:
+    remaining = iter(items)
+    for item in remaining:
         if (saved := journal.next()) is None:
-            rest = chain([item], rest)
+            remaining = chain([item], remaining)
             break
         yield item, saved
-    for item, result in in_order(rest, workers, stop):
+    for item, result in in_order(remaining, workers, stop):
         journal.add(result)
         yield item, result
 

@@ -66,14 +66,14 @@ class Position:
             return replace(self, samples=self.samples + len(drawn), tokens=self.tokens + len(drawn) * sequence)
         following = int(drawn[-1]) + 1
         order, cuts = self.order, self.cuts
-        over = not isinstance(order, Order) or not cuts or following // order.windows != cuts[0].epoch
+        is_epoch_over = not isinstance(order, Order) or not cuts or following // order.windows != cuts[0].epoch
         return replace(
             self,
             samples=self.samples + len(drawn),
             tokens=self.tokens + len(drawn) * sequence,
             next=following,
-            skip=tuple(each for each in self.skip if each[1] > following),
-            cuts=() if over else self.cuts,
+            skip=tuple(span for span in self.skip if span[1] > following),
+            cuts=() if is_epoch_over else self.cuts,
         )
 
     def leaving_out(self, drawn: npt.NDArray[np.int64], sequence: int) -> Position:
@@ -82,21 +82,21 @@ class Position:
 
     def skipping(self, ranges: Sequence[tuple[int, int]]) -> Position:
         """Return the position with these samples left out, too."""
-        return replace(self, skip=_merged([*self.skip, *(each for each in ranges if each[1] > self.next)]))
+        return replace(self, skip=_merged([*self.skip, *(span for span in ranges if span[1] > self.next)]))
 
     def under(self, order: Order, *, same_text: bool) -> Position:
         """Return this position expressed in another order of the samples."""
-        was = order if self.order is None else self.order
-        if isinstance(was, Blend):  # positions in a blend do not apply to a single source
+        old = order if self.order is None else self.order
+        if isinstance(old, Blend):  # positions in a blend do not apply to a single source
             return replace(self, order=order, cuts=(), skip=(), next=0)
-        if was == order:
+        if old == order:
             return replace(self, order=order)
-        if was.goes_on_in(order) and self.next * was.sequence == order.first and not self.cuts:
+        if old.goes_on_in(order) and self.next * old.sequence == order.first and not self.cuts:
             return replace(self, order=order, skip=(), next=order.first // order.sequence)
         if not same_text:  # positions in another text do not apply
-            return replace(self, order=order, cuts=(), skip=(), next=self.next * was.sequence // order.sequence)
-        epoch, place = divmod(self.next, was.windows)
-        cut = EpochCut(was, epoch, self.next, tuple(each for each in self.skip if each[0] < (epoch + 1) * was.windows))
+            return replace(self, order=order, cuts=(), skip=(), next=self.next * old.sequence // order.sequence)
+        epoch, place = divmod(self.next, old.windows)
+        cut = EpochCut(old, epoch, self.next, tuple(span for span in self.skip if span[0] < (epoch + 1) * old.windows))
         cuts = (*self.cuts, cut) if place or cut.skip else ()
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 
@@ -105,19 +105,19 @@ class Position:
 
         `move`: converts the position of one source to another order of its samples.
         """
-        was = self.order
-        if isinstance(was, Blend) and was.goes_on_in(order):
+        old = self.order
+        if isinstance(old, Blend) and old.goes_on_in(order):
             return self
-        begins = not isinstance(was, Blend) or was.phase != order.phase
+        begins = not isinstance(old, Blend) or old.phase != order.phase
         ends = order.counts(order.samples) if order.samples is not None else (None,) * len(order.shares)
         shares = []
         for share, samples in zip(order.shares, ends, strict=True):
-            at = self._of_source(share.name)
-            begin = _begin(at, share.order) if begins else None
+            position = self._of_source(share.name)
+            begin = _begin(position, share.order) if begins else None
             if begin is not None:
                 shares.append(in_phase(share, begin, samples))
                 continue
-            moved = move(at, share.order)
+            moved = move(position, share.order)
             shares.append(replace(share, first=moved.next, cuts=moved.cuts))
         return replace(self, order=replace(order, shares=tuple(shares), first=self.next), skip=(), cuts=())
 
@@ -128,7 +128,7 @@ class Position:
         following = self.order.nexts(self.next).get(name)
         if following is None:
             return Position()
-        share = next(each for each in self.order.shares if each.name == name)
+        share = next(candidate for candidate in self.order.shares if candidate.name == name)
         is_cut = bool(share.cuts) and following // share.order.windows == share.cuts[0].epoch
         tokens = following * share.order.sequence
         return Position(0, tokens, following, (), share.order, share.cuts if is_cut else ())
@@ -148,11 +148,11 @@ class Position:
             return None
         skipped = repeated = 0
         for index in range(self.next, (self.next // self.order.windows + 1) * self.order.windows):
-            seen = num_seen(self.order, index, self.cuts)
-            if 2 * seen > self.order.sequence:
-                skipped += self.order.sequence - seen
+            tokens_seen = num_seen(self.order, index, self.cuts)
+            if 2 * tokens_seen > self.order.sequence:
+                skipped += self.order.sequence - tokens_seen
             else:
-                repeated += seen
+                repeated += tokens_seen
         return skipped, repeated
 
     @property
@@ -167,7 +167,7 @@ class Position:
             "samples": self.samples,
             "tokens": self.tokens,
             "next": self.next,
-            "skip": [list(each) for each in self.skip],
+            "skip": [list(span) for span in self.skip],
             "order": self.order.to_json() if self.order else None,
             "cuts": [cut.to_json() for cut in self.cuts],
         }
@@ -188,14 +188,14 @@ class Position:
 def _begin(at: Position, order: Order) -> int | None:
     """Return the token, counted over all epochs of a source, at which a phase begins: after the phase before, at a
     whole piece. None if windows changed, or there are no phases."""
-    was = at.order
+    old = at.order
     if not order.piece or at.cuts:
         return None
-    if was is None:
+    if old is None:
         return 0
-    if not isinstance(was, Order) or was.end is None or not was.has_pieces_of(order):
+    if not isinstance(old, Order) or old.end is None or not old.has_pieces_of(order):
         return None
-    return -(-max(was.end, at.tokens) // order.piece) * order.piece
+    return -(-max(old.end, at.tokens) // order.piece) * order.piece
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> Ranges:

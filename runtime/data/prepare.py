@@ -72,11 +72,11 @@ def prepare(
     such data was prepared for an equal request and is undamaged, it is used without opening the text. Raises DataError
     for errors that the user must fix.
     """
-    asked = asked_for(request)
+    entry = asked_for(request)
     damaged: Path | None = None
     if resumed and out.is_dir():
         with store.run_lock(out, say):
-            prepared, damaged = of_checkpoints(out, asked, resumed, cache)
+            prepared, damaged = of_checkpoints(out, entry, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
@@ -199,17 +199,23 @@ def asked_for(request: DataRequest) -> Meta:
     """Return the entry of meta.json for a request."""
     data = request.data
     choice = {"train": data.tokenizer.vocab} if isinstance(data.tokenizer, TrainedTokenizer) else data.tokenizer
-    named = {"sources": {each.name: each.files for each in data.sources}} if data.sources else {"source": data.source}
-    asked: dict[str, Any] = {**named, "tokenizer": choice, "validation": float(data.validation)}
-    asked |= {} if data.column == COLUMN else {"column": data.column}
-    asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
-    asked |= {} if data.prompts is None else {"prompts": asdict(data.prompts)}
-    asked |= {"end_id": data.end_id} if data.end_id is not None else {}
-    rates = {each.name: each.fim for each in data.sources} if data.sources else {"": data.fim}
-    asked |= {"fim": rates} if any(rates.values()) else {}
-    chosen = {each.name: each.filters for each in data.sources} if data.sources else {"": data.filters}
-    asked |= {"filters": {name: each and asdict(each) for name, each in chosen.items()}} if any(chosen.values()) else {}
-    return asked | {"seed": request.seed, "vocab": request.vocab}
+    named = (
+        {"sources": {source.name: source.files for source in data.sources}} if data.sources else {"source": data.source}
+    )
+    entry: dict[str, Any] = {**named, "tokenizer": choice, "validation": float(data.validation)}
+    entry |= {} if data.column == COLUMN else {"column": data.column}
+    entry |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
+    entry |= {} if data.prompts is None else {"prompts": asdict(data.prompts)}
+    entry |= {"end_id": data.end_id} if data.end_id is not None else {}
+    rates = {source.name: source.fim for source in data.sources} if data.sources else {"": data.fim}
+    entry |= {"fim": rates} if any(rates.values()) else {}
+    chosen = {source.name: source.filters for source in data.sources} if data.sources else {"": data.filters}
+    entry |= (
+        {"filters": {name: recipe and asdict(recipe) for name, recipe in chosen.items()}}
+        if any(chosen.values())
+        else {}
+    )
+    return entry | {"seed": request.seed, "vocab": request.vocab}
 
 
 # ---------------------------------------------------------------- tasks
@@ -344,8 +350,8 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
     of_chat += [] if settings is None or settings.prompts is None else [{"prompts": prompts.FORMAT}]
     text = corpus.digest(source.files)
-    wished = request.data.filters
-    chosen = None if wished is None else (filters.key(wished, text), wished)
+    recipe = request.data.filters
+    chosen = None if recipe is None else (filters.key(recipe, text), recipe)
     of_filters = [{"filters": chosen[0]}] if chosen else []
     text_key = key_of([FORMAT, tokenizers.__version__, text, named, *of_files, *of_chat, *of_filters])[:16]
     key = f"{text_key}-{key_of(division)[:8]}"

@@ -213,7 +213,7 @@ class PromptReader:
         self._rows: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
         firsts = range(0, size, BLOCK)
         ends = (np.flatnonzero(self._rows[first : first + BLOCK] == NEW_LINE) + first for first in firsts)
-        self._begins = np.concatenate([np.zeros(1, np.int64), *(each + 1 for each in ends)])
+        self._begins = np.concatenate([np.zeros(1, np.int64), *(block_ends + 1 for block_ends in ends)])
         if len(self._begins) != self.num_prompts + 1 or self._begins[-1] != size:
             raise DataError(f"{path}: not {self.num_prompts} lines, one for each prompt")
 
@@ -265,8 +265,8 @@ def open_prompts(plan: RunPlan, folder: Path) -> PromptSamples:
     if plan.data.prompts is None or "prompts" not in meta:
         raise DataError(f"{folder}: these are no prompts")
     unanswered = meta["prompts"]["unanswered"]["train"]
-    if unanswered["rows"] and any(each.check == "exact" for each in grpo.rewards):
-        named = ", ".join(f'"{each}"' for each in ANSWERS)
+    if unanswered["rows"] and any(reward.check == "exact" for reward in grpo.rewards):
+        named = ", ".join(f'"{name}"' for name in ANSWERS)
         raise DataError(
             f"{unanswered['rows']:,} of {meta['splits']['train']['documents']:,} prompts have no answer, which "
             f"`check = exact` compares with: none of {named} is there. Name where it is: `prompts {{ answer = … }}`; "

@@ -48,7 +48,7 @@ class SourceFile:
 
 def suffix_of(path: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
     """Return the suffix of a file name among `suffixes`, or ""."""
-    return next((each for each in suffixes if path.name.endswith(each) and path.name != each), "")
+    return next((suffix for suffix in suffixes if path.name.endswith(suffix) and path.name != suffix), "")
 
 
 def documents(file: SourceFile) -> Iterator[str]:
@@ -74,14 +74,14 @@ def batches(files: Iterable[SourceFile], read: Callable[[SourceFile], Iterable[s
     """Yield batches of documents or rows, about BATCH_BYTES each: enough to keep all cores busy. `read`: reads a
     file."""
     batch: list[Document] = []
-    held = 0
+    size = 0
     for file in files:
         for text in read(file):
             batch.append((file, text))
-            held += len(text)
-            if held >= BATCH_BYTES:
+            size += len(text)
+            if size >= BATCH_BYTES:
                 yield batch
-                batch, held = [], 0
+                batch, size = [], 0
     if batch:
         yield batch
 

@@ -99,9 +99,9 @@ class Samples(_WindowSamples):
         end = first + self.sequence
         a, b = np.searchsorted(starts, (first + 1, end))
         parts = b - a + 1
-        at = runs(a, parts)
-        begins = np.maximum(starts[at - 1], np.repeat(first, parts))
-        ends = np.minimum(starts[at], np.repeat(end, parts))
+        documents = runs(a, parts)
+        begins = np.maximum(starts[documents - 1], np.repeat(first, parts))
+        ends = np.minimum(starts[documents], np.repeat(end, parts))
         return sums(_pairs(ends - begins), parts)
 
 
@@ -250,9 +250,9 @@ class BlendSamples:
         sources, of_source = np.array(placed, np.int64).reshape(-1, 2).T
         pairs = np.zeros(len(placed), np.int64)
         for number, part in enumerate(self._parts):
-            at = sources == number
-            if at.any():
-                pairs[at] = part.seen(of_source[at])
+            in_part = sources == number
+            if in_part.any():
+                pairs[in_part] = part.seen(of_source[in_part])
         return pairs
 
     def mean(self, losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -260,10 +260,10 @@ class BlendSamples:
         weights = {share.name: share.weight for share in self.order.shares}
         total = sum(weights.values())
         means = {
-            kind: math.fsum(weights[name] * each[kind] for name, each in losses.items()) / total
+            kind: math.fsum(weights[name] * by_kind[kind] for name, by_kind in losses.items()) / total
             for kind in next(iter(losses.values()))
         }
-        return means | {f"{kind}_{name}": loss for name, each in losses.items() for kind, loss in each.items()}
+        return means | {f"{kind}_{name}": loss for name, by_kind in losses.items() for kind, loss in by_kind.items()}
 
 
 AnySamples = Samples | RowSamples | BlendSamples

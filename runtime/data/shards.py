@@ -161,8 +161,10 @@ def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
         sizes = np.frombuffer(stream.read(4 * num_sequences), "<i4")
         pointers = np.frombuffer(stream.read(8 * num_sequences), "<i8")
         documents = np.frombuffer(stream.read(8 * num_indices), "<i8")
-    whole = documents.size > 0 and documents[0] == 0 and documents[-1] == sizes.size and (np.diff(documents) >= 0).all()
-    if (sizes < 0).any() or not np.array_equal(pointers, _pointers(sizes, code)) or not whole:
+    is_whole = (
+        documents.size > 0 and documents[0] == 0 and documents[-1] == sizes.size and (np.diff(documents) >= 0).all()
+    )
+    if (sizes < 0).any() or not np.array_equal(pointers, _pointers(sizes, code)) or not is_whole:
         raise DataError(f"{path}: sizes, pointers and documents of the index disagree")
     return code, sizes, documents
 

@@ -141,14 +141,14 @@ def place(prefix: Path) -> dict[str, Any]:
     statuses = [os.lstat(prefix.with_name(f"{prefix.name}{suffix}")) for suffix in (".idx", ".bin")]
     return {
         "prefix": str(prefix.absolute()),
-        "seen": [[each.st_size, each.st_mtime_ns, each.st_ino] for each in statuses],
+        "seen": [[status.st_size, status.st_mtime_ns, status.st_ino] for status in statuses],
     }
 
 
 def are_there(places: Any) -> bool:
     """Whether token shards elsewhere still exist and have not changed since meta.json was written."""
     try:
-        return all(place(Path(each["prefix"])) == each for row in places.values() for each in row)
+        return all(place(Path(saved["prefix"])) == saved for row in places.values() for saved in row)
     except (OSError, KeyError, TypeError, AttributeError):
         return False
 
@@ -243,21 +243,21 @@ def journal(where: Path, text: str) -> Iterator[Journal]:
         except DataError:
             opened.path.unlink()
             raise
-    for left in where.glob(f"{PARTS}*"):
+    for leftover in where.glob(f"{PARTS}*"):
         with suppress(OSError):
-            if left == opened.path or time.time() - left.stat().st_mtime > PARTS_KEPT_S:
-                left.unlink()
+            if leftover == opened.path or time.time() - leftover.stat().st_mtime > PARTS_KEPT_S:
+                leftover.unlink()
 
 
 @contextmanager
 def shared_lock(cache: Path, text: str, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
     """Lock the entries of one text in a shared cache: those whose names begin with `text`."""
     with locked(_lock_of(cache, text), purpose, say):
-        for left in cache.glob(f"{BUILDING}*"):
-            owner = left.name.removeprefix(BUILDING).partition("-")[0]
+        for leftover in cache.glob(f"{BUILDING}*"):
+            owner = leftover.name.removeprefix(BUILDING).partition("-")[0]
             with nullcontext(True) if owner == text else tried(_lock_of(cache, owner)) as is_left:
                 if is_left:  # left by a killed process
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -269,6 +269,6 @@ def _lock_of(cache: Path, text: str) -> Path:
 def run_lock(out: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of the data of one run."""
     with locked(out / ".lock", str(out), say):
-        for left in out.glob(f"{BUILDING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in out.glob(f"{BUILDING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield

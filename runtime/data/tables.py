@@ -98,7 +98,7 @@ class _TableFaultError(Exception):
 
 
 def main(argv: list[str]) -> int:
-    kind, most, data_bytes, column = argv[0], int(argv[1]), int(argv[2]), next(iter(argv[3:]), None)
+    kind, max_bytes, data_bytes, column = argv[0], int(argv[1]), int(argv[2]), next(iter(argv[3:]), None)
     end_with_parent()
     out = sys.stdout.buffer
     limit(resource.RLIMIT_DATA, data_bytes)
@@ -106,8 +106,8 @@ def main(argv: list[str]) -> int:
     try:
         for row, value in enumerate(_values(kind, column), 1):
             content = b"" if value is None else value
-            if len(content) > most:
-                raise _TableFaultError(f"row {row:,} is longer than {most >> 20} MiB")
+            if len(content) > max_bytes:
+                raise _TableFaultError(f"row {row:,} is longer than {max_bytes >> 20} MiB")
             out.write(LENGTH.pack(len(content)) + content)
         out.write(LENGTH.pack(END))
         out.flush()
@@ -199,8 +199,8 @@ def _check(schema: Any, column: str | None) -> None:
     from pyarrow import types
 
     if column is None:
-        if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-            raise _TableFaultError(f'several columns "{twice[0]}"')
+        if duplicates := [name for name in schema.names if schema.names.count(name) > 1]:
+            raise _TableFaultError(f'several columns "{duplicates[0]}"')
         return
 
     def holds_texts(field: Any) -> bool:

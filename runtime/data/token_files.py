@@ -43,7 +43,7 @@ class Joined(Stream):
         self._begins = [int(reader.starts[first]) for reader, first, _ in parts]
         sizes = [np.diff(reader.starts[first : end + 1]) for reader, first, end in parts]
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-        ends = np.cumsum([len(each) for each in sizes])
+        ends = np.cumsum([len(shard_sizes) for shard_sizes in sizes])
         # The first token of each shard, and the end.
         self._firsts: Tokens = np.concatenate([np.zeros(1, np.int64), self.starts[ends]])
         self.num_tokens = int(self.starts[-1])
@@ -92,7 +92,7 @@ def _stream(folder: Path, meta: store.Meta, split: str, source: str) -> Stream:
     stream: Stream
     if files := meta.get("token_files", {}).get(source):
         places = meta["places"][source]
-        readers = (ShardReader(Path(each["prefix"])) for each in places)
+        readers = (ShardReader(Path(saved["prefix"])) for saved in places)
         stream = Joined([(reader, *file[split]) for reader, file in zip(readers, files, strict=True)])
     else:
         stream = ShardReader(folder / shard_name(split, source))
@@ -146,11 +146,11 @@ class TokenTask:
         """Write the files of the tokenizer into `folder`. Return the entries of meta.json."""
         for name, text in ({TOKENIZER: self.text, **self.beside} if self.text is not None else {}).items():
             write_synced(folder / name, text)
-        sides, files, left = {"train": 0, "validation": 0}, [], self.num_documents - self.held_out
+        sides, files, remaining = {"train": 0, "validation": 0}, [], self.num_documents - self.held_out
         totals = dict.fromkeys(sides, 0)
         for shard in self.shards:
-            cut = min(left, shard.reader.num_documents)
-            left -= cut
+            cut = min(remaining, shard.reader.num_documents)
+            remaining -= cut
             split = {"train": [0, cut], "validation": [cut, shard.reader.num_documents]}
             files.append({"name": shard.name, "index": shard.index, "digest": shard.digest, **split})
             for side, (first, end) in split.items():
@@ -190,13 +190,13 @@ def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, p
     progress("read", 0, 1)
     shards = tuple(_shards(prefixes, limit, limited_by, progress))
     num = sum(shard.reader.num_documents for shard in shards)
-    held = max(1, round(num * data.validation)) if data.validation else 0
-    if held and num < 2:
+    num_held = max(1, round(num * data.validation)) if data.validation else 0
+    if num_held and num < 2:
         raise DataError(f"{shards[0].prefix}: a single document cannot be divided: leave `validation` out")
-    held = min(held, num - 1)
-    named = [[each.name, each.index["sha256"], each.digest] for each in shards]
+    num_held = min(num_held, num - 1)
+    named = [[shard.name, shard.index["sha256"], shard.digest] for shard in shards]
     key = key_of(["token files", named, facts["sha256"], data.validation])[:16]
-    return TokenTask(shards, held, facts, text, beside, key, {})
+    return TokenTask(shards, num_held, facts, text, beside, key, {})
 
 
 def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any], str | None, dict[str, str]]:
@@ -245,10 +245,10 @@ class _TokenBlock:
 
     def __call__(self, first: int) -> bytes:
         ids = self.reader.tokens(first, min(first + BLOCK, self.reader.num_tokens))
-        for at in (int(ids.argmax()), int(ids.argmin())):
-            if not 0 <= ids[at] < self.limit:
+        for index in (int(ids.argmax()), int(ids.argmin())):
+            if not 0 <= ids[index] < self.limit:
                 raise DataError(
-                    f"{self.reader.data_path}: token {first + at:,} has the id {ids[at]:,}, and those of "
+                    f"{self.reader.data_path}: token {first + index:,} has the id {ids[index]:,}, and those of "
                     f"{self.whose} are 0 to {self.limit - 1:,}"
                 )
         return hashlib.sha256(ids.tobytes()).digest()

@@ -57,8 +57,8 @@ def read(path: Path) -> bytes:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         kind = MissingError if isinstance(error, FileNotFoundError) else DataError
-        meant = near(path) if kind is MissingError else ""
-        raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}{meant}") from None
+        hint = near(path) if kind is MissingError else ""
+        raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}{hint}") from None
     if len(content) > MAX_FILE_BYTES:
         raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
     return content

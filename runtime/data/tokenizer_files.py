@@ -46,7 +46,7 @@ def special_tokens(path: Path) -> dict[str, str]:
 def stops(path: Path) -> frozenset[int]:
     """Return the ids that end a text, from generation_config.json next to a tokenizer.json."""
     ids = _object(path.with_name(GENERATION)).get("eos_token_id")
-    return frozenset(each for each in (ids if isinstance(ids, list) else [ids]) if type(each) is int)
+    return frozenset(token_id for token_id in (ids if isinstance(ids, list) else [ids]) if type(token_id) is int)
 
 
 def read_text(path: Path, most: int) -> str:

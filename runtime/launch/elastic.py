@@ -30,19 +30,19 @@ LONGEST_S = 1800.0  # limit for a compilation
 
 def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str], None]) -> Build:
     """Return a build of the same spec for the ranks that torchrun started. UsageError if there is none."""
-    nodes, rest = divmod(place.world, place.local_world)
-    if rest:
+    nodes, remainder = divmod(place.world, place.local_world)
+    if remainder:
         raise UsageError(
             f"{place.world} ranks are not {place.local_world} on each machine: --elastic needs the same number on all"
         )
-    on = f"{nodes}x{place.local_world}"
-    folder = run / FOLDER / f"{build.digest[:16]}-{on}"
+    devices = f"{nodes}x{place.local_world}"
+    folder = run / FOLDER / f"{build.digest[:16]}-{devices}"
     with suppress(BuildError):
         return Build.open(folder)
     if place.rank != 0:
         return _awaited(folder)
-    say(f"{place.world} ranks are left of {build.plan.mesh.world}: compiling the run for {on} devices")
-    _compile(build.folder / SPEC, on, folder)
+    say(f"{place.world} ranks are left of {build.plan.mesh.world}: compiling the run for {devices} devices")
+    _compile(build.folder / SPEC, devices, folder)
     return Build.open(folder)
 
 

@@ -82,8 +82,8 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         board.finish()
         code = 0
     except BaseException as error:
-        if seat.has_terminal and (left := debug.left_by(error)):
-            board.request_stop(left)  # ends the others too
+        if seat.has_terminal and (stop_signal := debug.left_by(error)):
+            board.request_stop(stop_signal)  # ends the others too
             board.finish()
             os._exit(0)
         is_reported = isinstance(error, ReportedError)
@@ -155,9 +155,9 @@ class _LogFile(io.FileIO):
 def _redirect(log: Path) -> None:
     """Redirect standard output and error to the log, for Python and C, and empty standard input."""
     null = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    for source, to in ((null, 0), (out, 1), (out, 2)):
-        os.dup2(source, to)
+    log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    for source, descriptor in ((null, 0), (log_file, 1), (log_file, 2)):
+        os.dup2(source, descriptor)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(

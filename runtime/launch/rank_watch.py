@@ -90,7 +90,7 @@ class Interrupts:
 
     def insisted(self) -> int:
         """Return the signal that arrived a second time, or 0."""
-        return next((s for s, at in self.received if at - self.received[0][1] > REPEAT_S), 0)
+        return next((s for s, arrived_s in self.received if arrived_s - self.received[0][1] > REPEAT_S), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class Supervision:
                 return _failure(deaths, poll, alive, board, oom_kills)
             interrupts.drain()
             self.poll(board)
-            if again := interrupts.insisted():
-                return Outcome("killed", f"{signal.Signals(again).name} came a second time", signal=again)
+            if number := interrupts.insisted():
+                return Outcome("killed", f"{signal.Signals(number).name} came a second time", signal=number)
             if interrupts.received:
                 board.request_stop(interrupts.received[0][0])
             still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
@@ -178,8 +178,8 @@ def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills:
         return Death(process, time.monotonic_ns(), False, f"left with exit code {end.si_status} before its end")
     reason = death_text(end.si_status, out_of_memory=oom_kills_so_far() > oom_kills)
     # SIGKILL comes from outside, never from a peer's failure: among simultaneous deaths it came first.
-    when = board.read(process.rank).since_ns if end.si_status == signal.SIGKILL else time.monotonic_ns()
-    return Death(process, when, False, reason)
+    time_ns = board.read(process.rank).since_ns if end.si_status == signal.SIGKILL else time.monotonic_ns()
+    return Death(process, time_ns, False, reason)
 
 
 def _raised(process: RankProcess, board: Board) -> Death:
@@ -193,8 +193,8 @@ def _failure(
 ) -> Outcome:
     """Return the cause: the first death by time, except that lost connections count only if there is no other."""
     until = time.monotonic() + SETTLE_S
-    while alive and all(d.lost_peer for d in deaths) and (left := until - time.monotonic()) > 0:
-        deaths += _collect(poll, left, alive, board, oom_kills)
+    while alive and all(d.lost_peer for d in deaths) and (remaining_s := until - time.monotonic()) > 0:
+        deaths += _collect(poll, remaining_s, alive, board, oom_kills)
     deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing tracebacks
     stopped = next((p for p in alive.values() if process_state(p.pid) in _STOPPED), None)
     if stopped is not None and all(d.lost_peer for d in deaths):
@@ -208,11 +208,11 @@ def _failure(
 
 def _kept_waiting(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:
     """Return the outcome when ranks gave up waiting for a stopped one."""
-    now, beat = time.monotonic_ns(), board.read(stopped.rank)
-    others = sorted({p.rank: p for p in processes if p is not stopped}.items())
+    now_ns, beat = time.monotonic_ns(), board.read(stopped.rank)
+    peers = sorted({p.rank: p for p in processes if p is not stopped}.items())
     waiting = tuple(
-        Waiting(rank, b.step, b.action, (now - b.since_ns) / 1e9, _state(p), "")
-        for rank, p in others
+        Waiting(rank, b.step, b.action, (now_ns - b.since_ns) / 1e9, _state(p), "")
+        for rank, p in peers
         for b in [board.read(rank)]
     )
     reason = f"its process is {process_state(stopped.pid)}, and the other ranks no longer wait for it"
@@ -235,7 +235,7 @@ def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome
             signal.pidfd_send_signal(process.pidfd, STACK_SIGNAL)
     time.sleep(STACK_S)
     frames = {p.rank: _top_frame(p.log, sizes[p.rank]) for p in alive}
-    now = time.monotonic_ns()
+    now_ns = time.monotonic_ns()
 
     def suspicion(process: RankProcess) -> tuple[bool, bool, int]:
         rank = process.rank
@@ -248,7 +248,7 @@ def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome
     if not runs:
         why = f"its process is {states[cause.rank]}"
     waiting = tuple(
-        Waiting(p.rank, b.step, b.action, (now - b.since_ns) / 1e9, states[p.rank], frames[p.rank].text)
+        Waiting(p.rank, b.step, b.action, (now_ns - b.since_ns) / 1e9, states[p.rank], frames[p.rank].text)
         for p in alive
         for b in [board.read(p.rank)]
     )

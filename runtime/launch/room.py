@@ -65,10 +65,12 @@ def checkpoint_bytes(plan: RunPlan) -> int:
     average = [plan.train.ema.dtype] if plan.train.ema else []
     of_bias = BITS[plan.precision.gradients] // 8
     untrained = () if plan.frozen else ((plan.biases, of_bias), (plan.tables, TABLE_BYTES))
-    total = sum(math.prod(each.shape) * size for rows, size in untrained for each in rows)
+    total = sum(math.prod(tensor.shape) * size for rows, size in untrained for tensor in rows)
     for bucket in plan.buckets:
         dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state_of(bucket)), *average)
-        total += sum(each.held_elements for each in bucket.parameters) * sum(BITS[dtype] // 8 for dtype in dtypes)
+        total += sum(parameter.held_elements for parameter in bucket.parameters) * sum(
+            BITS[dtype] // 8 for dtype in dtypes
+        )
     return total
 
 
@@ -84,21 +86,21 @@ def cannot_save(plan: RunPlan, run: Path, steps: int) -> tuple[str, int] | None:
     try:
         _try_to_write(folder)
         state = os.statvfs(folder)
-        there = num_published(run / "checkpoints")
+        num_saved = num_published(run / "checkpoints")
     except OSError as error:
         reason = (
             f"{error.filename or folder}: {error.strerror}: checkpoints cannot be written; name a folder with --out"
         )
         return reason, refusal_code(error)
-    free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
+    free, size = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
     spec = plan.train.checkpoint
     saves = -(-steps // spec.every) if spec else 1
     at_once = spec.keep + spec.best + len(spec.to) if spec else 2  # one for each place, during the copy
-    count = max(1, min(saves, at_once) - there)
-    if count * each <= free:
+    count = max(1, min(saves, at_once) - num_saved)
+    if count * size <= free:
         return None
     reason = (
-        f"{folder} has {_size(free)} free, and {count} checkpoint{'s'[: count > 1]} of {_size(each)} will be written"
+        f"{folder} has {_size(free)} free, and {count} checkpoint{'s'[: count > 1]} of {_size(size)} will be written"
         " there: make room, name another folder with --out, or keep fewer (checkpoint { keep = 1 })"
     )
     return reason, EXIT_RETRY

@@ -87,7 +87,7 @@ class Ending:
     @staticmethod
     def read(line: str) -> Ending:
         row = json.loads(line)
-        return Ending(**row | {"waiting": tuple(Waiting(**each) for each in row["waiting"])})
+        return Ending(**row | {"waiting": tuple(Waiting(**fields) for fields in row["waiting"])})
 
 
 class SharedBoard(Board):
@@ -310,9 +310,9 @@ def meet(
                     restarted = store.add("sessions", 1) > 1 or any(hello.restarts for hello in hellos)
                     store.set(go, json.dumps(decide(session, hellos, restarted)))
                 if store.check([go]):
-                    met = MeetSession(session, hellos, json.loads(store.get(go)))
+                    joined = MeetSession(session, hellos, json.loads(store.get(go)))
                     _see_off(store, f"met/{session}", world, mine.rank)
-                    return met
+                    return joined
         if time.monotonic() > until:
             raise MeetingError(_missing(store, world, entered, timeout_s))
         time.sleep(POLL_S)
@@ -354,5 +354,5 @@ def interface_to(host: str) -> str:
             address_here = probe.getsockname()[0]
             if not address_here.startswith("127."):
                 return addresses.get(address_here, "")
-    others = [name for address, name in addresses.items() if not address.startswith("127.")]
-    return others[0] if len(others) == 1 else ""
+    names = [name for address, name in addresses.items() if not address.startswith("127.")]
+    return names[0] if len(names) == 1 else ""

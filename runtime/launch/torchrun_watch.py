@@ -121,17 +121,17 @@ class TorchrunWatch:
         try:
             while not self._ended.is_set():
                 woken = self._events()
-                now = time.monotonic()
+                now_s = time.monotonic()
                 for peer in self._peers.values():
-                    peer.heard_s += min(now - checked, 2 * POLL_S)
-                checked = now
-                if (woken or now >= beat_at) and not self._store_is_gone:
-                    beat_at = now + BEAT_S
+                    peer.heard_s += min(now_s - checked, 2 * POLL_S)
+                checked = now_s
+                if (woken or now_s >= beat_at) and not self._store_is_gone:
+                    beat_at = now_s + BEAT_S
                     self._round()
-                if ending := self._ending(now):
+                if ending := self._ending(now_s):
                     self._leave(ending)
                 stamps = tuple(peer.beat.since_ns for peer in self._peers.values() if not peer.is_over)
-                still_s = stillness.seconds(now, (self.board.read(self.rank).since_ns, *stamps))
+                still_s = stillness.seconds(now_s, (self.board.read(self.rank).since_ns, *stamps))
                 self._judge_hang(still_s)
         except BaseException:
             traceback.print_exc()
@@ -154,14 +154,14 @@ class TorchrunWatch:
     def _receive(self, number: int) -> None:
         if number not in STOP_SIGNALS:  # 0: the main thread has a message
             return
-        now = time.monotonic()
+        now_s = time.monotonic()
         name = signal.Signals(number).name
         if not self._signals:
             self._unsaid.append(("stops", json.dumps({"signal": number, "rank": self.rank})))
-        elif now - self._signals[0][1] > REPEAT_S:
+        elif now_s - self._signals[0][1] > REPEAT_S:
             ending = Ending("killed", self.rank, reason=f"{name} came to rank {self.rank} a second time", signal=number)
             self._unsaid.append(("endings", json.dumps(asdict(ending))))
-        self._signals.append((number, now))
+        self._signals.append((number, now_s))
 
     def _round(self) -> None:
         """Publish the beat of this rank and read those of the others. A lost store is a reason to end."""
@@ -194,9 +194,11 @@ class TorchrunWatch:
         """Return the current status of this rank."""
         beat = self.board.read(self.rank)
         for_s = (time.monotonic_ns() - beat.since_ns) / 1e9
-        where, waits = _main_frame()
+        location, waits = _main_frame()
         process = process_state(os.getpid())
-        return AgentBeat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
+        return AgentBeat(
+            self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, location, waits
+        )
 
     def _set_beat(self) -> AgentBeat:
         self._number += 1

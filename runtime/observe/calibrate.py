@@ -103,12 +103,12 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
     """Return the seconds of each task and of an empty op, and byte/s of a copy and of an update of weights."""
     generator = torch.Generator().manual_seed(1)
     calls: Calls = [(_function(task["op"]), arguments(task, generator, device)) for task in tasks]
-    nothing = torch.zeros(EMPTY_ELEMENTS, device=device)
-    *ops, empty = timed_in_turn([*calls, (_launches, (nothing,))], device, budget_s, board)
+    operand = torch.zeros(EMPTY_ELEMENTS, device=device)
+    *ops, empty = timed_in_turn([*calls, (_launches, (operand,))], device, budget_s, board)
     # Measured apart from the ops, because they evict data from the caches that ops find there in training.
-    large = torch.ones(COPY_BYTES // 4, device=device)
+    source = torch.ones(COPY_BYTES // 4, device=device)
     flat = [torch.full((OPTIMIZER_ELEMENTS,), 0.1, device=device) for _ in range(4)]
-    streams: Calls = [(torch.clone, (large,)), (_update, (*flat, torch.tensor(1.0, device=device)))]
+    streams: Calls = [(torch.clone, (source,)), (_update, (*flat, torch.tensor(1.0, device=device)))]
     copy, optimizer = timed_in_turn(streams, device, budget_s * STREAMS_SHARE, board)
     return {
         "ops_s": ops,
@@ -121,17 +121,17 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
 def timed_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Board) -> list[float]:
     """Return the median seconds of each call. Calls run in turn, for as many rounds as the budget allows."""
     timed = _cuda_s if device.type == "cuda" else _processor_s
-    taken: list[list[float]] = [[] for _ in calls]
-    kept: list[Any] = [None] * len(calls)  # results are kept for a round, like activations, so that memory is cold
+    seconds: list[list[float]] = [[] for _ in calls]
+    results: list[Any] = [None] * len(calls)  # results are kept for a round, like activations, so that memory is cold
     end = time.monotonic() + budget_s
     for round_ in range(MOST_ROUNDS):
         for index, (function, args) in enumerate(calls):
-            took_s, kept[index] = timed(function, args)
-            taken[index].append(took_s)
+            took_s, results[index] = timed(function, args)
+            seconds[index].append(took_s)
         board.set_action(f"round {round_}")
         if time.monotonic() > end and round_ >= LEAST_ROUNDS:
             break
-    return [statistics.median(times[1:]) for times in taken]  # the first call fills caches
+    return [statistics.median(times[1:]) for times in seconds]  # the first call fills caches
 
 
 def _processor_s(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
@@ -219,7 +219,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
     )
     flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
     links = Endpoint(device).connect(rank, WantedChannels(mesh, openings, flats))
-    there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
+    forward, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
     swap = links.swap("expert", everyone)
     assert swap is not None, "transfers are between several ranks"
     for size in TRANSFER_BYTES:
@@ -229,11 +229,11 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
         out = torch.empty_like(whole)
 
         def message(whole: Tensor = whole, out: Tensor = out) -> None:
-            if rank == 0 and there and back:
-                there.send("there", whole).wait()
+            if rank == 0 and forward and back:
+                forward.send("there", whole).wait()
                 back.post("back", out).wait()  # so half the time is one message
-            elif rank == 1 and there and back:
-                there.post("there", out).wait()
+            elif rank == 1 and forward and back:
+                forward.post("there", out).wait()
                 back.send("back", whole).wait()
 
         def all_to_all(whole: Tensor = whole, out: Tensor = out) -> None:

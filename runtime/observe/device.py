@@ -91,6 +91,6 @@ def check(device: torch.device, planned: NodeKind, *, shared: bool = False) -> N
     if device.type != "cuda":
         return
     properties = torch.cuda.get_device_properties(device)
-    here = CudaDevice(properties.name, properties.multi_processor_count, properties.total_memory)
-    if fault := next(device_faults(planned, (here,), first=device.index, memory=not shared), None):
+    actual = CudaDevice(properties.name, properties.multi_processor_count, properties.total_memory)
+    if fault := next(device_faults(planned, (actual,), first=device.index, memory=not shared), None):
         raise ReportedError(fault)

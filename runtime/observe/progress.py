@@ -130,12 +130,12 @@ class Progress:
             self._console.print(Text(text))  # above the live panel
 
     def _show(self, action: str) -> None:
-        now = self._clock()
+        now_s = self._clock()
         if self._is_terminal:
-            if now - self._shown_s >= LIVE_EVERY_S:
-                self._shown_s = now
+            if now_s - self._shown_s >= LIVE_EVERY_S:
+                self._shown_s = now_s
                 self._start_live().update(self._panel(f"rank 0: {action}"), refresh=True)
-        elif self._step and self._step != self._shown_step and now - self._shown_s >= PLAIN_EVERY_S:
+        elif self._step and self._step != self._shown_step and now_s - self._shown_s >= PLAIN_EVERY_S:
             self._print()
 
     def _print(self) -> None:

@@ -58,7 +58,7 @@ class Slots:
 
         `kind`: cpu, cuda or shared; `devices`: number of devices of this machine.
         """
-        moved = {rank: at for rank in range(world) if (at := self.device_of(rank, world)) != rank}
+        moved = {rank: device for rank in range(world) if (device := self.device_of(rank, world)) != rank}
         noun = "core" if kind == "cpu" else "device"
         if min(self.exchanged) >= world:
             return f"there is no rank {min(self.exchanged)}: the run has ranks 0 to {world - 1}"
@@ -70,9 +70,9 @@ class Slots:
             return (
                 f"no rank and no {noun} is numbered {last}: this machine has {devices} {noun}s, the run {world} ranks"
             )
-        for rank, at in moved.items():
-            if kind == "cpu" and at % devices == rank % devices:
-                pair = f"ranks {rank} and {at}" if at < world else f"rank {rank} and device {at}"
+        for rank, device in moved.items():
+            if kind == "cpu" and device % devices == rank % devices:
+                pair = f"ranks {rank} and {device}" if device < world else f"rank {rank} and device {device}"
                 return f"{pair} have the same core here: this process may use only {devices}"
         return ""
 

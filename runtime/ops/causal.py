@@ -55,9 +55,9 @@ def attend(
     for n, rows, new, past in masked.blocks():
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
         if peaks_NM is not None:
-            seen = scores.clone()
-            masked.hide(seen, n, new, past)
-            torch.amax(seen, dim=-1, out=peaks_NM[n, rows])
+            logits = scores.clone()
+            masked.hide(logits, n, new, past)
+            torch.amax(logits, dim=-1, out=peaks_NM[n, rows])
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
         masked.hide(scores, n, new, past)

@@ -242,8 +242,8 @@ def _blocks(
     q_BSHC = wide(q).reshape(B, sequence, heads, C) * C**-0.5
     kv_BSC, entries_BEC = (wide(x).reshape(B, len(x) // B, C) for x in (kv, entries))
     chosen_BSK = None if chosen is None else chosen.view(B, sequence, -1).long()
-    most = entries_BEC.shape[1] if chosen is None else chosen.shape[1]
-    elements_per_position = heads * (window + most) + (0 if chosen is None else most * C)
+    max_entries = entries_BEC.shape[1] if chosen is None else chosen.shape[1]
+    elements_per_position = heads * (window + max_entries) + (0 if chosen is None else max_entries * C)
     fitting = BLOCK_BYTES.get(q.device.type, ELSEWHERE) // (B * elements_per_position * wide(q[:0]).itemsize)
     size = max(1, min(fitting, max(FEW_POSITIONS, window)))
     for first in range(0, sequence, size):
@@ -252,12 +252,12 @@ def _blocks(
         position_P1, key_n = (torch.arange(part.start, part.stop, device=q.device) for part in (new, past))
         position_P1 = position_P1[:, None]
         hidden_Pn = (key_n > position_P1) | (key_n <= position_P1 - window)
-        seen = new.stop // rate  # entries visible to the last position
+        num_visible = new.stop // rate  # entries visible to the last position
         if chosen_BSK is None:
-            seen_BEC, chosen_BPe = entries_BEC[:, :seen], None
-            hidden_BPe = (torch.arange(seen, device=q.device) >= (position_P1 + 1) // rate)[None]
+            seen_BEC, chosen_BPe = entries_BEC[:, :num_visible], None
+            hidden_BPe = (torch.arange(num_visible, device=q.device) >= (position_P1 + 1) // rate)[None]
         else:
-            indices_BPe = chosen_BSK[:, new, :seen]
+            indices_BPe = chosen_BSK[:, new, :num_visible]
             hidden_BPe, chosen_BPe = indices_BPe < 0, indices_BPe.clamp(min=0)
             rows_BPe = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
             seen_BEC = entries_BEC.flatten(0, 1)[rows_BPe]

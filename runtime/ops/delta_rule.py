@@ -106,11 +106,13 @@ def delta_rule_dgrad(
     # Backwards from chunk to chunk: the gradients of U, and of the state after each chunk.
     du_NmCV, behind_NmKV = x.scores.mT @ do_NmCV, torch.empty_like(before_NmKV)
     dstate_NKV = torch.zeros_like(before_NmKV[:, 0])
-    for at in reversed(range(do_NmCV.shape[1])):
-        behind_NmKV[:, at] = dstate_NKV
-        du_NmCV[:, at].baddbmm_(x.k_out[:, at], dstate_NKV)
-        dstate_NKV = x.through[:, at] * dstate_NKV
-        dstate_NKV.baddbmm_(x.q_in[:, at].mT, do_NmCV[:, at]).baddbmm_(x.w[:, at].mT, du_NmCV[:, at], alpha=-1)
+    for chunk in reversed(range(do_NmCV.shape[1])):
+        behind_NmKV[:, chunk] = dstate_NKV
+        du_NmCV[:, chunk].baddbmm_(x.k_out[:, chunk], dstate_NKV)
+        dstate_NKV = x.through[:, chunk] * dstate_NKV
+        dstate_NKV.baddbmm_(x.q_in[:, chunk].mT, do_NmCV[:, chunk]).baddbmm_(
+            x.w[:, chunk].mT, du_NmCV[:, chunk], alpha=-1
+        )
 
     # For all chunks at once: the gradients of beta·(V - K_in·S) and of I + beta·P.
     dright_NmCV = torch.linalg.solve_triangular(x.system.mT, du_NmCV, upper=True, unitriangular=True)
@@ -198,17 +200,17 @@ class _Chunks:
     def output(self) -> Tensor:
         """o [T, H·V]."""
         o_NmCV = torch.empty_like(self.v)
-        for at, u_NCV, before_NKV in self.scan():
-            torch.baddbmm(self.q_in[:, at] @ before_NKV, self.scores[:, at], u_NCV, out=o_NmCV[:, at])
+        for chunk, u_NCV, before_NKV in self.scan():
+            torch.baddbmm(self.q_in[:, chunk] @ before_NKV, self.scores[:, chunk], u_NCV, out=o_NmCV[:, chunk])
         return self.rows(o_NmCV)
 
     def scan(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each chunk's index with its U [N, C, V] and the state before it [N, K, V]."""
-        for at in range(self.v.shape[1]):
+        for chunk in range(self.v.shape[1]):
             before_NKV = self.last
-            u_NCV = torch.baddbmm(self.y[:, at], self.w[:, at], before_NKV, alpha=-1)
-            self.last = torch.baddbmm(self.through[:, at] * before_NKV, self.k_out[:, at].mT, u_NCV)
-            yield at, u_NCV, before_NKV
+            u_NCV = torch.baddbmm(self.y[:, chunk], self.w[:, chunk], before_NKV, alpha=-1)
+            self.last = torch.baddbmm(self.through[:, chunk] * before_NKV, self.k_out[:, chunk].mT, u_NCV)
+            yield chunk, u_NCV, before_NKV
 
     def chunked(self, x: Tensor, heads: int) -> Tensor:
         """x [T, heads·X] -> [B·heads, m, C, X], padded with zeros; at least FP32, or integers."""

@@ -68,8 +68,8 @@ def encode(x: Tensor, element: Element, threshold: Tensor | None = None) -> Tens
     if threshold is None:
         units = units.round()
     else:
-        whole = units.floor()
-        units = whole + (units - whole > threshold)
+        floor = units.floor()
+        units = floor + (units - floor > threshold)
     # one binade up, codes are 2^mantissa larger; units that fill the binade carry into the next
     codes = ((binade - element.least) << element.mantissa) + units.to(torch.int32)
     if element.nan:

@@ -124,9 +124,9 @@ def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
     if form.scale == "e8m0":
         s, tensor = _powers(finite, largest), None
     else:
-        whole = finite.flatten(-2).amax(-1) if finite.numel() else finite.new_zeros(finite.shape[:-2])
-        tensor = (whole / (largest * E4M3.largest)).clamp(min=2.0**-126)
-        tensor = torch.where(whole > 0, tensor, 1.0)
+        amax = finite.flatten(-2).amax(-1) if finite.numel() else finite.new_zeros(finite.shape[:-2])
+        tensor = (amax / (largest * E4M3.largest)).clamp(min=2.0**-126)
+        tensor = torch.where(amax > 0, tensor, 1.0)
         s = (finite / largest / tensor[..., None, None]).clamp(max=E4M3.largest)
         s = s.to(torch.float8_e4m3fn).to(torch.float32)
     return torch.where(most.isfinite(), s, torch.nan), tensor

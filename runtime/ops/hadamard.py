@@ -21,10 +21,10 @@ SIGNS = tuple(1.0 - 2.0 * (0x243F >> bit & 1) for bit in range(BLOCK))
 def hadamard(x_RC: Tensor) -> Tensor:
     """Return H·D·x of each block of 16 rows, FP32."""
     wide_RC = x_RC.to(torch.float32)
-    whole = wide_RC.shape[0] // BLOCK * BLOCK
-    blocks = wide_RC[:whole].unflatten(0, (-1, BLOCK))
+    full_rows = wide_RC.shape[0] // BLOCK * BLOCK
+    blocks = wide_RC[:full_rows].unflatten(0, (-1, BLOCK))
     turned = torch.matmul(_matrix().to(x_RC.device), blocks).flatten(0, 1)
-    return torch.cat((turned, wide_RC[whole:]))
+    return torch.cat((turned, wide_RC[full_rows:]))
 
 
 @cache

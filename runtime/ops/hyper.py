@@ -144,7 +144,7 @@ def _num_streams(columns: int) -> int:
 def _scales(scale_S: Tensor, logits_TM: Tensor) -> Tensor:
     """Return the scale of each column, [M]."""
     parts = _parts(scale_S.shape[0], logits_TM.shape[1])
-    return torch.cat([one.expand(columns) for one, columns in zip(wide(scale_S), parts, strict=True)])
+    return torch.cat([scale.expand(columns) for scale, columns in zip(wide(scale_S), parts, strict=True)])
 
 
 def _weights(logits_TM: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

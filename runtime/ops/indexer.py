@@ -126,8 +126,8 @@ def blocks(
                 last = int(position_R.max()) if q.is_cpu else sequence - 1  # without a wait for the device
             first_R = torch.zeros_like(position_R) if starts is None else (starts[rows].long() + rate - 1) // rate
             end_R = torch.maximum((position_R + 1) // rate, first_R)
-            if seen := min(keys, (last + 1) // rate):
-                yield IndexBlock(rows, b * keys, seen, first_R[:, None], end_R[:, None])
+            if num_visible := min(keys, (last + 1) // rate):
+                yield IndexBlock(rows, b * keys, num_visible, first_R[:, None], end_R[:, None])
 
 
 # --- The indexer's loss: the divergence between the softmax of its scores and the attention it chooses keys for

@@ -105,9 +105,9 @@ def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split x (FP32) into three BF16 tensors of 8 bits each; their sum is exactly x if |x| is 0 or in 2⁻¹⁰⁹ … 2¹²⁷."""
     high = x.to(torch.bfloat16)
-    rest = x - high
-    middle = rest.to(torch.bfloat16)
-    return high, middle, (rest - middle).to(torch.bfloat16)
+    remainder = x - high
+    middle = remainder.to(torch.bfloat16)
+    return high, middle, (remainder - middle).to(torch.bfloat16)
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor) -> bool:

@@ -165,8 +165,8 @@ def two_squares(x_TW: Tensor, first: int, second: int) -> Tensor:
 def two_squares_dgrad(dsquares_T2: Tensor, x_TW: Tensor, first: int, second: int) -> Tensor:
     """dsquares_T2, x_TW -> dx_TW = 2·x·dsquares; 0 in columns that are in neither sum."""
     dx_TW = torch.zeros_like(x_TW, memory_format=torch.contiguous_format)
-    for at, columns in enumerate((slice(first), slice(first, first + second))):
-        dx_TW[:, columns] = wide(x_TW[:, columns]) * (2 * dsquares_T2[:, at : at + 1])
+    for index, columns in enumerate((slice(first), slice(first, first + second))):
+        dx_TW[:, columns] = wide(x_TW[:, columns]) * (2 * dsquares_T2[:, index : index + 1])
     return dx_TW
 
 

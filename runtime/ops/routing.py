@@ -67,10 +67,10 @@ def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
 def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function so that an element's result does not depend on its position. torch computes the
     elements after the last whole vector differently, so this pads to whole vectors."""
-    left = -x.numel() % WHOLE
-    if not left or not x.is_cpu:
+    padding = -x.numel() % WHOLE
+    if not padding or not x.is_cpu:
         return function(x)
-    return function(functional.pad(x.reshape(-1), (0, left)))[: x.numel()].view(x.shape)
+    return function(functional.pad(x.reshape(-1), (0, padding)))[: x.numel()].view(x.shape)
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -117,8 +117,8 @@ class Generator:
                             self._append(rollouts, slot, token - 1)
                             of_column[index] = None if self._ended(rollouts, slot) else slot
                 rollouts.rounds += 1
-        for each in (rollouts.logp_NC, rollouts.entropy_NC):  # each number is set on one rank, and zero on the others
-            all_reduce(self._sums, torch.from_numpy(each))
+        for array in (rollouts.logp_NC, rollouts.entropy_NC):  # each number is set on one rank, and zero on the others
+            all_reduce(self._sums, torch.from_numpy(array))
         for routes in rollouts.routes.values():
             chosen = (routes + 1).double()  # likewise
             all_reduce(self._sums, chosen)
@@ -134,17 +134,17 @@ class Generator:
             np.concatenate([prompt, tokens_C[: length - 1]])
             for prompt, tokens_C, length in zip(rollouts.prompts, rollouts.tokens_NC, lengths, strict=True)
         ]
-        whole, waiting, slots = replace(rollouts, prompts=texts), self._waiting(columns), self._free_slots()
+        as_prompts, waiting, slots = replace(rollouts, prompts=texts), self._waiting(columns), self._free_slots()
         with self._caches():
             while self._fill(slots, waiting, texts):
-                self._run(whole, slots[self._column])
+                self._run(as_prompts, slots[self._column])
                 if (logits_TV := self._forward.logits) is not None:
                     end = 0
-                    for each in filter(None, slots[self._column]):
-                        end, length = end + len(texts[each.sequence]), lengths[each.sequence]
-                        tokens = torch.from_numpy(rollouts.tokens_NC[each.sequence, :length]).to(logits_TV.device)
+                    for slot in filter(None, slots[self._column]):
+                        end, length = end + len(texts[slot.sequence]), lengths[slot.sequence]
+                        tokens = torch.from_numpy(rollouts.tokens_NC[slot.sequence, :length]).to(logits_TV.device)
                         logp = log_probabilities(logits_TV[end - length : end], tokens)
-                        logp_NC[each.sequence, :length] = logp.cpu()
+                        logp_NC[slot.sequence, :length] = logp.cpu()
                 slots = self._free_slots()
         all_reduce(self._sums, torch.from_numpy(logp_NC))
         return logp_NC
@@ -196,7 +196,7 @@ class Generator:
     def _run(self, rollouts: Rollouts, slots: Slots) -> None:
         rows = [self._next(rollouts, index, slot) for index, slot in enumerate(slots) if slot]
         tokens_T = np.concatenate([*(tokens for _, tokens in rows), np.zeros(0 if rows else 1, np.int64)])
-        self._forward.next, self._forward.logits = [at for at, _ in rows], None
+        self._forward.next, self._forward.logits = [span for span, _ in rows], None
         tokens = torch.from_numpy(tokens_T)[None].to(self._executor.device)
         with torch.no_grad():
             batch = StepBatch(_RoundData(tokens, self._forward), rows=len(tokens_T))
@@ -214,11 +214,11 @@ class Generator:
         going = [(index, slot) for index, slot in enumerate(slots) if slot]
         if not going:
             return
-        ends = np.cumsum([at.count for at in self._forward.next])
+        ends = np.cumsum([span.count for span in self._forward.next])
         last_NV = logits_TV[torch.from_numpy(ends - 1)]
-        each_NV = last_NV.double().cpu().numpy()
+        logits_NV = last_NV.double().cpu().numpy()
         places, tokens = [], []
-        for (index, slot), logits_V in zip(going, each_NV, strict=True):
+        for (index, slot), logits_V in zip(going, logits_NV, strict=True):
             place = slot.cached and slot.cached - len(rollouts.prompts[slot.sequence]) + 1
             token, entropy = self._sampler.draw(logits_V, numbers[slot.sequence], place)
             rollouts.entropy_NC[slot.sequence, place] = entropy
@@ -226,8 +226,8 @@ class Generator:
             places.append((slot.sequence, place))
             tokens.append(token)
         logp = log_probabilities(last_NV, torch.tensor(tokens, device=last_NV.device)).tolist()
-        for (sequence, place), each in zip(places, logp, strict=True):
-            rollouts.logp_NC[sequence, place] = each
+        for (sequence, place), value in zip(places, logp, strict=True):
+            rollouts.logp_NC[sequence, place] = value
 
     def _append(self, rollouts: Rollouts, slot: _SequenceSlot, token: int) -> None:
         prompt = len(rollouts.prompts[slot.sequence])
@@ -265,7 +265,9 @@ class _RoundData(Mapping[str, Tensor]):
 
 def replayed_layers(plan: RunPlan) -> dict[int, int]:
     """Return layer → number of experts per token, for layers whose routers replay choices."""
-    return {each.site.layer: each.replays for each in plan.moe_layers if each.replays and each.site.layer is not None}
+    return {
+        layer.site.layer: layer.replays for layer in plan.moe_layers if layer.replays and layer.site.layer is not None
+    }
 
 
 def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:
@@ -275,8 +277,8 @@ def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:
     posts: list[tuple[int, MessageName]] = []
     releases: list[tuple[int, MessageName]] = []
     for call in calls:
-        posts += [each for each in call.posts if each[1].micro_batch == 0]
-        releases += [each for each in call.releases if each[1].micro_batch == 0]
+        posts += [post for post in call.posts if post[1].micro_batch == 0]
+        releases += [release for release in call.releases if release[1].micro_batch == 0]
         if call.micro_batches == (0,):
             first_calls.append(call._replace(posts=tuple(posts), releases=tuple(releases)))
             posts, releases = [], []

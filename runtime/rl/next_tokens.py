@@ -122,7 +122,7 @@ class NextTokens:
     def bodies(self) -> Mapping[str, Body]:
         """Return the bodies of the evaluation programs, by name."""
         replaced = {id(OPS[name]): function for name, function in self._functions().items()}
-        module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda each: replace_ops(each, replaced))
+        module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda loaded: replace_ops(loaded, replaced))
         return {
             name: self._beginning(body, name.stage)
             for name, body in ((ActionName(name), body) for name, body in module.BODIES.items())
@@ -153,7 +153,7 @@ class NextTokens:
             "policy_loss": partial(self._take_logits, 3),
             "policy_loss_kl": partial(self._take_logits, 3),
         }
-        return {name: each for name, each in functions.items() if name in OPS} | {
+        return {name: function for name, function in functions.items() if name in OPS} | {
             name: self._no_loss for name in NOTHING if name in OPS
         }
 
@@ -166,12 +166,12 @@ class NextTokens:
         self._calls += 1
         if key not in self._kept:
             self._kept[key] = _KeptRows(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
-        kept, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
-        for at in self.next:
-            rows = slice(row, row + at.count)
-            seen = kept.put(at, first[rows], second[rows])
-            o[rows] = attend(q[rows], *seen, at.start + at.count)
-            row += at.count
+        kept_rows, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
+        for span in self.next:
+            rows = slice(row, row + span.count)
+            context = kept_rows.put(span, first[rows], second[rows])
+            o[rows] = attend(q[rows], *context, span.start + span.count)
+            row += span.count
         return o
 
     def _gqa(
@@ -203,9 +203,9 @@ class NextTokens:
 
     def _rotate(self, x: Tensor, sequence: int, *settings: Any) -> Tensor:
         """x [T, H·C] -> y [T, H·C], each row rotated by its position in its sequence."""
-        positions = [torch.arange(at.start, at.start + at.count) for at in self.next]
-        more = len(x) - sum(map(len, positions))
-        positions_T = torch.cat([*positions, torch.zeros(more, dtype=torch.int64)]).to(x.device, torch.int32)
+        positions = [torch.arange(span.start, span.start + span.count) for span in self.next]
+        num_padding = len(x) - sum(map(len, positions))
+        positions_T = torch.cat([*positions, torch.zeros(num_padding, dtype=torch.int64)]).to(x.device, torch.int32)
         return OPS["rotate"](x, sequence, *settings[:10], None, positions_T)
 
     # ---- routers
@@ -219,9 +219,11 @@ class NextTokens:
         """Record the experts that a router chooses for each token, and return them unchanged."""
         if self.routes is not None and self.next:
             layer, row = -1 - int(given_T1[0, 0]), 0
-            for at in self.next:
-                self.routes[layer][at.sequence, at.start : at.start + at.count] = expert_TK[row : row + at.count].cpu()
-                row += at.count
+            for span in self.next:
+                self.routes[layer][span.sequence, span.start : span.start + span.count] = expert_TK[
+                    row : row + span.count
+                ].cpu()
+                row += span.count
         return expert_TK
 
     # ---- losses

@@ -113,14 +113,14 @@ class Reference:
     def __init__(self, state: State, sums: Sums) -> None:
         self._sums = sums
         self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
-        self._kept = [each.to("cpu", copy=True) for each in self._now]
+        self._kept = [weights.to("cpu", copy=True) for weights in self._now]
 
     def swap(self) -> None:
         """Swap these weights with the current ones. Returns when all ranks have swapped."""
-        for now, kept in zip(self._now, self._kept, strict=True):
-            before = now.to("cpu", copy=True)
-            now.copy_(kept)
-            kept.copy_(before)
+        for current, stored in zip(self._now, self._kept, strict=True):
+            before = current.to("cpu", copy=True)
+            current.copy_(stored)
+            stored.copy_(before)
         self._sums.all_reduce(torch.zeros(1, dtype=torch.float64))
 
 
@@ -212,7 +212,7 @@ class Policy:
 
     @property
     def _weights_R(self) -> Floats:
-        return np.array([each.weight for each in self._grpo.rewards])
+        return np.array([reward.weight for reward in self._grpo.rewards])
 
     def _of_columns(self, num: int) -> Indices:
         """Return the column of each sequence of a step."""
@@ -260,11 +260,11 @@ class Policy:
             for name, values_NC in sampled.items():
                 of_tokens[name][row, first : first + length] = values_NC[i, :length]
         dtype = torch.float64 if self.plan.precision.compute == "float64" else torch.float32
-        whole = {"tokens": tokens, "targets": targets, "real": real}
-        inputs = {name: torch.from_numpy(each) for name, each in whole.items()}
-        inputs |= {name: torch.from_numpy(each).to(dtype) for name, each in of_tokens.items()}
-        inputs |= {DataName.routes(f"L{layer}"): each[mine] for layer, each in scored.rollouts.routes.items()}
-        return {name: each.reshape(-1, size * S, *each.shape[2:]).to(device) for name, each in inputs.items()}
+        integers = {"tokens": tokens, "targets": targets, "real": real}
+        inputs = {name: torch.from_numpy(values) for name, values in integers.items()}
+        inputs |= {name: torch.from_numpy(values).to(dtype) for name, values in of_tokens.items()}
+        inputs |= {DataName.routes(f"L{layer}"): routes[mine] for layer, routes in scored.rollouts.routes.items()}
+        return {name: value.reshape(-1, size * S, *value.shape[2:]).to(device) for name, value in inputs.items()}
 
     # ---- results of training
 
@@ -274,7 +274,7 @@ class Policy:
         are still those of generation."""
         counted, worst = np.zeros(len(COUNTS)), ""
         for a, logp_T in reported.items():
-            new, counts = self._counts(logp_T, {name: each[a] for name, each in data.items()})
+            new, counts = self._counts(logp_T, {name: values[a] for name, values in data.items()})
             counted += np.array(counts)
             if counts[1] and not worst:
                 worst = f": micro-batch {a}, by {new:.3g} nats at most"
@@ -289,21 +289,21 @@ class Policy:
     def _counts(self, logp_T: Tensor, data: Mapping[str, Tensor]) -> tuple[float, list[float]]:
         """Return the largest difference of log-probabilities in a micro-batch, and its COUNTS."""
         is_target = data["targets"] >= 0
-        new, old, advantage = (each[is_target].double() for each in (logp_T, data["old"], data["advantage"]))
+        new, old, advantage = (values[is_target].double() for values in (logp_T, data["old"], data["advantage"]))
         change, low, high = new - old, 1 - self._grpo.clip_low, 1 + self._grpo.clip_high
         ratio = change.exp()
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
         apart = data["reference"][is_target].double() - new if "reference" in data else torch.zeros_like(new)
         largest = change.abs().max().item() if len(new) else 0.0
         counts = len(new), (new != old).sum(), clipped.sum(), _divergence(change), _divergence(apart)
-        return largest, [float(each) for each in counts]
+        return largest, [float(count) for count in counts]
 
     def row(self) -> dict[str, Any]:
         """Return the metrics of a step's rollouts."""
         scored = self._current
         lengths_N = scored.rollouts.lengths_N
         tokens, _, clipped, kl, reference_kl = self._counted
-        means = {each.name: float(scored.rewards_NR[:, r].mean()) for r, each in enumerate(self._grpo.rewards)}
+        means = {reward.name: float(scored.rewards_NR[:, r].mean()) for r, reward in enumerate(self._grpo.rewards)}
         totals_N = totals(scored.rewards_NR, self._weights_R)
         return {
             "reward": float(totals_N.mean()),
@@ -340,14 +340,14 @@ def policy_of(trainer: Trainer, prompts: PromptSamples) -> Policy:
     plan, grpo, sums = trainer.plan, trainer.plan.train.grpo, trainer.links.sums
     assert grpo is not None, "a run with prompts learns from rewards"
     program = max(
-        (each for name, each in trainer.programs.items() if not name.trains),
-        key=lambda each: each.micro_batches,
+        (evaluation for name, evaluation in trainer.programs.items() if not name.trains),
+        key=lambda evaluation: evaluation.micro_batches,
     )
     of_column = program.micro_batches * plan.train.micro_batch
     limits = CompletionLimits(grpo.completion, prompts.end, min(of_column, grpo.slots or of_column))
     sampler = SoftmaxSampler(plan.train.seed)
     generator = Generator(trainer.build, trainer.rank, trainer.executor, program, sums, limits, sampler)
-    texts = {each.name: trainer.build.files[each.file].decode() for each in grpo.rewards if each.file}
+    texts = {reward.name: trainer.build.files[reward.file].decode() for reward in grpo.rewards if reward.file}
     scorer = Rewards(grpo.rewards, texts) if trainer.pp_rank == 0 else None
     reference = Reference(trainer.state, sums) if grpo.kl else None
     return Policy(

@@ -81,8 +81,8 @@ def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) 
         if options.resume:
             options.run.mkdir(parents=True, exist_ok=True)
             given_up = partial(record.is_given_up, done=record.rollbacks(options.run))
-            if taken := restore(options.run, places, say, given_up):
-                name, manifest, place = taken
+            if restored := restore(options.run, places, say, given_up):
+                name, manifest, place = restored
                 Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
         elif names := (contents := inventory(places)).names:
             place_words = contents.found[0][0].text if contents.found else "a place of its checkpoints"
@@ -168,9 +168,9 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
             start = Start(resumption.position, resumption.recent, saved=resumption.checkpoint)
             notes += resumption.notes
         if not goes_on or plan.keeps_first_weights:
-            weights, more = initial_weights(plan, options.data)
+            weights, weight_notes = initial_weights(plan, options.data)
             start = replace(start, weights=weights, put=put_untrained if plan.adapter else put_weights)
-            notes += more
+            notes += weight_notes
     except EarlierPhaseError as error:
         raise EarlierError(error) from None
     except PhaseOverError as error:

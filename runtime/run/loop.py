@@ -109,8 +109,8 @@ class Loop:
     @property
     def total(self) -> int:
         """The last step. If several steps train on the same completions, the run ends with the last of them."""
-        again = self.build.plan.train.grpo.iterations if self.build.plan.train.grpo else 1
-        return -(-self._last_step // again) * again
+        iterations = self.build.plan.train.grpo.iterations if self.build.plan.train.grpo else 1
+        return -(-self._last_step // iterations) * iterations
 
     @property
     def _last_step(self) -> int:

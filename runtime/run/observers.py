@@ -67,10 +67,10 @@ class FirstLedger(Observer):
             return step()
         self._is_written, trainer = True, self.trainer
         trainer.roll_out()  # not part of the planned step, so not measured
-        with trainer.ledger() as held:
+        with trainer.ledger() as memory_ledger:
             row = step()
         with suppress(OSError):  # a full disk must not end the run
-            held.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.build_digest)
+            memory_ledger.write(self.run, trainer.rank, trainer.step, trainer.batch.program, self.build_digest)
         return row
 
 
@@ -125,12 +125,12 @@ class ReplicaCheck(Observer):
         trainer = self.trainer
         trainer.settle()
         trainer.board.set_action("compare replicas")
-        found = replicas.compare(trainer.state, trainer.plan, trainer.rank, trainer.links.sums)
-        if found:
-            error = replicas.ReplicaError(trainer.step, found)
+        differences = replicas.compare(trainer.state, trainer.plan, trainer.rank, trainer.links.sums)
+        if differences:
+            error = replicas.ReplicaError(trainer.step, differences)
             if trainer.rank == 0:
                 facts = {"ranks": error.ranks, "tensors": error.tensors}
-                self.events.write("fault", step=trainer.step, reason="; ".join(map(str, found)), **facts)
+                self.events.write("fault", step=trainer.step, reason="; ".join(map(str, differences)), **facts)
             raise error
 
 

@@ -113,12 +113,12 @@ class Stopwatch:
             around = self._stack[-1]
             around.inside += 1
             place, segment, function, kind, name = key
-            at = around.key
-            if kind == "wait" and (at.kind == "python" or at.name == "message"):
+            outer = around.key
+            if kind == "wait" and (outer.kind == "python" or outer.name == "message"):
                 kind, name = "bubble", "message"
             # a wait has the name of the communication
-            name = name or (at.name if kind == "wait" else "")
-            key = CallKey(place or at.place, segment or at.segment, function or at.function, kind, name)
+            name = name or (outer.name if kind == "wait" else "")
+            key = CallKey(place or outer.place, segment or outer.segment, function or outer.function, kind, name)
         row = self.rows.setdefault(key, CallTime())
         if self.settle:
             self.settle()
@@ -187,12 +187,14 @@ def without_overhead(rows: Mapping[CallKey, CallTime], overhead: Overhead) -> di
     result: dict[CallKey, CallTime] = {}
     for key, row in rows.items():
         took = [
-            min(max(has, 0), round(row.calls * within + row.inside * around))
-            for has, within, around in zip((row.clock, row.processor), overhead.within, overhead.around, strict=True)
+            min(max(measured, 0), round(row.calls * within + row.inside * around))
+            for measured, within, around in zip(
+                (row.clock, row.processor), overhead.within, overhead.around, strict=True
+            )
         ]
         result[key] = CallTime(row.calls, row.clock - took[0], row.processor - took[1], row.inside)
-        its = result.setdefault(CallKey(key.place, "", "", "profile", "profile"), CallTime())
-        its.calls, its.clock, its.processor = its.calls + row.calls, its.clock + took[0], its.processor + took[1]
+        cost = result.setdefault(CallKey(key.place, "", "", "profile", "profile"), CallTime())
+        cost.calls, cost.clock, cost.processor = cost.calls + row.calls, cost.clock + took[0], cost.processor + took[1]
     return result
 
 
@@ -322,8 +324,8 @@ class Profile(Observer):
     def _patches(self) -> Iterator[Patch]:
         trainer, timed = self.trainer, self.watch.timed
         for owner, phases in ((trainer, _PHASES), (optimizer, _OPTIMIZER)):
-            for name, place, kind, its in phases:
-                yield owner, name, timed(getattr(owner, name), kind, its, place)
+            for name, place, kind, row_name in phases:
+                yield owner, name, timed(getattr(owner, name), kind, row_name, place)
         yield optimizer, "update_part", timed(optimizer.update_part, "op", trainer.recipe.kind)
         bodies = trainer.bodies
         yield trainer, "bodies", {name: timed(body, "python", place=name) for name, body in bodies.items()}
@@ -397,5 +399,5 @@ def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
 def _order(rows: Mapping[CallKey, CallTime], key: CallKey) -> tuple[int, int]:
     """Sort key of a row: places, and rows within a place, in the order of their first call; profile rows last."""
     keys = list(rows)
-    places = [each.place for each in keys]
+    places = [row_key.place for row_key in keys]
     return places.index(key.place), keys.index(key) if key in rows else len(keys)

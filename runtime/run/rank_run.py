@@ -91,9 +91,9 @@ class RankRun:
                 self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
         if self._is_stopped:
             self._is_over = True
-            if trainer.rank == 0 and (asked := self.board.stop_request()):
-                by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"
-                self.events.write("stop", step=trainer.step, signal=Signals(asked.signal).name, received_by=by)
+            if trainer.rank == 0 and (request := self.board.stop_request()):
+                receiver = "supervisor" if request.rank < 0 else f"rank {request.rank}"
+                self.events.write("stop", step=trainer.step, signal=Signals(request.signal).name, received_by=receiver)
 
     def _close(self) -> None:
         self.trainer.close()
@@ -124,7 +124,7 @@ class RankRun:
         world = self.trainer.plan.mesh.world
         facts: StepRow = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
         facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
-        facts |= {"prints": [as_hex(each) for each in bad.prints]}
+        facts |= {"prints": [as_hex(digest) for digest in bad.prints]}
         facts |= {"replay": f"dsc replay {shlex.quote(str(self.facts.run))} {bad.step}{' --swap all' * (world > 1)}"}
         action = bad.verdict.action
         self.events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)

@@ -97,11 +97,11 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     `device`: the device of the ranks.
     """
     checkpoint = load(folder)
-    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
+    saved, current = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
     begins = begins_with(checkpoint, build.plan)
     check_is_not_over(checkpoint, build.plan)
     with _named(checkpoint):
-        changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
+        changed = list(_changes(_flat(saved.get("plan")), _flat(current["plan"])))
     free = _OF_A_PHASE if begins else _RECIPE
     if differences := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
         back = going_back(checkpoint, build.plan)
@@ -109,36 +109,36 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
         raise CheckpointError(f"{checkpoint.path} holds adapters for other weights: {_listed(of_weights)}")
-    held, expected = checkpoint.shapes, expected_shapes(build.plan)
-    averaged, averages = has_average(held), has_average(expected)
+    shapes, expected = checkpoint.shapes, expected_shapes(build.plan)
+    averaged, averages = has_average(shapes), has_average(expected)
     if averaged != averages:
-        held, expected = (
-            {name: shape for name, shape in each.items() if StoredName(name).kind != AVERAGE}
-            for each in (held, expected)
+        shapes, expected = (
+            {name: shape for name, shape in table.items() if StoredName(name).kind != AVERAGE}
+            for table in (shapes, expected)
         )
-    if differences := [text for _, text in _changes(held, expected)]:
+    if differences := [text for _, text in _changes(shapes, expected)]:
         raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(differences)}")
-    if was.get("tokenizer") != now["tokenizer"]:
+    if saved.get("tokenizer") != current["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
     with _named(checkpoint):
-        _check_loads(was.get("loads"), build.plan.moe_layers)
-        recent = Recent.from_json(was.get("health"))
+        _check_loads(saved.get("loads"), build.plan.moe_layers)
+        recent = Recent.from_json(saved.get("health"))
         position, notes = position_in(
-            checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
+            checkpoint, build, order_of(build, corpus), same_text=saved.get("data") == current["data"]
         )
     notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
     notes += ["the moving average of the checkpoint is not used"] * (averaged and not averages)
     differs = [] if begins else [text for _, text in changed]
-    differs += ["other text"] if was.get("data") != now["data"] else []
-    differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
+    differs += ["other text"] if saved.get("data") != current["data"] else []
+    differs += [difference(saved, current, name) for name in ENVIRONMENT if saved.get(name) != current[name]]
     if begins:
         notes.append(_beginning(checkpoint.step, build.plan, changed))
-    elif was.get("build") != now["build"] and was.get("programs") != now["programs"]:
+    elif saved.get("build") != current["build"] and saved.get("programs") != current["programs"]:
         differs = differs or ["the build"]
     if not begins:
         batch = batch_at(build.plan.batches, build.plan.train.sequence, position.tokens)
-        notes += _jump(was, build.plan, position.tokens, batch * build.plan.train.sequence)
-    if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
+        notes += _jump(saved, build.plan, position.tokens, batch * build.plan.train.sequence)
+    if saved.get("data") != current["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
         notes += course(checkpoint.step, position, build.plan)
     if differs:
         notes.append(not_bit_for_bit(differs))
@@ -197,12 +197,14 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
         raise CheckpointError(f"{path} differs from the checkpoint that was compiled: compile the spec again")
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]
-    rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
-    wanted = {StoredName.of(WEIGHT, each.name) for each in rows} | {each.stored for each in plan.untrained}
-    held = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
-    if left := [name.name for name in held if name not in wanted]:
-        notes.append(f"tensors of the checkpoint that the model does not have: {_listed(left)}")
-    missing = (name.name for name in wanted - {*held} if name.kind == WEIGHT)
+    rows = (parameter for bucket in (*plan.buckets, *plan.frozen) for parameter in bucket.parameters)
+    wanted = {StoredName.of(WEIGHT, parameter.name) for parameter in rows} | {
+        tensor.stored for tensor in plan.untrained
+    }
+    stored = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
+    if unused := [name.name for name in stored if name not in wanted]:
+        notes.append(f"tensors of the checkpoint that the model does not have: {_listed(unused)}")
+    missing = (name.name for name in wanted - {*stored} if name.kind == WEIGHT)
     if new := sorted(name for name in missing if not is_adapter(name)):  # adapters always start anew
         notes.append(f"tensors initialized at random, because the checkpoint does not have them: {_listed(new)}")
     return checkpoint, [printable(note) for note in notes]
@@ -236,7 +238,7 @@ def text_of(corpus: Path) -> str:
 def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
     """Return the position without the recorded bad batches of a run, and a note about it."""
     data = text_of(corpus)
-    ahead = [each for each in record.read(run, record.identity(position, data)) if each[1] > position.next]
+    ahead = [span for span in record.read(run, record.identity(position, data)) if span[1] > position.next]
     if not ahead:
         return position, f"no batch to skip: {run / record.FILE} has none that is ahead in this data"
     spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
@@ -258,23 +260,23 @@ def not_bit_for_bit(differs: list[str]) -> str:
 
 def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a checkpoint of this plan: of its model, or of adapters alone."""
-    always = (WEIGHT, *([AVERAGE] if plan.train.ema else []))
+    kinds = (WEIGHT, *([AVERAGE] if plan.train.ema else []))
     shapes: dict[str, tuple[int, ...]] = {
-        StoredName.of(kind, each.name): each.shape
+        StoredName.of(kind, parameter.name): parameter.shape
         for bucket in plan.buckets
-        for kind in (*always, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
-        for each in bucket.parameters
+        for kind in (*kinds, *(tensor.name for tensor in plan.optimizer.state_of(bucket)))
+        for parameter in bucket.parameters
     }
-    return shapes | {each.stored: each.shape for each in plan.untrained if not plan.frozen}
+    return shapes | {tensor.stored: tensor.shape for tensor in plan.untrained if not plan.frozen}
 
 
 def _flat(plan: Any) -> dict[str, Any]:
     """Return dotted path → value for a whole plan, with a path for each layer. ValueError if there are too many
     values."""
     values: dict[str, Any] = {}
-    left: list[tuple[str, Any]] = [("", plan)]
-    while left:
-        path, value = left.pop()
+    stack: list[tuple[str, Any]] = [("", plan)]
+    while stack:
+        path, value = stack.pop()
         # derived from other values
         if path in ("mesh.sq", "train.optimizer.rest.kind"):
             continue
@@ -284,10 +286,10 @@ def _flat(plan: Any) -> dict[str, Any]:
             value = {str(i): parts for i, parts in _layers(value).items()}
         if isinstance(value, dict | list):
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            left += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in items])
+            stack += reversed([(f"{path}.{key}" if path else str(key), element) for key, element in items])
         else:
             values[path] = value
-        if len(values) + len(left) > _MAX_VALUES:
+        if len(values) + len(stack) > _MAX_VALUES:
             raise ValueError(f"its plan has more than {_MAX_VALUES:,} values")
     return values
 
@@ -318,5 +320,5 @@ def _word(value: Any) -> str:
 
 
 def _listed(texts: list[str]) -> str:
-    more = len(texts) - MAX_SHOWN
-    return ", ".join(texts[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    num_more = len(texts) - MAX_SHOWN
+    return ", ".join(texts[:MAX_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")

@@ -74,7 +74,7 @@ class Saves:
         self._spec = spec = trainer.plan.train.checkpoint
         keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
         self._meeting, checkpoints = _SaveMeeting(world), run / CHECKPOINTS
-        self._copiers = [Copier(each, checkpoints, trainer.rank, keep, _SaveMeeting(world)) for each in places]
+        self._copiers = [Copier(place, checkpoints, trainer.rank, keep, _SaveMeeting(world)) for place in places]
         elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
         self._publisher = publish.Publisher(
             checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere

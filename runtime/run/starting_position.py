@@ -42,10 +42,12 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
         raise DataError(reason)
     if sources := build.plan.data.sources:
         orders = {
-            each.name: _order(build, meta["sources"][each.name]["train"]["tokens"], seed_of(train.seed, each.name))
-            for each in sources
+            source.name: _order(
+                build, meta["sources"][source.name]["train"]["tokens"], seed_of(train.seed, source.name)
+            )
+            for source in sources
         }
-        shares = (SourceShare(each.name, each.weight, orders[each.name].whole) for each in sources)
+        shares = (SourceShare(source.name, source.weight, orders[source.name].whole) for source in sources)
         within = train.within
         samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
         return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
@@ -86,20 +88,20 @@ def position_in(
         samples = tokens // order.sequence
         note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
         return Position(samples, tokens, samples, (), order), [note]
-    was = Position.from_json(value)
-    if not isinstance(was.order, Order):
-        if isinstance(was.order, Blend):
-            return was.under(order, same_text=same_text), ["the samples are of one source, which begins"]
+    old = Position.from_json(value)
+    if not isinstance(old.order, Order):
+        if isinstance(old.order, Blend):
+            return old.under(order, same_text=same_text), ["the samples are of one source, which begins"]
         raise ValueError("does not say in which order samples were drawn")
     if build.plan.data.prompts is not None:
-        return (was.under(order, same_text=same_text), []) if was.order == order else _of_prompts(was, order)
+        return (old.under(order, same_text=same_text), []) if old.order == order else _of_prompts(old, order)
     is_chat = build.plan.data.chat is not None
-    if is_chat and was.order.sequence != order.sequence:
+    if is_chat and old.order.sequence != order.sequence:
         note = "rows are packed otherwise: the run goes on at the same share of the epoch"
-        return was.at_same_share(order), [note]
-    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # else other rows are cut or dropped
-    position = was.under(order, same_text=same_rows)
-    if was.order == order or not position.cuts:
+        return old.at_same_share(order), [note]
+    same_rows = same_text and not (is_chat and old.order.windows != order.windows)  # else other rows are cut or dropped
+    position = old.under(order, same_text=same_rows)
+    if old.order == order or not position.cuts:
         return position, []
     if is_chat:
         return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still ahead have another order"]
@@ -108,7 +110,7 @@ def position_in(
     if lost is not None:
         effect = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
         effect += ", the fewest that whole windows can" if any(lost) else ""
-    text = f"windows of {was.order.sequence:,} tokens are cut again into {order.sequence:,}: of the rest of epoch"
+    text = f"windows of {old.order.sequence:,} tokens are cut again into {order.sequence:,}: of the rest of epoch"
     return position, [f"{text} {position.cuts[0].epoch + 1:,} {effect}; its order changes"]
 
 
@@ -127,11 +129,13 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     notes = []
     if same_text and any(seeds.get(share.name, share.order.seed) != share.order.seed for share in order.shares):
         notes.append("sources have other orders: samples not yet used in this epoch come first")
-    before = {share.name: share.weight for share in shares}
+    old_weights = {share.name: share.weight for share in shares}
     weights = {share.name: share.weight for share in order.shares}
-    if before == weights:
+    if old_weights == weights:
         return position, notes
-    changes = ", ".join(f"{name} {before.get(name, 0)} → {weights.get(name, 0)}" for name in {**before, **weights})
+    changes = ", ".join(
+        f"{name} {old_weights.get(name, 0)} → {weights.get(name, 0)}" for name in {**old_weights, **weights}
+    )
     return position, [*notes, f"weights of sources: {changes}; each source goes on with its next sample"]
 
 
@@ -145,10 +149,10 @@ def course(step: int, position: Position, plan: RunPlan) -> list[str]:
     end = last_step(batches, train.sequence, step, trained, total)
     ends = "phase" if train.within and not train.within.is_last else "run"
     exact = not position.cuts and not position.skip
-    so_far = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
+    progress = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
     following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
     return [
-        f"{so_far}; step {step + 1:,} takes {following}",
+        f"{progress}; step {step + 1:,} takes {following}",
         "rate, phases and the growth of the batch go by tokens; "
         f"the {ends} ends at {train.first_token + total:,} tokens, after step {end:,}",
     ]

@@ -41,13 +41,13 @@ class Restarts:
 
         `saved`: the step of the newest checkpoint.
         """
-        same = (outcome.rank, outcome.step, outcome.reason)
-        again, self._last = same == self._last, same
+        failure = (outcome.rank, outcome.step, outcome.reason)
+        is_repeated, self._last = failure == self._last, failure
         self.number = 1 if saved > self._saved else self.number + 1
         self._saved = max(saved, self._saved)
         if not self.most or outcome.kind not in ("failed", "hung"):
             return ""
-        if again:
+        if is_repeated:
             return "the same failure came again: the ranks are not started again"
         if self.number > self.most:
             return f"no checkpoint was saved in {self.most} restarts: the ranks are not started again"
@@ -71,9 +71,9 @@ class Fewer:
     def is_other(self, outcome: Outcome) -> bool:
         """Whether to remove a device for a repeated failure: yes, unless a device was just removed for the same
         failure."""
-        same = (outcome.step, outcome.reason)
-        again, self._last = same == self._last, same
-        return not again and self._left > 1
+        failure = (outcome.step, outcome.reason)
+        is_repeated, self._last = failure == self._last, failure
+        return not is_repeated and self._left > 1
 
     def without(self, rank: int, options: RunOptions) -> Build:
         """Return the build for the remaining devices without that of a rank. UsageError if there is none."""
@@ -81,9 +81,9 @@ class Fewer:
         from runtime.observe.device import choose
 
         if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
-            seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
+            devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
-                name for index, name in enumerate(seen.split(",")) if index != rank
+                name for index, name in enumerate(devices.split(",")) if index != rank
             )
         tell(f"going on without the device of rank {rank}")
         fewer = build_without(self._build, self._left - 1, options.run, tell)
@@ -113,17 +113,17 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
         check_places(build, options, tell)
         try:
             loop = loop_of(build, options, corpus, tell)
-        except NothingToDoError as over:
-            tell(f"nothing to do: {over}")
+        except NothingToDoError as no_work:
+            tell(f"nothing to do: {no_work}")
             return 0
         num_rollbacks = len(rollbacks(options.run))
         if options.debug is None and options.profile is None and options.slots is None:
             exporters.begin()
         try:
             outcome, step = _start(build, options, loop)
-        except LeftError as left:
-            tell(str(left))
-            return left.exit_code
+        except LeftError as leave_error:
+            tell(str(leave_error))
+            return leave_error.exit_code
         if len(rollbacks(options.run)) > num_rollbacks:
             tell(f"rolled back: {outcome.reason}")
             options = replace(options, resume=True, skip_batch=False)

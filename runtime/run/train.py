@@ -297,8 +297,8 @@ def _join(build: Build, options: RunOptions) -> int:
         options = replace(options, resume=True)
     if place.world != (compiled := build.plan.mesh.world):
         if not options.elastic:
-            either = f"torchrun --nproc-per-node {compiled}, or --elastic after train.py to continue with any number"
-            raise UsageError(f"this build is for {compiled} ranks: {either}")
+            hint = f"torchrun --nproc-per-node {compiled}, or --elastic after train.py to continue with any number"
+            raise UsageError(f"this build is for {compiled} ranks: {hint}")
         build = build_for(build, place, options.run, tell)
     try:
         ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)
@@ -320,8 +320,8 @@ def _join(build: Build, options: RunOptions) -> int:
         _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
         loop = loop_of(build, options, corpus, say, place)
-    except NothingToDoError as over:
-        say(f"nothing to do: {over}")
+    except NothingToDoError as no_work:
+        say(f"nothing to do: {no_work}")
         return ranks.train(lambda *_: None, BACKENDS["cpu"])
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))

@@ -75,7 +75,7 @@ class Witness(Observer):
         """Record tensors that the rank received or produced, if it is computing a step."""
         if not self._watches:
             return
-        for tensor in (each[:1] if each is self._timed else each for each in tensors):
+        for tensor in (argument[:1] if argument is self._timed else argument for argument in tensors):
             if tensor.is_floating_point() and not tensor.float().isfinite().all():
                 self._not_finite.append(len(self._names))
             self._names.append(f"{direction} {name}")
@@ -84,12 +84,12 @@ class Witness(Observer):
     def _accumulate(self) -> dict[str, Tensor]:
         state = self._trainer.state
         self._watches = True
-        for piece in (piece for each in state.buckets for piece in each.owned):
+        for piece in (piece for bucket in state.buckets for piece in bucket.owned):
             self.saw(">", "state", piece.master, *piece.state.values())
-        self.saw("<", "weights", *(each.parameters for each in state.held), *state.biases.values())
+        self.saw("<", "weights", *(bucket.parameters for bucket in state.held), *state.biases.values())
         try:
             sums = self._compute()
-            self.saw(">", "gradients", *(each.gradients for each in state.buckets if not each.is_reduced))
+            self.saw(">", "gradients", *(bucket.gradients for bucket in state.buckets if not bucket.is_reduced))
         finally:
             self._watches = False
         self._end()
@@ -103,7 +103,7 @@ class Witness(Observer):
         """Write the line of a computation."""
         trainer, names = self._trainer, self._names
         numbers = print_of(trainer.records(), trainer.state)
-        prints = "".join(map(as_hex, [int(each) for each in self._prints]))
+        prints = "".join(map(as_hex, [int(value) for value in self._prints]))
         self._write(
             {
                 "step": trainer.step + 1,
@@ -126,7 +126,7 @@ class Witness(Observer):
 
     def _gets(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
         result = call(*words)
-        of_site = (each.gradients for each in self._trainer.state.buckets if words[-1] in each.sites)
+        of_site = (bucket.gradients for bucket in self._trainer.state.buckets if words[-1] in bucket.sites)
         self.saw("<", _named(name, words), *(of_site if name == "wait_scatter" else _tensors(result)))
         return result
 
@@ -185,5 +185,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, WholeTensors):
         yield value.flat
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)

@@ -44,8 +44,8 @@ class MovingAverage:
         masters = [piece.master for _, piece in self._pieces if piece.master.device.type != "cpu"]
         if not masters:
             return None
-        most = max(_size(piece) for _, piece in self._pieces)
-        return host_zeros(min(most, self._part), masters[0].dtype, self._state.device)
+        largest = max(_size(piece) for _, piece in self._pieces)
+        return host_zeros(min(largest, self._part), masters[0].dtype, self._state.device)
 
     def start(self) -> None:
         """Start to add the weights to the average in a thread. The weights must not change until `wait`."""
@@ -75,26 +75,26 @@ class MovingAverage:
     def _on_host(self, weights: Tensor) -> Tensor:
         if self.staged is None:
             return weights
-        there = self.staged[: weights.numel()]
+        staged = self.staged[: weights.numel()]
         if self._stream is None:
-            return there.copy_(weights)
+            return staged.copy_(weights)
         with torch.cuda.stream(self._stream):
-            there.copy_(weights, non_blocking=True)
+            staged.copy_(weights, non_blocking=True)
         self._stream.synchronize()
-        return there
+        return staged
 
     @contextmanager
     def as_weights(self, gather: Callable[[], object]) -> Iterator[None]:
         """Inside the block, segments read the average, rounded to their dtype. `gather` all-gathers the shards."""
         self.wait()
-        for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
+        for (bucket, piece), saved in zip(self._pieces, self.weights, strict=True):
             assert piece.average is not None
-            kept.copy_(bucket.weights_of(piece.part))
+            saved.copy_(bucket.weights_of(piece.part))
             self._put(bucket, piece, piece.average)
         gather()
         yield
-        for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
-            self._put(bucket, piece, kept)
+        for (bucket, piece), saved in zip(self._pieces, self.weights, strict=True):
+            self._put(bucket, piece, saved)
         gather()
 
     def _put(self, bucket: FlatBucket, piece: OwnedPiece, values: Tensor) -> None:

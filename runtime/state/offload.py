@@ -121,10 +121,10 @@ class Staging:
 
         def fetch(index: int) -> list[Tensor]:
             """Start to copy a part to the device. Return its tensors there."""
-            slot, kept = slots[index % self.slots], updates[index].kept
-            there = dict(zip(away, slot.tensors, strict=True))
-            views = [there[i][: t.numel()] if i in there else t for i, t in enumerate(kept)]
-            slot.arrived = up.copy([(views[i], kept[i]) for i in away], [slot.left])
+            slot, host_tensors = slots[index % self.slots], updates[index].kept
+            on_device = dict(zip(away, slot.tensors, strict=True))
+            views = [on_device[i][: t.numel()] if i in on_device else t for i, t in enumerate(host_tensors)]
+            slot.arrived = up.copy([(views[i], host_tensors[i]) for i in away], [slot.left])
             return views
 
         views = fetch(0)
@@ -134,8 +134,8 @@ class Staging:
             if slot.arrived is not None:
                 torch.cuda.current_stream(device).wait_event(slot.arrived)
             yield update, views
-            kept = update.kept
-            slot.left = down.copy([(kept[i], views[i]) for i in away], [mark(device)])
+            host_tensors = update.kept
+            slot.left = down.copy([(host_tensors[i], views[i]) for i in away], [mark(device)])
             views = following
 
     def finish(self) -> None:

@@ -35,7 +35,7 @@ def gradient_square(state: State, rank: int) -> Tensor:
     """Return the sum of squares of the gradients that this rank owns. Each logical element has one owner in the
     world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
-    for b in (each for each in state.buckets if not each.still):
+    for b in (bucket for bucket in state.buckets if not bucket.still):
         if b.shares or rank == b.holders[0]:
             for piece in b.owned:
                 total += square_sum(b.gradients_of(piece.part))
@@ -45,11 +45,11 @@ def gradient_square(state: State, rank: int) -> Tensor:
 def square_sum(flat: Tensor) -> Tensor:
     """Return the sum of squares of all elements, in float64 except within rows of `NORM_ROW` elements: converting all
     to float64 takes 30 times as long."""
-    whole = flat.numel() // NORM_ROW * NORM_ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1).to(torch.float64)
+    end = flat.numel() // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(flat[:end].view(-1, NORM_ROW), dim=1).to(torch.float64)
     if not rows.isfinite().all():  # a square may be too large for the elements' dtype
         return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
-    return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
+    return rows.square().sum() + torch.linalg.vector_norm(flat[end:], dtype=torch.float64).square()
 
 
 class Numbers(NamedTuple):
@@ -70,9 +70,9 @@ def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, sta
     step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
-    for portion, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
-        update_part(portion, kept, by, (factor, rate, *settings, portion.decay, step))
-        clip_rows(b, portion.part, kept[0], factors)
+    for portion, tensors in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
+        update_part(portion, tensors, by, (factor, rate, *settings, portion.decay, step))
+        clip_rows(b, portion.part, tensors[0], factors)
 
 
 def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
@@ -91,8 +91,8 @@ def updates_of(b: FlatBucket, decay: float, most: int | None) -> Iterator[Update
             for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
                 start, stop = max(begin, first), min(end, last)
                 size = max(1, stop - start) if most is None or len(shape) > 1 else most
-                for at in range(start, stop, size):
-                    yield Update(b, piece, slice(at, min(at + size, stop)), of_part, shape)
+                for offset in range(start, stop, size):
+                    yield Update(b, piece, slice(offset, min(offset + size, stop)), of_part, shape)
 
 
 def update_part(portion: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:

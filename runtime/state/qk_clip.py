@@ -27,7 +27,7 @@ def factors_of(clipped: Sequence[ClippedAttention], peaks: Tensor, clip: float) 
     γ is `clip` divided by the largest logit of all query heads that share a key, or 1 if that logit is at most `clip`.
     """
     factors: dict[str, Tensor] = {}
-    for block, peaks_H in zip(clipped, peaks.cpu().split([each.heads for each in clipped]), strict=True):
+    for block, peaks_H in zip(clipped, peaks.cpu().split([attention.heads for attention in clipped]), strict=True):
         peaks_G = peaks_H.view(block.key_heads, -1).amax(1)
         gamma_G = torch.where(peaks_G > clip, clip / peaks_G, 1.0)
         if (gamma_G < 1).any():

@@ -53,14 +53,14 @@ def quantised_weights(build: Build, plan: RunPlan, held: Iterable[str]) -> tuple
     """Return the quantised weights of a rank. `held`: names of the tensors that it holds."""
     tensors = {*held}
     weights = []
-    for each in plan.quantised:
-        if each.tensor in tensors:
-            op = OPS[each.op]
-            path = build.path(f"kernels/{each.kernel}.py") if each.kernel else None
-            by = on_cuda(str(path), each.kernel, op) if path and each.kernel else op
-            by = _whole(by) if each.op == "quantise_blocks" else by
-            number = int.from_bytes(hashlib.sha256(each.tensor.encode()).digest()[:8], signed=True)
-            weights.append(QuantisedWeight(each.tensor.replace(".", "_"), by, each.suffixes, number))
+    for planned in plan.quantised:
+        if planned.tensor in tensors:
+            op = OPS[planned.op]
+            path = build.path(f"kernels/{planned.kernel}.py") if planned.kernel else None
+            quantise = on_cuda(str(path), planned.kernel, op) if path and planned.kernel else op
+            quantise = _whole(quantise) if planned.op == "quantise_blocks" else quantise
+            number = int.from_bytes(hashlib.sha256(planned.tensor.encode()).digest()[:8], signed=True)
+            weights.append(QuantisedWeight(planned.tensor.replace(".", "_"), quantise, planned.suffixes, number))
     return tuple(weights)
 
 

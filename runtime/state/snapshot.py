@@ -33,12 +33,12 @@ def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPar
             tensors |= {name: part for name, part in owned.items() if name.kind == WEIGHT}
         elif answers:
             name = StoredName.of(WEIGHT, entry.name)
-            whole = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
-            tensors[name] = _part(entry, whole, 0)
+            weights = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
+            tensors[name] = _part(entry, weights, 0)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if name.kind != WEIGHT}
-    first = {each.stored for each in plan.untrained if each.holders[0] == rank and not plan.frozen}
-    return tensors | {name: each for name, each in state.untrained.items() if name in first}
+    first = {untrained.stored for untrained in plan.untrained if untrained.holders[0] == rank and not plan.frozen}
+    return tensors | {name: tensor for name, tensor in state.untrained.items() if name in first}
 
 
 class HostCopy:
@@ -49,16 +49,16 @@ class HostCopy:
 
     def of(self, tensors: ShardData) -> dict[str, Tensor | TensorPart]:
         """Return a complete copy of these tensors. It is valid until the next call."""
-        values = {name: each if isinstance(each, Tensor) else each.values for name, each in tensors.items()}
+        values = {name: tensor if isinstance(tensor, Tensor) else tensor.values for name, tensor in tensors.items()}
         if not self._room:
             self._room = _room_of(values)
-        for name, each in values.items():
-            self._room[name].copy_(each, non_blocking=True)
-        for device in {each.device for each in values.values() if each.device.type == "cuda"}:
+        for name, value in values.items():
+            self._room[name].copy_(value, non_blocking=True)
+        for device in {value.device for value in values.values() if value.device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
         return {
-            name: replace(each, values=self._room[name]) if isinstance(each, TensorPart) else self._room[name]
-            for name, each in tensors.items()
+            name: replace(tensor, values=self._room[name]) if isinstance(tensor, TensorPart) else self._room[name]
+            for name, tensor in tensors.items()
         }
 
 
@@ -94,8 +94,8 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
             if name.kind != WEIGHT:
                 flat = entry.cut(tensors[name]).reshape(-1)
                 mine.values.copy_(flat[mine.start : mine.start + mine.values.numel()])
-    for name, each in state.untrained.items() if not state.frozen else ():
-        each.copy_(read([name])[name])
+    for name, tensor in state.untrained.items() if not state.frozen else ():
+        tensor.copy_(read([name])[name])
 
 
 def put_weights(state: State, read: Read, held: Container[str], kind: str = WEIGHT) -> None:
@@ -117,9 +117,9 @@ def put_untrained(state: State, read: Read, held: Container[str]) -> None:
         for entry in bucket.entries:
             name = StoredName.of(WEIGHT, entry.name)
             bucket.set_weight(entry, read([name])[name])
-    for name, each in state.untrained.items():
+    for name, tensor in state.untrained.items():
         if name in held:
-            each.copy_(read([name])[name])
+            tensor.copy_(read([name])[name])
 
 
 def _owned(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPart]:

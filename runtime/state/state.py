@@ -49,7 +49,7 @@ def initial_table(seed: int, name: str, shape: Sequence[int], below: int) -> Ten
     generator = _generator(seed, name)
     sizes = (min(TABLE_ROWS, rows - first) for first in range(0, rows, TABLE_ROWS))
     drawn = (torch.rand((size, below), generator=generator) for size in sizes)
-    return torch.cat([each.argsort(dim=1, stable=True)[:, :columns].int() for each in drawn])
+    return torch.cat([numbers.argsort(dim=1, stable=True)[:, :columns].int() for numbers in drawn])
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
@@ -160,8 +160,8 @@ class FlatBucket:
         """Set a parameter to the value of the logical one: exact in the master weights, rounded in the weights that
         segments read. A moving average starts with this value."""
         flat = entry.cut(value).reshape(-1)
-        kept = self.kept if self.gathered else slice(entry.start, entry.end)
-        start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
+        span = self.kept if self.gathered else slice(entry.start, entry.end)
+        start, end = max(entry.start, span.start), min(entry.end, span.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
         if owned := self.owned_of(entry):
@@ -247,8 +247,8 @@ def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocat
         for layer in plan.moe_layers
         if layer.slots is not None
     }
-    whole = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
-    parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | tables | slots
+    ungathered = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
+    parameters = {name: t for b in ungathered for name, t in views(b, b.parameters)} | biases | tables | slots
     gradients = {name: t for b in buckets if not (b.sites or b.still) for name, t in views(b, b.gradients)}
     state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
@@ -266,11 +266,11 @@ def shared_flats(plan: contract.RunPlan, rank: int) -> dict[str, tuple[tuple[int
         elements, peers = padded_size(bucket, plan.zero), plan.peers(bucket, rank)
         of_peers = peers, elements * len(peers) // len(bucket.holders) if bucket.sites else elements
         of_weights = of_peers if plan.gathers(bucket) else (bucket.holders, elements)
-        for name, dtype, (ranks, size), there in (
+        for name, dtype, (ranks, size), is_shared in (
             ("parameters", plan.precision.parameter, of_weights, plan.zero),
             ("gradients", plan.precision.gradients, of_peers, True),
         ):
-            if len(ranks) > 1 and there:
+            if len(ranks) > 1 and is_shared:
                 flats[f"{name} {bucket.name}"] = (ranks, size * DTYPES[dtype].itemsize)
     return flats
 
@@ -278,7 +278,7 @@ def shared_flats(plan: contract.RunPlan, rank: int) -> dict[str, tuple[tuple[int
 def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
     """Return channel → bytes of the largest message: for channels over which buckets are sharded, a shard of gradients
     or weights; for tensor and context groups, the rows of one rank."""
-    size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
+    size = max(DTYPES[dtype].itemsize for dtype in (plan.precision.parameter, plan.precision.gradients))
     largest: dict[Channel, int] = {}
     for bucket in plan.buckets:
         of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
@@ -289,10 +289,10 @@ def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
     sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
     return largest | {
-        (each.kind, ranks): sizes[each.kind]
-        for each in plan.openings
-        if each.kind in sizes
-        for ranks in each.channels(plan.mesh)
+        (opening.kind, ranks): sizes[opening.kind]
+        for opening in plan.openings
+        if opening.kind in sizes
+        for ranks in opening.channels(plan.mesh)
     }
 
 
@@ -316,12 +316,12 @@ def _bucket(
         placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
         return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
 
-    gathered, kept_here = plan.gathers(planned), slice(0, padded)
+    gathered, kept_span = plan.gathers(planned), slice(0, padded)
     if planned.sites:
-        extent, at = padded // len(dividers), dividers.index(rank)
-        kept_here = slice(at * extent, (at + 1) * extent)
-    there = kept_here if gathered else slice(0, padded)
-    parameters = zeros(there.stop - there.start, precision.parameter, "parameters")
+        extent, index = padded // len(dividers), dividers.index(rank)
+        kept_span = slice(index * extent, (index + 1) * extent)
+    weight_span = kept_span if gathered else slice(0, padded)
+    parameters = zeros(weight_span.stop - weight_span.start, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
 
     def kept(kind: str, extent: int, dtype: str) -> Tensor:
@@ -329,9 +329,9 @@ def _bucket(
 
     def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> OwnedPiece:
         extent = part.stop - part.start
-        of_weights = parameters[_within(there, part)]
+        of_weights = parameters[_within(weight_span, part)]
         master = kept("master", extent, precision.master) if mixed else of_weights
-        state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state_of(planned)}
+        state = {moment.name: kept("moments", extent, moment.dtype) for moment in plan.optimizer.state_of(planned)}
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
         return OwnedPiece(part, shapes, master, state, average)
 
@@ -350,11 +350,11 @@ def _bucket(
         owned=owned,
         shares=shares,
         parameters=parameters,
-        gradients=zeros(0 if planned.still else kept_here.stop - kept_here.start, precision.gradients, "gradients"),
+        gradients=zeros(0 if planned.still else kept_span.stop - kept_span.start, precision.gradients, "gradients"),
         mixed=mixed,
         padded=padded,
         peers=peers,
-        kept=kept_here,
+        kept=kept_span,
         sites=planned.sites,
         dividers=dividers,
         gathered=gathered,
@@ -412,7 +412,7 @@ def _shares(planned: contract.PlannedBucket, entries: Sequence[BucketEntry], pad
     if not planned.owners:
         shard, dividers = padded // count, count // peers
         places = (i % dividers * peers + i // dividers for i in range(count))
-        return tuple((slice(at * shard, (at + 1) * shard),) for at in places)
+        return tuple((slice(place * shard, (place + 1) * shard),) for place in places)
     parts: list[list[slice]] = [[] for _ in range(count)]
     for entry, owner in zip(entries, planned.owners, strict=True):
         parts[owner].append(slice(entry.start, entry.end))
@@ -424,9 +424,9 @@ def views(bucket: FlatBucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
     shape, so they are one stacked view."""
     for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.parameter.tensor):
         members = list(group)
-        whole = flat[members[0].start : members[-1].end]
+        values = flat[members[0].start : members[-1].end]
         shape = members[0].parameter.held_shape
-        yield tensor, whole.view(shape) if members[0].name == tensor else whole.view(len(members), *shape)
+        yield tensor, values.view(shape) if members[0].name == tensor else values.view(len(members), *shape)
 
 
 def namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:

@@ -130,8 +130,8 @@ class Executor:
         for key in list(self._sent):
             self.board.set_action(f"send {key[1]}")
             self._wait_sent(key)
-        left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
-        assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
+        unfreed = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
+        assert not unfreed and not self._posted and not self._kept, (unfreed, list(self._posted), list(self._kept))
         assert self.host.is_empty
         self._values.clear()
 
@@ -320,18 +320,18 @@ def _now_us() -> int:
 def executor_of(plan: RunPlan, rank: int, state: State, links: Links, board: ActionBoard, time: StepTime) -> Executor:
     """Return the executor of a rank, on the device of `state`."""
     mesh, edges = plan.mesh, plan.edges
-    here, column = mesh.coordinates(rank)
+    pp_rank, column = mesh.coordinates(rank)
     world = {r: mesh.rank(r, column) for r in range(mesh.pp)}
 
     def group(kind: Columns) -> tuple[int, ...]:
-        return tuple(here * mesh.columns + member for member in columns_with(column, kind, mesh))
+        return tuple(pp_rank * mesh.columns + member for member in columns_with(column, kind, mesh))
 
     return Executor(
-        rank=here,
+        rank=pp_rank,
         parameters=state.parameters,
         gradients=state.gradients,
-        edges_in={a: links.edge(world[a], rank) for a, b in edges if b == here},
-        edges_out={b: links.edge(rank, world[b]) for a, b in edges if a == here},
+        edges_in={a: links.edge(world[a], rank) for a, b in edges if b == pp_rank},
+        edges_out={b: links.edge(rank, world[b]) for a, b in edges if a == pp_rank},
         exchange=_exchange(plan, rank, group("block"), links, state.device),
         sharding=Sharding(state, links),
         tensor_rows=SplitRows(links, rank, group("tensor")),

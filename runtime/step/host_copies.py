@@ -94,9 +94,9 @@ class HostCopies:
         sizes = [flat.numel() for flat in flats]
         room = self._room(key[0], sum(sizes))
         pairs = list(zip(_parts(room.buffer, sizes), flats, strict=True))
-        left = self._lanes[0].copy(pairs, [self._ended.pop(key), room.free])
-        _wait(self.device, left)
-        self._away[key] = _Away(room, values, sizes, left)
+        copied = self._lanes[0].copy(pairs, [self._ended.pop(key), room.free])
+        _wait(self.device, copied)
+        self._away[key] = _Away(room, values, sizes, copied)
 
     def bring(self, key: Key) -> list[Tensor]:
         """Start to copy tensors back to the device. Call `wait` before they are read."""

@@ -94,15 +94,15 @@ class Ledger:
     def _measure(self) -> None:
         storages: dict[int, int] = {}
         extra = 0
-        for held in self._things():
-            if isinstance(held, Route):
+        for item in self._things():
+            if isinstance(item, Route):
                 extra += self.route_bytes
                 continue
-            entry = self._found.get(id(held))
-            if entry is None or entry[0]() is not held:
-                entry = self._found[id(held)] = (ref(held), *self._storage(held))
-            _, at, size = entry
-            storages[at] = max(storages.get(at, 0), size)
+            entry = self._found.get(id(item))
+            if entry is None or entry[0]() is not item:
+                entry = self._found[id(item)] = (ref(item), *self._storage(item))
+            _, address, size = entry
+            storages[address] = max(storages.get(address, 0), size)
         counting = tuple(name for name in self.executor.exchange.pending if name.kind == "counts")
         total = sum(storages.values()) + extra + len(counting) * (self.route_bytes + self.offsets_bytes)
         self._open[counting] = max(self._open.get(counting, 0), total)
@@ -112,18 +112,18 @@ class Ledger:
 
         Loaded data counts once for each stage that loads it: its id then stands for the address.
         """
-        at = tensor.data_ptr()
-        data = (each for each in self.executor.batch.data.values() if each.nbytes)
-        if any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data):
+        address = tensor.data_ptr()
+        data = (loaded for loaded in self.executor.batch.data.values() if loaded.nbytes)
+        if any(loaded.data_ptr() <= address < loaded.data_ptr() + loaded.nbytes for loaded in data):
             return -id(tensor), tensor.nbytes
-        return at, tensor.untyped_storage().nbytes()
+        return address, tensor.untyped_storage().nbytes()
 
     def _things(self) -> Iterator[Any]:
         for space in self.executor._values.values():
             yield from (value.flat if isinstance(value, WholeTensors) else value for value in vars(space).values())
-        yield from (each.whole.flat for each in self.executor.sharding.pending.values())
+        yield from (in_flight.whole.flat for in_flight in self.executor.sharding.pending.values())
         for rows in (self.executor.tensor_rows, self.executor.sequences, self.executor.choices):
-            yield from (each.result for each in rows.pending.values())
+            yield from (in_flight.result for in_flight in rows.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():
             pending += [] if name.kind == "counts" else exchanges

@@ -229,8 +229,8 @@ def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict
     elsewhere = {name: (v < first) | (v >= first + size) & (v < vocab) for name, v in data.items()}
     local = {name: (v - first).masked_fill_(elsewhere[name], NO_TARGET) for name, v in data.items()}
     inputs = {f"part_{name}" if name in TARGETS else name: v for name, v in local.items()}
-    like = data["tokens"]
-    return inputs | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}
+    tokens = data["tokens"]
+    return inputs | {"tensor_rank": tokens.new_full((tokens.shape[0], 1), rank)}
 
 
 # --- Prefetch: a thread reads the samples of a step during the step before, so only the first step waits for them

@@ -26,12 +26,12 @@ def extents_of(plan: RunPlan) -> dict[str, int]:
 def flat(found: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Tensor:
     """Return the records of a rank in one vector, with zeros for those that it does not have: float64, in which counts
     are exact. Loads are in the order of experts."""
-    here = dict(found)
+    records = dict(found)
     for layer in plan.moe_layers:
-        if layer.slots is not None and (name := RecordName.of("load", layer.name)) in here:
-            here[name] = here[name].reshape(-1)[torch.tensor(layer.slots, device=device)]
+        if layer.slots is not None and (name := RecordName.of("load", layer.name)) in records:
+            records[name] = records[name].reshape(-1)[torch.tensor(layer.slots, device=device)]
     parts = [
-        here.get(name, torch.zeros(extent, device=device)).reshape(-1).to(torch.float64)
+        records.get(name, torch.zeros(extent, device=device)).reshape(-1).to(torch.float64)
         for name, extent in extents_of(plan).items()
     ]
     return torch.cat(parts)
@@ -47,9 +47,9 @@ def largest_logits(found: Mapping[str, Tensor], plan: RunPlan, column: int, devi
     """Return the largest logit of each head, block after block: −∞ for heads that this rank does not have. Heads are
     divided over tensor ranks in equal contiguous ranges. float64, in which all logits are exact."""
     tensor, parts = plan.mesh.tp, []
-    for each in plan.clipped:
-        peaks_H = torch.full((each.heads,), -torch.inf, dtype=torch.float64, device=device)
-        if (peaks := found.get(RecordName.of("logits", each.name))) is not None:
+    for attention in plan.clipped:
+        peaks_H = torch.full((attention.heads,), -torch.inf, dtype=torch.float64, device=device)
+        if (peaks := found.get(RecordName.of("logits", attention.name))) is not None:
             peaks_H.view(tensor, -1)[column % tensor].copy_(peaks)
         parts.append(peaks_H)
     return torch.cat(parts)
@@ -90,14 +90,14 @@ def layer_tangents(plan: RunPlan, counts: Mapping[str, Tensor]) -> dict[str, flo
     if not plan.indexers:
         return balance
     rows = _indexed_rows(plan, counts["tokens"].item())
-    return balance | {RecordName.of("index_loss", each.site): each.loss / rows for each in plan.indexers}
+    return balance | {RecordName.of("index_loss", indexer.site): indexer.loss / rows for indexer in plan.indexers}
 
 
 def index_loss(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
     """Return the mean loss of the indexers in nats per token, without its weight. Empty if there are no indexers."""
     if not plan.indexers:
         return {}
-    total = sum(sums[RecordName.of("index_loss", each.site)].item() for each in plan.indexers)
+    total = sum(sums[RecordName.of("index_loss", indexer.site)].item() for indexer in plan.indexers)
     return {"index_loss": total / (_indexed_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
 
 

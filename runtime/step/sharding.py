@@ -45,8 +45,8 @@ class Sharding:
 
     def zeros(self, site: str) -> WholeTensors:
         """Return zeroed accumulators of a segment, for one micro-batch."""
-        kept = self._of_site[site][0].gradients
-        return self._whole(site, kept.new_zeros(self._size(site)))
+        shard = self._of_site[site][0].gradients
+        return self._whole(site, shard.new_zeros(self._size(site)))
 
     def scatter(self, name: str, site: str, gradients: WholeTensors) -> None:
         """Start to reduce-scatter a segment's gradients over the ranks that shard them."""
@@ -63,8 +63,8 @@ class Sharding:
 
     def gather(self, name: str, site: str) -> None:
         """Start to all-gather the weights of a segment."""
-        kept = self._of_site[site][0].parameters
-        weights, works = self._whole(site, kept.new_empty(self._size(site))), list[Work]()
+        shard = self._of_site[site][0].parameters
+        weights, works = self._whole(site, shard.new_empty(self._size(site))), list[Work]()
         for bucket, flat in self._pieces(site, weights.flat):
             flat[bucket.kept] = bucket.parameters
             works.append(self.parts[bucket.dividers].gather(name, flat))
@@ -116,9 +116,9 @@ class SplitRows:
     def gather(self, name: str, rows_TD: Tensor) -> None:
         """Start to all-gather the rows of all ranks."""
         assert self.parts is not None
-        whole = rows_TD.new_empty(self._ranks * len(rows_TD), *rows_TD.shape[1:])
-        self._mine(whole).copy_(rows_TD)
-        self.pending[name] = _RowsInFlight(self.parts.gather(name, whole.view(-1)), whole, rows_TD)
+        gathered = rows_TD.new_empty(self._ranks * len(rows_TD), *rows_TD.shape[1:])
+        self._mine(gathered).copy_(rows_TD)
+        self.pending[name] = _RowsInFlight(self.parts.gather(name, gathered.view(-1)), gathered, rows_TD)
 
     def scatter(self, name: str, rows_TD: Tensor) -> None:
         """Start to reduce-scatter rows over all ranks."""

@@ -52,6 +52,6 @@ class Start:
 
     def loads(self, plan: RunPlan) -> dict[str, Tensor]:
         """Return the tokens that each expert of each layer got in the steps before: int64 [experts]."""
-        none = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
+        zeros = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         saved = self.saved.meta["loads"] if self.saved else {}
-        return none | {name: torch.tensor(load) for name, load in saved.items()}
+        return zeros | {name: torch.tensor(load) for name, load in saved.items()}

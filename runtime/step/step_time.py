@@ -55,12 +55,12 @@ class StepTime:
 
     def enter(self, part: Part) -> Part:
         """Begin a part. Return the part before, which the caller re-enters."""
-        before, now = self._part, self._clock()
+        previous, now_ns = self._part, self._clock()
         if self._is_whole or (not self._on_cpu and part in COMMUNICATION):
-            return before
-        self._ns[before] += now - (self._since if self._since is not None else now)
-        self._part, self._since = part, now
-        return before
+            return previous
+        self._ns[previous] += now_ns - (self._since if self._since is not None else now_ns)
+        self._part, self._since = part, now_ns
+        return previous
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
@@ -91,28 +91,28 @@ class StepTime:
         self._sent = tuple(self._ns.values())
         numbers = torch.empty(NUMBERS, dtype=torch.float64, pin_memory=not self._on_cpu)
         numbers.copy_(torch.tensor([*self._since_row(), *map(float, self._peak_bytes())], dtype=torch.float64))
-        both = total.new_zeros(1 + self._world * NUMBERS)
-        both[:1].copy_(total)
-        both[1:].view(self._world, -1)[self._rank].copy_(numbers, non_blocking=True)
-        return both
+        totals = total.new_zeros(1 + self._world * NUMBERS)
+        totals[:1].copy_(total)
+        totals[1:].view(self._world, -1)[self._rank].copy_(numbers, non_blocking=True)
+        return totals
 
     def row(self, numbers: Sequence[float]) -> dict[str, Any]:
         """Return the columns of a metrics row from the summed vector of `beside`, without its first number. The time of
         the next row begins with that sum."""
         self._counted = self._sent
-        of_ranks = [numbers[at : at + NUMBERS] for at in range(0, len(numbers), NUMBERS)]
-        ranks = [dict(zip(PARTS, each[: len(PARTS)], strict=True)) for each in of_ranks]
+        of_ranks = [numbers[first : first + NUMBERS] for first in range(0, len(numbers), NUMBERS)]
+        ranks = [dict(zip(PARTS, of_rank[: len(PARTS)], strict=True)) for of_rank in of_ranks]
         left_out = () if self._on_cpu else COMMUNICATION
-        if not any(each[part] for each in ranks for part in OF_ROLLOUTS):
+        if not any(seconds[part] for seconds in ranks for part in OF_ROLLOUTS):
             left_out += OF_ROLLOUTS
         parts = [part for part in PARTS if part not in left_out]
         return {
-            "spent_s": {part: round(sum(each[part] for each in ranks) / len(ranks), 6) for part in parts},
-            "spent_most_s": {part: round(max(each[part] for each in ranks), 6) for part in parts},
+            "spent_s": {part: round(sum(seconds[part] for seconds in ranks) / len(ranks), 6) for part in parts},
+            "spent_most_s": {part: round(max(seconds[part] for seconds in ranks), 6) for part in parts},
             "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank]["compute"]),
             **{
-                kind: max(int(each[len(PARTS) + at]) for each in of_ranks)
-                for at, kind in enumerate(("process_bytes",) if self._on_cpu else ("memory_bytes", "reserved_bytes"))
+                kind: max(int(of_rank[len(PARTS) + index]) for of_rank in of_ranks)
+                for index, kind in enumerate(("process_bytes",) if self._on_cpu else ("memory_bytes", "reserved_bytes"))
             },
         }
 
@@ -124,7 +124,7 @@ class StepTime:
         return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
 
     def _since_row(self) -> list[float]:
-        return [(now - before) / 1e9 for now, before in zip(self._sent, self._counted, strict=True)]
+        return [(sent_ns - counted_ns) / 1e9 for sent_ns, counted_ns in zip(self._sent, self._counted, strict=True)]
 
 
 class Clocked(Protocol):

@@ -118,10 +118,10 @@ class Trainer:
         )
         self.layers = plan.moe_layers
         products = DTYPES[plan.precision.compute] if plan.optimizer.unit == "matrix" else None
-        rest = [(self.recipe.rest.kind, None)] if self.recipe.rest else []
+        rest_kind = [(self.recipe.rest.kind, None)] if self.recipe.rest else []
         self.updates = [  # of most buckets, and of the buckets in `rest`
             update_of(kind, build.path(f"kernels/{kind}.py"), dtype)
-            for kind, dtype in ((self.recipe.kind, products), *rest)
+            for kind, dtype in ((self.recipe.kind, products), *rest_kind)
         ]
         self.step, self.position, self.loads = start.step, start.position, start.loads(plan)
         self.feed = Feed()
@@ -180,8 +180,10 @@ class Trainer:
         loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
         if not self.watch.verdict(self.step + 1, loss, norm):
             return sums
-        over = RerunRank(self.rank, self.plan.mesh.world, self.links.sums)
-        return self.watch.computed(computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, over))
+        rerun = RerunRank(self.rank, self.plan.mesh.world, self.links.sums)
+        return self.watch.computed(
+            computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, rerun)
+        )
 
     def accumulate(self) -> Sums:
         """Run forward and backward of the global batch. Afterwards every holder has the summed gradients."""
@@ -313,18 +315,18 @@ class Trainer:
         parts: for each sum, a function that returns this rank's term.
         """
         summed: Sums = {}
-        for each in listed:
-            bucket = self.buckets.get(each.name)
-            if each.kind in ("sum", "max"):
-                summed[each.name] = parts[each.name]()
-                self.board.set_action(each.label)
+        for collective in listed:
+            bucket = self.buckets.get(collective.name)
+            if collective.kind in ("sum", "max"):
+                summed[collective.name] = parts[collective.name]()
+                self.board.set_action(collective.label)
                 with self.time.within("sum"):
-                    self.links.sums.all_reduce(summed[each.name], each.kind == "max")
+                    self.links.sums.all_reduce(summed[collective.name], collective.kind == "max")
             elif bucket is not None:
-                self.board.set_action(each.label)
+                self.board.set_action(collective.label)
                 with self.time.within("sum"):
-                    if each.kind == "reduce":
-                        self.reducing.pop(each.name).wait()
+                    if collective.kind == "reduce":
+                        self.reducing.pop(collective.name).wait()
                     else:
                         optimizer.gather_weights(bucket, self.links.sums)
         return summed
@@ -346,16 +348,16 @@ class Trainer:
     def _update(self, numbers: optimizer.Numbers) -> None:
         """Update the weights of each bucket, and gather the weights that other ranks updated."""
         program = self._program
-        gathered = {each.name for each in program.update}
+        gathered = {collective.name for collective in program.update}
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
             if bucket.name not in gathered and not bucket.still:
                 self._update_bucket(bucket, numbers)
-        for each in program.update:
-            if each.name in self.buckets:
+        for collective in program.update:
+            if collective.name in self.buckets:
                 self.board.set_action("optimizer")
-                self._update_bucket(self.buckets[each.name], numbers)
-                self._collect([each], {})
+                self._update_bucket(self.buckets[collective.name], numbers)
+                self._collect([collective], {})
         self.staging.finish()
 
     def _update_bucket(self, bucket: FlatBucket, numbers: optimizer.Numbers) -> None:
@@ -366,9 +368,9 @@ class Trainer:
         if self.quantised_at != self.step:
             self.board.set_action("quantise weights")
             are_frozen_ready = self.quantised_at >= 0 and bool(self.plan.frozen)
-            for each in self.quantised:
-                if not are_frozen_ready or each.is_keyed:
-                    each.make(self.state.parameters, self.plan.train.seed, self.step)
+            for weight in self.quantised:
+                if not are_frozen_ready or weight.is_keyed:
+                    weight.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
     def _data(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> dict[str, Tensor]:

@@ -153,19 +153,19 @@ class Limited:
     def _exchanged(self, question: bytes, seconds: float) -> bytes | None:
         """Send a question. Return the next line: a part of it if the process ends, None after the time limit."""
         stdin, stdout, stderr = self._streams
-        end, line, rest = time.monotonic() + seconds, bytearray(), memoryview(question)
+        end, line, unsent = time.monotonic() + seconds, bytearray(), memoryview(question)
         with selectors.DefaultSelector() as selector:
             selector.register(stdin, selectors.EVENT_WRITE)
             selector.register(stdout, selectors.EVENT_READ)
             selector.register(stderr, selectors.EVENT_READ)
-            while (left := end - time.monotonic()) > 0 and len(line) <= MAX_ANSWER_BYTES:
-                for key, _ in selector.select(left):
+            while (remaining_s := end - time.monotonic()) > 0 and len(line) <= MAX_ANSWER_BYTES:
+                for key, _ in selector.select(remaining_s):
                     if key.fileobj is stdin:
                         try:
-                            rest = rest[os.write(stdin.fileno(), rest) :]
+                            unsent = unsent[os.write(stdin.fileno(), unsent) :]
                         except BrokenPipeError:  # the process has ended: its output is read below
-                            rest = rest[:0]
-                        if not rest:
+                            unsent = unsent[:0]
+                        if not unsent:
                             selector.unregister(stdin)
                     elif key.fileobj is stderr:
                         if content := os.read(stderr.fileno(), 1 << 16):
@@ -203,10 +203,10 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
     cap(resource.RLIMIT_CORE, 0)
     cap(resource.RLIMIT_DATA, data_bytes)
     questions, answers = _private_streams()
-    me = os.getpid()
+    own_pid = os.getpid()
 
     def say(answer: Object) -> None:
-        if os.getpid() != me:  # a fork made by the code has returned here
+        if os.getpid() != own_pid:  # a fork made by the code has returned here
             os._exit(0)
         sys.stdout.flush()
         answers.write(json.dumps(answer).encode() + b"\n")

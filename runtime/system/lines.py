@@ -131,8 +131,8 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
             data = file.read()
     except OSError:
         return [], start
-    whole = data[: data.rfind(b"\n") + 1]
-    return [row for line in whole.splitlines() if (row := _row(line)) is not None], start + len(whole)
+    full_lines = data[: data.rfind(b"\n") + 1]
+    return [row for line in full_lines.splitlines() if (row := _row(line)) is not None], start + len(full_lines)
 
 
 def render_row(row: Mapping[str, Any]) -> str:
@@ -147,9 +147,9 @@ def _finite(value: Any, name: str, not_finite: dict[str, str]) -> Any:
         not_finite[name] = str(value)
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(each, f"{name}.{key}", not_finite) for key, each in value.items()}
+        return {key: _finite(item, f"{name}.{key}", not_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each, f"{name}.{index}", not_finite) for index, each in enumerate(value)]
+        return [_finite(item, f"{name}.{index}", not_finite) for index, item in enumerate(value)]
     return value
 
 
@@ -185,11 +185,11 @@ def _ends_in_half(file: int) -> bool:
 
     A file also ends like this for a moment while another process writes; then its size changes.
     """
-    before = -1
+    last_size = -1
     while (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":
-        if size == before:
+        if size == last_size:
             return True
-        before = size
+        last_size = size
         time.sleep(HALF_S)
     return False
 
@@ -206,8 +206,8 @@ def move_aside(path: Path, step: int, noun: str = "rows") -> str:
     except FileNotFoundError:
         return ""
     with source:
-        later = [at for at, _ in _parts(source, step) if isinstance(at, int)]
-        damaged = sum(at == "damaged" for at, _ in _parts(source, step))
+        later = [fate for fate, _ in _parts(source, step) if isinstance(fate, int)]
+        damaged = sum(fate == "damaged" for fate, _ in _parts(source, step))
         if not later and not damaged and _ends_whole(source):
             return ""
         return _divide(path, source, step, later, damaged, noun)
@@ -218,22 +218,22 @@ def _divide(path: Path, source: BinaryIO, step: int, later: list[int], damaged: 
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     with ExitStack() as undo:
-        kept = _side_file(temporary, undo)
-        aside, bad = kept, kept
+        kept_file = _side_file(temporary, undo)
+        later_file, damaged_file = kept_file, kept_file
         if later:
             place = next(p for n in range(1, 1 << 30) if not os.path.lexists(p := _beside(path, str(n))))
-            aside = _side_file(place, undo)
+            later_file = _side_file(place, undo)
             span = f"step {later[0]}" if len(later) == 1 else f"steps {min(later)} to {max(later)}"
             notes.append(f"{noun} of {span}, later than step {step}, are now in {place.name}")
         if damaged:
             place = _beside(path, "damaged")
-            bad = _side_file(place, undo)
-            one = damaged == 1
-            notes.append(f"{damaged} damaged {'line is' if one else 'lines are'} now in {place.name}")
-        for at, piece in _parts(source, step):
-            file = kept if at is None else aside if isinstance(at, int) else bad
+            damaged_file = _side_file(place, undo)
+            is_one = damaged == 1
+            notes.append(f"{damaged} damaged {'line is' if is_one else 'lines are'} now in {place.name}")
+        for fate, piece in _parts(source, step):
+            file = kept_file if fate is None else later_file if isinstance(fate, int) else damaged_file
             file.write(piece if piece.endswith(b"\n") else piece + b"\n")
-        for file in dict.fromkeys((kept, aside, bad)):
+        for file in dict.fromkeys((kept_file, later_file, damaged_file)):
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -265,8 +265,8 @@ def _parts(source: BinaryIO, step: int) -> Iterator[tuple[int | str | None, byte
     source.seek(0)
     torn = False  # the piece before was the beginning of this line
     while piece := source.readline(_PIECE_BYTES):
-        whole = not torn and (len(piece) < _PIECE_BYTES or piece.endswith(b"\n"))
-        row = _row(piece) if whole else None
+        is_whole = not torn and (len(piece) < _PIECE_BYTES or piece.endswith(b"\n"))
+        row = _row(piece) if is_whole else None
         torn = len(piece) == _PIECE_BYTES and not piece.endswith(b"\n")
         yield ("damaged" if row is None else row["step"] if row["step"] > step else None), piece
 

@@ -39,8 +39,8 @@ class Waiting:
     where: str  # innermost Python frame, or ""
 
     def __str__(self) -> str:
-        where = f" at {self.where}" if self.where else ""
-        return f"rank {self.rank}: {self.state} in {self.action}, step {self.step}, for {self.for_s:.1f} s{where}"
+        place = f" at {self.where}" if self.where else ""
+        return f"rank {self.rank}: {self.state} in {self.action}, step {self.step}, for {self.for_s:.1f} s{place}"
 
 
 @dataclass(frozen=True)

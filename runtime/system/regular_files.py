@@ -17,8 +17,8 @@ MAX_BYTES = 64 << 20  # largest file that is read at once
 
 def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
     """Open a regular file and return its descriptor. OSError for pipes, devices, folders, and links unless `follow`."""
-    more = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file = os.open(path, flags | more, 0o644)
+    extra_flags = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    file = os.open(path, flags | extra_flags, 0o644)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -119,7 +119,7 @@ def _compiled(annotation: Any) -> Reader:
         return (
             _array(_reader(arguments[0]))
             if arguments[-1] is ...
-            else _items(tuple, [_reader(each) for each in arguments])
+            else _items(tuple, [_reader(argument) for argument in arguments])
         )
     if isinstance(annotation, type) and issubclass(annotation, tuple):
         hints = get_type_hints(annotation, include_extras=True)
@@ -205,16 +205,20 @@ def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
 
 def _union(alternatives: tuple[Any, ...]) -> Reader:
     """Return the reader of a union: None with one other form, or an object with a non-object."""
-    objects = [_reader(each) for each in alternatives if is_dataclass(each)]
-    others = [_reader(each) for each in alternatives if each is not type(None) and not is_dataclass(each)]
+    objects = [_reader(alternative) for alternative in alternatives if is_dataclass(alternative)]
+    non_objects = [
+        _reader(alternative)
+        for alternative in alternatives
+        if alternative is not type(None) and not is_dataclass(alternative)
+    ]
     optional = type(None) in alternatives
-    assert len(objects) <= 1 and len(others) <= 1, alternatives
+    assert len(objects) <= 1 and len(non_objects) <= 1, alternatives
 
     def reader(value: Any, path: str) -> Any:
         if value is None and optional:
             return None
-        (each,) = objects if objects and (isinstance(value, dict) or not others) else others
-        return each(value, path)
+        (read_value,) = objects if objects and (isinstance(value, dict) or not non_objects) else non_objects
+        return read_value(value, path)
 
     return reader
 
@@ -223,7 +227,7 @@ def _array(item: Reader) -> Reader:
     def reader(value: Any, path: str) -> Any:
         if type(value) is not list:
             raise _PathError(path)
-        return tuple([item(each, path) for each in value])
+        return tuple([item(element, path) for element in value])
 
     return reader
 
@@ -235,7 +239,7 @@ def _items(make: Callable[[Any], Any], items: list[Reader], names: Iterable[str]
         if type(value) is not list or len(value) != len(readers):
             raise _PathError(path)
         pairs = zip(value, readers, strict=True)
-        return make([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
+        return make([read_value(item, _below(path, name) if name else path) for item, (read_value, name) in pairs])
 
     return reader
 
@@ -243,15 +247,15 @@ def _items(make: Callable[[Any], Any], items: list[Reader], names: Iterable[str]
 def _mapping(item: Reader) -> Reader:
     def reader(value: Any, path: str) -> Any:
         _check_object(value, path)
-        return {key: item(each, _below(path, key)) for key, each in value.items()}
+        return {key: item(element, _below(path, key)) for key, element in value.items()}
 
     return reader
 
 
 def _dataclass(form: Any) -> Reader:
     hints = get_type_hints(form, include_extras=True)
-    readers = {each.name: _reader(hints[each.name]) for each in fields(form)}
-    defaults = {each.name: each.default for each in fields(form)}
+    readers = {field.name: _reader(hints[field.name]) for field in fields(form)}
+    defaults = {field.name: field.default for field in fields(form)}
 
     def reader(value: Any, path: str) -> Any:
         _check_object(value, path)
@@ -259,10 +263,10 @@ def _dataclass(form: Any) -> Reader:
             if key not in readers:
                 raise _PathError(_below(path, key), "is not a key of {thing}")
         values = {}
-        for key, each in readers.items():
+        for key, read_value in readers.items():
             if key not in value and defaults[key] is not MISSING:
                 continue
-            values[key] = each(value[key], _below(path, key)) if key in value else MISSING
+            values[key] = read_value(value[key], _below(path, key)) if key in value else MISSING
             if values[key] == defaults[key]:  # missing, or a default that should have been left out
                 raise _PathError(_below(path, key))
         return form(**values)
@@ -281,11 +285,11 @@ def _check_tree(value: Any, path: str, depth: int) -> None:
         raise _PathError(path)
     if isinstance(value, dict):
         _check_object(value, path)
-        for key, each in value.items():
-            _check_tree(each, _below(path, key), depth + 1)
+        for key, element in value.items():
+            _check_tree(element, _below(path, key), depth + 1)
     elif isinstance(value, list):
-        for each in value:
-            _check_tree(each, path, depth + 1)
+        for element in value:
+            _check_tree(element, path, depth + 1)
     elif type(value) in (int, float):
         _SCALARS[type(value)](value, path)
 
@@ -310,8 +314,8 @@ _quoted = json.JSONEncoder().encode  # like json.dumps, without its overhead
 def tree(data: Any) -> Any:
     """Convert a value to nested dicts and lists, like `json.loads` of its text."""
     if is_dataclass(data) or isinstance(data, Mapping):
-        return {key: tree(each) for key, each in _pairs(data)}
-    return [tree(each) for each in data] if isinstance(data, list | tuple) else data
+        return {key: tree(element) for key, element in _pairs(data)}
+    return [tree(element) for element in data] if isinstance(data, list | tuple) else data
 
 
 def pretty(data: Any) -> str:
@@ -324,8 +328,8 @@ def _pairs(data: Any) -> Any:
     if isinstance(data, Mapping):
         return data.items()
     form: Any = type(data)
-    always, optional = _keys(form)
-    values = {key: getattr(data, key) for key in always}
+    required, optional = _keys(form)
+    values = {key: getattr(data, key) for key in required}
     for key, default in optional:
         if (value := getattr(data, key)) != default:
             values[key] = value
@@ -335,8 +339,8 @@ def _pairs(data: Any) -> Any:
 @cache
 def _keys(form: Any) -> tuple[list[str], list[tuple[str, Any]]]:
     """Return the names of the fields without a default, and (name, default) of those with one, which follow them."""
-    always = [each.name for each in fields(form) if each.default is MISSING]
-    return always, [(each.name, each.default) for each in fields(form) if each.default is not MISSING]
+    required = [field.name for field in fields(form) if field.default is MISSING]
+    return required, [(field.name, field.default) for field in fields(form) if field.default is not MISSING]
 
 
 def _text(data: Any, depth: int) -> str:
@@ -347,10 +351,10 @@ def _text(data: Any, depth: int) -> str:
         return _scalar(data)
     if isinstance(data, list | tuple):
         begin, end = "[", "]"
-        items = [str(each) if type(each) is int else _text(each, depth + 1) for each in data]
+        items = [str(element) if type(element) is int else _text(element, depth + 1) for element in data]
     else:
         begin, end = "{", "}"
-        items = [f"{_key(key)}: {_text(each, depth + 1)}" for key, each in _pairs(data)]
+        items = [f"{_key(key)}: {_text(element, depth + 1)}" for key, element in _pairs(data)]
     if 3 * len(items) + depth <= _WIDTH:  # an item has at least three characters
         line = ", ".join(items)
         if len(line) + 2 + depth <= _WIDTH and "\n" not in line:

@@ -89,14 +89,14 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
 
     The path is absolute if it leaves that folder by more than one level, or if no spec was named.
     """
-    out, name = os.path.realpath(args.out), chosen.spec.cluster.name
+    real_path, name = os.path.realpath(args.out), chosen.spec.cluster.name
     if not args.spec:
-        return f"cluster … {{ rates = {quoted(out)} }}"
+        return f"cluster … {{ rates = {quoted(real_path)} }}"
     file = collect(str(chosen.path)).blocks["cluster", name].head.source.name
-    relative = os.path.relpath(out, Path(file).resolve().parent)
-    path = out if relative.startswith(FAR) else relative
-    where = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
-    return f"cluster {name} {{ rates = {quoted(path)} }}{where}"
+    relative = os.path.relpath(real_path, Path(file).resolve().parent)
+    path = real_path if relative.startswith(FAR) else relative
+    place = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
+    return f"cluster {name} {{ rates = {quoted(path)} }}{place}"
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
@@ -106,9 +106,9 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
     trace = read_trace(args.trace)
     scaled = calibrated(table, trace, spec, plan, plan.cuts)
-    if kept := uncalibrated(scaled, spec, plan, plan.cuts):
+    if names := uncalibrated(scaled, spec, plan, plan.cuts):
         say(
-            f"note: {', '.join(kept)}: not in the trace, or not run by its layer {trace.layer}; the factors of table "
+            f"note: {', '.join(names)}: not in the trace, or not run by its layer {trace.layer}; the factors of table "
             f"{table.name[:40]} are kept"
         )
     return scaled
@@ -118,9 +118,9 @@ def _measured(device: str, spec: Spec, plan: Plan) -> RateTable | int:
     """The table of this machine, or the exit code of the measuring process if it fails."""
     from compiler.plan.split_blocks import balanced_rows
 
-    tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
-    if large:
-        say(f"calibrate: skipped as too large to measure here: {plural(large, 'op')}")
+    tasks, skipped = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
+    if skipped:
+        say(f"calibrate: skipped as too large to measure here: {plural(skipped, 'op')}")
     if not tasks:
         raise RateError("every op of this spec is too large to measure here: use a smaller model")
     cores = len(os.sched_getaffinity(0))

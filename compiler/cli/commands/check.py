@@ -122,15 +122,15 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
     for result in results:
         if result.is_right:
             print(f"{visible(result.spec)}: right{_contents(result)}")
-            elsewhere = [item for item in result.diagnostics if item.code in OF_DATA]
+            remarks = [item for item in result.diagnostics if item.code in OF_DATA]
             refused = [item for item in result.diagnostics if item.code not in OF_DATA]
             if refused:
                 subject = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
                 print(f"\n{subject} right, but cannot be compiled and trained yet:\n")
                 say("\n\n".join(str(item) for item in refused), sys.stdout)
-            if elsewhere:
+            if remarks:
                 print()
-                say("\n\n".join(str(item) for item in elsewhere), sys.stdout)
+                say("\n\n".join(str(item) for item in remarks), sys.stdout)
     if errors:
         say(f"\n{_totals(results, items)}")
 
@@ -297,17 +297,17 @@ def _helpful(
     """The corrections that leave fewer mistakes and add none. Each is tried together with those kept before it."""
     from dsl.text.edits import apply, is_mended
 
-    kept: list[Edit] = []
+    helpful: list[Edit] = []
     for edit in edits[:MAX_TRIED]:
         by_source: dict[Source, list[Edit]] = {}
-        for tried in (*kept, edit):
+        for tried in (*helpful, edit):
             by_source.setdefault(tried.span.source, []).append(tried)
         texts = {source.name: apply(source.text, group) for source, group in by_source.items()}
         after = _mistakes(specs, overrides, texts)
         if is_mended(items, after):
-            kept.append(edit)
+            helpful.append(edit)
             items = after
-    return kept
+    return helpful
 
 
 def _mistakes(specs: Sequence[str], overrides: Sequence[str], texts: Mapping[str, str]) -> list[Diagnostic]:

@@ -82,9 +82,9 @@ def say_other_phases(argument: str, spec: Spec) -> None:
 
     if spec.train.within is not None:
         file, run = split(argument)
-        first, *others = phases_in(file, run)
-        if others:
-            listed = ", ".join(f"{file}:{name}" for name in others)
+        first, *other_phases = phases_in(file, run)
+        if other_phases:
+            listed = ", ".join(f"{file}:{name}" for name in other_phases)
             say(f"note: this is the first phase of {first}; the others are {listed}")
 
 
@@ -187,14 +187,14 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
     On a terminal each text replaces the last one. Elsewhere, work that takes long prints a line, and repeats it from
     time to time. A command that ends early need not end its progress: `end_progress` does.
     """
-    shown = _LastLine(command) if sys.stderr is not None and sys.stderr.isatty() else _LogThread(command, waits_s)
+    display = _LastLine(command) if sys.stderr is not None and sys.stderr.isatty() else _LogThread(command, waits_s)
 
     def tell(text: str) -> None:
-        shown.tell(text)
+        display.tell(text)
         if text:
-            _shown.add(shown)
+            _shown.add(display)
         else:
-            _shown.discard(shown)
+            _shown.discard(display)
 
     return tell
 
@@ -239,13 +239,16 @@ class _LogThread:
             self._thread = None
 
     def _say(self) -> None:
-        said: tuple[str, float] | None = None
+        previous: tuple[str, float] | None = None
         for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
             if self._over.wait(wait_s):
                 return
             text, since = current = self._current
-            say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if current == said else ""))
-            said = current
+            say(
+                f"{self._command}: {text}"
+                + (f", for {monotonic() - since:.0f} s so far" if current == previous else "")
+            )
+            previous = current
 
 
 _shown = set[_LastLine | _LogThread]()  # open progress displays

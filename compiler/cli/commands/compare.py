@@ -103,7 +103,9 @@ def _text(compared: Compared) -> str:
         tokens = f"{compared.common_tokens:,}"
         parts.append(f"Losses are means of the last 10 steps; at equal tokens, after the first {tokens} tokens.")
     if compared.differences:
-        parts.append(aligned(["key", *names], [[each.path, *each.values] for each in compared.differences]))
+        parts.append(
+            aligned(["key", *names], [[difference.path, *difference.values] for difference in compared.differences])
+        )
     elif not compared.unread:
         parts.append("Their specs do not differ.")
     return "\n\n".join([*parts, *view.notes]) + "\n"
@@ -132,7 +134,9 @@ def document(compared: Compared) -> dict[str, Any]:
             {"name": run.name, "folder": str(run.folder), "damaged_rows": run.damaged, **asdict(figures)}
             for run, figures in zip(compared.runs, compared.figures, strict=True)
         ],
-        "differences": [{"path": each.path, "values": list(each.values)} for each in compared.differences],
+        "differences": [
+            {"path": difference.path, "values": list(difference.values)} for difference in compared.differences
+        ],
         "without_spec": list(compared.unread),
     }
 

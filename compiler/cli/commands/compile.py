@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     for phase in phases:
         name = phase.spec.name
         suffix = name.removeprefix(run_name(name)) if len(phases) > 1 else ""
-        out = Path("build") / name if args.out is None else args.out.parent / f"{args.out.name}{suffix}"
-        if code := _compile(args, phase.spec, out):
+        folder = Path("build") / name if args.out is None else args.out.parent / f"{args.out.name}{suffix}"
+        if code := _compile(args, phase.spec, folder):
             return code
     return 0
 
@@ -101,14 +101,14 @@ def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
     from compiler.tools.report.page import build_pages
 
     tell = progress("compile")
-    inside = out / CACHE
-    cache = None if args.no_cache else args.cache or inside
+    build_cache = out / CACHE
+    cache = None if args.no_cache else args.cache or build_cache
     try:
         check_place(out)  # before the work
         if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
             raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
         build = compile_spec(spec, tell, Segments(cache), Orders(cache), build_pages)
-        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == inside]
+        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == build_cache]
         write_build(out, (*build.files, *entries))
     except ProofError as error:
         say(f"error: {error}")

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "prepare":
         phases = load_phases(args.spec, args.set, args.format)
     else:
-        phases = None if (only := load_spec(args.spec, args.set, args.format)) is None else [only]
+        phases = None if (phase := load_spec(args.spec, args.set, args.format)) is None else [phase]
     if phases is None:
         return EXIT_SPEC
     chosen = phases[0]
@@ -105,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
             prepared = data_prepare.prepare(args, chosen.spec, folder)
             data_prepare.show(args, prepared, [phase.spec for phase in phases])
             return 0
-        with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as out:
-            shown = data_show.shown(args, chosen.spec, folder, Path(out))
+        with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as scratch:
+            sample = data_show.shown(args, chosen.spec, folder, Path(scratch))
     except (DataError, OSError) as error:
         wrong(reason(error), where_paths_start(folder) if isinstance(error, MissingError) else "", args.format)
         return refusal_code(error)
-    data_show.show(args, shown)
+    data_show.show(args, sample)
     return 0

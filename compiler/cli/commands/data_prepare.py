@@ -58,16 +58,16 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
     from runtime.data.blended import prepare_shared
     from runtime.data.prepare import PHASES
 
-    tell, said, paces = progress("data"), set[str](), {phase: Pace() for phase in ("filter", "encode")}
+    tell, noted, paces = progress("data"), set[str](), {phase: Pace() for phase in ("filter", "encode")}
 
     def show(phase: str, done: int, total: int) -> None:
         left_s = paces[phase].left_s(done, total) if phase in paces else None
-        rest = "" if left_s is None else f", {left_s:.0f} s left"
-        tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{rest}")
+        remaining = "" if left_s is None else f", {left_s:.0f} s left"
+        tell(f"{PHASES[phase]} {100 * done // max(total, 1)}%{remaining}")
 
     def note(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in noted:
+            noted.add(text)
             tell("")
             say(f"data: {printable(text)}")
 
@@ -90,13 +90,13 @@ def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
             epochs = None
             if split == "train" and data.chat is None and data.prompts is None and counts["tokens"]:
                 epochs = _epochs_of(name, counts["tokens"], phases)
-            documents, tokens, num_bytes = (counts[each] for each in COUNTS)
+            documents, tokens, num_bytes = (counts[column] for column in COUNTS)
             yield SplitRow(name or f"{data.source}", split, documents, tokens, num_bytes, epochs)
 
 
 def _names(data: Data) -> list[str]:
     """The source names in the order of the spec (meta.json sorts them); [""] if the source has no name."""
-    return [each.name for each in data.sources] or [""]
+    return [source.name for source in data.sources] or [""]
 
 
 def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
@@ -125,7 +125,7 @@ def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
     from runtime.data.files import DataError
     from runtime.data.samples import RowSamples, too_short
 
-    data, validating = phases[0].data, [each.train.sequence for each in phases if each.train.validate]
+    data, validating = phases[0].data, [phase.train.sequence for phase in phases if phase.train.validate]
     needed = {"train": _longest(phases)} | ({"validation": max(validating)} if validating else {})
     if data.prompts is not None:
         return ""
@@ -141,7 +141,7 @@ def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
 
 def _tokens_of(source: str, phase: Spec) -> float:
     """Tokens of a source that a phase trains on. The source "" is all data."""
-    weights = {each.name: each.weight for each in phase.data.sources}
+    weights = {entry.name: entry.weight for entry in phase.data.sources}
     return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
 
 
@@ -174,7 +174,9 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
     cells += [["total", "", *(f"{count:,}" for count in total), ""]] if len(splits) > 1 else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width) for index, (cell, width) in enumerate(pairs)
+        ).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
     filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]

@@ -109,25 +109,25 @@ def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Show
     folder_of_runs = args.cache / "data" if args.cache else Path("build/.data")
     cache = folder_of_runs if args.cache or folder_of_runs.is_dir() else None
     try:
-        found = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
+        prepared = prepare_data(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
     finally:
         tell("")
-    file = found.folder / TOKENIZER
+    file = prepared.folder / TOKENIZER
     bpe = (
         Tokenizer.from_file(str(file)) if file.is_file() else None
     )  # data of token ids may have `end_id` but no tokenizer
     if args.sequence is not None and args.row is not None:
         raise DataError("--row and --sequence exclude each other")
     if args.sequence is not None:
-        return _sequence(args, request, found.folder, spec.train, bpe)
+        return _sequence(args, request, prepared.folder, spec.train, bpe)
     rows = _conversations if request.data.chat else _prompts if request.data.prompts else _windows
-    num_rows, row = rows(request, found.folder, args.split, spec.train, _source(args.of, request))
+    num_rows, row = rows(request, prepared.folder, args.split, spec.train, _source(args.of, request))
     number = args.row or 0
     if not 0 <= number < num_rows:
         last = f", 0 to {num_rows - 1:,}" if num_rows else ""
         raise DataError(f"--row {number}: the {args.split} split has {num_rows:,} rows{last}")
     ids, about = row(number)
-    unaligned = found.meta["chat"]["unaligned"] if request.data.chat else 0
+    unaligned = prepared.meta["chat"]["unaligned"] if request.data.chat else 0
     tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
     return Shown(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
 
@@ -162,10 +162,10 @@ def _tokens(
 
 def document(shown: Shown | ShownSequence) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    found = {"version": JSON_VERSION} | asdict(shown)
-    for part in found.get("documents", [found]):
+    fields = {"version": JSON_VERSION} | asdict(shown)
+    for part in fields.get("documents", [fields]):
         del part["runs"]
-    return found
+    return fields
 
 
 Rows = tuple[
@@ -238,15 +238,17 @@ def _sequence(
         keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
         raise DataError(f"--sequence {args.sequence}: sequences do not separate documents; {keys} turns that on")
     sequences_of = _packs if request.data.chat else _masked
-    num, parts, facts, notes = sequences_of(request, folder, args.split, train, _source(args.of, request))
-    if not 0 <= args.sequence < num:
-        last = f", 0 to {num - 1:,}" if num else ""
-        raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
+    num_sequences, parts, facts, notes = sequences_of(request, folder, args.split, train, _source(args.of, request))
+    if not 0 <= args.sequence < num_sequences:
+        last = f", 0 to {num_sequences - 1:,}" if num_sequences else ""
+        raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num_sequences:,} sequences{last}")
     documents, first = [], 0
     for row, ids in parts(args.sequence):
         documents.append(ShownDocument(row, first, *_tokens(bpe, ids, len(ids))))
         first += len(ids)
-    return ShownSequence(args.split, args.sequence, num, tuple(documents), train.sequence - first, facts, notes)
+    return ShownSequence(
+        args.split, args.sequence, num_sequences, tuple(documents), train.sequence - first, facts, notes
+    )
 
 
 Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # sequence index → (row, ids) of each document; ~id: no loss

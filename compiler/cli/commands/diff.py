@@ -96,28 +96,28 @@ def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = 
             mistakes += error.diagnostics
     if mistakes:
         raise SpecError(mistakes)
-    for name, each in zip(names, resolved, strict=True):
+    for name, resolved_spec in zip(names, resolved, strict=True):
         if says_others:
-            say_other_phases(name, each.spec)
+            say_other_phases(name, resolved_spec.spec)
     return difference(*resolved)
 
 
 def _run_phases(args: argparse.Namespace, names: tuple[str, str], before: _Phases, after: _Phases) -> int:
     """Print the differences of phases with the same name, and the phases that only one run has."""
-    found = {each: _differs((before[each], after[each]), args.set) for each in before if each in after}
-    lone = {"only_before": [each for each in before if each not in after]}
-    lone["only_after"] = [each for each in after if each not in before]
-    equal = not any(lone.values()) and all(each.is_none for each in found.values())
+    differences = {phase: _differs((before[phase], after[phase]), args.set) for phase in before if phase in after}
+    lone = {"only_before": [phase for phase in before if phase not in after]}
+    lone["only_after"] = [phase for phase in after if phase not in before]
+    equal = not any(lone.values()) and all(differs.is_none for differs in differences.values())
     if args.format == "json":
-        phases = [document((before[each], after[each]), differs) for each, differs in found.items()]
+        phases = [document((before[phase], after[phase]), differs) for phase, differs in differences.items()]
         head = {"version": JSON_VERSION, "before": names[0], "after": names[1], "equal": equal}
         print(json.dumps({**head, "phases": phases, **lone}, indent=2, ensure_ascii=False))
     elif equal:
         print("no difference")
     else:
-        parts = [f"{_title(each)}\n\n{text(differs)}" for each, differs in found.items() if not differs.is_none]
-        parts += [f"{_title(each)}: only in {names[0]}" for each in lone["only_before"]]
-        print("\n\n".join(parts + [f"{_title(each)}: only in {names[1]}" for each in lone["only_after"]]))
+        parts = [f"{_title(phase)}\n\n{text(differs)}" for phase, differs in differences.items() if not differs.is_none]
+        parts += [f"{_title(phase)}: only in {names[0]}" for phase in lone["only_before"]]
+        print("\n\n".join(parts + [f"{_title(phase)}: only in {names[1]}" for phase in lone["only_after"]]))
     return 0 if equal else EXIT_DIFFERS
 
 

@@ -87,4 +87,4 @@ def _print(text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:60])
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:60])

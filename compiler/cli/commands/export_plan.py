@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
         )
         return EXIT_SPEC
     try:
-        with new_folder(args.out) as (new, put):
+        with new_folder(args.out) as (new, publish):
             tell = progress("export")
             for number, (name, content) in enumerate(exported.files.items()):
                 tell(f"files {number / len(exported.files):.0%}")
                 (new / name).write_bytes(content)
             tell("")
-            put()
+            publish()
     except FileExistsError as error:
         return wrong(str(error), "name a new folder", args.format)
     except (OSError, ValueError) as error:
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(_as_json(args, sorted(exported.files), exported.losses))
     names = list(exported.files)
-    shown = ", ".join(names) if len(names) <= MOST_NAMES else f"{names[0]} to {names[-1]}"
-    say(visible(f"wrote {args.out}: {shown}"))
+    listed = ", ".join(names) if len(names) <= MOST_NAMES else f"{names[0]} to {names[-1]}"
+    say(visible(f"wrote {args.out}: {listed}"))
     return 0
 
 

@@ -38,19 +38,19 @@ def run(args: argparse.Namespace) -> int:
         model = model_of(manifest)
         base = base_of(folder, manifest)
         check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
-        found = publication(model, context, model_type)
-        adapters = published_adapters(manifest, found.tensors, found.family) if args.adapter else None
-        if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
-            raise ModelError(f"{found.model_type} does not support FP8 blocks: choose --dtype bf16")
+        published = publication(model, context, model_type)
+        adapters = published_adapters(manifest, published.tensors, published.family) if args.adapter else None
+        if args.dtype == "fp8" and any(tensor.stacked for tensor in published.tensors):
+            raise ModelError(f"{published.model_type} does not support FP8 blocks: choose --dtype bf16")
     except CheckpointError as error:
         return wrong(str(error), "name a run, or a checkpoint of one")
     except (ModelError, NoFamilyError) as error:
         return wrong(f"{args.source}: {error}")
     try:
         if adapters is None:
-            return _write(args, folder, manifest, found, context)
+            return _write(args, folder, manifest, published, context)
         loads = published_name(base[1]) if base else None
-        return _write(args, folder, manifest, found, context, (adapters, adapter_config(manifest, adapters, loads)))
+        return _write(args, folder, manifest, published, context, (adapters, adapter_config(manifest, adapters, loads)))
     except DataError as error:
         return wrong(str(error), "correct that file of the tokenizer, or remove it")
     except FileExistsError as error:
@@ -70,7 +70,7 @@ def _write(
 ) -> int:
     """Write a folder beside DIR, then move it into place. `peft`: write only these adapters, with this
     configuration."""
-    with new_folder(args.out) as (new, put):
+    with new_folder(args.out) as (new, publish):
         files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
         tokens = {
             "bos_token_id": None,
@@ -92,7 +92,7 @@ def _write(
             return code
         if peft:
             (new / ONE).rename(new / ADAPTER_WEIGHTS)
-        put()
+        publish()
     notes = _notes(found, has_tokenizer=len(files) > 1)
     if peft and peft[1]["base_model_name_or_path"] is None:
         notes.append(f"{ADAPTER_CONFIG} names no base model, as its weights were trained here: {NAME_BASE}")

@@ -65,19 +65,19 @@ def run(args: argparse.Namespace) -> int:
             mistakes += error.diagnostics
     if mistakes:
         return _refuse(mistakes)
-    different = [each for each in laid if each.differs]
+    different = [file for file in laid if file.differs]
     if args.check or args.diff:
-        for each in different:
-            print(_diff(each) if args.diff else visible(each.path))
+        for file in different:
+            print(_diff(file) if args.diff else visible(file.path))
         return EXIT_DIFFERS if different else 0
-    refused = [fault for each in different if (fault := _fault(refuse_replacing, each.path))]
+    refused = [fault for file in different if (fault := _fault(refuse_replacing, file.path))]
     if refused:
         return _refuse(refused)
-    for each in different:
-        fault = _fault(partial(replace, content=each.text.encode()), each.path)
+    for file in different:
+        fault = _fault(partial(replace, content=file.text.encode()), file.path)
         if fault:
             return _refuse([fault])
-        print(f"formatted {visible(each.path)}")
+        print(f"formatted {visible(file.path)}")
     return 0
 
 

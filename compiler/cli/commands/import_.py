@@ -92,11 +92,11 @@ def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weight
         return None
     if (family := FAMILIES.get(model_type)) is None:
         raise FolderError(f"{folder}: weights of type {model_type} are not supported; --config-only leaves them out")
-    held = read_folder(folder)
+    stored = read_folder(folder)
     remarks = []
     rotates = "halves" if family.reads_order and _of(root, "rope_interleave") is False else ""
     tensors = (*published(model, family, rotates), *copies_of(model))
-    if model.mtp is not None and without_mtp(tensors, held, mtp_block(model, 0)):
+    if model.mtp is not None and without_mtp(tensors, stored, mtp_block(model, 0)):
         remarks.append(
             "the configuration has multi-token prediction, but the weights do not: it is left out of the spec"
         )
@@ -106,10 +106,10 @@ def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weight
         text = f"there is no {NAME} beside the weights: a run would use other tokens; name their tokenizer in `data`"
         remarks.append(text)
     block = _block(root)
-    files = check(folder, tensors, held, block)
-    remarks += _left_out(held)
+    files = check(folder, tensors, stored, block)
+    remarks += _left_out(stored)
     meta = imported_meta(model, model_type, _context(root), folder)
-    present = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
+    present = tuple(tensor for tensor in tensors if tensor.name in files or tensor.name + FP4_DATA in files)
     request = ImportRequest(str(folder.absolute()), "", present, files, block or NO_BLOCK, meta)
     return Weights(folder, model, request, tuple(remarks))
 
@@ -148,7 +148,7 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
 
 def _is_ours(place: Path) -> bool:
     """Whether all files in a folder have names that an import writes."""
-    return place.is_dir() and all(each.name.startswith(OURS) for each in place.iterdir())
+    return place.is_dir() and all(path.name.startswith(OURS) for path in place.iterdir())
 
 
 def _of(root: JsonValue, *path: str) -> Any:

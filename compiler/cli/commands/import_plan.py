@@ -44,7 +44,7 @@ class Spelled:
 def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
     """The spec, or None after printing what is wrong."""
     try:
-        variables = dict(each.split("=", 1) for each in args.define)
+        variables = dict(definition.split("=", 1) for definition in args.define)
     except ValueError:
         wrong("-D takes NAME=VALUE", "write `-D TP=1`", args.format)
         return None

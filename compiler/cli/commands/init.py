@@ -33,15 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file, and print the next commands."""
-    out = Path(args.file)
-    if out.suffix != ".dsc":
-        return wrong(f"{args.file} is not a .dsc file", f"write {out.name or 'train'}.dsc")
+    path = Path(args.file)
+    if path.suffix != ".dsc":
+        return wrong(f"{args.file} is not a .dsc file", f"write {path.name or 'train'}.dsc")
     try:
-        text = template(args.template, out)
+        text = template(args.template, path)
         if args.force:
-            replace(out, text.encode())
+            replace(path, text.encode())
         else:
-            write_new(out, text)
+            write_new(path, text)
     except SpecError as error:
         say(str(error))
         return EXIT_SPEC

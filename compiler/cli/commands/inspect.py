@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
         run = _run(place)
         trace = read_trace(args.run_folder, run.plan.mesh.world)
         schedule, measured, left_out = _measured(of_programs(place, trace), run, args.program)
-        here = fitted(schedule, measured)
-        costs, source = _costs(args.costs, run) if args.costs else (here, "the costs measured in this run")
+        measured_costs = fitted(schedule, measured)
+        costs, source = _costs(args.costs, run) if args.costs else (measured_costs, "the costs measured in this run")
         title = f"{args.run_folder.name}: {schedule.name}"
         picture = measured_picture(title, schedule, costs, measured, source, left_out)
         contents = render(picture, args.format)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{args.run_folder} cannot be inspected: {reason(error)}")
     try:
         if args.write_costs:
-            write(args.write_costs, json_of_costs(here).encode())
+            write(args.write_costs, json_of_costs(measured_costs).encode())
         put(contents, args.out)
     except OSError as error:
         return _unwritten(args.out, error)

@@ -69,7 +69,7 @@ def rows_of(data: bytes) -> dict[str, Any]:
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
         "without": [{"op": op, "calls": calls, "reason": reason} for (op, reason), calls in sorted(without.items())],
-        "quantised": [tree(each) for each in listed.quantised],
+        "quantised": [tree(op) for op in listed.quantised],
         "optimizer": tree(listed.optimizer),
         "rest": tree(listed.rest) if listed.rest else None,
     }
@@ -127,8 +127,8 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     reasons: dict[str, list[str]] = {}
     for row in found["without"]:
         reasons.setdefault(row["reason"], []).append(row["op"])
-    for reason, (first, *more) in reasons.items():
-        yield Text(_wrapped([f"by torch: {first}", *more], ", ", width))
+    for reason, (first, *rest) in reasons.items():
+        yield Text(_wrapped([f"by torch: {first}", *rest], ", ", width))
         yield Text(_wrapped(f"  {reason}".split(" "), " ", width), style=_quiet())
     if not reasons:
         yield Text("every op has a kernel")

@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given."""
     add = parser.add_argument
     add(
-        "launcher", choices=tuple(LAUNCHERS), help="; ".join(f"{name}: {each.what}" for name, each in LAUNCHERS.items())
+        "launcher",
+        choices=tuple(LAUNCHERS),
+        help="; ".join(f"{name}: {launcher.what}" for name, launcher in LAUNCHERS.items()),
     )
     text = "build folder, written by dsc compile; for a run with phases, the builds of all phases in order"
     add("builds", metavar="BUILD", type=Path, nargs="+", help=text)
@@ -178,9 +180,9 @@ def check_options(args: argparse.Namespace) -> int | None:
     Returns None, or the exit code after printing an error.
     """
     launcher = LAUNCHERS[args.launcher]
-    for name in {name for each in LAUNCHERS.values() for name in each.takes} - {*launcher.takes}:
+    for name in {name for candidate in LAUNCHERS.values() for name in candidate.takes} - {*launcher.takes}:
         if getattr(args, name) is not None:
-            owners = " and ".join(other for other, each in LAUNCHERS.items() if name in each.takes)
+            owners = " and ".join(owner for owner, candidate in LAUNCHERS.items() if name in candidate.takes)
             return wrong(f"--{name} is an option of {owners}, not of {args.launcher}", "leave it out", args.format)
     for name, meaning in (launcher.needs or {}).items():
         if getattr(args, name) is None:
@@ -213,11 +215,11 @@ def _no_elastic(least: int, needs: Sequence[Needs]) -> tuple[str, str] | None:
 def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -> Job:
     """The job, with folders as the nodes see them: on the volume, or at the same paths as here."""
     top = Path(args.mount) if is_remote else Path.cwd()
-    here = [
-        top / "build" / each.run if is_remote else build.absolute()
-        for each, build in zip(needs, args.builds, strict=True)
+    build_paths = [
+        top / "build" / phase_needs.run if is_remote else build.absolute()
+        for phase_needs, build in zip(needs, args.builds, strict=True)
     ]
-    builds = [args.build_path or str(build) for build in here]
+    builds = [args.build_path or str(build) for build in build_paths]
     name = run_name(needs[0].run)
     environment = dict(args.env)
     if args.interface is not None:
@@ -227,7 +229,7 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
     return Job(
         needs=needs[0],
         name=args.name or options.label_of(name),
-        builds=tuple(zip(builds, (each.digest for each in needs), strict=True)),
+        builds=tuple(zip(builds, (phase_needs.digest for phase_needs in needs), strict=True)),
         run=args.run_folder or str(top / "runs" / name),
         data=args.data or str(top),
         python=args.python or ("python3" if args.image is not None else sys.executable),
@@ -240,15 +242,15 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
 
 def _write(folder: Path, files: LaunchFiles) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for each in files.files:
-        path = folder / each.name
-        replace(path, each.text.encode())
-        if each.is_program:
+    for file in files.files:
+        path = folder / file.name
+        replace(path, file.text.encode())
+        if file.is_program:
             path.chmod(path.stat().st_mode | 0o111)
 
 
 def _as_text(folder: Path, files: LaunchFiles) -> str:
-    lines = [f"{folder / each.name}: {each.what}" for each in files.files]
+    lines = [f"{folder / file.name}: {file.what}" for file in files.files]
     return "\n".join(map(printable, [*lines, "start:", *(f"  {command}" for command in files.commands)]))
 
 
@@ -262,8 +264,8 @@ def _as_json(launcher: str, job: Job, folder: Path, files: LaunchFiles) -> str:
         "nodes": needs.nodes,
         "ranks_per_node": needs.ranks_per_node,
         "files": [
-            {"path": str(folder / each.name), "bytes": len(each.text.encode()), "what": each.what}
-            for each in files.files
+            {"path": str(folder / file.name), "bytes": len(file.text.encode()), "what": file.what}
+            for file in files.files
         ],
         "commands": list(files.commands),
     }

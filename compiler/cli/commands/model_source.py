@@ -26,11 +26,11 @@ def opened(argument: str, spec: str | None) -> Iterator[ModelSource]:
         yield find_source(argument, spec)
         return
     with tempfile.TemporaryDirectory(prefix="dsc-import-", ignore_cleanup_errors=True) as name:
-        out = Path(name) / "imported.dsc"
+        spec_path = Path(name) / "imported.dsc"
         parser = argparse.ArgumentParser()
         import_.add_arguments(parser)
         with redirect_stdout(sys.stderr):
-            code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(out)]))
+            code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(spec_path)]))
         if code:
             raise InferenceError(f"{folder} cannot be imported", "see the messages above")
-        yield replace(find_source(str(out)), published=argument)
+        yield replace(find_source(str(spec_path)), published=argument)

@@ -27,7 +27,9 @@ def refuse_output(path: Path, *inputs: str | Path | None) -> None:
 
     Also refuses a path with the suffix of a spec, and a path that is one of the `inputs` (arguments SPEC or SPEC:RUN).
     """
-    if path.suffix == SPEC_SUFFIX or any(_same(path, name) for each in inputs if each for name in _names(str(each))):
+    if path.suffix == SPEC_SUFFIX or any(
+        _same(path, name) for argument in inputs if argument for name in _names(str(argument))
+    ):
         raise FileExistsError(errno.EEXIST, "it is an input file or a spec: name another file", str(path))
     if is_folder(path):
         raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it", str(path))

@@ -85,7 +85,7 @@ def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
     if request.data.sources:
         return None
     requested = asked_for(request)
-    metas = (store.meta_of(each) for each in store.folders(cache))
+    metas = (store.meta_of(candidate) for candidate in store.folders(cache))
     if not any(meta is not None and meta.get("request") == requested for meta in metas):
         return None  # decided without reading the text
     try:
@@ -141,9 +141,9 @@ def run(args: argparse.Namespace) -> int:
     if phases is None:
         return EXIT_SPEC
     if len(phases) > 1 and args.format == "html":
-        listed = ", ".join(f"`{each.argument}`" for each in phases)
+        listed = ", ".join(f"`{phase.argument}`" for phase in phases)
         return wrong("a page shows one phase, and this run has several", f"name one: {listed}")
-    planned = [_planned(args, each) for each in phases]
+    planned = [_planned(args, phase) for phase in phases]
     try:
         put(RENDERERS[args.format](args, planned), args.out)
     except OSError as error:
@@ -200,12 +200,16 @@ def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
     from compiler.predict.search import document as rows_of
 
     documents = [
-        document(each.prediction, each.why)
-        | {"choices": [] if each.chosen.ranking is None else rows_of(each.chosen.ranking)}
-        for each in planned
+        document(planned_run.prediction, planned_run.why)
+        | {"choices": [] if planned_run.chosen.ranking is None else rows_of(planned_run.chosen.ranking)}
+        for planned_run in planned
     ]
-    whole = documents[0] if len(planned) == 1 else document_of_phases(documents, [each.prediction for each in planned])
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    value = (
+        documents[0]
+        if len(planned) == 1
+        else document_of_phases(documents, [planned_run.prediction for planned_run in planned])
+    )
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _html(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
@@ -220,8 +224,10 @@ def _text(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
     screen = replace(screen, width=args.width) if args.width else screen
-    parts = [text(each.prediction, screen, each.chosen.ranking, each.why) for each in planned]
-    parts += [text_of_phases([each.prediction for each in planned], screen)] if len(planned) > 1 else []
+    parts = [
+        text(planned_run.prediction, screen, planned_run.chosen.ranking, planned_run.why) for planned_run in planned
+    ]
+    parts += [text_of_phases([planned_run.prediction for planned_run in planned], screen)] if len(planned) > 1 else []
     return "\n".join(parts)
 
 

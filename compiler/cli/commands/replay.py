@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     except TextFileError as error:
         return wrong(printable(str(error)), output_format=args.format)
     rows = trained.rows
-    if step not in rows and not any(at == step for at, _ in trained.bad):
+    if step not in rows and not any(bad_step == step for bad_step, _ in trained.bad):
         extent = f"its steps are {min(rows)} to {max(rows)}" if rows else "it has trained no step"
         return wrong(f"{printable(str(folder))} has no row for step {step}: {extent}", output_format=args.format)
     replay = Replay(args, trained, args.out or folder / f"replay-{step}")
@@ -231,7 +231,7 @@ def third_slots(swap: str, trainings: Sequence[RecordedTraining]) -> str | None:
 
 
 def _numbers(slots: str) -> list[int]:
-    return [int(each) for each in re.findall("[0-9]+", slots)]
+    return [int(number) for number in re.findall("[0-9]+", slots)]
 
 
 # ---------------------------------------------------------------- the start of a training
@@ -262,7 +262,7 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
     checkpoints = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS)[0] if manifest.step < step]
     if rollbacks is not None:
         checkpoints = [(path, manifest) for path, manifest in checkpoints if _seen(manifest) <= rollbacks]
-    checkpoints.sort(key=lambda each: -each[1].step)
+    checkpoints.sort(key=lambda checkpoint: -checkpoint[1].step)
     links = run.stat().st_dev == folder.stat().st_dev
     for path, _ in checkpoints if links else checkpoints[:1]:
         _link(path, folder / CHECKPOINTS / path.name)
@@ -276,8 +276,8 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
 def _seen(manifest: Manifest) -> int:
     """The number of rollbacks that a run had done when it wrote a checkpoint."""
     health = manifest.meta.get("health")
-    seen = health.get("rollbacks", 0) if isinstance(health, dict) else 0
-    return seen if type(seen) is int else 0
+    rollbacks = health.get("rollbacks", 0) if isinstance(health, dict) else 0
+    return rollbacks if type(rollbacks) is int else 0
 
 
 def _link(source: Path, target: Path) -> None:
@@ -296,16 +296,20 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _say_other_build(replay: Replay) -> None:
-    was, now = replay.run.start_of(replay.step).get("build"), read(replay.out / "build").digest
-    if was not in (None, now):
-        say(f"the run trained step {replay.step} with build {was}, and this is {now}: rounding may differ")
+    trained, replayed = replay.run.start_of(replay.step).get("build"), read(replay.out / "build").digest
+    if trained not in (None, replayed):
+        say(f"the run trained step {replay.step} with build {trained}, and this is {replayed}: rounding may differ")
 
 
 def other_surroundings(run: RecordedTraining, again: RecordedTraining, step: int) -> list[str]:
     """The differences between run and replay that can change bits: build, versions, device, ranks."""
-    was, now = run.start_of(step), again.start_of(step)
-    both = [name for name in SURROUNDINGS if name in was and name in now]
-    return [f"{name}: {was[name]} in the run, {now[name]} now" for name in both if was[name] != now[name]]
+    run_start, replay_start = run.start_of(step), again.start_of(step)
+    shared = [name for name in SURROUNDINGS if name in run_start and name in replay_start]
+    return [
+        f"{name}: {run_start[name]} in the run, {replay_start[name]} now"
+        for name in shared
+        if run_start[name] != replay_start[name]
+    ]
 
 
 def _report(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, bool]:
@@ -353,13 +357,15 @@ def text(document: Mapping[str, Any], swap: str | None) -> str:
     if document["differs"]:
         first = document["differs"][0]
         lines = [f"{steps}: the first difference is in step {first['step']}"]
-        lines += [f"  {key}: {each['run']!r} in the run, {each['replay']!r} now" for key, each in first["keys"].items()]
+        lines += [
+            f"  {key}: {values['run']!r} in the run, {values['replay']!r} now" for key, values in first["keys"].items()
+        ]
     else:
         lines = [f"{steps}: equal to the run, bit for bit"]
     if document["ranks"]:
         lines.append(f"  losses, loads or gradients differ from the run: rank {', '.join(map(str, document['ranks']))}")
-    lines += [f"  {each}" for each in document["surroundings"]]
-    lines += [f"the run computed this step again because of {each}: a transient error" for each in document["faults"]]
+    lines += [f"  {difference}" for difference in document["surroundings"]]
+    lines += [f"the run computed this step again because of {fault}: a transient error" for fault in document["faults"]]
     if outcome := document["verdict"]:
         lines += _verdict_lines(outcome, document["suspects"], swap or "", comparable=not document["surroundings"])
     return "\n".join(map(printable, lines))
@@ -376,7 +382,7 @@ def _verdict_lines(
     if outcome == "unknown":
         cause = "no two trainings agree" if comparable else "the run cannot be compared, and no device differs now"
         return [f"verdict: unknown: {cause}"]
-    names = [f"{each['device']} of {each['host']}{_of_rank(each['rank'])}" for each in suspected]
+    names = [f"{suspect['device']} of {suspect['host']}{_of_rank(suspect['rank'])}" for suspect in suspected]
     first = suspected[0]
     lines = [f"verdict: device: {' or '.join(names)} computes other bits from the same inputs than another device"]
     lines += [f"  first as rank {first['as']}, in {first['first']!r} of step {first['step']}"]

@@ -100,7 +100,7 @@ class RecordedTraining:
         return {
             rank: steps[-1]
             for rank, log in self.logs.items()
-            if (steps := [each for each in log.computed if each.step == step])
+            if (steps := [computation for computation in log.computed if computation.step == step])
         }
 
 
@@ -137,18 +137,21 @@ def differences(step: int, was: Mapping[str, Any] | None, now: Mapping[str, Any]
 def compared(run: RecordedTraining, again: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
     """Compare a run and a replay: the steps up to `step` that differ, with their keys, and the ranks whose numbers
     differ (if the run recorded them)."""
-    last = next((each.last_sample for each in again.computed(step).values()), -1)
+    last = next((computation.last_sample for computation in again.computed(step).values()), -1)
     bad = run.bad.get((step, last))
     end = step if bad is None else min(step, (step if bad.get("to") is None else bad["to"] + 1))
-    rows = [(at, run.rows.get(at), again.rows.get(at)) for at in range(again.begun + 1, end)]
+    rows = [
+        (earlier_step, run.rows.get(earlier_step), again.rows.get(earlier_step))
+        for earlier_step in range(again.begun + 1, end)
+    ]
     if bad is None:
         rows.append((step, run.rows.get(step), again.rows.get(step)))
     else:
         rows.append((step, _numbers(bad), _numbers(again.bad.get((step, last)) or again.rows.get(step))))
     differing = [differs for row in rows if (differs := differences(*row))]
     prints = (bad or {}).get("prints") or ()
-    numbers = {rank: each.numbers for rank, each in again.computed(step).items()}
-    return differing, [rank for rank, was in enumerate(prints) if numbers.get(rank) not in (None, was)]
+    numbers = {rank: computation.numbers for rank, computation in again.computed(step).items()}
+    return differing, [rank for rank, recorded in enumerate(prints) if numbers.get(rank) not in (None, recorded)]
 
 
 def _numbers(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -192,7 +195,7 @@ def suspects(trainings: Sequence[RecordedTraining]) -> list[Suspect]:
     ranks = {log.device: rank for rank, log in sorted(trainings[0].logs.items(), reverse=True)}
     first = {device: next(odd[device] for odd in sets if device in odd) for device in devices}
     listed = [Suspect(ranks.get(device), device, *first[device]) for device in devices]
-    return sorted(listed, key=lambda each: (each.of is None, each.of or 0, each.device))
+    return sorted(listed, key=lambda suspect: (suspect.of is None, suspect.of or 0, suspect.device))
 
 
 def _odd(rank: int, logs: Sequence[ComputedLog]) -> dict[Device, tuple[int, int, str]]:
@@ -200,22 +203,24 @@ def _odd(rank: int, logs: Sequence[ComputedLog]) -> dict[Device, tuple[int, int,
     of the output). Empty if nothing differs, or if an input differs first."""
     if (place := _first_difference([log.computed for log in logs])) is None:
         return {}
-    number, at = place
+    number, index = place
     steps = [log.computed[number] for log in logs]
-    if not steps[0].is_output(at):
+    if not steps[0].is_output(index):
         return {}
-    outputs = [(log.device, step.print_at(at), at in step.not_finite) for log, step in zip(logs, steps, strict=True)]
-    return dict.fromkeys(_unusual(outputs), (rank, steps[0].step, steps[0].names[at].removeprefix("> ")))
+    outputs = [
+        (log.device, step.print_at(index), index in step.not_finite) for log, step in zip(logs, steps, strict=True)
+    ]
+    return dict.fromkeys(_unusual(outputs), (rank, steps[0].step, steps[0].names[index].removeprefix("> ")))
 
 
 def _first_difference(logs: Sequence[Sequence[ComputedStep]]) -> tuple[int, int] | None:
     """The first difference between the trainings of a rank: (index of the computation, index of the value in it)."""
     for number, steps in enumerate(zip(*logs, strict=False)):
-        if all(each == steps[0] for each in steps):
+        if all(computation == steps[0] for computation in steps):
             continue
-        for at in range(max(len(each.names) for each in steps)):
-            if len({(each.names[at : at + 1], each.print_at(at)) for each in steps}) > 1:
-                return number, at
+        for index in range(max(len(computation.names) for computation in steps)):
+            if len({(computation.names[index : index + 1], computation.print_at(index)) for computation in steps}) > 1:
+                return number, index
     return None
 
 
@@ -230,7 +235,7 @@ def _unusual(outputs: Sequence[tuple[Device, str, bool]]) -> set[Device]:
         by_device.setdefault(device, set()).add(fingerprint)
     if unsteady := {device for device, prints in by_device.items() if len(prints) > 1}:
         return unsteady
-    (usual, count), *_ = Counter(each for prints in by_device.values() for each in prints).most_common()
+    (usual, count), *_ = Counter(fingerprint for prints in by_device.values() for fingerprint in prints).most_common()
     if 2 * count > len(by_device):
         return {device for device, prints in by_device.items() if usual not in prints}
     not_finite = {device for device, _, is_not_finite in outputs if is_not_finite}
@@ -243,7 +248,7 @@ def verdict(
     """The verdict on a number of the run, and the suspect devices. `trainings`: the replays, the first on the devices
     of the run. `comparable`: whether they have the build and versions of the run."""
     again, swapped, *_ = trainings
-    as_run, swapped_as_run = (not any(compared(run, each, step)) for each in (again, swapped))
+    as_run, swapped_as_run = (not any(compared(run, training, step)) for training in (again, swapped))
     if are_equal(again, swapped):
         return ("real" if as_run else "transient" if comparable else "unknown"), []
     if comparable and swapped_as_run and not as_run:

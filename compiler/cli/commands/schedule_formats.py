@@ -46,8 +46,8 @@ def as_json(answer: Answer) -> str:
         value |= {
             "makespan": number(measured.makespan),
             "bubble": [number(idle) for idle in measured.timeline.idle],
-            "peak_activations": [number(Fraction(each, entry.parts)) for each in measured.timeline.peak_activations],
-            "peak_bytes": [number(each) for each in measured.peak_bytes],
+            "peak_activations": [number(Fraction(peak, entry.parts)) for peak in measured.timeline.peak_activations],
+            "peak_bytes": [number(num_bytes) for num_bytes in measured.peak_bytes],
             "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
@@ -107,15 +107,15 @@ def summary(answer: Answer) -> list[str]:
         return []
     unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
     pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
-    held, cap = (shown(Fraction(each, parts)) for each in (measured.peak_activations, measured.cap))
+    peak, cap = (shown(Fraction(activations, parts)) for activations in (measured.peak_activations, measured.cap))
     if answer.memory is not None:
-        most = gigabytes(answer.memory)
+        limit = gigabytes(answer.memory)
     else:
-        most = "the caps of the ranks" if isinstance(answer.cap, tuple) else f"{cap} activations"
+        limit = "the caps of the ranks" if isinstance(answer.cap, tuple) else f"{cap} activations"
     lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
-        f" {held} activations on the fullest rank",
-        _bound(entry, measured, most, unit),
+        f" {peak} activations on the fullest rank",
+        _bound(entry, measured, limit, unit),
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
     if held_bytes := measured.peak_bytes:
@@ -141,7 +141,7 @@ def summary(answer: Answer) -> list[str]:
 
 def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, most: str, unit: str) -> str:
     """The line of the lower bound, what it covers, and the gap to it."""
-    placements = [str(each) for each in entry.bounded or (measured.schedule.stage_placement,)]
+    placements = [str(placement) for placement in entry.bounded or (measured.schedule.stage_placement,)]
     several = len(placements) > 1
     named = f"placement{'s' if several else ''} {in_words(placements)}"
     line = f"lower bound {shown(measured.lower_bound)}{unit} for {named} and at most {most}"
@@ -172,8 +172,8 @@ def table(answer: Answer) -> list[str]:
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    rest = "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))
-    return f"{row[0]:<{widths[0]}}{rest}".rstrip()
+    tail = "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))
+    return f"{row[0]:<{widths[0]}}{tail}".rstrip()
 
 
 # ---------------------------------------------------------------- values
@@ -194,7 +194,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
         "keeps": number(costs.keeps),
         "bytes": {
             "activation": number(costs.bytes.activation),
-            "beside": [number(each) for each in costs.bytes.beside],
+            "beside": [number(size) for size in costs.bytes.beside],
         },
         "stages": [_weight_value(weight) for weight in costs.stages],
         "ranks": [number(weight) for weight in costs.ranks],

@@ -106,11 +106,11 @@ class Sizes:
             raise InputError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
         sizes = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
         if isinstance(self.cap, tuple):
-            held, needed = ", ".join(map(shown, peaks)), ",".join(f"{math.ceil(peak)}" for peak in peaks)
+            counts, needed = ", ".join(map(shown, peaks)), ",".join(f"{math.ceil(peak)}" for peak in peaks)
         else:
-            held, needed = shown(max(peaks)), f"{math.ceil(max(peaks))}"
+            counts, needed = shown(max(peaks)), f"{math.ceil(max(peaks))}"
         edit = f"use --cap {needed} or more, or auto"
-        raise InputError(f"{schedule.name} on {sizes} holds {held} activations: {edit}")
+        raise InputError(f"{schedule.name} on {sizes} holds {counts} activations: {edit}")
 
 
 # --- schedule input
@@ -186,8 +186,8 @@ def _check_here(args: argparse.Namespace) -> None:
     except SpecError as error:
         if any(item.code != "E0404" for item in error.diagnostics):
             return  # reported when the spec is loaded
-        here = error.diagnostics[0].message
-        raise InputError(f"--ranks and --micro-batches are missing, and {here}", SIZES) from None
+        message = error.diagnostics[0].message
+        raise InputError(f"--ranks and --micro-batches are missing, and {message}", SIZES) from None
 
 
 def _of_spec(args: argparse.Namespace) -> Answer | None:
@@ -247,8 +247,8 @@ def _of_file(args: argparse.Namespace) -> Answer:
     """The schedule in a file, checked to be valid and free of deadlocks."""
     has_search_options = args.copies is not None or args.placement is not None
     if args.name is not None or args.compare is not None or args.chunks is not None or args.set or has_search_options:
-        others = "--copies, --placement" if has_search_options else "--chunks"
-        raise InputError(f"{args.spec} is a schedule already: leave --name, --compare, {others} and -s out")
+        options = "--copies, --placement" if has_search_options else "--chunks"
+        raise InputError(f"{args.spec} is a schedule already: leave --name, --compare, {options} and -s out")
     from compiler.schedule.spec_schedule import read_schedule  # imports pydantic
 
     try:
@@ -317,22 +317,22 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
         if name not in SCHEDULES and name != AUTO:
             from dsl.resolve.context import suggest  # imported only on errors
 
-            every = (*SCHEDULES, AUTO)
-            suggestion = suggest(name, every)
+            all_names = (*SCHEDULES, AUTO)
+            suggestion = suggest(name, all_names)
             hint = suggestion if suggestion.startswith("did you mean") else ""
-            raise InputError(f"unknown schedule {name[:40]!r}: use one of {', '.join(every)}", hint)
+            raise InputError(f"unknown schedule {name[:40]!r}: use one of {', '.join(all_names)}", hint)
     return names
 
 
 def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
-    for option, value, most in (
+    for option, value, limit in (
         ("--ranks", sizes.num_ranks, MAX_RANKS),
         ("--micro-batches", sizes.num_micro_batches, MAX_MICRO_BATCHES),
         ("--chunks", sizes.chunks, MAX_CHUNKS),
-        *(("--cap", each, MAX_CAP) for each in (args.cap if isinstance(args.cap, tuple) else (args.cap,))),
+        *(("--cap", cap, MAX_CAP) for cap in (args.cap if isinstance(args.cap, tuple) else (args.cap,))),
     ):
-        if value is not None and not 1 <= value <= most:
-            raise InputError(f"{option} {value} is out of bounds: use 1 to {most}")
+        if value is not None and not 1 <= value <= limit:
+            raise InputError(f"{option} {value} is out of bounds: use 1 to {limit}")
     if isinstance(args.cap, tuple) and len(args.cap) != sizes.num_ranks:
         raise InputError(
             f"--cap has {len(args.cap)} caps, and there are {sizes.num_ranks} ranks: write one for each, or one for all"
@@ -342,11 +342,11 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         raise InputError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     parts_of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
     parts = [parts_of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
-    most = MAX_CELLS // sum(parts) // sizes.num_ranks
-    if sizes.num_micro_batches > most:
+    limit = MAX_CELLS // sum(parts) // sizes.num_ranks
+    if sizes.num_micro_batches > limit:
         stages = sizes.num_ranks * max(parts)
         size = f"{stages} stages" if stages > sizes.num_ranks and AUTO not in names else f"{sizes.num_ranks} ranks"
-        edit = f"use --micro-batches {most} or fewer" if most else "use fewer ranks"
+        edit = f"use --micro-batches {limit} or fewer" if limit else "use fewer ranks"
         raise InputError(
             f"{size} x {sizes.num_micro_batches} micro-batches is too large: {edit}, to finish within a minute"
             + (", or compare fewer" if len(names) > 1 else "")
@@ -447,8 +447,8 @@ def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
         cap = sizes.cap_of(parts)
-        most = tuple(map(costs.in_parts, cap)) if isinstance(cap, tuple) else cap and costs.in_parts(cap)
-        return ScheduleAnswer(schedule.name, schedule, measure(schedule, costs, most), parts=parts)
+        limit = tuple(map(costs.in_parts, cap)) if isinstance(cap, tuple) else cap and costs.in_parts(cap)
+        return ScheduleAnswer(schedule.name, schedule, measure(schedule, costs, limit), parts=parts)
     except ValueError as error:  # the costs have weights for another number of stages
         raise InputError(str(error)) from None
 

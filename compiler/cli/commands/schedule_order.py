@@ -25,7 +25,7 @@ def in_best_order(answer: Answer) -> Answer:
 def _ordered(entry: ScheduleAnswer, progress: Callable[[str], None]) -> ScheduleAnswer:
     if entry.candidates:
         entries = [_ordered(candidate, progress) for candidate in entry.candidates]
-        return min(entries, key=lambda each: each.measured.makespan)  # type: ignore[union-attr]
+        return min(entries, key=lambda candidate: candidate.measured.makespan)  # type: ignore[union-attr]
     measured = entry.measured
     if measured is None:
         return entry

@@ -44,9 +44,9 @@ def _panel(entry: ScheduleAnswer, answer: Answer) -> Panel:
         return panel_of(schedule, Costs(O=Fraction(1), R=Fraction(1)))
     if answer.compared:
         facts = tuple(zip(columns(measured.costs)[1:], cells(measured), strict=True))
-        kept = Fraction(1, measured.stages_a_rank)
+        activation = Fraction(1, measured.stages_a_rank)
         return panel_of(
-            schedule, measured.costs, name=entry.name, facts=facts, activation=kept, timeline=measured.timeline
+            schedule, measured.costs, name=entry.name, facts=facts, activation=activation, timeline=measured.timeline
         )
     unit = f" {answer.unit}" if answer.unit else ""
     facts = (
@@ -57,5 +57,7 @@ def _panel(entry: ScheduleAnswer, answer: Answer) -> Panel:
         ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
     )
     lanes = answer.lanes(schedule) if answer.lanes else ()
-    kept = Fraction(1, entry.parts)
-    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, activation=kept, timeline=measured.timeline)
+    activation = Fraction(1, entry.parts)
+    return panel_of(
+        schedule, measured.costs, facts=facts, lanes=lanes, activation=activation, timeline=measured.timeline
+    )

@@ -116,14 +116,14 @@ def run(args: argparse.Namespace) -> int:
     if planned is None:
         return EXIT_SPEC
     top = planned[0].folder.parent
-    fitting = [each for each in planned if each.fits]
+    fitting = [trial for trial in planned if trial.fits]
     if args.format == "json" and args.plan:
         print(json.dumps(document(args.spec, planned), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         tell(_table(planned))
-    for each in planned:
-        if not each.fits and each.free_bytes is not None:
-            say(f"warning: {each.variant.name} does not fit: dsc plan {_command(args.spec, each.variant)} says why")
+    for trial in planned:
+        if not trial.fits and trial.free_bytes is not None:
+            say(f"warning: {trial.variant.name} does not fit: dsc plan {_command(args.spec, trial.variant)} says why")
     if args.plan:
         return 0 if len(fitting) == len(planned) else EXIT_DIFFERS
     try:
@@ -182,30 +182,30 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
             phases = phases_of(args.spec, list(variant.overrides))
         except SpecError as error:
             if new := [
-                each for each in error.diagnostics if each not in printed
+                diagnostic for diagnostic in error.diagnostics if diagnostic not in printed
             ]:  # variants share mistakes of the spec
                 refused(new)
             printed += new
-            is_size = {each.code for each in error.diagnostics} == {TOO_LARGE}
+            is_size = {diagnostic.code for diagnostic in error.diagnostics} == {TOO_LARGE}
             mistakes += not is_size
             planned.append(PlannedVariant(variant, Path(variant.name)))
             continue
-        if any([is_refused(each) for each in phases]):
+        if any([is_refused(phase) for phase in phases]):
             mistakes += 1
             planned.append(PlannedVariant(variant, Path(variant.name)))
             continue
         top = top or Path("sweeps") / run_name(phases[0].spec.name)
-        predictions = [plan_of(each)[1] for each in phases]
-        ranks = [rank for each in predictions for rank in each.ranks]
-        costs = [each.money.usd for each in predictions]
+        predictions = [plan_of(phase)[1] for phase in phases]
+        ranks = [rank for prediction in predictions for rank in prediction.ranks]
+        costs = [prediction.money.usd for prediction in predictions]
         planned.append(
             PlannedVariant(
                 variant,
                 Path(variant.name),
                 text=canonical(standing_alone(phases[0].spec)),
                 parameters=predictions[0].parameters,
-                step_s=max(each.step.seconds for each in predictions),
-                whole_s=sum(each.whole.seconds for each in predictions),
+                step_s=max(prediction.step.seconds for prediction in predictions),
+                whole_s=sum(prediction.whole.seconds for prediction in predictions),
                 free_bytes=min(rank.capacity_bytes - rank.peak_bytes for rank in ranks),
                 usd=None if None in costs else sum(cost for cost in costs if cost is not None),
             )
@@ -215,8 +215,8 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
         hint = "see above, and correct -s" if top is None else "see above; correct -s, or leave them out with --legal"
         wrong(f"{mistakes or len(all_variants)} of {len(all_variants)} variants cannot be trained", hint, args.format)
         return None
-    for each in planned:
-        each.folder = top / each.folder
+    for trial in planned:
+        trial.folder = top / trial.folder
     return planned
 
 
@@ -226,20 +226,20 @@ def _table(planned: Sequence[PlannedVariant]) -> str:
     from compiler.predict.prediction import count, seconds, size, span
 
     rows = []
-    for each in planned:
-        if each.free_bytes is None:
-            rows.append([each.variant.name, "", "", "", "refused, see above", ""])
+    for trial in planned:
+        if trial.free_bytes is None:
+            rows.append([trial.variant.name, "", "", "", "refused, see above", ""])
             continue
-        free = each.free_bytes
-        memory = f"fits, {size(free)} free" if each.fits else f"{size(-free)} too much"
-        cost = "" if each.usd is None else f"${count(each.usd)}"
-        times = seconds(each.step_s or 0), span(each.whole_s or 0)
-        rows.append([each.variant.name, count(each.parameters or 0), *times, memory, cost])
+        free = trial.free_bytes
+        memory = f"fits, {size(free)} free" if trial.fits else f"{size(-free)} too much"
+        cost = "" if trial.usd is None else f"${count(trial.usd)}"
+        times = seconds(trial.step_s or 0), span(trial.whole_s or 0)
+        rows.append([trial.variant.name, count(trial.parameters or 0), *times, memory, cost])
     heads = ["run", "parameters", "step", "whole run", "memory", "cost" if any(row[-1] for row in rows) else ""]
-    whole = sum(each.whole_s or 0 for each in planned if each.fits)
-    num = sum(each.fits for each in planned)
-    fit = "run that fits" if num == 1 else "runs that fit"
-    return f"{aligned(heads, rows)}\n\n{num} {fit}, {span(whole)} one after the other"
+    total_s = sum(trial.whole_s or 0 for trial in planned if trial.fits)
+    num_fitting = sum(trial.fits for trial in planned)
+    fit = "run that fits" if num_fitting == 1 else "runs that fit"
+    return f"{aligned(heads, rows)}\n\n{num_fitting} {fit}, {span(total_s)} one after the other"
 
 
 def document(spec: str, planned: Sequence[PlannedVariant]) -> dict[str, Any]:
@@ -249,18 +249,18 @@ def document(spec: str, planned: Sequence[PlannedVariant]) -> dict[str, Any]:
         "spec": spec,
         "runs": [
             {
-                "name": each.variant.name,
-                "folder": str(each.folder),
-                "overrides": list(each.variant.overrides),
-                "parameters": each.parameters,
-                "step_s": each.step_s,
-                "whole_s": each.whole_s,
-                "free_bytes": each.free_bytes,
-                "fits": each.fits,
-                "usd": each.usd,
-                "exit_code": each.exit_code,
+                "name": trial.variant.name,
+                "folder": str(trial.folder),
+                "overrides": list(trial.variant.overrides),
+                "parameters": trial.parameters,
+                "step_s": trial.step_s,
+                "whole_s": trial.whole_s,
+                "free_bytes": trial.free_bytes,
+                "fits": trial.fits,
+                "usd": trial.usd,
+                "exit_code": trial.exit_code,
             }
-            for each in planned
+            for trial in planned
         ],
     }
 
@@ -280,26 +280,26 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVar
     """Train the variants that fit in turn, continuing after failures. Returns the exit code."""
     from compiler.tools.processes import call
 
-    fitting, worst = [each for each in planned if each.fits], 0
-    for number, each in enumerate(fitting, 1):
-        title = f"sweep: {number} of {len(fitting)}, {each.variant.name}"
-        if _has_finished(each):
-            each.exit_code = 0
+    fitting, worst = [trial for trial in planned if trial.fits], 0
+    for number, trial in enumerate(fitting, 1):
+        title = f"sweep: {number} of {len(fitting)}, {trial.variant.name}"
+        if _has_finished(trial):
+            trial.exit_code = 0
             tell(f"{title}: has finished")
             continue
         tell(title)
-        words = ["compiler.cli.main", "train", args.spec, "--out", str(each.folder), *options]
-        words += ["--resume"] if os.path.lexists(each.folder) else []
-        each.exit_code = call([*words, *(word for override in each.variant.overrides for word in ("-s", override))])
+        words = ["compiler.cli.main", "train", args.spec, "--out", str(trial.folder), *options]
+        words += ["--resume"] if os.path.lexists(trial.folder) else []
+        trial.exit_code = call([*words, *(word for override in trial.variant.overrides for word in ("-s", override))])
         _record(top, args.spec, planned)
-        if each.exit_code > STOPPED:
+        if trial.exit_code > STOPPED:
             tell(f"sweep: stopped; run the same command to continue: {top}")
-            return each.exit_code
-        if each.exit_code:
+            return trial.exit_code
+        if trial.exit_code:
             worst = EXIT_DIFFERS
-            say(f"warning: {each.variant.name} failed with exit code {each.exit_code}; the sweep continues")
+            say(f"warning: {trial.variant.name} failed with exit code {trial.exit_code}; the sweep continues")
     _record(top, args.spec, planned)
-    _compare(top, [each for each in fitting if each.exit_code == 0])
+    _compare(top, [trial for trial in fitting if trial.exit_code == 0])
     return worst
 
 
@@ -322,7 +322,7 @@ def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:
         return
     page = top / PAGE
     try:
-        compared = compare([read_run(each.folder, each.variant.label) for each in finished])
+        compared = compare([read_run(trial.folder, trial.variant.label) for trial in finished])
         tell(f"\n{table(compared)}\n")
         replace(page, compare_html(compared, f"Sweep {top.name}").encode())
         tell(f"compared: {page}")
@@ -335,16 +335,16 @@ def _launch_all(args: argparse.Namespace, fitting: Sequence[PlannedVariant], opt
     from compiler.tools.processes import compiled
 
     commands = []
-    for number, each in enumerate(fitting, 1):
-        tell(f"sweep: {number} of {len(fitting)}, {each.variant.name}")
-        build = each.folder / "build"
+    for number, trial in enumerate(fitting, 1):
+        tell(f"sweep: {number} of {len(fitting)}, {trial.variant.name}")
+        build = trial.folder / "build"
         words = ["compiler.cli.main", "compile", args.spec, "-o", str(build)]
         code, _ = compiled(
-            [*words, *(word for override in each.variant.overrides for word in ("-s", override))], quiet=True
+            [*words, *(word for override in trial.variant.overrides for word in ("-s", override))], quiet=True
         )
         if code:
             return code
-        folders = ["--out", str(each.folder / "launch"), "--run-folder", str((each.folder / "run").absolute())]
+        folders = ["--out", str(trial.folder / "launch"), "--run-folder", str((trial.folder / "run").absolute())]
         parser, output = args.parsers()["launch"], StringIO()
         with redirect_stdout(output):
             launch = parser.parse_intermixed_args([options[0], str(build), *options[1:], *folders, "--format", "json"])

@@ -48,8 +48,8 @@ def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
     combinations = []
     for values in product(*choices):
         pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]
-        varied = tuple(pair for pair, each in zip(pairs, choices, strict=True) if len(each) > 1)
-        differ = [_differing(value or key, each) for key, value, each in zip(keys, values, choices, strict=True)]
+        varied = tuple(pair for pair, options in zip(pairs, choices, strict=True) if len(options) > 1)
+        differ = [_differing(value or key, options) for key, value, options in zip(keys, values, choices, strict=True)]
         label = ", ".join(f"{_last(pair)} {words}" for pair, words in zip(pairs, differ, strict=True) if words)
         combinations.append(Variant(_name(varied), tuple(pairs), varied, label))
     return tuple(combinations)
@@ -64,16 +64,16 @@ def _differing(value: str, choices: Sequence[str | None]) -> str:
     """The words of a value without the common first and last words of all choices of its key."""
     if len(choices) < 2:
         return ""
-    words, lists = value.split(), [str(each).split() for each in choices]
-    rest = min(map(len, lists)) - 1
-    first = _alike(lists, rest)
-    last = _alike([each[::-1] for each in lists], rest - first)
+    words, lists = value.split(), [str(choice).split() for choice in choices]
+    limit = min(map(len, lists)) - 1
+    first = _alike(lists, limit)
+    last = _alike([word_list[::-1] for word_list in lists], limit - first)
     return " ".join(words[first : len(words) - last])
 
 
 def _alike(lists: Sequence[Sequence[str]], most: int) -> int:
     """How many of the first `most` words are the same in all lists."""
-    return next((at for at in range(most) if len({each[at] for each in lists}) > 1), max(0, most))
+    return next((index for index in range(most) if len({words[index] for words in lists}) > 1), max(0, most))
 
 
 def alternatives(setting: str) -> tuple[str | None, ...]:
@@ -106,8 +106,10 @@ def _name(varied: Sequence[str]) -> str:
     """A folder name from the varied values, with a digest if it had to be shortened or changed."""
     keys = [pair.partition("=")[0] for pair in varied]
     lasts = [key.rpartition(".")[2] for key in keys]
-    shown = [key if last.isdigit() or lasts.count(last) > 1 else last for key, last in zip(keys, lasts, strict=True)]
-    plain = ",".join(f"{key}={pair.partition('=')[2]}" for key, pair in zip(shown, varied, strict=True))
+    short_keys = [
+        key if last.isdigit() or lasts.count(last) > 1 else last for key, last in zip(keys, lasts, strict=True)
+    ]
+    plain = ",".join(f"{key}={pair.partition('=')[2]}" for key, pair in zip(short_keys, varied, strict=True))
     name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", plain).strip("-.")
     if name == plain and len(name) <= NAME:
         return name

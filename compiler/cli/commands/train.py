@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             return EXIT_SPEC
         return train_build(training, Path(args.spec)).code
     phases = load_phases(args.spec, args.set)
-    if phases is None or any([is_refused(each) for each in phases]):
+    if phases is None or any([is_refused(phase) for phase in phases]):
         return EXIT_SPEC
     if len(phases) > 1 and args.expect is not None:
         first = phases[0].argument

@@ -164,9 +164,9 @@ class PlainView:
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
         for text in _event_lines(items, is_first=is_first):
             print(text)
-        step, now = state.row.get("step", 0), time.monotonic()
-        if step and step != self.step and (is_last or now - self.shown_s >= PLAIN_EVERY_S):
-            self.shown_s, self.step = now, step
+        step, now_s = state.row.get("step", 0), time.monotonic()
+        if step and step != self.step and (is_last or now_s - self.shown_s >= PLAIN_EVERY_S):
+            self.shown_s, self.step = now_s, step
             print(line(state, state.last_step, left_s=None if is_last else state.left_s))
         if is_last and is_first and state.end is not None:
             print(event_line(state.end))

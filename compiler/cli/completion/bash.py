@@ -83,13 +83,13 @@ def _lines(line: CommandLine) -> Iterator[str]:
 
 def _positional(command: Command) -> str:
     """The shell code that completes the positional arguments of a command."""
-    kinds = [each for each in command.positionals if each.kind]
-    if {"specs", "topics"} <= {each.kind for each in kinds}:
+    kinds = [argument for argument in command.positionals if argument.kind]
+    if {"specs", "topics"} <= {argument.kind for argument in kinds}:
         return (
             'if [[ $cur == */* || -z $cur || $COMP_CWORD -eq 2 ]]; then _dsc_specs; else _dsc_reply -W "$_dsc_keys"; fi'
         )
-    words = [word for each in kinds if each.kind == "words" for word in each.words]
-    files = next((each for each in kinds if each.kind in ("files", "specs")), None)
+    words = [word for argument in kinds if argument.kind == "words" for word in argument.words]
+    files = next((argument for argument in kinds if argument.kind in ("files", "specs")), None)
     if words and files:
         return f'if ((COMP_CWORD == 2)); then _dsc_reply -W "{" ".join(words)}"; else {_values(files)}; fi'
     return _values(kinds[0]) if kinds else ""

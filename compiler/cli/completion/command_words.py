@@ -56,8 +56,8 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Command:
     return Command(
         name,
         parser.description or "",
-        tuple(each for each in arguments if each.flags),
-        tuple(each for each in arguments if not each.flags),
+        tuple(argument for argument in arguments if argument.flags),
+        tuple(argument for argument in arguments if not argument.flags),
     )
 
 
@@ -106,4 +106,6 @@ def _keys(cls: type[Node], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _choices(types: tuple[object, ...]) -> tuple[str, ...]:
     if types == (bool,):
         return ("true", "false")
-    return tuple(str(word) for each in types if get_origin(each) is Literal for word in get_args(each))
+    return tuple(
+        str(word) for annotation in types if get_origin(annotation) is Literal for word in get_args(annotation)
+    )

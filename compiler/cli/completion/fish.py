@@ -57,7 +57,7 @@ def _command(command: Command) -> Iterator[str]:
         flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
         value = f" {_values(option)}" if option.takes_value else ""
         yield f"{inside} {flags}{value} -d '{option.help}'"
-    values = (_values(each) for each in command.positionals if each.kind)
+    values = (_values(argument) for argument in command.positionals if argument.kind)
     for text in dict.fromkeys(values):
         yield f"{inside} {text.removeprefix('-x ').removeprefix('-r ')}"
 

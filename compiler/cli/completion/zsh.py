@@ -74,20 +74,20 @@ def _lines(line: CommandLine) -> Iterator[str]:
 def _option(option: Argument) -> str:
     """`'(-s --set)*'{-s,--set}'[override a key]:value:_dsc_overrides'`."""
     value = f":value:{_values(option)}" if option.takes_value else ""
-    many = "*" if option.kind == "overrides" else ""
+    repeat = "*" if option.kind == "overrides" else ""
     text = f"[{option.help}]{value}"
     if len(option.flags) == 1:
-        return f"'{many}{option.flags[0]}{text}'"
-    others = "" if many else f"({' '.join(option.flags)})"
-    return f"'{others}{many}'{{{','.join(option.flags)}}}'{text}'"
+        return f"'{repeat}{option.flags[0]}{text}'"
+    exclusions = "" if repeat else f"({' '.join(option.flags)})"
+    return f"'{exclusions}{repeat}'{{{','.join(option.flags)}}}'{text}'"
 
 
 def _positionals(command: Command) -> Iterator[str]:
     *first, last = command.positionals or (None,)
     if last is None:
         return
-    for index, each in enumerate(first, 1):
-        yield f"'{index}:{each.help or 'value'}:{_values(each)}'"
+    for index, argument in enumerate(first, 1):
+        yield f"'{index}:{argument.help or 'value'}:{_values(argument)}'"
     values = "_dsc_shown" if command.name == "show" else _values(last)
     yield f"'*:{last.help or 'value'}:{values}'"
 

@@ -39,14 +39,16 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[CalibrationTask
     """Every op of a plan once, with `rows` received rows, and the number of ops that were too large to measure."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     segments = {use.segment.key: use.segment for use in uses}
-    often = Counter(use.segment.key for use in uses)
+    num_uses = Counter(use.segment.key for use in uses)
     counts: Counter[CalibrationTask] = Counter()
     large = 0
     for key, segment in segments.items():
         joint = interpret(replace(segment, fused=()))  # on a CPU a fused op calls its parts
         nodes = [(phase, joint.nodes[index]) for index, phase in phases(joint).items()]
         for phase, cost in costs(joint):
-            for (op, work), node in zip(cost.ops, [node for at, node in nodes if at == phase], strict=True):
+            for (op, work), node in zip(
+                cost.ops, [node for node_phase, node in nodes if node_phase == phase], strict=True
+            ):
                 assert op == node.op, (op, node.op)
                 if op not in CALLED:
                     continue
@@ -58,7 +60,9 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[CalibrationTask
                 amount = _flops(work, rows) if kind in FLOPS else work.bytes + work.bytes_row * rows
                 tensors = {name: _sized(tensor, rows) for name, tensor in joint.tensors.items()}
                 args = _arguments(op, node.args, node.outputs, tensors)
-                counts[CalibrationTask(op, kind, dtype, shape_at(work.shape, rows), float(amount), args)] += often[key]
+                counts[CalibrationTask(op, kind, dtype, shape_at(work.shape, rows), float(amount), args)] += num_uses[
+                    key
+                ]
     return tuple(replace(task, count=count) for task, count in counts.items()), large
 
 
@@ -80,7 +84,10 @@ def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Ma
         if isinstance(arg, str) or not op.endswith("_wgrad")
     ]
     gradients = [tensors[output] for output in outputs if op.endswith("_wgrad")]
-    return (*(_tensor(replace(each, dtype=statistics_dtype(each.dtype)), "", bounds) for each in gradients), *values)
+    return (
+        *(_tensor(replace(gradient, dtype=statistics_dtype(gradient.dtype)), "", bounds) for gradient in gradients),
+        *values,
+    )
 
 
 def _names(op: str) -> tuple[str, ...]:
@@ -142,8 +149,8 @@ def table_of(
     measured: Mapping[str, Any], tasks: Sequence[CalibrationTask], device: MeasuredDevice, source: str, date: str
 ) -> RateTable:
     """The rate table of a measurement. Ops of the same class, dtype and shape share a row with their joint rate."""
-    when = "paired" if (device.cores or 1) > 1 else "lone"
-    common = {"when": when, "source": source, "date": date}
+    condition = "paired" if (device.cores or 1) > 1 else "lone"
+    common = {"when": condition, "source": source, "date": date}
     launch_s = measured["launch_s"]
     work: defaultdict[tuple[str, str, tuple[int, ...]], float] = defaultdict(float)
     seconds: defaultdict[tuple[str, str, tuple[int, ...]], float] = defaultdict(float)
@@ -178,10 +185,10 @@ def _link_rows(points: Sequence[Sequence[float]], kinds: Sequence[str], latency:
     """Rows of a link: the smallest transfer's time is the latency, and larger transfers give rates beyond it."""
     if not points:
         return []
-    (_, least_s), *others = points
+    (_, least_s), *larger = points
     rows: list[dict[str, Any]] = [{"class": latency, "seconds": _figures(least_s)}] if latency else []
     for kind in kinds:
-        for size, took_s in others:
+        for size, took_s in larger:
             # `size` holds for an all-reduce too: each of two ranks sends half of the buffer twice.
             rate = size / max(took_s - least_s, LEAST_SHARE * took_s)
             rows.append({"class": kind, "shape": (2, int(size)), "rate": _figures(rate)})

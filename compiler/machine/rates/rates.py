@@ -104,10 +104,10 @@ class Rates:
         if share == self.compute:
             return self
         points = {
-            (kind, dtype): tuple((shape, rate * share / self.compute) for shape, rate in each)
+            (kind, dtype): tuple((shape, rate * share / self.compute) for shape, rate in class_points)
             if kind in FLOPS
-            else each
-            for (kind, dtype), each in self.points.items()
+            else class_points
+            for (kind, dtype), class_points in self.points.items()
         }
         return replace(self, points=points, compute=share, _rates_at={}, _calls={})
 

@@ -94,8 +94,8 @@ Point = tuple[tuple[int, ...], float]  # shape, rate
 def rate_at(points: Sequence[Point], shape: tuple[int, ...]) -> float:
     """The rate of a shape. `points` is not empty; a point without a shape counts as a factor 2 away from any shape."""
     near: list[tuple[float, float]] = []
-    for at, rate in points:
-        square = sum(log2(a / b) ** 2 for a, b in zip(at, shape, strict=True)) if at and shape else 1.0
+    for extents, rate in points:
+        square = sum(log2(a / b) ** 2 for a, b in zip(extents, shape, strict=True)) if extents and shape else 1.0
         if square == 0:
             return rate
         near.append((1 / square**2, rate))  # many rows far away weigh less than one nearby
@@ -175,8 +175,8 @@ class RateRow(TableModel):
             close = get_close_matches(self.kind, CLASSES, n=1) or [", ".join(CLASSES)]
             raise ValueError(f"there is no class {self.kind[:40]!r}: use {close[0]}")
         if (self.rate is None) != (self.kind in SECONDS) or (self.seconds is None) == (self.kind in SECONDS):
-            needed, other = ("seconds", "rate") if self.kind in SECONDS else ("rate", "seconds")
-            raise ValueError(f"a row of class {self.kind} has `{needed}`, not `{other}`")
+            needed, excluded = ("seconds", "rate") if self.kind in SECONDS else ("rate", "seconds")
+            raise ValueError(f"a row of class {self.kind} has `{needed}`, not `{excluded}`")
         extents = _extents(self.kind)
         if len(self.shape) not in extents:
             raise ValueError(f"the shape of class {self.kind} has {' or '.join(map(str, extents))} extents")
@@ -237,7 +237,7 @@ class RateTable(TableModel):
 
 def _listed(entries: Iterable[RateRow | Factor]) -> str:
     dumped = [_dumped(entry) for entry in entries]
-    lines = [f"    {_text(each)}" for each in dumped]
+    lines = [f"    {_text(fields)}" for fields in dumped]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
 
 
@@ -302,8 +302,8 @@ def with_base(table: RateTable) -> RateTable:
     base = shipped_table(table.base)
     stated = {(row.kind, row.dtype) for row in table.rows}
     device = _completed(table.device, base.device)
-    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
-    rows = (*table.rows, *taken)
+    inherited = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
+    rows = (*table.rows, *inherited)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
     return table.model_copy(update={"base": None, "device": device, "rows": rows, "factors": factors})
@@ -354,8 +354,8 @@ def parsed(model: type[Model], text: str, shown: str) -> Model:
         raise RateError(str(error)) from None
     except ValidationError as error:
         first, *rest = error.errors(include_url=False, include_input=False)
-        more = f" (and {len(rest)} more)" if rest else ""
-        raise RateError(f"{shown}: {_key(first['loc'])}{_said(first['msg'])}{more}") from None
+        suffix = f" (and {len(rest)} more)" if rest else ""
+        raise RateError(f"{shown}: {_key(first['loc'])}{_said(first['msg'])}{suffix}") from None
 
 
 def _key(location: tuple[str | int, ...]) -> str:

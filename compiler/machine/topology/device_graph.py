@@ -22,14 +22,14 @@ def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
     if fabric.num_devices > MOST_DEVICES:
         raise ValueError(f"a graph of {fabric.num_devices:,} devices is too large: at most {MOST_DEVICES:,} are drawn")
     graph: nx.Graph = nx.Graph()
-    several = fabric.num_nodes > 1
+    multi_node = fabric.num_nodes > 1
     for device in range(fabric.num_devices):
         node, rail, kind = fabric.place(device)
         leaf, pod, links = node // LEAF, node // POD, kind.links
         nvlink, nic = (links.rate("message", level, num_bytes) for level in ("nvlink", "leaf"))
         leaf_s, spine_s, core_s = (links.latency_of(level) for level in ("leaf", "spine", "core"))
         _join(graph, ("device", device), ("nvlink", node), LinkRate(nvlink, links.latency_of("nvlink") / 2))
-        if not several:
+        if not multi_node:
             continue
         _join(graph, ("device", device), ("nic", device), LinkRate(nic, 0.0))
         _join(graph, ("nic", device), ("leaf", rail, leaf), LinkRate(nic, leaf_s / 2))

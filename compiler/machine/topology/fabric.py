@@ -77,12 +77,12 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
 
     Beyond the first or last row, the rate is constant.
     """
-    sizes = sorted({at[0] for at, _ in points if at})
+    sizes = sorted({shape[0] for shape, _ in points if shape})
     if not sizes:
         return points[0][1]
     by_ranks = []
     for size in sizes:
-        of_size = sorted((at[1], rate) for at, rate in points if at and at[0] == size)
+        of_size = sorted((shape[1], rate) for shape, rate in points if shape and shape[0] == size)
         by_ranks.append((size, _between(of_size, num_bytes)))
     return _between(by_ranks, ranks)
 
@@ -193,7 +193,7 @@ class Fabric:
         """
         if a == b:
             return 0.0
-        routes = {_route(self.place(a + at), self.place(b + at)) for at, _ in self._runs(a, b, count)}
+        routes = {_route(self.place(a + start), self.place(b + start)) for start, _ in self._runs(a, b, count)}
         return max(_joined(route, num_bytes).time_s(num_bytes) for route in routes)
 
     # ------------------------------------------------------------ groups
@@ -268,17 +268,17 @@ class Fabric:
     def levels(self, a: int, b: int, count: int) -> Counter[str]:
         """How often each level is crossed by messages from a + i to b + i for i < count."""
         counts: Counter[str] = Counter()
-        for at, length in self._runs(a, b, count):
-            counts.update({level: length for level in self.path(a + at, b + at)})
+        for start, length in self._runs(a, b, count):
+            counts.update({level: length for level in self.path(a + start, b + start)})
         return counts
 
     def _runs(self, a: int, b: int, count: int) -> Iterator[tuple[int, int]]:
         """(start, length) of each run of i in which all a + i are on one node and all b + i on one node."""
-        at = 0
-        while at < count:
-            length = min(count - at, self._left(a + at), self._left(b + at))
-            yield at, length
-            at += length
+        start = 0
+        while start < count:
+            length = min(count - start, self._left(a + start), self._left(b + start))
+            yield start, length
+            start += length
 
     def _left(self, device: int) -> int:
         """Devices from this one to the end of its node."""
@@ -306,11 +306,11 @@ def _joined(route: TransferRoute, num_bytes: float) -> LinkRate:
     level = route.levels[0]
     bandwidth = min(links.rate("message", level, num_bytes) for links in route.ends)
     latency = sum(links.latency_of(level) for links in route.ends) / 2  # half of it lies at each end
-    through = [
+    detours = [
         LinkRate(min(bandwidth, links.rate("message", "nvlink", num_bytes)), latency + links.latency_of("nvlink"))
         for links in route.forwards
     ]
-    return min(through, key=lambda link: link.time_s(num_bytes), default=LinkRate(bandwidth, latency))
+    return min(detours, key=lambda link: link.time_s(num_bytes), default=LinkRate(bandwidth, latency))
 
 
 def level_between(node_a: int, node_b: int) -> str:
@@ -322,13 +322,13 @@ def level_between(node_a: int, node_b: int) -> str:
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:
     """The spread of holders that are alike on each of their nodes; None if this closed form does not apply."""
-    pipelines, each = len(holders.pipeline_ranks), len(holders.columns)
-    if not each or holders.width % devices or isinstance(holders.columns, Runs):
+    pipelines, per_rank = len(holders.pipeline_ranks), len(holders.columns)
+    if not per_rank or holders.width % devices or isinstance(holders.columns, Runs):
         return None
     step = holders.columns.step
-    if step % devices == 0 or each == 1:
-        return Spread(pipelines * each, 1, 1)
+    if step % devices == 0 or per_rank == 1:
+        return Spread(pipelines * per_rank, 1, 1)
     members = devices // step if devices % step == 0 else 0
-    if not members or each % members or holders.columns.start % devices >= step:
+    if not members or per_rank % members or holders.columns.start % devices >= step:
         return None
-    return Spread(pipelines * (each // members), members, members)
+    return Spread(pipelines * (per_rank // members), members, members)

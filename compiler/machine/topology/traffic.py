@@ -28,9 +28,9 @@ class Messages:
 
     def sent_ns(self, kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int:
         """Nanoseconds to send the result of an action to its next rank; 0 if it stays on its rank."""
-        to = receiver(kind, stage, num_stages, rank_of)
-        here = rank_of(stage)
-        return 0 if to is None or to == here else round(self.seconds[here, to] * 1e9)
+        target = receiver(kind, stage, num_stages, rank_of)
+        source = rank_of(stage)
+        return 0 if target is None or target == source else round(self.seconds[source, target] * 1e9)
 
 
 def receiver(kind: str, stage: int, num_stages: int, rank_of: RankOf) -> int | None:
@@ -50,7 +50,7 @@ def messages_of(fabric: Fabric, plan: Plan, placement: StagePlacement) -> Messag
     mesh, last = plan.mesh, len(plan.stages) - 1
     for stage, output in ((stage.index, stage.output) for stage in plan.stages if stage.output):
         for micro_batch in (0, 1) if stage < last else ():
-            a, b = (placement.rank_of(mesh.pp, 2, each, micro_batch) for each in (stage, stage + 1))
+            a, b = (placement.rank_of(mesh.pp, 2, neighbour, micro_batch) for neighbour in (stage, stage + 1))
             if a != b and (a, b) not in seconds:
                 time_s = fabric.message_s(mesh.rank(a, 0), mesh.rank(b, 0), output.fixed_bytes, mesh.columns)
                 seconds[a, b] = seconds[b, a] = time_s
@@ -88,9 +88,9 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
         for (kind, stage, turned), times in ways.items():
             micro_batch = back if turned else 0
-            to = receiver(kind, stage, schedule.num_stages, partial(schedule.rank_of, micro_batch=micro_batch))
-            if to is not None and to != rank:
-                levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.columns)
+            target = receiver(kind, stage, schedule.num_stages, partial(schedule.rank_of, micro_batch=micro_batch))
+            if target is not None and target != rank:
+                levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(target, 0), mesh.columns)
                 pipeline.update({level: times * count * message for level, count in levels.items()})
     return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan, schedule))}
 
@@ -136,10 +136,10 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
     for stage in plan.stages:
         ranks = plan.ranks_of_stage(stage.index)
         for use in (step for step in stage.steps if isinstance(step, Use) and step.site in plan.sharded):
-            here, (gathers, scatters) = plan.sharded[use.site], plan.moves_of(use)
-            of_element = scatters * ITEMSIZE[here.gradients.dtype]
-            of_element += gathers * ITEMSIZE[here.weights.dtype] if here.weights else 0
-            for holders, elements in here.buckets:
+            sharded, (gathers, scatters) = plan.sharded[use.site], plan.moves_of(use)
+            of_element = scatters * ITEMSIZE[sharded.gradients.dtype]
+            of_element += gathers * ITEMSIZE[sharded.weights.dtype] if sharded.weights else 0
+            for holders, elements in sharded.buckets:
                 groups = plan.mesh.columns // len(holders)
                 for rank in ranks:
                     runs = schedule.num_micro_batches // len(ranks)
@@ -158,10 +158,10 @@ def _summed(plan: Plan) -> Counter[Holders]:
     """Bytes of gradients and weights that are summed and gathered after the last action, by holders."""
     by_key = {replica.key: replica for replica in plan.replicas}
     by_holders: Counter[Holders] = Counter()
-    for bucket in (each for each in plan.buckets if not each.still):
+    for bucket in (bucket for bucket in plan.buckets if not bucket.still):
         num_bytes = 4 * sum(by_key[name].num_elements for name in bucket.replicas)
-        whole = 2 if not bucket.sites else int(plan.zero == 2)
-        by_holders[bucket.holders] += whole * num_bytes
+        whole_moves = 2 if not bucket.sites else int(plan.zero == 2)
+        by_holders[bucket.holders] += whole_moves * num_bytes
         for column in bucket.holders.columns if bucket.sites else ():
-            by_holders[bucket.holders.at(column)] += (2 - whole) * num_bytes // bucket.parts
+            by_holders[bucket.holders.at(column)] += (2 - whole_moves) * num_bytes // bucket.parts
     return by_holders

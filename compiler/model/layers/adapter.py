@@ -32,11 +32,11 @@ ON: dict[str, dict[str, str]] = {
 
 def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
     """The segment with frozen weights, and with adapters for the weights that `lora` names."""
-    on = ON.get(segment.kind, {})
+    targets = ON.get(segment.kind, {})
     frozen = tuple(
         replace(param, grad=False, role="frozen") if param.role == "parameter" else param for param in segment.params
     )
-    pairs = {param.name: _pair(param, lora.rank) for param in frozen if on.get(param.name) in lora.on}
+    pairs = {param.name: _pair(param, lora.rank) for param in frozen if targets.get(param.name) in lora.on}
     if not pairs:
         return replace(segment, params=frozen)
     return replace(
@@ -53,23 +53,23 @@ def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
 
     If the weight is sharded over tensor ranks, one of the two is sharded likewise: the rows of B or the columns of A.
     The other is replicated, and its gradient is the sum of those of the ranks."""
-    *stack, out, into = weight.shape
+    *stack, rows, columns = weight.shape
     in_columns = weight.split is not None and weight.split.dimension == 1
-    whole_in = into * weight.split.ranks if weight.split and in_columns else into
-    deviation = 1 / sqrt(3 * whole_in) if whole_in else 0.0  # without shared experts the width is 0
+    all_columns = columns * weight.split.ranks if weight.split and in_columns else columns
+    deviation = 1 / sqrt(3 * all_columns) if all_columns else 0.0  # without shared experts the width is 0
     split_a, split_b = (weight.split, None) if in_columns else (None, weight.split)
-    row = replace(weight, grad=True, role="parameter", decay=True)
+    base = replace(weight, grad=True, role="parameter", decay=True)
     return (
         replace(
-            row,
+            base,
             name=f"{weight.name}{A}",
-            shape=(*stack, rank, into),
+            shape=(*stack, rank, columns),
             init=deviation,
             uniform=True,
             split=split_a,
             matrices=(rank,),
         ),
-        replace(row, name=f"{weight.name}{B}", shape=(*stack, out, rank), init=0.0, uniform=False, split=split_b),
+        replace(base, name=f"{weight.name}{B}", shape=(*stack, rows, rank), init=0.0, uniform=False, split=split_b),
     )
 
 

@@ -139,8 +139,8 @@ class Place:
     def fused(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """Parameters of a product that fuses several matrices, stacked by rows, with `parts` rows of each on a rank."""
         ranks = self.slices if params and params[0].stack else self.ways
-        whole = tuple(ranks * part for part in parts)
-        return tuple(replace(param, matrices=whole) if param.matrices else param for param in params)
+        matrix_rows = tuple(ranks * part for part in parts)
+        return tuple(replace(param, matrices=matrix_rows) if param.matrices else param for param in params)
 
     def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
         """Parameters sharded by columns. Vectors, including those of experts, are replicated."""

@@ -90,8 +90,8 @@ class WithChosenEntries(WithEntries):
         scoring, rate = self._scoring(ops, p, x_TD, latent_TC), self.entries.rate
         chosen_TK = None
         if self.index.top_k:
-            most = min(self.index.top_k, self.sequence // rate)
-            chosen_TK = ops.select_keys(*scoring, self.sequence, self.index.heads, most, rate)
+            top_k = min(self.index.top_k, self.sequence // rate)
+            chosen_TK = ops.select_keys(*scoring, self.sequence, self.index.heads, top_k, rate)
         o_T = self.over(ops, p, (q_T, kv_TC, entries_EC), chosen_TK)
         sizes = self.sequence, self.index.heads, self.heads, 0, rate
         return o_T, ops.indexer_loss(*scoring, q_T, None, entries_EC, chosen_TK, *sizes)

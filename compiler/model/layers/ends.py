@@ -197,8 +197,8 @@ def _projected_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, eps: float, strea
     e_TD = ops.linear(ops.rmsnorm(e_TD, p.embedding_norm, eps), p.embedding_projection)
     width = h_TN.shape[1] // streams
     joined: Any = None
-    for left in range(streams, 0, -1):
-        h_TD, h_TN = ops.split2(h_TN, width) if left > 1 else (h_TN, None)
+    for remaining in range(streams, 0, -1):
+        h_TD, h_TN = ops.split2(h_TN, width) if remaining > 1 else (h_TN, None)
         y_TD = ops.add(e_TD, ops.linear(ops.rmsnorm(h_TD, p.hidden_norm, eps), p.hidden_projection))
         joined = y_TD if joined is None else ops.cat2(joined, y_TD)
     return (joined,)

@@ -100,13 +100,13 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
     `plain` has the stream as its first input and first output. It gets the weighted sum that the part reads."""
     if place.tensor_shard or place.model.hyper_connections is None:
         return plain
-    stream, *others = plain.inputs
+    stream, *other_inputs = plain.inputs
     settings = streams_of(place)
     return replace(
         plain,
         function=partial(_around, plain.function, streams=settings["streams"]),
         params=(*mixers(place), *plain.params),
-        inputs=(replace(stream, shape=(place.T, place.N)), *others),
+        inputs=(replace(stream, shape=(place.T, place.N)), *other_inputs),
         outputs=(*plain.outputs, *(ir.Output(name) for name in following(place))),
         constants=(*plain.constants, *settings.items()),
     )

@@ -134,8 +134,8 @@ def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:
 
 def alone(segment: ir.Segment) -> ir.Segment:
     """The segment with only the indexer trained. Other parameters keep their values and optimizer state."""
-    still = (
+    params = (
         param if param.name in PARAMETERS or param.role != "parameter" else replace(param, grad=False, role="still")
         for param in segment.params
     )
-    return replace(segment, params=tuple(still))
+    return replace(segment, params=tuple(params))

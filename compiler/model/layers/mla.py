@@ -123,8 +123,8 @@ class MlaAttention:
         if index:
             index_q, index_w = indexer.queries(ops, p, x_TD, query_latent, places_T, index, project.rotate)
             scoring = index_q, indexer.keys(ops, p, x_TD, places_T, project.rotate), index_w
-        o_T, more = self.attend(ops, q_T, kv_T, k_rope_T, scoring, places_T)
-        return ops.linear(o_T, p.out), *more
+        o_T, extras = self.attend(ops, q_T, kv_T, k_rope_T, scoring, places_T)
+        return ops.linear(o_T, p.out), *extras
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class MlaAttend:
         if self.attend.index:
             (index_q, index_w), rest_T = rest_T[:2], rest_T[2:]
             scoring = index_q, index_k, index_w
-        o_T, more = self.attend(ops, q_T, up_K, k_rope_K, scoring, placed(rest_T))
-        return ops.linear(o_T, p.out), *more
+        o_T, extras = self.attend(ops, q_T, up_K, k_rope_K, scoring, placed(rest_T))
+        return ops.linear(o_T, p.out), *extras
 
 
 # ---------------------------------------------------------------- at a place in the model

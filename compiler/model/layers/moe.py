@@ -267,8 +267,8 @@ class Router:
     padded: int = 0
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *more: Any) -> tuple[Any, ...]:
-        mixing, rest = (more[:2], more[2:]) if self.arrive.streams else ((), more)
-        real, choice_inputs = (rest[:1], rest[1:]) if self.padded else ((), rest)
+        mixing, inputs = (more[:2], more[2:]) if self.arrive.streams else ((), more)
+        real, choice_inputs = (inputs[:1], inputs[1:]) if self.padded else ((), inputs)
         residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
         logits_TE = self.score(ops, p, x_TD)
         gate_TK, expert_TK = self.choose(ops, p, logits_TE, choice_inputs)
@@ -381,7 +381,7 @@ def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[
     """How to recompute the residual, which the router and the join read. If the sums of several streams are recomputed,
     each does so for its own backward, from values that are saved in any case."""
     again = "hyper" in place.recompute and hyper.mixing(place)
-    return (ir.Remade(residual, "hyper_add", tuple(each.name for each in inputs)),) if again else ()
+    return (ir.Remade(residual, "hyper_add", tuple(argument.name for argument in inputs)),) if again else ()
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ class _OutOfStream:
     leave: Leaving
 
     def __call__(self, ops: Any, p: Any, *inputs: Any) -> tuple[Any, ...]:
-        y_TD, *more = self.part(ops, p, *inputs)
-        return self.leave(ops, p, y_TD), *more
+        y_TD, *extras = self.part(ops, p, *inputs)
+        return self.leave(ops, p, y_TD), *extras
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ def rotation(attention: Mla | Gqa) -> Rotation:
     `low` to `high`. Otherwise s falls from 1 to 0 as the number of turns of the pair in `original` tokens goes from
     `low` to `high`. The rotated columns are multiplied by `magnitude`.
     """
-    rope, whole = attention.rope, _rotated_width(attention)
-    width = whole if rope is None or rope.width is None else rope.width
+    rope, full_width = attention.rope, _rotated_width(attention)
+    width = full_width if rope is None or rope.width is None else rope.width
     if rope is None:
         return () if query_scale(attention) == 1 else (0, 0.0, *_PLAIN)
-    if rope.scaling is None and width == whole and query_scale(attention) == 1:
+    if rope.scaling is None and width == full_width and query_scale(attention) == 1:
         return ()
     return (width, rope.theta, *_frequencies(rope, width))
 

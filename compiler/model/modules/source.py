@@ -49,9 +49,9 @@ class RecordedModules:
         """Return the traced module. Raises ModuleError for sizes that the build does not have."""
         if wanted not in self.traced:
             stored = [key for key in self.traced if key.text == wanted.text]
-            have = f"{stored[0].dtype}, {stored[0].tokens} tokens" if stored else "nothing"
+            sizes = f"{stored[0].dtype}, {stored[0].tokens} tokens" if stored else "nothing"
             message = (
-                f"module {wanted.text} is needed in {wanted.dtype}, for {wanted.tokens} tokens; the build has {have}"
+                f"module {wanted.text} is needed in {wanted.dtype}, for {wanted.tokens} tokens; the build has {sizes}"
             )
             raise ModuleError(message, "compile the spec again with these sizes")
         return self.traced[wanted]

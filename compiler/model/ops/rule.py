@@ -119,8 +119,8 @@ class Rule:
     def value_names(self, op: str, occurrence: int) -> tuple[str, ...]:
         """Logical names of the outputs of the `occurrence`-th `op` of a segment: `linear_2`, `rmsnorm_0_rstd`."""
         call = f"{op}_{occurrence}"
-        alone = self.visible == 1
-        return tuple(call if alone and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
+        single = self.visible == 1
+        return tuple(call if single and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
 
 
 def are_places(tensors: tuple[Tensor | None, ...], tokens: int) -> bool:

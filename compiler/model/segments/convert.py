@@ -135,9 +135,9 @@ class Conversion:
     def _results(self, node: fx.Node) -> tuple[str, ...]:
         """The provisional names of the results of a call. A gradient that is not needed is an empty tensor."""
         meta = node.meta["val"]
-        many = isinstance(meta, tuple | list)
-        outputs = tuple(f"%{node.name}.{index}" for index in range(len(meta))) if many else (f"%{node.name}",)
-        for value, tensor in zip(outputs, meta if many else [meta], strict=True):
+        is_tuple = isinstance(meta, tuple | list)
+        outputs = tuple(f"%{node.name}.{index}" for index in range(len(meta))) if is_tuple else (f"%{node.name}",)
+        for value, tensor in zip(outputs, meta if is_tuple else [meta], strict=True):
             self.draft.tensors[value] = Tensor((0,), "float32") if tensor is None else abstract(tensor)
         self.values[node] = outputs[0]
         return outputs
@@ -148,13 +148,13 @@ class Conversion:
         if parent.target not in PARTS:
             self.values[node] = f"%{parent.name}.{index}"
             return
-        x, *more = parent.args
+        x, *extra_args = parent.args
         assert isinstance(x, fx.Node), parent.format_node()
         if parent.target == aten.unbind.int:
-            dim = int(more[0]) if more else 0  # type: ignore[arg-type]
+            dim = int(extra_args[0]) if extra_args else 0  # type: ignore[arg-type]
             self._emit_call(node, "aten.select.int", TorchCall((TENSOR, dim, index)), [x])
             return
-        dim = int(more[1]) if len(more) > 1 else 0  # type: ignore[arg-type]
+        dim = int(extra_args[1]) if len(extra_args) > 1 else 0  # type: ignore[arg-type]
         widths = [part.shape[dim] for part in parent.meta["val"]]
         self._part(node, x, dim, sum(widths[:index]), sum(widths[: index + 1]))
 

@@ -62,7 +62,7 @@ def _rewritten(joint: Joint, rewrite: Pass) -> tuple[Joint, int]:
 
 def _matches(joint: Joint, rewrite: Pass) -> Iterator[dict[str, str | Constant]]:
     """Matches of a pass in a graph for which no other node reads a value that would disappear."""
-    where = _phases(joint)
+    phase_of = _phases(joint)
     produced = {value for node in rewrite.make for value in node.outputs}
     gone = {value for node in rewrite.find for value in node.outputs} - produced
     results = {value for _, value in (*joint.outputs, *joint.gradients, *joint.weights)}
@@ -72,7 +72,7 @@ def _matches(joint: Joint, rewrite: Pass) -> Iterator[dict[str, str | Constant]]
         replaced = [
             [matched[rewrite.find.index(part)] for part in _behind(node, rewrite.find)] for node in rewrite.make
         ]
-        apart = any(len({where.get(node) for node in parts}) > 1 or between(joint, parts) for parts in replaced)
+        apart = any(len({phase_of.get(node) for node in parts}) > 1 or between(joint, parts) for parts in replaced)
         if not lost & (read | results) and (rewrite.anew or not apart):
             yield bound
 
@@ -97,9 +97,9 @@ def _bindings(
     for node in nodes:
         if node.op == first.op and node not in matched:
             for args in permutations(node.args) if node.op in COMMUTATIVE else (node.args,):
-                more = _bound(bound, (*first.args, *first.outputs), (*args, *node.outputs))
-                if more is not None:
-                    yield from _bindings(nodes, tuple(rest), more, (*matched, node))
+                extended = _bound(bound, (*first.args, *first.outputs), (*args, *node.outputs))
+                if extended is not None:
+                    yield from _bindings(nodes, tuple(rest), extended, (*matched, node))
 
 
 def _bound(
@@ -122,7 +122,7 @@ def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], b
 
     matched, fused = ([actual(node) for node in nodes] for nodes in (find, make))
     results = {value for node in matched for value in node.outputs}
-    others = [node for node in joint.nodes if not results & set(node.outputs)]
+    unfused = [node for node in joint.nodes if not results & set(node.outputs)]
     parts_of = dict(joint.parts)
     parts = tuple(
         (node, tuple(op for part in _behind(pattern, find) for op in parts_of.get(actual(part), (actual(part),))))
@@ -131,9 +131,9 @@ def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], b
     unmatched = tuple(row for row in joint.parts if row[0] not in matched)
     lost = results - {value for node in fused for value in node.outputs}
     again = tuple(value for value in joint.again if value not in lost)
-    after = replace(joint, nodes=_in_order([*others, *fused], joint), parts=(*unmatched, *parts), again=again)
-    before, now = _phases(joint), _phases(after)
-    assert all(now[node] == before[node] for node in others if node in before), "a fusion moves no other node"
+    after = replace(joint, nodes=_in_order([*unfused, *fused], joint), parts=(*unmatched, *parts), again=again)
+    old, new = _phases(joint), _phases(after)
+    assert all(new[node] == old[node] for node in unfused if node in old), "a fusion moves no other node"
     return after
 
 

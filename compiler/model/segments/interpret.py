@@ -224,10 +224,10 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
     """One node, or two views for `split2`."""
     if op != "split2":
         return [OpNode(op, args, tuple(outputs))]
-    x, at = args
-    assert isinstance(at, int)
-    end = at + tensors[outputs[1]].shape[1]
-    return [OpNode(COLUMNS, (x, 0, at), (outputs[0],)), OpNode(COLUMNS, (x, at, end), (outputs[1],))]
+    x, width = args
+    assert isinstance(width, int)
+    end = width + tensors[outputs[1]].shape[1]
+    return [OpNode(COLUMNS, (x, 0, width), (outputs[0],)), OpNode(COLUMNS, (x, width, end), (outputs[1],))]
 
 
 def interpret(segment: ir.Segment) -> Joint:

@@ -66,7 +66,7 @@ class Joint:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors of the segment's inputs."""
-        return self.arguments.inputs if self.arguments else tuple(each.name for each in self.segment.inputs)
+        return self.arguments.inputs if self.arguments else tuple(argument.name for argument in self.segment.inputs)
 
     @property
     def tangents(self) -> tuple[str, ...]:
@@ -143,12 +143,12 @@ class Draft:
         for source, value in (*self.gradients, *self.totals.items()):
             if value in inner:
                 names[value] = gradient_of(source)  # the last value whose gradient it is wins
-        taken = {*names.values(), *arguments}
+        used_names = {*names.values(), *arguments}
         occurrence: Counter[str] = Counter()
         for node in self.nodes:
             unnamed = [value for value in node.outputs if value not in names]
             stem = node.stem
-            while unnamed and f"{stem}_{occurrence[stem]}" in taken:
+            while unnamed and f"{stem}_{occurrence[stem]}" in used_names:
                 occurrence[stem] += 1
             for index, value in enumerate(unnamed):
                 suffix = f"_{index}" if len(node.outputs) > 1 else ""

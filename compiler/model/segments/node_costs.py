@@ -30,26 +30,26 @@ def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
 def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cost]]]]:
     """(function, node, [(op, cost)]) for each node, in the order of the functions. The ops of a fused node are those
     that it replaces."""
-    none, one = _SizedNodes(joint, 0), _SizedNodes(joint, 1)
+    no_rows, one_row = _SizedNodes(joint, 0), _SizedNodes(joint, 1)
     for index, phase in phases(joint).items():
         works = []
-        for node in none.parts.get(joint.nodes[index], (joint.nodes[index],)):
-            flops, moved = none.flops(node), none.moved(node)
-            more = one.flops(node) - flops, one.moved(node) - moved
-            shape, dtype = none.kernel(node)
-            works.append((node.op, ir.Cost(flops, moved, *more, shape=shape, dtype=dtype)))
+        for node in no_rows.parts.get(joint.nodes[index], (joint.nodes[index],)):
+            flops, moved = no_rows.flops(node), no_rows.moved(node)
+            per_row = one_row.flops(node) - flops, one_row.moved(node) - moved
+            shape, dtype = no_rows.kernel(node)
+            works.append((node.op, ir.Cost(flops, moved, *per_row, shape=shape, dtype=dtype)))
         yield phase, joint.nodes[index], works
     for phase, node in _made_of_no_tensor(joint):
-        shape, dtype = none.kernel(node)
-        yield phase, node, [(node.op, ir.Cost(none.flops(node), none.moved(node), shape=shape, dtype=dtype))]
+        shape, dtype = no_rows.kernel(node)
+        yield phase, node, [(node.op, ir.Cost(no_rows.flops(node), no_rows.moved(node), shape=shape, dtype=dtype))]
 
 
 def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
     """(function, node) of constants, nodes that depend on no tensor: once for each function that reads them."""
-    where, apart = phases(joint), taken_nodes(joint)
+    phase_of, apart = phases(joint), taken_nodes(joint)
     constants = apart.keys() - view_nodes(joint).keys()
     for phase in "FIW" if constants else "":
-        nodes = [joint.nodes[index] for index, node_phase in where.items() if node_phase == phase]
+        nodes = [joint.nodes[index] for index, node_phase in phase_of.items() if node_phase == phase]
         yield from ((phase, node) for node in with_taken(nodes, apart) if constants.intersection(node.outputs))
 
 
@@ -59,7 +59,7 @@ def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:
     for rows in (0, 1):
         sized = _SizedNodes(joint, rows)
         saved.append([sum(sized.moved(part) for part in parts) - sized.moved(node) for node, parts in joint.parts])
-    return {node: (none, one - none) for (node, _), none, one in zip(joint.parts, *saved, strict=True)}
+    return {node: (no_rows, one_row - no_rows) for (node, _), no_rows, one_row in zip(joint.parts, *saved, strict=True)}
 
 
 def _total(ops: tuple[tuple[str, ir.Cost], ...]) -> ir.Cost:

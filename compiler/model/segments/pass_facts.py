@@ -33,7 +33,7 @@ def has_pre(segment: Segment) -> bool:
 def joined(segment: Segment, shared: bool) -> int:
     """1 if a join adds the experts' rows to two values in turn, h and the shared experts' output (`shared`), or to one
     value (not `shared`); else 0."""
-    has_shared = any(each.name == "shared" for each in segment.inputs)
+    has_shared = any(argument.name == "shared" for argument in segment.inputs)
     apart = {"post", "factor", "mixed"} & {*dict(segment.constants)}
     # apart: the sum of the parts is normed or scaled before it is added to the residual stream
     has_pattern = has_shared and not shared if apart else has_shared == shared
@@ -52,15 +52,15 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
     """Whether a head computes its logits block by block. `trained`: with the gradient of its weight; `part`: for one
     shard of the vocabulary."""
     constants = dict(segment.constants)
-    whole = segment.kind == "head" and "logits" in segment.recompute and "cap" not in constants
-    return whole and segment.params[0].grad == trained and ("ranks" in constants) == part
+    in_blocks = segment.kind == "head" and "logits" in segment.recompute and "cap" not in constants
+    return in_blocks and segment.params[0].grad == trained and ("ranks" in constants) == part
 
 
 def scored(segment: Segment) -> bool:
     """Whether a router scores and chooses in one op, and permutes rows by its choice: without a table of tokens,
     replayed choices or padding."""
     plain = {"sqrt_softplus", "slices", "replays", "padded"}.isdisjoint(dict(segment.constants))
-    return segment.kind == "router" and plain and all(each.name != "tokens" for each in segment.inputs)
+    return segment.kind == "router" and plain and all(argument.name != "tokens" for argument in segment.inputs)
 
 
 def placed(segment: Segment) -> bool:
@@ -142,7 +142,7 @@ def latent(segment: Segment) -> dict[str, int | float | bool]:
     sizes = {name: value for name, value in segment.constants if not isinstance(value, (str, tuple))}
     if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
         return {}
-    if any(each.name == "starts" for each in segment.inputs):  # with several documents it is not fused
+    if any(argument.name == "starts" for argument in segment.inputs):  # with several documents it is not fused
         return {}
     return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
 

@@ -58,28 +58,31 @@ _ROUTING = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
 
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
     """Passes for SwiGLU and the quantisation around it. `more`: the arguments of a gated one, () for a plain one."""
-    gated, whole = bool(more), ("h", *more)
-    activation = OpNode(op, whole, ("y",)), OpNode("quantise", ("y",), ("q",))
+    gated, inputs = bool(more), ("h", *more)
+    activation = OpNode(op, inputs, ("y",)), OpNode("quantise", ("y",), ("q",))
     gradients = ("dh", *(gradient_of(name) for name in more))
     return (
         Pass(
             find=(*activation, OpNode("requantise", ("q",), ("columns",))),
-            make=(OpNode(f"{op}_quantise_requantise", whole, ("columns",)),),
+            make=(OpNode(f"{op}_quantise_requantise", inputs, ("columns",)),),
             matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
             find=(*activation, OpNode("quantise", ("h",), ("kept",))),
-            make=(OpNode(f"{op}_quantise_kept", whole, ("q", "kept")),),
+            make=(OpNode(f"{op}_quantise_kept", inputs, ("q", "kept")),),
             matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
             find=activation,
-            make=(OpNode(f"{op}_quantise", whole, ("q",)),),
+            make=(OpNode(f"{op}_quantise", inputs, ("q",)),),
             matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + activated_again(s)),
         ),
         Pass(
-            find=(OpNode(f"{op}_dgrad", ("dy", *whole), gradients), OpNode("quantise_both", ("dh",), ("q", "columns"))),
-            make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *gradients[1:])),),
+            find=(
+                OpNode(f"{op}_dgrad", ("dy", *inputs), gradients),
+                OpNode("quantise_both", ("dh",), ("q", "columns")),
+            ),
+            make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *inputs), ("q", "columns", *gradients[1:])),),
             matches=lambda segment: swiglus(segment, gated) and not biased(segment),
         ),
     )

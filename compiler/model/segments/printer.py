@@ -68,11 +68,11 @@ def _most(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[
 
 def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The pairs (bytes, bytes per row) that are the largest for some number of rows."""
-    kept: list[tuple[int, int]] = []
+    largest: list[tuple[int, int]] = []
     for point in sorted(set(points), reverse=True):
-        if max(point) > 0 and all(point[1] > other[1] for other in kept):
-            kept.append(point)
-    return tuple(kept)
+        if max(point) > 0 and all(point[1] > other[1] for other in largest):
+            largest.append(point)
+    return tuple(largest)
 
 
 # --- Calls of torch ops as Python text, and back
@@ -149,7 +149,7 @@ KernelOf = Callable[[OpNode], str | None]  # the kernel file of a node, or None 
 def aliases(parts: CutFunctions, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
     """Aliases by (op, kernel file). An op with one file keeps its name; else its sizes are appended: rmsnorm_d192."""
     pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
-    several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
+    several = {op for op, file in pairs if any(op == other_op and file != other_file for other_op, other_file in pairs)}
     with_file = sorted((op, file) for op, file in pairs if file is not None)
     return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in with_file}
 
@@ -186,8 +186,8 @@ def module_name(segment: ir.Segment) -> str:
 def module(joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> str:
     """Return the text of the module."""
     segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
-    taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
-    clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
+    reserved = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
+    clashes = {name for name in joint.tensors if name in reserved or keyword.iskeyword(name)}
     assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
     sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
     constants = " ".join(f"{name}={value!r}" for name, value in segment.constants)

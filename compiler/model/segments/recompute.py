@@ -58,15 +58,15 @@ def recomputed(joint: Joint) -> Joint:
     """The joint graph whose backward reads recomputed copies of the values that its segment recomputes."""
     if not joint.segment.recompute:
         return joint
-    where = phases(joint)
+    phase_of = phases(joint)
     remade = _remade_inputs(joint)
     tensors = joint.tensors | {value: tensor for node in remade for value, tensor in _results(joint, node)}
-    forward = [*remade, *(joint.nodes[index] for index, phase in where.items() if phase == "F")]
-    backward = {index for index, phase in where.items() if phase != "F"}
+    forward = [*remade, *(joint.nodes[index] for index, phase in phase_of.items() if phase == "F")]
+    backward = {index for index, phase in phase_of.items() if phase != "F"}
     repeated = _repeated(joint, forward, [joint.nodes[index] for index in backward])
 
-    held = _held(joint)
-    copy_of = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held}
+    held_values = _held(joint)
+    copy_of = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held_values}
     views = list(view_nodes(joint).values())
     for view in views:  # in order: a view comes before views of it
         copy_of |= {value: value + AGAIN for value in view.outputs if view.reads[0] in copy_of}
@@ -120,7 +120,7 @@ def _results(joint: Joint, node: OpNode) -> Iterable[tuple[str, Tensor]]:
 def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
     """The named nodes of the forward with a result that is not held and that the backward, or another such node,
     reads."""
-    views, held = view_nodes(joint), _held(joint)
+    views, held_values = view_nodes(joint), _held(joint)
 
     makers: dict[str, OpNode] = {}  # by result; statistics alone are not worth recomputing
     for node in forward:
@@ -128,7 +128,7 @@ def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode
         follows_parts = bool(parts) and all(base_of(views, value) in makers for value in parts)
         if follows_parts or is_named(joint.segment, node):
             results = node.outputs[: len(node.outputs) - (0 if node.call else RULES[node.op].hidden)]
-            makers |= {value: node for value in results if value not in held}
+            makers |= {value: node for value in results if value not in held_values}
     repeated: list[OpNode] = []
     todo = [value for node in backward for value in node.reads]
     while todo:

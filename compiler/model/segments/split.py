@@ -83,8 +83,8 @@ def phases(joint: Joint) -> dict[int, str]:
     again = {producer[value] for value in joint.again}
     chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
     inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
-    where = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
-    return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in apart}
+    phase_of = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
+    return {index: phase_of[index] for index in sorted(phase_of) if joint.nodes[index].outputs[0] not in apart}
 
 
 def view_nodes(joint: Joint) -> dict[str, OpNode]:
@@ -110,8 +110,8 @@ def base_of(views: Mapping[str, OpNode], value: str) -> str:
 
 def split(joint: Joint) -> CutFunctions:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
-    views, apart, where = view_nodes(joint), taken_nodes(joint), phases(joint)
-    functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
+    views, apart, phase_of = view_nodes(joint), taken_nodes(joint), phases(joint)
+    functions = {name: [joint.nodes[index] for index, phase in phase_of.items() if phase == name] for name in "FIW"}
     functions["W"] = accumulating(functions["W"], joint)
     results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
     read = {
@@ -204,11 +204,11 @@ def _sums(value: str, producer: Mapping[str, OpNode]) -> list[OpNode]:
 def with_taken(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
     """The nodes, with each view and constant (`apart`) right before the first node that reads it."""
     result: list[OpNode] = []
-    taken: set[str] = set()
+    placed: set[str] = set()
 
     def take(value: str) -> None:
-        if value in apart and value not in taken:
-            taken.update(apart[value].outputs)
+        if value in apart and value not in placed:
+            placed.update(apart[value].outputs)
             for read in apart[value].reads:
                 take(read)
             result.append(apart[value])

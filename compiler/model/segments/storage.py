@@ -82,25 +82,25 @@ def in_storage(joint: Joint) -> Joint:
 def _kept_in(joint: Joint, dtype: str) -> Joint:
     """The joint graph whose backward reads the output of attention from a copy in `dtype`. I and W each dequantise
     it."""
-    where = phases(joint)
+    phase_of = phases(joint)
     value = next(
-        node.outputs[0] for index, node in enumerate(joint.nodes) if node.op in ATTENTION and where[index] == "F"
+        node.outputs[0] for index, node in enumerate(joint.nodes) if node.op in ATTENTION and phase_of[index] == "F"
     )
-    kept, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[OpNode]()
+    copy_name, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[OpNode]()
     for index, node in enumerate(joint.nodes):
-        if where.get(index, "F") != "F" and value in node.reads:
-            again = f"{value}_{where[index]}"
+        if phase_of.get(index, "F") != "F" and value in node.reads:
+            again = f"{value}_{phase_of[index]}"
             if again not in tensors:
-                nodes.append(OpNode("dequantise", (kept,), (again,)))
+                nodes.append(OpNode("dequantise", (copy_name,), (again,)))
                 tensors[again] = tensors[value]
             node = replace(node, args=tuple(again if arg == value else arg for arg in node.args))
         nodes.append(node)
         if value in node.outputs:
-            nodes.append(OpNode("quantise", (value,), (kept,)))
+            nodes.append(OpNode("quantise", (value,), (copy_name,)))
     if len(nodes) == len(joint.nodes) + 1:  # the backward recomputes it
         return joint
-    tensors[kept] = replace(tensors[value], dtype=dtype)
-    return replace(joint, nodes=tuple(nodes), tensors=tensors, early=(*joint.early, kept))
+    tensors[copy_name] = replace(tensors[value], dtype=dtype)
+    return replace(joint, nodes=tuple(nodes), tensors=tensors, early=(*joint.early, copy_name))
 
 
 def _wide_logits(joint: Joint, dtype: str) -> Joint:
@@ -152,9 +152,9 @@ class _Products:
     def __init__(self, joint: Joint, dtype: str, weights: str, flags: tuple[str, ...]) -> None:
         self.joint, self.dtype, self.flags = joint, dtype, flags
         self.form = packed_of(dtype).form
-        where = phases(joint)
-        backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
-        self.forward = {index for index, phase in where.items() if phase == "F"}
+        phase_of = phases(joint)
+        backward = [joint.nodes[index] for index, phase in phase_of.items() if phase != "F"]
+        self.forward = {index for index, phase in phase_of.items() if phase == "F"}
         self.late = {value for node in backward for value in node.outputs}
         self.narrow = {node for node in joint.nodes if node.forward_op in PRODUCTS and not is_wide(joint, node)}
         self.wide = {value for node in backward for value in node.reads[self._operands(node) :]}
@@ -235,8 +235,8 @@ class _Products:
     def _gradient(self, value: str, by_columns: bool) -> str:
         if is_packed(self.tensors[value].dtype):  # it arrived quantised
             return self._make("requantise", value, f"{value}_columns") if by_columns else value
-        both = self.form is not None or value in self.by_columns
-        rows = self._make("quantise_both" if both else "quantise", value, f"{value}_fp8")
+        both_ways = self.form is not None or value in self.by_columns
+        rows = self._make("quantise_both" if both_ways else "quantise", value, f"{value}_fp8")
         return f"{value}_columns" if by_columns else rows
 
 

@@ -28,7 +28,7 @@ from runtime.ops import OPS
 TORCH: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "cat2": lambda a_TM, b_TN: torch.cat((a_TM, b_TN), dim=-1),
-    "split2": lambda x_TM, at: torch.split(x_TM, [at, x_TM.shape[-1] - at], dim=-1),
+    "split2": lambda x_TM, width: torch.split(x_TM, [width, x_TM.shape[-1] - width], dim=-1),
 }
 
 
@@ -105,9 +105,9 @@ def abstract(value: Any) -> Any:
 
 def _fake(rule: Rule) -> Callable[..., Any]:
     def fake(*args: Any) -> Any:
-        like = next(arg for arg in args if isinstance(arg, torch.Tensor))
+        example = next(arg for arg in args if isinstance(arg, torch.Tensor))
         tensors = rule.infer(*map(abstract, args))
-        return _one_or_all(tuple(like.new_empty(t.shape, dtype=getattr(torch, t.dtype)) for t in tensors))
+        return _one_or_all(tuple(example.new_empty(t.shape, dtype=getattr(torch, t.dtype)) for t in tensors))
 
     return fake
 
@@ -160,9 +160,9 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
                 continue
             result = getattr(torch.ops.dsc, gradient.op)(*args, like=[values[name] for name in gradient.gives])
             gradients |= zip(gradient.gives, result if isinstance(result, tuple) else (result,), strict=True)
-        called = rule.args[: len(ctx.needs_input_grad)]  # optional arguments may be left out
+        names = rule.args[: len(ctx.needs_input_grad)]  # optional arguments may be left out
         return tuple(
-            gradients.get(name) if needed else None for name, needed in zip(called, ctx.needs_input_grad, strict=True)
+            gradients.get(name) if needed else None for name, needed in zip(names, ctx.needs_input_grad, strict=True)
         )
 
     return setup_context, backward

@@ -86,34 +86,37 @@ def nanoseconds(time_s: float) -> int:
 def with_sharded(chain: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> list[ChainNode]:
     """The chain with the gathers, zeros and scatters of its segments. `sharded`: by site."""
     taking = [node for node in chain if _reads_gathered(node.instruction, sharded)]
-    gathers = [_gather(node, taking[max(0, at - 2) : max(0, at - 1)], sharded, rates) for at, node in enumerate(taking)]
+    gathers = [
+        _gather(node, taking[max(0, index - 2) : max(0, index - 1)], sharded, rates)
+        for index, node in enumerate(taking)
+    ]
     result, scattered = gathers[:1], list[ChainNode]()
     del gathers[:1]
     for node in chain:
-        i, here = node.instruction, sharded.get(node.instruction.site)
+        i, shards = node.instruction, sharded.get(node.instruction.site)
         if gathers and _reads_gathered(i, sharded):
             result.append(gathers.pop(0))
-        if here is None or i.kind != "run":
+        if shards is None or i.kind != "run":
             result.append(node)
             continue
-        gives = i.phase == "W" and not here.tensors.isdisjoint(i.params)
-        weights = weights_name(here.weights, i.phase) if here.weights else ""
+        gives = i.phase == "W" and not shards.tensors.isdisjoint(i.params)
+        weights = weights_name(shards.weights, i.phase) if shards.weights else ""
         inside = replace(
             i,
-            params_in=_places(i.params, here, here.gradients.name if i.phase == "W" else weights),
-            weights_in=_places(i.weights, here, weights),
+            params_in=_places(i.params, shards, shards.gradients.name if i.phase == "W" else weights),
+            weights_in=_places(i.weights, shards, weights),
         )
         spaces = tuple(dict.fromkeys(name for name in (*inside.weights_in, *inside.params_in) if name))
         run = replace(node, instruction=replace(inside, reads=(*i.reads, *spaces)))
         if not gives:
             result.append(run)
             continue
-        before = tuple(each.key for each in scattered[-2:-1])
-        zeros = replace(i, kind="zeros", reads=(), writes=(here.gradients,), params=(), weights=())
-        cleared_s = rates.optimizer_time_s(here.gradients.fixed_bytes)
-        scattered.append(_scatter(run, here, rates))
+        before = tuple(scatter.key for scatter in scattered[-2:-1])
+        zeros = replace(i, kind="zeros", reads=(), writes=(shards.gradients,), params=(), weights=())
+        cleared_s = rates.optimizer_time_s(shards.gradients.fixed_bytes)
+        scattered.append(_scatter(run, shards, rates))
         result += [
-            ChainNode(zeros, 0, (here.gradients,), before),
+            ChainNode(zeros, 0, (shards.gradients,), before),
             replace(run, time_ns=run.time_ns + nanoseconds(cleared_s), after=before),
             scattered[-1],
         ]
@@ -133,24 +136,24 @@ def moved_s(sharded: Sharded, kind: ReductionKind, dtype: str, rates: Rates) -> 
 
 def _reads_gathered(i: Instruction, sharded: Mapping[str, Sharded]) -> bool:
     """Whether a segment reads sharded weights."""
-    here = sharded.get(i.site)
-    if i.kind != "run" or here is None or here.weights is None:
+    shards = sharded.get(i.site)
+    if i.kind != "run" or shards is None or shards.weights is None:
         return False
-    return not here.tensors.isdisjoint(i.weights if i.phase == "W" else i.params)
+    return not shards.tensors.isdisjoint(i.weights if i.phase == "W" else i.params)
 
 
 def _places(tensors: tuple[str, ...], here: Sharded, value: str) -> tuple[str, ...]:
-    found = tuple(value if tensor in here.tensors else "" for tensor in tensors)
-    return found if any(found) else ()
+    values = tuple(value if tensor in here.tensors else "" for tensor in tensors)
+    return values if any(values) else ()
 
 
 def _gather(run: ChainNode, behind: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> ChainNode:
-    i, here = run.instruction, sharded[run.instruction.site]
-    assert here.weights is not None
-    weights = replace(here.weights, name=weights_name(here.weights, i.phase))
+    i, shards = run.instruction, sharded[run.instruction.site]
+    assert shards.weights is not None
+    weights = replace(shards.weights, name=weights_name(shards.weights, i.phase))
     start = Instruction("gather", 0, UNPLACED, i.phase, i.site)
-    time_s = moved_s(here, "all_gather", weights.dtype, rates)
-    return ChainNode(start, nanoseconds(time_s), (weights,), tuple(each.key for each in behind))
+    time_s = moved_s(shards, "all_gather", weights.dtype, rates)
+    return ChainNode(start, nanoseconds(time_s), (weights,), tuple(node.key for node in behind))
 
 
 def _scatter(run: ChainNode, here: Sharded, rates: Rates) -> ChainNode:
@@ -294,8 +297,8 @@ class Chains:
         """
         behind = tuple(node.key for node in before if node.ordered and node.instruction.phase == "I")[-1:]
         nodes = []
-        for each in self._again.get(site, ()):
-            forward = self._exchange_forward(each) if isinstance(each, Communication) else [self._run(each, "F")]
+        for step in self._again.get(site, ()):
+            forward = self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
             nodes += [replace(node, after=behind) for node in forward if node.instruction.kind != "counts"]
         return nodes
 
@@ -381,10 +384,10 @@ class Chains:
         """The gather or scatter of rows, or of their gradients, over tensor, context or sequence ranks."""
         reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
         kind = step.rows_kind(phase)
-        whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
+        num_bytes = max(buffer.fixed_bytes for buffer in (*reads, *writes))
         collective: ReductionKind = "all_gather" if kind in GATHERS else "reduce_scatter"
         among = self.rates.sharing[step.axis]
-        time_s = self.rates.fabric.reduce_s(whole, among, collective)
+        time_s = self.rates.fabric.reduce_s(num_bytes, among, collective)
         start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return ChainNode(start, nanoseconds(time_s), writes)
 
@@ -392,16 +395,16 @@ class Chains:
         if step.moves_rows:
             return [self._rows(step, "F")]
         route, maps = f"{step.site}_route", self._maps(step)
-        by = (*(b.name for b in maps), route)
+        routing = (*(b.name for b in maps), route)
         if step.kind == "combine":
-            return [self._exchange("combine", "F", step.site, (*step.inputs, *by), step.outputs, step.forwarded)]
+            return [self._exchange("combine", "F", step.site, (*step.inputs, *routing), step.outputs, step.forwarded)]
         *rows, counts = step.inputs
         *received, offsets = step.outputs
         routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets, *maps)
         announced = (counts, step.order) if step.order else (counts,)
         return [
             self._exchange("counts", "F", step.site, announced, routed),
-            self._exchange("dispatch", "F", step.site, (*rows, *by), tuple(received), step.forwarded),
+            self._exchange("dispatch", "F", step.site, (*rows, *routing), tuple(received), step.forwarded),
         ]
 
     def _maps(self, step: Communication) -> tuple[Buffer, ...]:

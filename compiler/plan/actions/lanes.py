@@ -45,23 +45,23 @@ class Jobs:
 
     def total(self, exchange: bool) -> int:
         """The least time of all jobs of a lane."""
-        return sum(time for time, other in zip(self.least, self.exchange, strict=True) if other == exchange)
+        return sum(time for time, is_exchange in zip(self.least, self.exchange, strict=True) if is_exchange == exchange)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each job, the jobs that must come after it."""
-        found: list[list[int]] = [[] for _ in self.time]
+        readers: list[list[int]] = [[] for _ in self.time]
         for job, earlier in enumerate(self.after):
-            for other in earlier:
-                found[other].append(job)
-        return tuple(map(tuple, found))
+            for predecessor in earlier:
+                readers[predecessor].append(job)
+        return tuple(map(tuple, readers))
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
         """The least time before each job can start."""
         heads: list[int] = []
         for earlier in self.after:
-            heads.append(max((heads[other] + self.least[other] for other in earlier), default=0))
+            heads.append(max((heads[predecessor] + self.least[predecessor] for predecessor in earlier), default=0))
         return tuple(heads)
 
     @cached_property
@@ -69,7 +69,7 @@ class Jobs:
         """The least time after each job's end."""
         tails = [0] * len(self)
         for job in range(len(self) - 1, -1, -1):
-            tails[job] = max((tails[other] + self.least[other] for other in self.readers[job]), default=0)
+            tails[job] = max((tails[reader] + self.least[reader] for reader in self.readers[job]), default=0)
         return tuple(tails)
 
 
@@ -99,11 +99,11 @@ class Lanes:
 
     def run(self, beside: int, between: int) -> int:
         """Run a job that takes `beside` while an exchange runs, and `between` while none does. Return its end."""
-        left = self.link - self.compute  # how long exchanges still run
-        if left >= beside or beside == between:
+        busy = self.link - self.compute  # how long exchanges still run
+        if busy >= beside or beside == between:
             self.compute += beside
-        elif left > 0:
-            self.compute += left + between * (beside - left) // beside
+        elif busy > 0:
+            self.compute += busy + between * (beside - busy) // beside
         else:
             self.compute += between
         return self.compute
@@ -125,8 +125,8 @@ def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingP
     """
     lanes, ends = Lanes(), [0] * len(jobs)
     for job in order:
-        for other in jobs.awaits[job]:
-            lanes.wait(ends[other])
+        for awaited in jobs.awaits[job]:
+            lanes.wait(ends[awaited])
         if jobs.exchange[job]:
             ends[job] = lanes.exchange(jobs.time[job])
         else:
@@ -142,9 +142,9 @@ def end_of(jobs: Jobs, order: Sequence[int]) -> int:
     ends = [0] * len(times)
     compute = link = 0
     for job in order:
-        for other in awaits[job]:
-            if ends[other] > compute:
-                compute = ends[other]
+        for awaited in awaits[job]:
+            if ends[awaited] > compute:
+                compute = ends[awaited]
         time = times[job]
         if exchange[job]:
             link = ends[job] = (link if link > compute else compute) + time
@@ -153,8 +153,8 @@ def end_of(jobs: Jobs, order: Sequence[int]) -> int:
         elif link - compute >= time:
             compute += time
         else:
-            left = link - compute
-            compute += left + least[job] * (time - left) // time
+            busy = link - compute
+            compute += busy + least[job] * (time - busy) // time
     return compute if compute > link else link
 
 
@@ -199,11 +199,11 @@ def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         order = tuple(_listed(jobs, rule))
         listed = min(listed, order, key=lambda order: end_of(jobs, order))
         yield order
-    in_vain, alone = 0, len(set(jobs.slot)) == 1
+    failures, single_slot = 0, len(set(jobs.slot)) == 1
     for seed in range(SEEDS):
         annealed = _annealed(jobs, listed, Random(seed))
-        in_vain = 0 if end_of(jobs, annealed) < end_of(jobs, listed) else in_vain + 1
-        if alone and in_vain == IN_VAIN:
+        failures = 0 if end_of(jobs, annealed) < end_of(jobs, listed) else failures + 1
+        if single_slot and failures == IN_VAIN:
             break
         listed = min(listed, annealed, key=lambda order: end_of(jobs, order))
         yield listed
@@ -218,7 +218,7 @@ def _alone(jobs: Jobs, chain: list[int]) -> Jobs:
     place = {job: index for index, job in enumerate(chain)}
 
     def within(others: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(place[other] for other in others if other in place)
+        return tuple(place[job] for job in others if job in place)
 
     return Jobs(
         time=tuple(jobs.time[job] for job in chain),
@@ -238,19 +238,19 @@ Rule = Callable[[int], tuple[int, ...]]  # job -> priority, least first
 
 def _rules(jobs: Jobs) -> Iterator[Rule]:
     """Priority rules: the longest path to the end, most exchange on it, the nearest exchange, one slot or the other."""
-    tails, links, soon = jobs.tails, [0] * len(jobs), [0] * len(jobs)
-    never = sum(jobs.time) + 1
+    tails, links, distance = jobs.tails, [0] * len(jobs), [0] * len(jobs)
+    unreachable = sum(jobs.time) + 1
     for job in range(len(jobs) - 1, -1, -1):
         later = jobs.readers[job]
         links[job] = max((links[o] + (jobs.time[o] if jobs.exchange[o] else 0) for o in later), default=0)
-        soon[job] = min((0 if jobs.exchange[o] else jobs.time[o] + soon[o] for o in later), default=never)
-    left = [sum(t for t, s in zip(jobs.time, jobs.slot, strict=True) if s == slot) for slot in jobs.slot]
+        distance[job] = min((0 if jobs.exchange[o] else jobs.time[o] + distance[o] for o in later), default=unreachable)
+    slot_time = [sum(t for t, s in zip(jobs.time, jobs.slot, strict=True) if s == slot) for slot in jobs.slot]
     yield lambda job: (-tails[job], job)
     yield lambda job: (-links[job], -tails[job], job)
-    yield lambda job: (soon[job] == never, soon[job], -tails[job], job)
-    yield lambda job: (soon[job] == never, jobs.slot[job], -tails[job], job)
-    yield lambda job: (soon[job] == never, -jobs.slot[job], -tails[job], job)
-    yield lambda job: (-left[job], -tails[job], job)
+    yield lambda job: (distance[job] == unreachable, distance[job], -tails[job], job)
+    yield lambda job: (distance[job] == unreachable, jobs.slot[job], -tails[job], job)
+    yield lambda job: (distance[job] == unreachable, -jobs.slot[job], -tails[job], job)
+    yield lambda job: (-slot_time[job], -tails[job], job)
 
 
 def _listed(jobs: Jobs, rule: Rule) -> list[int]:
@@ -271,10 +271,10 @@ def _listed(jobs: Jobs, rule: Rule) -> list[int]:
             lanes.run(jobs.time[job], jobs.least[job])
         order.append(job)
         ready.remove(job)
-        for other in jobs.readers[job]:
-            missing[other] -= 1
-            if not missing[other]:
-                ready.append(other)
+        for reader in jobs.readers[job]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
     assert len(order) == len(jobs), "a job comes after itself"
     return order
 
@@ -291,12 +291,12 @@ def _annealed(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ..
     heat, cooling = HOT * time, (COLD / HOT) ** (1 / steps)
     for _ in range(steps if least_time > least else 0):
         heat *= cooling
-        at = _below(draw, len(order))
-        low, high = _room(jobs, order, at)
+        position = _below(draw, len(order))
+        low, high = _room(jobs, order, position)
         if low == high:
             continue
-        to = low + _below(draw, high - low)
-        moved = _moved(order, at, to + (to >= at))
+        target = low + _below(draw, high - low)
+        moved = _moved(order, position, target + (target >= position))
         end = end_of(jobs, moved)
         if end <= time or draw.random() < math.exp((time - end) / heat):
             order, time = moved, end
@@ -320,9 +320,9 @@ def _settled(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
     """The order with jobs that free memory moved as early as possible without a later end."""
     settled, time = list(order), end_of(jobs, order)
     for job in (job for job in order if jobs.early[job]):
-        at = settled.index(job)
-        low, _ = _room(jobs, settled, at)
-        candidates = (_moved(settled, at, to) for to in range(low, at, 1 + (at - low) // 8))
+        position = settled.index(job)
+        low, _ = _room(jobs, settled, position)
+        candidates = (_moved(settled, position, target) for target in range(low, position, 1 + (position - low) // 8))
         settled = next((moved for moved in candidates if end_of(jobs, moved) <= time), settled)
     return tuple(settled)
 
@@ -334,10 +334,14 @@ def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
     """
     result, time = list(order), end_of(jobs, order)
     for job in (job for job in order if jobs.exchange[job] and jobs.awaits[job]):
-        at = result.index(job)
-        if result[at - 1] in jobs.awaits[job]:
-            _, high = _room(jobs, result, at)
-            later = (_moved(result, at, to) for to in range(at + 1, high + 1) if not jobs.exchange[result[to]])
+        position = result.index(job)
+        if result[position - 1] in jobs.awaits[job]:
+            _, high = _room(jobs, result, position)
+            later = (
+                _moved(result, position, target)
+                for target in range(position + 1, high + 1)
+                if not jobs.exchange[result[target]]
+            )
             result = next((moved for moved in later if end_of(jobs, moved) <= time), result)
     return tuple(result)
 

@@ -81,9 +81,9 @@ def read(text: str, key: str, jobs: Jobs) -> Order | None:
         return None
     if sorted(order) != list(range(len(jobs))) or entry(key, order) != text:
         return None
-    place = {job: at for at, job in enumerate(order)}
-    right = all(place[other] < place[job] for job, earlier in enumerate(jobs.after) for other in earlier)
-    return order if right else None
+    place = {job: position for position, job in enumerate(order)}
+    is_valid = all(place[predecessor] < place[job] for job, earlier in enumerate(jobs.after) for predecessor in earlier)
+    return order if is_valid else None
 
 
 def _digest(text: str) -> str:
@@ -98,37 +98,39 @@ Placed = tuple[int, ChainNode]  # (slot, node)
 def interleave(chains: Sequence[Sequence[ChainNode]], orders: Orders) -> list[Placed]:
     """One order of all instructions, each with its slot. Deterministic; the order depends only on the nodes."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
-    held = [each for each in placed if each[1].ordered]
+    nodes = [pair for pair in placed if pair[1].ordered]
     jobs = jobs_of(chains)
     order = _early_exchanges(jobs, orders.best(jobs))
-    beside = [each for each in placed if not each[1].ordered]
-    return _with_beside([held[job] for job in order], beside)
+    beside = [pair for pair in placed if not pair[1].ordered]
+    return _with_beside([nodes[job] for job in order], beside)
 
 
 def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
     """The segments and exchanges of chains that are ordered together."""
-    held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
-    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
-    place = {(slot, *node.key): job for job, (slot, node) in enumerate(held)}
+    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(nodes) for buffer in node.writes}
+    place = {(slot, *node.key): job for job, (slot, node) in enumerate(nodes)}
     adding: dict[str, list[int]] = defaultdict(list)  # jobs that add to a tensor, or to scattered gradients of a site
     after: list[set[int]] = []
-    for job, (slot, node) in enumerate(held):
+    for job, (slot, node) in enumerate(nodes):
         i = node.instruction
         after.append({maker[slot, name] for name in i.reads if (slot, name) in maker})
         after[job] |= {place[slot, *key] for key in node.after}
         if i.phase == "W":
             for name in (f"scatter {i.site}",) if i.kind == "scatter" else i.params:
                 adding[name].append(job)
-    awaits = [{other for other in earlier if held[other][1].exchanges} for earlier in after]
+    awaits = [{predecessor for predecessor in earlier if nodes[predecessor][1].exchanges} for earlier in after]
     for first, second in (pair for group in adding.values() for pair in pairwise(group)):
         after[second].add(first)
-    time, between = paces([node for _, node in held], len(chains))
+    time, between = paces([node for _, node in nodes], len(chains))
     return Jobs(
         time=time,
         between=() if between == time else between,
-        exchange=tuple(node.exchanges for _, node in held),
-        slot=tuple(slot for slot, _ in held),
-        early=tuple(node.key[:2] == ("run", "W") for _, node in held),  # the last reader of values that a forward saved
+        exchange=tuple(node.exchanges for _, node in nodes),
+        slot=tuple(slot for slot, _ in nodes),
+        early=tuple(
+            node.key[:2] == ("run", "W") for _, node in nodes
+        ),  # the last reader of values that a forward saved
         after=tuple(tuple(sorted(earlier)) for earlier in after),
         awaits=tuple(tuple(sorted(exchanges)) for exchanges in awaits),
     )
@@ -154,12 +156,12 @@ def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
     """
     result: list[int] = []
     for job in order:
-        at = len(result)
+        position = len(result)
         if jobs.exchange[job] and not jobs.awaits[job]:
             stay = set(jobs.after[job])
-            while at and result[at - 1] not in stay and not jobs.exchange[result[at - 1]]:
-                at -= 1
-        result.insert(at, job)
+            while position and result[position - 1] not in stay and not jobs.exchange[result[position - 1]]:
+                position -= 1
+        result.insert(position, job)
     return result
 
 
@@ -223,11 +225,11 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[
         needed = [(slot, key) for key in node.after]
         needed += [makers[slot, name] for name in node.instruction.reads if (slot, name) in makers]
         for key in needed:
-            scatters = [each for each in pending if is_scatter(each)]
+            scatters = [exchange for exchange in pending if is_scatter(exchange)]
             ended = scatters[: scatters.index(key) + 1] if key in scatters else [key]
-            for each in ended:
-                if each in pending:
-                    wait(each)
+            for exchange in ended:
+                if exchange in pending:
+                    wait(exchange)
         instruction = replace(node.instruction, slot=slot, action=actions[slot])
         result.append(instruction)
         if node.exchanges:
@@ -268,8 +270,8 @@ def _behind(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Mapping[int, in
     """By the job that produces a message, the time of the message on the link."""
     if not any(sends_ns):
         return {}
-    held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
-    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
+    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(nodes) for buffer in node.writes}
     sends: dict[int, int] = {}
     for slot, (chain, time_ns) in enumerate(zip(chains, sends_ns, strict=True)):
         for node in chain if time_ns else ():

@@ -74,20 +74,20 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
         if node[heaviest] <= node.mean() * (1 + CLOSE):
             break
         order = np.argsort(node, kind="stable")
-        others = order[order != heaviest][:partners]
-        here = heaviest * per_node + np.arange(per_node)
-        there = (others[:, None] * per_node + np.arange(per_node)).reshape(-1)
-        mine, theirs = devices[here].reshape(-1), devices[there].reshape(-1)
+        lighter_nodes = order[order != heaviest][:partners]
+        heavy = heaviest * per_node + np.arange(per_node)
+        light = (lighter_nodes[:, None] * per_node + np.arange(per_node)).reshape(-1)
+        mine, theirs = devices[heavy].reshape(-1), devices[light].reshape(-1)
         work.spend(mine.size * theirs.size)
         moved = share[mine][:, None] - share[theirs][None, :]
-        from_device, to_device = np.repeat(device[here], layout.slots), np.repeat(device[there], layout.slots)
-        after = np.maximum(node[heaviest] - moved, np.repeat(node[others], items) + moved)
+        from_device, to_device = np.repeat(device[heavy], layout.slots), np.repeat(device[light], layout.slots)
+        after = np.maximum(node[heaviest] - moved, np.repeat(node[lighter_nodes], items) + moved)
         heavier = np.maximum(from_device[:, None] - moved, to_device[None, :] + moved)
         after[heavier > limit] = np.inf
         i, j = np.unravel_index(int(after.argmin()), after.shape)
         if after[i, j] >= node[heaviest] * (1 - STEP):
             break
-        a, b = (here[i // layout.slots], i % layout.slots), (there[j // layout.slots], j % layout.slots)
+        a, b = (heavy[i // layout.slots], i % layout.slots), (light[j // layout.slots], j % layout.slots)
         devices[a], devices[b] = devices[b], devices[a]
     return devices
 
@@ -132,12 +132,12 @@ def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) ->
         if best is not None and (least >= best[0] * (1 - CLOSE) or number * layout.experts >= MAX_PLACED * 2):
             break
         nodes = [solve(groups) for groups in way]
-        found = max(heaviest for heaviest, _ in nodes), np.concatenate([physical for _, physical in nodes])
-        if best is None or found[0] < best[0]:
-            best = found
+        candidate = max(heaviest for heaviest, _ in nodes), np.concatenate([physical for _, physical in nodes])
+        if best is None or candidate[0] < best[0]:
+            best = candidate
     assert best is not None
-    everything = len(ways) == _num_ways(layout)
-    return best[1], ways[0][0] if everything else lower_bound(load, layout, grouped=True)
+    all_ways = len(ways) == _num_ways(layout)
+    return best[1], ways[0][0] if all_ways else lower_bound(load, layout, grouped=True)
 
 
 def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, ...]]:
@@ -145,21 +145,22 @@ def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, .
     if _num_ways(layout) <= MAX_WAYS:
         return list(_all(tuple(range(layout.groups)), layout.groups // layout.nodes))
     group = load.reshape(layout.groups, -1).sum(axis=1)
-    even = pack(group, layout.nodes, float(group.sum()) / layout.nodes, WorkLeft(work // 4)).bins
+    even_bins = pack(group, layout.nodes, float(group.sum()) / layout.nodes, WorkLeft(work // 4)).bins
     return list(
         dict.fromkeys(
-            tuple(sorted(map(tuple, np.sort(bins, axis=1).tolist()))) for bins in (even, packed(group, layout.nodes))
+            tuple(sorted(map(tuple, np.sort(bins, axis=1).tolist())))
+            for bins in (even_bins, packed(group, layout.nodes))
         )
     )
 
 
 def _num_ways(layout: ExpertLayout) -> int:
     """The number of ways to share out the groups, or MAX_WAYS + 1 if there are more than MAX_WAYS."""
-    each = layout.groups // layout.nodes
-    count, left = 1, layout.groups
-    while left and count <= MAX_WAYS:
-        count *= comb(left - 1, each - 1)
-        left -= each
+    per_node = layout.groups // layout.nodes
+    count, remaining = 1, layout.groups
+    while remaining and count <= MAX_WAYS:
+        count *= comb(remaining - 1, per_node - 1)
+        remaining -= per_node
     return min(count, MAX_WAYS + 1)
 
 
@@ -169,9 +170,9 @@ def _all(groups: Groups, each: int) -> Iterator[tuple[Groups, ...]]:
         yield ()
         return
     first, *rest = groups
-    for others in combinations(rest, each - 1):
-        for ways in _all(tuple(g for g in rest if g not in others), each):
-            yield ((first, *others), *ways)
+    for companions in combinations(rest, each - 1):
+        for ways in _all(tuple(g for g in rest if g not in companions), each):
+            yield ((first, *companions), *ways)
 
 
 # --- layer search
@@ -223,8 +224,8 @@ def place_layer(
     bound = _over_mean(lower_bound(load, layout), load, layout)
     grouped = free = None
     if layout.groups_divide and rule != "ignore":
-        found, least = on_nodes(load, layout, _free, WORK // 2)
-        grouped = _best(load, layout, [found, published[0]])
+        placement, least = on_nodes(load, layout, _free, WORK // 2)
+        grouped = _best(load, layout, [placement, published[0]])
     if rule == "keep":
         bound = max(bound, _over_mean(least, load, layout))
         best_published = balance_of(load, published[0], layout)
@@ -266,8 +267,8 @@ def _preferred(
     """`other` if it is hardly worse than `first`, and better than the greedy algorithm if `first` is."""
     reached, ours = balance_of(load, first, layout), balance_of(load, other, layout)
     improves = ours.device < published.device * (1 - STEP) or reached.device >= published.device * (1 - STEP)
-    good = ours.device <= reached.device * tolerance and _order(ours) <= _order(published)
-    return other if good and improves else first
+    is_close = ours.device <= reached.device * tolerance and _order(ours) <= _order(published)
+    return other if is_close and improves else first
 
 
 def _over_mean(tokens: float, load: Floats, layout: ExpertLayout) -> float:

@@ -147,16 +147,16 @@ def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
 
 def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
     """The moves that turn the placement `now` into `physical`, in the order of experts."""
-    sources, targets = ((np.argsort(each) // layout.slots).tolist() for each in (now, physical))
+    sources, targets = ((np.argsort(placement) // layout.slots).tolist() for placement in (now, physical))
     pairs = enumerate(zip(sources, targets, strict=True))
     return tuple(ExpertMove(expert, source, target) for expert, (source, target) in pairs if source != target)
 
 
 def _held(physical: Ints, layout: ExpertLayout) -> Ints:
     """[device, expert] → 1 if the device has the expert, else 0."""
-    held = np.zeros((layout.devices, layout.experts), dtype=np.int64)
-    held[np.arange(layout.experts) // layout.slots, physical] = 1
-    return held
+    has_expert = np.zeros((layout.devices, layout.experts), dtype=np.int64)
+    has_expert[np.arange(layout.experts) // layout.slots, physical] = 1
+    return has_expert
 
 
 def _matched(alike: Ints) -> list[tuple[int, int]]:
@@ -214,16 +214,16 @@ def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRou
         return Copies(0.0, 0.0, 0.0, 0.0)
     chosen = np.minimum(1.0, load / total * routing.top_k)  # probability that a token chooses each expert
     of_groups = _group_probabilities(chosen, layout, routing)
-    here = np.zeros((parts, layout.experts))  # [part, expert] → that probability if the part has the expert, else 0
-    here[np.arange(layout.experts) // (layout.experts // parts), physical] = chosen[physical]
+    on_part = np.zeros((parts, layout.experts))  # [part, expert] → that probability if the part has the expert, else 0
+    on_part[np.arange(layout.experts) // (layout.experts // parts), physical] = chosen[physical]
     size = layout.experts // layout.groups
     of_experts = np.repeat(of_groups, size)
-    within = np.divide(here, of_experts, out=np.zeros_like(here), where=of_experts > 0)  # if the group is chosen
+    within = np.divide(on_part, of_experts, out=np.zeros_like(on_part), where=of_experts > 0)  # if the group is chosen
     missed = 1.0 - of_groups * (1.0 - (1.0 - within).reshape(parts, layout.groups, size).prod(axis=2))
     reached = 1.0 - missed.prod(axis=1)
-    least, most = float(here.max(axis=1).sum()), float(np.minimum(1.0, here.sum(axis=1)).sum())
-    whole = parts == layout.nodes and keeps_groups(physical, layout)  # then a token goes to no more nodes than groups
-    most = min(most, routing.top_k, *([routing.top_groups] if whole else []))
+    least, most = float(on_part.max(axis=1).sum()), float(np.minimum(1.0, on_part.sum(axis=1)).sum())
+    grouped = parts == layout.nodes and keeps_groups(physical, layout)  # then a token goes to no more nodes than groups
+    most = min(most, routing.top_k, *([routing.top_groups] if grouped else []))
     return Copies(min(float(reached.sum()), most), least, most, float(reached.max()))
 
 

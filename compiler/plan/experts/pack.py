@@ -85,13 +85,13 @@ def lower_bound(load: Floats, layout: ExpertLayout, grouped: bool = False) -> fl
 
 def _sharing(load: Floats, layout: ExpertLayout) -> float:
     """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, with the lightest experts at best."""
-    places, whole = layout.slots, np.sort(load)[::-1]
-    light = np.concatenate([[0.0], np.cumsum(whole[::-1])])
+    places, loads = layout.slots, np.sort(load)[::-1]
+    light = np.concatenate([[0.0], np.cumsum(loads[::-1])])
     best = 0.0
     for j in range(min(places, MAX_DEPTH)):
-        if j * layout.devices >= len(whole):
+        if j * layout.devices >= len(loads):
             break
-        heavy = whole[max(0, j * layout.devices - j) : j * layout.devices + 1].sum()  # the j + 1 lightest of those
+        heavy = loads[max(0, j * layout.devices - j) : j * layout.devices + 1].sum()  # the j + 1 lightest of those
         best = max(best, float(heavy + light[places - j - 1]))
     return best
 
@@ -147,9 +147,9 @@ def quick(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Pack
         return _packing(weights, np.arange(len(weights), dtype=np.int64).reshape(num_bins, places))
     best: Packing | None = None
     for start in (packed, differenced):
-        found = descended(weights, start(weights, num_bins), target, work)
-        if best is None or found.heaviest < best.heaviest * (1 - STEP):
-            best = found
+        packing = descended(weights, start(weights, num_bins), target, work)
+        if best is None or packing.heaviest < best.heaviest * (1 - STEP):
+            best = packing
         if best.heaviest <= target * (1 + CLOSE):
             break
     assert best is not None
@@ -203,22 +203,22 @@ def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Pac
         chosen = random.permutation(num_bins)[: SHUFFLED - 1]
         chosen = np.unique(np.append(chosen, weights[bins].sum(axis=1).argmax()))
         bins[chosen] = random.permutation(bins[chosen].reshape(-1)).reshape(len(chosen), places)
-        found = descended(weights, bins, target, work)
-        if found.heaviest <= best.heaviest:
-            best = found
+        packing = descended(weights, bins, target, work)
+        if packing.heaviest <= best.heaviest:
+            best = packing
     return best
 
 
 def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work: WorkLeft) -> bool:
     """Make the best exchange of one item of the heaviest bin; returns whether one helps."""
-    near = _partners(sums, heaviest, bins.shape[1] ** 2)
-    mine, theirs = weights[bins[heaviest]], weights[bins[near]]
-    found = _best(mine, theirs, sums[heaviest], sums[near], work)
-    if found is None:
+    partners = _partners(sums, heaviest, bins.shape[1] ** 2)
+    mine, theirs = weights[bins[heaviest]], weights[bins[partners]]
+    exchange = _best(mine, theirs, sums[heaviest], sums[partners], work)
+    if exchange is None:
         return False
-    i, b, j = found
-    other = near[b]
-    bins[heaviest, i], bins[other, j] = bins[other, j], bins[heaviest, i]
+    i, b, j = exchange
+    partner = partners[b]
+    bins[heaviest, i], bins[partner, j] = bins[partner, j], bins[heaviest, i]
     return True
 
 
@@ -229,20 +229,20 @@ def _exchange_two(
     first, second = pairs
     if bins.shape[1] < 4 or len(first) ** 2 > MAX_EXCHANGES:
         return False
-    near = _partners(sums, heaviest, len(first) ** 2)
+    partners = _partners(sums, heaviest, len(first) ** 2)
     values = weights[bins]
-    pairs_here, pairs_there = (
+    my_pairs, their_pairs = (
         values[heaviest][first] + values[heaviest][second],
-        values[near][:, first] + values[near][:, second],
+        values[partners][:, first] + values[partners][:, second],
     )
-    found = _best(pairs_here, pairs_there, sums[heaviest], sums[near], work)
-    if found is None:
+    exchange = _best(my_pairs, their_pairs, sums[heaviest], sums[partners], work)
+    if exchange is None:
         return False
-    i, b, j = found
-    here, there = (first[i], second[i]), (first[j], second[j])
-    other = near[b]
-    for mine, theirs in zip(here, there, strict=True):
-        bins[heaviest, mine], bins[other, theirs] = bins[other, theirs], bins[heaviest, mine]
+    i, b, j = exchange
+    my_pair, their_pair = (first[i], second[i]), (first[j], second[j])
+    partner = partners[b]
+    for mine, theirs in zip(my_pair, their_pair, strict=True):
+        bins[heaviest, mine], bins[partner, theirs] = bins[partner, theirs], bins[heaviest, mine]
     return True
 
 

@@ -91,19 +91,21 @@ class Overall:
 def overall(rows: Sequence[LayerRow]) -> Overall:
     """The balance of all layers together; 1 if there is no load."""
     busiest = [row.busiest for row in rows]
-    mean = sum(each.mean for each in busiest)
+    mean = sum(tokens.mean for tokens in busiest)
     if mean == 0:
         return Overall(1.0, 1.0, 1.0, 1.0, None)
     groups_whole = None
     if any(row.groups_whole for row in rows):
         pairs = zip(rows, busiest, strict=True)
-        kept = (each.after if row.groups_whole is None else row.groups_whole.device * each.mean for row, each in pairs)
-        groups_whole = sum(kept) / mean
+        loads = (
+            tokens.after if row.groups_whole is None else row.groups_whole.device * tokens.mean for row, tokens in pairs
+        )
+        groups_whole = sum(loads) / mean
     return Overall(
-        before=sum(each.before for each in busiest) / mean,
-        greedy=sum(each.greedy for each in busiest) / mean,
-        after=sum(each.after for each in busiest) / mean,
-        bound=sum(row.found.bound * each.mean for row, each in zip(rows, busiest, strict=True)) / mean,
+        before=sum(tokens.before for tokens in busiest) / mean,
+        greedy=sum(tokens.greedy for tokens in busiest) / mean,
+        after=sum(tokens.after for tokens in busiest) / mean,
+        bound=sum(row.found.bound * tokens.mean for row, tokens in zip(rows, busiest, strict=True)) / mean,
         groups_whole=groups_whole,
     )
 
@@ -128,16 +130,16 @@ def document(rows: Sequence[LayerRow]) -> dict[str, Any]:
 
 
 def _layer_value(row: LayerRow) -> dict[str, Any]:
-    found = row.found
+    placement = row.found
     return {
         "layer": row.layer,
-        "physical_to_logical": found.physical.tolist(),
-        "balance": _balance_value(found.balance),
+        "physical_to_logical": placement.physical.tolist(),
+        "balance": _balance_value(placement.balance),
         "before": _balance_value(row.before),
-        "greedy": _balance_value(found.greedy),
-        "bound": found.bound,
-        "gap": found.gap,
-        "groups_kept": found.keeps_groups,
+        "greedy": _balance_value(placement.greedy),
+        "bound": placement.bound,
+        "gap": placement.gap,
+        "groups_kept": placement.keeps_groups,
         "groups_whole": None if row.groups_whole is None else _balance_value(row.groups_whole),
         "moves": [[move.expert, move.source, move.destination] for move in row.moved],
         "links": None if row.traffic is None else _traffic_value(row.traffic),
@@ -211,11 +213,11 @@ def place_all(
 
 def _row(task: LayerTask, rule: GroupRule) -> LayerRow:
     load, layout, current = task.load, task.layout, task.current
-    found = place_layer(load, layout, rule, current, task.steady)
-    before, moved = balance_of(load, current, layout), moves(current, found.physical, layout)
-    traffic = None if task.routing is None else _traffic(task, task.routing, found)
-    groups_whole = None if found.whole is None else balance_of(load, found.whole, layout)
-    return LayerRow(task.layer, load, layout, found, current, before, moved, traffic, groups_whole)
+    placement = place_layer(load, layout, rule, current, task.steady)
+    before, moved = balance_of(load, current, layout), moves(current, placement.physical, layout)
+    traffic = None if task.routing is None else _traffic(task, task.routing, placement)
+    groups_whole = None if placement.whole is None else balance_of(load, placement.whole, layout)
+    return LayerRow(task.layer, load, layout, placement, current, before, moved, traffic, groups_whole)
 
 
 def _traffic(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> TokenTraffic:

@@ -54,13 +54,13 @@ def _layers(document: Any) -> dict[str, LayerPlacement]:
     rows = document["layers"]
     if not isinstance(rows, list) or len(rows) > MAX_LAYERS:
         raise PlacementError(f"`layers` must be a list of at most {MAX_LAYERS:,} layers")
-    found: dict[str, LayerPlacement] = {}
+    layers: dict[str, LayerPlacement] = {}
     for row in rows:
         layer = _layer(row)
-        if layer.layer in found:
+        if layer.layer in layers:
             raise PlacementError(f"{layer.layer} is listed twice")
-        found[layer.layer] = layer
-    return found
+        layers[layer.layer] = layer
+    return layers
 
 
 def _layer(row: Any) -> LayerPlacement:

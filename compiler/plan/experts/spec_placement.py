@@ -17,9 +17,9 @@ from dsl.schema import Moe, Spec
 def layers_with_experts(spec: Spec) -> tuple[tuple[str, Moe], ...]:
     """The layers with experts, in the order of a run's load.json. The MTP block, with the last layer's MoE, is last."""
     model = spec.model
-    found = [(f"layers.{index}", model.ffn(index)) for index in range(model.num_layers)]
-    found += [("mtp.0", model.ffn(model.num_layers - 1))] if model.mtp else []
-    return tuple((name, ffn) for name, ffn in found if isinstance(ffn, Moe))
+    layers = [(f"layers.{index}", model.ffn(index)) for index in range(model.num_layers)]
+    layers += [("mtp.0", model.ffn(model.num_layers - 1))] if model.mtp else []
+    return tuple((name, ffn) for name, ffn in layers if isinstance(ffn, Moe))
 
 
 def layout_of(
@@ -44,8 +44,8 @@ def layout_of(
 def routing_of(spec: Spec, ffn: Moe) -> TokenRouting:
     """How tokens choose experts, and the bytes of a copy's row to the experts and back."""
     precision, hidden = spec.precision, spec.model.hidden
-    there_and_back = sent_bytes(precision.dispatch, precision) + sent_bytes(precision.combine, precision)
-    return TokenRouting(ffn.top_k, ffn.top_groups, round(hidden * there_and_back))
+    row_bytes = sent_bytes(precision.dispatch, precision) + sent_bytes(precision.combine, precision)
+    return TokenRouting(ffn.top_k, ffn.top_groups, round(hidden * row_bytes))
 
 
 # --- spec placement
@@ -67,8 +67,8 @@ def _fitted(spec: Spec, layers: Mapping[str, LayerPlacement], num_ranks: int) ->
     wanted = dict(layers_with_experts(spec))
     if missing := [name for name in wanted if name not in layers]:
         raise PlacementError(f"{missing[0]} is missing, but it has experts to place")
-    if strange := [name for name in layers if name not in wanted]:
-        raise PlacementError(f"the model has no experts in {strange[0]}")
+    if extra := [name for name in layers if name not in wanted]:
+        raise PlacementError(f"the model has no experts in {extra[0]}")
     for name, ffn in wanted.items():
         _check(layers[name], ffn.experts, num_ranks)
     return ExpertPlacement({name: layers[name] for name in wanted})

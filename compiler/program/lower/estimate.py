@@ -47,19 +47,21 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
     for stage in range(len(plan.stages)):
         kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
         times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
-        alone.append(max(times, key=lambda one: sum(one.values())))
+        alone.append(max(times, key=lambda by_kind: sum(by_kind.values())))
     rank = _common_rank(plan, alone)
     stages = plan.stages_of(rank)
     gained = {}
-    both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
+    stage_pairs = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
-        together = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in both)
-        apart = sum(_time(lowering, messages, rank, each) for a, b in both for each in ((first, a), (second, b)))
+        together = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in stage_pairs)
+        apart = sum(_time(lowering, messages, rank, side) for a, b in stage_pairs for side in ((first, a), (second, b)))
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
     F, B, I, W = means = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
-    weights = [[_ms(times[kind]) / (each or 1) for kind, each in zip(KINDS, means, strict=True)] for times in alone]
+    weights = [
+        [_ms(times[kind]) / (mean_ms or 1) for kind, mean_ms in zip(KINDS, means, strict=True)] for times in alone
+    ]
     return Costs(
         F=F,
         B=B,
@@ -108,16 +110,19 @@ def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side]
 def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Side, Side], Fraction]) -> list[int]:
     """A label for each stage. Stages with equal weights and pairs share a label, unless they are on one rank."""
     between: dict[tuple[int, int], list[tuple[str, str, Fraction]]] = defaultdict(list)
-    for (kind, stage), (other_kind, other) in sorted(shares):
-        share = shares[(kind, stage), (other_kind, other)]
-        between[stage, other].append((kind, other_kind, share))
-        if stage != other:
-            between[other, stage].append((other_kind, kind, share))
+    for (kind, stage), (other_kind, other_stage) in sorted(shares):
+        share = shares[(kind, stage), (other_kind, other_stage)]
+        between[stage, other_stage].append((kind, other_kind, share))
+        if stage != other_stage:
+            between[other_stage, stage].append((other_kind, kind, share))
     keys: list[object] = []
     for stage, weight in enumerate(stages):
-        held = sorted(plan.stages_of(plan.ranks_of_stage(stage)[0]))
-        with_others = [(held.index(other), stages[other], tuple(between[stage, other])) for other in held]
-        keys.append((held.index(stage), weight, tuple(with_others)))
+        stages_of_rank = sorted(plan.stages_of(plan.ranks_of_stage(stage)[0]))
+        with_others = [
+            (stages_of_rank.index(other_stage), stages[other_stage], tuple(between[stage, other_stage]))
+            for other_stage in stages_of_rank
+        ]
+        keys.append((stages_of_rank.index(stage), weight, tuple(with_others)))
     alike = list(dict.fromkeys(keys))
     return [alike.index(key) + 1 for key in keys]
 
@@ -127,9 +132,9 @@ def _labelled(
 ) -> tuple[tuple[Side, Side, Fraction], ...] | None:
     """The shares by label; None if pairs with the same labels have different shares."""
     by_labels: dict[tuple[Side, Side], Fraction] = {}
-    for ((kind, stage), (other_kind, other)), share in shares.items():
-        one, two = sorted(((kind, labels[stage]), (other_kind, labels[other])))
-        if by_labels.setdefault((one, two), share) != share:
+    for ((kind, stage), (other_kind, other_stage)), share in shares.items():
+        first, second = sorted(((kind, labels[stage]), (other_kind, labels[other_stage])))
+        if by_labels.setdefault((first, second), share) != share:
             return None
     return tuple((*pair, share) for pair, share in sorted(by_labels.items()))
 
@@ -275,7 +280,9 @@ def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tu
                 continue  # copies use neither lane
             times_of_body = lanes[body.name, kind]
             kinds[_kinds(body)].append((counts[body.name], times_of_body))
-            slowest[body.name] = max(slowest.get(body.name, times_of_body), times_of_body, key=lambda one: one.end)
+            slowest[body.name] = max(
+                slowest.get(body.name, times_of_body), times_of_body, key=lambda lane_times: lane_times.end
+            )
     return Overlap(
         tuple(sorted(slowest.items())),
         tuple((kind, _sum(kinds[kind])) for kind in sorted(kinds, key=lambda kind: (len(kind), kind))),

@@ -80,29 +80,31 @@ def reductions_of(plan: Plan, steps: Sequence[Sequence[Step]]) -> tuple[tuple[Re
     for bucket in plan.buckets:
         if bucket.is_reduced:
             shared[bucket.holders.pipeline_ranks].add(bucket.stages)
-    whole = [_last_weight_gradients(row, plan.stages_of(rank)) for rank, row in enumerate(steps)]
+    last_steps = [_last_weight_gradients(row, plan.stages_of(rank)) for rank, row in enumerate(steps)]
     reductions: list[list[Reduction]] = [[] for _ in steps]
     for ranks, groups in sorted(shared.items()):
-        places = {g: {rank: max(whole[rank].get(s, 0) for s in g) for rank in ranks} for g in groups}
-        left = {g: min(len(steps[rank]) - at for rank, at in of_rank.items()) for g, of_rank in places.items()}
+        places = {g: {rank: max(last_steps[rank].get(s, 0) for s in g) for rank in ranks} for g in groups}
+        steps_left = {
+            g: min(len(steps[rank]) - index for rank, index in of_rank.items()) for g, of_rank in places.items()
+        }
         after = dict.fromkeys(ranks, 0)
-        for stages in sorted(groups, key=lambda g: (-left[g], g)):
+        for stages in sorted(groups, key=lambda g: (-steps_left[g], g)):
             for rank in ranks:
                 earliest = places[stages][rank] if plan.overlap_reduce else len(steps[rank]) - 1
                 after[rank] = max(after[rank], earliest)
                 reductions[rank].append(Reduction(after[rank], stages))
-    return tuple(tuple(sorted(row, key=lambda each: each.after)) for row in reductions)
+    return tuple(tuple(sorted(row, key=lambda reduction: reduction.after)) for row in reductions)
 
 
 def _last_weight_gradients(steps: Sequence[Step], stages: Collection[int]) -> dict[int, int]:
     """By stage, the index of the last step that adds to its gradients."""
     missing, last = set(stages), dict[int, int]()
-    for at in range(len(steps) - 1, -1, -1):
+    for index in range(len(steps) - 1, -1, -1):
         if not missing:
             break
-        for action in actions_of(steps[at]):
+        for action in actions_of(steps[index]):
             if action.kind in "BW" and action.stage in missing:
-                last[action.stage] = at
+                last[action.stage] = index
                 missing.remove(action.stage)
     return last
 
@@ -269,9 +271,9 @@ class Lowering:
         bodies: dict[BodyName, Body] = {}
         peers_of: dict[str, Peers] = {}
         turn = schedule.turn
-        ways = [(name, tuple([k >= turn for k in micro_batches])) for name, micro_batches in calls]
+        directions = [(name, tuple([k >= turn for k in micro_batches])) for name, micro_batches in calls]
         # The peers of a body depend only on the directions of its micro-batches.
-        for (name, _), step in dict(zip(ways, schedule.actions[rank], strict=True)).items():
+        for (name, _), step in dict(zip(directions, schedule.actions[rank], strict=True)).items():
             peers = tuple(_neighbours(schedule, action) for action in actions_of(step))
             assert peers_of.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
             if name not in bodies:
@@ -314,7 +316,7 @@ EVALUATION: BodyKind = "E"  # in names of bodies: E0 is F0 in an evaluation, whi
 def body_name(step: Step, evaluate: bool = False) -> BodyName:
     """The name of a step's body, from the kinds and stages of its actions. `evaluate`: all are forwards, named E."""
     kinds = ((EVALUATION if evaluate else action.kind, action.stage) for action in actions_of(step))
-    return BodyName.of(*(ActionName.of(*each) for each in kinds))
+    return BodyName.of(*(ActionName.of(*pair) for pair in kinds))
 
 
 class _BodyNames:

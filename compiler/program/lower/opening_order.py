@@ -73,36 +73,36 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
     A sharded bucket has one on each pipeline rank, and one for the copies of a shard on several pipeline ranks. With
     zero = 2 it has one more, which gathers whole weights after the update.
     """
-    for bucket in (each for each in plan.buckets if not each.still):
+    for bucket in (bucket for bucket in plan.buckets if not bucket.still):
         holders = bucket.holders
         groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
         if bucket.sites and bucket.is_reduced:
             groups += [holders.at(holders.columns.start), *([holders] if plan.zero == 2 else [])]
-        for each in groups:
-            if len(each) > 1:
-                yield Opening("reduce", each.pipeline_ranks, _columns(plan, each))
+        for group in groups:
+            if len(group) > 1:
+                yield Opening("reduce", group.pipeline_ranks, _columns(plan, group))
 
 
 def _columns(plan: Plan, holders: Holders) -> Columns:
     """The columns of a channel: all, one, those with the same experts, or one place of each expert or tensor group."""
-    every, held = plan.mesh.columns, len(holders.columns)
-    if held in (1, every):
-        return "all" if held == every else "each"
+    all_columns, num_columns = plan.mesh.columns, len(holders.columns)
+    if num_columns in (1, all_columns):
+        return "all" if num_columns == all_columns else "each"
     if holders.columns[1] - holders.columns[0] == 1:
         return "experts"
-    return "slice" if plan.mesh.tp > 1 and held * plan.mesh.tp == every else "member"
+    return "slice" if plan.mesh.tp > 1 and num_columns * plan.mesh.tp == all_columns else "member"
 
 
 def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:
     """The channels in rounds: each takes the first channel that is left, and all that are disjoint from those taken."""
-    left = list(openings)
-    while left:
-        taken: set[int] = set()
+    waiting = list(openings)
+    while waiting:
+        busy_ranks: set[int] = set()
         later: list[Opening] = []
-        for opening in left:
-            if taken.isdisjoint(opening.ranks):
-                taken.update(opening.ranks)
+        for opening in waiting:
+            if busy_ranks.isdisjoint(opening.ranks):
+                busy_ranks.update(opening.ranks)
                 yield opening
             else:
                 later.append(opening)
-        left = later
+        waiting = later

@@ -90,7 +90,7 @@ class Scheduler:
 
         plan, costs = self._lowering.plan, costs_of_searches(self._lowering)
         cap, ranks = self._spec.schedule.cap or Fraction(default_cap(plan.mesh.pp)), plan.mesh.pp
-        by = Fraction(len(plan.stages), ranks)  # the spec's caps count shares of the model
-        caps = tuple(each * by for each in cap) if isinstance(cap, tuple) else cap * by
+        scale = Fraction(len(plan.stages), ranks)  # the spec's caps count shares of the model
+        caps = tuple(share * scale for share in cap) if isinstance(cap, tuple) else cap * scale
         copy = copy_time(self._lowering) if self._spec.schedule.host_copies else None
         return Solver(replace(costs, O=copy, R=copy), caps)

@@ -174,22 +174,22 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
                 events.append((RELEASE, number, channel, index))
             else:
                 fault(index, f"releases {message}, which was not sent, or was released already")
-    for left, index in handed_over.items():
-        lines.ends.append(f"{lines.at(rank, index)}: send {left} is never received by the rank itself")
+    for unreceived, index in handed_over.items():
+        lines.ends.append(f"{lines.at(rank, index)}: send {unreceived} is never received by the rank itself")
     for source, channel in coming.items():
         late = sorted(str(lines.message(number)) for number in channel.posts if number in posted)
         last = len(lines.program.invocations[rank]) - 1
-        where = lines.at(rank, last)
-        lines.ends += [f"{where}: {text} from rank {source} is posted but never awaited" for text in late]
+        location = lines.at(rank, last)
+        lines.ends += [f"{location}: {text} from rank {source} is posted but never awaited" for text in late]
     return events
 
 
 def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message, int]) -> str:
     """Record a send of the rank to itself, or take it off with its receive. Returns the fault, or ""."""
     if kind == "send":
-        again = message in under_way
+        is_repeated = message in under_way
         under_way[message] = index
-        return f"send {message} again before it was received" if again else ""
+        return f"send {message} again before it was received" if is_repeated else ""
     return "" if under_way.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
 
 
@@ -208,10 +208,10 @@ def _check_order(lines: EventLines, channel: Channel) -> None:
             )
     k = min(len(sends), len(posts))
     if len(sends) > len(posts):
-        where = lines.at(source, channel.sent_in[k])
-        raise ProofError(f"{where}: send {message(sends[k])} is never posted by rank {destination}")
-    where = lines.at(destination, channel.posted_in[k])
-    raise ProofError(f"{where}: posts {message(posts[k])}, which rank {source} never sends")
+        location = lines.at(source, channel.sent_in[k])
+        raise ProofError(f"{location}: send {message(sends[k])} is never posted by rank {destination}")
+    location = lines.at(destination, channel.posted_in[k])
+    raise ProofError(f"{location}: posts {message(posts[k])}, which rank {source} never sends")
 
 
 def _run(lines: EventLines) -> bool:
@@ -220,7 +220,7 @@ def _run(lines: EventLines) -> bool:
     sent, received = [0] * len(lines.messages), [0] * len(lines.messages)
     waiting: dict[int, int] = {}  # message -> rank
     done = [0] * len(lines.events)
-    back = {id(channel): lines.channels.get((d, s)) for (s, d), channel in lines.channels.items()}
+    reverse = {id(channel): lines.channels.get((d, s)) for (s, d), channel in lines.channels.items()}
     runnable = deque(range(len(done)))
     while runnable:
         rank = runnable.popleft()
@@ -241,7 +241,7 @@ def _run(lines: EventLines) -> bool:
                 if number in waiting:
                     runnable.append(waiting.pop(number))
             else:
-                reply = back[id(channel)]
+                reply = reverse[id(channel)]
                 if not received[number] or reply is None or received[number] > reply.heard:
                     return False
         else:

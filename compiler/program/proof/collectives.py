@@ -62,19 +62,23 @@ def check_reductions(program: Program, plan: Plan, trains: bool) -> None:
 
 def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row: Sequence[Reduction]) -> None:
     """Raise ProofError unless a rank starts the wanted reductions once each, after the gradients they sum."""
-    counts, invocations = Counter(each.stages for each in row), program.invocations[rank]
+    counts, invocations = Counter(reduction.stages for reduction in row), program.invocations[rank]
     for stages in sorted(wanted | counts.keys()):
         if counts[stages] != (stages in wanted):
             times = f"{counts[stages]} times instead of {int(stages in wanted)}"
             raise ProofError(f"rank {rank}, {Reduction(0, stages)}: started {times}")
-    after = [each.after for each in row]
-    if after != sorted(after) or any(not 0 <= at < len(invocations) for at in after):
+    after = [reduction.after for reduction in row]
+    if after != sorted(after) or any(not 0 <= index < len(invocations) for index in after):
         raise ProofError(f"rank {rank}: reductions are not behind its invocations in their order")
-    adds = {body.name: {each.stage for each in body.actions if each.adds_gradients} for body in program.bodies[rank]}
-    for at in range(min(after, default=len(invocations)) + 1, len(invocations)):
-        for each in row:
-            if each.after < at and not adds[invocations[at].body].isdisjoint(each.stages):
-                raise ProofError(f"rank {rank}, {each}: started before {invocations[at].body} adds to what it sums")
+    adds = {
+        body.name: {action.stage for action in body.actions if action.adds_gradients} for body in program.bodies[rank]
+    }
+    for index in range(min(after, default=len(invocations)) + 1, len(invocations)):
+        for reduction in row:
+            if reduction.after < index and not adds[invocations[index].body].isdisjoint(reduction.stages):
+                raise ProofError(
+                    f"rank {rank}, {reduction}: started before {invocations[index].body} adds to what it sums"
+                )
 
 
 def _check(when: str, listed: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:

@@ -128,15 +128,17 @@ class Namespace:
     @staticmethod
     def of(state: NamespaceState) -> Namespace:
         storages = [Storage(*sizes) for sizes in state.storages]
-        live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
+        live = {name: (buffer, storages[index]) for name, buffer, index in state.live}
         for name, (buffer, storage) in live.items():
             storage.name = storage.name if buffer.alias and storage.name else name[1]
-        for name, at in state.away:
-            storages[at].name = storages[at].name or name[1]
-        for name, at in state.reported:
-            storages[at].name = storages[at].name or name[1]
-        sent = {action: storages[at] for action, at in state.sent}
-        away, reported = ({name: storages[at] for name, at in held} for held in (state.away, state.reported))
+        for name, index in state.away:
+            storages[index].name = storages[index].name or name[1]
+        for name, index in state.reported:
+            storages[index].name = storages[index].name or name[1]
+        sent = {action: storages[index] for action, index in state.sent}
+        away, reported = (
+            {name: storages[index] for name, index in entries} for entries in (state.away, state.reported)
+        )
         return Namespace(live, set(state.written), sent, away, reported)
 
     @property
@@ -146,7 +148,7 @@ class Namespace:
 
     def state(self) -> NamespaceState:
         storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
-        place = {key: at for at, key in enumerate(storages)}
+        place = {key: index for index, key in enumerate(storages)}
         return NamespaceState(
             tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
             frozenset(self.written),
@@ -178,7 +180,7 @@ class Effects:
         """The numbers of the states after `act`, and the change of memory."""
         names, memory = [Namespace.of(self.states[number]) for number in before], LiveMemory()
         act(names, memory)
-        return tuple(self._number(each.state()) for each in names), memory.change
+        return tuple(self._number(namespace.state()) for namespace in names), memory.change
 
     def _number(self, state: NamespaceState) -> int:
         number = self.numbers.setdefault(state, len(self.states))  # a single lookup: it hashes all values of the state

@@ -35,8 +35,8 @@ def check_values(
     state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
-    held = {number for number in set(state.numbers) if effects.states[number].live}
-    for place, number in enumerate(state.numbers) if held else ():
+    live_states = {number for number in set(state.numbers) if effects.states[number].live}
+    for place, number in enumerate(state.numbers) if live_states else ():
         for (stage, name), _, _ in effects.states[number].live:
             micro_batch = place % program.num_micro_batches
             raise ProofError(f"rank {rank}, stage {stage}, micro-batch {micro_batch}: {name} is never freed")
@@ -61,7 +61,9 @@ class RankValues:
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.places = _places(schedule, rank)
-        self.slots = {body.name: [self.places[each.stage] for each in body.actions] for body in program.bodies[rank]}
+        self.slots = {
+            body.name: [self.places[action.stage] for action in body.actions] for body in program.bodies[rank]
+        }
         # By place, the number of the namespace's state.
         self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
@@ -78,18 +80,18 @@ class RankValues:
         # Most of a proof's time is spent here and in `_release`.
         places, slots = _different([places[k] for places, k in zip(self.slots[name], micro_batches, strict=True)])
         if isinstance(self.rows, Received):
-            found = self.found.get((name, slots))
-            if found is None:
-                found = self.found[name, slots] = self._found(name, self.rows, slots)
+            transitions = self.found.get((name, slots))
+            if transitions is None:
+                transitions = self.found[name, slots] = self._found(name, self.rows, slots)
         else:  # with recorded rows every micro-batch of every rank has its own sizes
-            found = self._found(name, (self.rank, micro_batches), slots)
+            transitions = self._found(name, (self.rank, micro_batches), slots)
         numbers = self.numbers
         before = tuple([numbers[place] for place in places])
-        effect = found.get(before)
+        effect = transitions.get(before)
         if effect is None:
             body, waits = self.bodies[name]
             act = partial(self._run, body, waits, actions_of(step), slots)
-            effect = found[before] = self.effects.find(before, act)
+            effect = transitions[before] = self.effects.find(before, act)
         for place, number in zip(places, effect[0], strict=True):
             numbers[place] = number
         self.memory.follow(effect[1])
@@ -106,12 +108,12 @@ class RankValues:
         action, micro_batch = message
         if action not in self.sent:
             self.sent[action] = self.places[action.stage], self.effects.found.setdefault(action, {})
-        places, found = self.sent[action]
+        places, transitions = self.sent[action]
         place = places[micro_batch]
         before = (self.numbers[place],)
-        effect = found.get(before)
+        effect = transitions.get(before)
         if effect is None:
-            effect = found[before] = self.effects.find(before, partial(release, action))
+            effect = transitions[before] = self.effects.find(before, partial(release, action))
         self.numbers[place] = effect[0][0]
         self.memory.follow(effect[1])
 
@@ -195,11 +197,11 @@ class RankValues:
             else:
                 self._write(action, instruction, names, results.pop(index, {}), memory)
                 if instruction.kind == "run" and self.effects.inside:
-                    both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
-                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, r.rows) for r in both))
+                    counts = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
+                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, r.rows) for r in counts))
                 if index in staged:
-                    held, at_wait = staged.pop(index)
-                    memory.drop(held)
+                    until_wait, at_wait = staged.pop(index)
+                    memory.drop(until_wait)
                     memory.hold(at_wait)
                     memory.drop(at_wait)
 
@@ -209,16 +211,16 @@ class RankValues:
         """The staging that an exchange holds until its wait, and the staging that the wait needs."""
         assert self.effects.staging
         fixed = self.effects.staging(start, read, written, self.fixed_rows)
-        here = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
+        actual = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
         name = staged_name(start.site)
-        return Storage(fixed.held, here.held, name=name), Storage(fixed.at_wait, here.at_wait, name=name)
+        return Storage(fixed.held, actual.held, name=name), Storage(fixed.at_wait, actual.at_wait, name=name)
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "the program has messages"
         if not buffer.row_bytes:
             return Storage(fixed := buffer.fixed_bytes, fixed, name=buffer.name)
-        here = buffer.bytes_at(*self._rows(site, micro_batch))
-        return Storage(buffer.bytes_at(*self.fixed_rows), here, name=buffer.name)
+        num_bytes = buffer.bytes_at(*self._rows(site, micro_batch))
+        return Storage(buffer.bytes_at(*self.fixed_rows), num_bytes, name=buffer.name)
 
     def _rows(self, site: str, micro_batch: int) -> Received:
         """The rows that the rank receives in the layer of a site; the recorded ones if rows are recorded."""
@@ -235,14 +237,14 @@ class RankValues:
         memory: LiveMemory,
     ) -> None:
         """Bind each written value to its storage in `storages`, to that of the value it aliases, or to a new one."""
-        again = instruction.phase == "F" != action.kind  # a backward recomputes a forward first
+        is_recomputed = instruction.phase == "F" != action.kind  # a backward recomputes a forward first
         pending = list(instruction.writes)
         while pending:
             later = []
             for buffer in pending:
                 name, alias = (action.stage, buffer.name), (action.stage, buffer.alias)
-                once = (*name, again)
-                if once in names.written or name in names.live:
+                key = (*name, is_recomputed)
+                if key in names.written or name in names.live:
                     raise self._error(action, instruction, f"{buffer.name} is written twice")
                 storage = storages.get(buffer.name)
                 if buffer.alias and storage is None:
@@ -255,7 +257,7 @@ class RankValues:
                 if buffer.name not in storages:
                     memory.hold(storage)
                 names.live[name] = (buffer, storage)
-                names.written.add(once)
+                names.written.add(key)
             if len(later) == len(pending):
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
@@ -317,10 +319,16 @@ def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:
         return stage
 
     firsts = {stage: (first(stage, 0), first(stage, turn)) for stage in schedule.stages_of(rank)}
-    rows = {stage: row * count for row, stage in enumerate(sorted({each for pair in firsts.values() for each in pair}))}
+    rows = {
+        stage: row * count
+        for row, stage in enumerate(sorted({first_stage for pair in firsts.values() for first_stage in pair}))
+    }
     return {
-        stage: [*range(rows[one], rows[one] + turn), *range(rows[other] + turn, rows[other] + count)]
-        for stage, (one, other) in firsts.items()
+        stage: [
+            *range(rows[before_turn], rows[before_turn] + turn),
+            *range(rows[after_turn] + turn, rows[after_turn] + count),
+        ]
+        for stage, (before_turn, after_turn) in firsts.items()
     }
 
 

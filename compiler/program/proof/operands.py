@@ -38,33 +38,33 @@ def steps_of(stage: Stage) -> Steps:
 
 def gathers(use: Use, phase: str, plan: Plan) -> bool:
     """Whether the segment needs weights in a phase of which its rank holds a shard."""
-    here = plan.sharded.get(use.site)
+    shards = plan.sharded.get(use.site)
     args = signature_of(use, phase, plan.cuts).args
     return (
-        here is not None
-        and here.weights is not None
-        and any(tensor in here.tensors for local, tensor in use.params if local in args)
+        shards is not None
+        and shards.weights is not None
+        and any(tensor in shards.tensors for local, tensor in use.params if local in args)
     )
 
 
 def scatters(use: Use, plan: Plan) -> bool:
     """Whether the W of the segment adds to gradients of which its rank keeps a shard."""
-    here, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
-    return here is not None and any(
-        tensor in here.tensors for local, tensor in use.params if accumulator_of(local) in args
+    shards, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
+    return shards is not None and any(
+        tensor in shards.tensors for local, tensor in use.params if accumulator_of(local) in args
     )
 
 
 def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -> Operands:
     """The operands that an instruction must have. Its stage must need an instruction of its kind, phase and site."""
-    here = plan.sharded.get(instruction.site)
+    shards = plan.sharded.get(instruction.site)
     if instruction.kind == "run":
         use = steps[instruction.site, "run"]
         assert isinstance(use, Use)
-        found = _of_run(use, instruction.phase, plan.cuts)
-        return _with_values(found, instruction.phase, here) if here else (*found, (), ())
-    if here and (instruction.wait or instruction.kind) in ("zeros", "gather", "scatter"):
-        return (*_of_sharded(instruction, here), (), ())
+        run_operands = _of_run(use, instruction.phase, plan.cuts)
+        return _with_values(run_operands, instruction.phase, shards) if shards else (*run_operands, (), ())
+    if shards and (instruction.wait or instruction.kind) in ("zeros", "gather", "scatter"):
+        return (*_of_sharded(instruction, shards), (), ())
     return (*_of_other(instruction, stage, steps, plan.cuts), (), ())
 
 
@@ -80,8 +80,8 @@ def _with_values(found: Of, phase: str, here: Sharded) -> Operands:
 
 def _places(names: Names, here: Sharded, value: str) -> Names:
     """For each tensor, the value that holds it, or ""; empty if no value holds any of them."""
-    found = tuple([value if name in here.tensors else "" for name in names])
-    return found if any(found) else ()
+    values = tuple([value if name in here.tensors else "" for name in names])
+    return values if any(values) else ()
 
 
 def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
@@ -136,8 +136,8 @@ def _of_rows(instruction: Instruction, steps: Steps) -> Of:
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     cut, signature = cuts[use.site], signature_of(use, phase, cuts)
     values, tensors = _values(use, cut), dict(use.params)
-    for each in cut.quantised:  # the name of an FP8 parameter's tensor is the parameter's, with a suffix
-        tensors |= each.names_of(tensors[each.param])
+    for weight in cut.quantised:  # the name of an FP8 parameter's tensor is the parameter's, with a suffix
+        tensors |= weight.names_of(tensors[weight.param])
     buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
     accumulators = {accumulator_of(local): tensor for local, tensor in use.params}
     params = tensors | accumulators

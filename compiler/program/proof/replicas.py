@@ -17,16 +17,16 @@ from runtime.contract.slices import tiling_problem
 def check_holders(plan: Plan) -> None:
     """Raise ProofError unless every parameter is held by the ranks that use it, and is in one bucket of its holders."""
     stages, params = _stages(plan)
-    uses = {tensor: _ranks_of(plan, each) for tensor, each in stages.items()}
-    right: set[Hashable] = set()  # experts of one rank share these facts, which are checked once
+    uses = {tensor: _ranks_of(plan, used_by) for tensor, used_by in stages.items()}
+    checked: set[Hashable] = set()  # experts of one rank share these facts, which are checked once
     for replica in plan.replicas:
         users, param = uses.get(replica.tensor, frozenset()), params.get(replica.tensor)
         every = plan.mesh.expert_group if param and param.stack else plan.mesh.tp if replica.slice else 1
         together = plan.mesh.etp if param and param.stack and not replica.slice else 1
         common = (replica.holders, users, every, together)
-        if common not in right:
+        if common not in checked:
             _check_holders(plan, replica, users, every, together)
-            right.add(common)
+            checked.add(common)
     _check_slices(plan, params)
     _check_buckets(plan, stages)
     _check_divided(plan)
@@ -42,7 +42,7 @@ def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, Param]]:
                 for local, tensor in use.params:
                     stages.setdefault(tensor, set()).add(stage.index)
                     params[tensor] = next(p for p in use.segment.params if p.name == local)
-    return {tensor: frozenset(each) for tensor, each in stages.items()}, params
+    return {tensor: frozenset(used_by) for tensor, used_by in stages.items()}, params
 
 
 def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
@@ -82,10 +82,10 @@ def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
         split = params[first.tensor].split if first.tensor in params else None
         if split is None and first.slice is None:
             continue
-        held = {row.holders.columns.start: (row.slice, row.shape) for row in rows}
-        at, ranks = min(held), split.ranks if split else 0
-        taken = {at + rank: (split.slice_of(rank), first.shape) for rank in range(ranks) if split}
-        if len(held) < len(rows) or held != taken or at % ranks:
+        slices = {row.holders.columns.start: (row.slice, row.shape) for row in rows}
+        start, ranks = min(slices), split.ranks if split else 0
+        expected = {start + rank: (split.slice_of(rank), first.shape) for rank in range(ranks) if split}
+        if len(slices) < len(rows) or slices != expected or start % ranks:
             raise ProofError(f"hold {name}: its slices are not those of the ranks that split it")
 
 
@@ -94,19 +94,19 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
     buckets = [(name, bucket) for bucket in plan.buckets for name in bucket.replicas]
     counts = Counter(name for name, _ in buckets)
     replicas = {replica.key: replica for replica in plan.replicas}
-    sorted_stages = {tensor: tuple(sorted(each)) for tensor, each in stages.items()}
+    sorted_stages = {tensor: tuple(sorted(used_by)) for tensor, used_by in stages.items()}
     for replica in plan.replicas:
-        held = replica.role in ("parameter", "still") and len(replica.holders) > 1
-        wanted = 1 if held else counts[replica.key]
+        is_shared = replica.role in ("parameter", "still") and len(replica.holders) > 1
+        wanted = 1 if is_shared else counts[replica.key]
         if counts[replica.key] != min(wanted, 1):
             raise ProofError(f"reduce {replica.key}: it is in {counts[replica.key]} buckets")
     for name, bucket in buckets:
-        found = replicas.get(name)
-        if found is None or found.holders != bucket.holders:
+        member = replicas.get(name)
+        if member is None or member.holders != bucket.holders:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
-        if sorted_stages[found.tensor] != bucket.stages:
+        if sorted_stages[member.tensor] != bucket.stages:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other stages")
-        if bucket.still != (found.role == "still"):
+        if bucket.still != (member.role == "still"):
             raise ProofError(f"reduce {name}: bucket {bucket.name} mixes trained and frozen parameters")
 
 
@@ -125,18 +125,20 @@ def _check_divided(plan: Plan) -> None:
     for bucket in plan.buckets:
         members, count = [by_key[name] for name in bucket.replicas], len(bucket.holders)
         wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.still
-        if bool(bucket.sites) != wanted or any(wanted and readers[each.tensor] != {*bucket.sites} for each in members):
+        if bool(bucket.sites) != wanted or any(
+            wanted and readers[replica.tensor] != {*bucket.sites} for replica in members
+        ):
             raise ProofError(f"scatter {bucket.name}: bucket is sharded for segments {list(bucket.sites)}")
         for site in bucket.sites:
-            padded = -(-sum(each.num_elements for each in members) // count) * count
+            padded = -(-sum(replica.num_elements for replica in members) // count) * count
             sizes[site][bucket.holders.columns] = sizes[site].get(bucket.holders.columns, 0) + padded
-            tensors[site].update(each.tensor for each in members)
+            tensors[site].update(replica.tensor for replica in members)
     if plan.sharded.keys() != sizes.keys():
         differing = sorted(plan.sharded.keys() ^ sizes.keys())
         raise ProofError(f"scatter: segments {differing} gather other tensors than the buckets say")
-    for site, here in plan.sharded.items():
-        buffers = [here.gradients, *([here.weights] if here.weights else [])]
-        held = {sum(size for columns, size in sizes[site].items() if each[0] in columns) for each in sizes[site]}
+    for site, shards in plan.sharded.items():
+        buffers = [shards.gradients, *([shards.weights] if shards.weights else [])]
+        totals = {sum(size for columns, size in sizes[site].items() if group[0] in columns) for group in sizes[site]}
         shapes = {buffer.shape for buffer in buffers}
-        if here.tensors != tensors[site] or shapes != {(size,) for size in held} or len(buffers) != plan.zero - 1:
+        if shards.tensors != tensors[site] or shapes != {(size,) for size in totals} or len(buffers) != plan.zero - 1:
             raise ProofError(f"scatter {site}: it gathers other tensors than its buckets hold")

@@ -64,13 +64,13 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
         channels |= {Opening("context", (rank,), "context") for rank in range(plan.mesh.pp)}
     if plan.mesh.sq > 1:
         channels |= {Opening("choices", (rank,), "sequence") for rank in range(plan.mesh.pp)}
-    calls = {(each.kind, id(each.bucket)): each.bucket for program in programs for each in program.collectives}
-    several = {_meeting(plan, kind, bucket) if bucket else None for (kind, _), bucket in calls.items()}
+    calls = {(call.kind, id(call.bucket)): call.bucket for program in programs for call in program.collectives}
+    groups = {_meeting(plan, kind, bucket) if bucket else None for (kind, _), bucket in calls.items()}
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
     for bucket in plan.buckets:
         if not sites.isdisjoint(bucket.sites):
-            several |= {bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks}
-    for holders in several:
+            groups |= {bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks}
+    for holders in groups:
         channels |= _of_collective(plan, holders)
     return channels
 
@@ -100,14 +100,14 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
     mesh = plan.mesh
     if holders is None:
         return {Opening("world", tuple(range(mesh.pp)), "all")} if mesh.world > 1 else set()
-    several = list(holders)
-    ranks = tuple(sorted({rank // mesh.columns for rank in several}))  # mesh.coordinates, inlined for speed
-    held = len(several) // len(ranks)
-    if held in (1, mesh.columns):
-        return {Opening("reduce", ranks, "each" if held < mesh.columns else "all")}
-    if several[1] - several[0] == 1:  # neighbours, but not all columns: they hold slices of the same experts
+    members = list(holders)
+    ranks = tuple(sorted({rank // mesh.columns for rank in members}))  # mesh.coordinates, inlined for speed
+    num_columns = len(members) // len(ranks)
+    if num_columns in (1, mesh.columns):
+        return {Opening("reduce", ranks, "each" if num_columns < mesh.columns else "all")}
+    if members[1] - members[0] == 1:  # neighbours, but not all columns: they hold slices of the same experts
         return {Opening("reduce", ranks, "experts")}
-    return {Opening("reduce", ranks, "slice" if mesh.tp > 1 and held == mesh.columns // mesh.tp else "member")}
+    return {Opening("reduce", ranks, "slice" if mesh.tp > 1 and num_columns == mesh.columns // mesh.tp else "member")}
 
 
 def name_of(opening: Opening) -> str:

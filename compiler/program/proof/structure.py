@@ -43,11 +43,11 @@ class Bodies:
 
     def number(self, rank: int, body: Body) -> int:
         """The number of a body on a rank."""
-        found = self._numbers.get(id(body))
-        if found is None:
-            same = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
-            found = self._numbers[id(body)] = body, self._alike.setdefault(same, len(self._alike))
-        return found[1]
+        entry = self._numbers.get(id(body))
+        if entry is None:
+            content = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
+            entry = self._numbers[id(body)] = body, self._alike.setdefault(content, len(self._alike))
+        return entry[1]
 
     def waits(self, rank: int, body: Body) -> Waits:
         """The wait of each exchange. Raises ProofError if one has none."""
@@ -91,7 +91,7 @@ class Structure:
         if invoked != num_ranks or plan.mesh.pp != num_ranks:
             raise ProofError(f"{num_ranks} ranks have bodies, {invoked} invocations, and the plan has {plan.mesh.pp}")
         steps = tuple(tuple(self._steps(program, rank)) for rank in range(num_ranks))
-        needed, held = program.stage_placement, plan.stage_placement
+        needed, stored = program.stage_placement, plan.stage_placement
         schedule = Schedule(program.name, num_ranks, program.num_micro_batches, needed, steps)
         try:
             schedule.check()
@@ -99,8 +99,8 @@ class Structure:
             raise ProofError(str(error)) from None
         if needed.num_stages(num_ranks) != len(plan.stages):
             raise ProofError(f"placement {needed} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
-        if not held.supports(needed, num_ranks):
-            raise ProofError(f"a {needed} program runs stages that a {held} plan does not store there")
+        if not stored.supports(needed, num_ranks):
+            raise ProofError(f"a {needed} program runs stages that a {stored} plan does not store there")
         return schedule
 
     def check(self, program: Program) -> None:
@@ -129,8 +129,8 @@ class Structure:
             _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action.kind], self._plan))
             for i in of_slot:
                 writes = i.writes if i.kind not in EXCHANGES else ()
-                has = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)
-                if has != operands(i, stage, steps, self._plan):
+                actual = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)
+                if actual != operands(i, stage, steps, self._plan):
                     raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
             _check_scattered(f"rank {rank}, {action}", of_slot)
         self.bodies.waits(rank, body)
@@ -143,12 +143,12 @@ class Structure:
             actions = texts.get(name, ())
             if len(actions) != len(micro_batches) or len(actions) not in (1, 2):
                 raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
-            taken = []
+            step_actions = []
             for key in zip(actions, micro_batches, strict=True):
                 if key not in self._actions:
                     self._actions[key] = _action(rank, name, *key)
-                taken.append(self._actions[key])
-            yield taken[0] if len(taken) == 1 else Pair(*taken)
+                step_actions.append(self._actions[key])
+            yield step_actions[0] if len(step_actions) == 1 else Pair(*step_actions)
 
 
 def waits_of(rank: int, body: Body) -> Waits:
@@ -157,15 +157,15 @@ def waits_of(rank: int, body: Body) -> Waits:
     ends: Waits = {}
     for index, instruction in enumerate(body.instructions):
         kind = instruction.wait or instruction.kind
-        where = (instruction.slot, (kind, instruction.phase, instruction.site, ""))
+        key = (instruction.slot, (kind, instruction.phase, instruction.site, ""))
         if instruction.kind in EXCHANGES:
-            if where in started:
+            if key in started:
                 raise ProofError(
                     f"rank {rank}, {instruction.action}: {_name(instruction)} starts again before its wait"
                 )
-            started[where] = index
+            started[key] = index
         elif instruction.kind == "wait":
-            start = started.pop(where, None)
+            start = started.pop(key, None)
             if start is None or body.instructions[start].reads != instruction.reads:
                 raise ProofError(
                     f"rank {rank}, {instruction.action}: {_name(instruction)} has no start with its operands"
@@ -187,29 +187,29 @@ def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
 
 def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
     """The instructions that an action of a stage must have, each exactly once."""
-    once: list[Key] = []
+    needs: list[Key] = []
     if "F" in phases:
-        once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
-        once += [("record", "F", metric, value) for metric, value in stage.records]
-        once += [("tell", "F", name, value) for name, value in stage.tells]
+        needs += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
+        needs += [("record", "F", metric, value) for metric, value in stage.records]
+        needs += [("tell", "F", name, value) for name, value in stage.tells]
     if "I" in phases:
-        once += [("constant", "I", constant, gradient_of(value)) for value, constant in stage.tangents]
-    for phase, comes, goes in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
+        needs += [("constant", "I", constant, gradient_of(value)) for value, constant in stage.tangents]
+    for phase, arriving, leaving in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
         if phase in phases:
-            once += [("receive", phase, "", "")] if comes else []
-            once += [("send", phase, "", "")] if goes else []
+            needs += [("receive", phase, "", "")] if arriving else []
+            needs += [("send", phase, "", "")] if leaving else []
     for step in stage.steps:
         for phase in _phases_of(step, phases):
             if isinstance(step, Communication):
                 keys = _exchange_keys(step, phase)
                 # a backward that dispatches again uses the counts of the forward
-                once += keys if phase in phases else [key for key in keys if "counts" not in key]
+                needs += keys if phase in phases else [key for key in keys if "counts" not in key]
             elif runs(step, phase, plan.cuts):
-                once.append(("run", phase, step.site, ""))
-                once += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
+                needs.append(("run", phase, step.site, ""))
+                needs += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
                 if phase == "W" and scatters(step, plan):
-                    once += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
-    return frozenset(once)
+                    needs += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
+    return frozenset(needs)
 
 
 def _phases_of(step: Use | Communication, phases: str) -> str:
@@ -244,9 +244,11 @@ def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
         needed = [Instruction(k, 0, "", p, site, wait=w if k == "wait" else "") for k, p, site, w in keys]  # type: ignore[arg-type]
         return [(i.kind, operands(i, stage, steps, plan)) for i in needed]
 
-    backward = [found for _, found in operands_of("IW")]
-    read = {name for found in backward for name in found[0]} - {each.name for found in backward for each in found[3]}
-    written = [b for kind, found in operands_of("F") if kind not in ("load", *EXCHANGES) for b in found[3]]
+    backward = [parts for _, parts in operands_of("IW")]
+    read = {name for parts in backward for name in parts[0]} - {
+        buffer.name for parts in backward for buffer in parts[3]
+    }
+    written = [b for kind, parts in operands_of("F") if kind not in ("load", *EXCHANGES) for b in parts[3]]
     return tuple(sorted((b for b in written if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
 
 

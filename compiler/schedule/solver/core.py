@@ -54,8 +54,8 @@ def solve_core(
     If the best start takes longer than `worth`, it is the result. With `periodic`, a period of the steady state is
     marked; the search leaves it unchanged, and it can be repeated. The search stops at the bound.
     """
-    first = _from_initial(problem, initial) if initial else _starts(problem, periodic, bound, effort)
-    starts = sorted(first, key=lambda core: core.value)
+    candidates = _from_initial(problem, initial) if initial else _starts(problem, periodic, bound, effort)
+    starts = sorted(candidates, key=lambda core: core.value)
     if not starts:
         return None
     if worth is not None and starts[0].value > worth:
@@ -64,8 +64,8 @@ def solve_core(
     work = effort * min(max(_WORK_A_SLOT * length, _LEAST_WORK), _MOST_WORK)
     if periodic and not initial and _is_slow(starts[0], bound):
         work *= 1 - _STEADY
-        free = _steady(problem, work * _STEADY, bound, effort)
-        starts = sorted([*starts, *free], key=lambda core: core.value)
+        steady_starts = _steady(problem, work * _STEADY, bound, effort)
+        starts = sorted([*starts, *steady_starts], key=lambda core: core.value)
     best = starts[0]
     goal = bound(best.problem.count)
     pool = list(dict.fromkeys(core.slots for core in starts if core.value <= _WORTH * best.value))[:_KEPT]
@@ -75,46 +75,46 @@ def solve_core(
     rounds = ((runs, _FIRST_ROUND, heats, walk), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS, anneal))
     seed, done = 0, 0.0
     for runs, share, heats, walk in rounds:
-        found: list[Core] = []
+        cores: list[Core] = []
         for run in range(runs):
             seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
             slots = walk(best.problem, start, work * share / runs, heat, seed, goal).slots
             core = _core("search", best.problem, slots)
             assert core is not None
-            found.append(core)
+            cores.append(core)
             done += share / runs
             report(done)
             if core.value < best.value:
                 best = core
-        pool = [core.slots for core in sorted(found, key=lambda core: core.value)]
+        pool = [core.slots for core in sorted(cores, key=lambda core: core.value)]
     return best
 
 
 def _starts(problem: ScheduleProblem, periodic: bool, bound: Bound, effort: float) -> Iterator[Core]:
     """Legal starts. Later kinds follow only if they can help: no earlier one is at the bound, or has its period."""
-    found: list[Core] = []
+    cores: list[Core] = []
     makes = [_named_starts, _wave_starts, _greedy_starts]
     if problem.num_chunks > 2:  # too large for dozens of starts, and the named ones are good
         makes = [_named_starts]
     elif effort < _DOZENS and not periodic:  # all starts would take longer than the search
         makes = [_named_starts, _few_greedy_starts]
     for make in makes:
-        if periodic and found and (make == _greedy_starts or not all(_is_slow(core, bound) for core in found)):
+        if periodic and cores and (make == _greedy_starts or not all(_is_slow(core, bound) for core in cores)):
             return
-        if not periodic and any(core.value <= bound(problem.count) for core in found):
+        if not periodic and any(core.value <= bound(problem.count) for core in cores):
             return
-        more = list(make(problem, periodic, effort))
-        more += list(_with_filled_pauses(more))
-        yield from more
-        found += more
+        new_cores = list(make(problem, periodic, effort))
+        new_cores += list(_with_filled_pauses(new_cores))
+        yield from new_cores
+        cores += new_cores
 
 
 def _with_filled_pauses(cores: Sequence[Core]) -> Iterator[Core]:
     for core in cores:
         slots = filled(core.problem, core.slots) if fills_pauses(core.problem) else None
-        better = slots and _core("search", core.problem, slots)
-        if better and better.value < core.value:
-            yield better
+        new_core = slots and _core("search", core.problem, slots)
+        if new_core and new_core.value < core.value:
+            yield new_core
 
 
 def _named_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:

@@ -61,19 +61,19 @@ def stretched(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
     """Slots for `count` micro-batches per chunk: the marked period is repeated for each additional one."""
     rows = []
     for row in slots:
-        marked = [at for at, slot in enumerate(row) if slot >= FIXED]
+        marked = [index for index, slot in enumerate(row) if slot >= FIXED]
         begin, length = marked[0], len(marked) // COPIES
         assert marked == list(range(begin, begin + COPIES * length))
-        more = row[begin : begin + length] * (count - problem.count)
-        rows.append(tuple(slot % FIXED for slot in (*row[:begin], *more, *row[begin:])))
+        repeats = row[begin : begin + length] * (count - problem.count)
+        rows.append(tuple(slot % FIXED for slot in (*row[:begin], *repeats, *row[begin:])))
     return tuple(rows)
 
 
 def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
     """The makespan of slots; None if they are illegal, exceed the cap, or wait for each other for ever."""
     lines = []
-    for row, each in enumerate(slots):
-        line = line_of(problem, row, each)
+    for row, row_slots in enumerate(slots):
+        line = line_of(problem, row, row_slots)
         if line is None:
             return None
         lines.append(line)
@@ -83,7 +83,7 @@ def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
 
 def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]]]:
     """For some times, (begin, end) by row of periods that begin at about that time."""
-    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines) if len(lines) == problem.num_rows else None
     if timing is None:
         return []
@@ -92,22 +92,22 @@ def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]
     for trial in range(_TRIALS):
         time = timing.makespan * (trial + 1) // (_TRIALS + 1)
         place = [_period(problem, row, bisect_left(start, time)) for row, start in zip(slots, starts, strict=True)]
-        found = [each for each in place if each]
-        if len(found) == len(place) and found not in places:
-            places.append(found)
+        spans = [span for span in place if span]
+        if len(spans) == len(place) and spans not in places:
+            places.append(spans)
     return places
 
 
 def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
     """(begin, end) of the first slots from `at` on with one forward and one backward per chunk, and a W for each I."""
     C = problem.num_chunks
-    once = [kind + chunk for kind in (F, B) for chunk in range(C)]
+    expected = [kind + chunk for kind in (F, B) for chunk in range(C)]
     for begin in range(at, min(at + _LONGEST * C, len(row))):
         for end in range(begin + 1, min(begin + _LONGEST * C, len(row)) + 1):
             tokens = [token for slot in row[begin:end] for token in tokens_of(slot)]
             kinds = [kind_of(token) for token in tokens]
             done = sorted(token if token < I else token - MOST_CHUNKS for token in tokens if token < W)
-            if done == once and kinds.count("I") == kinds.count("W"):
+            if done == expected and kinds.count("I") == kinds.count("W"):
                 return begin, end
     return None
 
@@ -140,15 +140,15 @@ def kinds_of(problem: ScheduleProblem, slot: int) -> Iterator[int]:
 def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
     """The most parts that a row holds; None if a backward comes before its forward, or a W before its I."""
     C, done, due = problem.num_chunks, list(period.done[row]), period.due[row]
-    whole, kept = problem.whole, problem.kept
-    held = whole * (sum(done[:C]) - sum(done[C:])) + kept * due
-    most = held
+    parts, w_parts = problem.whole, problem.kept
+    live = parts * (sum(done[:C]) - sum(done[C:])) + w_parts * due
+    most = live
     for slot in period.rows[row]:
         tokens = tokens_of(slot)
-        held += whole * sum(token < B for token in tokens)
-        most = max(most, held)
-        held -= whole * sum(B <= token < I for token in tokens) + kept * tokens.count(W)
-        held -= (whole - kept) * sum(I <= token < W for token in tokens)
+        live += parts * sum(token < B for token in tokens)
+        most = max(most, live)
+        live -= parts * sum(B <= token < I for token in tokens) + w_parts * tokens.count(W)
+        live -= (parts - w_parts) * sum(I <= token < W for token in tokens)
         due -= tokens.count(W)
         if due < 0 or any(
             token >= B and done[chunk_of(token)] <= done[C + chunk_of(token)] for token in tokens if token < W
@@ -163,7 +163,7 @@ def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
 def fits(problem: ScheduleProblem, period: Period) -> bool:
     """Whether every row can run the period under its cap."""
     peaks = [peak(problem, period, row) for row in range(problem.num_rows)]
-    return all(most is not None and most <= cap for most, cap in zip(peaks, problem.caps, strict=True))
+    return all(row_peak is not None and row_peak <= cap for row_peak, cap in zip(peaks, problem.caps, strict=True))
 
 
 def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
@@ -186,12 +186,12 @@ def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
     rows = []
     for row in range(problem.num_rows):
         windows = [window for window, times in _windows(problem, period, row) for _ in range(times)]
-        whole = [at for at, window in enumerate(windows) if window == period.rows[row]]
-        if len(whole) < COPIES:
+        complete = [index for index, window in enumerate(windows) if window == period.rows[row]]
+        if len(complete) < COPIES:
             return None
-        first = whole[(len(whole) - COPIES) // 2]
+        first = complete[(len(complete) - COPIES) // 2]
         fixed = range(first, first + COPIES)
-        rows.append(tuple(slot + FIXED * (at in fixed) for at, window in enumerate(windows) for slot in window))
+        rows.append(tuple(slot + FIXED * (index in fixed) for index, window in enumerate(windows) for slot in window))
     return tuple(rows)
 
 
@@ -200,12 +200,12 @@ def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tup
     counts, before = problem.counts[row] * 2, max(period.done[row]) + 1
     done = [done - before for done in period.done[row]]
     due = (False,) * period.due[row]
-    while min(each - count for each, count in zip(done, counts, strict=True)) < 0 or any(due):
+    while min(number - count for number, count in zip(done, counts, strict=True)) < 0 or any(due):
         window, left_due = _window(problem, period.rows[row], done, counts, due)
         times = 1
         if left_due == due:
-            times = min(_alike(each, count) for each, count in zip(done, counts, strict=True))
-        done, due = [each + times for each in done], left_due
+            times = min(_alike(number, count) for number, count in zip(done, counts, strict=True))
+        done, due = [number + times for number in done], left_due
         yield window, times
 
 
@@ -226,7 +226,7 @@ def _window(
     """The slots of a period that are within the run, and for each W that is due after it, whether that W is."""
     done, left_due, window = list(before), deque(due), []
     for slot in slots:
-        left, split = [], []
+        tokens, split = [], []
         for token in tokens_of(slot):
             if token == W:
                 stays = left_due.popleft()
@@ -237,10 +237,10 @@ def _window(
                 if token >= I:
                     split.append(stays)
             if stays:
-                left.append(token)
+                tokens.append(token)
         left_due.extend(split)
-        if left:
-            window.append(slot_of(left))
+        if tokens:
+            window.append(slot_of(tokens))
     return tuple(window), tuple(left_due)
 
 
@@ -259,9 +259,9 @@ def waves(problem: ScheduleProblem) -> Iterator[Period]:
     """Periods under the cap, the shortest first."""
     path = _path(problem)
     tables = list({id(table): table for table in problem.times}.values())
-    most = max(_LEAST, min(_ORDERS, _STEPS // (_DELAYS * len(path))))
+    limit = max(_LEAST, min(_ORDERS, _STEPS // (_DELAYS * len(path))))
     timed = sorted((max(sum(table[slot] for slot in order) for table in tables), order) for order in _orders(problem))
-    for time, order in timed[:most]:
+    for time, order in timed[:limit]:
         for part in range(_DELAYS):
             period = _wave(problem, path, order, time, part * time // _DELAYS)
             if period is not None and fits(problem, period):
@@ -276,17 +276,17 @@ def _orders(problem: ScheduleProblem) -> set[Order]:
     """
     offered = frozenset.intersection(*map(frozenset, problem.offered))
     chunks, draw = range(problem.num_chunks), random.Random(0)
-    found: set[Order] = set()
+    orders: set[Order] = set()
     for split in (split for size in range(problem.num_chunks + 1) for split in combinations(chunks, size)):
         tokens = [F + chunk for chunk in chunks if chunk] + [(I if chunk in split else B) + chunk for chunk in chunks]
         tokens += [W] * len(split)
         if problem.num_chunks <= 2:
-            found |= set(_all_orders((F,), tuple(sorted(tokens)), offered))
+            orders |= set(_all_orders((F,), tuple(sorted(tokens)), offered))
         else:
             for _ in range(_ORDERS // 2**problem.num_chunks + 1):
                 draw.shuffle(tokens)
-                found.add(_paired((F, *tokens), offered))
-    return found
+                orders.add(_paired((F, *tokens), offered))
+    return orders
 
 
 def _all_orders(begun: Order, tokens: tuple[int, ...], offered: frozenset[int]) -> Iterator[Order]:
@@ -294,12 +294,12 @@ def _all_orders(begun: Order, tokens: tuple[int, ...], offered: frozenset[int]) 
     if not tokens:
         yield begun
     for token in dict.fromkeys(tokens):
-        left = list(tokens)
-        left.remove(token)
-        yield from _all_orders((*begun, token), tuple(left), offered)
+        remaining = list(tokens)
+        remaining.remove(token)
+        yield from _all_orders((*begun, token), tuple(remaining), offered)
         *before, last = begun
         if last in _LONE and pair(last, token) in offered:
-            yield from _all_orders((*before, pair(last, token)), tuple(left), offered)
+            yield from _all_orders((*before, pair(last, token)), tuple(remaining), offered)
 
 
 _LONE = frozenset(range(W + 1))
@@ -342,11 +342,11 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
     begins: list[dict[int, tuple[int, int]]] = []  # by row and kind, when its slot begins and ends in the period
     for row in range(problem.num_rows):
         depth = problem.num_rows - 1 - row if mirrored and row >= problem.num_rows // 2 else row
-        at, kinds = depth * delay, {}
+        start, kinds = depth * delay, {}
         for slot in order:
-            end = at + problem.times[row][slot]
-            kinds.update(dict.fromkeys(kinds_of(problem, slot), (at, end)))
-            at = end
+            end = start + problem.times[row][slot]
+            kinds.update(dict.fromkeys(kinds_of(problem, slot), (start, end)))
+            start = end
         begins.append(kinds)
     periods = [[0] * (2 * problem.num_chunks) for _ in begins]  # by row and kind, how many periods late
     for row, kind, before, source in path:
@@ -356,8 +356,8 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
             ready = begins[before][source][1] + periods[before][source] * time
             ready += problem.delays[before][source] if before != row or source != kind - problem.num_chunks else 0
         periods[row][kind] = -((begin - ready) // time)
-    most = max(map(max, periods))
-    done = tuple(tuple(most - later for later in row) for row in periods)
+    latest = max(map(max, periods))
+    done = tuple(tuple(latest - later for later in row) for row in periods)
     return Period((order,) * problem.num_rows, done, (_due(order),) * problem.num_rows)
 
 

@@ -43,8 +43,8 @@ def fills_pauses(problem: ScheduleProblem) -> bool:
 def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
     """The slots with each W where its row would wait; None if a forward then has no room."""
     bare = _bare(problem, slots)
-    found = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
-    return None if found is None else _whole(bare, found.states[-1].fills)
+    timed = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
+    return None if timed is None else _whole(bare, timed.states[-1].fills)
 
 
 def anneal_filled(
@@ -56,7 +56,7 @@ def anneal_filled(
     if timed is None:
         return anneal(problem, slots, work, heat, seed, goal)
     draw, num_rows, value = random.Random(seed).random, problem.num_rows, timed.value()
-    best, kept = (max(timed.ends), value), (bare, timed)
+    best, best_rows = (max(timed.ends), value), (bare, timed)
     temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
     spent, size = 0.0, sum(map(len, bare.rows))
     works = _works(problem, steps, bare)
@@ -71,20 +71,20 @@ def anneal_filled(
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
         spent += _SLOT * (size - sum(states[-1].at))
         limit = max(timed.ends) + int(allowed / num_rows)
-        found = _timed(problem, steps, new, states, [limit - work for work in works])
-        if found is None or found.value() - value > allowed:
+        new_timed = _timed(problem, steps, new, states, [limit - work for work in works])
+        if new_timed is None or new_timed.value() - value > allowed:
             continue
-        bare, timed, value = new, found, found.value()
+        bare, timed, value = new, new_timed, new_timed.value()
         if (max(timed.ends), value) < best:
-            best, kept = (max(timed.ends), value), (bare, timed)
-    return FoundSlots(*best, _whole(kept[0], kept[1].states[-1].fills))
+            best, best_rows = (max(timed.ends), value), (bare, timed)
+    return FoundSlots(*best, _whole(best_rows[0], best_rows[1].states[-1].fills))
 
 
 def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
     """Rows without W. A B that takes as long as its two halves becomes an I."""
     rows, spares = [], []
     for times, row in zip(problem.times, slots, strict=True):
-        left, spare, part = [], [0, 0], 0
+        bare_row, spare, part = [], [0, 0], 0
         for slot in row:
             if slot >= FIXED:
                 part = 1
@@ -94,22 +94,22 @@ def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
             elif B <= slot < I and times[slot] == times[slot + I - B] + times[W]:
                 spare[part] += 1
                 slot += I - B
-            left.append(slot)
-        rows.append(tuple(left))
+            bare_row.append(slot)
+        rows.append(tuple(bare_row))
         spares.append((spare[0], spare[1]))
     return Bare(tuple(rows), tuple(spares))
 
 
 def _steps(problem: ScheduleProblem) -> list[_Steps]:
     """By row, the effects of its slots. A marked W makes no event and has the kind -1."""
-    C, whole, kept, tables = problem.num_chunks, problem.whole, problem.kept, []
+    C, parts, w_parts, tables = problem.num_chunks, problem.whole, problem.kept, []
     for times in problem.times:
         table: _Steps = {}
         for chunk in range(C):
-            actions = ((F, chunk, whole, 0), (B, C + chunk, -whole, 0), (I, C + chunk, kept - whole, 1))
+            actions = ((F, chunk, parts, 0), (B, C + chunk, -parts, 0), (I, C + chunk, w_parts - parts, 1))
             for token, kind, holds, due in actions:
                 table[token + chunk] = table[token + chunk + FIXED] = (times[token + chunk], kind, holds, due)
-        table[W + FIXED] = (times[W], -1, -kept, -1)
+        table[W + FIXED] = (times[W], -1, -w_parts, -1)
         tables.append(table)
     return tables
 
@@ -130,10 +130,12 @@ class _FillState:
     fills: _Fills
 
     def copy(self) -> _FillState:
-        needs, makes, spare = ([each[:] for each in rows] for rows in (self.needs, self.makes, self.spare))
+        needs, makes, spare = ([row[:] for row in rows] for rows in (self.needs, self.makes, self.spare))
         flat = (self.events, self.at, self.now, self.due, self.held, self.idle)
-        events, at, now, due, held, idle = (each[:] for each in flat)
-        return _FillState(events, needs, makes, at, now, due, held, idle, spare, [each[:] for each in self.fills])
+        events, positions, clocks, due, live, idle = (values[:] for values in flat)
+        return _FillState(
+            events, needs, makes, positions, clocks, due, live, idle, spare, [fill[:] for fill in self.fills]
+        )
 
 
 @dataclass(frozen=True)
@@ -146,15 +148,19 @@ class _TimedRows:
 
     def before(self, places: Sequence[int]) -> list[_FillState]:
         """The states that do not depend on the slots of the rows after these places."""
-        return [state for state in self.states if all(at <= place for at, place in zip(state.at, places, strict=True))]
+        return [
+            state
+            for state in self.states
+            if all(position <= place for position, place in zip(state.at, places, strict=True))
+        ]
 
 
 def _nothing(problem: ScheduleProblem, bare: Bare) -> _FillState:
     events, zeros = [-1] * problem.num_events, [0] * len(bare.rows)
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
-    needs, makes, spare = ([list(each) for each in rows] for rows in (problem.needs, problem.makes, bare.spare))
-    at, now, due, held, idle = (zeros[:] for _ in range(5))
-    return _FillState(events, needs, makes, at, now, due, held, idle, spare, [[] for _ in zeros])
+    needs, makes, spare = ([list(row) for row in rows] for rows in (problem.needs, problem.makes, bare.spare))
+    positions, clocks, due, live, idle = (zeros[:] for _ in range(5))
+    return _FillState(events, needs, makes, positions, clocks, due, live, idle, spare, [[] for _ in zeros])
 
 
 def _timed(
@@ -169,7 +175,7 @@ def _timed(
     Returns None if rows wait for ever, if a forward has no room, or if a row pauses longer than its limit in `pauses`.
     """
     state = states[-1].copy()
-    events, delays, kept, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
+    events, delays, w_parts, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
     turns = [*rows, *reversed(rows)]
     moved, states = True, states[:]
     while moved:
@@ -181,29 +187,29 @@ def _timed(
                 continue
             table, need, make, cap = steps[row], state.needs[row], state.makes[row], problem.caps[row]
             time_w, spare, fill = problem.times[row][W], state.spare[row], state.fills[row]
-            time, due, held = state.now[row], state.due[row], state.held[row]
+            time, due, live = state.now[row], state.due[row], state.held[row]
             while place < count:
                 slot = slots[place]
                 length, kind, holds, more_due = table[slot]
                 ready = events[need[kind]] if kind >= 0 else 0
                 if ready < 0:
                     break
-                most, runs = spare[0] if spare[0] < due else due, 0  # `min` takes a tenth of all time
+                limit, runs = spare[0] if spare[0] < due else due, 0  # `min` takes a tenth of all time
                 if slot >= FIXED:
                     if not place or slots[place - 1] < FIXED:  # all W that run before the first marked slot
-                        runs = most = spare.pop(0)
+                        runs = limit = spare.pop(0)
                         spare[0] += runs
-                elif ready > time and most:
-                    runs = min(most, (ready - time) // time_w) if time_w else most
-                if held + holds > cap + runs * kept:
-                    runs = -((cap - held - holds) // kept) if kept else due + 1
-                if runs > most or runs > due + min(more_due, 0):
+                elif ready > time and limit:
+                    runs = min(limit, (ready - time) // time_w) if time_w else limit
+                if live + holds > cap + runs * w_parts:
+                    runs = -((cap - live - holds) // w_parts) if w_parts else due + 1
+                if runs > limit or runs > due + min(more_due, 0):
                     return None
                 if runs:
                     fill.append((place, runs))
                     time += runs * time_w
                     due -= runs
-                    held -= runs * kept
+                    live -= runs * w_parts
                     spare[0] -= runs
                 if ready > time:
                     state.idle[row] += ready - time
@@ -215,11 +221,11 @@ def _timed(
                     events[make[kind]] = time + delays[row][kind]
                     make[kind] += 1
                     need[kind] += 1
-                held += holds
+                live += holds
                 due += more_due
                 place += 1
                 moved = True
-            state.at[row], state.now[row], state.due[row], state.held[row] = place, time, due, held
+            state.at[row], state.now[row], state.due[row], state.held[row] = place, time, due, live
         if sum(state.at) - sum(states[-1].at) >= _GAP * len(rows):
             states.append(state.copy())
     for row in rows:
@@ -251,29 +257,29 @@ def _changed(
     if end < _AT_ENDS:
         place = _NEAR_ENDS * place * place
         place = place if end < _AT_ENDS / 2 else 1 - place
-    at = min(int(place * len(rows[row])), len(rows[row]) - 1)
-    slot, far = rows[row][at], 1 + int(_FAR * draw() ** 3)
+    position = min(int(place * len(rows[row])), len(rows[row]) - 1)
+    slot, far = rows[row][position], 1 + int(_FAR * draw() ** 3)
     if slot >= FIXED:
         return None
-    number, far, step = rows[row][:at].count(slot), far if draw() < 0.5 else -far, 1 if draw() < 0.5 else -1
+    number, far, step = rows[row][:position].count(slot), far if draw() < 0.5 else -far, 1 if draw() < 0.5 else -1
     while True:
         new = list(rows[row])
-        to = at + far
-        if not 0 <= to < len(new):
+        target = position + far
+        if not 0 <= target < len(new):
             return None
-        del new[at]
-        new.insert(to, slot)
-        if (0 < to < len(new) - 1 and new[to - 1] >= FIXED <= new[to + 1]) or not _is_legal(
+        del new[position]
+        new.insert(target, slot)
+        if (0 < target < len(new) - 1 and new[target - 1] >= FIXED <= new[target + 1]) or not _is_legal(
             num_chunks, steps[row], new
         ):
             return None
-        rows[row], places[row] = tuple(new), min(at, to)
+        rows[row], places[row] = tuple(new), min(position, target)
         row += step
         if not 0 <= row < len(rows) or draw() >= _GO_ON or rows[row].count(slot) <= number:
             return Bare(tuple(rows), bare.spare), places
-        at = -1
+        position = -1
         for _ in range(number + 1):
-            at = rows[row].index(slot, at + 1)
+            position = rows[row].index(slot, position + 1)
 
 
 def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
@@ -291,10 +297,10 @@ def _whole(bare: Bare, fills: _Fills) -> Slots:
     """The rows with their W."""
     rows = []
     for row, fill in zip(bare.rows, fills, strict=True):
-        whole: list[int] = []
+        slots: list[int] = []
         begin = 0
         for place, runs in fill:
-            whole += (*row[begin:place], *(W,) * runs)
+            slots += (*row[begin:place], *(W,) * runs)
             begin = place
-        rows.append(tuple(whole))
+        rows.append(tuple(slots))
     return tuple(rows)

@@ -65,26 +65,26 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
     if not tokens:
         return None
     index = int(draw() * len(tokens))
-    token, rest = tokens[index], tokens[:index] + tokens[index + 1 :]
-    to = at + _distance(draw)
+    token, remaining = tokens[index], tokens[:index] + tokens[index + 1 :]
+    target = at + _distance(draw)
     if draw() < 0.25:
-        return _put(slots, at, rest, token, to)
-    others = TOKENS[slots[to]] if 0 <= to < len(slots) and to != at else ()
-    if not others:
+        return _put(slots, at, remaining, token, target)
+    target_tokens = TOKENS[slots[target]] if 0 <= target < len(slots) and target != at else ()
+    if not target_tokens:
         return None
     new = slots[:]
-    if len(others) == 1:
-        new[to] = pair(token, others[0])
-        if new[to] not in offered:
+    if len(target_tokens) == 1:
+        new[target] = pair(token, target_tokens[0])
+        if new[target] not in offered:
             return None
-        new[at : at + 1] = rest
+        new[at : at + 1] = remaining
     else:
         back = int(draw() * 2)
-        new[to] = pair(token, others[1 - back])
-        new[at] = pair(others[back], rest[0]) if rest else others[back]
-        if new[to] not in offered or new[at] not in offered:
+        new[target] = pair(token, target_tokens[1 - back])
+        new[at] = pair(target_tokens[back], remaining[0]) if remaining else target_tokens[back]
+        if new[target] not in offered or new[at] not in offered:
             return None
-    return new, min(at, to), len(slots) - 1 - max(at, to)
+    return new, min(at, target), len(slots) - 1 - max(at, target)
 
 
 def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
@@ -95,17 +95,24 @@ def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chan
     token = tokens[int(draw() * len(tokens))]
     kind = token // MOST_CHUNKS
     step = 1 if draw() < 0.5 else -1
-    to = at + step
-    while 0 <= to < len(slots) and token < W:
-        other = next((each for each in TOKENS[slots[to]] if each != token and each // MOST_CHUNKS == kind), None)
-        if other is not None:
+    target = at + step
+    while 0 <= target < len(slots) and token < W:
+        match = next(
+            (
+                candidate
+                for candidate in TOKENS[slots[target]]
+                if candidate != token and candidate // MOST_CHUNKS == kind
+            ),
+            None,
+        )
+        if match is not None:
             new = slots[:]
-            for place, old, put in ((at, token, other), (to, other, token)):
-                new[place] = _replaced(slots[place], old, put)
+            for place, old, replacement in ((at, token, match), (target, match, token)):
+                new[place] = _replaced(slots[place], old, replacement)
                 if new[place] not in offered:
                     return None
-            return new, min(at, to), len(slots) - 1 - max(at, to)
-        to += step
+            return new, min(at, target), len(slots) - 1 - max(at, target)
+        target += step
     return None
 
 
@@ -115,13 +122,13 @@ def split(slots: list[int], at: int, draw: Draw) -> Change | None:
     back = next((token for token in tokens if B <= token < I), None)
     if back is None:
         return None
-    to = min(len(slots), at + 1 + int(draw() * draw() * len(slots)))
-    if _inside(slots, to):
+    target = min(len(slots), at + 1 + int(draw() * draw() * len(slots)))
+    if _inside(slots, target):
         return None
     new = slots[:]
     new[at] = _replaced(slots[at], back, back + MOST_CHUNKS)
-    new.insert(to, W)
-    return new, at, len(slots) - to
+    new.insert(target, W)
+    return new, at, len(slots) - target
 
 
 def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
@@ -130,15 +137,15 @@ def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
     back = next((token for token in tokens if I <= token < W), None)
     if back is None:
         return None
-    to = next((to for to in range(at + 1, len(slots)) if W in TOKENS[slots[to]]), None)
-    if to is None:
+    target = next((index for index in range(at + 1, len(slots)) if W in TOKENS[slots[index]]), None)
+    if target is None:
         return None
     new = slots[:]
     new[at] = _replaced(slots[at], back, back - MOST_CHUNKS)
-    rest = list(TOKENS[slots[to]])
-    rest.remove(W)
-    new[to : to + 1] = rest
-    return new, at, len(slots) - 1 - to
+    remaining = list(TOKENS[slots[target]])
+    remaining.remove(W)
+    new[target : target + 1] = remaining
+    return new, at, len(slots) - 1 - target
 
 
 def _put(slots: list[int], at: int, rest: tuple[int, ...], moved: int, gap: int) -> Change | None:
@@ -206,34 +213,34 @@ def anneal(
     Equal arguments give equal results.
     """
     draw = random.Random(seed).random
-    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines)
     assert timing is not None, "the start is not legal"
     value, num_rows = _value(timing), problem.num_rows
     best = FoundSlots(timing.makespan, value, slots)
     temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
-    spent, taken = 0.0, 0
+    spent, accepted = 0.0, 0
     while spent < work and best.makespan > goal:
         spent += _DRAWN
         candidate = _changed(problem, lines, timing, draw)
         if candidate is None:
             continue
-        new, first, last, more = candidate
+        new, first, last, added = candidate
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
         limit = timing.makespan + int(allowed / num_rows)
         begin, size = timing.marks[first].timed, len(timing.order)
-        spent += _CHANGED * len(more)
+        spent += _CHANGED * len(added)
         if last < len(timing.marks):
             spent += _SLOT * (timing.marks[last].timed - begin)
-            if is_longer(problem, timing, new, first, last, more, limit):
+            if is_longer(problem, timing, new, first, last, added, limit):
                 continue
         spent += _SLOT * (size - begin)
         timed = retimed(problem, timing, new, first, limit)
         if timed is None or (new_value := _value(timed)) - value > allowed:
             continue
         spent += _SLOT * size  # for its tails
-        lines, timing, value, taken = new, timed, new_value, taken + 1
-        if taken % _SORTED == 0:
+        lines, timing, value, accepted = new, timed, new_value, accepted + 1
+        if accepted % _SORTED == 0:
             timing = in_time_order(problem, timing, lines)
         if (timing.makespan, value) < (best.makespan, best.value):
             best = FoundSlots(timing.makespan, value, tuple(tuple(line.slots) for line in lines))
@@ -255,9 +262,9 @@ def _changed(
     marks = timing.marks
     row, first, last = int(draw() * problem.num_rows), len(marks) - 1, 0
     place = draw() ** _HOW_LATE if draw() < _LATE else draw()
-    at = min(int(place * len(lines[row].slots)), len(lines[row].slots) - 1)  # a root may be rounded to 1
+    position = min(int(place * len(lines[row].slots)), len(lines[row].slots) - 1)  # a root may be rounded to 1
     go_on, step = _GO_ON if draw() > _ONE_ROW else 0.0, 1 if draw() < 0.5 else -1
-    candidate, more = lines[:], {}
+    candidate, added = lines[:], {}
     drawn: list[float] = []
 
     def draws() -> float:  # recorded, so that a change can be repeated in another row
@@ -266,12 +273,12 @@ def _changed(
 
     while True:
         old = lines[row]
-        new = change(old.slots, at, draws, problem.offered[row])
+        new = change(old.slots, position, draws, problem.offered[row])
         line = new and changed(problem, row, old, *new)
         if not new or not line:
             return None
         candidate[row] = line
-        more[row] = len(line.slots) - len(old.slots)
+        added[row] = len(line.slots) - len(old.slots)
         while marks[first].at[row] > new[1]:
             first -= 1
         end = len(old.slots) - new[2]
@@ -279,17 +286,19 @@ def _changed(
             last = len(marks)
         while last < len(marks) and marks[last].at[row] < end:
             last += 1
-        other = row + step
-        if draw() >= go_on or not 0 <= other < problem.num_rows:
+        next_row = row + step
+        if draw() >= go_on or not 0 <= next_row < problem.num_rows:
             break
-        like = _like(lines[other].slots, old.slots[at], marks[first].at[other] + at - marks[first].at[row])
-        if like is None:
+        next_position = _like(
+            lines[next_row].slots, old.slots[position], marks[first].at[next_row] + position - marks[first].at[row]
+        )
+        if next_position is None:
             break
-        row, at, draws = other, like, chain(drawn, iter(draw, None)).__next__  # repeat the change
-    return candidate, first, last, more
+        row, position, draws = next_row, next_position, chain(drawn, iter(draw, None)).__next__  # repeat the change
+    return candidate, first, last, added
 
 
 def _like(slots: list[int], slot: int, around: int) -> int | None:
     """The nearest place with an equal slot; None if there is none near `around`."""
-    near = (at for far in range(_NEAR) for at in (around - far, around + far) if 0 <= at < len(slots))
-    return next((at for at in near if slots[at] == slot), None)
+    near = (place for far in range(_NEAR) for place in (around - far, around + far) if 0 <= place < len(slots))
+    return next((place for place in near if slots[place] == slot), None)

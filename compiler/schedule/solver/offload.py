@@ -37,10 +37,10 @@ def with_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> t
 
     Returns None if no such choice of copies exists or was found.
     """
-    if all(held <= cap for held, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
+    if all(peak <= cap for peak, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
         return schedule, simulate(schedule, costs)
-    found = [each for eager in (False, True) if (each := _with_copies(schedule, costs, caps, eager))]
-    return min(found, key=lambda each: each[1].makespan, default=None)
+    results = [result for eager in (False, True) if (result := _with_copies(schedule, costs, caps, eager))]
+    return min(results, key=lambda result: result[1].makespan, default=None)
 
 
 def _with_copies(
@@ -91,13 +91,13 @@ class _OffloadRow:
     ) -> None:
         assert costs.O is not None and costs.R is not None
         ticks = math.lcm(unit.denominator, costs.O.denominator, costs.R.denominator)
-        by = int(unit * ticks)
+        scale = int(unit * ticks)
         self.steps = [*steps]
-        self.starts, self.ends = [start * by for start, _ in spans], [end * by for _, end in spans]
+        self.starts, self.ends = [start * scale for start, _ in spans], [end * scale for _, end in spans]
         self.out, self.back = int(costs.O * ticks), int(costs.R * ticks)
-        self.whole, kept = costs.keeps.denominator, costs.keeps.numerator
+        self.whole, w_parts = costs.keeps.denominator, costs.keeps.numerator
         self.cap = int(cap * self.whole)
-        frees = {"F": 0, "B": self.whole, "I": self.whole - kept, "W": kept}
+        frees = {"F": 0, "B": self.whole, "I": self.whole - w_parts, "W": w_parts}
         self.takes = [self.whole * sum(a.kind == "F" for a in actions_of(step)) for step in steps]
         self.frees = [sum(frees[a.kind] for a in actions_of(step)) for step in steps]
         self.forward: dict[_Key, int] = {}  # index of the step with each forward and backward
@@ -122,7 +122,7 @@ class _OffloadRow:
                 del self.starts[k], self.ends[k]
                 begin = self.starts[step]
                 for times in (self.starts, self.ends):
-                    times[step:k] = [each + time for each in times[step:k]]
+                    times[step:k] = [tick + time for tick in times[step:k]]
                 self.starts.insert(step, begin)
                 self.ends.insert(step, begin + time)
                 self._find()
@@ -138,18 +138,18 @@ class _OffloadRow:
             walk = _Walk(self, away, late, eager)
             try:
                 return walk.run()
-            except _NotNeededError as found:
-                away.discard(found.key)
-                stay.add(found.key)
-            except _NoRoomError as found:
-                delay, chosen = self._choice(found.step, away, stay, walk.left)
-                if chosen is not None and not (delay and eager and self._hasten(found.step)):
+            except _NotNeededError as error:
+                away.discard(error.key)
+                stay.add(error.key)
+            except _NoRoomError as error:
+                delay, chosen = self._choice(error.step, away, stay, walk.left)
+                if chosen is not None and not (delay and eager and self._hasten(error.step)):
                     away.add(chosen)
                 elif chosen is not None:
                     pass  # a W ran instead
-                elif found.returning is not None and self.backward[found.returning] > found.step:
-                    late.add(found.returning)
-                elif not self._hasten(found.step):
+                elif error.returning is not None and self.backward[error.returning] > error.step:
+                    late.add(error.returning)
+                elif not self._hasten(error.step):
                     return None
 
     def returns(self, away: Set[_Key]) -> list[tuple[int, _Key]]:
@@ -157,29 +157,33 @@ class _OffloadRow:
 
         An activation returns before that step, so that its backward need not wait.
         """
-        found, free = [], None
+        returns, free = [], None
         for key in sorted(away, key=self.backward.__getitem__, reverse=True):
             end = self.starts[self.backward[key]]
             free = (end if free is None else min(end, free)) - self.back
             before = bisect_right(self.ends, free)
-            found.append((min(max(before, self.forward[key] + 1), self.backward[key]), key))
-        return found[::-1]
+            returns.append((min(max(before, self.forward[key] + 1), self.backward[key]), key))
+        return returns[::-1]
 
     def _choice(self, step: int, away: Set[_Key], stay: Set[_Key], left: Sequence[int]) -> tuple[int, _Key | None]:
         """The activation to offload next to make room for a step, and its delay: the last needed of the least delay."""
-        here = (key for key, k in self.forward.items() if k < step < self.backward[key] and key not in away | stay)
-        delays = ((self._delay(step, key, away, left), -self.backward[key], key) for key in here)
+        candidates = (
+            key for key, k in self.forward.items() if k < step < self.backward[key] and key not in away | stay
+        )
+        delays = ((self._delay(step, key, away, left), -self.backward[key], key) for key in candidates)
         delay, _, key = min(delays, default=(0, 0, None))
         return delay, key
 
     def _delay(self, step: int, key: _Key, away: Set[_Key], left: Sequence[int]) -> int:
         """The delay of a step or backward if an activation is offloaded, after those that have left by then."""
         end = delay = 0
-        gone = sorted([key, *(each for each in away if self.forward[each] < step)], key=self.forward.__getitem__)
-        for each, needed in zip(gone, (*left, self.starts[step]), strict=False):
-            end = max(end, self.ends[self.forward[each]]) + self.out
+        gone = sorted(
+            [key, *(activation for activation in away if self.forward[activation] < step)], key=self.forward.__getitem__
+        )
+        for activation, needed in zip(gone, (*left, self.starts[step]), strict=False):
+            end = max(end, self.ends[self.forward[activation]]) + self.out
             delay = max(delay, end - needed)
-        begin = min(before for before, each in self.returns({*away, key}) if each == key)
+        begin = min(before for before, activation in self.returns({*away, key}) if activation == key)
         return delay + max(0, self.ends[step] - self.ends[max(begin - 1, 0)])
 
 
@@ -243,22 +247,22 @@ def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: 
     device = replace(solver, costs=solver.costs.on_device())
     if solver.cap is None:
         return search(device)
-    found = _FoundOffloads(checked(Asked(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
-    found.add(search(replace(device, cap=None, effort=_SHARE * solver.effort)))
-    if found.best is None or found.bound(device.costs) <= found.key()[0]:
-        found.add(search(device))
+    results = _FoundOffloads(checked(Asked(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
+    results.add(search(replace(device, cap=None, effort=_SHARE * solver.effort)))
+    if results.best is None or results.bound(device.costs) <= results.key()[0]:
+        results.add(search(device))
     for cap in _larger(solver.cap, num_ranks, num_stages):
-        if found.key()[0] > found.bound(solver.costs):
-            found.add(search(replace(device, cap=cap, effort=_SHARE * solver.effort)))
-    return found.solution()
+        if results.key()[0] > results.bound(solver.costs):
+            results.add(search(replace(device, cap=cap, effort=_SHARE * solver.effort)))
+    return results.solution()
 
 
 def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
     """Larger caps that still limit a schedule, so that fewer activations must be copied than without a cap."""
     of_rank = cap if isinstance(cap, tuple) else (cap,)
-    for by in _LARGER:
-        if max(of_rank) * by < Fraction(default_cap(num_ranks) * num_stages, num_ranks):
-            yield tuple(each * by for each in of_rank) if isinstance(cap, tuple) else cap * by
+    for factor in _LARGER:
+        if max(of_rank) * factor < Fraction(default_cap(num_ranks) * num_stages, num_ranks):
+            yield tuple(rank_cap * factor for rank_cap in of_rank) if isinstance(cap, tuple) else cap * factor
 
 
 @dataclass
@@ -278,14 +282,14 @@ class _FoundOffloads:
 
     def bound(self, costs: Costs) -> Fraction:
         """The lower bound under the cap with these costs, over the placements that were searched."""
-        return min(replace(self.asked, costs=costs).bound(each, self.cap) for each in self.searched)
+        return min(replace(self.asked, costs=costs).bound(placement, self.cap) for placement in self.searched)
 
     def add(self, solution: Solution) -> None:
         """Add copies to a schedule, and keep it if it is better."""
-        schedule, on = solution.schedule, solution.schedule.stage_placement
+        schedule, placement = solution.schedule, solution.schedule.stage_placement
         self.asked = replace(self.asked, num_micro_batches=schedule.num_micro_batches)
         self.searched |= dict.fromkeys(solution.searched)
-        costs, caps = self.asked.costs_on(on), self.asked.caps_on(on, self.cap)
+        costs, caps = self.asked.costs_on(placement), self.asked.caps_on(placement, self.cap)
         placed = with_copies(schedule, costs, caps)
         if placed is None:
             return

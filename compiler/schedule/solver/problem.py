@@ -50,8 +50,8 @@ def tokens_of(slot: int) -> tuple[int, ...]:
 
 def slot_of(tokens: Iterable[int]) -> int:
     """Inverse of `tokens_of`, in any order."""
-    one, *other = tokens
-    return pair(one, other[0]) if other else one
+    first, *second = tokens
+    return pair(first, second[0]) if second else first
 
 
 def kind_of(token: int) -> str:
@@ -151,10 +151,13 @@ def make_problem(
 
     `cap`: one for all ranks, or one for each.
     """
-    P, both = num_ranks, placement == BIDIRECTIONAL
-    count, odd = (num_micro_batches + both) // placement.copies, both and not folded and num_micro_batches % 2 == 1
-    whole, kept = costs.keeps.denominator, costs.keeps.numerator
-    of_rank = [int(each * whole) for each in ((cap,) * P if isinstance(cap, (int, Fraction)) else cap)]
+    P, two_way = num_ranks, placement == BIDIRECTIONAL
+    count, odd = (
+        (num_micro_batches + two_way) // placement.copies,
+        two_way and not folded and num_micro_batches % 2 == 1,
+    )
+    parts, w_parts = costs.keeps.denominator, costs.keeps.numerator
+    of_rank = [int(rank_cap * parts) for rank_cap in ((cap,) * P if isinstance(cap, (int, Fraction)) else cap)]
     rows = P // 2 if folded else P
     caps = tuple(min(of_rank[row], of_rank[P - 1 - row]) for row in range(rows)) if folded else tuple(of_rank)
     gains = costs.gains()
@@ -184,8 +187,8 @@ def make_problem(
         count,
         odd,
         caps,
-        whole,
-        kept,
+        parts,
+        w_parts,
         unit,
         tuple(tuple(int(time / unit) for time in row) for row in messages),
         tuple(times[key] for key in keys),
@@ -204,25 +207,25 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
     problem = replace(problem, count=count)
     C, rows = problem.num_chunks, range(problem.num_rows)
     row_homes = problem.homes[: problem.num_rows]
-    at = {
+    places = {
         home: (problem.row_of(rank), chunk)
-        for rank, each in enumerate(problem.homes)
-        for chunk, home in enumerate(each)
+        for rank, rank_homes in enumerate(problem.homes)
+        for chunk, home in enumerate(rank_homes)
     }
 
     def need(stage: int, direction: int, step: int) -> int:
         """The event of the previous or next stage; a path waits for nothing at its ends."""
-        if (stage + step, direction) not in at:
+        if (stage + step, direction) not in places:
             return FIRST
-        row, chunk = at[stage + step, direction]
+        row, chunk = places[stage + step, direction]
         return problem.event(row, chunk if step < 0 else C + chunk)
 
     needs = tuple(tuple([need(*home, step) for step in (-1, 1) for home in row_homes[row]]) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
     counts = tuple(tuple(count - (problem.odd and direction) for _, direction in row_homes[row]) for row in rows)
     delay = [0] * problem.num_events
-    for row, each in enumerate(problem.delays):
-        for kind, time in enumerate(each):
+    for row, row_delays in enumerate(problem.delays):
+        for kind, time in enumerate(row_delays):
             first = problem.event(row, kind)
             delay[first : first + count] = [time] * count
     return replace(problem, delay=tuple(delay), needs=needs, makes=makes, counts=counts)
@@ -230,13 +233,13 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
 
 def _messages(placement: StagePlacement, num_ranks: int, row: int, costs: Costs) -> list[Fraction]:
     """By kind of event of a row, the time of the message to the rank that waits for it; 0 if none does."""
-    found = []
+    times = []
     for step in (1, -1):
         for stage, direction in homes(placement, num_ranks, row):
             end = stage + step
             inside = 0 <= end < placement.num_stages(num_ranks)
-            found.append(costs.message(row, _rank_of(placement, num_ranks, end, direction)) if inside else Fraction(0))
-    return found
+            times.append(costs.message(row, _rank_of(placement, num_ranks, end, direction)) if inside else Fraction(0))
+    return times
 
 
 def _rank_of(placement: StagePlacement, num_ranks: int, stage: int, direction: int) -> int:
@@ -258,7 +261,7 @@ def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]
 def alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
     """Whether two tokens of a row take equally long, alone and in each pair with a third."""
     partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
-    return all(table[slot_of((one, *rest))] == table[slot_of((other, *rest))] for rest in [(), *partners])
+    return all(table[slot_of((one, *partner))] == table[slot_of((other, *partner))] for partner in [(), *partners])
 
 
 def _is_offered(slot: int, table: dict[int, Fraction], gains: frozenset[str]) -> bool:

@@ -40,23 +40,23 @@ def greedy(problem: ScheduleProblem, seed: int) -> Slots | None:
     """Legal slots under the cap, as a start; None if this seed's preferences end in a circle of waiting."""
     random_ = random.Random(seed)
     liking = _likings(random_, problem.num_chunks)
-    more = random_.choice((-1, 0, 0, 1, 2))
-    most = [_most_near(problem, row) + more for row in range(problem.num_rows)]
+    extra = random_.choice((-1, 0, 0, 1, 2))
+    limits = [_most_near(problem, row) + extra for row in range(problem.num_rows)]
     events = [-1] * problem.num_events
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
-    rows = [_SeedRow(problem, row, liking, most[row]) for row in range(problem.num_rows)]
+    rows = [_SeedRow(problem, row, liking, limits[row]) for row in range(problem.num_rows)]
     ready = [(0, row) for row in range(problem.num_rows)]
     asleep: list[int] = []
     while ready:
-        now, row = heappop(ready)
-        rows[row].now = now
+        time, row = heappop(ready)
+        rows[row].now = time
         if not rows[row].take(events):
             if not rows[row].is_done():
                 asleep.append(row)
             continue
         heappush(ready, (rows[row].now, row))
-        for other in asleep:
-            heappush(ready, (max(now, rows[other].now), other))
+        for sleeper in asleep:
+            heappush(ready, (max(time, rows[sleeper].now), sleeper))
         asleep = []
     return None if asleep else tuple(tuple(row.slots) for row in rows)
 
@@ -72,15 +72,15 @@ def _likings(random_: random.Random, chunks: int) -> dict[int, float]:
     A W only fills gaps, an I defers work, and later chunks of a micro-batch are preferred.
     """
     kinds = [kind for kind in (F, B, I) for _ in range(chunks)]
-    tokens = [kind + at % chunks for at, kind in enumerate(kinds)] + [W]
+    tokens = [kind + index % chunks for index, kind in enumerate(kinds)] + [W]
     likes = [random_.lognormvariate(0, 0.2) for _ in tokens]
     split, weights = random_.choice(((0.3, 0.3), (0.8, 0.4), (1.5, 0.4), (2.5, 0.3)))
     strength = {F: 1.0, B: 1.6, I: split, W: weights}
     result = {}
     for like, token in zip(likes, tokens, strict=True):
         kind, chunk = token - chunk_of(token), chunk_of(token)
-        on = 0.2 * chunk / (chunks - 1) if chunk and kind in (F, B) else 0.0
-        result[token] = like * (strength[kind] + on)
+        bonus = 0.2 * chunk / (chunks - 1) if chunk and kind in (F, B) else 0.0
+        result[token] = like * (strength[kind] + bonus)
     return result
 
 
@@ -133,7 +133,7 @@ class _SeedRow:
         """Whether a forward leaves room for one of each later chunk, as only those can free memory again."""
         if chunk == 0 and self.done[0] - self.done[self.C] + ahead >= self.most_near:
             return False
-        later = sum(self.done[other] < self.counts[other] for other in range(chunk + 1, self.C))
+        later = sum(self.done[later_chunk] < self.counts[later_chunk] for later_chunk in range(chunk + 1, self.C))
         return ahead < self._room() - later
 
     def _kind(self, token: int) -> int:
@@ -154,18 +154,18 @@ class _SeedRow:
     def _run(self, slot: int, begin: int, events: list[int]) -> None:
         self.slots.append(slot)
         self.now = begin + self.times[slot]
-        freed, whole, kept = 0, self.problem.whole, self.problem.kept
+        freed, parts, w_parts = 0, self.problem.whole, self.problem.kept
         for token in tokens_of(slot):
             if token == W:
                 self.due -= 1
-                freed += kept
+                freed += w_parts
                 continue
             kind = self._kind(token)
             event = self.makes[kind] + self.done[kind]
             events[event] = self.now + self.problem.delay[event]
             self.done[kind] += 1
-            self.held += whole * (token < B)
-            freed += 0 if token < B else whole if token < I else whole - kept
+            self.held += parts * (token < B)
+            freed += 0 if token < B else parts if token < I else parts - w_parts
             self.due += token >= I
         self.held -= freed
 
@@ -224,13 +224,13 @@ def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
     With a split backward, the next W goes too, so that all later W still have as many I before them.
     """
     slots = [list(tokens_of(slot % FIXED)) for slot in row]
-    last = {token: at for at, tokens in enumerate(slots) for token in tokens}
+    last = {token: index for index, tokens in enumerate(slots) for token in tokens}
     back = max((B + chunk, I + chunk), key=lambda token: last.get(token, -1))
     slots[last[F + chunk]].remove(F + chunk)
     slots[last[back]].remove(back)
     if back >= I:
         next(tokens for tokens in slots[last[back] + 1 :] if W in tokens).remove(W)
-    return tuple(slot_of(left) + slot // FIXED * FIXED for left, slot in zip(slots, row, strict=True) if left)
+    return tuple(slot_of(tokens) + slot // FIXED * FIXED for tokens, slot in zip(slots, row, strict=True) if tokens)
 
 
 def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -238,18 +238,18 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
     done: Counter[int] = Counter()
     result = []
     for slot in row:
-        left = []
+        tokens = []
         for token in tokens_of(slot):
             kind = token if token < I else token - MOST_CHUNKS
             if token < W and done[kind] < count:
                 done[kind] += 1
-                left.append(token)
+                tokens.append(token)
                 done[W] += token >= I
             elif token == W and done[W]:
                 done[W] -= 1
-                left.append(token)
-        if left:
-            result.append(slot_of(left))
+                tokens.append(token)
+        if tokens:
+            result.append(slot_of(tokens))
     return tuple(result)
 
 
@@ -264,13 +264,13 @@ def capped(problem: ScheduleProblem) -> Slots:
 
 def in_groups(problem: ScheduleProblem) -> Slots:
     """Rows under any cap: as many micro-batches as fit pass all stages and return before the next ones start."""
-    most, rest, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
+    limit, remaining, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
-    while rest:
-        size = min(most, rest)
+    while remaining:
+        size = min(limit, remaining)
         row += [F + chunk for chunk in chunks for _ in range(size)]
         row += [B + chunk for chunk in reversed(chunks) for _ in range(size)]
-        rest -= size
+        remaining -= size
     return (tuple(row),) * problem.num_rows
 
 

@@ -60,7 +60,7 @@ class Asked:
     def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[Fraction, ...]:
         """A cap by rank, in activations of a placement's stages."""
         stages = placement.num_stages(self.num_ranks)
-        return tuple(self.costs.in_parts(each * stages / self.num_stages) for each in self.caps(cap))
+        return tuple(self.costs.in_parts(rank_cap * stages / self.num_stages) for rank_cap in self.caps(cap))
 
     def cap_on(self, placement: StagePlacement, cap: Cap | None) -> Fraction | None:
         """The most that a rank may hold, in activations of a placement's stages."""
@@ -68,7 +68,7 @@ class Asked:
 
     def holds(self, held: Sequence[Fraction], cap: Cap | None) -> bool:
         """Whether activations held, by rank, are within a cap."""
-        return cap is None or all(each <= most for each, most in zip(held, self.caps(cap), strict=True))
+        return cap is None or all(peak <= limit for peak, limit in zip(held, self.caps(cap), strict=True))
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         """A lower bound of the makespan on a placement under a cap."""
@@ -79,7 +79,7 @@ class Asked:
     def held(self, schedule: Schedule) -> tuple[Fraction, ...]:
         """The most activations that each rank of a schedule holds, in the unit of the cap."""
         peaks = held_at_most(schedule, self.costs.keeps)
-        return tuple(each * self.num_stages / schedule.num_stages for each in peaks)
+        return tuple(peak * self.num_stages / schedule.num_stages for peak in peaks)
 
     def timed(self, origin: str, schedule: Schedule) -> FoundSchedule:
         makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
@@ -210,7 +210,7 @@ class Solver:
         ValueError for sizes, weights or a cap with which nothing can run.
         """
         P, N = num_ranks, num_micro_batches
-        asked = checked(Asked(P, N, self.costs, P, self.cap))
+        request = checked(Asked(P, N, self.costs, P, self.cap))
         small = P * N <= _MOST_STEPS  # otherwise, several stages per rank are too many
         counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
         if placement is not None:
@@ -218,11 +218,11 @@ class Solver:
             placements: tuple[StagePlacement, ...] = (placement,)
             counts = (placement.loops,) if placement.loops > 1 else ()
         else:
-            both = copies > 1 and P % 2 == 0
-            placements = (BIDIRECTIONAL, V) if both else (V, ONE_STAGE)
+            two_way = copies > 1 and P % 2 == 0
+            placements = (BIDIRECTIONAL, V) if two_way else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
-        named = _named(asked, counts, placement, copies)
-        return _solved(asked, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
+        named = _named(request, counts, placement, copies)
+        return _solved(request, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
 
     def solve_on(
         self,
@@ -236,10 +236,10 @@ class Solver:
 
         Costs and cap are for one of its stages. `effort` and `report` replace those of the solver.
         """
-        asked = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
+        request = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
         search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
-        return _solved(asked, (placement,), _named(asked, counts, placement), search)
+        return _solved(request, (placement,), _named(request, counts, placement), search)
 
 
 def _named(
@@ -267,18 +267,18 @@ def _solved(
     P = asked.num_ranks
     best = min(named, key=FoundSchedule.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
-    shares = [_SHARES.get(each, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for each in placements]
+    shares = [_SHARES.get(placement, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for placement in placements]
     tried: dict[StagePlacement, FoundSchedule] = {}  # the best of each placement that was searched
-    for at, placement in enumerate(placements):
+    for index, placement in enumerate(placements):
         if best is None or asked.bound(placement, cap) < best.makespan:
-            part = search.part(sum(shares[:at]), shares[at], sum(shares), shares[at])
+            part = search.part(sum(shares[:index]), shares[index], sum(shares), shares[index])
             part = replace(part, worth=_WORTH * best.makespan if best else None)
-            found = (asked.timed(*each) for each in _searched(placement, asked, cap, part))
-            tried[placement] = min(found, key=FoundSchedule.key)
-            best = min((each for each in (best, tried[placement]) if each), key=FoundSchedule.key)
+            timed = (asked.timed(*result) for result in _searched(placement, asked, cap, part))
+            tried[placement] = min(timed, key=FoundSchedule.key)
+            best = min((candidate for candidate in (best, tried[placement]) if candidate), key=FoundSchedule.key)
     assert best is not None
-    held = max(best.held) if asked.cap is None else asked.cap
-    bounds = {each: asked.bound(each, held) for each in (*placements, best.schedule.stage_placement)}
+    limit = max(best.held) if asked.cap is None else asked.cap
+    bounds = {placement: asked.bound(placement, limit) for placement in (*placements, best.schedule.stage_placement)}
     search.report(1.0)
     schedule = best.schedule
     return Solution(
@@ -300,27 +300,27 @@ def _searched(
     caps = asked.caps_on(placement, cap)
     folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
     one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
-    anyway = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
-    slots = capped(anyway) if one_way else in_groups(anyway)
-    yield "capped" if one_way else "groups", schedule_of_slots(anyway, slots)
+    fallback = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
+    slots = capped(fallback) if one_way else in_groups(fallback)
+    yield "capped" if one_way else "groups", schedule_of_slots(fallback, slots)
     if placement == BIDIRECTIONAL:
-        both = zbv_both_ways(P, N)
-        if all(held <= most for held, most in zip(held_at_most(both, costs.keeps), caps, strict=True)):
-            yield both.name, both
-    twice = placement == BIDIRECTIONAL and N % 2 == 1
-    problem = make_problem(placement, P, N + twice, costs, caps, folded)
-    core = _core(problem, costs, search.part(0, 1, 1 + twice))
+        unfolded = zbv_both_ways(P, N)
+        if all(peak <= limit for peak, limit in zip(held_at_most(unfolded, costs.keeps), caps, strict=True)):
+            yield unfolded.name, unfolded
+    is_odd = placement == BIDIRECTIONAL and N % 2 == 1
+    problem = make_problem(placement, P, N + is_odd, costs, caps, folded)
+    core = _core(problem, costs, search.part(0, 1, 1 + is_odd))
     if core is not None:
         yield core.origin, _first(_schedule(problem, core), N)
     else:  # too large for a search
         for period in islice(waves(problem), _WAVES):
             yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
-    if core is not None and twice:  # search on, as a pair may take less than the action that is left of it
-        odd = make_problem(placement, P, N, costs, caps)
+    if core is not None and is_odd:  # search on, as a pair may take less than the action that is left of it
+        odd_problem = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
-        core = _core(odd, costs, search.part(1, 1, 2, 0.5), (without_last(slots),))
+        core = _core(odd_problem, costs, search.part(1, 1, 2, 0.5), (without_last(slots),))
         if core is not None:
-            yield core.origin, _schedule(odd, core)
+            yield core.origin, _schedule(odd_problem, core)
 
 
 def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:
@@ -384,6 +384,6 @@ def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
         return schedule
     ranks: list[Sequence[Step]] = []
     for steps in schedule.actions:
-        left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
-        ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
+        remaining = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
+        ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in remaining if actions))
     return replace(schedule, num_micro_batches=N, actions=tuple(ranks))

@@ -48,8 +48,8 @@ class TimedRow:
 
 def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRow | None:
     """The `TimedRow` of a whole row; None if the row alone is illegal or exceeds the cap."""
-    nothing = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
-    line = changed(problem, row, nothing, list(slots), 0, 0)
+    empty = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
+    line = changed(problem, row, empty, list(slots), 0, 0)
     full = problem.counts[row] * 2
     return line if line and line.states[-1][:-3] == full and line.states[-1][-1] == 0 else None
 
@@ -63,18 +63,18 @@ def changed(
     """
     counts, cap, times = problem.counts[row], problem.caps[row], problem.times[row]
     needs, makes, C = problem.needs[row], problem.makes[row], len(problem.counts[row])
-    whole, kept, freed_by_i = problem.whole, problem.kept, problem.whole - problem.kept
+    parts, w_parts, freed_by_i = problem.whole, problem.kept, problem.whole - problem.kept
     last = len(slots) - num_equal
-    *done, held, split, due = old.states[first]
+    *done, live, split, due = old.states[first]
     one_w, chunks, before = problem.one_w, old.chunks[:split], split
     work = old.work[first]
     steps: list[EventStep] = []
     states: list[State] = []
     works: list[int] = []
-    for at in range(first, last):
-        states.append((*done, held, split, due))
+    for index in range(first, last):
+        states.append((*done, live, split, due))
         works.append(work)
-        slot = slots[at] % FIXED
+        slot = slots[index] % FIXED
         if one_w:
             time = times[slot]
         else:
@@ -83,18 +83,18 @@ def changed(
             chunks += [chunk_of(token) for token in tokens if I <= token < W]
         work += time
         if slot < B:
-            held += whole
+            live += parts
             k = done[slot]
-            if held > cap or k >= counts[slot]:
+            if live > cap or k >= counts[slot]:
                 return None
             done[slot] = k + 1
             steps.append((time, needs[slot] + k, NOW, makes[slot] + k, NOBODY))
         elif slot < W:
             chunk = slot % MOST_CHUNKS
             if slot < I:
-                held -= whole
+                live -= parts
             else:
-                held -= freed_by_i
+                live -= freed_by_i
                 split += 1
                 due += 1
             kind = C + chunk
@@ -107,17 +107,17 @@ def changed(
             if not due:
                 return None
             due -= 1
-            held -= kept
+            live -= w_parts
             steps.append((time, NOW, NOW, NOBODY, NOBODY))
         else:
-            waits, produced, freed, new = [], [], 0, 0
+            waits, produced, freed, num_split = [], [], 0, 0
             # The later kind first, so that no action of a pair can depend on the other.
             for token in (slot % NUM_TOKENS, slot // NUM_TOKENS - 1):
                 if token == W:
                     if not due:
                         return None
                     due -= 1
-                    freed += kept
+                    freed += w_parts
                     waits.append(NOW)
                     produced.append(NOBODY)
                     continue
@@ -125,7 +125,7 @@ def changed(
                 if token < B:
                     kind = chunk
                     k = done[kind]
-                    held += whole
+                    live += parts
                     if k >= counts[chunk]:
                         return None
                 else:
@@ -134,18 +134,18 @@ def changed(
                     if k >= done[chunk]:
                         return None
                     if token < I:
-                        freed += whole
+                        freed += parts
                     else:
                         freed += freed_by_i
-                        new += 1
+                        num_split += 1
                 done[kind] = k + 1
                 waits.append(needs[kind] + k)
                 produced.append(makes[kind] + k)
-            if held > cap:
+            if live > cap:
                 return None
-            held -= freed
-            split += new
-            due += new
+            live -= freed
+            split += num_split
+            due += num_split
             steps.append((time, waits[0], waits[1], produced[0], produced[1]))
     end = len(old.slots) - num_equal
     if not one_w and num_equal:
@@ -153,12 +153,12 @@ def changed(
             return changed(problem, row, old, slots, first, 0)
         chunks = old.chunks
     works.append(work)
-    more = work - old.work[end]
+    added = work - old.work[end]
     return TimedRow(
         slots,
         old.steps[:first] + steps + old.steps[end:],
-        old.states[:first] + states + (old.states[end:] if num_equal else [(*done, held, split, due)]),
-        old.work[:first] + works + ([w + more for w in old.work[end + 1 :]] if more else old.work[end + 1 :]),
+        old.states[:first] + states + (old.states[end:] if num_equal else [(*done, live, split, due)]),
+        old.work[:first] + works + ([w + added for w in old.work[end + 1 :]] if added else old.work[end + 1 :]),
         chunks,
     )
 
@@ -218,23 +218,23 @@ def starts_of(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow
     """The start of each slot of each row."""
     events = timing.marks[0].events[:]
     starts: list[list[int]] = [[] for _ in lines]
-    now = [0] * len(lines)
+    clocks = [0] * len(lines)
     for row in timing.order:
-        time, wait, other, makes, also = lines[row].steps[len(starts[row])]
-        start = max(now[row], events[wait], events[other])
+        time, wait, wait_also, makes, makes_also = lines[row].steps[len(starts[row])]
+        start = max(clocks[row], events[wait], events[wait_also])
         starts[row].append(start)
-        now[row] = start + time
-        events[makes] = now[row] + problem.delay[makes]
-        events[also] = now[row] + problem.delay[also]
+        clocks[row] = start + time
+        events[makes] = clocks[row] + problem.delay[makes]
+        events[makes_also] = clocks[row] + problem.delay[makes_also]
     return starts
 
 
 def in_time_order(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> Timing:
     """The same timing with its slots in order of their starts, and with evenly spaced marks."""
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
-    timed = sorted((next(starts[row]), at, row) for at, row in enumerate(timing.order))
+    timed = sorted((next(starts[row]), index, row) for index, row in enumerate(timing.order))
     zero = timing.marks[0]
-    marks = [Mark(at, zero.events, zero.at, zero.now) for at in range(0, len(timed), _gap(problem))]
+    marks = [Mark(index, zero.events, zero.at, zero.now) for index in range(0, len(timed), _gap(problem))]
     result = retimed(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
     assert result and result.ends == timing.ends
     return result
@@ -252,61 +252,61 @@ def retimed(
     Returns None if rows wait for each other for ever, or if a row surely ends after `limit`.
     """
     mark = old.marks[first]
-    events, at, now = mark.events[:], mark.at[:], mark.now[:]
+    events, positions, clocks = mark.events[:], mark.at[:], mark.now[:]
     delay, rows = problem.delay, range(len(lines))
     steps = [line.steps for line in lines]
     work = [line.work for line in lines]
     total = [line.work[-1] for line in lines]
     order: list[int] = []
     marks = old.marks[:first]
-    bounds = [each.timed for each in old.marks[first:]] + [len(old.order)]
+    bounds = [saved.timed for saved in old.marks[first:]] + [len(old.order)]
     for begin, end in pairwise(bounds):
-        marks.append(Mark(mark.timed + len(order), events[:], at[:], now[:]))
+        marks.append(Mark(mark.timed + len(order), events[:], positions[:], clocks[:]))
         for row in old.order[begin:end]:
-            place = at[row]
-            time, wait, other, makes, also = steps[row][place]
+            place = positions[row]
+            time, wait, wait_also, makes, makes_also = steps[row][place]
             ready = events[wait]
             if ready < 0:
                 continue
-            more = events[other]
-            if more < 0:
+            ready_also = events[wait_also]
+            if ready_also < 0:
                 continue
-            start = now[row]
+            start = clocks[row]
             if ready > start:
                 start = ready
-            if more > start:
-                start = more
+            if ready_also > start:
+                start = ready_also
             start += time
-            now[row] = start
-            at[row] = place + 1
+            clocks[row] = start
+            positions[row] = place + 1
             events[makes] = start + delay[makes]
-            events[also] = start + delay[also]
+            events[makes_also] = start + delay[makes_also]
             order.append(row)
         if limit is not None:
             for row in rows:
-                if now[row] - work[row][at[row]] + total[row] > limit:
+                if clocks[row] - work[row][positions[row]] + total[row] > limit:
                     return None
-    left = sum(map(len, work)) - len(lines) - sum(at)
-    while left:
-        before = left
+    remaining = sum(map(len, work)) - len(lines) - sum(positions)
+    while remaining:
+        before = remaining
         if not marks or mark.timed + len(order) - marks[-1].timed >= _gap(problem):
-            marks.append(Mark(mark.timed + len(order), events[:], at[:], now[:]))
+            marks.append(Mark(mark.timed + len(order), events[:], positions[:], clocks[:]))
         for row in rows:
             of_row = steps[row]
             while True:
-                time, wait, other, makes, also = of_row[at[row]]
-                ready, more = events[wait], events[other]
-                if ready < 0 or more < 0:
+                time, wait, wait_also, makes, makes_also = of_row[positions[row]]
+                ready, ready_also = events[wait], events[wait_also]
+                if ready < 0 or ready_also < 0:
                     break
-                now[row] = max(now[row], ready, more) + time
-                at[row] += 1
-                events[makes] = now[row] + delay[makes]
-                events[also] = now[row] + delay[also]
+                clocks[row] = max(clocks[row], ready, ready_also) + time
+                positions[row] += 1
+                events[makes] = clocks[row] + delay[makes]
+                events[makes_also] = clocks[row] + delay[makes_also]
                 order.append(row)
-                left -= 1
-        if left == before:
+                remaining -= 1
+        if remaining == before:
             return None
-    return Timing(old.order[: mark.timed] + order, marks, now)
+    return Timing(old.order[: mark.timed] + order, marks, clocks)
 
 
 def is_longer(
@@ -325,7 +325,7 @@ def is_longer(
     mark counts as waiting for ever, which is almost always true.
     """
     begin, end = old.marks[first], old.marks[last]
-    events, at, now, delay = begin.events[:], begin.at[:], begin.now[:], problem.delay
+    events, positions, clocks, delay = begin.events[:], begin.at[:], begin.now[:], problem.delay
     order = old.order[begin.timed : end.timed]
     for row, count in more.items():
         order += [row] * count
@@ -335,28 +335,28 @@ def is_longer(
     while order:
         later = []
         for row in order:
-            time, wait, other, makes, also = steps[row][at[row]]
+            time, wait, wait_also, makes, makes_also = steps[row][positions[row]]
             ready = events[wait]
-            more_ready = events[other]
-            if ready < 0 or more_ready < 0:
+            ready_also = events[wait_also]
+            if ready < 0 or ready_also < 0:
                 later.append(row)
                 continue
-            start = now[row]
+            start = clocks[row]
             if ready > start:
                 start = ready
-            if more_ready > start:
-                start = more_ready
+            if ready_also > start:
+                start = ready_also
             start += time
-            now[row] = start
-            at[row] += 1
+            clocks[row] = start
+            positions[row] += 1
             events[makes] = start + delay[makes]
-            events[also] = start + delay[also]
+            events[makes_also] = start + delay[makes_also]
         if len(later) == len(order):
             return True
         order = later
     for row, tail in enumerate(_tails(problem, old, lines, last, more)):
-        _, wait, other, _, _ = steps[row][at[row]]
-        if max(now[row], events[wait], events[other]) + tail > limit:
+        _, wait, wait_also, _, _ = steps[row][positions[row]]
+        if max(clocks[row], events[wait], events[wait_also]) + tail > limit:
             return True
     return False
 
@@ -367,23 +367,23 @@ def _tails(
     """The tails of the rows at a mark. After it, `lines` equal those of the timing; `more`: additional slots before."""
     tails, marks, delay = timing.tails, timing.marks, problem.delay
     if not tails:
-        timing.behind = [-each for each in delay]  # for events that nobody waits for
+        timing.behind = [-lag for lag in delay]  # for events that nobody waits for
     behind = timing.behind
     while len(marks) - len(tails) > mark:
         at_mark = len(marks) - 1 - len(tails)
         if tails:
-            end, rows = marks[at_mark + 1].timed, tails[-1][:]
-            at = [place + more.get(row, 0) for row, place in enumerate(marks[at_mark + 1].at)]
+            end, row_tails = marks[at_mark + 1].timed, tails[-1][:]
+            positions = [place + more.get(row, 0) for row, place in enumerate(marks[at_mark + 1].at)]
         else:
-            end, rows, at = len(timing.order), [0] * len(lines), [len(line.slots) for line in lines]
+            end, row_tails, positions = len(timing.order), [0] * len(lines), [len(line.slots) for line in lines]
         for row in reversed(timing.order[marks[at_mark].timed : end]):
-            at[row] -= 1
-            time, wait, other, makes, also = lines[row].steps[at[row]]
-            tail = rows[row]
+            positions[row] -= 1
+            time, wait, wait_also, makes, makes_also = lines[row].steps[positions[row]]
+            tail = row_tails[row]
             if behind[makes] + delay[makes] > tail:
                 tail = behind[makes] + delay[makes]
-            if behind[also] + delay[also] > tail:
-                tail = behind[also] + delay[also]
-            rows[row] = behind[wait] = behind[other] = tail + time
-        tails.append(rows)
+            if behind[makes_also] + delay[makes_also] > tail:
+                tail = behind[makes_also] + delay[makes_also]
+            row_tails[row] = behind[wait] = behind[wait_also] = tail + time
+        tails.append(row_tails)
     return tails[len(marks) - 1 - mark]

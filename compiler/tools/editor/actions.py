@@ -52,8 +52,8 @@ def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
     changed = edit.span.source
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
-        found = document.reader(path)
-        return (Source(changed.name, apply(changed.text, [edit])), ()) if found[0] == changed else found
+        loaded = document.reader(path)
+        return (Source(changed.name, apply(changed.text, [edit])), ()) if loaded[0] == changed else loaded
 
     return is_mended(document.analysis.diagnostics, analyse(document.path, reader=reader).diagnostics)
 

@@ -73,11 +73,11 @@ def inside(path: Sequence[outline.OutlineNode]) -> Inside:
     root = path[0].key
     if root not in KINDS:
         return Inside("unknown")
-    found = Inside("class", Spec) if root == "run" else Inside("class", fields_of(Spec)[root].nodes[0], root)
+    around = Inside("class", Spec) if root == "run" else Inside("class", fields_of(Spec)[root].nodes[0], root)
     for node in path[1:]:
-        is_phase = found.cls is Spec and node.key == PHASE and not found.of_phase
-        found = replace(found, of_phase=True) if is_phase else _within(found, node)
-    return found
+        is_phase = around.cls is Spec and node.key == PHASE and not around.of_phase
+        around = replace(around, of_phase=True) if is_phase else _within(around, node)
+    return around
 
 
 def _within(around: Inside, node: outline.OutlineNode) -> Inside:
@@ -141,8 +141,8 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
 def keys_in(where: Inside) -> tuple[str, ...]:
     """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
     train_keys = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
-    whole = (WHOLE if where.cls is Spec else train_keys) if where.of_phase else ()
-    return tuple(name for name in keys(where.cls) if name not in whole)
+    excluded = (WHOLE if where.cls is Spec else train_keys) if where.of_phase else ()
+    return tuple(name for name in keys(where.cls) if name not in excluded)
 
 
 def required(cls: type[Node], key: str) -> bool:

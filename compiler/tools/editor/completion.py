@@ -60,10 +60,10 @@ def _of_field(
     elif str in kind.types and first:
         yield from (CompletionItem(word, "value") for word in sorted(WORDS_AS_TEXT) if key == "source")
     elif {int, float, Fraction} & {*kind.types} or kind.form == "batch":
-        word = first and (place.token is None or place.token.kind == "word")
-        if word and kind.optional:
+        takes_word = first and (place.token is None or place.token.kind == "word")
+        if takes_word and kind.optional:
             yield CompletionItem("none", "value", "without")
-        if word and key in derive.DEFAULTS.get(where.cls, {}):
+        if takes_word and key in derive.DEFAULTS.get(where.cls, {}):
             yield CompletionItem("auto", "value", "derived from other keys")
         yield from _numbers(document, place, before, kind.unit, float in kind.types)
 
@@ -133,37 +133,37 @@ def _references(document: OpenDocument, place: CursorPlace) -> Iterator[Completi
     if "." in typed:
         yield from _dotted(place, typed.split(".")[:-1])
         return
-    seen: dict[str, CompletionItem] = {}
+    items: dict[str, CompletionItem] = {}
     for block in [*reversed(place.block.path()), document.file]:
         for statement in block.body:
             is_let = statement.key == LET and len(statement.head) > 1
             name = statement.head[1].text if is_let else statement.key
             if statement is not place.statement and (is_let or (block is not document.file and statement.equals)):
-                shown = " ".join(token.text for token in statement.value)
-                seen.setdefault(name, CompletionItem(name, "reference", f"= {shown}"))
+                value = " ".join(token.text for token in statement.value)
+                items.setdefault(name, CompletionItem(name, "reference", f"= {value}"))
     for name in document.names_of(LET):  # also from imported files
-        seen.setdefault(name, CompletionItem(name, "reference", LET))
-    yield from seen.values()
+        items.setdefault(name, CompletionItem(name, "reference", LET))
+    yield from items.values()
 
 
 def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
     """The keys of the block that a dotted name refers to, from the schema."""
     path = place.block.path()
-    around = [block_keys.inside(path[: index + 1]).cls for index in range(len(path))]
-    found: tuple[type[Node], ...] = ()
-    for cls in (*reversed(around), Spec):
+    enclosing = [block_keys.inside(path[: index + 1]).cls for index in range(len(path))]
+    classes: tuple[type[Node], ...] = ()
+    for cls in (*reversed(enclosing), Spec):
         if parts[0] in fields_of(cls):
-            found = fields_of(cls)[parts[0]].nodes
+            classes = fields_of(cls)[parts[0]].nodes
             break
     for part in parts[1:]:
-        found = tuple(inner for cls in found if part in fields_of(cls) for inner in fields_of(cls)[part].nodes)
-    seen: dict[str, CompletionItem] = {}
-    for cls in found:  # the kinds of a block share keys
+        classes = tuple(inner for cls in classes if part in fields_of(cls) for inner in fields_of(cls)[part].nodes)
+    items: dict[str, CompletionItem] = {}
+    for cls in classes:  # the kinds of a block share keys
         for name, kind in fields_of(cls).items():
             if kind.form not in ("label", "layers", "rate"):
                 meaning = cls.model_fields[name].description or ""
-                seen.setdefault(name, CompletionItem(".".join([*parts, name]), "reference", meaning))
-    yield from seen.values()
+                items.setdefault(name, CompletionItem(".".join([*parts, name]), "reference", meaning))
+    yield from items.values()
 
 
 # ---------------------------------------------------------------- phases and learning rates
@@ -180,12 +180,12 @@ def _phases(before: list[OutlineToken], place: CursorPlace) -> Iterator[Completi
     """The words of a value by phases, such as `0.3 until 10T tokens then 0.1`."""
     words = [token.text for token in before]
     last = next((word for word in reversed(words) if word in ("until", "then")), "")
-    rest = words[len(words) - words[::-1].index(last) :] if last else words
+    tail = words[len(words) - words[::-1].index(last) :] if last else words
     if last == "until":
         yield from _duration(place, before)
-        if rest:
+        if tail:
             yield CompletionItem("then", "word", "the value that follows")
-    elif rest:
+    elif tail:
         yield CompletionItem("until", "word", "where this value ends, in tokens or steps")
 
 
@@ -233,18 +233,18 @@ def complete(document: OpenDocument, offset: int, lister: Lister) -> tuple[Compl
 
 
 def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterable[CompletionItem]:
-    where, statement = block_keys.inside(place.block.path()), place.statement
-    if where.form == "rate":
+    inside, statement = block_keys.inside(place.block.path()), place.statement
+    if inside.form == "rate":
         return rate_items(place)
     if statement is None or not place.before:
-        return _keys(where, place)
+        return _keys(inside, place)
     if statement.key == "import":
         return _imports(document, place, offset, lister)
     if place.token is not None and place.token.kind == "string":
         return ()
     if statement.equals is None or statement.equals.start >= offset:
-        return _labels(document, where, place)
-    return value_items(document, where, place)
+        return _labels(document, inside, place)
+    return value_items(document, inside, place)
 
 
 def _keys(where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
@@ -253,10 +253,10 @@ def _keys(where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
     is_complete = statement is not None and (
         statement.equals is not None or statement.opened is not None or len(statement.head) > 1
     )
-    taken = set() if where.form == "file" else block_keys.present_keys(place.block)
-    taken -= {statement.key} if statement is not None else set()
+    present = set() if where.form == "file" else block_keys.present_keys(place.block)
+    present -= {statement.key} if statement is not None else set()
     for item in _all_keys(where):
-        if item.label not in taken:
+        if item.label not in present:
             yield replace(item, snippet="") if is_complete else item
 
 
@@ -300,9 +300,9 @@ def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Li
     token = place.token
     typed = token.text[1 : offset - token.start] if token is not None and token.kind == "string" else ""
     folder = typed.rpartition("/")[0]
-    here = posixpath.normpath(posixpath.join(posixpath.dirname(document.source.name), folder))
-    for name in lister(here):
-        if name.endswith((".dsc", "/")) and posixpath.join(here, name) != document.source.name:
+    directory = posixpath.normpath(posixpath.join(posixpath.dirname(document.source.name), folder))
+    for name in lister(directory):
+        if name.endswith((".dsc", "/")) and posixpath.join(directory, name) != document.source.name:
             path = f'"{posixpath.join(folder, name)}"'
             snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # continue after the slash
             yield CompletionItem(path, "file", snippet=snippet)

@@ -40,15 +40,15 @@ def summary(analysis: Analysis, kind: str, name: str) -> str:
 
 
 def _model(model: Model) -> str:
-    found = counts.parameters(model)
+    parameters = counts.parameters(model)
     kinds = Counter(model.ffn(layer).kind for layer in range(model.num_layers))
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     lines = [
-        f"{found.total:,} parameters, {found.active:,} active per token",
+        f"{parameters.total:,} parameters, {parameters.active:,} active per token",
         f"{model.num_layers} layers ({layers}), hidden {model.hidden:,}, attention {model.attention.kind}",
     ]
     if model.mtp is not None:
-        lines.append(f"{found.mtp:,} more parameters for MTP of depth {model.mtp.depth}")
+        lines.append(f"{parameters.mtp:,} more parameters for MTP of depth {model.mtp.depth}")
     return _list(lines)
 
 
@@ -70,7 +70,7 @@ def _precision(precision: Precision) -> str:
 
 
 def _run(spec: Spec) -> str:
-    degrees = ((name, each) for name, each in spec.parallel if name != "zero" and isinstance(each, int))
+    degrees = ((name, degree) for name, degree in spec.parallel if name != "zero" and isinstance(degree, int))
     parallel = ", ".join(f"{name} = {degree}" for name, degree in degrees if degree > 1)
     schedule = spec.schedule.name or spec.schedule.file
     steps = ramp.of(spec).steps_for(spec.train.tokens)
@@ -126,7 +126,7 @@ def _about(
 
 
 def _of_file(document: OpenDocument, statement: outline.OutlineNode, token: OutlineToken) -> str:
-    kind, words = statement.key, [each.text for each in statement.head]
+    kind, words = statement.key, [word.text for word in statement.head]
     if kind == LET:
         if token in statement.value and token.kind == "word":
             return _reference(document, token)
@@ -178,20 +178,20 @@ def _value(document: OpenDocument, where: Inside, statement: outline.OutlineNode
     if where.form == "class" and where.cls is Spec and key in NAMED:
         return _named(document, key, token.text)
     if token.kind == "word":
-        found = _reference(document, token)
-        if found:
-            return found
+        reference = _reference(document, token)
+        if reference:
+            return reference
         kind = fields_of(where.cls).get(key) if where.form == "class" else None
         if kind is not None and token.text in block_keys.values(kind):
             return texts.title(token.text, texts.choice(where.at(key), token.text) or texts.key(where.at(key)))
-    return _with_values(document, statement, f"{key} = {' '.join(each.text for each in statement.value)}")
+    return _with_values(document, statement, f"{key} = {' '.join(word.text for word in statement.value)}")
 
 
 def _reference(document: OpenDocument, token: OutlineToken) -> str:
-    found = resolved.reference(document.analysis, document.source, token)
-    if found is None:
+    resolution = resolved.reference(document.analysis, document.source, token)
+    if resolution is None:
         return ""
-    target, value = found
+    target, value = resolution
     text = f"{target.span.text}"
     return _joined(
         f"```dsc\n{text}\n```",

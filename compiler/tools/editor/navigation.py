@@ -48,19 +48,19 @@ def definition(document: OpenDocument, offset: int) -> Span | None:
 
 def references(documents: Iterator[OpenDocument] | list[OpenDocument], at: Span) -> tuple[Span, ...]:
     """All references, in some documents and their imports, to the definition at a span; the definition comes first."""
-    found = {_key(at): at}
+    spans = {_key(at): at}
     for document in documents:
         for view in document.analysis.views:
             for used, item in view.context.uses.items():
                 defined = item.name.span if isinstance(item, Let) else item.key.span
                 if _key(defined) == _key(at):
-                    found.setdefault(_key(used), used)
+                    spans.setdefault(_key(used), used)
         for source in document.analysis.definitions.sources:
             for used, name in _names(source):
-                where = document.names.get(name)
-                if where is not None and _key(where) == _key(at):
-                    found.setdefault(_key(used), used)
-    return tuple(found.values())
+                origin = document.names.get(name)
+                if origin is not None and _key(origin) == _key(at):
+                    spans.setdefault(_key(used), used)
+    return tuple(spans.values())
 
 
 def symbols(file: outline.OutlineNode) -> tuple[Symbol, ...]:
@@ -87,7 +87,7 @@ def _name(statement: outline.OutlineNode, token: OutlineToken) -> tuple[str, str
         return kind, token.text
     if is_file and kind in KINDS and len(words) > 3 and words[2].text == "extends" and token is words[3]:
         return kind, token.text
-    around = [] if statement.parent is None else [each.key for each in statement.parent.path()]
+    around = [] if statement.parent is None else [node.key for node in statement.parent.path()]
     in_run = around in (["run"], ["run", PHASE])
     return (kind, token.text) if in_run and kind in NAMED and token in statement.value[:1] else None
 
@@ -139,6 +139,6 @@ def _symbol(node: outline.OutlineNode) -> Symbol:
         name = f"layers {''.join(words[1:])}"
     elif node.opened is not None and node.parent is not None and not node.parent.head and node.key in KINDS:
         kind = {"run": "run", "model": "model", "cluster": "cluster"}.get(node.key, "precision")  # type: ignore[assignment]
-    inner = tuple(_symbol(each) for each in node.body if each.head)
+    inner = tuple(_symbol(child) for child in node.body if child.head)
     end = max([node.end, *(child.end for child in inner)])
     return Symbol(name, detail, kind, node.start, end, node.head[-1].end, inner)

@@ -85,18 +85,18 @@ class OutlineNode:
 
 def tokens(text: str) -> list[OutlineToken]:
     """The tokens of a text without spaces, at most as many as a spec may have; the rest of the text is ignored."""
-    found: list[OutlineToken] = []
+    parsed: list[OutlineToken] = []
     for match in table.load().pattern.finditer(text):
         terminal, start, end = str(match.lastgroup), match.start(), match.end()
         if terminal == "CALL":
-            found += [OutlineToken("word", match[0][:-1], start, end - 1), OutlineToken("sign", "(", end - 1, end)]
-        elif match[0] == "." and found and found[-1].kind == "word" and found[-1].end == start:
-            found[-1] = OutlineToken("word", f"{found[-1].text}.", found[-1].start, end)  # `model.`, about to go on
+            parsed += [OutlineToken("word", match[0][:-1], start, end - 1), OutlineToken("sign", "(", end - 1, end)]
+        elif match[0] == "." and parsed and parsed[-1].kind == "word" and parsed[-1].end == start:
+            parsed[-1] = OutlineToken("word", f"{parsed[-1].text}.", parsed[-1].start, end)  # `model.`, about to go on
         elif terminal != "SPACE":
-            found.append(OutlineToken(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
-        if len(found) >= MAX_WORDS:
+            parsed.append(OutlineToken(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
+        if len(parsed) >= MAX_WORDS:
             break
-    return found
+    return parsed
 
 
 def read(text: str) -> OutlineNode:
@@ -204,11 +204,11 @@ def place(text: str, file: OutlineNode, offset: int) -> CursorPlace:
     """The place of a cursor before character `offset`."""
     block = file
     while True:
-        inner = next((each for each in block.body if _holds(each, offset)), None)
+        inner = next((node for node in block.body if _holds(node, offset)), None)
         if inner is None:
             break
         block = inner
-    statement = next((each for each in block.body if _start(each) <= offset <= _head_end(each, text)), None)
+    statement = next((node for node in block.body if _start(node) <= offset <= _head_end(node, text)), None)
     if statement is None:
         return CursorPlace(block, None, None, (), in_comment(text, offset))
     parts = [*statement.head, *([statement.equals] if statement.equals else []), *statement.value]
@@ -222,8 +222,8 @@ def in_comment(text: str, offset: int) -> bool:
     """Whether a cursor is in a comment."""
     line = text.rfind("\n", 0, offset) + 1
     end = text.find("\n", offset)
-    found = tokens(text[line : end if end >= 0 else len(text)])
-    return any(token.kind == "comment" and token.start + line < offset for token in found)
+    line_tokens = tokens(text[line : end if end >= 0 else len(text)])
+    return any(token.kind == "comment" and token.start + line < offset for token in line_tokens)
 
 
 def _is_text(token: OutlineToken) -> bool:
@@ -242,7 +242,7 @@ def _limit(node: OutlineNode) -> int:
     around = node.parent
     if around is None:
         return node.end
-    index = next(i for i, each in enumerate(around.body) if each is node)
+    index = next(i for i, child in enumerate(around.body) if child is node)
     if index + 1 < len(around.body):
         return max(node.end, _start(around.body[index + 1]) - 1)
     if around.closed is not None:
@@ -283,8 +283,8 @@ class OpenDocument:
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """The diagnostics of `dsc check`: errors or, if there are none, what training would refuse."""
-        wrong = self.analysis.diagnostics or mistakes_of(self.analysis, self.path)
-        return wrong or refusals(self.analysis)
+        mistakes = self.analysis.diagnostics or mistakes_of(self.analysis, self.path)
+        return mistakes or refusals(self.analysis)
 
     def names_of(self, kind: str) -> list[str]:
         return [name for name_kind, name in self.names if name_kind == kind]

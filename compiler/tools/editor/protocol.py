@@ -172,8 +172,8 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
         code=item.code,
         source="dsc",
         related_information=[
-            lsp.DiagnosticRelatedInformation(location=client.location(where), message=message)
-            for where, message in related
+            lsp.DiagnosticRelatedInformation(location=client.location(place), message=message)
+            for place, message in related
         ],
     )
 
@@ -181,9 +181,9 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
 def completion(client: Client, source: Source, items: Iterable[CompletionItem]) -> lsp.CompletionList:
     """Convert completion items, keeping their order. Lists with units are incomplete, so the client asks again after
     each character."""
-    found = [_item(client, source, index, item) for index, item in enumerate(items)]
-    incomplete = any(item.kind == lsp.CompletionItemKind.Unit for item in found)
-    return lsp.CompletionList(is_incomplete=incomplete, items=found)
+    proposals = [_item(client, source, index, item) for index, item in enumerate(items)]
+    incomplete = any(item.kind == lsp.CompletionItemKind.Unit for item in proposals)
+    return lsp.CompletionList(is_incomplete=incomplete, items=proposals)
 
 
 def _item(client: Client, source: Source, index: int, item: CompletionItem) -> lsp.CompletionItem:
@@ -222,11 +222,11 @@ def replaced(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
     old, new = source.text.splitlines(keepends=True), text.splitlines(keepends=True)
     if old == new:
         return []
-    first = _shared(old, new)
-    last = _shared(old[first:][::-1], new[first:][::-1])
-    start = sum(map(len, old[:first]))
-    end = sum(map(len, old[: len(old) - last]))
-    return [lsp.TextEdit(range=client.range(source, start, end), new_text="".join(new[first : len(new) - last]))]
+    leading = _shared(old, new)
+    trailing = _shared(old[leading:][::-1], new[leading:][::-1])
+    start = sum(map(len, old[:leading]))
+    end = sum(map(len, old[: len(old) - trailing]))
+    return [lsp.TextEdit(range=client.range(source, start, end), new_text="".join(new[leading : len(new) - trailing]))]
 
 
 def _shared(left: list[str], right: list[str]) -> int:
@@ -249,15 +249,15 @@ def _workspace_edit(client: Client, edits: Iterable[Edit]) -> lsp.WorkspaceEdit:
         range_ = client.range(edit.span.source, edit.span.start, edit.span.end)
         by_source.setdefault(edit.span.source, []).append(lsp.TextEdit(range=range_, new_text=edit.text))
     if not client.document_changes:
-        return lsp.WorkspaceEdit(changes={client.uri(source): found for source, found in by_source.items()})
+        return lsp.WorkspaceEdit(changes={client.uri(source): text_edits for source, text_edits in by_source.items()})
     return lsp.WorkspaceEdit(
         document_changes=[
             lsp.TextDocumentEdit(
                 text_document=lsp.OptionalVersionedTextDocumentIdentifier(
                     uri=client.uri(source), version=client.open.get(os.path.realpath(source.name), ("", None))[1]
                 ),
-                edits=list(found),
+                edits=list(text_edits),
             )
-            for source, found in by_source.items()
+            for source, text_edits in by_source.items()
         ]
     )

@@ -27,17 +27,17 @@ UNITS = {"byte": "bytes", "byte/s": "bytes/s", "flop/s": "FLOPS", "token": "toke
 def values(analysis: Analysis, source: Source, statement: Statement) -> tuple[str, ...]:
     """The values of a statement as text: one, or if the runs of the file differ, one for each value with its runs."""
     start = statement.value[0].start if statement.value else statement.start
-    found: dict[str, dict[str, None]] = {}
+    runs_of: dict[str, dict[str, None]] = {}
     for view in analysis.views:
         for path, span in view.context.origins.items():
             if path and span.source.name == source.name and _begins(path, span, statement, start):
                 text = _value(view, path, statement)
                 if text:
                     run = view.context.run
-                    found.setdefault(text, {})[label_of(run) or run.head.text] = None
-    if len(found) < 2:
-        return tuple(found)
-    return tuple(f"{text} in {', '.join(runs)}" for text, runs in found.items())
+                    runs_of.setdefault(text, {})[label_of(run) or run.head.text] = None
+    if len(runs_of) < 2:
+        return tuple(runs_of)
+    return tuple(f"{text} in {', '.join(runs)}" for text, runs in runs_of.items())
 
 
 def reference(analysis: Analysis, source: Source, token: OutlineToken) -> tuple[Attribute | Let, str] | None:
@@ -52,7 +52,7 @@ def reference(analysis: Analysis, source: Source, token: OutlineToken) -> tuple[
 def phase(analysis: Analysis, statement: Statement) -> str:
     """The number of a `phase` block and where it begins; "" if unknown."""
     head = statement.parent.head if statement.parent is not None else []
-    name = SEPARATOR.join(each[1].text for each in (head, statement.head) if len(each) > 1)
+    name = SEPARATOR.join(tokens[1].text for tokens in (head, statement.head) if len(tokens) > 1)
     for view in analysis.views:
         within = getattr(getattr(view.spec, "train", None), "within", None)
         if within is not None and label_of(view.context.run) == name:
@@ -82,8 +82,8 @@ def _begins(path: str, span: Span, statement: Statement, start: int) -> bool:
 
 
 def _quantities(view: ResolvedView, span: Span) -> Iterator[str]:
-    for (at, _), quantity in view.context.phrases.items():
-        if at == span and quantity is not None:
+    for (place, _), quantity in view.context.phrases.items():
+        if place == span and quantity is not None:
             yield _quantity(quantity)
 
 

@@ -62,8 +62,8 @@ class EditorSession:
         """The current state of a document, analysed once per generation."""
         if uri not in self.analyses:
             texts = {
-                os.path.realpath(protocol.path_of(each)): text.source
-                for each, text in self.server.workspace.text_documents.items()
+                os.path.realpath(protocol.path_of(open_uri)): text.source
+                for open_uri, text in self.server.workspace.text_documents.items()
             }
             loop = asyncio.get_running_loop()
             self.analyses[uri] = loop.run_in_executor(self.pool, document, protocol.path_of(uri), over(texts))
@@ -85,8 +85,8 @@ class EditorSession:
     async def publish(self) -> None:
         """Publish the diagnostics of the open documents and their imports, each in its file, and clear old ones."""
         generation, client = self.generation, self.client()
-        found: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
-        for uri in tuple(found):
+        diagnostics: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
+        for uri in tuple(diagnostics):
             current = await guarded(self.server, self.document)(uri)
             if generation != self.generation:
                 return  # a later state will be published
@@ -94,16 +94,16 @@ class EditorSession:
                 continue
             for item in current.diagnostics:
                 source = item.span.source if item.span is not None else current.source
-                found.setdefault(client.uri(source), []).append(protocol.diagnostic(client, item, current.source))
+                diagnostics.setdefault(client.uri(source), []).append(protocol.diagnostic(client, item, current.source))
         versions = dict(client.open.values())
-        for uri in {**dict.fromkeys(self.published), **dict.fromkeys(found)}:
-            once = {(str(item.range), item.code, item.message): item for item in found.get(uri, [])}
-            state = (versions.get(uri), list(once.values()))
+        for uri in {**dict.fromkeys(self.published), **dict.fromkeys(diagnostics)}:
+            unique = {(str(item.range), item.code, item.message): item for item in diagnostics.get(uri, [])}
+            state = (versions.get(uri), list(unique.values()))
             if self.published.get(uri) != state:
                 self.server.text_document_publish_diagnostics(
                     lsp.PublishDiagnosticsParams(uri=uri, version=state[0], diagnostics=state[1])
                 )
-        self.published = {uri: (versions.get(uri), self_found) for uri, self_found in found.items()}
+        self.published = {uri: (versions.get(uri), items) for uri, items in diagnostics.items()}
 
     # ------------------------------------------------------------ notifications
 
@@ -147,26 +147,26 @@ class EditorSession:
 
     async def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
         current, client = await self.document(params.text_document.uri), self.client()
-        found = hover(current, client.offset(current.source, params.position))
-        return protocol.hover(client, current.source, found) if found is not None else None
+        hover_text = hover(current, client.offset(current.source, params.position))
+        return protocol.hover(client, current.source, hover_text) if hover_text is not None else None
 
     async def definition(self, params: lsp.DefinitionParams) -> lsp.Location | None:
         current, client = await self.document(params.text_document.uri), self.client()
-        found = navigation.definition(current, client.offset(current.source, params.position))
-        return client.location(found) if found is not None else None
+        target = navigation.definition(current, client.offset(current.source, params.position))
+        return client.location(target) if target is not None else None
 
     async def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
         current, client = await self.document(params.text_document.uri), self.client()
-        at = navigation.definition(current, client.offset(current.source, params.position))
-        if at is None:
+        target = navigation.definition(current, client.offset(current.source, params.position))
+        if target is None:
             return []
         documents = [await self.document(uri) for uri, _ in client.open.values()]
-        found = navigation.references(documents, at)
-        return [client.location(span) for span in found[0 if params.context.include_declaration else 1 :]]
+        spans = navigation.references(documents, target)
+        return [client.location(span) for span in spans[0 if params.context.include_declaration else 1 :]]
 
     async def symbols(self, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
         current, client = await self.document(params.text_document.uri), self.client()
-        return [protocol.symbol(client, current.source, each) for each in navigation.symbols(current.file)]
+        return [protocol.symbol(client, current.source, symbol) for symbol in navigation.symbols(current.file)]
 
     async def format(self, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
         current, client = await self.document(params.text_document.uri), self.client()
@@ -178,12 +178,12 @@ class EditorSession:
 
     async def actions(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
         current, client = await self.document(params.text_document.uri), self.client()
-        start, end = (client.offset(current.source, each) for each in (params.range.start, params.range.end))
+        start, end = (client.offset(current.source, position) for position in (params.range.start, params.range.end))
         documents = [current, *[await self.document(uri) for uri, _ in client.open.values()]]
-        at = Span(current.source, start, end)
+        span = Span(current.source, start, end)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self.pool, actions.actions, documents, at)  # tries some edits
-        return [protocol.action(client, each, current.source) for each in found]
+        fixes = await loop.run_in_executor(self.pool, actions.actions, documents, span)  # tries some edits
+        return [protocol.action(client, fix, current.source) for fix in fixes]
 
     async def exit(self, params: Any) -> None:
         """Exit at once, even if the client keeps stdin open: there is nothing to clean up."""
@@ -248,7 +248,7 @@ def listed(folder: str) -> list[str]:
     """The names in a folder, with a `/` after subfolders; [] if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
-            found = [entry.name + "/" * entry.is_dir() for _, entry in zip(range(MAX_LISTED), entries, strict=False)]
+            names = [entry.name + "/" * entry.is_dir() for _, entry in zip(range(MAX_LISTED), entries, strict=False)]
     except OSError:
         return []
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(name for name in names if not name.startswith("."))

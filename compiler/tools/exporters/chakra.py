@@ -161,7 +161,7 @@ class TraceFiles(Mapping[str, bytes]):
             "process_groups": ("string_val", json.dumps(groups)),
         }
         nodes = (
-            each if isinstance(each, bytes) else self._message(*each, rank, column) for each in self._encoded(rank)
+            entry if isinstance(entry, bytes) else self._message(*entry, rank, column) for entry in self._encoded(rank)
         )
         return b"".join((metadata(header), *nodes))
 
@@ -174,8 +174,10 @@ class TraceFiles(Mapping[str, bytes]):
     def _new_encoded(self, rank: int) -> list[bytes | tuple[int, TraceNode]]:
         """The nodes of a pipeline rank: as bytes, or as (number, node) for messages, which differ between columns."""
         return [
-            (number, each) if each.kind.startswith("COMM_") else _encoded(number, each, each.kind, _values(each))
-            for number, each in enumerate(self._traced.rank(rank))
+            (number, trace_node)
+            if trace_node.kind.startswith("COMM_")
+            else _encoded(number, trace_node, trace_node.kind, _values(trace_node))
+            for number, trace_node in enumerate(self._traced.rank(rank))
         ]
 
     def _message(self, number: int, each: TraceNode, rank: int, column: int) -> bytes:

@@ -68,33 +68,33 @@ class Traced:
     @cached_property
     def sums(self) -> Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]]:
         """(pipeline ranks, stages) → start and end in seconds of their gradient reduction during the backward."""
-        spec, found = self.found.spec, self.found
+        spec, timed = self.found.spec, self.found
         if not (self.plan.overlap_reduce and spec.has_hosts):
             return {}
         groups = [self.groups(rank) for rank in range(self.plan.mesh.pp)]
-        seconds = reduce_seconds(spec, groups, found.rates[0].fabric.reduce_s)
-        return reduction_spans(self.plan, self.schedule, found.times, found.timeline, seconds)
+        seconds = reduce_seconds(spec, groups, timed.rates[0].fabric.reduce_s)
+        return reduction_spans(self.plan, self.schedule, timed.times, timed.timeline, seconds)
 
 
 def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[int]]]:
     """The process groups of a pipeline rank by name, each as a function from a column to the group's world ranks."""
     plan, mesh = traced.plan, traced.plan.mesh
-    found: dict[str, Callable[[int], Iterator[int]]] = {}
+    groups: dict[str, Callable[[int], Iterator[int]]] = {}
 
     def add(name: str, ranks: Sequence[int], columns: Columns) -> None:
-        found[name] = lambda column: (mesh.rank(p, c) for p in ranks for c in shifted(columns, column))
+        groups[name] = lambda column: (mesh.rank(p, c) for p in ranks for c in shifted(columns, column))
 
-    here = (rank,)
+    pipeline_ranks = (rank,)
     for axis, columns in axes_of(mesh).items():
-        add(axis, here, columns)
+        add(axis, pipeline_ranks, columns)
     for group in traced.groups(rank):
-        for each in (group, group.kept(traced.found.spec, 2), group.kept(traced.found.spec, 3)):
-            add(name_of(each), each.holders.pipeline_ranks, each.holders.columns)
+        for part in (group, group.kept(traced.found.spec, 2), group.kept(traced.found.spec, 3)):
+            add(name_of(part), part.holders.pipeline_ranks, part.holders.columns)
     for site in plan.sharded.values():
         for holders, _ in site.buckets:
-            add(f"columns {_text(holders.columns)}", here, holders.columns)
+            add(f"columns {_text(holders.columns)}", pipeline_ranks, holders.columns)
     add("world", range(mesh.pp), range(mesh.columns))
-    return found
+    return groups
 
 
 def axes_of(mesh: Mesh) -> dict[str, range]:
@@ -125,7 +125,7 @@ def shifted(columns: Columns, column: int) -> Iterator[int]:
     firsts, length = (columns, 1) if isinstance(columns, range) else (columns.firsts, columns.length)
     block = firsts.step * len(firsts)
     first = column // block * block + column % firsts.step // length * length
-    return (at + k for at in range(first, first + block, firsts.step) for k in range(length))
+    return (start + offset for start in range(first, first + block, firsts.step) for offset in range(length))
 
 
 class _TraceRank:
@@ -149,7 +149,9 @@ class _TraceRank:
         traced, rank = self._t, self._number
         bodies = {body.name: body for body in traced.program.bodies[rank]}
         unit = traced.found.timeline.unit * 10**6
-        copies = {at: span for at, *span in traced.found.timeline.copies[rank]} if traced.found.timeline.copies else {}
+        copies = (
+            {index: span for index, *span in traced.found.timeline.copies[rank]} if traced.found.timeline.copies else {}
+        )
         ends_with: list[tuple[int, ...]] = []
         rows = zip(
             traced.schedule.actions[rank],
@@ -157,13 +159,13 @@ class _TraceRank:
             traced.found.timeline.ticks[rank],
             strict=True,
         )
-        for at, (step, invocation, ticks) in enumerate(rows):
-            start, end = (int(tick * unit) for tick in copies.get(at, ticks))
+        for index, (step, invocation, ticks) in enumerate(rows):
+            start, end = (int(tick * unit) for tick in copies.get(index, ticks))
             if is_copy(step):
                 assert isinstance(step, Action)
-                self._copy(at, step, bodies[invocation.body], start, end)
+                self._copy(index, step, bodies[invocation.body], start, end)
             else:
-                self._step(at, bodies[invocation.body], invocation.micro_batches, start, end)
+                self._step(index, bodies[invocation.body], invocation.micro_batches, start, end)
             ends_with.append((*self._compute, *self._waited))
         self._tail(ends_with)
         return self._nodes
@@ -183,11 +185,11 @@ class _TraceRank:
             stage, micro_batch = stages[i.slot], micro_batches[i.slot]
             if i.kind == "run" or i.kind in EXCHANGES:
                 _, begins, ends = next(on_lanes)
-                node = self._run(i, stage, micro_batch) if i.kind == "run" else self._exchange(i, stage, micro_batch)
-                for index, (name, share) in enumerate(node):
+                nodes = self._run(i, stage, micro_batch) if i.kind == "run" else self._exchange(i, stage, micro_batch)
+                for index, (node, share) in enumerate(nodes):
                     first, last = (mapped(begins + (ends - begins) * share[k] // 10**6) for k in (0, 1))
-                    added = self._add(name, first, last, at, i.kind in EXCHANGES)
-                    if index == len(node) - 1:
+                    added = self._add(node, first, last, at, i.kind in EXCHANGES)
+                    if index == len(nodes) - 1:
                         started[i.slot, i.kind, i.phase, i.site] = added
                 for buffer in i.writes:
                     self._makers[stage, micro_batch, buffer.name] = added
@@ -253,25 +255,25 @@ class _TraceRank:
             size = sent * sum(tensor_bytes(("R", *b.shape[1:]), b.dtype) for b in moved)
             group, kind = "ep", "ALL_TO_ALL"
         else:
-            way, _, moved_kind = i.kind.partition("_")
-            group, kind = OF_ROWS[moved_kind], "ALL_GATHER" if way == "gather" else "REDUCE_SCATTER"
-            degree = len(axes_of(self._t.plan.mesh)[group]) if way == "scatter" else 1
+            direction, _, moved_kind = i.kind.partition("_")
+            group, kind = OF_ROWS[moved_kind], "ALL_GATHER" if direction == "gather" else "REDUCE_SCATTER"
+            degree = len(axes_of(self._t.plan.mesh)[group]) if direction == "scatter" else 1
             size = degree * sum(buffer.fixed_bytes for buffer in writes)
         return [(_blank(name, kind, reads, size=size, group=group), (0, 10**6))]
 
     def _sharded(self, i: Instruction, name: str, reads: tuple[int, ...]) -> list[tuple[TraceNode, tuple[int, int]]]:
         """The collectives of sharded weights or gradients, one after the other, one per group of holders."""
-        here = self._t.plan.sharded[i.site]
-        buffer = here.weights if i.kind == "gather" else here.gradients
+        site = self._t.plan.sharded[i.site]
+        buffer = site.weights if i.kind == "gather" else site.gradients
         assert buffer is not None
-        whole, done, found = sum(elements for _, elements in here.buckets), 0, []
+        total, done, nodes = sum(elements for _, elements in site.buckets), 0, []
         kind = "ALL_GATHER" if i.kind == "gather" else "REDUCE_SCATTER"
-        for holders, elements in here.buckets:
-            size = buffer.fixed_bytes * elements // whole
+        for holders, elements in site.buckets:
+            size = buffer.fixed_bytes * elements // total
             node = _blank(name, kind, reads, size=size, group=f"columns {_text(holders.columns)}")
-            found.append((node, (10**6 * done // whole, 10**6 * (done + elements) // whole)))
+            nodes.append((node, (10**6 * done // total, 10**6 * (done + elements) // total)))
             done += elements
-        return found
+        return nodes
 
     # ------------------------------------------------------------ messages and copies
 
@@ -357,29 +359,29 @@ class _TraceRank:
             self._nodes.append(node)
             return len(self._nodes) - 1
 
-        after = {each.stages: each.after for each in traced.program.reductions[self._number]}
+        after = {entry.stages: entry.after for entry in traced.program.reductions[self._number]}
         sums: list[int] = []
         summed = [group for group in (group.kept(spec, 2) for group in groups) if len(group.holders) > 1]
         summed.sort(key=lambda group: traced.sums.get((group.holders.pipeline_ranks, group.stages), (0.0, 0.0)))
-        whole, done = Counter[object](), Counter[object]()  # elements reduced in one span, in all and so far
+        total, done = Counter[object](), Counter[object]()  # elements reduced in one span, in all and so far
         for group in summed:
-            whole[group.holders.pipeline_ranks, group.stages] += group.elements
+            total[group.holders.pipeline_ranks, group.stages] += group.elements
         for group in summed:
-            number = group.elements * size
-            fields = {"size": number, "group": name_of(group)}
+            num_bytes = group.elements * size
+            fields = {"size": num_bytes, "group": name_of(group)}
             key = group.holders.pipeline_ranks, group.stages
             name = f"sum of gradients of stages {', '.join(map(str, group.stages))}"
             if key in traced.sums:
                 begin, end = traced.sums[key]
-                first = begin + (end - begin) * done[key] / whole[key]
+                first = begin + (end - begin) * done[key] / total[key]
                 done[key] += group.elements
-                begin, end = first, begin + (end - begin) * done[key] / whole[key]
+                begin, end = first, begin + (end - begin) * done[key] / total[key]
                 needs = (*ends_with[after.get(group.stages, -1)], *sums[-1:])
                 ns = round(begin * NS), round(end * NS)
                 self._nodes.append(TraceNode(name, TYPES[reduction], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
                 sums.append(len(self._nodes) - 1)
             else:
-                seconds = reduce_s(number, group.holders, reduction) * traced.found.shared
+                seconds = reduce_s(num_bytes, group.holders, reduction) * traced.found.shared
                 last = (add(name, TYPES[reduction], seconds, last, **fields),)
         if sums:
             now += tail.reduction_s * NS
@@ -388,10 +390,10 @@ class _TraceRank:
             last = (add("norm of gradients", "ALL_REDUCE", tail.norm_s, last, size=8, group="world"),)
         last = (add("update", "COMP", tail.update_s + tail.host_s, last),)
         for group in (group.kept(spec, 3) for group in groups):
-            number = group.elements * weight
-            seconds = reduce_s(number, group.holders, "all_gather") * traced.found.shared
+            num_bytes = group.elements * weight
+            seconds = reduce_s(num_bytes, group.holders, "all_gather") * traced.found.shared
             if spec.parallel.zero and len(group.holders) > 1:
-                fields = {"size": number, "group": name_of(group)}
+                fields = {"size": num_bytes, "group": name_of(group)}
                 last = (add("gathering of weights", "ALL_GATHER", seconds, last, **fields),)
 
 

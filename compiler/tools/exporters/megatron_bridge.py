@@ -168,11 +168,11 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
         if scaling is not None:
             ledger.lose("model.attention.rope.scaling.*", "Megatron's latent attention supports only YaRN")
         return settings | {"rotary_scaling_factor": 1.0}
-    both = scaling.mscale is not None and scaling.mscale_all_dim is not None
+    has_mscales = scaling.mscale is not None and scaling.mscale_all_dim is not None
     if (
         scaling.attention_factor is not None
         or not scaling.truncate
-        or (scaling.mscale_all_dim is not None and not both)
+        or (scaling.mscale_all_dim is not None and not has_mscales)
     ):
         why = "Megatron scales the sines by m(mscale) / m(mscale_all_dim), and its ramp ends at whole pairs"
         ledger.lose("model.attention.rope.scaling.*", why)
@@ -183,8 +183,8 @@ def _rope(rope: Rope | None, ledger: SpecLedger) -> Settings:
         "original_max_position_embeddings": scaling.original,
         "beta_fast": scaling.beta_fast,
         "beta_slow": scaling.beta_slow,
-        "mscale": scaling.mscale if both else 1.0,
-        "mscale_all_dim": scaling.mscale_all_dim if both else 0.0,
+        "mscale": scaling.mscale if has_mscales else 1.0,
+        "mscale_all_dim": scaling.mscale_all_dim if has_mscales else 0.0,
     }
 
 
@@ -239,9 +239,9 @@ def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
     ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
     ledger.lose("parallel.placement", "Megatron places experts in order", changes=False)
     ledger.say("parallel.zero")
-    theirs = PLAIN if chunks == 1 else PLAIN_CHUNKED
-    if planned.spec.schedule.name != theirs and parallel.pipeline > 1:
-        ledger.lose("schedule.*", f"Megatron runs {theirs} on these stages")
+    schedule = PLAIN if chunks == 1 else PLAIN_CHUNKED
+    if planned.spec.schedule.name != schedule and parallel.pipeline > 1:
+        ledger.lose("schedule.*", f"Megatron runs {schedule} on these stages")
     if planned.schedule.stage_placement != loop(chunks):
         why = f"Megatron places stage s on rank s mod {parallel.pipeline}"
         ledger.record("schedule.placement", str(planned.schedule.stage_placement), why)

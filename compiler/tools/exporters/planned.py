@@ -80,9 +80,9 @@ def comments(losses: Iterable[LostValue]) -> list[str]:
 
 def plain(text: str, most: int = 2000) -> str:
     """A text as one line of printable ASCII, cut to `most` characters."""
-    shown = text.encode("ascii", "backslashreplace").decode("ascii")
-    shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
+    line = text.encode("ascii", "backslashreplace").decode("ascii")
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 # --- Python as text: calls whose arguments are values. No value of a spec becomes code: each is written as a literal
@@ -112,10 +112,10 @@ def rendered(value: Any, indent: str = "") -> str:
     if isinstance(value, PythonCall):
         return _wrapped(f"{value.function}(", [(f"{k}=", v) for k, v in value.arguments.items()], ")", indent)
     if isinstance(value, Mapping):
-        return _wrapped("{", [(f"{rendered(key)}: ", each) for key, each in value.items()], "}", indent)
+        return _wrapped("{", [(f"{rendered(key)}: ", item) for key, item in value.items()], "}", indent)
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-        return _wrapped(ends[0], [("", each) for each in value], ends[1], indent)
+        return _wrapped(ends[0], [("", item) for item in value], ends[1], indent)
     if type(value) is float and not math.isfinite(value):
         raise TypeError(f"{value} has no Python literal")
     if value is None or type(value) in (bool, int, float, str):
@@ -125,11 +125,11 @@ def rendered(value: Any, indent: str = "") -> str:
 
 def _wrapped(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str) -> str:
     """The items on one line if they fit, else one per line."""
-    one = head + ", ".join(before + rendered(value) for before, value in items) + tail
-    if "\n" not in one and len(indent) + len(one) <= WIDTH:
-        return one
+    line = head + ", ".join(prefix + rendered(value) for prefix, value in items) + tail
+    if "\n" not in line and len(indent) + len(line) <= WIDTH:
+        return line
     inner = indent + INDENT
-    lines = "".join(f"{inner}{before}{rendered(value, inner)},\n" for before, value in items)
+    lines = "".join(f"{inner}{prefix}{rendered(value, inner)},\n" for prefix, value in items)
     return f"{head}\n{lines}{indent}{tail.lstrip(',')}"
 
 
@@ -140,8 +140,8 @@ def free_name(name: str, template: str) -> str:
     """
     if not (name.isascii() and name.isidentifier()):
         raise ValueError(f"{name!r} is not a function name")
-    taken = {*re.findall(r"\w+", template), *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
-    while name in taken:
+    reserved = {*re.findall(r"\w+", template), *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+    while name in reserved:
         name += "_"
     return name
 
@@ -196,10 +196,10 @@ def exported_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
             ledger.lose(f"train.optimizer.{name}", why)
     ledger.lose("train.optimizer.qk_clip", f"this export to {system} has no bound on attention logits")
     ledger.say("train.optimizer.*")
-    found = [optimizer, *rest][-1]
-    if not isinstance(found, AdamW):
-        raise ExportError(f"the optimizer {found.kind} cannot be exported to {system}", "use adamw")
-    return found
+    exported = [optimizer, *rest][-1]
+    if not isinstance(exported, AdamW):
+        raise ExportError(f"the optimizer {exported.kind} cannot be exported to {system}", "use adamw")
+    return exported
 
 
 # ---------------------------------------------------------------- the learning rate
@@ -235,28 +235,28 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     warmup = end_of(phases[0]) if phases[0].shape == "linear" and phases[0].start == 0 and len(phases) > 1 else 0
     if len(phases) == 1 and phases[0].shape == "linear" and phases[0].start == 0:
         warmup = steps
-    rest = phases[1 if warmup else 0 :]
+    later = phases[1 if warmup else 0 :]
     peak = max(max(phase.start, phase.end) for phase in phases)
     plateau = warmup
-    if rest and rest[0].shape == "constant":
-        plateau = steps if len(rest) == 1 else end_of(rest[0])
-        rest = rest[1:]
-    decays = [phase for phase in rest if phase.shape != "constant"]
+    if later and later[0].shape == "constant":
+        plateau = steps if len(later) == 1 else end_of(later[0])
+        later = later[1:]
+    decays = [phase for phase in later if phase.shape != "constant"]
     shape: Literal["cosine", "linear"] = "cosine" if not decays or decays[0].shape == "cosine" else "linear"
     least = phases[-1].end if decays else peak
-    found = Ramped(peak, warmup, plateau - warmup, steps - plateau if decays else 0, shape, least)
-    if not decays and found.steps != steps:
-        found = Ramped(peak, warmup, steps - warmup, 0, shape, peak)
+    rate = Ramped(peak, warmup, plateau - warmup, steps - plateau if decays else 0, shape, least)
+    if not decays and rate.steps != steps:
+        rate = Ramped(peak, warmup, steps - warmup, 0, shape, peak)
     ledger.say("train.rate.*")
     written = ", ".join(rate_text(phase) for phase in phases)
-    off = _steps_off(spec, found, tokens)
-    if off is None:
-        decay = f", {found.decay} of {shape} to {least:g}" if found.decay else ""
-        exported = f"{found.warmup} steps of warm-up to {peak:g}, {found.stable} at it{decay}"
+    shift = _steps_off(spec, rate, tokens)
+    if shift is None:
+        decay = f", {rate.decay} of {shape} to {least:g}" if rate.decay else ""
+        exported = f"{rate.warmup} steps of warm-up to {peak:g}, {rate.stable} at it{decay}"
         ledger.record("train.rate", written, f"{system} has a warm-up, a plateau and one decay: it gets {exported}")
-    elif off:
+    elif shift:
         ledger.record("train.rate", written, f"its phases end within a step: {system} has whole steps", changes=False)
-    return found
+    return rate
 
 
 def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
@@ -267,26 +267,26 @@ def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
     steps, rate = found.steps, spec.train.rate
     corners = [found.warmup, found.warmup + found.stable, steps]
     samples = {1 + (steps - 1) * k // SAMPLES for k in range(SAMPLES + 1)}
-    samples |= {step + d for step in corners for d in (-1, 0, 1)}
-    off = 0
+    samples |= {step + offset for step in corners for offset in (-1, 0, 1)}
+    shift = 0
     for step in sorted(step for step in samples if 1 <= step <= steps):
-        near = [learning_rate(rate, max(1, at * tokens)) for at in (step - 1, step, step + 1)]  # type: ignore[arg-type]
-        theirs, slack = rate_at(found, step), NEAR * found.peak
-        if not min(near) - slack <= theirs <= max(near) + slack:
+        rates = [learning_rate(rate, max(1, near * tokens)) for near in (step - 1, step, step + 1)]  # type: ignore[arg-type]
+        exported, slack = rate_at(found, step), NEAR * found.peak
+        if not min(rates) - slack <= exported <= max(rates) + slack:
             return None
-        off |= abs(theirs - near[1]) > slack
-    return off
+        shift |= abs(exported - rates[1]) > slack
+    return shift
 
 
 def rate_at(found: Ramped, step: int) -> float:
     """The exported learning rate at a step, counted from 1."""
     if step <= found.warmup:
         return found.peak * step / found.warmup
-    done = (step - found.warmup - found.stable) / found.decay if found.decay else 0.0
-    if done <= 0:
+    progress = (step - found.warmup - found.stable) / found.decay if found.decay else 0.0
+    if progress <= 0:
         return found.peak
-    falls = 0.5 * (1 + math.cos(math.pi * done)) if found.shape == "cosine" else 1 - done
-    return found.least + (found.peak - found.least) * falls
+    fraction = 0.5 * (1 + math.cos(math.pi * progress)) if found.shape == "cosine" else 1 - progress
+    return found.least + (found.peak - found.least) * fraction
 
 
 # ---------------------------------------------------------------- the model
@@ -325,7 +325,7 @@ def latent_attention(spec: Spec, system: str) -> Mla:
             f"this export to {system} supports only latent attention, {spec.model.name} has {attention.kind}",
             "`dsc export hf` writes its weights and configuration, which that system imports",
         )
-    if any(isinstance(each, Mla) and each.indexer for _, each in spec.model.attentions):
+    if any(isinstance(block, Mla) and block.indexer for _, block in spec.model.attentions):
         raise ExportError(
             f"this export to {system} supports only attention to all tokens, {spec.model.name} has an indexer",
             "`dsc export hf` writes its weights and configuration",

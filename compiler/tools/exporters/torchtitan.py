@@ -209,7 +209,7 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
 def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     """The arguments of `Trainer.Config`."""
     spec = planned.spec
-    train, found = spec.train, ramped(planned, ledger, SYSTEM)
+    train, rate = spec.train, ramped(planned, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"torchtitan has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
@@ -224,8 +224,8 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model_spec": Code("model_spec()"),
         "loss": PythonCall("CrossEntropyLoss.Config", {"global_vocab_size": spec.model.vocab}),
-        "optimizer": _optimizer(spec, found, ledger),
-        "lr_scheduler": _scheduler(planned, found, ledger),
+        "optimizer": _optimizer(spec, rate, ledger),
+        "lr_scheduler": _scheduler(planned, rate, ledger),
         "training": _training(planned, ledger),
         "parallelism": _parallelism(planned, ledger),
         "activation_checkpoint": _recompute(spec, ledger),
@@ -236,8 +236,8 @@ def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
             ledger.lose("train.checkpoint.keep", "torchtitan keeps at least two", changes=False)
         ledger.say("train.checkpoint.every", "train.checkpoint.keep")
         ledger.lose("train.checkpoint.*", "torchtitan's checkpoints have no such option", changes=False)
-        kept = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
-        arguments["checkpoint"] = PythonCall("CheckpointManager.Config", kept)
+        settings = {"enable": True, "interval": checkpoint.every, "keep_latest_k": max(2, checkpoint.keep)}
+        arguments["checkpoint"] = PythonCall("CheckpointManager.Config", settings)
     if spec.model.mtp is not None and "mtp" not in _lost_mtp(spec, ledger):
         weight = spec.model.mtp.weight[0].value
         arguments["loss"] = PythonCall("MTPLoss.Config", {"mtp_scale": weight, "global_vocab_size": spec.model.vocab})
@@ -289,8 +289,8 @@ def _scheduler(planned: PlannedSpec, found: Ramped, ledger: SpecLedger) -> Pytho
 def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     """Sizes and dtypes."""
     spec, precision = planned.spec, planned.spec.precision
-    of_rank = spec.train.batch.end // spec.parallel.data
-    local = of_rank if spec.parallel.pipeline > 1 else spec.train.micro_batch
+    rank_batch = spec.train.batch.end // spec.parallel.data
+    local_batch = rank_batch if spec.parallel.pipeline > 1 else spec.train.micro_batch
     ledger.say("precision.compute", "precision.linear", "precision.accumulate")
     if precision.linear not in ("bf16", "fp32"):
         written = f"{precision.linear}, with its tiles and scales"
@@ -315,7 +315,7 @@ def _training(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
             ledger.say(f"precision.{role}")
     clip = spec.train.optimizer.clip
     settings = {
-        "local_batch_size": local,
+        "local_batch_size": local_batch,
         "global_batch_size": spec.train.batch.end,
         "seq_len": spec.train.sequence,
         "max_norm": 1e9 if clip is None else clip,
@@ -399,13 +399,13 @@ def _module(planned: PlannedSpec, model: dict[str, Any], config: dict[str, Any],
     bias = moe.balance.bias_rate
     mtp = spec.model.mtp if "MTPLoss.Config" in rendered(config["loss"]) else None
     vocab, hidden = spec.model.vocab, spec.model.hidden
-    words = {"num_embeddings": vocab, "embedding_dim": hidden, "param_init": Code("LINEAR")}
+    embedding = {"num_embeddings": vocab, "embedding_dim": hidden, "param_init": Code("LINEAR")}
     norm = {"normalized_shape": hidden, "eps": spec.model.norm_eps, "param_init": Code("NORM")}
     head = {"in_features": hidden, "out_features": vocab, "param_init": Code("LINEAR")}
-    whole = {
+    model_config = {
         "vocab_size": vocab,
         "dim": hidden,
-        "tok_embeddings": PythonCall("Embedding.Config", words),
+        "tok_embeddings": PythonCall("Embedding.Config", embedding),
         "norm": PythonCall("RMSNorm.Config", norm),
         "lm_head": PythonCall("Linear.Config", head),
         "layers": Code("layers"),
@@ -414,7 +414,7 @@ def _module(planned: PlannedSpec, model: dict[str, Any], config: dict[str, Any],
     registered = {
         "name": "deepseek_v3",
         "flavor": spec.model.name,
-        "model": PythonCall("DeepSeekV3Model.Config", whole),
+        "model": PythonCall("DeepSeekV3Model.Config", model_config),
         "parallelize_fn": Code("parallelize_deepseekv3"),
         "pipelining_fn": Code("pipeline_llm"),
         "post_optimizer_build_fn": Code("register_moe_load_balancing_hook"),

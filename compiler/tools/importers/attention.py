@@ -28,17 +28,17 @@ def attentions(
         return deepseek_v4.attentions(reader, num_layers)
     kind: type[Node] = Mla if family.attention == "mla" else Gqa
     num_heads = reader.number("model.attention.heads", kind, "heads", "num_attention_heads")
-    turned: Mapping[str, Rope | None] = {FULL: None}
+    ropes: Mapping[str, Rope | None] = {FULL: None}
     original = None
     if family.rotates:
-        turned, original = rotations(reader, family, num_heads, hidden)
+        ropes, original = rotations(reader, family, num_heads, hidden)
     else:
         reader.used |= {"rope_theta", "rope_scaling", "rope_parameters", "mla_use_nope"}
-    found: Mla | Gqa
+    attention: Mla | Gqa
     if family.attention == "mla":
-        found = _mla(reader, family, num_heads, turned[FULL])
+        attention = _mla(reader, family, num_heads, ropes[FULL])
     else:
-        found = _gqa(reader, family, hidden, num_heads, turned[FULL])
+        attention = _gqa(reader, family, hidden, num_heads, ropes[FULL])
     linear, net = linear_layers(reader, family, num_layers)
     unrotated = _layers_without_rotation(reader, family, num_layers)
     kinds = [FULL] * num_layers if family.linear else _kinds(reader, family, num_layers, unrotated)
@@ -47,26 +47,26 @@ def attentions(
     def of_layer(layer: int) -> Attention:
         if net is not None and layer in linear:
             return net
-        changes: dict[str, Any] = {"rope": None if layer in unrotated else turned[kinds[layer]]}
+        changes: dict[str, Any] = {"rope": None if layer in unrotated else ropes[kinds[layer]]}
         if window is not None:
             changes["window"] = window if kinds[layer] == SLIDING else None
-        return found.model_copy(update=changes)
+        return attention.model_copy(update=changes)
 
     by_layer = tuple(map(of_layer, range(num_layers)))
     return by_layer, original, by_layer[-1]
 
 
 def _mla(reader: ConfigReader, family: ConfigFamily, num_heads: int, rope: Rope | None) -> Mla:
-    at = "model.attention"
+    path = "model.attention"
     reader.used |= {"num_key_value_heads", "head_dim"}  # MLA has as many key heads as query heads
     return Mla(
         heads=num_heads,
-        query_rank=reader.number(f"{at}.query_rank", Mla, "query_rank", "q_lora_rank", null=None),
-        kv_rank=reader.number(f"{at}.kv_rank", Mla, "kv_rank", "kv_lora_rank"),
+        query_rank=reader.number(f"{path}.query_rank", Mla, "query_rank", "q_lora_rank", null=None),
+        kv_rank=reader.number(f"{path}.kv_rank", Mla, "kv_rank", "kv_lora_rank"),
         head_dim=HeadDim(
-            nope=reader.number(f"{at}.head_dim.nope", HeadDim, "nope", "qk_nope_head_dim"),
-            rope=reader.number(f"{at}.head_dim.rope", HeadDim, "rope", "qk_rope_head_dim"),
-            value=reader.number(f"{at}.head_dim.value", HeadDim, "value", "v_head_dim"),
+            nope=reader.number(f"{path}.head_dim.nope", HeadDim, "nope", "qk_nope_head_dim"),
+            rope=reader.number(f"{path}.head_dim.rope", HeadDim, "rope", "qk_rope_head_dim"),
+            value=reader.number(f"{path}.head_dim.value", HeadDim, "value", "v_head_dim"),
         ),
         indexer=_indexer(reader) if family.indexes else None,
         rope=rope,
@@ -74,24 +74,24 @@ def _mla(reader: ConfigReader, family: ConfigFamily, num_heads: int, rope: Rope 
 
 
 def _indexer(reader: ConfigReader) -> Indexer:
-    at, keys = (
+    path, keys = (
         "model.attention.indexer",
         {"heads": "index_n_heads", "head_dim": "index_head_dim", "top_k": "index_topk"},
     )
-    return Indexer(**{ours: reader.number(f"{at}.{ours}", Indexer, ours, theirs) for ours, theirs in keys.items()})
+    return Indexer(**{field: reader.number(f"{path}.{field}", Indexer, field, key) for field, key in keys.items()})
 
 
 def _gqa(reader: ConfigReader, family: ConfigFamily, hidden: int, num_heads: int, rope: Rope | None) -> Gqa:
-    at = "model.attention"
-    width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=0)
+    path = "model.attention"
+    width = reader.number(f"{path}.head_dim", Gqa, "head_dim", "head_dim", default=0)
     if not width:
         width = max(2, min(4096, hidden // num_heads))
         if width * num_heads != hidden and {"model.hidden", "model.attention.heads"} <= set(reader.origins):
             message = f"`hidden_size` = {hidden:,} does not divide into {num_heads:,} heads, and `head_dim` is missing"
             reader.complain("I0203", message, reader.origins.get("model.hidden"))
     kv_heads = num_heads
-    if f"{at}.heads" in reader.origins:  # the default of kv_heads depends on a valid number of heads
-        kv_heads = reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
+    if f"{path}.heads" in reader.origins:  # the default of kv_heads depends on a valid number of heads
+        kv_heads = reader.number(f"{path}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
     else:
         reader.used.add("num_key_value_heads")
     biased = family.always_biased or (family.bias != "" and reader.flag("attention_bias", False))
@@ -133,10 +133,10 @@ class Scalar(Node):
 def _softcap(reader: ConfigReader, family: ConfigFamily) -> float | None:
     if not family.softcap:
         return None
-    found: float | None = reader.number(
+    softcap: float | None = reader.number(
         "model.attention.softcap", Gqa, "softcap", "attn_logit_softcapping", default=None, null=None
     )
-    return found
+    return softcap
 
 
 def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | None:
@@ -161,15 +161,15 @@ def _layers_without_rotation(reader: ConfigReader, family: ConfigFamily, num_lay
     """Indices of layers whose queries and keys are not rotated."""
     if not family.skips_rotation:
         return set()
-    every = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)
+    interval = reader.count("no_rope_layer_interval", 1, 2**20, family.skips_rotation)
     listed = reader.get("no_rope_layers")
     if listed is None:
-        return {*range(every - 1, num_layers, every)}
-    turned = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
-    if len(turned) < num_layers or any(each not in (0, 1) for each in turned):
+        return {*range(interval - 1, num_layers, interval)}
+    flags = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
+    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         text = f"`no_rope_layers` must have a 0 or a 1 for each of {num_layers} layers, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
-    return {layer for layer, each in enumerate(turned[:num_layers]) if not each}
+    return {layer for layer, flag in enumerate(flags[:num_layers]) if not flag}
 
 
 def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, unrotated: set[int]) -> list[str]:
@@ -178,23 +178,23 @@ def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, unrotate
         return [SLIDING] * num_layers
     listed = reader.get("layer_types")
     begin = reader.count("max_window_layers", 0, 2**40, 28) if family.slides_late or family.slides_early else 0
-    every = family.slides_every
+    interval = family.slides_every
     if family.local_theta:
-        every = reader.count("sliding_window_pattern", 1, 2**20, every)
+        interval = reader.count("sliding_window_pattern", 1, 2**20, interval)
     if listed is None:
         if family.skips_rotation:
             return [SLIDING if layer in unrotated else FULL for layer in range(num_layers)]
-        if every:  # all but every N-th layer
-            return [SLIDING if (layer + 1) % every else FULL for layer in range(num_layers)]
+        if interval:  # all but every N-th layer
+            return [SLIDING if (layer + 1) % interval else FULL for layer in range(num_layers)]
         if family.slides_early:
             return [FULL if layer % 2 or layer >= begin else SLIDING for layer in range(num_layers)]
         return [SLIDING if layer >= begin else FULL for layer in range(num_layers)]
-    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else [listed.value]
+    values = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else [listed.value]
     values = [FULL if family.indexes and value == INDEXED else value for value in values]
-    other = next((value for value in values if value not in (SLIDING, FULL)), None)
-    if other is not None:
+    unsupported = next((value for value in values if value not in (SLIDING, FULL)), None)
+    if unsupported is not None:
         reader.refuse(
-            "attention", "layer_types", f"layers of {shown(other)}; a spec supports full and sliding attention"
+            "attention", "layer_types", f"layers of {shown(unsupported)}; a spec supports full and sliding attention"
         )
     elif len(values) != num_layers:
         reader.complain("I0203", f"`layer_types` has {len(values)} entries for {num_layers} layers", listed.span)

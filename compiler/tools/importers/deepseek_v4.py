@@ -58,7 +58,7 @@ def layers(reader: ConfigReader) -> tuple[LayerRange, ...]:
 
 
 def _moe(reader: ConfigReader) -> Moe:
-    at = "model.layers.0.ffn"
+    path = "model.layers.0.ffn"
     word, method = reader.text("scoring_func", "sqrtsoftplus"), reader.text("topk_method", "noaux_tc")
     if word not in SCORE:
         reader.refuse("ffn", "scoring_func", f"the scores of such a model are one of {', '.join(SCORE)}")
@@ -76,15 +76,15 @@ def _moe(reader: ConfigReader) -> Moe:
         )
     reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V4's"))
     return Moe(
-        experts=reader.number(f"{at}.experts", Moe, "experts", "n_routed_experts", "num_local_experts"),
-        shared=reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts"),
-        top_k=reader.number(f"{at}.top_k", Moe, "top_k", "num_experts_per_tok"),
-        inner=reader.number(f"{at}.inner", Moe, "inner", "moe_intermediate_size", "intermediate_size"),
+        experts=reader.number(f"{path}.experts", Moe, "experts", "n_routed_experts", "num_local_experts"),
+        shared=reader.number(f"{path}.shared", Moe, "shared", "n_shared_experts"),
+        top_k=reader.number(f"{path}.top_k", Moe, "top_k", "num_experts_per_tok"),
+        inner=reader.number(f"{path}.inner", Moe, "inner", "moe_intermediate_size", "intermediate_size"),
         activation=activation(reader),
-        clamp=Clamp(limit=reader.number(f"{at}.clamp.limit", Clamp, "limit", "swiglu_limit")),
+        clamp=Clamp(limit=reader.number(f"{path}.clamp.limit", Clamp, "limit", "swiglu_limit")),
         score=SCORE[word],  # type: ignore[arg-type]
         normalize=True,
-        scale=reader.number(f"{at}.scale", Moe, "scale", "routed_scaling_factor"),
+        scale=reader.number(f"{path}.scale", Moe, "scale", "routed_scaling_factor"),
         balance=Balance(bias_rate=(Phase(value=BIAS_RATE),), sequence_loss=loss),
     )
 
@@ -95,29 +95,32 @@ def _moe(reader: ConfigReader) -> Moe:
 def attentions(reader: ConfigReader, num_layers: int) -> tuple[tuple[Compressed, ...], int | None, Compressed]:
     """The attention of each layer, the context length before its extension (None without one), and the attention of
     the multi-token prediction block, which has only a window."""
-    at = "model.attention"
+    path = "model.attention"
     reader.used |= {"num_key_value_heads", "attention_bias"}  # always one KV head, without biases
-    plain, turned, original = _rotations(reader)
+    window_rope, compressed_rope, original = _rotations(reader)
     window = Compressed(
-        heads=reader.number(f"{at}.heads", Compressed, "heads", "num_attention_heads"),
-        head_dim=reader.number(f"{at}.head_dim", Compressed, "head_dim", "head_dim"),
-        query_rank=reader.number(f"{at}.query_rank", Compressed, "query_rank", "q_lora_rank"),
-        window=reader.number(f"{at}.window", Compressed, "window", "sliding_window"),
+        heads=reader.number(f"{path}.heads", Compressed, "heads", "num_attention_heads"),
+        head_dim=reader.number(f"{path}.head_dim", Compressed, "head_dim", "head_dim"),
+        query_rank=reader.number(f"{path}.query_rank", Compressed, "query_rank", "q_lora_rank"),
+        window=reader.number(f"{path}.window", Compressed, "window", "sliding_window"),
         sinks=True,
-        groups=reader.number(f"{at}.groups", Compressed, "groups", "o_groups"),
-        out_rank=reader.number(f"{at}.out_rank", Compressed, "out_rank", "o_lora_rank"),
-        rope=plain,
+        groups=reader.number(f"{path}.groups", Compressed, "groups", "o_groups"),
+        out_rank=reader.number(f"{path}.out_rank", Compressed, "out_rank", "o_lora_rank"),
+        rope=window_rope,
     )
     rates = _rates(reader)
     indexer = Indexer(
-        heads=reader.number(f"{at}.compress.indexer.heads", Indexer, "heads", "index_n_heads"),
-        head_dim=reader.number(f"{at}.compress.indexer.head_dim", Indexer, "head_dim", "index_head_dim"),
-        top_k=reader.number(f"{at}.compress.indexer.top_k", Indexer, "top_k", "index_topk"),
+        heads=reader.number(f"{path}.compress.indexer.heads", Indexer, "heads", "index_n_heads"),
+        head_dim=reader.number(f"{path}.compress.indexer.head_dim", Indexer, "head_dim", "index_head_dim"),
+        top_k=reader.number(f"{path}.compress.indexer.top_k", Indexer, "top_k", "index_topk"),
     )
     compress = {CSA: Csa(rate=rates[CSA], indexer=indexer), HCA: Hca(rate=rates[HCA])}
     of_kind = {
         WINDOW: window,
-        **{kind: window.model_copy(update={"compress": each, "rope": turned}) for kind, each in compress.items()},
+        **{
+            kind: window.model_copy(update={"compress": compression, "rope": compressed_rope})
+            for kind, compression in compress.items()
+        },
     }
     return tuple(of_kind[kind] for kind in _kinds(reader, num_layers)), original, window
 
@@ -129,9 +132,9 @@ def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     if listed is not None or ratios is None:
         usual = [CSA if layer % 2 else HCA for layer in range(max(0, num_layers - 2))]
         return listed or [HCA] * min(num_layers, 2) + usual
-    values = [each.value for each in ratios.value] if isinstance(ratios.value, tuple) else []
-    found = [OF_RATIO.get(value) if type(value) is int else None for value in values[:num_layers]]
-    kinds = [kind for kind in found if kind is not None]
+    values = [entry.value for entry in ratios.value] if isinstance(ratios.value, tuple) else []
+    matches = [OF_RATIO.get(value) if type(value) is int else None for value in values[:num_layers]]
+    kinds = [kind for kind in matches if kind is not None]
     if len(kinds) < num_layers:
         text = f"`compress_ratios` must have 0, 4 or 128 for each of {num_layers} layers, unlike {shown(ratios)}"
         reader.complain("I0203", text, ratios.span)
@@ -144,10 +147,10 @@ def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, 
     listed = reader.get(name)
     if listed is None:
         return None
-    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else [listed.value]
-    other = next((value for value in values if value not in words), None)
-    if other is not None:
-        reader.refuse(place, name, f"layers of {shown(other)}; such a model has {', '.join(words)}")
+    values = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else [listed.value]
+    unsupported = next((value for value in values if value not in words), None)
+    if unsupported is not None:
+        reader.refuse(place, name, f"layers of {shown(unsupported)}; such a model has {', '.join(words)}")
     elif len(values) != num_layers:
         reader.complain("I0203", f"`{name}` has {len(values)} entries for {num_layers} layers", listed.span)
     else:
@@ -178,7 +181,7 @@ def _rotations(reader: ConfigReader) -> tuple[Rope, Rope, int | None]:
     nested = {name: _part(parameters, name) for name in ("main", "compress")}
     width = _width(reader, nested["main"] or parameters)
     bases = {"main": "rope_theta", "compress": "compress_rope_theta"}
-    found: dict[str, Rope] = {}
+    ropes: dict[str, Rope] = {}
     original: int | None = None
     for name, key in bases.items():
         theta = reader.number("model.attention.rope.theta", Rope, "theta", key)
@@ -196,8 +199,8 @@ def _rotations(reader: ConfigReader) -> tuple[Rope, Rope, int | None]:
         if isinstance(scaling, YarnScaling) and scaling.attention_factor is None:
             scaling = scaling.model_copy(update={"attention_factor": 1.0})
         original = original if before is None else before
-        found[name] = Rope(theta=theta, width=width, scaling=scaling)
-    return found["main"], found["compress"], original
+        ropes[name] = Rope(theta=theta, width=width, scaling=scaling)
+    return ropes["main"], ropes["compress"], original
 
 
 def _part(parameters: Mapping[str, JsonValue], name: str) -> Mapping[str, JsonValue]:
@@ -209,12 +212,12 @@ def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
     """Rotated columns of a head: `qk_rope_head_dim`, or else `partial_rotary_factor` of the head."""
     head = reader.get("head_dim")
     columns = head.value if head is not None and type(head.value) is int else 8
-    found = parameters.get("partial_rotary_factor") or reader.get("partial_rotary_factor")
+    factor = parameters.get("partial_rotary_factor") or reader.get("partial_rotary_factor")
     reader.used.add("partial_rotary_factor")
-    share = found.value if found is not None else 1 / 8
+    share = factor.value if factor is not None else 1 / 8
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         text = f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}"
-        reader.complain("I0203", text, found.span if found else None)
+        reader.complain("I0203", text, factor.span if factor else None)
         share = 1
     return int(
         reader.number(
@@ -225,9 +228,9 @@ def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
 
 def hyper_connections(reader: ConfigReader) -> HyperConnections:
     """The hyper-connections (several residual streams) of a model."""
-    at = "model.hyper_connections"
+    path = "model.hyper_connections"
     return HyperConnections(
-        streams=reader.number(f"{at}.streams", HyperConnections, "streams", "hc_mult"),
-        rounds=reader.number(f"{at}.rounds", HyperConnections, "rounds", "hc_sinkhorn_iters"),
-        eps=reader.number(f"{at}.eps", HyperConnections, "eps", "hc_eps"),
+        streams=reader.number(f"{path}.streams", HyperConnections, "streams", "hc_mult"),
+        rounds=reader.number(f"{path}.rounds", HyperConnections, "rounds", "hc_sinkhorn_iters"),
+        eps=reader.number(f"{path}.eps", HyperConnections, "eps", "hc_eps"),
     )

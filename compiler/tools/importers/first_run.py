@@ -76,8 +76,8 @@ def _smallest(model: Model, context: int) -> ModelSpread | None:
     sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
     experts = gcd(*(ffn.experts for ffn in sparse)) or 1
     for nodes, devices in PLACES:
-        most = max(1, min(nodes * devices, model.num_layers // 2))  # at least two layers per stage
-        for pipeline in (each for each in PIPELINES if each <= most):
+        max_pipeline = max(1, min(nodes * devices, model.num_layers // 2))  # at least two layers per stage
+        for pipeline in (degree for degree in PIPELINES if degree <= max_pipeline):
             data = nodes * devices // pipeline
             # the default schedule overlaps the experts' all-to-all; without experts it only costs memory
             schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
@@ -101,7 +101,7 @@ def _outline(model: Model, context: int, place: ModelSpread) -> Spec:
 
 
 def _divisor(number: int) -> int:
-    return next(each for each in range(min(number, MAX_EXPERT), 0, -1) if number % each == 0)
+    return next(divisor for divisor in range(min(number, MAX_EXPERT), 0, -1) if number % divisor == 0)
 
 
 def _cluster(model: Model, context: int, place: ModelSpread, start: RunBeginning) -> str:

@@ -55,8 +55,8 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
     vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")
     spans = layers(reader, family, model_type)
-    attended, original, of_mtp = attentions(reader, family, hidden, context, spans[-1].last + 1)
-    usual, spans = with_attention(spans, attended)
+    by_layer, original, of_mtp = attentions(reader, family, hidden, context, spans[-1].last + 1)
+    usual, spans = with_attention(spans, by_layer)
     fields = {
         "name": name,
         "vocab": vocab,
@@ -65,7 +65,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
         "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps"),
         "attention": usual,
         "layers": spans,
-        "mtp": _mtp(reader, None if of_mtp == attended[-1] else of_mtp),
+        "mtp": _mtp(reader, None if of_mtp == by_layer[-1] else of_mtp),
         **({"hyper_connections": hyper_connections(reader)} if family.streams else {}),
         **whole(reader, family, hidden),
     }
@@ -73,8 +73,8 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
         text = f"classes of this model type use eps {LATENT_EPS:g} in the norms of latents; this spec uses norm_eps"
         reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
     _others(reader, model_type)
-    theirs = {ours: name for name, ours in family.renamed.items()}
-    reader.filled = {theirs.get(key, key): value for key, value in reader.filled.items()}
+    file_names = {key: name for name, key in family.renamed.items()}
+    reader.filled = {file_names.get(key, key): value for key, value in reader.filled.items()}
     _say_defaults(reader, model_type)
     model = None
     if not reader.failed:
@@ -91,24 +91,24 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
 
 def _model_type(reader: ConfigReader) -> str:
     """The model type. A type that a spec cannot describe is reported as the only error."""
-    found = reader.members.get("model_type")
+    value = reader.members.get("model_type")
     families = ", ".join(FAMILIES)
-    if found is None or not isinstance(found.value, str):
-        message = "`model_type` is missing" if found is None else f"`model_type` must be a text, not {shown(found)}"
-        code = "I0202" if found is None else "I0203"
-        reader.complain(code, message, found.span if found else reader.origins[""], f"one of {families}")
+    if value is None or not isinstance(value.value, str):
+        message = "`model_type` is missing" if value is None else f"`model_type` must be a text, not {shown(value)}"
+        code = "I0202" if value is None else "I0203"
+        reader.complain(code, message, value.span if value else reader.origins[""], f"one of {families}")
         return ""
-    name = found.value
+    name = value.value
     if name not in FAMILIES:
-        text = reader.members.get("text_config")
-        inner = text.value.get("model_type") if text and isinstance(text.value, Mapping) else None
+        text_config = reader.members.get("text_config")
+        inner = text_config.value.get("model_type") if text_config and isinstance(text_config.value, Mapping) else None
         if inner is not None and isinstance(inner.value, str) and inner.value in FAMILIES:
             hint = "its `text_config` can be imported: put that object into a separate file"
         else:
             hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
         why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
         message = f"a model of type {shown(name)} cannot be written as a spec{why}"
-        reader.complain("I0201", message, found.span, hint or f"supported types: {families}")
+        reader.complain("I0201", message, value.span, hint or f"supported types: {families}")
     reader.used.add("model_type")
     return name
 
@@ -127,15 +127,15 @@ def _mtp(reader: ConfigReader, attention: Attention | None) -> Mtp | None:
 def _others(reader: ConfigReader, model_type: str) -> None:
     """Report keys that are refused, that models of this type do not read, or that are unknown."""
     for name, repeated in REPEATED.items():
-        value, taken = reader.members.get(name), reader.members.get(repeated)
-        if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
+        value, original = reader.members.get(name), reader.members.get(repeated)
+        if value is not None and original is not None and repeated in reader.used and value.value == original.value:
             reader.used.add(name)
-    harmless = {**OF_TYPES, **{name: each.harmless for name, each in REFUSED.items()}}
+    harmless = {**OF_TYPES, **{name: refused.harmless for name, refused in REFUSED.items()}}
     for name, values in harmless.items():
         value = None if name in reader.used else reader.members.get(name)
         reader.used.add(name)
-        same = (value.value == each and type(value.value) is type(each) for each in values) if value else ()
-        if value is None or value.value is None or any(same):
+        matches = (value.value == off and type(value.value) is type(off) for off in values) if value else ()
+        if value is None or value.value is None or any(matches):
             continue
         if name in REFUSED and REFUSED[name].is_read(model_type):
             reader.refuse(REFUSED[name].place, name, REFUSED[name].meaning)
@@ -143,11 +143,11 @@ def _others(reader: ConfigReader, model_type: str) -> None:
             text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and left out of this spec"
             reader.warn("I0302", "model", text, value.key)
     classes = reader.members.get("architectures")
-    listed = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
-    for each in listed:
-        if not isinstance(each.value, str) or not each.value.endswith("ForCausalLM"):
-            text = f"architectures: {shown(each)}; this spec predicts the next token, as *ForCausalLM does"
-            reader.warn("I0303", "model", text, each.span)
+    class_names = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
+    for class_name in class_names:
+        if not isinstance(class_name.value, str) or not class_name.value.endswith("ForCausalLM"):
+            text = f"architectures: {shown(class_name)}; this spec predicts the next token, as *ForCausalLM does"
+            reader.warn("I0303", "model", text, class_name.span)
     for name, value in reader.members.items():
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
             text = f"`{shown(name)[1:-1]}` = {shown(value)} is unknown, and left out of this spec"
@@ -157,12 +157,12 @@ def _others(reader: ConfigReader, model_type: str) -> None:
 def _say_defaults(reader: ConfigReader, model_type: str) -> None:
     """Report the keys that the config leaves out, with the defaults used for them."""
     if reader.filled:
-        listed = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
-        reader.warn("I0304", "model", f"not in the config, so the defaults of {model_type} are used: {listed}")
+        defaults = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
+        reader.warn("I0304", "model", f"not in the config, so the defaults of {model_type} are used: {defaults}")
 
 
 def _broken_rules(model: Model, origins: Mapping[str, Span]) -> list[Diagnostic]:
     """The rules of a spec that the model breaks, located in the config."""
     absent = set(fields_of(Spec)) - {"model"}
-    found = rules.check(Spec.model_construct(model=model), origins, absent)
-    return [replace(item, hint="") for item in found]
+    mistakes = rules.check(Spec.model_construct(model=model), origins, absent)
+    return [replace(item, hint="") for item in mistakes]

@@ -43,13 +43,13 @@ def replaced(text: str, variables: Mapping[str, str]) -> str:
 
     def value(match: re.Match[str]) -> str:
         nonlocal left
-        found, default = variables.get(match[1] or match[3]), match[2]
-        if default is not None and (found is None or (found == "" and default[0] == ":")):
-            found = replaced(default.lstrip(":")[1:], variables)
-        if found is None or len(found) > left:
+        replacement, default = variables.get(match[1] or match[3]), match[2]
+        if default is not None and (replacement is None or (replacement == "" and default[0] == ":")):
+            replacement = replaced(default.lstrip(":")[1:], variables)
+        if replacement is None or len(replacement) > left:
             return match[0]
-        left -= len(found)
-        return found
+        left -= len(replacement)
+        return replacement
 
     return VARIABLE.sub(value, text)
 
@@ -74,8 +74,8 @@ def typed(text: str) -> Any:
 
 def unknown(name: str, text: str, place: Span, source_text: str) -> Diagnostic:
     """A warning that a key's text has unknown variables. `source_text`: the text before any were replaced."""
-    found = VARIABLE.search(source_text)
-    hint = f"set it: -D {found[1] or found[3]}=VALUE" if found and not found[0].strip("${}").isdecimal() else ""
+    match = VARIABLE.search(source_text)
+    hint = f"set it: -D {match[1] or match[3]}=VALUE" if match and not match[0].strip("${}").isdecimal() else ""
     message = f"`{name}` is {text[:80]}, and nothing is executed here"
     return Diagnostic("I0104", message, place, hint or "write its value", severity="warning")
 
@@ -127,8 +127,8 @@ class _Yaml:
         if depth > MAX_DEPTH:
             raise self._too("deep", node)
         if isinstance(node, yaml.SequenceNode):
-            for each in node.value:
-                self.walk(each, depth + 1)
+            for item in node.value:
+                self.walk(item, depth + 1)
             return
         for key, value in node.value:
             self.walk(value, depth + 1)
@@ -150,7 +150,7 @@ class _Yaml:
         if self.items > MAX_ITEMS or depth > MAX_DEPTH:
             raise self._too("large", node)
         if isinstance(node, yaml.SequenceNode):
-            return [self._value(each, depth + 1) for each in node.value]
+            return [self._value(item, depth + 1) for item in node.value]
         if isinstance(node, yaml.MappingNode):
             return "{…}"  # its keys have separate entries
         if node.tag == NULL:
@@ -167,7 +167,7 @@ class _Yaml:
 def _computed(value: Any) -> str:
     """The text of the first `ComputedValue` in a value; "" if there is none."""
     if isinstance(value, list):
-        return next((text for each in value if (text := _computed(each))), "")
+        return next((text for item in value if (text := _computed(item))), "")
     return value.text if isinstance(value, ComputedValue) else ""
 
 
@@ -182,7 +182,7 @@ def toml_keys(source: Source) -> dict[str, JsonValue]:
     except RecursionError:
         raise _too("TOML", "deep", source, 0) from None
     except tomllib.TOMLDecodeError as error:
-        line, column = map(int, found.groups()) if (found := TOML_PLACE.search(str(error))) else (1, 1)
+        line, column = map(int, position.groups()) if (position := TOML_PLACE.search(str(error))) else (1, 1)
         start = min(source.line_starts[line - 1] + column - 1, max(0, len(source.text) - 1))
         message = f"this is not TOML: {TOML_PLACE.sub('', str(error)).strip()}"
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
@@ -201,18 +201,18 @@ def toml_keys(source: Source) -> dict[str, JsonValue]:
 
     def walk(values: Mapping[str, Any], path: str, near: Span) -> None:
         for name, value in values.items():
-            at = f"{path}.{name}".lstrip(".")
-            place = places.get(at, near)
+            key = f"{path}.{name}".lstrip(".")
+            place = places.get(key, near)
             if _is_deep(value):
                 raise _too("TOML", "deep", source, place.start)
             if isinstance(value, dict):
-                walk(value, at, place)
+                walk(value, key, place)
             elif isinstance(value, (bool, int, float, str, list)) and (
                 type(value) is not float or math.isfinite(value)
             ):
-                keys[at] = JsonValue(value, place, place)
+                keys[key] = JsonValue(value, place, place)
             else:
-                keys[at] = JsonValue(str(value), place, place)
+                keys[key] = JsonValue(str(value), place, place)
 
     walk(root, "", Span(source, 0, 0))
     return keys
@@ -222,7 +222,7 @@ def _is_deep(value: Any) -> bool:
     """Whether tables and lists nest deeper than MAX_DEPTH."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
-        inner = (each for each in level if isinstance(each, dict | list))
+        inner = (node for node in level if isinstance(node, dict | list))
         level = [item for outer in inner for item in (outer.values() if isinstance(outer, dict) else outer)]
         depth += 1
     return bool(level)

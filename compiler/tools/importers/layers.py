@@ -28,21 +28,21 @@ def with_attention(
     `spans`: contiguous ranges without attention; `by_layer`: the attention of each layer.
     """
     count = Counter(map(repr, by_layer))
-    most = max(by_layer, key=lambda each: count[repr(each)])
-    found = [each for span in spans for each in _divided(span, by_layer, most)]
-    return most, tuple(sorted(found, key=lambda span: (span.first, span.last, span.by)))
+    usual = max(by_layer, key=lambda attention: count[repr(attention)])
+    ranges = [part for span in spans for part in _divided(span, by_layer, usual)]
+    return usual, tuple(sorted(ranges, key=lambda span: (span.first, span.last, span.by)))
 
 
 def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -> Iterator[LayerRange]:
     """Divide a range by attention: the range plus one over every N-th layer, or else one range per run of layers."""
-    others = [layer for layer in span.layers if by_layer[layer] != most]
-    step = others[1] - others[0] if len(others) > 1 else 0
-    alike = all(by_layer[layer] == by_layer[others[0]] for layer in others)
-    if not others:
+    differing = [layer for layer in span.layers if by_layer[layer] != most]
+    step = differing[1] - differing[0] if len(differing) > 1 else 0
+    alike = all(by_layer[layer] == by_layer[differing[0]] for layer in differing)
+    if not differing:
         yield span
-    elif step > 1 and alike and others == [*range(others[0], others[-1] + 1, step)]:
+    elif step > 1 and alike and differing == [*range(differing[0], differing[-1] + 1, step)]:
         yield span
-        changes = {"first": others[0], "last": others[-1], "by": step, "attention": by_layer[others[0]]}
+        changes = {"first": differing[0], "last": differing[-1], "by": step, "attention": by_layer[differing[0]]}
         yield span.model_copy(update=changes)
     else:
         for _, group in groupby(span.layers, key=lambda layer: repr(by_layer[layer])):
@@ -62,16 +62,16 @@ def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -
     if not family.linear:
         return set(), None
     nested = reader.part("linear_attn_config") if family.linear == "kimi" else {}
-    found = _listed(reader, num_layers)
-    if nested and found is None:
-        found = _counted(reader, nested, num_layers)
-    if found is None and family.linear == "qwen":
-        every = reader.count("full_attention_interval", 1, 2**20, 4)
-        found = {layer for layer in range(num_layers) if (layer + 1) % every}
-    elif found is None:
-        found = {layer for layer in range(num_layers) if not layer or layer % 4}
+    linear = _listed(reader, num_layers)
+    if nested and linear is None:
+        linear = _counted(reader, nested, num_layers)
+    if linear is None and family.linear == "qwen":
+        interval = reader.count("full_attention_interval", 1, 2**20, 4)
+        linear = {layer for layer in range(num_layers) if (layer + 1) % interval}
+    elif linear is None:
+        linear = {layer for layer in range(num_layers) if not layer or layer % 4}
     reader.used |= {"full_attention_interval"}
-    return found, _kimi(reader, nested) if family.linear == "kimi" else _qwen(reader)
+    return linear, _kimi(reader, nested) if family.linear == "kimi" else _qwen(reader)
 
 
 def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
@@ -79,8 +79,8 @@ def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
     listed = reader.get("layer_types")
     if listed is None:
         return None
-    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
-    if len(values) != num_layers or any(each not in (FULL, LINEAR) for each in values):
+    values = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
+    if len(values) != num_layers or any(kind not in (FULL, LINEAR) for kind in values):
         text = f"`layer_types` must have {FULL} or {LINEAR} for each of {num_layers} layers, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
     return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
@@ -91,11 +91,11 @@ def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: 
     listed = nested.get("kda_layers")
     if listed is None or not isinstance(listed.value, tuple):
         return None
-    found = {each.value - 1 for each in listed.value if type(each.value) is int}
-    if len(found) != len(listed.value) or not found <= {*range(num_layers)}:
+    indices = {entry.value - 1 for entry in listed.value if type(entry.value) is int}
+    if len(indices) != len(listed.value) or not indices <= {*range(num_layers)}:
         text = f"`kda_layers` must have numbers of layers, 1 to {num_layers}, unlike {shown(listed)}"
         reader.complain("I0203", text, listed.span)
-    return found & {*range(num_layers)}
+    return indices & {*range(num_layers)}
 
 
 def _qwen(reader: ConfigReader) -> DeltaNet:
@@ -113,17 +113,15 @@ def _qwen(reader: ConfigReader) -> DeltaNet:
 def _kimi(reader: ConfigReader, nested: Mapping[str, JsonValue]) -> DeltaNet:
     """The sizes of Kimi Delta Attention: in a nested object as published, at the top level in `transformers`."""
     names = {"heads": "num_heads", "key_dim": "head_dim", "convolution": "short_conv_kernel_size"}
-    plain = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
+    flat = {"heads": "linear_num_heads", "key_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
     inner = (
         ConfigReader(JsonValue(nested, reader.members["linear_attn_config"].span), lossy=reader.lossy)
         if nested
         else reader
     )
-    sizes = {
-        key: inner.number(f"{AT}.{key}", DeltaNet, key, name) for key, name in (names if nested else plain).items()
-    }
+    sizes = {key: inner.number(f"{AT}.{key}", DeltaNet, key, name) for key, name in (names if nested else flat).items()}
     if nested:
-        reader.used |= {*plain.values()}
+        reader.used |= {*flat.values()}
         reader.mistakes += inner.mistakes
         reader.origins |= {path: span for path, span in inner.origins.items() if path}
     return DeltaNet(gate="channel", key_heads=sizes["heads"], value_dim=sizes["key_dim"], **sizes)
@@ -173,26 +171,26 @@ def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> list[
 
 
 def _deepseek_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -> list[bool]:
-    every = reader.count("moe_layer_freq", 1, MAX_LAYER + 1, 1)
+    interval = reader.count("moe_layer_freq", 1, MAX_LAYER + 1, 1)
     if "n_routed_experts" in reader.members and reader.members["n_routed_experts"].value is None:
         reader.used |= {"n_routed_experts", "first_k_dense_replace"}
         return [False] * num_layers
     if family.lists_ffn and (listed := reader.get("mlp_layer_types")) is not None:
-        kinds = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
+        kinds = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
         if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
             text = f"`mlp_layer_types` must have dense or sparse for all {num_layers} layers, unlike {shown(listed)}"
             reader.complain("I0203", text, listed.span)
         reader.used.add("first_k_dense_replace")
         return [kind == "sparse" for kind in kinds] if len(kinds) == num_layers else [True] * num_layers
     dense = reader.count("first_k_dense_replace", 0, MAX_LAYER + 1)
-    return [layer >= dense and layer % every == 0 for layer in range(num_layers)]
+    return [layer >= dense and layer % interval == 0 for layer in range(num_layers)]
 
 
 def _qwen_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     step = reader.count("decoder_sparse_step", 1, MAX_LAYER + 1, 1)
     listed = reader.get("mlp_only_layers")
-    dense = [each.value for each in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
-    if listed is not None and (not isinstance(listed.value, tuple) or not all(type(each) is int for each in dense)):
+    dense = [entry.value for entry in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
+    if listed is not None and (not isinstance(listed.value, tuple) or not all(type(layer) is int for layer in dense)):
         reader.complain("I0203", f"`mlp_only_layers` must be a list of layers, not {shown(listed)}", listed.span)
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
@@ -203,36 +201,36 @@ def _dense(reader: ConfigReader, family: ConfigFamily, index: int, act: Act) -> 
 
 
 def _moe(reader: ConfigReader, family: ConfigFamily, model_type: str, index: int) -> Moe:
-    at = f"model.layers.{index}.ffn"
+    path = f"model.layers.{index}.ffn"
     aliases = ("num_local_experts", "num_experts")  # `transformers` reads these too
     names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
     inner = "intermediate_size" if family.ffn in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
     top_k = ("num_experts_per_tok", *(("experts_per_token",) if family.ffn == "gpt_oss" else ()))
     moe = Moe(
-        experts=reader.number(f"{at}.experts", Moe, "experts", *names),
+        experts=reader.number(f"{path}.experts", Moe, "experts", *names),
         shared=0,
-        top_k=reader.number(f"{at}.top_k", Moe, "top_k", *top_k),
-        inner=reader.number(f"{at}.inner", Moe, "inner", inner),
+        top_k=reader.number(f"{path}.top_k", Moe, "top_k", *top_k),
+        inner=reader.number(f"{path}.inner", Moe, "inner", inner),
         score="softmax",
         normalize=True if family.ffn in ("mixtral", "gpt_oss") else reader.flag("norm_topk_prob", False),
         balance=Balance(),
     )
     if family.ffn == "deepseek":
-        return _deepseek_gate(reader, family, model_type, moe, at)
+        return _deepseek_gate(reader, family, model_type, moe, path)
     balance = Balance(
         sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
     )
     _is_balanced(reader, balance)
-    more: dict[str, object] = {}
+    changes: dict[str, object] = {}
     if family.ffn == "gpt_oss":
-        limit = reader.number(f"{at}.clamp.limit", Clamp, "limit", "swiglu_limit")
-        alpha = reader.number(f"{at}.clamp.alpha", Clamp, "alpha", "swiglu_alpha")
-        more = {"clamp": Clamp(limit=limit, alpha=alpha, shift=1.0), "bias": True, "router_bias": True}
+        limit = reader.number(f"{path}.clamp.limit", Clamp, "limit", "swiglu_limit")
+        alpha = reader.number(f"{path}.clamp.alpha", Clamp, "alpha", "swiglu_alpha")
+        changes = {"clamp": Clamp(limit=limit, alpha=alpha, shift=1.0), "bias": True, "router_bias": True}
     if family.shared_gate:
         qkv_biases(reader)
-        width = reader.number(f"{at}.shared_inner", Moe, "shared_inner", "shared_expert_intermediate_size")
-        more = {"shared": 1, "shared_inner": width, "shared_gate": True}
-    return moe.model_copy(update={"balance": balance, **more})
+        width = reader.number(f"{path}.shared_inner", Moe, "shared_inner", "shared_expert_intermediate_size")
+        changes = {"shared": 1, "shared_inner": width, "shared_gate": True}
+    return moe.model_copy(update={"balance": balance, **changes})
 
 
 def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, moe: Moe, at: str) -> Moe:

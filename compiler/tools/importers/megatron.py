@@ -96,7 +96,7 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
     rank = keys.take("q_lora_rank", "model.attention.query_rank", None, int)
     kv = keys.take("kv_lora_rank", "model.attention.kv_rank", 32)
     nope = keys.take("qk_head_dim", "model.attention.head_dim.nope", 128)
-    turned = keys.take("qk_pos_emb_head_dim", "model.attention.head_dim.rope", 64)
+    rotated = keys.take("qk_pos_emb_head_dim", "model.attention.head_dim.rope", 64)
     value = keys.take("v_head_dim", "model.attention.head_dim.value", 128)
     keys.lose("kv_channels", "latent attention has head_dim", kind="no effect")
     keys.lose("num_query_groups", "latent attention has no groups", (heads,))
@@ -107,18 +107,20 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
     factor = keys.take("rotary_scaling_factor", "model.attention.rope.scaling.factor", 1.0)
     rope = f"rope {{ theta = {number(theta)} }}"
     if kind == "yarn" and factor != 1:
-        at = "model.attention.rope.scaling"
-        original = keys.take("original_max_position_embeddings", f"{at}.original", 4096)
-        fast, slow = keys.take("beta_fast", f"{at}.beta_fast", 32.0), keys.take("beta_slow", f"{at}.beta_slow", 1.0)
-        mscale, every = (
-            keys.take("mscale", f"{at}.mscale", 1.0),
-            keys.take("mscale_all_dim", f"{at}.mscale_all_dim", 0.0),
+        path = "model.attention.rope.scaling"
+        original = keys.take("original_max_position_embeddings", f"{path}.original", 4096)
+        fast, slow = keys.take("beta_fast", f"{path}.beta_fast", 32.0), keys.take("beta_slow", f"{path}.beta_slow", 1.0)
+        mscale, mscale_all = (
+            keys.take("mscale", f"{path}.mscale", 1.0),
+            keys.take("mscale_all_dim", f"{path}.mscale_all_dim", 0.0),
         )
         yarn = (
             f"factor = {number(factor)}, original = {original}, beta_fast = {number(fast)}, beta_slow = {number(slow)}"
         )
         yarn += (
-            f", mscale = {number(mscale)}, mscale_all_dim = {number(every)}" if (mscale, every) != (1.0, 0.0) else ""
+            f", mscale = {number(mscale)}, mscale_all_dim = {number(mscale_all)}"
+            if (mscale, mscale_all) != (1.0, 0.0)
+            else ""
         )
         rope = f"rope {{ theta = {number(theta)}\nscaling yarn {{ {yarn} }} }}"
     for key in ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
@@ -126,7 +128,7 @@ def _mla(keys: Keys, heads: int, hidden: int) -> list[str]:
     return [
         "attention mla {",
         f"heads = {heads}, query_rank = {'none' if rank is None else rank}, kv_rank = {kv}",
-        f"head_dim {{ nope = {nope}, rope = {turned}, value = {value} }}",
+        f"head_dim {{ nope = {nope}, rope = {rotated}, value = {value} }}",
         rope,
         "}",
     ]
@@ -154,30 +156,30 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
     if not experts:
         return [f"layers 0..{layers - 1} {{ ffn dense {{ inner = {inner} }} }}"]
     dense = _dense(keys, layers)
-    found = [f"layers 0..{dense - 1} {{ ffn dense {{ inner = {inner} }} }}"] if dense else []
-    at = f"model.layers.{len(found)}.ffn"
-    width = keys.take("moe_ffn_hidden_size", f"{at}.inner", inner, int)
-    shared = keys.take("moe_shared_expert_intermediate_size", f"{at}.shared", 0, int)
+    lines = [f"layers 0..{dense - 1} {{ ffn dense {{ inner = {inner} }} }}"] if dense else []
+    path = f"model.layers.{len(lines)}.ffn"
+    width = keys.take("moe_ffn_hidden_size", f"{path}.inner", inner, int)
+    shared = keys.take("moe_shared_expert_intermediate_size", f"{path}.shared", 0, int)
     count = shared // width if shared and shared % width == 0 else int(shared > 0)
     shared_inner = f", shared_inner = {shared}" if shared and shared != count * width else ""
-    gate = ", shared_gate = true" if keys.take("moe_shared_expert_gate", f"{at}.shared_gate", False) else ""
-    groups = keys.take("moe_router_num_groups", f"{at}.groups", 1, int)
-    top = keys.take("moe_router_group_topk", f"{at}.top_groups", 1, int)
-    chosen = keys.take("moe_router_topk", f"{at}.top_k", 2)
-    score = keys.take("moe_router_score_function", f"{at}.score", "softmax")
+    gate = ", shared_gate = true" if keys.take("moe_shared_expert_gate", f"{path}.shared_gate", False) else ""
+    groups = keys.take("moe_router_num_groups", f"{path}.groups", 1, int)
+    top_groups = keys.take("moe_router_group_topk", f"{path}.top_groups", 1, int)
+    top_k = keys.take("moe_router_topk", f"{path}.top_k", 2)
+    score = keys.take("moe_router_score_function", f"{path}.score", "softmax")
     if score not in ("sigmoid", "softmax"):
         keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
         score = "softmax"
-    before = keys.take("moe_router_pre_softmax", f"{at}.normalize", False)
-    normal = score == "sigmoid" or not before
-    scale = keys.take("moe_router_topk_scaling_factor", f"{at}.scale", 1.0)
-    if groups > 1 and chosen // top != (1 if score == "softmax" else 2):
+    pre_softmax = keys.take("moe_router_pre_softmax", f"{path}.normalize", False)
+    normalize = score == "sigmoid" or not pre_softmax
+    scale = keys.take("moe_router_topk_scaling_factor", f"{path}.scale", 1.0)
+    if groups > 1 and top_k // top_groups != (1 if score == "softmax" else 2):
         why = "here, a group's score is its best expert with softmax, else the sum of its two best"
-        keys.note("approximated", "moe_router_group_topk", top, why)
-    biased = keys.take("moe_router_enable_expert_bias", f"{at}.balance.bias_rate", False)
-    rate = keys.take("moe_router_bias_update_rate", f"{at}.balance.bias_rate" if biased else "", 1e-3)
-    kind = keys.take("moe_router_load_balancing_type", f"{at}.balance.sequence_loss", "aux_loss")
-    loss = keys.take("moe_aux_loss_coeff", f"{at}.balance.sequence_loss", 0.0)
+        keys.note("approximated", "moe_router_group_topk", top_groups, why)
+    biased = keys.take("moe_router_enable_expert_bias", f"{path}.balance.bias_rate", False)
+    rate = keys.take("moe_router_bias_update_rate", f"{path}.balance.bias_rate" if biased else "", 1e-3)
+    kind = keys.take("moe_router_load_balancing_type", f"{path}.balance.sequence_loss", "aux_loss")
+    loss = keys.take("moe_aux_loss_coeff", f"{path}.balance.sequence_loss", 0.0)
     if loss and kind not in ("seq_aux_loss", "none"):
         keys.note("approximated", "moe_router_load_balancing_type", kind, "replaced by a loss per sequence")
     balance = [f"bias_rate = {number(rate)}"] if biased else []
@@ -185,11 +187,11 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
     keys.lose("moe_z_loss_coeff", "there is no z-loss", (0, 0.0))
     keys.lose("moe_router_force_load_balancing", "random routing is for benchmarks only", (False,))
     return [
-        *found,
+        *lines,
         f"layers {dense}..{layers - 1} {{ ffn moe {{",
-        f"experts = {experts}, shared = {count}, top_k = {chosen}, inner = {width}{shared_inner}{gate}",
-        *([f"groups = {groups}, top_groups = {top}"] if groups > 1 else []),
-        f"score = {score}, normalize = {'true' if normal else 'false'}, scale = {number(scale)}",
+        f"experts = {experts}, shared = {count}, top_k = {top_k}, inner = {width}{shared_inner}{gate}",
+        *([f"groups = {groups}, top_groups = {top_groups}"] if groups > 1 else []),
+        f"score = {score}, normalize = {'true' if normalize else 'false'}, scale = {number(scale)}",
         *([f"balance {{ {', '.join(balance)} }}"] if balance else []),
         "} }",
     ]
@@ -261,22 +263,22 @@ def from_recipe(found: Members) -> Members:
         name = path.rpartition(".")[2]
         name = f"config.{path}" if path in PARTS else RENAMED.get(name, name)
         members.setdefault(name, []).extend(values)
-    for each in found.get("mixed_precision", ()):
-        for key, value in (_named(each.value) or {}).items():
+    for entry in found.get("mixed_precision", ()):
+        for key, value in (_named(entry.value) or {}).items():
             if f"mixed_precision.{key}" not in found:
-                members.setdefault(key, []).append(JsonValue(value, each.span, each.key))
-    for each in found.get("model", ()):
-        members.setdefault("multi_latent_attention", [JsonValue("MLA" in shown(each.value), each.span, each.key)])
+                members.setdefault(key, []).append(JsonValue(value, entry.span, entry.key))
+    for entry in found.get("model", ()):
+        members.setdefault("multi_latent_attention", [JsonValue("MLA" in shown(entry.value), entry.span, entry.key)])
     return members
 
 
 def _named(precision: Any) -> dict[str, Any] | None:
     """The keys that a named precision, given as a string or a call, stands for; None if the name is unknown."""
     name = precision.text.removesuffix("()") if isinstance(precision, DottedName) else precision
-    base, _, rest = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
-    if base not in ("bf16", "fp16") or rest not in PRECISIONS:
+    base, _, variant = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
+    if base not in ("bf16", "fp16") or variant not in PRECISIONS:
         return None
-    return {base: True, "grad_reduce_in_fp32": base == "bf16"} | PRECISIONS[rest]
+    return {base: True, "grad_reduce_in_fp32": base == "bf16"} | PRECISIONS[variant]
 
 
 def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> ImportedPlan:
@@ -291,9 +293,9 @@ def imported(members: Members, name: str, devices: int | None, vocab: int | None
             keys.lose(key, "logs, files, checks or speed", kind="no effect")
         elif key.startswith(("if ", "for ")):
             keys.lose(key, "its body is assumed to run once", kind="assumed")
-    for part, named in PARTS.items():
-        harmless = tuple(DottedName(f"{each}()") for each in (named, USUAL.get(part, named)))
-        why = f"expected a {named}: the defaults of other classes are unknown"
+    for part, class_name in PARTS.items():
+        harmless = tuple(DottedName(f"{accepted}()") for accepted in (class_name, USUAL.get(part, class_name)))
+        why = f"expected a {class_name}: the defaults of other classes are unknown"
         keys.lose(f"config.{part}", why, harmless, "assumed" if part in IDLE_PARTS else "not expressible")
     keys.lose("tokenizer_type", "name the tokenizer in `data`", kind="assumed")
     keys.lose("tokenizer_model", "name the tokenizer in `data`", kind="assumed")
@@ -329,8 +331,8 @@ def _parallel(keys: Keys, devices: int | None) -> tuple[list[str], int]:
         stages = [stage if isinstance(stage, list) else [] for stage in layout]
         layout = "|".join("".join(letters.get(str(item), "?") for item in stage) for stage in stages)
     keys.lose("pipeline_model_parallel_layout", "there is one stage")
-    more = (f", layout = {string(layout)}" if layout is not None else "") + ", overlap_reduce = false" * (not overlap)
-    return [degrees.block(int(zero), more)], devices
+    extra = (f", layout = {string(layout)}" if layout is not None else "") + ", overlap_reduce = false" * (not overlap)
+    return [degrees.block(int(zero), extra)], devices
 
 
 def _schedule(keys: Keys) -> list[str]:
@@ -350,10 +352,10 @@ def _recompute(keys: Keys) -> list[str]:
     if granularity != "selective":
         return []
     names = modules.split() if isinstance(modules, str) else modules or ["core_attn"]
-    for each in (each for each in names if each not in OF_MODULES):
-        keys.note("approximated", "recompute_modules", each, "a spec has no name for it: its activations are kept")
-    found = [OF_MODULES[each] for each in names if each in OF_MODULES]
-    return [f"recompute = [{', '.join(found)}]"] if found else []
+    for module in (module for module in names if module not in OF_MODULES):
+        keys.note("approximated", "recompute_modules", module, "a spec has no name for it: its activations are kept")
+    ops = [OF_MODULES[module] for module in names if module in OF_MODULES]
+    return [f"recompute = [{', '.join(ops)}]"] if ops else []
 
 
 def _precision(keys: Keys) -> tuple[str, list[str]]:
@@ -364,8 +366,8 @@ def _precision(keys: Keys) -> tuple[str, list[str]]:
     bf16 = keys.take("bf16", "precision.compute", False)
     keys.lose("fp32", "`bf16` is set too", (not bf16,))
     keys.lose("fp16", "there is no FP16 here: imported as BF16 or FP32", (False,))
-    wide = keys.take("grad_reduce_in_fp32", "precision.gradients", True)
-    wide = keys.take("accumulate_allreduce_grads_in_fp32", "", wide)
+    fp32_gradients = keys.take("grad_reduce_in_fp32", "precision.gradients", True)
+    fp32_gradients = keys.take("accumulate_allreduce_grads_in_fp32", "", fp32_gradients)
     fp8 = keys.take("fp8", "precision.linear", keys.take("fp8_format", "precision.linear", ""))
     recipe = keys.take("fp8_recipe", "precision.linear" if fp8 else "", "delayed")
     keys.lose("use_precision_aware_optimizer", "see the dtypes of moments", kind="no effect")
@@ -376,9 +378,9 @@ def _precision(keys: Keys) -> tuple[str, list[str]]:
         (DottedName("torch.float32"), "fp32"),
         "approximated",
     )
-    narrow = [keys.take(key, "precision.moments", "fp32", object) for key in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    lines = [] if wide or not bf16 else ["gradients = bf16"]
-    if all(getattr(each, "text", each) in ("torch.bfloat16", "bf16") for each in narrow):
+    moments = [keys.take(key, "precision.moments", "fp32", object) for key in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    lines = [] if fp32_gradients or not bf16 else ["gradients = bf16"]
+    if all(getattr(dtype, "text", dtype) in ("torch.bfloat16", "bf16") for dtype in moments):
         lines.append("moments = bf16")
     if fp8 and (fp8, recipe) in (("e4m3", "blockwise"),):
         lines += ["linear = e4m3, activation_tile = 1x128, weight_tile = 128x128"]
@@ -389,7 +391,7 @@ def _precision(keys: Keys) -> tuple[str, list[str]]:
 
 def _train(keys: Keys) -> list[str]:
     sequence = keys.take("seq_length", "train.sequence", 0)
-    micro, batch = (
+    micro_batch, batch = (
         keys.take("micro_batch_size", "train.micro_batch", 1),
         keys.take("global_batch_size", "train.batch", 0),
     )
@@ -415,12 +417,12 @@ def _train(keys: Keys) -> list[str]:
     peak, least = keys.take("lr", "train.rate", 0.0), keys.take("min_lr", "train.rate", 0.0)
     style = keys.take("lr_decay_style", "train.rate", "linear")
     keys.lose("lr_warmup_init", "warm-up starts at 0 here", (0, 0.0), "approximated")
-    falls = keys.take("lr_wsd_decay_iters", "train.rate", 0, int) if style == "WSD" else decay - warmup
+    decay_steps = keys.take("lr_wsd_decay_iters", "train.rate", 0, int) if style == "WSD" else decay - warmup
     shape = keys.take("lr_wsd_decay_style", "train.rate", "exponential") if style == "WSD" else style
     if shape not in ("constant", "linear", "cosine"):
         keys.note("approximated", "lr_decay_style", shape, "replaced by cosine")
         shape = "cosine"
-    begin = min(steps, max(warmup, decay - falls))
+    decay_start = min(steps, max(warmup, decay - decay_steps))
     if shape != "constant" and decay > steps:
         keys.note("approximated", "lr_decay_iters", decay, "the decay ends with the run here")
     weight_decay = keys.take("weight_decay", "train.optimizer.weight_decay", 0.01)
@@ -433,17 +435,17 @@ def _train(keys: Keys) -> list[str]:
     settings |= {"weight_decay": weight_decay}
     lines = [
         "train {",
-        f"sequence = {sequence}, micro_batch = {micro}, batch = {batch}, steps = {steps}",
+        f"sequence = {sequence}, micro_batch = {micro_batch}, batch = {batch}, steps = {steps}",
         f"seed = {keys.take('seed', 'train.seed', 1234, least=0)}",
         adam(settings, clip),
-        *rate_lines(warmup, shape, peak, least, (begin, min(decay, steps), steps)),
+        *rate_lines(warmup, shape, peak, least, (decay_start, min(decay, steps), steps)),
     ]
-    every = keys.take("save_interval", "train.checkpoint.every" if keys.has("save_interval") else "", 0, int)
+    save_interval = keys.take("save_interval", "train.checkpoint.every" if keys.has("save_interval") else "", 0, int)
     keep = keys.take("most_recent_k", "train.checkpoint.keep" if keys.has("most_recent_k") else "", -1, int, -1)
-    if every:
-        lines.append(f"checkpoint {{ every = {every} steps{f', keep = {keep}' if keep > 0 else ''} }}")
-    interval = keys.take("eval_interval", "train.validate.every" if keys.has("eval_interval") else "", 0, int)
+    if save_interval:
+        lines.append(f"checkpoint {{ every = {save_interval} steps{f', keep = {keep}' if keep > 0 else ''} }}")
+    eval_interval = keys.take("eval_interval", "train.validate.every" if keys.has("eval_interval") else "", 0, int)
     batches = keys.take("eval_iters", "train.validate.batches" if keys.has("eval_iters") else "", 100, int, 0)
-    if interval and batches:
-        lines.append(f"validate {{ every = {interval} steps, batches = {batches} }}")
+    if eval_interval and batches:
+        lines.append(f"validate {{ every = {eval_interval} steps, batches = {batches} }}")
     return [*lines, "}"]

@@ -79,16 +79,16 @@ class Keys:
         default is a positive int, else 0.
         """
         kinds = kind if kind is not None else (int, float) if type(default) is float else type(default)
-        found = self._left.pop(name, None)
-        if found is None:
+        values = self._left.pop(name, None)
+        if values is None:
             if path:
                 self.entries.append(LedgerEntry("default", name, shown(default), path))
             return default
-        first = found[0]
-        for other in found[1:]:
-            if other.value != first.value:
-                text = f"`{name}` is {shown(other.value)} here and {shown(first.value)} elsewhere"
-                self.mistakes.append(Diagnostic("I0203", text, other.span, "remove one of them"))
+        first = values[0]
+        for value in values[1:]:
+            if value.value != first.value:
+                text = f"`{name}` is {shown(value.value)} here and {shown(first.value)} elsewhere"
+                self.mistakes.append(Diagnostic("I0203", text, value.span, "remove one of them"))
         if isinstance(first.value, ComputedValue):
             why = f"{path or 'not in the spec'}: replaced by {shown(default)}"
             self._say("computed" if path else "no effect", name, first, why)
@@ -113,9 +113,9 @@ class Keys:
 
     def lose(self, name: str, why: str, harmless: Sequence[Any] = (), kind: Kind = "not expressible") -> None:
         """Record that the spec does not express a key. A value in `harmless` is recorded as having no effect."""
-        for each in self._left.pop(name, ()):
-            is_off = any(each.value == value and type(each.value) is type(value) for value in (None, *harmless))
-            self._say("no effect" if is_off else kind, name, each, "always so here" if is_off else why)
+        for value in self._left.pop(name, ()):
+            is_off = any(value.value == neutral and type(value.value) is type(neutral) for neutral in (None, *harmless))
+            self._say("no effect" if is_off else kind, name, value, "always so here" if is_off else why)
 
     def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
         """Record an entry that does not stand for a single key."""
@@ -123,12 +123,12 @@ class Keys:
 
     def rest(self) -> None:
         """Record all keys that are not accounted for yet as unknown."""
-        for name, found in self._left.items():
-            for each in found:
-                if each.value is None:
-                    self._say("no effect", name, each, "null: as if it were absent")
+        for name, values in self._left.items():
+            for value in values:
+                if value.value is None:
+                    self._say("no effect", name, value, "null: as if it were absent")
                 else:
-                    self._say("unknown", name, each, "unknown, and left out of the spec")
+                    self._say("unknown", name, value, "unknown, and left out of the spec")
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """All entries: those that change the computation first, those carried over exactly last."""
@@ -173,7 +173,7 @@ class Degrees:
         """The block `parallel`. `more`: further keys, each after a comma."""
         inner = (("tensor", self.tensor), ("context", self.context), ("expert_tensor", self.expert_tensor))
         text = f"parallel {{ pipeline = {self.pipeline}, expert = {self.expert}, data = auto, zero = {zero}"
-        return f"{text}{''.join(f', {key} = {n}' for key, n in inner if n > 1)}{more} }}"
+        return f"{text}{''.join(f', {key} = {degree}' for key, degree in inner if degree > 1)}{more} }}"
 
     def devices(self, keys: Keys, requested: int | None) -> int:
         """The number of devices: `requested`, or else the fewest that the degrees allow, which the ledger records."""
@@ -216,7 +216,7 @@ def spec_of(
 
 def string(text: str) -> str:
     """A text as a string literal of a spec. Unprintable characters, line ends among them, become `?`."""
-    return quoted("".join(each if each.isprintable() else "?" for each in text))
+    return quoted("".join(character if character.isprintable() else "?" for character in text))
 
 
 def adam(settings: Mapping[str, float], clip: float | None) -> str:

@@ -160,9 +160,9 @@ class _CallReader:
             if target.startswith(("for ", "if ")):
                 self._put(target, value, span_of(self.source, value))
                 continue
-            root, _, rest = target.partition(".")
+            root, _, attribute = target.partition(".")
             if isinstance(result, ast.Name) and root == result.id:  # overrides a part of the returned value
-                target = f"{path}.{rest}".lstrip(".")
+                target = f"{path}.{attribute}".lstrip(".")
                 for stale in [key for key in self.found if key == target or key.startswith(f"{target}.")]:
                     del self.found[stale]
             self.follow(target, value, names, depth + 1)
@@ -209,8 +209,8 @@ class _CallReader:
             case ast.Call(keywords=[_, *_] as keywords, func=ast.Name() | ast.Attribute()):
                 self._put(path, node, span_of(self.source, node.func))
                 for keyword in keywords:
-                    below = f"{path}.{keyword.arg or '**'}".lstrip(".")
-                    self.follow(below, keyword.value, names, depth + 1)
+                    keyword_path = f"{path}.{keyword.arg or '**'}".lstrip(".")
+                    self.follow(keyword_path, keyword.value, names, depth + 1)
             case ast.Dict(keys=keys, values=values) if all(_is_text(key) for key in keys):
                 for key, value in zip(keys, values, strict=True):
                     assert isinstance(key, ast.Constant) and isinstance(key.value, str)

@@ -40,8 +40,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, JsonValue):
         return _plain(value.value)
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {key: _plain(member) for key, member in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 class ConfigReader:
@@ -64,9 +64,9 @@ class ConfigReader:
         self.used.update(names)
         present = [(name, self.members[name]) for name in names if name in self.members]
         if len({shown(value) for _, value in present}) > 1:
-            (first, one), (second, other) = present[:2]
-            message = f"`{second}` is {shown(other)}, `{first}` is {shown(one)}: they are two names of one value"
-            self.complain("I0203", message, other.span, "remove one of them", Note(f"`{first}`", one.span))
+            (first, former), (second, latter) = present[:2]
+            message = f"`{second}` is {shown(latter)}, `{first}` is {shown(former)}: they are two names of one value"
+            self.complain("I0203", message, latter.span, "remove one of them", Note(f"`{first}`", former.span))
         return next((value for _, value in present if value.value is not None), None)
 
     def number(
@@ -77,75 +77,75 @@ class ConfigReader:
         default: value of an absent key without a default of the model type; null: value of null, if it differs.
         """
         low = _least(cls, field)
-        found = self.get(*names)
-        if found is None:
+        value = self.get(*names)
+        if value is None:
             if null is not REQUIRED and any(name in self.members for name in names):
                 return null
-            meant = self._default(names, default, null)
-            return self._missing(names, low) if meant is REQUIRED else meant
-        name = next((each for each in names if self.members.get(each) is found), names[0])
-        whole = int in fields_of(cls)[field].types
-        if isinstance(found.value, bool) or not isinstance(found.value, (int,) if whole else (int, float)):
-            kind = "a whole number" if whole else "a number"
-            self.complain("I0203", f"`{name}` must be {kind}, not {shown(found)}", found.span)
+            fallback = self._default(names, default, null)
+            return self._missing(names, low) if fallback is REQUIRED else fallback
+        name = next((name for name in names if self.members.get(name) is value), names[0])
+        is_whole = int in fields_of(cls)[field].types
+        if isinstance(value.value, bool) or not isinstance(value.value, (int,) if is_whole else (int, float)):
+            kind = "a whole number" if is_whole else "a number"
+            self.complain("I0203", f"`{name}` must be {kind}, not {shown(value)}", value.span)
             return low
-        if not all(_holds(found.value, bound) for bound in cls.model_fields[field].metadata):
-            message = f"`{name}` = {shown(found)} is out of bounds: {_interval(cls, field)}"
-            self.complain("I0203", message, found.span)
+        if not all(_holds(value.value, bound) for bound in cls.model_fields[field].metadata):
+            message = f"`{name}` = {shown(value)} is out of bounds: {_interval(cls, field)}"
+            self.complain("I0203", message, value.span)
             return low
-        self.origins[at] = found.span
-        return found.value if whole else float(found.value)
+        self.origins[at] = value.span
+        return value.value if is_whole else float(value.value)
 
     def count(self, name: str, low: int, high: int, default: int = REQUIRED, alias: str = "") -> int:
         """A whole number from `low` to `high` that a spec has no key for. Others are reported, and `low` returned."""
         names = (name, alias) if alias else (name,)
-        found = self.get(*names)
-        if found is None:
-            meant: int = self._default(names, default)
-            return self._missing((name,), low) if meant is REQUIRED else meant
-        if isinstance(found.value, bool) or not isinstance(found.value, int) or not low <= found.value <= high:
-            message = f"`{name}` must be a whole number from {low:,} to {high:,}, not {shown(found)}"
-            self.complain("I0203", message, found.span)
+        value = self.get(*names)
+        if value is None:
+            fallback: int = self._default(names, default)
+            return self._missing((name,), low) if fallback is REQUIRED else fallback
+        if isinstance(value.value, bool) or not isinstance(value.value, int) or not low <= value.value <= high:
+            message = f"`{name}` must be a whole number from {low:,} to {high:,}, not {shown(value)}"
+            self.complain("I0203", message, value.span)
             return low
-        return found.value
+        return value.value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean. A value of another type is reported, and `default` is returned."""
-        found = self.get(name)
-        if found is None:
+        value = self.get(name)
+        if value is None:
             return bool(self._default((name,), default))
-        if not isinstance(found.value, bool):
-            self.complain("I0203", f"`{name}` must be true or false, not {shown(found)}", found.span)
+        if not isinstance(value.value, bool):
+            self.complain("I0203", f"`{name}` must be true or false, not {shown(value)}", value.span)
             return default
-        return found.value
+        return value.value
 
     def text(self, name: str, default: str) -> str:
         """A string. A value of another type is reported, and `default` is returned."""
-        found = self.get(name)
-        if found is None:
+        value = self.get(name)
+        if value is None:
             return str(self._default((name,), default))
-        if not isinstance(found.value, str):
-            self.complain("I0203", f"`{name}` must be a text, not {shown(found)}", found.span)
+        if not isinstance(value.value, str):
+            self.complain("I0203", f"`{name}` must be a text, not {shown(value)}", value.span)
             return default
-        return found.value
+        return value.value
 
     def part(self, name: str) -> Mapping[str, JsonValue]:
         """An object within the configuration; empty if it is absent."""
-        found = self.get(name)
-        if found is None:
+        value = self.get(name)
+        if value is None:
             return {}
-        if not isinstance(found.value, Mapping):
-            self.complain("I0203", f"`{name}` must be an object, not {shown(found)}", found.span)
+        if not isinstance(value.value, Mapping):
+            self.complain("I0203", f"`{name}` must be an object, not {shown(value)}", value.span)
             return {}
-        return found.value
+        return value.value
 
     def _default(self, names: tuple[str, ...], otherwise: Any, null: Any = REQUIRED) -> Any:
         """The value of an absent key: the model type's default, recorded in `filled`, or else `otherwise`."""
-        name = next((each for each in names if each in self.defaults), None)
+        name = next((name for name in names if name in self.defaults), None)
         if name is None:
             return otherwise
-        meant = self.defaults[name]
-        self.filled[name] = null if meant is None else meant
+        fallback = self.defaults[name]
+        self.filled[name] = null if fallback is None else fallback
         return self.filled[name]
 
     # ------------------------------------------------------------ findings
@@ -178,8 +178,8 @@ class ConfigReader:
 
     def _missing(self, names: tuple[str, ...], stand_in: int) -> int:
         null = next((self.members[name] for name in names if name in self.members), None)
-        other = f" (or `{'`, `'.join(names[1:])}`)" if names[1:] else ""
-        message = f"`{names[0]}`{other} is {'null' if null else 'missing'}"
+        aliases = f" (or `{'`, `'.join(names[1:])}`)" if names[1:] else ""
+        message = f"`{names[0]}`{aliases} is {'null' if null else 'missing'}"
         self.complain("I0202", message, null.span if null else self.origins[""])
         return stand_in
 
@@ -198,9 +198,9 @@ def _least(cls: type[Node], field: str) -> Any:
 
 def _interval(cls: type[Node], field: str) -> str:
     low, high = _limits(cls, field)
-    least = f"at least {_digits(low.ge)}" if isinstance(low, Ge) else f"above {_digits(low.gt)}"
-    most = f"at most {_digits(high.le)}" if isinstance(high, Le) else f"below {_digits(high.lt)}"
-    return f"{least} and {most}"
+    lower = f"at least {_digits(low.ge)}" if isinstance(low, Ge) else f"above {_digits(low.gt)}"
+    upper = f"at most {_digits(high.le)}" if isinstance(high, Le) else f"below {_digits(high.lt)}"
+    return f"{lower} and {upper}"
 
 
 def _digits(value: Any) -> str:

@@ -22,7 +22,7 @@ def rotations(
 ) -> tuple[Mapping[str, Rope], int | None]:
     """RoPE by kind of layer, and the context length before its extension (None without an extension)."""
     parameters = reader.part("rope_parameters")
-    if any(isinstance(each.value, Mapping) for each in parameters.values()):
+    if any(isinstance(value.value, Mapping) for value in parameters.values()):
         if family.local_theta:
             return _by_kind(reader, family, parameters)
         reader.refuse("rope", "rope_parameters", "different RoPE settings for each kind of layer; write them by hand")
@@ -39,7 +39,7 @@ def _by_kind(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue]
 ) -> tuple[Mapping[str, Rope], int | None]:
     """RoPE by kind of layer, where `rope_parameters` has one entry for each kind."""
-    found: dict[str, Rope] = {}
+    ropes: dict[str, Rope] = {}
     before: int | None = None
     bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     reader.used |= {*bases.values(), "rope_scaling"}
@@ -53,9 +53,9 @@ def _by_kind(
         theta = inner.number(THETA, Rope, "theta", "rope_theta", default=family.defaults[base])
         reader.mistakes += inner.mistakes
         scaling, original = scaling_of(reader, "rope_parameters", part) if part else (None, None)
-        found[kind] = Rope(theta=theta, scaling=scaling)
+        ropes[kind] = Rope(theta=theta, scaling=scaling)
         before = original if original is not None else before
-    return found, before
+    return ropes, before
 
 
 def _rope(
@@ -85,16 +85,16 @@ def _rope(
         reader.origins |= {path: span for path, span in inner.origins.items() if path}
     rope = Rope(theta=theta, width=_rotated_width(reader, family, parameters, num_heads, hidden))
     if family.rope and not parameters and not scaling:
-        usual = parse(Source("the defaults of this type", json.dumps(dict(family.rope))))
-        factor, start = (usual.value[key].value for key in ("factor", "original_max_position_embeddings"))
+        defaults = parse(Source("the defaults of this type", json.dumps(dict(family.rope))))
+        factor, start = (defaults.value[key].value for key in ("factor", "original_max_position_embeddings"))
         reader.filled["rope_parameters"] = f"yarn by {factor:g} from {start} tokens"
-        found = _scaled(ConfigReader(usual, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
-        return rope.model_copy(update={"scaling": found}), start
+        scaled = _scaled(ConfigReader(defaults, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
+        return rope.model_copy(update={"scaling": scaled}), start
     for name, part in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if part:
-            found, original = scaling_of(reader, name, part)
-            if found is not None or original is not None:
-                return rope.model_copy(update={"scaling": found}), original
+            scaled, original = scaling_of(reader, name, part)
+            if scaled is not None or original is not None:
+                return rope.model_copy(update={"scaling": scaled}), original
     return rope, None
 
 
@@ -102,20 +102,20 @@ def _rotated_width(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue], num_heads: int, hidden: int
 ) -> int | None:
     """Rotated columns of a head; None if all are rotated."""
-    found = parameters.get("partial_rotary_factor") or reader.members.get("partial_rotary_factor")
-    share = found.value if found is not None else None
+    factor = parameters.get("partial_rotary_factor") or reader.members.get("partial_rotary_factor")
+    share = factor.value if factor is not None else None
     if share is None:
         share = family.rotated
     if not family.rotates_part:
         if "partial_rotary_factor" in parameters and share not in (1, None):
-            reader.refuse("rope", "partial_rotary_factor", REFUSED["partial_rotary_factor"].meaning, found)
+            reader.refuse("rope", "partial_rotary_factor", REFUSED["partial_rotary_factor"].meaning, factor)
         return None
     reader.used.add("partial_rotary_factor")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         reader.complain(
             "I0203",
             f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}",
-            found.span if found else None,
+            factor.span if factor else None,
         )
         return None
     head = reader.get("head_dim")
@@ -125,7 +125,7 @@ def _rotated_width(
         return None
     rotated = int(width * share)
     if rotated not in WIDTHS:
-        span = found.span if found else head.span if head is not None else reader.origins[""]
+        span = factor.span if factor else head.span if head is not None else reader.origins[""]
         message = f"RoPE rotates {rotated} of {width} columns of a head; it must be {WIDTHS.start} to {WIDTHS.stop - 1}"
         reader.complain("I0203", message, span)
         return None
@@ -187,14 +187,14 @@ def _scaled(
     inner: ConfigReader, cls: type[Node], keys: tuple[str, ...]
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     """The scaling in an object of a config; None if it has errors, which are in `inner.mistakes`."""
-    at = "model.attention.rope.scaling"
-    values: dict[str, Any] = {"factor": inner.number(f"{at}.factor", cls, "factor", "factor")}
+    path = "model.attention.rope.scaling"
+    values: dict[str, Any] = {"factor": inner.number(f"{path}.factor", cls, "factor", "factor")}
     if cls is not LinearScaling:
-        values["original"] = inner.number(f"{at}.original", cls, "original", "original_max_position_embeddings")
+        values["original"] = inner.number(f"{path}.original", cls, "original", "original_max_position_embeddings")
     for key in keys:
         if inner.get(key) is not None and not (key.startswith("mscale") and inner.members[key].value == 0):
-            values[key] = inner.number(f"{at}.{key}", cls, key, key)
+            values[key] = inner.number(f"{path}.{key}", cls, key, key)
     if cls is YarnScaling:
         values["truncate"] = inner.flag("truncate", True)
-    found: LinearScaling | Llama3Scaling | YarnScaling = cls(**values) if not inner.mistakes else None  # type: ignore[assignment]
-    return found
+    scaled: LinearScaling | Llama3Scaling | YarnScaling = cls(**values) if not inner.mistakes else None  # type: ignore[assignment]
+    return scaled

@@ -75,31 +75,31 @@ class _ScriptReader:
 
     def read(self, words: Iterable[str]) -> None:
         """Read commands."""
-        begins, has_program, rest = True, False, iter(words)
-        for word in rest:
+        begins, has_program, remaining = True, False, iter(words)
+        for word in remaining:
             if word and not word.strip(ENDS):
                 self._end()
                 begins, has_program = True, False
             elif begins and (setting := SETTING.fullmatch(word)):
-                self._set(setting, rest)
+                self._set(setting, remaining)
             elif not (begins and BEFORE_SETTINGS.fullmatch(word)):
                 has_program, begins = self._word(word, has_program or (begins and word.startswith("--"))), False
         self._end()
 
     def _set(self, setting: re.Match[str], rest: Iterator[str]) -> None:
         """Read `NAME=value` or `NAME=(…)`."""
-        name, more, bracket, text = setting.groups()
+        name, plus, bracket, text = setting.groups()
         if bracket:
             items = list(_items(text, rest))
             text = " ".join(shlex.quote(item) if QUOTED.search(item) else item for item in items)
         if name in self.overrides:
             return
-        place = self._place(f"{name}{more}=")
-        before, text = self.variables.get(name, ""), replaced(text, self.variables)
-        if before and not more and before not in text:
-            message = f"`{name}` is {text[:80]} from here on, and was {before[:80]}: branches are not followed"
+        place = self._place(f"{name}{plus}=")
+        previous, text = self.variables.get(name, ""), replaced(text, self.variables)
+        if previous and not plus and previous not in text:
+            message = f"`{name}` is {text[:80]} from here on, and was {previous[:80]}: branches are not followed"
             self.mistakes.append(Diagnostic("I0104", message, place, f"set it: -D {name}=VALUE", severity="warning"))
-        text = f"{before} {text}" if more and bracket else before + text if more else text
+        text = f"{previous} {text}" if plus and bracket else previous + text if plus else text
         self.variables.pop(name, "")
         if is_known(text) or HOLDS.search(text):
             self.variables[name] = text
@@ -118,10 +118,10 @@ class _ScriptReader:
                     has_program = False
                 else:
                     has_program = self._word(inner, has_program)
-        elif found := ARGUMENT.fullmatch(text):
+        elif match := ARGUMENT.fullmatch(text):
             self._end()
-            key = found[1].rstrip(":")
-            self.name, self.values = (key.replace("-", "_"), self._place(f"--{key}")), [found[3]] if found[2] else []
+            key = match[1].rstrip(":")
+            self.name, self.values = (key.replace("-", "_"), self._place(f"--{key}")), [match[3]] if match[2] else []
         elif text.endswith(".py") and not has_program:
             self._end()
             return True
@@ -142,7 +142,7 @@ class _ScriptReader:
             is_read = is_known(text)
             value = (typed(text) if self.values else True) if is_read else ComputedValue(text)
             values = self.found.setdefault(name, [])
-            if all(each.value != value for each in values):  # scripts often print a command and then run it
+            if all(earlier.value != value for earlier in values):  # scripts often print a command and then run it
                 values.append(JsonValue(value, place, place))
                 self.mistakes += [] if is_read else [unknown(name, text, place, text)]
         self.name, self.values = None, []

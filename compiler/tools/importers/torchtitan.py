@@ -77,17 +77,17 @@ def sizes(keys: Keys, pp: int, data: int) -> tuple[list[str], int]:
 
 def optimizer(keys: Keys, steps: int) -> list[str]:
     """The lines for the optimizer and its learning rate."""
-    at = "optimizer"
+    prefix = "optimizer"
     groups = sorted({key.split(".")[2] for key in keys.members if key.startswith("optimizer.param_groups.")}, key=str)
     if groups:
-        keys.lose(at, "expected an OptimizersContainer.Config", (DottedName("OptimizersContainer.Config()"),))
-        at = f"optimizer.param_groups.{groups[-1]}.optimizer_kwargs"
-        settings = _settings(keys, at)
+        keys.lose(prefix, "expected an OptimizersContainer.Config", (DottedName("OptimizersContainer.Config()"),))
+        prefix = f"optimizer.param_groups.{groups[-1]}.optimizer_kwargs"
+        settings = _settings(keys, prefix)
         _groups(keys, groups, settings)
     else:
-        keys.lose(at, "not AdamW", (DottedName("default_adamw()"),))
+        keys.lose(prefix, "not AdamW", (DottedName("default_adamw()"),))
         keys.lose("optimizer.name", "replaced by AdamW", ("AdamW",), "approximated")
-        settings = _settings(keys, at)
+        settings = _settings(keys, prefix)
         why = "there, norm weights decay too; here, they do not"
         if settings["weight_decay"]:
             keys.note("approximated", "optimizer.weight_decay", number(settings["weight_decay"]), why)
@@ -101,13 +101,13 @@ def _settings(keys: Keys, at: str) -> dict[str, float]:
     """lr, beta1, beta2, eps and weight_decay, from the keys under `at`."""
     lr = keys.take(f"{at}.lr", "train.rate", 8e-4)
     if f"{at}.betas" in keys.members:
-        usual = [value for *_, value in _BETAS]
-        betas = keys.take(f"{at}.betas", "train.optimizer.beta1, beta2", usual, list)
-        if len(betas) != 2 or any(type(each) not in (int, float) for each in betas):
+        default = [value for *_, value in _BETAS]
+        betas = keys.take(f"{at}.betas", "train.optimizer.beta1, beta2", default, list)
+        if len(betas) != 2 or any(type(beta) not in (int, float) for beta in betas):
             keys.mistakes.append(Diagnostic("I0203", f"`betas` must be two numbers, not {shown(betas)}", None))
-            betas = usual
+            betas = default
     else:
-        betas = [keys.take(f"{at}.beta{n}", path, value) for n, path, value in _BETAS]
+        betas = [keys.take(f"{at}.beta{index}", path, value) for index, path, value in _BETAS]
     eps = keys.take(f"{at}.eps", "train.optimizer.eps", 1e-8)
     decay = keys.take(f"{at}.weight_decay", "train.optimizer.weight_decay", 0.1)
     return {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": decay}
@@ -119,12 +119,12 @@ _BETAS = ((1, "train.optimizer.beta1", 0.9), (2, "train.optimizer.beta2", 0.95))
 def _groups(keys: Keys, groups: list[str], settings: Mapping[str, float]) -> None:
     """Account for the parameter groups. `settings`: those of the last group, which has all remaining parameters."""
     for index, group in enumerate(groups):
-        at, is_last = f"optimizer.param_groups.{group}", index == len(groups) - 1
+        prefix, is_last = f"optimizer.param_groups.{group}", index == len(groups) - 1
         pattern = ".*" if is_last else UNDECAYED
-        keys.lose(at, "expected a ParamGroupConfig", (DottedName("ParamGroupConfig()"),))
-        keys.lose(f"{at}.pattern", "here, all but norms and biases decay", (pattern,), "approximated")
-        keys.lose(f"{at}.optimizer_name", "replaced by AdamW", ("AdamW",), "approximated")
-        kwargs = f"{at}.optimizer_kwargs"
+        keys.lose(prefix, "expected a ParamGroupConfig", (DottedName("ParamGroupConfig()"),))
+        keys.lose(f"{prefix}.pattern", "here, all but norms and biases decay", (pattern,), "approximated")
+        keys.lose(f"{prefix}.optimizer_name", "replaced by AdamW", ("AdamW",), "approximated")
+        kwargs = f"{prefix}.optimizer_kwargs"
         usual = {"lr": settings["lr"], "betas": [settings["beta1"], settings["beta2"]], "eps": settings["eps"]}
         for key, value in (usual | {"weight_decay": 0.0}).items():
             keys.lose(f"{kwargs}.{key}", "groups differ only in weight decay here", (value,), "approximated")
@@ -135,74 +135,74 @@ def _groups(keys: Keys, groups: list[str], settings: Mapping[str, float]) -> Non
 
 def rate(keys: Keys, peak: float, steps: int) -> list[str]:
     """The block `rate`. In torchtitan the decay ends one step after the run, and the block says the same."""
-    at, path = "lr_scheduler", "train.rate"
-    total = keys.take(f"{at}.total_steps", path, steps, int)
-    warmup = min(total, keys.take(f"{at}.warmup_steps", path, 200, least=0))
-    ratio = keys.take(f"{at}.decay_ratio", path, None, (int, float))
-    shape = keys.take(f"{at}.decay_type", path, "linear")
-    least = peak * keys.take(f"{at}.min_lr_factor", path, 0.0)
-    falls = total - warmup if ratio is None else min(total - warmup, round(total * min(1.0, ratio)))
+    prefix, path = "lr_scheduler", "train.rate"
+    total = keys.take(f"{prefix}.total_steps", path, steps, int)
+    warmup = min(total, keys.take(f"{prefix}.warmup_steps", path, 200, least=0))
+    ratio = keys.take(f"{prefix}.decay_ratio", path, None, (int, float))
+    shape = keys.take(f"{prefix}.decay_type", path, "linear")
+    least = peak * keys.take(f"{prefix}.min_lr_factor", path, 0.0)
+    decay_steps = total - warmup if ratio is None else min(total - warmup, round(total * min(1.0, ratio)))
     if shape not in ("linear", "cosine"):
-        keys.note("approximated", f"{at}.decay_type", shape, "replaced by cosine")
+        keys.note("approximated", f"{prefix}.decay_type", shape, "replaced by cosine")
         shape = "cosine"
     end = total + 1
-    if falls and end < steps:
-        keys.note("approximated", f"{at}.total_steps", total, "the rate keeps its final value until the run ends")
+    if decay_steps and end < steps:
+        keys.note("approximated", f"{prefix}.total_steps", total, "the rate keeps its final value until the run ends")
     least = float(f"{least:.15g}") if math.isfinite(least) else 0.0
-    return rate_lines(warmup, shape if falls else "constant", peak, least, (end - falls, end, steps))
+    return rate_lines(warmup, shape if decay_steps else "constant", peak, least, (end - decay_steps, end, steps))
 
 
 def checkpoint(keys: Keys) -> list[str]:
     """The lines for checkpoints and validation."""
-    lines, at = [], "train.checkpoint"
-    if keys.take("checkpoint.enable", f"{at}.every", False) if keys.has("checkpoint.enable") else False:
-        every = keys.take("checkpoint.interval", f"{at}.every", 500)
-        keep = keys.take("checkpoint.keep_latest_k", f"{at}.keep", 10, least=0)
-        lines.append(f"checkpoint {{ every = {every} steps{f', keep = {keep}' if keep else ''} }}")
+    lines, path = [], "train.checkpoint"
+    if keys.take("checkpoint.enable", f"{path}.every", False) if keys.has("checkpoint.enable") else False:
+        interval = keys.take("checkpoint.interval", f"{path}.every", 500)
+        keep = keys.take("checkpoint.keep_latest_k", f"{path}.keep", 10, least=0)
+        lines.append(f"checkpoint {{ every = {interval} steps{f', keep = {keep}' if keep else ''} }}")
         why = "initial weights: import them with `dsc import hf`, and name them in `train { initial = … }`"
         keys.lose("checkpoint.initial_load_path", why, ("",))
     for part in ("validation", "validator"):
         keys.lose(part, "expected a Validator.Config", (DottedName("Validator.Config()"),))
         if keys.has(f"{part}.freq") and keys.peek(f"{part}.enable", part == "validator"):
-            every, batches = keys.take(f"{part}.freq", "train.validate.every", 10), keys.peek(f"{part}.steps", -1)
+            interval, batches = keys.take(f"{part}.freq", "train.validate.every", 10), keys.peek(f"{part}.steps", -1)
             count = f", batches = {batches}" if type(batches) is int and batches > 0 else ""
             keys.lose(f"{part}.steps", "train.validate.batches", kind="said" if count else "assumed")
-            lines.append(f"validate {{ every = {every} steps{count} }}")
+            lines.append(f"validate {{ every = {interval} steps{count} }}")
     return lines
 
 
 def recompute(keys: Keys) -> list[str]:
     key = "activation_checkpoint"
     mode: Any = keys.peek(f"{key}.mode", keys.peek(key, DottedName("SelectiveAC.Config()")))
-    whole = mode == "full" or getattr(mode, "text", "") == "FullAC.Config()"
+    is_full = mode == "full" or getattr(mode, "text", "") == "FullAC.Config()"
     why = (
         "it changes only memory and time; `recompute` lists ops here"
-        if not whole and mode not in (None, "none")
+        if not is_full and mode not in (None, "none")
         else ""
     )
     for name in (key, f"{key}.mode"):
         keys.lose(name, why or "recompute", kind="no effect" if why else "said")
-    return ["recompute = [layer]"] if whole else []
+    return ["recompute = [layer]"] if is_full else []
 
 
 def precision(keys: Keys) -> Precision:
     """A built-in precision, and the lines that change it."""
-    wide = keys.take("training.mixed_precision_param", "precision.compute", "bfloat16")
-    if wide not in ("bfloat16", "float32"):
-        keys.note("approximated", "training.mixed_precision_param", wide, "replaced by BF16")
+    dtype = keys.take("training.mixed_precision_param", "precision.compute", "bfloat16")
+    if dtype not in ("bfloat16", "float32"):
+        keys.note("approximated", "training.mixed_precision_param", dtype, "replaced by BF16")
     keys.lose("training.mixed_precision_reduce", "gradients are summed in FP32", ("float32",))
     keys.lose("training.dtype", "master weights are FP32 here", ("float32",))
-    narrow = keys.peek("optimizer.implementation", "") == "fused_opt_states_bf16"
+    bf16_moments = keys.peek("optimizer.implementation", "") == "fused_opt_states_bf16"
     keys.lose(
         "optimizer.implementation",
-        "precision.moments" if narrow else "how fast it is",
-        kind="said" if narrow else "no effect",
+        "precision.moments" if bf16_moments else "how fast it is",
+        kind="said" if bf16_moments else "no effect",
     )
     why = "torchtitan's converters scale differently from a spec's tiles: imported as BF16"
     keys.lose(f"{JOB}.converters", why, ([],))
-    for key in [each for each in keys.members if each.startswith("model_spec.converters")]:
+    for key in [key for key in keys.members if key.startswith("model_spec.converters")]:
         keys.lose(key, why)
-    return ("fp32" if wide == "float32" else "bf16"), ["moments = bf16"] if narrow else []
+    return ("fp32" if dtype == "float32" else "bf16"), ["moments = bf16"] if bf16_moments else []
 
 
 # --- torchtitan
@@ -245,10 +245,10 @@ class Beside:
 
 def from_toml(tables: Mapping[str, JsonValue]) -> Members:
     """The keys of a job file by their `Trainer.Config` paths."""
-    found: dict[str, list[JsonValue]] = {}
+    members: dict[str, list[JsonValue]] = {}
     for path, value in tables.items():
-        found.setdefault(RENAMED.get(path, path), []).append(value)
-    return found
+        members.setdefault(RENAMED.get(path, path), []).append(value)
+    return members
 
 
 def imported(members: Members, name: str, devices: int | None, beside: Beside | None = None) -> ImportedPlan:
@@ -280,16 +280,16 @@ def imported(members: Members, name: str, devices: int | None, beside: Beside | 
 def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
     """The degrees, the number of data-parallel ranks, and the ZeRO stage."""
     pp, tp, cp, ep = (
-        keys.take(f"parallelism.{theirs}_parallel_degree", f"parallel.{theirs}", 1)
-        for theirs in ("pipeline", "tensor", "context", "expert")
+        keys.take(f"parallelism.{axis}_parallel_degree", f"parallel.{axis}", 1)
+        for axis in ("pipeline", "tensor", "context", "expert")
     )
     etp = keys.take("parallelism.expert_tensor_parallel_degree", "parallel.expert_tensor", 1) if keys.has(_ETP) else 1
     degrees = Degrees(pp, tp, cp, ep, etp)
     copies = keys.take("parallelism.data_parallel_replicate_degree", "parallel.data", 1)
     if is_open(keys, _SHARDS):
         world = degrees.devices(keys, devices)
-        data, rest = divmod(world, pp * tp * cp)
-        if rest or not data or data % copies:
+        data, remainder = divmod(world, pp * tp * cp)
+        if remainder or not data or data % copies:
             text = f"{world} devices are not a multiple of {pp * tp * cp * copies}, which the other degrees need"
             keys.mistakes.append(Diagnostic("I0203", text, None, f"write --devices {pp * tp * cp * copies}"))
             data = copies
@@ -304,9 +304,9 @@ def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
     if copies > 1 and shards > 1:
         why = f"there, each of {copies} groups of ranks shards separately; here, one shard spans all data ranks"
         keys.note("no effect", "parallelism.data_parallel_replicate_degree", copies, why)
-    always = reshard == "always" or (reshard == "default" and pp == 1)
+    reshards = reshard == "always" or (reshard == "default" and pp == 1)
     keys.lose("parallelism.enable_sequence_parallel", "tensor ranks split rows here", (True, *[False] * (tp == 1)))
-    return degrees, data, 0 if shards == 1 else 3 if always else 2
+    return degrees, data, 0 if shards == 1 else 3 if reshards else 2
 
 
 _ETP = "parallelism.expert_tensor_parallel_degree"
@@ -333,19 +333,19 @@ def _layout(keys: Keys, members: Members, pp: int) -> tuple[str, int]:
     first = keys.take("parallelism.pipeline_parallel_first_stage_less_layers", "parallel.layout", 1, least=0)
     last = keys.take("parallelism.pipeline_parallel_last_stage_less_layers", "parallel.layout", 1, least=0)
     per_stage = keys.take("parallelism.pipeline_parallel_layers_per_stage", "parallel.layout", 0, int)
-    named = keys.peek(_NAME, "1F1B")
-    facts = FACTS.get(_ours(str(named)) or PLAIN)
+    torch_name = keys.peek(_NAME, "1F1B")
+    facts = FACTS.get(_ours(str(torch_name)) or PLAIN)
     per_rank = facts.stages_per_rank() if facts else 1
     stages = min(MOST_STAGES, -(-(total + first + last) // per_stage) if per_stage else pp * per_rank)
-    base, more = divmod(total + first + last, stages)
-    counts = [base + (stage < more) for stage in range(stages)]
+    base, remainder = divmod(total + first + last, stages)
+    counts = [base + (stage < remainder) for stage in range(stages)]
     counts[0], counts[-1] = counts[0] - first, counts[-1] - last
     if min(counts) < 0 or stages % pp:
         keys.mistakes.append(
             Diagnostic("I0203", f"{total} layers cannot be cut into {stages} stages on {pp} ranks", None)
         )
         return "", stages
-    return "|".join(f"{'E' * (i == 0)}{'t' * n}{'L' * (i == stages - 1)}" for i, n in enumerate(counts)), stages
+    return "|".join(f"{'E' * (i == 0)}{'t' * count}{'L' * (i == stages - 1)}" for i, count in enumerate(counts)), stages
 
 
 _PARTS = "parallelism.module_fqns_per_model_part"
@@ -370,11 +370,11 @@ def _schedule(keys: Keys, pp: int, stages: int, beside: Beside) -> str:
     if pp == 1:
         return f"schedule {{ name = {PLAIN} }}"
     chunks = stages // pp
-    named = keys.take(_NAME, "schedule.name", "1F1B")
+    torch_name = keys.take(_NAME, "schedule.name", "1F1B")
     key = "parallelism.pipeline_parallel_schedule_csv"
     if file := keys.peek(key, ""):
-        found = CSV.search(getattr(file, "text", ""))
-        path = found[1] if found else str(file)
+        match = CSV.search(getattr(file, "text", ""))
+        path = match[1] if match else str(file)
         text = beside.text(path)
         try:
             if text is None:
@@ -386,19 +386,19 @@ def _schedule(keys: Keys, pp: int, stages: int, beside: Beside) -> str:
             keys.mistakes.append(Diagnostic("I0203", f"the schedule {shown(path)}: {error}", keys.members[key][0].span))
         else:
             keys.take(key, "schedule", "", object)
-            name = _named(schedule, _ours(named), chunks)
+            name = _named(schedule, _ours(torch_name), chunks)
             return _block(name, chunks) if name else f"schedule {{ file = {string(beside.name(path))} }}"
     keys.lose(key, "there is no such file", ("",))
-    name = _ours(named)
+    name = _ours(torch_name)
     if name is None:
         name = PLAIN_CHUNKED if chunks > 1 else PLAIN
-        keys.note("approximated", _NAME, named, f"replaced by {name}")
+        keys.note("approximated", _NAME, torch_name, f"replaced by {name}")
     return _block(name, chunks)
 
 
 def _block(name: str, chunks: int) -> str:
-    more = f", chunks = {chunks}" if FACTS[name].is_chunked else ""
-    return f"schedule {{ name = {name}{more} }}"
+    option = f", chunks = {chunks}" if FACTS[name].is_chunked else ""
+    return f"schedule {{ name = {name}{option} }}"
 
 
 def _named(schedule: Schedule, first: str | None, chunks: int) -> str | None:
@@ -411,9 +411,9 @@ def _named(schedule: Schedule, first: str | None, chunks: int) -> str | None:
         if row.facts.is_folded != (schedule.stage_placement == V) or (row.facts.is_chunked and chunks < DEFAULT_CHUNKS):
             continue
         try:
-            found = row.generate(schedule.num_ranks, schedule.num_micro_batches, max(chunks, DEFAULT_CHUNKS))
+            generated = row.generate(schedule.num_ranks, schedule.num_micro_batches, max(chunks, DEFAULT_CHUNKS))
         except ValueError:
             continue
-        if to_torch_csv(found) == text:
+        if to_torch_csv(generated) == text:
             return name
     return None

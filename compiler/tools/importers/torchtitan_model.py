@@ -83,10 +83,10 @@ def with_flavour(members: Members, keys: Keys) -> Members:
         hint = f'write `flavor = "16B"` below `[{JOB}]`, or `model_spec = ModelSpec(…)` in a module'
         keys.mistakes.append(Diagnostic("I0202", "no model is named: its sizes are missing", None, hint))
         return members
-    call, _, rest = text.partition("(")
-    flavour = rest.rstrip(")").strip("'\"") if rest else text
+    call, _, arguments = text.partition("(")
+    flavour = arguments.rstrip(")").strip("'\"") if arguments else text
     name = members[f"{JOB}.name"][0].value if f"{JOB}.name" in members else "deepseek_v3"
-    is_registry = not rest or call.rpartition(".")[2] == "model_registry"
+    is_registry = not arguments or call.rpartition(".")[2] == "model_registry"
     if name != "deepseek_v3" or not is_registry or flavour not in FLAVOURS:
         message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and unknown here"
         hint = (
@@ -97,7 +97,7 @@ def with_flavour(members: Members, keys: Keys) -> Members:
     sizes = {f"{LAYERS}.{key}": value for key, value in FLAVOURS[flavour].items() if key != "vocab_size"}
     sizes[f"{MODEL}.vocab_size"] = FLAVOURS[flavour]["vocab_size"]
     length = members["training.seq_len"][0].value if "training.seq_len" in members else 0
-    scaled = bool(rest) or (type(length) is int and length > ORIGINAL)
+    scaled = bool(arguments) or (type(length) is int and length > ORIGINAL)
     sizes |= {f"{ROPE}.{key}": value for key, value in YARN.items() if scaled or key == "theta"}
     return {**members, **{key: [JsonValue(value, named[0].span, named[0].span)] for key, value in sizes.items()}}
 
@@ -154,8 +154,8 @@ def _std(keys: Keys, members: Members) -> float:
         why = "there, weights have std 0.02, deeper ones less, embeddings 1, the head hidden^-0.5; here, all have 0.02"
         keys.note("approximated", "init", "the flavour's", why)
         return 0.02
-    first = f"{LAYERS}.linear_init.weight.std"
-    std = keys.take(first, "model.init_std", 0.02)
+    std_key = f"{LAYERS}.linear_init.weight.std"
+    std = keys.take(std_key, "model.init_std", 0.02)
     for key in members:
         stem, _, last = key.rpartition(".")
         if last == "std" and "_init." in key:
@@ -173,21 +173,24 @@ _NORMAL = ("partial(nn.init.normal_)",)
 
 
 def _attention(keys: Keys, size: Any) -> list[str]:
-    at = "model.attention"
-    heads, rank = size(f"{LAYERS}.n_heads", f"{at}.heads"), keys.take(f"{LAYERS}.q_lora_rank", f"{at}.query_rank", 0)
-    kv = size(f"{LAYERS}.kv_lora_rank", f"{at}.kv_rank")
-    nope, turned = (size(f"{LAYERS}.qk_{each}_head_dim", f"{at}.head_dim.{each}") for each in ("nope", "rope"))
-    value = size(f"{LAYERS}.v_head_dim", f"{at}.head_dim.value")
-    theta = keys.take(f"{ROPE}.theta", f"{at}.rope.theta", 10000.0)
-    kind, factor = keys.take(f"{ROPE}.scaling", f"{at}.rope.scaling", "none"), 1.0
+    path = "model.attention"
+    heads, rank = (
+        size(f"{LAYERS}.n_heads", f"{path}.heads"),
+        keys.take(f"{LAYERS}.q_lora_rank", f"{path}.query_rank", 0),
+    )
+    kv = size(f"{LAYERS}.kv_lora_rank", f"{path}.kv_rank")
+    nope, rotated = (size(f"{LAYERS}.qk_{part}_head_dim", f"{path}.head_dim.{part}") for part in ("nope", "rope"))
+    value = size(f"{LAYERS}.v_head_dim", f"{path}.head_dim.value")
+    theta = keys.take(f"{ROPE}.theta", f"{path}.rope.theta", 10000.0)
+    kind, factor = keys.take(f"{ROPE}.scaling", f"{path}.rope.scaling", "none"), 1.0
     rope = f"rope {{ theta = {number(theta)} }}"
     if kind == "yarn":
-        factor = keys.take(f"{ROPE}.rope_factor", f"{at}.rope.scaling.factor", 1.0)
+        factor = keys.take(f"{ROPE}.rope_factor", f"{path}.rope.scaling.factor", 1.0)
     if factor > 1:
         rope = f"rope {{ theta = {number(theta)}\n{_yarn(keys, factor)} }}"
     elif kind not in ("none", "yarn"):
         keys.note("not expressible", f"{ROPE}.scaling", kind, "latent attention supports only YaRN here")
-    keys.lose(f"{ROPE}.dim", "another width than that of the heads", (turned,))
+    keys.lose(f"{ROPE}.dim", "another width than that of the heads", (rotated,))
     keys.lose(f"{ROPE}.max_seq_len", "the length of the table of rotations", kind="no effect")
     for key in ("rope_factor", "beta_fast", "beta_slow", "original_seq_len", "truncate"):
         keys.lose(f"{ROPE}.{key}", "the rotation is not scaled", kind="no effect")
@@ -195,7 +198,7 @@ def _attention(keys: Keys, size: Any) -> list[str]:
     return [
         "attention mla {",
         f"heads = {heads}, query_rank = {rank or 'none'}, kv_rank = {kv}",
-        f"head_dim {{ nope = {nope}, rope = {turned}, value = {value} }}",
+        f"head_dim {{ nope = {nope}, rope = {rotated}, value = {value} }}",
         rope,
         "}",
     ]
@@ -203,11 +206,11 @@ def _attention(keys: Keys, size: Any) -> list[str]:
 
 def _yarn(keys: Keys, factor: float) -> str:
     """The YaRN block. torchtitan applies `mscale` to the attention scores and does not scale the sines."""
-    at = "model.attention.rope.scaling"
-    original = keys.take(f"{ROPE}.original_seq_len", f"{at}.original", ORIGINAL)
-    fast, slow = (keys.take(f"{ROPE}.beta_{which}", f"{at}.beta_{which}", n) for which, n in _BETAS)
-    truncate = keys.take(f"{ROPE}.truncate", f"{at}.truncate", True)
-    mscale = keys.take(f"{LAYERS}.mscale", f"{at}.mscale_all_dim", 1.0)
+    path = "model.attention.rope.scaling"
+    original = keys.take(f"{ROPE}.original_seq_len", f"{path}.original", ORIGINAL)
+    fast, slow = (keys.take(f"{ROPE}.beta_{bound}", f"{path}.beta_{bound}", default) for bound, default in _BETAS)
+    truncate = keys.take(f"{ROPE}.truncate", f"{path}.truncate", True)
+    mscale = keys.take(f"{LAYERS}.mscale", f"{path}.mscale_all_dim", 1.0)
     written = f"factor = {number(factor)}, original = {original}, beta_fast = {number(fast)}"
     written += f", beta_slow = {number(slow)}, mscale = {number(mscale)}, mscale_all_dim = {number(mscale)}"
     return f"scaling yarn {{ {written}{'' if truncate else ', truncate = false'} }}"
@@ -227,31 +230,31 @@ def _layers(keys: Keys, size: Any) -> Iterator[str]:
         for key in ("moe_hidden_dim", "num_experts", "num_shared_experts"):
             keys.lose(f"{LAYERS}.{key}", "there are no layers with experts", kind="no effect")
         return
-    at = f"model.layers.{int(dense > 0)}.ffn"
+    path = f"model.layers.{int(dense > 0)}.ffn"
     experts, shared = (
-        size(f"{LAYERS}.num_experts", f"{at}.experts"),
-        size(f"{LAYERS}.num_shared_experts", f"{at}.shared"),
+        size(f"{LAYERS}.num_experts", f"{path}.experts"),
+        size(f"{LAYERS}.num_shared_experts", f"{path}.shared"),
     )
-    inner, chosen = size(f"{LAYERS}.moe_hidden_dim", f"{at}.inner"), size(f"{LAYERS}.router_top_k", f"{at}.top_k")
-    score = keys.take(f"{LAYERS}.router_score_func", f"{at}.score", "sigmoid")
+    inner, top_k = size(f"{LAYERS}.moe_hidden_dim", f"{path}.inner"), size(f"{LAYERS}.router_top_k", f"{path}.top_k")
+    score = keys.take(f"{LAYERS}.router_score_func", f"{path}.score", "sigmoid")
     if score not in ("sigmoid", "softmax"):
         keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
         score = "softmax"
-    groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{at}.groups", 1, int)
-    top = keys.take(f"{LAYERS}.router_num_limited_groups", f"{at}.top_groups", 1, int)
-    scale = keys.take(f"{LAYERS}.router_route_scale", f"{at}.scale", 1.0)
-    normal = keys.take(f"{LAYERS}.router_route_norm", f"{at}.normalize", False)
+    groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{path}.groups", 1, int)
+    top_groups = keys.take(f"{LAYERS}.router_num_limited_groups", f"{path}.top_groups", 1, int)
+    scale = keys.take(f"{LAYERS}.router_route_scale", f"{path}.scale", 1.0)
+    normalize = keys.take(f"{LAYERS}.router_route_norm", f"{path}.normalize", False)
     if groups > 1 and score == "softmax":
         why = "there, a group's score is the sum of its two best experts; here, with softmax, its best expert"
         keys.note("approximated", f"{LAYERS}.router_num_expert_groups", groups, why)
     key = "layer.moe.load_balance_coeff"
     usual = None if keys.peek(key, 0) is None else 1e-3
-    rate = keys.take(key, f"{at}.balance.bias_rate", usual, (int, float))
+    rate = keys.take(key, f"{path}.balance.bias_rate", usual, (int, float))
     yield f"layers {dense}..{layers - 1} {{ ffn moe {{"
-    yield f"experts = {experts}, shared = {shared}, top_k = {chosen}, inner = {inner}"
+    yield f"experts = {experts}, shared = {shared}, top_k = {top_k}, inner = {inner}"
     if groups > 1:
-        yield f"groups = {groups}, top_groups = {top}"
-    yield f"score = {score}, normalize = {'true' if normal else 'false'}, scale = {number(scale)}"
+        yield f"groups = {groups}, top_groups = {top_groups}"
+    yield f"score = {score}, normalize = {'true' if normalize else 'false'}, scale = {number(scale)}"
     if rate is not None:
         yield f"balance {{ bias_rate = {number(rate)} }}"
     yield "} }"

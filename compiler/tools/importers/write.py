@@ -68,8 +68,8 @@ def model_text(model: Model, model_type: str, remarks: Iterable[Remark]) -> str:
 def number(value: float) -> str:
     """A number in a spec's style: `129_280`, `1e-6`, `0.02`."""
     if value == int(value) and abs(value) < 1e15:
-        whole = int(value)
-        return f"{whole:_}" if whole >= 10_000 else str(whole)
+        integer = int(value)
+        return f"{integer:_}" if integer >= 10_000 else str(integer)
     mantissa, e, exponent = repr(value).partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa
 
@@ -91,15 +91,15 @@ def _remarked(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterato
 
 
 def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterator[str]:
-    found = parameters(model)
-    mtp_count = f", and {found.mtp:,} of multi-token prediction" if found.mtp else ""
-    yield from comment(f"From a Hugging Face config of type {model_type}: {found.total:,} parameters{mtp_count}.")
+    count = parameters(model)
+    mtp_count = f", and {count.mtp:,} of multi-token prediction" if count.mtp else ""
+    yield from comment(f"From a Hugging Face config of type {model_type}: {count.total:,} parameters{mtp_count}.")
     yield from _remarked(remarks, "model", "")
     yield f"model {model.name} {{"
     sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
     yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
-    if more := _non_default(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
-        yield f"  {more}"
+    if options := _non_default(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
+        yield f"  {options}"
     if hyper := model.hyper_connections:
         yield f"  hyper_connections {{ streams = {hyper.streams}, rounds = {hyper.rounds}, eps = {number(hyper.eps)} }}"
     yield from _remarked(remarks, "attention", INDENT)
@@ -266,8 +266,8 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "    ffn moe {"
     sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
     yield f"      {sizes}, inner = {number(moe.inner)}"
-    if more := _non_default(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
-        yield f"      {more}"
+    if options := _non_default(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate", "choice"):
+        yield f"      {options}"
     if moe.clamp is not None:
         yield f"      clamp {{ {_non_default(moe.clamp, 'limit', 'alpha', 'shift')} }}"
     if (moe.groups, moe.top_groups) != (1, 1):

@@ -21,16 +21,18 @@ def conversation_of(text: str) -> Conversation:
     """Parse a conversation: a JSON list of messages or an object with `messages`. Any other text becomes one user
     message. Raises InferenceError for invalid messages."""
     try:
-        found = json.loads(text)
+        conversation = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, list) and any(isinstance(each, dict) and "role" in each for each in found):
-        found = {"messages": found}
-    if not (isinstance(found, dict) and "messages" in found):
+        conversation = None
+    if isinstance(conversation, list) and any(
+        isinstance(message, dict) and "role" in message for message in conversation
+    ):
+        conversation = {"messages": conversation}
+    if not (isinstance(conversation, dict) and "messages" in conversation):
         return {"messages": [{"role": "user", "content": text}]}
-    if fault := messages_fault("messages", found["messages"]) or more_fault(found):
+    if fault := messages_fault("messages", conversation["messages"]) or more_fault(conversation):
         raise InferenceError(f"the prompt: {fault}")
-    return found
+    return conversation
 
 
 class Conversations:

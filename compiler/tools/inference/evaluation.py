@@ -56,16 +56,16 @@ def windows(stream: Ids, sequence: int) -> Iterator[tuple[Ids, Ids]]:
 
 def batches(streams: Sequence[Ids], sequence: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of tokens and targets [B, L] from the windows of all streams; shorter windows are padded."""
-    held: list[tuple[Ids, Ids]] = []
+    pending: list[tuple[Ids, Ids]] = []
     at_once = max(1, TOKENS_AT_ONCE // sequence)
     for stream in streams:
         for window in windows(stream, sequence):
-            held.append(window)
-            if len(held) == at_once:
-                yield filled(held)
-                held = []
-    if held:
-        yield filled(held)
+            pending.append(window)
+            if len(pending) == at_once:
+                yield filled(pending)
+                pending = []
+    if pending:
+        yield filled(pending)
 
 
 def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:

@@ -60,20 +60,20 @@ class DscModel:
     def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """For each (context, continuation): the log probability of the continuation, and whether greedy decoding would
         produce it."""
-        found = self._sums([self._after(*request.args) for request in requests])
-        return self._cached("loglikelihood", requests, found)
+        sums = self._sums([self._after(*request.args) for request in requests])
+        return self._cached("loglikelihood", requests, sums)
 
     def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[float]:
         """For each (text,): its log probability, in windows of at most `max_length` tokens."""
         parts = [list(self._rolling(request.args[0])) for request in requests]
         sums = iter(self._sums([window for windows in parts for window in windows]))
-        found = [sum(next(sums)[0] for _ in windows) for windows in parts]
-        return self._cached("loglikelihood_rolling", requests, found)
+        totals = [sum(next(sums)[0] for _ in windows) for windows in parts]
+        return self._cached("loglikelihood_rolling", requests, totals)
 
     def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[str]:
         """For each (context, settings): the generated text, up to a word of `until` or `max_gen_toks` tokens."""
-        found = [self._written(context, settings) for context, settings in (request.args for request in requests)]
-        return self._cached("generate_until", requests, found)
+        texts = [self._written(context, settings) for context, settings in (request.args for request in requests)]
+        return self._cached("generate_until", requests, texts)
 
     @property
     def eot_token_id(self) -> int:
@@ -100,12 +100,12 @@ class DscModel:
         try:
             return conversations.text({"messages": messages}, is_open=not add_generation_prompt)
         except InferenceError as error:
-            others = [each for each in messages if each["role"] != "system"]
-            if len(others) == len(messages):
+            without_system = [message for message in messages if message["role"] != "system"]
+            if len(without_system) == len(messages):
                 raise
-            found = conversations.text({"messages": others}, is_open=not add_generation_prompt)
+            text = conversations.text({"messages": without_system}, is_open=not add_generation_prompt)
             warnings.warn(f"the system message is left out: {error}", stacklevel=2)
-            return found
+            return text
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         self.cache_hook = cache_hook
@@ -116,52 +116,52 @@ class DscModel:
         """The window of a continuation. Trailing spaces of a context belong to the first word after it; after a chat
         template only if one token spans both."""
         encode = self._writer.encode
-        ids, seen = encode(context + continuation), encode(context)
-        if not self._is_chat or ids[: len(seen)] != seen:
-            seen = encode(context.rstrip())
-        begin, rest = self._writer.begun(ids, is_whole=self._is_chat)
-        whole = np.array([*begin, *rest], np.int64)
-        first = max(len(begin), len(whole) - len(ids) + len(seen))
-        targets = whole[1:].copy()
+        ids, context_ids = encode(context + continuation), encode(context)
+        if not self._is_chat or ids[: len(context_ids)] != context_ids:
+            context_ids = encode(context.rstrip())
+        begin, body = self._writer.begun(ids, is_whole=self._is_chat)
+        tokens = np.array([*begin, *body], np.int64)
+        first = max(len(begin), len(tokens) - len(ids) + len(context_ids))
+        targets = tokens[1:].copy()
         targets[: first - 1] = NO_TARGET
-        return whole[:-1][-self.max_length :], targets[-self.max_length :]
+        return tokens[:-1][-self.max_length :], targets[-self.max_length :]
 
     def _rolling(self, text: str) -> Iterator[Window]:
         """Windows in which every token of a text is a target once. The last window overlaps the one before to be as
         long, so that its targets see as much context."""
-        begin, rest = self._writer.begun(self._writer.encode(text))
-        whole = np.array([*begin, *rest], np.int64)
+        begin, body = self._writer.begun(self._writer.encode(text))
+        tokens = np.array([*begin, *body], np.int64)
         done = len(begin)  # the start tokens are not targets
-        while done < len(whole):
-            end = min(len(whole), done + self.max_length)
+        while done < len(tokens):
+            end = min(len(tokens), done + self.max_length)
             start = max(0, end - 1 - self.max_length)
-            targets = whole[start + 1 : end].copy()
+            targets = tokens[start + 1 : end].copy()
             targets[: done - start - 1] = NO_TARGET
-            yield whole[start : end - 1], targets
+            yield tokens[start : end - 1], targets
             done = end
 
     def _sums(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
         """For each window: the log probability of its targets, and whether all of them have the largest logit."""
         at_once = max(1, TOKENS_AT_ONCE // self.max_length)
         order = sorted(range(len(windows)), key=lambda index: len(windows[index][0]))
-        found: dict[int, tuple[float, bool]] = {}
+        sums: dict[int, tuple[float, bool]] = {}
         for first in range(0, len(order), at_once):
             members = order[first : first + at_once]
             tokens_BL, targets_BL = filled([windows[index] for index in members])
             nats_BL, best_BL = self._writer.model.score(tokens_BL, targets_BL)
             greedy_B = (best_BL | (targets_BL < 0)).all(dim=1)
-            found |= zip(members, zip((-nats_BL.sum(dim=1)).tolist(), greedy_B.tolist(), strict=True), strict=True)
-        return [found[index] for index in range(len(windows))]
+            sums |= zip(members, zip((-nats_BL.sum(dim=1)).tolist(), greedy_B.tolist(), strict=True), strict=True)
+        return [sums[index] for index in range(len(windows))]
 
     def _written(self, context: str, settings: Mapping[str, Any]) -> str:
-        until = settings.get("until") or ()
-        most = int(settings.get("max_gen_toks") or self.max_gen_toks)
+        stop_words = settings.get("until") or ()
+        max_tokens = int(settings.get("max_gen_toks") or self.max_gen_toks)
         sampled = settings.get("do_sample", True)
         temperature = float(settings.get("temperature") or 0.0) if sampled else 0.0
         sampler = Sampler(temperature, float(settings.get("top_p") or 1.0), int(settings.get("seed") or 0))
-        words: Iterable[str] = (until,) if isinstance(until, str) else until
-        begin, rest = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
-        return self._writer.write([*begin, *rest][-self.max_length :], most, sampler, until=tuple(words)).text
+        words: Iterable[str] = (stop_words,) if isinstance(stop_words, str) else stop_words
+        begin, body = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
+        return self._writer.write([*begin, *body][-self.max_length :], max_tokens, sampler, until=tuple(words)).text
 
     def _cached(self, name: str, requests: Sequence[Request], found: list[Any]) -> list[Any]:
         """Add results to the harness's cache, if it has set one, and return them."""

@@ -81,7 +81,7 @@ class LanguageModel:
 
     @property
     def num_weights(self) -> int:
-        return sum(each.numel() for weights in self._weights.values() for each in weights.values())
+        return sum(tensor.numel() for weights in self._weights.values() for tensor in weights.values())
 
     @property
     def sequence(self) -> int:
@@ -106,8 +106,8 @@ class LanguageModel:
                 f"a sequence has {length:,} tokens, but the model's modules were traced for {self.sequence:,}",
                 "give shorter sequences",
             )
-        ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see later ones
-        filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), more)
+        ops, padding = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see later ones
+        filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), padding)
         h_TN = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
         return h_TN.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
 
@@ -184,8 +184,8 @@ class LanguageModel:
             for step in block.steps:
                 inputs = [values[name] for name in step.inputs]
                 if isinstance(step, ir.Use):
-                    found = step.segment.function(ops(step.site), self._params[step.site], *inputs)
-                    values |= zip(step.outputs, found, strict=True)
+                    outputs = step.segment.function(ops(step.site), self._params[step.site], *inputs)
+                    values |= zip(step.outputs, outputs, strict=True)
                 else:
                     values |= zip((buffer.name for buffer in step.outputs), _exchanged(step, inputs), strict=True)
             values = {**data, block.output: values[block.output]}  # drop values internal to the block

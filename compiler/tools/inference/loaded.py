@@ -45,25 +45,25 @@ def read_weights(
         raise InferenceError(f"{checkpoint.path} has no moving average of the weights", "leave --average out")
     kinds = {"bias": BIAS, "frozen": WEIGHT, "table": TABLE}
     names = {row.name: [StoredName.of(kinds.get(row.role, kind), name) for name in row.names()] for row in rows}
-    wanted = {name: row.shape for row in rows for name in names[row.name]}
-    held = {name: checkpoint.shapes.get(name) for name in wanted}
+    expected = {name: row.shape for row in rows for name in names[row.name]}
+    shapes = {name: checkpoint.shapes.get(name) for name in expected}
     # an imported model may lack the balancing bias, which is then 0
-    wrong = [name for name, shape in held.items() if shape != wanted[name] and (shape or name.kind != BIAS)]
-    if wrong:
-        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    mismatched = [name for name, shape in shapes.items() if shape != expected[name] and (shape or name.kind != BIAS)]
+    if mismatched:
+        omitted = f" and {len(mismatched) - SHOWN} more" if len(mismatched) > SHOWN else ""
         raise InferenceError(
-            f"{checkpoint.path} does not fit the spec's model: {', '.join(map(_plain, wrong[:SHOWN]))}{more}"
+            f"{checkpoint.path} does not fit the spec's model: {', '.join(map(_plain, mismatched[:SHOWN]))}{omitted}"
             " are missing or have another shape"
         )
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for row in rows:
         progress(f"read {row.name}")
-        here = [name for name in names[row.name] if name in checkpoint.shapes]
-        parts = list(checkpoint.read(here).values()) or [torch.zeros(row.shape)]
-        whole = parts[0] if row.num_experts is None else torch.stack(parts)
-        found[row.name] = whole.to(getattr(torch, dtypes[row.name]))
+        present = [name for name in names[row.name] if name in checkpoint.shapes]
+        parts = list(checkpoint.read(present).values()) or [torch.zeros(row.shape)]
+        tensor = parts[0] if row.num_experts is None else torch.stack(parts)
+        weights[row.name] = tensor.to(getattr(torch, dtypes[row.name]))
     progress("")
-    return found
+    return weights
 
 
 def _plain(name: str) -> str:

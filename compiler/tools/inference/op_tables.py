@@ -87,11 +87,11 @@ class Forward:
         if op not in RULES:
             raise AttributeError(f"no op {op}")
         rule, function = RULES[op], TORCH.get(op) or OPS[op]
-        at = rule.args.index("sequence") if "sequence" in rule.args else None
+        index = rule.args.index("sequence") if "sequence" in rule.args else None
 
         def call(*args: Any) -> Any:
-            if at is not None:
-                args = (*args[:at], self.length, *args[at + 1 :])
+            if index is not None:
+                args = (*args[:index], self.length, *args[index + 1 :])
             result = function(*args)
             if not rule.hidden:
                 return result
@@ -115,8 +115,8 @@ class Forward:
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Tensor:
         """x_TK, w_NK -> y_TN. Uses torch for few rows, because the op of `runtime.ops` packs the matrix first."""
-        few = x_TK.shape[0] < FEW_ROWS
-        return torch.nn.functional.linear(x_TK, w_NK) if few else OPS["linear"](x_TK, w_NK)
+        is_small = x_TK.shape[0] < FEW_ROWS
+        return torch.nn.functional.linear(x_TK, w_NK) if is_small else OPS["linear"](x_TK, w_NK)
 
     def grouped_linear(self, x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
         """x_RK, w_ENK, offsets_E -> y_RN, choosing the kernel as `linear` does."""
@@ -158,7 +158,7 @@ class Continued(Forward):
     def __init__(self, weights: Iterable[Tensor], up: Tensor | None = None) -> None:
         super().__init__(0)
         self.start = 0
-        self._weights = {id(each) for each in weights}  # arguments that are not rows of tokens
+        self._weights = {id(weight) for weight in weights}  # arguments that are not rows of tokens
         self._up = up  # the up-projection of latent attention, from the latent to keys and values
         self._kept: dict[tuple[str, int], GrowingRows] = {}  # (op or call, argument) → cached rows
         self._calls = 0
@@ -182,14 +182,14 @@ class Continued(Forward):
     def _again(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run an op on all tokens and return the rows of the new ones."""
         self._calls += 1
-        whole = [
+        all_args = [
             self._rows(f"{op} {self._calls}", part).put(self.start, arg)
             if isinstance(arg, Tensor) and id(arg) not in self._weights
             else arg
             for part, arg in enumerate(args)
         ]
-        result = call(*whole)
-        return tuple(each[self.start :] for each in result) if isinstance(result, tuple) else result[self.start :]
+        result = call(*all_args)
+        return tuple(output[self.start :] for output in result) if isinstance(result, tuple) else result[self.start :]
 
     def rotate(self, x: Tensor, sequence: int, heads: int, first: int, width: int, *settings: float) -> Tensor:
         """x [T, H·C] of the new tokens, or of all compressed entries of `stride` tokens each -> y of the same shape.
@@ -207,8 +207,8 @@ class Continued(Forward):
         self, q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
     ) -> Tensor:
         """q [T, H·C], k and v [T, G·C] of the new tokens -> o [T, H·C]."""
-        found = self._grouped(q, k, v, None, heads, kv_heads, theta)
-        return OPS["gqa_attention"](q, k, v, self.length, heads, kv_heads, theta)[0] if found is None else found
+        output = self._grouped(q, k, v, None, heads, kv_heads, theta)
+        return OPS["gqa_attention"](q, k, v, self.length, heads, kv_heads, theta)[0] if output is None else output
 
     def bounded_attention(
         self,
@@ -224,9 +224,9 @@ class Continued(Forward):
         softcap: float,
     ) -> Tensor:
         """q [T, H·C], k and v [T, G·C] of the new tokens, sinks [H] -> o [T, H·C]."""
-        found = self._grouped(q, k, v, sinks, heads, kv_heads, theta, window, softcap)
-        if found is not None:
-            return found
+        output = self._grouped(q, k, v, sinks, heads, kv_heads, theta, window, softcap)
+        if output is not None:
+            return output
         return OPS["bounded_attention"](q, k, v, sinks, self.length, heads, kv_heads, theta, window, softcap)[0]
 
     def _grouped(
@@ -245,11 +245,11 @@ class Continued(Forward):
         T, C = q.shape[0], q.shape[1] // heads
         turns_TXr = self._turns(C, theta, q)
         k_TGC = rotate(wide(k).unflatten(1, (kv_heads, C)), turns_TXr).to(k.dtype)
-        kept = self._rows("grouped").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
+        cached = self._rows("grouped").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
         if not self.start:
             return None
-        seen = kept[max(0, self.start - window + 1) :] if window else kept
-        k_NGC, v_NGC = wide(seen).unflatten(1, (2, kv_heads, C)).unbind(1)
+        visible = cached[max(0, self.start - window + 1) :] if window else cached
+        k_NGC, v_NGC = wide(visible).unflatten(1, (2, kv_heads, C)).unbind(1)
         q_THC = rotate(wide(q).unflatten(1, (heads, C)), turns_TXr * C**-0.5)
         q_GMC = q_THC.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)  # M = T·r
         scores_GMN = torch.bmm(q_GMC, k_NGC.permute(1, 2, 0))
@@ -263,9 +263,9 @@ class Continued(Forward):
 
     def convolve(self, x: Tensor, w: Tensor, sequence: int) -> Tensor:
         """x [T, N] of the new tokens, w [N, J] -> y [T, N]. Reads the J - 1 tokens before them from the cache."""
-        kept = self._rows("convolve").put(self.start, x)
-        seen = kept[max(0, self.start - w.shape[1] + 1) :]
-        return OPS["convolve"](seen, w, len(seen))[0][-len(x) :]
+        cached = self._rows("convolve").put(self.start, x)
+        visible = cached[max(0, self.start - w.shape[1] + 1) :]
+        return OPS["convolve"](visible, w, len(visible))[0][-len(x) :]
 
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, sequence: int, key_heads: int
@@ -278,9 +278,9 @@ class Continued(Forward):
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
         """x_TK, w_NK -> y_TN. For the up-projection of latents with cached tokens, returns all latents unprojected."""
         if w_NK is self._up:
-            kept = self._rows("latent").put(self.start, x_TK)
+            cached = self._rows("latent").put(self.start, x_TK)
             if self.start:
-                return kept
+                return cached
         return super().linear(x_TK, w_NK)
 
     def mla_attention(
@@ -296,9 +296,9 @@ class Continued(Forward):
         theta: float,
     ) -> Tensor:
         """q [T, H·(nope+rope)], k_rope [T, rope] of the new tokens, kv from `linear` -> o [T, H·value]."""
-        found = self._latent(q, kv, k_rope, heads, nope, rope, value, theta, None)
-        if found is not None:
-            return found
+        output = self._latent(q, kv, k_rope, heads, nope, rope, value, theta, None)
+        if output is not None:
+            return output
         return OPS["mla_attention"](q, kv, k_rope, q.shape[0], heads, nope, rope, value, theta)[0]
 
     def select_keys(
@@ -306,9 +306,9 @@ class Continued(Forward):
     ) -> Tensor:
         """q [T, H·C] and weights [T, H] of the new tokens, k [T, C] of the new tokens, or of all compressed entries if
         `rate` > 1 -> chosen [T, K], indices of tokens or entries."""
-        kept = self._rows("index").put(self.start, k) if rate == 1 else k
-        at = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
-        return OPS["select_keys"](q, kept, weights, self.length, heads, top_k, rate, None, at)
+        cached = self._rows("index").put(self.start, k) if rate == 1 else k
+        position_T = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
+        return OPS["select_keys"](q, cached, weights, self.length, heads, top_k, rate, None, position_T)
 
     def chosen_attention(
         self,
@@ -323,9 +323,9 @@ class Continued(Forward):
         value: int,
     ) -> Tensor:
         """`mla_attention` over the chosen tokens, without rotation."""
-        found = self._latent(q, kv, k_rope, heads, nope, rope, value, 0.0, chosen)
-        if found is not None:
-            return found
+        output = self._latent(q, kv, k_rope, heads, nope, rope, value, 0.0, chosen)
+        if output is not None:
+            return output
         return OPS["chosen_attention"](q, kv, k_rope, chosen, q.shape[0], heads, nope, rope, value)[0]
 
     def _latent(
@@ -344,7 +344,7 @@ class Continued(Forward):
         T = q.shape[0]
         turns_TXr = self._turns(rope, theta, q)
         turned = rotate(wide(k_rope)[:, None], turns_TXr)[:, 0].to(k_rope.dtype)
-        kept = self._rows("rope").put(self.start, turned)
+        cached = self._rows("rope").put(self.start, turned)
         if not self.start:
             return None
         assert self._up is not None
@@ -352,9 +352,9 @@ class Continued(Forward):
         q_THX = wide(q).unflatten(1, (heads, nope + rope)) * (nope + rope) ** -0.5
         q_HTC = torch.bmm(q_THX[..., :nope].transpose(0, 1), up_HWC[:, :nope])
         q_HTr = rotate(q_THX[..., nope:], turns_TXr).transpose(0, 1)
-        scores_HTN = torch.matmul(q_HTC, latent_NC.t()) + torch.matmul(q_HTr, wide(kept).t())
+        scores_HTN = torch.matmul(q_HTC, latent_NC.t()) + torch.matmul(q_HTr, wide(cached).t())
         if chosen is not None:
-            scores_HTN.masked_fill_(~is_chosen(chosen, len(kept)), -torch.inf)
+            scores_HTN.masked_fill_(~is_chosen(chosen, len(cached)), -torch.inf)
         o_HTC = torch.matmul(_weights_of(scores_HTN, T), latent_NC)
         o_HTV = torch.bmm(o_HTC, up_HWC[:, nope:].transpose(1, 2))
         return o_HTV.transpose(0, 1).flatten(1).to(q.dtype)
@@ -367,8 +367,8 @@ class Continued(Forward):
         rate, op = len(bias), f"compress {self._calls}"
         complete = self.start // rate
         first = max(0, complete - overlap)  # with overlap an entry covers two windows
-        kept = self._rows(op).put(self.start, x)[first * rate :]
-        entries = OPS["compress"](kept, bias, len(kept), overlap)[0]
+        cached = self._rows(op).put(self.start, x)[first * rate :]
+        entries = OPS["compress"](cached, bias, len(cached), overlap)[0]
         return self._rows(op, 1).put(complete, entries[complete - first :])
 
     def compressed_attention(
@@ -384,7 +384,7 @@ class Continued(Forward):
         rate: int,
     ) -> Tensor:
         """q [T, H·C], kv [T, C] and chosen [T, K] of the new tokens, all entries [E, C], sinks [H] -> o [T, H·C]."""
-        kept = self._rows("window").put(self.start, kv)
+        cached = self._rows("window").put(self.start, kv)
         if not self.start:
             sizes = self.length, heads, window, rate
             return OPS["compressed_attention"](q, kv, entries, chosen, sinks, *sizes)[0]
@@ -396,7 +396,7 @@ class Continued(Forward):
             picked = torch.zeros(len(q), E + 1, dtype=torch.bool, device=q.device).scatter_(1, chosen.long() + 1, True)
             unseen_TE |= ~picked[:, 1:]
         hidden_TX = torch.cat(((key_N > position_T1) | (key_N <= position_T1 - window), unseen_TE), dim=1)
-        keys_XC = wide(torch.cat((kept[first:], entries)))
+        keys_XC = wide(torch.cat((cached[first:], entries)))
         scores_THX = wide(q).unflatten(1, (heads, C)) * C**-0.5 @ keys_XC.t()
         scores_THX.masked_fill_(hidden_TX[:, None], -torch.inf)
         return (_shares(scores_THX, None if sinks is None else wide(sinks)) @ keys_XC).flatten(1).to(q.dtype)

@@ -80,12 +80,12 @@ def find_source(argument: str, spec: str | None = None) -> ModelSource:
         checkpoint = with_base(checkpoint)
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints of a run are whole") from None
-    here = run if (run / RESOLVED).is_file() else None
+    run_folder = run if (run / RESOLVED).is_file() else None
     data = _data(run, checkpoint)
     beside = checkpoint.path.parent / TOKENIZER
     file = data / TOKENIZER if data else beside
     tokenizer = file if file.is_file() else None
-    return ModelSource(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, here, data, tokenizer)
+    return ModelSource(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, run_folder, data, tokenizer)
 
 
 def _of_spec(argument: str) -> ModelSource:
@@ -113,17 +113,17 @@ def _of_spec(argument: str) -> ModelSource:
 
 def _of_run(run: Path, step: int | None) -> LoadedCheckpoint:
     """The newest good checkpoint of a run, or the newest at `step`. Raises CheckpointError if that is damaged."""
-    found, refused = published(run / "checkpoints")
-    if not found and not refused and (run / "config.json").is_file():
+    checkpoints, refused = published(run / "checkpoints")
+    if not checkpoints and not refused and (run / "config.json").is_file():
         raise InferenceError(f"{run} is a published model", f"import it: dsc import hf {run} -o model.dsc")
-    if not found and not refused:
+    if not checkpoints and not refused:
         raise InferenceError(f"{run} holds no checkpoint", "`dsc train` saves one at the end of a run")
     if step is None:
         return load_checkpoint(run / "checkpoints")
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         if checkpoint.step == step:
             return checkpoint.verify()
-    steps = ", ".join(f"{each:,}" for each in sorted({checkpoint.step for checkpoint in found}))
+    steps = ", ".join(f"{saved_step:,}" for saved_step in sorted({checkpoint.step for checkpoint in checkpoints}))
     raise InferenceError(f"{run} holds no checkpoint of step {step:,}", f"it has those of steps {steps}")
 
 
@@ -132,8 +132,8 @@ def _spec(run: Path, spec: str | None) -> Spec:
     if spec is None and not path.is_file():
         raise InferenceError(f"there is no {path}, which describes the model", "name its spec: --spec SPEC")
     try:
-        found = load(path)
-        return load_with_files(path) if found.model.customs else found
+        parsed = load(path)
+        return load_with_files(path) if parsed.model.customs else parsed
     except OSError as error:
         raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
     except SpecError as error:

@@ -45,14 +45,14 @@ def required(path: Path | None) -> Path:
 def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
     """Read a tokenizer.json. Raises InferenceError if it is invalid, or has more tokens than the model."""
     try:
-        found = tokenizer.parse(tokenizer.read(path), tokenizer_files.special_tokens(path).get("eos_token"))
+        parsed = tokenizer.parse(tokenizer.read(path), tokenizer_files.special_tokens(path).get("eos_token"))
     except DataError as error:
         raise InferenceError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     try:
-        check_vocab(path, tokenizer.size(found), vocab)
+        check_vocab(path, tokenizer.size(parsed), vocab)
     except DataError as error:
         raise InferenceError(str(error), "name the tokenizer of this model: --tokenizer FILE") from None
-    return found
+    return parsed
 
 
 def ends(path: Path, found: Tokenizer) -> tuple[int, ...]:
@@ -68,23 +68,23 @@ def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
     """The ids of a .npy file of integers [tokens] or [rows, tokens], each row a stream. An id below 0 is not a target:
     ~id is read as id, as in training, and ids below -vocab as padding."""
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except OSError as error:
         raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
         raise InferenceError(f"{path} is not a .npy file of numbers: {error}", "write one with numpy.save") from None
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
-        kind = found.dtype if isinstance(found, np.ndarray) else "several arrays"
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
         raise InferenceError(f"{path} holds {kind}, not integers", "token ids are integers: ids.astype('int32')")
-    if found.ndim not in (1, 2):
-        raise InferenceError(f"{path} has {found.ndim} dimensions", "give one row of ids, or several: [rows, tokens]")
-    if found.size and int(found.max()) >= vocab:
-        place = int(found.argmax())
+    if array.ndim not in (1, 2):
+        raise InferenceError(f"{path} has {array.ndim} dimensions", "give one row of ids, or several: [rows, tokens]")
+    if array.size and int(array.max()) >= vocab:
+        place = int(array.argmax())
         raise InferenceError(
-            f"{path} holds the id {int(found.max()):,} at {place:,}, but the model's ids are 0 to {vocab - 1:,}",
+            f"{path} holds the id {int(array.max()):,} at {place:,}, but the model's ids are 0 to {vocab - 1:,}",
             "the ids come from another tokenizer",
         )
-    ids = np.atleast_2d(found).astype(np.int64)
+    ids = np.atleast_2d(array).astype(np.int64)
     return _streams(tuple(np.where(ids < -vocab, NO_TARGET, ids)), str(path), named)
 
 
@@ -99,9 +99,9 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         if spec.data.chat is not None:
             rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
             padded = map(rows.tokens, range(rows.num_windows))
-            ids = tuple(np.where(each == PADDING, NO_TARGET, each) for each in padded)
+            ids = tuple(np.where(row == PADDING, NO_TARGET, row) for row in padded)
             return _streams(ids, str(data / VALIDATION), named)
-        names = [each.name for each in spec.data.sources] or [""]
+        names = [source.name for source in spec.data.sources] or [""]
         readers = [open_split(data, VALIDATION, name) for name in names]
     except (DataError, OSError) as error:
         raise InferenceError(f"the text that the run held out cannot be read: {error}") from None
@@ -109,11 +109,11 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         raise InferenceError(
             "the run has no held-out text: its spec has no `validation`", "name what to measure: --text or --tokens"
         )
-    found: list[npt.NDArray[np.int64]] = []
+    streams: list[npt.NDArray[np.int64]] = []
     for reader in readers:
-        whole = reader.tokens(0, reader.num_tokens)
-        found += np.split(whole, reader.starts[1:-1]) if spec.data.documents == "masked" else [whole]
-    return _streams(tuple(found), str(readers[0].data_path), named)
+        tokens = reader.tokens(0, reader.num_tokens)
+        streams += np.split(tokens, reader.starts[1:-1]) if spec.data.documents == "masked" else [tokens]
+    return _streams(tuple(streams), str(readers[0].data_path), named)
 
 
 def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:
@@ -127,8 +127,8 @@ def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None
             ids, num_bytes = [np.array([end])], 0
             for batch in batches(files, documents):
                 progress(f"encode {batch[-1][0].name}")
-                for (_, text), found in zip(batch, process.encode(batch), strict=True):
-                    ids += [found, np.array([end])]
+                for (_, text), text_ids in zip(batch, process.encode(batch), strict=True):
+                    ids += [text_ids, np.array([end])]
                     num_bytes += len(text.encode())
     except DataError as error:
         raise InferenceError(str(error)) from None

@@ -40,8 +40,8 @@ class TextWriter:
         self.tokenizer = read_tokenizer(path, model.vocab)
         self.conversations = Conversations(path, template)
         bpe.parse_special(self.tokenizer)
-        self.end, *others = ends(path, self.tokenizer)
-        self._ends = frozenset((self.end, *others))
+        self.end, *other_ends = ends(path, self.tokenizer)
+        self._ends = frozenset((self.end, *other_ends))
         self._start = bpe.in_front(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -64,8 +64,8 @@ class TextWriter:
 
     def prompt(self, text: str) -> list[int]:
         """The prompt ids for continuing a text."""
-        begin, rest = self.begun(self.encode(text))
-        return begin + rest
+        begin, body = self.begun(self.encode(text))
+        return begin + body
 
     def reply_prompt(self, conversation: Conversation) -> list[int]:
         """The prompt ids for the assistant's next message, or for continuing the last one if it is the assistant's.

@@ -38,7 +38,7 @@ def script(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
         finalize=_checked,
@@ -47,8 +47,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # it would escape for HTML; `_checked` refuses text that is not quoted for a shell
     )
-    found.filters["q"] = quoted
-    return found
+    templates.filters["q"] = quoted
+    return templates
 
 
 def _checked(value: object) -> object:
@@ -149,13 +149,13 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
     folders = dict.fromkeys([str(folder), *(build for build, _ in job.builds), job.run, job.data])
     if args.mount is not None:
         folders |= {args.mount: None}
-    for each in folders:
-        if not each.startswith("/") or set(each) & set(",:"):
+    for path in folders:
+        if not path.startswith("/") or set(path) & set(",:"):
             raise LaunchError(
-                f"the folder {each!r} cannot be mounted: a path must be absolute, without comma or colon",
+                f"the folder {path!r} cannot be mounted: a path must be absolute, without comma or colon",
                 "give absolute paths to --out, --run-folder, --build-path and --data",
             )
-    mounts = ",".join(f"{each}:{each}" for each in folders)
+    mounts = ",".join(f"{path}:{path}" for path in folders)
     if not args.image.endswith(".sif"):
         image = f"--container-image={enroot_image(args.image)}"
         return Quoted(shlex.join([image, f"--container-mounts={mounts}"]))
@@ -210,7 +210,7 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Lau
         ranks=needs.ranks_per_node,
         port=job.port,
         python=job.python,
-        builds=[Quoted(shlex.join(each)) for each in job.builds],
+        builds=[Quoted(shlex.join(build)) for build in job.builds],
         environment=sorted(job.environment.items()),
         arguments=[Quoted(line) for line in lines],
     )

@@ -89,20 +89,20 @@ class Job:
 def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:
     """Return the needs of the builds of a run's phases, in order. Raises LaunchError if they are not consecutive phases
     of one run, or if they need different nodes."""
-    found = tuple(map(needs_of, builds))
-    for (before, each), build in zip(pairwise(found), builds[1:], strict=True):
-        if (run_name(each.run), each.phase) != (run_name(before.run), before.phase + 1):
+    needs_by_phase = tuple(map(needs_of, builds))
+    for (before, needs), build in zip(pairwise(needs_by_phase), builds[1:], strict=True):
+        if (run_name(needs.run), needs.phase) != (run_name(before.run), before.phase + 1):
             raise LaunchError(
                 f"{build} is not the phase after phase {before.phase} of run {run_name(before.run)}",
                 "name the builds of one run's phases in order, or write files for each build separately",
             )
-        if _nodes(each) != _nodes(before):
+        if _nodes(needs) != _nodes(before):
             raise LaunchError(
-                f"phase {each.phase} needs {_nodes(each)}, and phase {before.phase} {_nodes(before)}: a job cannot"
+                f"phase {needs.phase} needs {_nodes(needs)}, and phase {before.phase} {_nodes(before)}: a job cannot"
                 " change its nodes",
                 "write files for each phase separately, and start them one after the other",
             )
-    return found
+    return needs_by_phase
 
 
 def _nodes(needs: Needs) -> str:
@@ -113,9 +113,9 @@ def needs_of(build: Path) -> Needs:
     """Return the needs of a build. Raises LaunchError if the build is damaged, or if its nodes have different numbers
     of devices."""
     try:
-        found = read(build)
-        plan = RunPlan.from_json(found.files["plan.json"])
-        cluster = _cluster(build, found.files[RESOLVED].decode())
+        contents = read(build)
+        plan = RunPlan.from_json(contents.files["plan.json"])
+        cluster = _cluster(build, contents.files[RESOLVED].decode())
     except BuildError as error:
         raise LaunchError(str(error), "name the folder that `dsc compile` wrote: dsc launch slurm build/NAME") from None
     except (KeyError, ValueError, NoJsonError, FormError, SpecError):
@@ -139,9 +139,9 @@ def needs_of(build: Path) -> Needs:
         device=device.name,
         is_cpu=is_cpu,
         cores_per_node=cluster.node.devices * (device.cores or 1),
-        memory_bytes=min(each.memory for each in cluster.devices),
-        digest=found.digest,
-        finds_text={plan.data.source, *(each.files for each in plan.data.sources)} <= {"python_stdlib", None},
+        memory_bytes=min(kind.memory for kind in cluster.devices),
+        digest=contents.digest,
+        finds_text={plan.data.source, *(source.files for source in plan.data.sources)} <= {"python_stdlib", None},
         phase=within.number if within else 1,
         phases=within.phases if within else 1,
     )

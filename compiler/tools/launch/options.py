@@ -144,7 +144,7 @@ def sbatch(text: str) -> str:
             f"{text!r} is not a long option of sbatch: NAME=VALUE, such as reservation=maintained"
         )
     name, value = match.groups()
-    if owned := next((own for own in OWN if own.startswith(name)), None):
+    if owned := next((option for option in OWN if option.startswith(name)), None):
         raise argparse.ArgumentTypeError(f"{text!r}: the build or an option of dsc launch sets --{owned}")
     if value is None:
         return f"--{name}"
@@ -175,8 +175,8 @@ def _no_number(text: str) -> Any:
 
 def of_devices(text: str, devices: int) -> bool:
     """Whether --gres includes the devices. Raises LaunchError if their number differs from the build's."""
-    words = [each.split(":") for each in checked_line("--gres", text).split(",")]
-    counts = [int(each[-1]) if each[-1].isdecimal() else 1 for each in words if each[0] == "gpu"]
+    words = [word.split(":") for word in checked_line("--gres", text).split(",")]
+    counts = [int(fields[-1]) if fields[-1].isdecimal() else 1 for fields in words if fields[0] == "gpu"]
     if counts and sum(counts) != devices:
         raise LaunchError(
             f"--gres {text} has {sum(counts)} devices, but the build needs {devices} on each node",

@@ -25,9 +25,9 @@ def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, .
 def shares_of(instructions: Sequence[Instruction], times: Times) -> tuple[ExchangeShare, ...]:
     """Return the exchanges of a body, with times as shares of its duration."""
     spans = list(held(instructions, times))
-    whole = max((end for _, _, end in spans), default=0)
+    duration = max((end for _, _, end in spans), default=0)
     return tuple(
-        ExchangeShare(f"{i.kind} {i.action}.{{{i.slot}}}@{i.site}", i.slot, start / whole, end / whole)
+        ExchangeShare(f"{i.kind} {i.action}.{{{i.slot}}}@{i.site}", i.slot, start / duration, end / duration)
         for i, start, end in spans
         if i.kind in EXCHANGES and end > start
     )

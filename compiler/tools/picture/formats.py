@@ -67,17 +67,21 @@ def render(picture: Picture, name: str) -> str:
 
 def check_size(num_actions: int, name: str) -> None:
     """Raise TooMuchError, with an alternative, if there are too many actions for a format."""
-    most = FORMATS[name].most
-    if num_actions > most:
-        others = [other for other, each in FORMATS.items() if each.most >= num_actions]
-        instead = f"use --format {' or '.join(others)}, or fewer micro-batches" if others else "use fewer micro-batches"
-        raise TooMuchError(f"{num_actions:,} actions are too many for {name}, at most {most:,}: {instead}")
+    limit = FORMATS[name].most
+    if num_actions > limit:
+        alternatives = [alternative for alternative, entry in FORMATS.items() if entry.most >= num_actions]
+        hint = (
+            f"use --format {' or '.join(alternatives)}, or fewer micro-batches"
+            if alternatives
+            else "use fewer micro-batches"
+        )
+        raise TooMuchError(f"{num_actions:,} actions are too many for {name}, at most {limit:,}: {hint}")
 
 
 def screen_of(stream: TextIO) -> Screen:
     """Describe a stream: colours if it is a terminal (see no-color.org), and its width, 100 columns by default."""
-    shown = stream.isatty()
-    coloured = shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    width = shutil.get_terminal_size((100, 24)).columns if shown or "COLUMNS" in os.environ else 100
+    is_terminal = stream.isatty()
+    coloured = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size((100, 24)).columns if is_terminal or "COLUMNS" in os.environ else 100
     plain = "utf" not in (getattr(stream, "encoding", None) or "").lower()
     return Screen(width, bool(coloured), plain)

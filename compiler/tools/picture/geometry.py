@@ -201,8 +201,8 @@ def legend_of(cells: Sequence[StepCell]) -> tuple[tuple[tuple[str, ...], str], .
 
 def title_of(row: BoxRow, cell: StepCell, drawn: DrawnAction) -> str:
     """Return the title of an action: its rank, times, and the action that it overlaps."""
-    others = [other.label for other in cell.actions if other is not drawn]
-    overlapped = f", overlapped with {others[0]}" if others else ""
+    partners = [partner.label for partner in cell.actions if partner is not drawn]
+    overlapped = f", overlapped with {partners[0]}" if partners else ""
     track = f", {row.track}" if row.track else ""
     note = f" · {cell.note}" if cell.note else ""
     times = f"{labels.number(cell.start)} to {labels.number(cell.end)}"

@@ -91,7 +91,7 @@ def _steps(row: BoxRow, times: dict[float, int]) -> dict[str, Any]:
         gaps.append(times.setdefault(gap if gap > 1e-9 * cell.end else 0.0, len(times)))
         lengths.append(times.setdefault(length, len(times)))
         last = cell.end
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "steps": " ".join(cell.label for cell in row.cells),
         "d": "".join(str(drawn.direction) for cell in row.cells for drawn in cell.actions),
         "g": gaps,
@@ -99,23 +99,23 @@ def _steps(row: BoxRow, times: dict[float, int]) -> dict[str, Any]:
         "one": row.activation,
     }
     if row.keeps != 1:
-        found["keeps"] = float(row.keeps)
+        fields["keeps"] = float(row.keeps)
     if any(cell.note for cell in row.cells):
-        found["notes"] = [cell.note for cell in row.cells]
+        fields["notes"] = [cell.note for cell in row.cells]
     if any(cell.error is not None for cell in row.cells):
-        found["errors"] = [None if cell.error is None else round(cell.error, 4) for cell in row.cells]
+        fields["errors"] = [None if cell.error is None else round(cell.error, 4) for cell in row.cells]
     if row.copies:
-        found["copies"] = [[c.label, int(c.returns), c.start, c.end, c.before, c.time] for c in row.copies]
+        fields["copies"] = [[c.label, int(c.returns), c.start, c.end, c.before, c.time] for c in row.copies]
     if row.lanes:
-        found["x"] = {
+        fields["x"] = {
             body: [[e.label, e.slot, round(e.start, 5), round(e.end, 5)] for e in shares] for body, shares in row.lanes
         }
-    return found
+    return fields
 
 
 def _numbers(picture: Picture, panel: Panel, row: BoxRow) -> tuple[str, tuple[str, ...]]:
-    many = f"{panel.name}, " if len(picture.panels) > 1 else ""
-    name = f"{many}rank {row.rank}{f' {row.track}' if row.track else ''}"
+    prefix = f"{panel.name}, " if len(picture.panels) > 1 else ""
+    name = f"{prefix}rank {row.rank}{f' {row.track}' if row.track else ''}"
     start, end = (row.cells[0].start, row.cells[-1].end) if row.cells else (0.0, 0.0)
     idle = f"{panel.idle_of(row):.1%}"
     return name, (idle, labels.number(start), labels.number(end), labels.number(row.peak) if row.live else "")
@@ -123,8 +123,8 @@ def _numbers(picture: Picture, panel: Panel, row: BoxRow) -> tuple[str, tuple[st
 
 def _json(value: Any) -> str:
     """Return JSON in which no HTML parser can find the end of the element."""
-    found = json.dumps(_cleaned(value), ensure_ascii=True, separators=(",", ":"))
-    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = json.dumps(_cleaned(value), ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _cleaned(value: Any) -> Any:

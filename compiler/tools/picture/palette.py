@@ -38,7 +38,7 @@ class Theme:
         """Return CSS custom properties. `with_series`: include the colours of series, s0, s1, …"""
         plain = ("paper", "ink", "quiet", "rule", "accent", "warm", "idle", "hatch")
         named = {name: getattr(self, name) for name in plain}
-        series = {f"s{at}": colour for at, colour in enumerate(self.series)} if with_series else {}
+        series = {f"s{index}": colour for index, colour in enumerate(self.series)} if with_series else {}
         return named | {"on0": self.on[0], "on1": self.on[1]} | dict(self.tints) | series
 
 

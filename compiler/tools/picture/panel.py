@@ -98,21 +98,21 @@ def _messages(
 ) -> tuple[DrawnMessage, ...]:
     """The messages between ranks, by rank and in the order of sending."""
     last = schedule.num_stages - 1
-    found, times = [], dict[tuple[int, int], float]()
+    messages, times = [], dict[tuple[int, int], float]()
     for rank, steps in enumerate(schedule.actions):
         for step, (_, end) in zip(steps, spans[rank], strict=True):
             for action in actions_of(step):
-                to = action.stage + (1 if action.kind == "F" else -1)
-                if action.kind == "W" or action.kind in COPIES or not 0 <= to <= last:
+                to_stage = action.stage + (1 if action.kind == "F" else -1)
+                if action.kind == "W" or action.kind in COPIES or not 0 <= to_stage <= last:
                     continue
-                target = schedule.rank_of(to, action.micro_batch)
+                target = schedule.rank_of(to_stage, action.micro_batch)
                 if target != rank:
                     if (rank, target) not in times:
                         times[rank, target] = float(costs.message(rank, target))
                     tint = schedule.direction(action.micro_batch)
                     kind: ActionKind = "F" if action.kind == "F" else "B"
-                    found.append(DrawnMessage(str(action), kind, tint, rank, target, end, end + times[rank, target]))
-    return tuple(found)
+                    messages.append(DrawnMessage(str(action), kind, tint, rank, target, end, end + times[rank, target]))
+    return tuple(messages)
 
 
 # --- Planned and measured times in one picture: for every rank the planned steps, and below them the measured ones with
@@ -129,8 +129,8 @@ def measured_picture(
     rows: list[BoxRow] = []
     for row in planned.rows:
         cells = cells_of(schedule, row.rank, spans[row.rank])
-        found = tuple(_judged(a, b) for a, b in zip(row.cells, cells, strict=True))
-        rows += [replace(row, track="planned", activation=0.0), BoxRow(row.rank, "measured", found)]
+        judged = tuple(_judged(a, b) for a, b in zip(row.cells, cells, strict=True))
+        rows += [replace(row, track="planned", activation=0.0), BoxRow(row.rank, "measured", judged)]
     panel = Panel(planned.name, tuple(rows), directions_of(schedule), _messages_of_both(planned, rows))
     took, plan = measured.makespan / 1000, planned.makespan
     errors = [abs(cell.error) for row in rows for cell in row.cells if cell.error is not None]
@@ -157,10 +157,10 @@ def _judged(planned: StepCell, measured: StepCell) -> StepCell:
     plan, took = planned.end - planned.start, measured.end - measured.start
     error = took / plan - 1 if plan else None
     late = measured.start - planned.start
-    missed = f" ({percent(error)})" if error is not None else ""
-    when = "later" if late >= 0 else "earlier"
-    times = f"measured {labels.number(took)} ms, planned {labels.number(plan)} ms{missed}"
-    note = f"{times}, starts {labels.number(abs(late))} ms {when}"
+    deviation = f" ({percent(error)})" if error is not None else ""
+    comparison = "later" if late >= 0 else "earlier"
+    times = f"measured {labels.number(took)} ms, planned {labels.number(plan)} ms{deviation}"
+    note = f"{times}, starts {labels.number(abs(late))} ms {comparison}"
     return replace(measured, note=note, error=error)
 
 
@@ -181,19 +181,26 @@ def _order(name: str) -> tuple[object, ...]:
 
 def _table(schedule: Schedule, costs: Costs, measured: RecordedTimes) -> TextTable:
     """A row per kind of action and stage."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    by_action: dict[str, tuple[list[float], list[float]]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
         for step, times in zip(steps, samples, strict=True):
             name = " | ".join(f"{a.kind}{a.stage}" for a in actions_of(step))
-            plans, tooks = found.setdefault(name, ([], []))
-            plans.append(float(costs.of(step, rank)))
-            tooks += [time / 1000 for time in times]
+            planned_times, measured_times = by_action.setdefault(name, ([], []))
+            planned_times.append(float(costs.of(step, rank)))
+            measured_times += [time / 1000 for time in times]
     rows = []
-    for name, (plans, tooks) in sorted(found.items(), key=lambda item: _order(item[0])):
-        plan, took = statistics.median(plans), statistics.median(tooks)
-        low, *_, high = statistics.quantiles(tooks * 2, n=20, method="inclusive")
+    for name, (planned_times, measured_times) in sorted(by_action.items(), key=lambda item: _order(item[0])):
+        plan, took = statistics.median(planned_times), statistics.median(measured_times)
+        low, *_, high = statistics.quantiles(measured_times * 2, n=20, method="inclusive")
         spread = f"{labels.number(low)} – {labels.number(high)}"
         rows.append(
-            (name, labels.number(plan), labels.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}")
+            (
+                name,
+                labels.number(plan),
+                labels.number(took),
+                spread,
+                percent(took / plan - 1),
+                f"{len(measured_times):,}",
+            )
         )
     return TextTable(("action", "planned, ms", "measured, ms", "nine of ten, ms", "error", "samples"), tuple(rows))

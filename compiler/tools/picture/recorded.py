@@ -66,10 +66,10 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
     for rank in range(world):
         path = run / "trace" / f"rank_{rank}.jsonl"
         try:
-            whole, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
+            complete, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
         except TextFileError as error:
             raise TraceError(f"the run has no readable trace: {error}") from None
-        texts = whole.split("\n") if whole else []
+        texts = complete.split("\n") if complete else []
         ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(texts, 1))})
     return ranks
 
@@ -85,20 +85,20 @@ def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[di
     wanted = read_text(path, 1000).strip()
     if not re.fullmatch("[0-9a-f]{64}", wanted, re.ASCII):
         raise TraceError(f"{path} is not a digest: the steps of the last plan cannot be identified")
-    kept = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
-    others = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
-    if others and not kept[0]:
+    traced = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
+    other_steps = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
+    if other_steps and not traced[0]:
         raise TraceError(
-            f"no step of the present plan was traced yet, only {len(others):,} of the plan before the resume;"
+            f"no step of the present plan was traced yet, only {len(other_steps):,} of the plan before the resume;"
             " steps 1 to 32, 64, 128, 256, … are traced"
         )
-    return kept, len(others)
+    return traced, len(other_steps)
 
 
 def programs_of(trace: Sequence[Mapping[int, Line]]) -> tuple[str, ...]:
     """Return the names of the programs in a trace, the one with most micro-batches last."""
-    found = {line["program"] for line in trace[0].values()}
-    return tuple(sorted(found, key=lambda name: (ProgramName(name).trains, num_micro_batches(name), name)))
+    names = {line["program"] for line in trace[0].values()}
+    return tuple(sorted(names, key=lambda name: (ProgramName(name).trains, num_micro_batches(name), name)))
 
 
 def num_micro_batches(program: str) -> int:
@@ -150,13 +150,16 @@ def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
                 lone.setdefault((step.kind, step.stage), []).extend(times)
     medians = {key: max(1e-3, statistics.median(times) / 1000) for key, times in sorted(lone.items())}
     kinds, weights = _factors(medians, stages)
-    one = {kind: _exact(time) for kind, time in kinds.items()}
-    backward = one.get("B", one.get("I", Fraction(0)) + one.get("W", Fraction(0))) or one.get("F", Fraction(1)) * 2
+    cost_of = {kind: _exact(time) for kind, time in kinds.items()}
+    backward = (
+        cost_of.get("B", cost_of.get("I", Fraction(0)) + cost_of.get("W", Fraction(0)))
+        or cost_of.get("F", Fraction(1)) * 2
+    )
     costs = Costs(
-        F=one.get("F", backward / 2),
-        I=one.get("I", _exact(float(backward / 2))),
-        W=one.get("W", _exact(float(backward / 2))),
-        B=one.get("B"),
+        F=cost_of.get("F", backward / 2),
+        I=cost_of.get("I", _exact(float(backward / 2))),
+        W=cost_of.get("W", _exact(float(backward / 2))),
+        B=cost_of.get("B"),
         latency=_latency(schedule, measured),
         stages=tuple(Fraction(str(round(weight, 4))) for weight in weights) if stages > 1 else (),
     )
@@ -222,14 +225,14 @@ def _factors(medians: Mapping[tuple[str, int], float], stages: int) -> tuple[dic
         for kind in kinds:
             kinds[kind] = statistics.fmean(v - weights[stage] for (k, stage), v in logs.items() if k == kind)
         for stage in range(stages):
-            found = [v - kinds[kind] for (kind, s), v in logs.items() if s == stage]
-            weights[stage] = statistics.fmean(found) if found else 0.0
+            residuals = [v - kinds[kind] for (kind, s), v in logs.items() if s == stage]
+            weights[stage] = statistics.fmean(residuals) if residuals else 0.0
     mean = statistics.fmean(weights)
     return {kind: math.exp(v + mean) for kind, v in kinds.items()}, [math.exp(v - mean) for v in weights]
 
 
 def _pairs(schedule: Schedule, measured: RecordedTimes, costs: Costs) -> tuple[tuple[str, Fraction], ...]:
-    found: dict[str, list[float]] = {}
+    by_kinds: dict[str, list[float]] = {}
     for rank, (steps, samples) in enumerate(zip(schedule.actions, measured.samples, strict=True)):
         for step, times in zip(steps, samples, strict=True):
             actions = actions_of(step)
@@ -237,8 +240,8 @@ def _pairs(schedule: Schedule, measured: RecordedTimes, costs: Costs) -> tuple[t
                 kinds = "".join(sorted(action.kind for action in actions))
                 lone = sum(costs.one(action.kind) for action in actions)
                 weighted = sum(costs.of(action, rank) for action in actions)
-                found.setdefault(kinds, []).extend(time / 1000 * float(lone / weighted) for time in times)
-    return tuple((kinds, _exact(max(1e-3, statistics.median(times)))) for kinds, times in sorted(found.items()))
+                by_kinds.setdefault(kinds, []).extend(time / 1000 * float(lone / weighted) for time in times)
+    return tuple((kinds, _exact(max(1e-3, statistics.median(times)))) for kinds, times in sorted(by_kinds.items()))
 
 
 def _latency(schedule: Schedule, measured: RecordedTimes) -> Fraction:

@@ -109,9 +109,9 @@ def summary_of(picture: Picture) -> str:
     parts = []
     for panel in picture.panels:
         ranks = len({row.rank for row in panel.rows})
-        said = "; ".join(f"{name} {value}" for name, value in panel.facts)
+        facts = "; ".join(f"{name} {value}" for name, value in panel.facts)
         default = f"a step of {labels.number(panel.makespan)}, idle {panel.idle:.1%}"
-        parts.append(f"{panel.name} on {ranks} ranks: {said or default}")
+        parts.append(f"{panel.name} on {ranks} ranks: {facts or default}")
     return f"Timeline of {'. '.join(parts)}. Time in {picture.unit}."
 
 

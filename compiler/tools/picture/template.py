@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 
 def environment(*folders: Path) -> jinja2.Environment:
     """Return an environment for templates of the folders and of this one. Filters: px, rect, path, count and bytes."""
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -27,8 +27,14 @@ def environment(*folders: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"px": labels.px, "rect": _rect, "path": _path, "count": labels.count, "bytes": labels.num_bytes}
-    return found
+    templates.filters |= {
+        "px": labels.px,
+        "rect": _rect,
+        "path": _path,
+        "count": labels.count,
+        "bytes": labels.num_bytes,
+    }
+    return templates
 
 
 class _TemplateArea(Protocol):

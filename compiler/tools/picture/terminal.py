@@ -60,19 +60,19 @@ def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[T
     quiet = Style(color=theme.quiet)
     lines = [Text(labels.clean(picture.title), style=Style(bold=True))]
     names = [_name(row) for panel in picture.panels for row in panel.rows]
-    left = max(map(len, names)) + 1
-    columns = width - left - 6  # " 100%" of idle time
+    name_width = max(map(len, names)) + 1
+    columns = width - name_width - 6  # " 100%" of idle time
     scale = _scale(picture, columns)
     for panel in picture.panels:
         lines.append(Text())
         if len(picture.panels) > 1:
             lines.append(Text(labels.clean(panel.name), style=Style(bold=True)))
         for row in panel.rows:
-            line = Text(f"{_name(row):<{left}}", style=quiet)
+            line = Text(f"{_name(row):<{name_width}}", style=quiet)
             line.append(_drawn(row, panel, math.ceil(picture.makespan * scale - 1e-9), scale, screen, theme))
             line.append(f" {panel.idle_of(row):4.0%}", style=quiet)
             lines.append(line)
-        lines.append(Text(" " * left + _axis(picture.makespan, scale), style=quiet))
+        lines.append(Text(" " * name_width + _axis(picture.makespan, scale), style=quiet))
     lines += [Text(), *_legend(picture, screen, theme).wrap(Console(width=width), width)]
     notes = (f"time in {picture.unit}; idle time at the right", picture.facts, *picture.notes)
     lines += [Text(part, style=quiet) for note in notes for part in textwrap.wrap(labels.clean(note), width)]
@@ -85,18 +85,18 @@ def _name(row: BoxRow) -> str:
 
 def _drawn(row: BoxRow, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
     """Draw a row. Each column shows the step at its middle, and the number of an action if there is room in colours."""
-    found, at, end = Text(), 0, panel.end_of(row.track)
+    line, index, end = Text(), 0, panel.end_of(row.track)
     for column in range(columns):
         time = (column + 0.5) / scale
-        while at < len(row.cells) and row.cells[at].end <= time:
-            at += 1
+        while index < len(row.cells) and row.cells[index].end <= time:
+            index += 1
         if time > end:
-            found.append(" ")
-        elif at == len(row.cells) or row.cells[at].start > time:
-            found.append(IDLE, style=Style(color=theme.hatch) if screen.colours else "")
+            line.append(" ")
+        elif index == len(row.cells) or row.cells[index].start > time:
+            line.append(IDLE, style=Style(color=theme.hatch) if screen.colours else "")
         else:
-            found.append(_sign(row.cells[at], column, scale, screen, theme))
-    return found
+            line.append(_sign(row.cells[index], column, scale, screen, theme))
+    return line
 
 
 def _sign(cell: StepCell, column: int, scale: float, screen: Screen, theme: Theme) -> Text:
@@ -116,14 +116,16 @@ def _sign(cell: StepCell, column: int, scale: float, screen: Screen, theme: Them
 
 def _scale(picture: Picture, columns: int) -> float:
     """Return the columns per unit of time: the full width, or a bit less if steps then begin at column boundaries."""
-    most = columns / picture.makespan
+    full_scale = columns / picture.makespan
     times = {cell.start for panel in picture.panels for cell in panel.cells}
-    if most > columns:  # one unit is wider than the screen
-        return most
-    for whole in (m / k for k in (1, 2, 3, 4, 5) for m in range(int(most * k), int(most * k * 0.7), -1)):
-        if all(abs(time * whole - round(time * whole)) < 1e-6 for time in times):
-            return whole
-    return most
+    if full_scale > columns:  # one unit is wider than the screen
+        return full_scale
+    for candidate in (
+        m / k for k in (1, 2, 3, 4, 5) for m in range(int(full_scale * k), int(full_scale * k * 0.7), -1)
+    ):
+        if all(abs(time * candidate - round(time * candidate)) < 1e-6 for time in times):
+            return candidate
+    return full_scale
 
 
 def _axis(makespan: float, scale: float) -> str:
@@ -141,13 +143,13 @@ def _axis(makespan: float, scale: float) -> str:
 def _legend(picture: Picture, screen: Screen, theme: Theme) -> Text:
     cells = [cell for panel in picture.panels for cell in panel.cells]
     present = {(drawn.kind, drawn.direction) for cell in cells for drawn in cell.actions}
-    found = Text()
+    legend = Text()
     for kind, meaning in KINDS.items():
         tints = [i for i in (0, 1) if (kind, i) in present]
         for i in tints:
             style = Style(color=theme.on[i], bgcolor=theme.tints[f"{kind}{i}"]) if screen.colours else ""
-            found.append(f" {kind} " if screen.colours else f"{kind if i else kind.lower()} ", style=style)
-        found.append(
+            legend.append(f" {kind} " if screen.colours else f"{kind if i else kind.lower()} ", style=style)
+        legend.append(
             f" {meaning.partition(',')[0]}  "
             if screen.colours and tints
             else f"{meaning.partition(',')[0]}  "
@@ -156,9 +158,9 @@ def _legend(picture: Picture, screen: Screen, theme: Theme) -> Text:
         )
     if any(len(cell.actions) > 1 for cell in cells):
         pair = Style(color=theme.tints["F0"], bgcolor=theme.tints["B1"])
-        found.append("▀▀▀" if screen.colours else f"{PAIR} ", style=pair if screen.colours else "")
-        found.append(" pair  " if screen.colours else "pair  ")
-    return found.append(f"{IDLE} idle")
+        legend.append("▀▀▀" if screen.colours else f"{PAIR} ", style=pair if screen.colours else "")
+        legend.append(" pair  " if screen.colours else "pair  ")
+    return legend.append(f"{IDLE} idle")
 
 
 def _table(table: TextTable) -> list[Text]:
@@ -166,7 +168,7 @@ def _table(table: TextTable) -> list[Text]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.heads))]
     lines = [Text()]
     for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        words = [f"{first[0]:<{first[1]}}", *(f"{value:>{width}}" for value, width in others)]
+        first, *rest = zip(row, widths, strict=True)
+        words = [f"{first[0]:<{first[1]}}", *(f"{value:>{width}}" for value, width in rest)]
         lines.append(Text("  ".join(words).rstrip(), style=Style(bold=row is rows[0])))
     return lines

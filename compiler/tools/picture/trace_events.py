@@ -44,13 +44,13 @@ def trace(picture: Picture) -> str:
             process += 1
         events += _messages(panel, processes, flow, picture.us)
         flow += len(panel.messages)
-    other = {
+    other_data = {
         "title": labels.clean(picture.title),
         "unit": labels.clean(picture.unit),
         "microseconds_of_unit": picture.us,
     }
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-    return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n{lines}\n]}}\n'
+    return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other_data)},"traceEvents":[\n{lines}\n]}}\n'
 
 
 def _process(pid: int, name: str, threads: tuple[tuple[int, str], ...]) -> Iterator[Event]:
@@ -122,7 +122,7 @@ def step_of(run: Path, step: int) -> list[Line]:
     if not traced:
         raise TraceError("no step has been traced by every rank yet")
     if step not in traced:
-        nearest = min(traced, key=lambda other: (abs(other - step), other))
+        nearest = min(traced, key=lambda traced_step: (abs(traced_step - step), traced_step))
         reason = f"step {step:,} was not traced; the nearest traced step is {nearest:,}"
         raise TraceError(f"{reason} (a run traces steps 1 to 32, 64, 128, 256, …)")
     return [rank[step] for rank in ranks]

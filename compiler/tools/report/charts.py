@@ -105,7 +105,7 @@ def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
     rows = [row for row in metrics if isinstance(row.get("rewards"), Mapping)]
     flat = [{"step": row.get("step"), **row["rewards"]} for row in rows]
     names = dict.fromkeys(str(name) for row in rows for name in row["rewards"])
-    parts = [(f"r{1 + at % REWARD_COLOURS}", name, column(flat, name)) for at, name in enumerate(names)]
+    parts = [(f"r{1 + index % REWARD_COLOURS}", name, column(flat, name)) for index, name in enumerate(names)]
     series = [ChartSeries("training", f"reward {total[-1][1]:.2f}", total)]
     series += [
         ChartSeries(css, f"{name} {points[-1][1]:.2f}", points)
@@ -117,12 +117,12 @@ def reward_chart(metrics: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     """Draw a small chart for each metrics column of PANELS that the run has."""
-    found = [(title, column(metrics, key), from_zero) for key, title, from_zero in PANELS]
+    columns = [(title, column(metrics, key), from_zero) for key, title, from_zero in PANELS]
     if column(metrics, "reward"):
-        found.append(("Policy loss", column(metrics, "loss"), False))
+        columns.append(("Policy loss", column(metrics, "loss"), False))
     return tuple(
         chart(title, [ChartSeries("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
-        for title, points, from_zero in found
+        for title, points, from_zero in columns
         if points
     )
 

@@ -87,8 +87,8 @@ def read_run(folder: Path, name: str) -> ComparedRun:
 
 def compare(runs: Sequence[ComparedRun]) -> Compared:
     """Compare runs. Pure."""
-    seen = [_last(column(run.metrics, "tokens")) for run in runs]
-    common = min(int(each) for each in seen if each is not None) if None not in seen else None
+    totals = [_last(column(run.metrics, "tokens")) for run in runs]
+    common = min(int(total) for total in totals if total is not None) if None not in totals else None
     return Compared(
         runs=tuple(runs),
         figures=tuple(_figures(run, common) for run in runs),
@@ -103,34 +103,34 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     parts = [folder.absolute().parts for folder in folders]
     return [
         next(
-            "/".join(mine[-size:])
-            for size in range(1, len(mine) + 1)
-            if sum(other[-size:] == mine[-size:] for other in parts) == 1 or size == len(mine)
+            "/".join(path[-size:])
+            for size in range(1, len(path) + 1)
+            if sum(other[-size:] == path[-size:] for other in parts) == 1 or size == len(path)
         )
-        for mine in parts
+        for path in parts
     ]
 
 
 def over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Points:
     """Return the values of `key` over the tokens trained on (`axis` = "tokens") or the seconds trained ("time")."""
-    found, seconds = [], 0.0
+    rows, seconds = [], 0.0
     for row in metrics:
         step_s = row.get("step_s")
         seconds += step_s if isinstance(step_s, int | float) and 0 < step_s < 1e9 else 0.0
-        found.append({**row, "step": row.get("tokens") if axis == "tokens" else seconds})
-    return column(found, key)
+        rows.append({**row, "step": row.get("tokens") if axis == "tokens" else seconds})
+    return column(rows, key)
 
 
 def _figures(run: ComparedRun, common_tokens: int | None) -> Figures:
     tokens, speed = column(run.metrics, "tokens"), column(run.metrics, "tokens_per_s")
-    steps = {step for step, seen in tokens if common_tokens is not None and seen <= common_tokens}
-    until = [row for row in run.metrics if row["step"] in steps]
+    steps = {step for step, num_tokens in tokens if common_tokens is not None and num_tokens <= common_tokens}
+    rows = [row for row in run.metrics if row["step"] in steps]
     last = _last(tokens)
     return Figures(
         steps=run.metrics[-1]["step"],
         tokens=None if last is None else int(last),
         loss=_mean(column(run.metrics, "loss")),
-        loss_at=_mean(column(until, "loss")),
+        loss_at=_mean(column(rows, "loss")),
         validation_loss=_last(column(run.metrics, "validation_loss")),
         tokens_per_s=statistics.median(value for _, value in speed) if speed else None,
         trained_s=over([*run.metrics, {"x": 0}], "x", "time")[-1][0],
@@ -153,16 +153,16 @@ def _differences(runs: Sequence[ComparedRun]) -> tuple[KeyDifference, ...]:
         return ()
     first = read[0][1]
     changes = {i: {change.path: change for change in difference(first, spec).values} for i, spec in read[1:]}
-    paths = dict.fromkeys(path for each in changes.values() for path in each)
-    found = []
+    paths = dict.fromkeys(path for run_changes in changes.values() for path in run_changes)
+    differences = []
     for path in paths:
-        base = next(each[path].before for each in changes.values() if path in each) or ABSENT
+        base = next(run_changes[path].before for run_changes in changes.values() if path in run_changes) or ABSENT
         values = [ABSENT] * len(runs)
         for i, _ in read:
             change = changes.get(i, {}).get(path)
             values[i] = base if change is None else change.after or ABSENT
-        found.append(KeyDifference(path, tuple(values)))
-    return tuple(found)
+        differences.append(KeyDifference(path, tuple(values)))
+    return tuple(differences)
 
 
 # --- `dsc compare --format html`: the comparison as one page, without scripts or external resources
@@ -200,13 +200,13 @@ def compare_html(compared: Compared, title: str = "Runs compared") -> str:
 def view_of(compared: Compared) -> ComparisonView:
     """Return curves, table and differences."""
     runs = compared.runs
-    cells = [cells_of(each) for each in compared.figures]
-    shown = [i for i in range(len(HEADS)) if any(row[i] != ABSENT for row in cells)]
+    cells = [cells_of(figures) for figures in compared.figures]
+    columns = [i for i in range(len(HEADS)) if any(row[i] != ABSENT for row in cells)]
     panels = [_panel(runs, key, title, from_zero) for key, title, from_zero in charts.PANELS]
     return ComparisonView(
         runs=tuple((_css(i), run.name, str(run.folder)) for i, run in enumerate(runs)),
-        heads=tuple(HEADS[i] for i in shown),
-        table=tuple(tuple(row[i] for i in shown) for row in cells),
+        heads=tuple(HEADS[i] for i in columns),
+        table=tuple(tuple(row[i] for i in columns) for row in cells),
         equal_tokens=labels.count(compared.common_tokens) if compared.common_tokens is not None else "",
         loss=tuple(
             chart
@@ -216,7 +216,8 @@ def view_of(compared: Compared) -> ComparisonView:
         ),
         panels=tuple(panel for panel in panels if panel is not None),
         differences=tuple(
-            (each.path, tuple((text, text != each.values[0]) for text in each.values)) for each in compared.differences
+            (entry.path, tuple((text, text != entry.values[0]) for text in entry.values))
+            for entry in compared.differences
         ),
         notes=notes_of(compared),
     )
@@ -258,14 +259,14 @@ def _short(name: str) -> str:
 
 def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> charts.Chart | None:
     """Draw `key` of all runs over tokens or time, in the largest unit in which the longest curve reaches 1."""
-    found = [over(run.metrics, key, axis) for run in runs]
-    longest = max((points[-1][0] for points in found if points), default=0.0)
+    curves = [over(run.metrics, key, axis) for run in runs]
+    longest = max((points[-1][0] for points in curves if points), default=0.0)
     if longest <= 0:
         return None
-    scale, unit = next((each for each in (SCALES if axis == "tokens" else TIMES) if longest >= each[0]), (1, "seconds"))
+    scale, unit = next((pair for pair in (SCALES if axis == "tokens" else TIMES) if longest >= pair[0]), (1, "seconds"))
     series = [
         charts.ChartSeries(_css(i), _short(run.name), tuple((x / scale, y) for x, y in points), dots=key != "loss")
-        for i, (run, points) in enumerate(zip(runs, found, strict=True))
+        for i, (run, points) in enumerate(zip(runs, curves, strict=True))
         if points
     ]
     heading = f"{title}, nats per token, over {unit}" + (" trained" if axis == "time" else "")
@@ -275,6 +276,6 @@ def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> cha
 
 def _panel(runs: Sequence[ComparedRun], key: str, title: str, from_zero: bool) -> charts.Chart | None:
     """Draw a small chart of a metrics column by step."""
-    found = [(i, charts.column(run.metrics, key)) for i, run in enumerate(runs)]
-    series = [charts.ChartSeries(_css(i), "", points) for i, points in found if points]
+    curves = [(i, charts.column(run.metrics, key)) for i, run in enumerate(runs)]
+    series = [charts.ChartSeries(_css(i), "", points) for i, points in curves if points]
     return charts.chart(title, series, 448, 150, from_zero=from_zero, named=False) if series else None

@@ -86,10 +86,12 @@ def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
             for part in stage.parts
         ]
         sent = f"{labels.num_bytes(stage.sends)} on" if stage.sends else ""
-        held = f"rank{'s' * (len(stage.row.ranks) > 1)} {ranges(stage.row.ranks)}"
-        rows.append((f"stage {stage.row.stage}, {held}", sent, cells))
-    met = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
-    legend = [(css, ", ".join(name for other, name in sorted(met) if other == css)) for css in sorted(dict(met))]
+        ranks = f"rank{'s' * (len(stage.row.ranks) > 1)} {ranges(stage.row.ranks)}"
+        rows.append((f"stage {stage.row.stage}, {ranks}", sent, cells))
+    kinds = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
+    legend = [
+        (css, ", ".join(name for kind_css, name in sorted(kinds) if kind_css == css)) for css in sorted(dict(kinds))
+    ]
     return _bars(rows, tuple(legend), 136.0, 84.0)
 
 
@@ -101,17 +103,17 @@ def _bars(
 ) -> Bars:
     longest = max((sum(value for value, *_ in cells) for *_, cells in rows), default=0.0) or 1.0
     bars, labels = [], []
-    for at, (name, note, cells) in enumerate(rows[:MOST_ROWS]):
-        y, x = at * (ROW + GAP), left
+    for index, (name, note, cells) in enumerate(rows[:MOST_ROWS]):
+        y, x = index * (ROW + GAP), left
         labels.append((y + ROW / 2, name, note))
         for value, css, title in cells:
             width = value / longest * (WIDTH - left - right)
             if width >= 0.05:
                 bars.append(Bar(x, y, width, css, title))
             x += width
-    shown = min(len(rows), MOST_ROWS)
-    height = shown * (ROW + GAP)
-    return Bars(WIDTH, height, left, WIDTH - right, tuple(bars), tuple(labels), legend, len(rows) - shown)
+    num_shown = min(len(rows), MOST_ROWS)
+    height = num_shown * (ROW + GAP)
+    return Bars(WIDTH, height, left, WIDTH - right, tuple(bars), tuple(labels), legend, len(rows) - num_shown)
 
 
 # ---------------------------------------------------------------- memory
@@ -133,15 +135,15 @@ class Curves:
 def memory_curves(ranks: Sequence[RankMemory]) -> Curves:
     """Draw the bytes that a device holds over the step, beside its capacity."""
     fullest = sorted(ranks, key=lambda rank: (-rank.peak_bytes, rank.pp_rank))[:MOST_CURVES]
-    shown = [rank for rank in ranks if rank in fullest and rank.timeline]
-    unit, name = next((each for each in UNITS if fullest[0].peak_bytes >= each[0]), (1, "bytes"))
-    charts = tuple((_curve(rank, unit), rank.fits) for rank in shown)
+    drawn_ranks = [rank for rank in ranks if rank in fullest and rank.timeline]
+    unit, name = next((pair for pair in UNITS if fullest[0].peak_bytes >= pair[0]), (1, "bytes"))
+    charts = tuple((_curve(rank, unit), rank.fits) for rank in drawn_ranks)
     num_capacities = sum(curve.css == CAPACITY for drawn, _ in charts for curve in drawn.curves)
     return Curves(name, charts, len(ranks) - len(fullest), num_capacities)
 
 
 def _curve(rank: RankMemory, unit: int) -> Chart:
-    points = tuple((second, held / unit) for second, held in rank.timeline)
+    points = tuple((second, num_bytes / unit) for second, num_bytes in rank.timeline)
     end = points[-1][0]
     series = [ChartSeries("held", "", points)]
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # a larger capacity would flatten the curve
@@ -190,23 +192,23 @@ def cluster_of(network: PlannedNetwork) -> ClusterDrawing | None:
     per_row = max(1, int((WIDTH + SPACE) // (len(max(network.nodes, key=len)) * (SIDE + 4) + 2 * INSET + SPACE)))
     frames, chips, places = [], [], {}
     num_ranks = max(network.ranks) + 1
-    for at, devices in enumerate(network.nodes):
+    for node, devices in enumerate(network.nodes):
         width = len(devices) * (SIDE + 4) - 4 + 2 * INSET
-        x = (at % per_row) * (len(max(network.nodes, key=len)) * (SIDE + 4) - 4 + 2 * INSET + SPACE)
-        y = top + (at // per_row) * (SIDE + 2 * INSET + 34)
-        frames.append(Chip(x, y, width, SIDE + 2 * INSET, "node", f"node {at}", ""))
+        x = (node % per_row) * (len(max(network.nodes, key=len)) * (SIDE + 4) - 4 + 2 * INSET + SPACE)
+        y = top + (node // per_row) * (SIDE + 2 * INSET + 34)
+        frames.append(Chip(x, y, width, SIDE + 2 * INSET, "node", f"node {node}", ""))
         for k, device in enumerate(devices):
             rank = network.ranks[device]
             place = x + INSET + k * (SIDE + 4), y + INSET
             places[f"device {device}"] = place[0] + SIDE / 2, y
             css = f"d{round(4 * rank / max(1, num_ranks - 1))}"
             chips.append(Chip(*place, SIDE, SIDE, css, str(device), f"world rank {device}, pipeline rank {rank}"))
-    wide = max(frame.x + frame.width for frame in frames)
+    total_width = max(frame.x + frame.width for frame in frames)
     switches = []
     for level, tier in enumerate(tiers):
-        mine = [name for name in names if _tier(name)[0] == tier]
-        for k, name in enumerate(mine):
-            x, y = (k + 0.5) * wide / len(mine), level * 52.0 + 4
+        tier_names = [name for name in names if _tier(name)[0] == tier]
+        for k, name in enumerate(tier_names):
+            x, y = (k + 0.5) * total_width / len(tier_names), level * 52.0 + 4
             places[name] = x, y + 9
             kind, _, rail = name.partition(" ")
             switches.append(
@@ -214,12 +216,12 @@ def cluster_of(network: PlannedNetwork) -> ClusterDrawing | None:
             )
     lines = tuple((*places[a], *places[b]) for a, b in network.joints)
     height = max(frame.y + frame.height for frame in frames) + 20
-    return ClusterDrawing(wide, height, tuple(frames), tuple(chips), tuple(switches), lines, num_ranks)
+    return ClusterDrawing(total_width, height, tuple(frames), tuple(chips), tuple(switches), lines, num_ranks)
 
 
 def _tier(name: str) -> tuple[int, list[int]]:
     kind, _, place = name.partition(" ")
-    return ("leaf", "spine", "core").index(kind), [int(each) for each in place.split(".")]
+    return ("leaf", "spine", "core").index(kind), [int(number) for number in place.split(".")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ class PlanView:
 def view_of(planned: PlannedStep) -> PlanView:
     """Drawn."""
     step, network = planned.step, planned.network
-    most = max((level.total for level in network.levels), default=1)
+    largest = max((level.total for level in network.levels), default=1)
     nodes = f"{network.num_nodes:,} node{'s' * (network.num_nodes != 1)}"
     return PlanView(
         step=step_bars(step.ranks),
@@ -275,10 +277,10 @@ def view_of(planned: PlannedStep) -> PlanView:
         cluster=cluster_of(network),
         purposes=tuple(
             (css, purpose)
-            for at, (css, purpose) in enumerate(zip(COLOURS, PURPOSES, strict=True))
-            if any(level.moved[at] for level in network.levels)
+            for index, (css, purpose) in enumerate(zip(COLOURS, PURPOSES, strict=True))
+            if any(level.moved[index] for level in network.levels)
         ),
-        levels=tuple(level_row(level, most) for level in network.levels),
+        levels=tuple(level_row(level, largest) for level in network.levels),
         network_note=f"{nodes}, {network.num_devices:,} devices.",
     )
 

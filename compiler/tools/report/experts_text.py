@@ -45,10 +45,11 @@ def _head(rows: Sequence[LayerRow]) -> Iterator[Text]:
     layouts = list(dict.fromkeys(row.layout for row in rows))
     for layout in layouts:
         count = sum(row.layout == layout for row in rows)
-        where = f"{layout.devices} devices" + (f" in {layout.nodes} nodes" if layout.nodes > 1 else "")
+        devices = f"{layout.devices} devices" + (f" in {layout.nodes} nodes" if layout.nodes > 1 else "")
         groups = f" in {layout.groups} groups" if layout.groups > 1 else ""
         yield _bold(
-            f"{count} layer{'s' * (count > 1)}", f"{layout.experts} experts{groups} on {where}, {layout.slots} on each"
+            f"{count} layer{'s' * (count > 1)}",
+            f"{layout.experts} experts{groups} on {devices}, {layout.slots} on each",
         )
     yield Text()
 
@@ -63,18 +64,18 @@ def _table(rows: Sequence[LayerRow]) -> Table:
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
     for row in rows:
-        found = row.found
+        placement = row.found
         cells = [Text(row.layer), _number(row.before.device)]
-        better = found.balance.device < found.greedy.device - 5e-4
+        better = placement.balance.device < placement.greedy.device - 5e-4
         cells += [
-            Text(f"{found.greedy.device:.3f}", style=_quiet()),
-            Text(f"{found.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
-            Text("best" if found.gap < 1e-6 else f"{found.gap:.2%}" if found.gap >= 5e-5 else "<0.01%"),
+            Text(f"{placement.greedy.device:.3f}", style=_quiet()),
+            Text(f"{placement.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
+            Text("best" if placement.gap < 1e-6 else f"{placement.gap:.2%}" if placement.gap >= 5e-5 else "<0.01%"),
         ]
         if with_nodes:
-            cells += [_number(row.before.node), _number(found.balance.node)]
+            cells += [_number(row.before.node), _number(placement.balance.node)]
         if with_groups:
-            cells.append(Text("whole" if found.keeps_groups else "split", style=_quiet()))
+            cells.append(Text("whole" if placement.keeps_groups else "split", style=_quiet()))
         table.add_row(*cells, Text(str(len(row.moved))))
     return table
 
@@ -106,34 +107,39 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
         )
     for note in notes:
         yield from (
-            Text(f"{'· ' if not at else '  '}{part}", style=_quiet())
-            for at, part in enumerate(textwrap.wrap(note, width - 2))
+            Text(f"{'· ' if not index else '  '}{part}", style=_quiet())
+            for index, part in enumerate(textwrap.wrap(note, width - 2))
         )
 
 
 def _traffic(rows: Sequence[LayerRow]) -> Iterator[Text]:
     """Bytes per token, averaged over layers."""
-    found = [row.traffic for row in rows if row.traffic is not None]
-    if not found:
+    traffics = [row.traffic for row in rows if row.traffic is not None]
+    if not traffics:
         return
 
     def change(before: Callable[[TokenTraffic], float], after: Callable[[TokenTraffic], float]) -> str:
         """The bytes of these copies, as `61.2 KB → 57.0 KB`."""
-        means = (sum(copies(each) * each.copy_bytes for each in found) / len(found) for copies in (before, after))
+        means = (
+            sum(copies(traffic) * traffic.copy_bytes for traffic in traffics) / len(traffics)
+            for copies in (before, after)
+        )
         return " → ".join(map(_bytes, means))
 
-    if max(each.nodes for each in found) > 1:
+    if max(traffic.nodes for traffic in traffics) > 1:
         between = change(
-            lambda each: each.to_nodes_before.over_links(each.nodes), lambda each: each.to_nodes.over_links(each.nodes)
+            lambda traffic: traffic.to_nodes_before.over_links(traffic.nodes),
+            lambda traffic: traffic.to_nodes.over_links(traffic.nodes),
         )
-        yield _bold("between nodes", f"{between} per token and layer, there and back; {_range(found)}")
+        yield _bold("between nodes", f"{between} per token and layer, there and back; {_range(traffics)}")
         busiest = change(
-            lambda each: each.to_nodes_before.busiest * _away(each), lambda each: each.to_nodes.busiest * _away(each)
+            lambda traffic: traffic.to_nodes_before.busiest * _away(traffic),
+            lambda traffic: traffic.to_nodes.busiest * _away(traffic),
         )
         yield _bold("busiest node", f"{busiest} per token and layer")
-    to_devices = change(lambda each: each.to_devices_before.expected, lambda each: each.to_devices.expected)
+    to_devices = change(lambda traffic: traffic.to_devices_before.expected, lambda traffic: traffic.to_devices.expected)
     yield _bold("to devices", f"{to_devices} per token and layer")
-    busiest = change(lambda each: each.to_devices_before.busiest, lambda each: each.to_devices.busiest)
+    busiest = change(lambda traffic: traffic.to_devices_before.busiest, lambda traffic: traffic.to_devices.busiest)
     yield _bold("busiest device", f"{busiest} per token and layer")
 
 
@@ -145,19 +151,19 @@ def _away(traffic: TokenTraffic) -> float:
 def _groups_whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
     """The balance and traffic if no group is split."""
     split = sum(row.groups_whole is not None for row in rows)
-    found = [row.traffic for row in rows if row.traffic is not None]
-    copies = [(each, each.to_nodes_groups_whole or each.to_nodes) for each in found]
-    sent = sum(to_nodes.over_links(each.nodes) * each.copy_bytes for each, to_nodes in copies)
-    between = f", {_bytes(sent / len(found))} between nodes" if found else ""
+    traffics = [row.traffic for row in rows if row.traffic is not None]
+    copies = [(traffic, traffic.to_nodes_groups_whole or traffic.to_nodes) for traffic in traffics]
+    sent = sum(to_nodes.over_links(traffic.nodes) * traffic.copy_bytes for traffic, to_nodes in copies)
+    between = f", {_bytes(sent / len(traffics))} between nodes" if traffics else ""
     words = f"{balance:.3f} of the mean{between}: --group-rule keep; here {split} layers have split groups"
     yield _bold("groups whole", words)
 
 
 def _range(found: Sequence[TokenTraffic]) -> str:
     """Bounds of the traffic, whichever experts are chosen together."""
-    least = sum(each.to_nodes.least * _away(each) * each.copy_bytes for each in found)
-    most = sum(each.to_nodes.most * _away(each) * each.copy_bytes for each in found)
-    return f"always {_bytes(least / len(found))} to {_bytes(most / len(found))}"
+    low = sum(traffic.to_nodes.least * _away(traffic) * traffic.copy_bytes for traffic in found)
+    high = sum(traffic.to_nodes.most * _away(traffic) * traffic.copy_bytes for traffic in found)
+    return f"always {_bytes(low / len(found))} to {_bytes(high / len(found))}"
 
 
 def _bytes(value: float) -> str:

@@ -44,7 +44,7 @@ def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row
     wall, restart, failed = 0.0, 0.0, False
     lost_at: dict[int, float] = {}
     before_s = last_s = None  # times of the previous row, and of the last step, save or start
-    for at_s, row in sorted(_timed(chain(kept, replaced, events)), key=lambda each: each[0]):
+    for at_s, row in sorted(_timed(chain(kept, replaced, events)), key=lambda timed_row: timed_row[0]):
         event = row.get("event")
         if before_s is not None and (event != "start" or failed):
             wall += at_s - before_s

@@ -52,39 +52,41 @@ def measured_memories(
     paths = [run / "memory" / f"rank_{rank}.json" for rank in range(mesh.world)]
     if not all(path.exists() for path in paths):
         return ()
-    found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
+    ledgers = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
     digest = run_copy.digest(run_copy.of_run(run))
-    if any(each.of != digest for each in found):  # measured with an earlier build of the run
+    if any(ledger.of != digest for ledger in ledgers):  # measured with an earlier build of the run
         return ()
     result: dict[int, MeasuredMemory] = {}
     for column in range(mesh.columns):
         world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
         def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> Received:
-            name, at = f"{layer} {micro_batch}", world[rank]
-            if name not in found[at].rows:
-                raise ValueError(f"{paths[at]} has no `rows` for {name}")
-            received = found[at].rows[name]
+            name, world_rank = f"{layer} {micro_batch}", world[rank]
+            if name not in ledgers[world_rank].rows:
+                raise ValueError(f"{paths[world_rank]} has no `rows` for {name}")
+            received = ledgers[world_rank].rows[name]
             return Received(received) if isinstance(received, int) else Received(*received)
 
-        program = ProgramName(found[world[0]].program)
+        program = ProgramName(ledgers[world[0]].program)
         if program not in schedules:
             raise ValueError(f"{paths[world[0]]}: `program` is not one of {', '.join(schedules)}")
         schedule = schedules[program]
-        for at, memory in zip(world, rank_memories(spec, lowering, schedule, rows=rows), strict=True):
-            result[at] = MeasuredMemory(at, memory.activations + memory.buffers, found[at].peak)
+        for world_rank, memory in zip(world, rank_memories(spec, lowering, schedule, rows=rows), strict=True):
+            result[world_rank] = MeasuredMemory(
+                world_rank, memory.activations + memory.buffers, ledgers[world_rank].peak
+            )
     return tuple(result[rank] for rank in sorted(result))
 
 
 def measured_line(ranks: tuple[MeasuredMemory, ...]) -> str:
     """Return one line of text for the report."""
-    most = max(ranks, key=lambda each: each.measured)
-    found = f"{gib(most.measured)} on rank {most.rank}"
-    unlike = [each for each in ranks if each.planned != each.measured]
-    if not unlike:
-        return f"{found}; every rank matches the plan for the rows it received, to the byte"
-    worst = max(unlike, key=lambda each: abs(each.measured - each.planned))
+    fullest = max(ranks, key=lambda memory: memory.measured)
+    peak = f"{gib(fullest.measured)} on rank {fullest.rank}"
+    differing = [memory for memory in ranks if memory.planned != memory.measured]
+    if not differing:
+        return f"{peak}; every rank matches the plan for the rows it received, to the byte"
+    worst = max(differing, key=lambda memory: abs(memory.measured - memory.planned))
     return (
-        f"{found}; {len(unlike)} of {len(ranks)} ranks differ from their plan, rank {worst.rank} the most: "
+        f"{peak}; {len(differing)} of {len(ranks)} ranks differ from their plan, rank {worst.rank} the most: "
         f"planned {worst.planned:,} bytes, measured {worst.measured:,}"
     )

@@ -185,8 +185,8 @@ def measured_step(metrics: Sequence[Mapping[str, Any]]) -> MeasuredStep | None:
     """Return the measured step; None if no row has a positive time. Tokens of a row are `tokens_per_s` · `step_s`."""
     times, speeds = dict(charts.column(metrics, "step_s")), dict(charts.column(metrics, "tokens_per_s"))
     tokens = {step: round(time * speeds.get(step, 0.0)) for step, time in times.items() if time > 0}
-    most = max(tokens.values(), default=0)
-    last = [times[step] for step, size in tokens.items() if size == most][-STEP_ROWS:]
+    largest = max(tokens.values(), default=0)
+    last = [times[step] for step, size in tokens.items() if size == largest][-STEP_ROWS:]
     return MeasuredStep(statistics.median(last), len(last)) if last else None
 
 
@@ -219,10 +219,12 @@ def _health(events: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ...
     """Return the number of bad steps by the action that followed, and of device faults, with the last of each."""
     facts = []
     for action, name in (("skip", "batches skipped"), ("rollback", "rollbacks"), ("stop", "stops after bad steps")):
-        if met := [row for row in events if row.get("event") == "bad_step" and row.get("action") == action]:
-            facts.append((name, f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}"))
-    if met := [row for row in events if row.get("event") == "fault"]:
-        facts.append(("device faults", f"{len(met):,}, the last at step {met[-1]['step']:,}: {met[-1].get('reason')}"))
+        if rows := [row for row in events if row.get("event") == "bad_step" and row.get("action") == action]:
+            facts.append((name, f"{len(rows):,}, the last at step {rows[-1]['step']:,}: {rows[-1].get('reason')}"))
+    if rows := [row for row in events if row.get("event") == "fault"]:
+        facts.append(
+            ("device faults", f"{len(rows):,}, the last at step {rows[-1]['step']:,}: {rows[-1].get('reason')}")
+        )
     return tuple(facts)
 
 

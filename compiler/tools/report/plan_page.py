@@ -110,6 +110,9 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
 def stage_cells(row: StageRow) -> tuple[str, ...]:
     """Return a stage as cells of a table."""
     layers = ([f"layer{'s' * (len(row.layers) > 1)} {ranges(row.layers)}"] if row.layers else []) + list(row.others)
-    held = [*(each for each in layers if each == "embedding"), *(each for each in layers if each != "embedding")]
+    contents = [
+        *(layer for layer in layers if layer == "embedding"),
+        *(layer for layer in layers if layer != "embedding"),
+    ]
     times = seconds(row.compute_s), seconds(row.exchange_s)
-    return (str(row.stage), ranges(row.ranks), ", ".join(held), count(row.parameters), *times)
+    return (str(row.stage), ranges(row.ranks), ", ".join(contents), count(row.parameters), *times)

@@ -70,7 +70,7 @@ def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
     console = console_of(screen, width)
     title = _title("the run", plural(len(phases), "phase"))
     names = ("phase", "steps", "tokens", "time", "device-hours", "cost", "memory")
-    rows = [names, *((each.run, *_totals([each])) for each in phases), ("all", *_totals(phases))]
+    rows = [names, *((phase.run, *_totals([phase])) for phase in phases), ("all", *_totals(phases))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for line in (title, *(_row(row, widths) for row in rows)):
         line.truncate(width)
@@ -81,21 +81,21 @@ def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
 
 def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
     """Sum up phases: steps, tokens, time, device hours, cost, and whether all fit."""
-    usd = [each.money.usd for each in phases if each.money.usd is not None]
+    usd = [phase.money.usd for phase in phases if phase.money.usd is not None]
     return (
-        f"{sum(each.whole.steps for each in phases):,}",
-        count(sum(each.whole.tokens for each in phases)),
-        span(sum(each.whole.seconds for each in phases)),
-        count(sum(each.device_hours for each in phases)),
+        f"{sum(phase.whole.steps for phase in phases):,}",
+        count(sum(phase.whole.tokens for phase in phases)),
+        span(sum(phase.whole.seconds for phase in phases)),
+        count(sum(phase.device_hours for phase in phases)),
         f"${count(sum(usd))}" if len(usd) == len(phases) else "unknown",
-        "fits" if all(each.fits for each in phases) else "does not fit",
+        "fits" if all(phase.fits for phase in phases) else "does not fit",
     )
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
     """Align the first cell to the left and the others to the right."""
-    first, *others = zip(cells, widths, strict=True)
-    return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in others))
+    first, *rest = zip(cells, widths, strict=True)
+    return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in rest))
 
 
 def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:
@@ -120,7 +120,9 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) 
     yield _title("assumed")
     for line in p.assumptions:
         wrapped = textwrap.wrap(line, width - 4)
-        yield from (Text(f"  {'· ' if not at else '  '}{part}", style=_quiet()) for at, part in enumerate(wrapped))
+        yield from (
+            Text(f"  {'· ' if not index else '  '}{part}", style=_quiet()) for index, part in enumerate(wrapped)
+        )
 
 
 def _title(words: str, note: str = "") -> Text:
@@ -174,13 +176,13 @@ def _headline(p: Prediction) -> Iterable[Text]:
         yield _fact("energy", energy, f"per trillion tokens, at {p.energy.watts:g} W per device")
     worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     free = worst.capacity_bytes - worst.peak_bytes
-    at = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
+    place = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
     verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
     line = _fact("memory", "fits" if p.fits else "does not fit", "")
-    yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {at}", style=_quiet())
+    yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {place}", style=_quiet())
     if p.host_bytes:
-        most = max(rank.host_bytes for rank in p.ranks)
-        note = f"of the memory of a node: at most {size(most)} per device"
+        host_bytes = max(rank.host_bytes for rank in p.ranks)
+        note = f"of the memory of a node: at most {size(host_bytes)} per device"
         yield _fact("host", size(p.host_bytes), note)
 
 
@@ -189,8 +191,8 @@ def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
     note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
     yield _fact("writing", seconds(found.seconds), f"{note}, if completions have the maximum length")
     cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
-    over = "" if found.fits else ": more than weights and state leave free"
-    yield _fact("", size(found.cache_bytes), cache + over)
+    excess = "" if found.fits else ": more than weights and state leave free"
+    yield _fact("", size(found.cache_bytes), cache + excess)
 
 
 def _goodput(p: Prediction, found: Goodput) -> Text:
@@ -214,9 +216,9 @@ def _chosen(ranking: Ranking) -> Iterable[Text]:
     yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
     rows = list(table(ranking))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield Text(f"  {cells}", style=_quiet() if at != 1 else Style(bold=True))
+        yield Text(f"  {cells}", style=_quiet() if index != 1 else Style(bold=True))
 
 
 # ---------------------------------------------------------------- time
@@ -265,13 +267,13 @@ def _memory(p: Prediction, width: int) -> Iterable[Text]:
 
 def _parts(rank: RankMemory, columns: int) -> Text:
     """Return one bar of all parts. It is cut off and marked at the capacity."""
-    found, drawn, held = Text(), 0, 0
+    bar, drawn, total = Text(), 0, 0
     for part, tint in PARTS:
-        held += getattr(rank, part)
-        end = min(columns, round(held / rank.capacity_bytes * columns))
-        found.append(BAR * (end - drawn), style=Style(color=DARK.tints[tint]))
+        total += getattr(rank, part)
+        end = min(columns, round(total / rank.capacity_bytes * columns))
+        bar.append(BAR * (end - drawn), style=Style(color=DARK.tints[tint]))
         drawn = max(drawn, end)
-    return found.append(REST * (columns - drawn), style=Style(color=DARK.rule))
+    return bar.append(REST * (columns - drawn), style=Style(color=DARK.rule))
 
 
 def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
@@ -293,7 +295,7 @@ def _stages(p: Prediction, width: int) -> Iterable[Text]:
         layers = ", ".join(
             ([*row.others[:1]] if "embedding" in row.others else [])
             + ([ranges(row.layers)] if row.layers else [])
-            + [other for other in row.others if other != "embedding"]
+            + [name for name in row.others if name != "embedding"]
         )
         times = f"{seconds(row.compute_s):>10}{seconds(row.exchange_s):>10}"
         line = f"  {row.stage:<7}{ranges(row.ranks):<9}{count(row.parameters):>11}{times}  {layers}"

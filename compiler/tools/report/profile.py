@@ -87,9 +87,9 @@ class _OpWork:
 
     def _rows(self, segment: str, received: Mapping[str, tuple[int, int]]) -> float:
         """Return the mean number of rows that a call of a segment received."""
-        found = [received[site] for site in self._sites[segment] if site in received]
-        calls = sum(calls for calls, _ in found)
-        return sum(rows for _, rows in found) / calls if calls else 0.0
+        counts = [received[site] for site in self._sites[segment] if site in received]
+        calls = sum(calls for calls, _ in counts)
+        return sum(rows for _, rows in counts) / calls if calls else 0.0
 
 
 def _base(name: str) -> str:

@@ -52,20 +52,22 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     per = steps * len(ranks)
     step_ms = sum(rank["clock_ns"] for rank in ranks) / per / 1e6
     plain = [max(rank["plain"][field] for rank in ranks) / 1e6 for field in ("clock_ns", "processor_ns")]
-    many = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
-    whole, python, its = (_sum(each, per) for each in (rows, _of(rows, "python"), _of(rows, "profile")))
-    yield _bold(f"{step_ms:.1f} ms per step, {whole.processor:.1f} of the processor", f"{steps} steps, {many}")
+    ranks_text = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
+    total, python, profiling = (_sum(group, per) for group in (rows, _of(rows, "python"), _of(rows, "profile")))
+    yield _bold(f"{step_ms:.1f} ms per step, {total.processor:.1f} of the processor", f"{steps} steps, {ranks_text}")
     yield Text(f"without the profile: {plain[0]:.1f} and {plain[1]:.1f}, the better of two steps", style=_quiet())
-    shares = f"{python.clock / whole.clock:.1%} by the clock, {python.processor / whole.processor:.1%} of the processor"
-    yield Text(f"Python: {shares}; the profile itself: {its.clock:.1f} ms", style=_quiet())
+    shares = f"{python.clock / total.clock:.1%} by the clock, {python.processor / total.processor:.1%} of the processor"
+    yield Text(f"Python: {shares}; the profile itself: {profiling.clock:.1f} ms", style=_quiet())
     yield Text()
     yield _ranks(ranks, steps)
     yield Text()
     yield _bold("actions and phases", "ms per step; shares of the row")
     yield _places(rows, per, step_ms, set(ranks[0]["actions"]).union(*(rank["actions"] for rank in ranks)))
     yield Text()
-    by = "the clock" if document["device"] == "cuda" else "the processor"
-    yield _bold("ops", f"ms per step; GFLOP/s by {by}" + (", and as a share of the machine's" * bool(_gemm(document))))
+    timer = "the clock" if document["device"] == "cuda" else "the processor"
+    yield _bold(
+        "ops", f"ms per step; GFLOP/s by {timer}" + (", and as a share of the machine's" * bool(_gemm(document)))
+    )
     yield _ops(_of(rows, "op"), per, step_ms, document)
     if _of(rows, *COMMUNICATION):
         yield Text()
@@ -110,7 +112,7 @@ def _ranks(ranks: Sequence[Document], steps: int) -> Table:
         step = rank["clock_ns"] / steps / 1e6
         parts = [_kinds(rows, steps, kind).clock for kind in ("op", "copy", "wait", "python")]
         listed = [step, rank["processor_ns"] / steps / 1e6, inside, bubble, step - inside - bubble, *parts]
-        table.add_row(str(rank["rank"]), *(f"{each:.1f}" for each in listed))
+        table.add_row(str(rank["rank"]), *(f"{value:.1f}" for value in listed))
     return _cut(table, len(ranks))
 
 
@@ -118,30 +120,30 @@ def _places(rows: Sequence[Row], per: int, step_ms: float, actions: set[str]) ->
     table = _table("", "clock", "processor", "of step", "ops", "comm.", "bubble", "Python")
     groups = _grouped(rows, lambda row: row["place"])
     for place in sorted(groups, key=lambda place: (place not in actions, place == "metrics")):
-        each = groups[place]
-        whole = _sum(each, per)
-        shares = [_kinds(each, per, *kinds).clock for kinds in (("op",), ("copy", "wait"), ("bubble",), ("python",))]
+        group = groups[place]
+        total = _sum(group, per)
+        shares = [_kinds(group, per, *kinds).clock for kinds in (("op",), ("copy", "wait"), ("bubble",), ("python",))]
         style = Style(bold=True) if place in actions else Style()
-        cells = (_share(part, whole.clock) for part in shares)
-        table.add_row(Text(place, style=style), *_times(whole), _bar(whole.clock, step_ms), *cells)
+        cells = (_share(part, total.clock) for part in shares)
+        table.add_row(Text(place, style=style), *_times(total), _bar(total.clock, step_ms), *cells)
     return table
 
 
 def _ops(rows: Sequence[Row], per: int, step_ms: float, document: Document) -> Table:
     gemm = _gemm(document)
     table = _table("", "calls", "clock", "processor", "of step", "GFLOP/s", *(["of GEMM"] if gemm else []))
-    found = {name: _sum(each, per) for name, each in _grouped(rows, lambda row: row["name"]).items()}
-    for name, each in sorted(found.items(), key=lambda item: -item[1].clock)[:SHOWN]:
-        rate = each.rate(document["device"])
+    sums = {name: _sum(group, per) for name, group in _grouped(rows, lambda row: row["name"]).items()}
+    for name, total in sorted(sums.items(), key=lambda item: -item[1].clock)[:SHOWN]:
+        rate = total.rate(document["device"])
         cells: list[str | Text] = [f"{rate / 1e9:.1f}" if rate else "", *([_share(rate, gemm)] if gemm else [])]
-        table.add_row(name, f"{each.calls:g}", *_times(each), _bar(each.clock, step_ms), *cells)
-    return _cut(table, len(found))
+        table.add_row(name, f"{total.calls:g}", *_times(total), _bar(total.clock, step_ms), *cells)
+    return _cut(table, len(sums))
 
 
 def _communication(rows: Sequence[Row], per: int) -> Table:
     table = _table("", "calls", "copies", "waits", "processor")
-    for name, each in _grouped(_of(rows, *COMMUNICATION), lambda row: row["name"]).items():
-        copies, waits = _kinds(each, per, "copy"), _kinds(each, per, "wait", "bubble")
+    for name, group in _grouped(_of(rows, *COMMUNICATION), lambda row: row["name"]).items():
+        copies, waits = _kinds(group, per, "copy"), _kinds(group, per, "wait", "bubble")
         processor = copies.processor + waits.processor
         table.add_row(name, f"{copies.calls:g}", f"{copies.clock:.2f}", f"{waits.clock:.2f}", f"{processor:.2f}")
     return table
@@ -151,11 +153,11 @@ def _segments(rows: Sequence[Row], per: int, step_ms: float) -> Table:
     table = _table("", "calls", "clock", "of step", "ops", "Python")
     groups = _grouped(rows, lambda row: f"{row['segment']}.{row['function']}")
     ordered = sorted(groups.items(), key=lambda item: -_sum(item[1], per).clock)
-    for name, each in ordered[:SHOWN]:
-        whole, python = _sum(each, per), _kinds(each, per, "python")
-        ops = _kinds(each, per, "op").clock
+    for name, group in ordered[:SHOWN]:
+        total, python = _sum(group, per), _kinds(group, per, "python")
+        ops = _kinds(group, per, "op").clock
         cells = (f"{ops:.2f}", f"{python.clock:.2f}")
-        table.add_row(name, f"{python.calls:g}", f"{whole.clock:.2f}", _bar(whole.clock, step_ms), *cells)
+        table.add_row(name, f"{python.calls:g}", f"{total.clock:.2f}", _bar(total.clock, step_ms), *cells)
     return _cut(table, len(ordered))
 
 

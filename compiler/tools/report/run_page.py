@@ -105,9 +105,9 @@ def _write(run: Path, text: str) -> Path:
 def step_rows(path: Path) -> tuple[Rows, int]:
     """Return the rows of metrics or events that have a step, and the number of other lines. An incomplete last line,
     as a killed run may leave, is ignored."""
-    whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
+    complete, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
     rows, damaged = [], 0
-    for line in whole.split(b"\n") if whole else ():
+    for line in complete.split(b"\n") if complete else ():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _meta(run: Path) -> dict[str, Any]:
     """Return `meta.json` of the corpus that was used last; empty if there is none."""
     try:
-        found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
+        paths = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
     except OSError as error:
         raise TextFileError(f"{error.filename}: {error.strerror}") from None
-    return read_form(found[-1], MOST_META_BYTES, DataForm).model_dump() if found else {}
+    return read_form(paths[-1], MOST_META_BYTES, DataForm).model_dump() if paths else {}

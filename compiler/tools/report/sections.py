@@ -107,7 +107,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
     step = step or predict_step(spec, lowered)
     planned = step.planned
     elements = {replica.key: replica.num_elements for replica in plan.replicas if replica.role in HELD}
-    held = _held(plan, elements)
+    held_elements = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=step.timed.timeline)
     return Report(
         name=spec.name,
@@ -125,7 +125,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
         stages=_stages(plan, elements),
-        ranks=tuple(_rank(plan, memory, held[memory.pp_rank]) for memory in planned.ranks),
+        ranks=tuple(_rank(plan, memory, held_elements[memory.pp_rank]) for memory in planned.ranks),
         fuller=fuller_of(planned.ranks, lowered.memories),
         capacity_bytes=spec.cluster.node.device.room if spec.cluster.more is None else None,
         experts=_experts(plan),
@@ -158,8 +158,8 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageLine, ...]:
 def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
     """Return the parameters that column 0 of each pipeline rank holds, counting whole buckets."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
-    mine = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
-    return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
+    buckets_of_ranks = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
+    return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in buckets_of_ranks)
 
 
 def _rank(plan: Plan, memory: RankMemory, parameters: int) -> RankRow:
@@ -179,10 +179,10 @@ def fuller_of(largest: Sequence[RankMemory], proven: Sequence[DeviceBytes]) -> t
 
     `proven`: the maximum of each rank over all batch sizes, without memory inside segments.
     """
-    each = zip(largest, proven, strict=True)
-    over = [(memory.total, rank.pp_rank) for rank, memory in each if memory.total > rank.peak_bytes]
-    total, rank = max(over, default=(0, 0))
-    return (rank, total) if over else None
+    pairs = zip(largest, proven, strict=True)
+    fuller = [(memory.total, rank.pp_rank) for rank, memory in pairs if memory.total > rank.peak_bytes]
+    total, rank = max(fuller, default=(0, 0))
+    return (rank, total) if fuller else None
 
 
 def _degrees(mesh: Mesh) -> str:
@@ -211,7 +211,11 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
             rank,
             min(experts),
             max(experts),
-            tuple(dict.fromkeys(column // (mesh.cp * mesh.tp) for column, other in rank_of.items() if other == rank)),
+            tuple(
+                dict.fromkeys(
+                    column // (mesh.cp * mesh.tp) for column, expert_rank in rank_of.items() if expert_rank == rank
+                )
+            ),
         )
         for rank, experts in sorted(rows.items())
     )

@@ -39,15 +39,15 @@ Seconds = Mapping[str, float]  # by part
 
 def spent(rows: Sequence[Row]) -> dict[str, float]:
     """Return the seconds of each part, summed over rows, as a mean of the ranks. Empty if no row has them."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for row in rows:
         parts = row.get("spent_s")
         if not isinstance(parts, Mapping):
             continue
         for part, *_ in PARTS:
             if part in parts:
-                found[part] = found.get(part, 0.0) + seconds_of(parts, part)
-    return found
+                totals[part] = totals.get(part, 0.0) + seconds_of(parts, part)
+    return totals
 
 
 def planned_parts(planned: PlannedStep) -> dict[str, float]:
@@ -102,26 +102,26 @@ def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Plan
     if not rows:
         return None
     size = -(-len(rows) // MOST_BARS)
-    groups = [rows[at : at + size] for at in range(0, len(rows), size)]
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
     right = WIDTH - RIGHT - (2 * PLANNED if planned else 0.0)
-    each = (right - LEFT) / len(groups)
+    bar_width = (right - LEFT) / len(groups)
     blocks, ticks, used = [], [], dict[str, None]()
     between = -(-len(groups) // 12)  # every so many bars, one has a label
     for number, group in enumerate(groups):
-        found = spent(group)
+        times = spent(group)
         if lost := sum(lost_at.get(row["step"], 0.0) for row in group):
-            found["lost"] = lost
+            times["lost"] = lost
         first, last = group[0]["step"], group[-1]["step"]
         name = f"step {first}" if first == last else f"steps {first} to {last}"
-        used |= dict.fromkeys(part for part, value in found.items() if value > 0)
-        blocks += _stacked(found, LEFT + number * each, each, name)
+        used |= dict.fromkeys(part for part, value in times.items() if value > 0)
+        blocks += _stacked(times, LEFT + number * bar_width, bar_width, name)
         if number % between == 0:
-            ticks.append((LEFT + (number + 0.5) * each, f"{first:,}"))
+            ticks.append((LEFT + (number + 0.5) * bar_width, f"{first:,}"))
     if planned:
-        found = planned_parts(planned)
-        used |= dict.fromkeys(part for part, value in found.items() if value > 0)
+        times = planned_parts(planned)
+        used |= dict.fromkeys(part for part, value in times.items() if value > 0)
         x = WIDTH - RIGHT - PLANNED
-        blocks += _stacked(found, x, PLANNED, "planned")
+        blocks += _stacked(times, x, PLANNED, "planned")
         ticks.append((x + PLANNED / 2, "planned"))
     return PartsChart(
         width=WIDTH,
@@ -144,9 +144,9 @@ def _y(share: float) -> float:
 
 def _stacked(found: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
     """Stack the parts of a bar upwards from compute."""
-    blocks, below, whole = [], 0.0, sum(found.values()) or 1.0
+    blocks, below, total = [], 0.0, sum(found.values()) or 1.0
     for part, css, meaning in PARTS:
-        share = found.get(part, 0.0) / whole
+        share = found.get(part, 0.0) / total
         if share * (BOTTOM - TOP) >= 0.05:
             title = f"{name}, {meaning}: {seconds(found[part])}, {share:.1%}"
             blocks.append(DrawnBlock(x, _y(below + share), width, _y(below) - _y(below + share), css, title))
@@ -156,14 +156,14 @@ def _stacked(found: Seconds, x: float, width: float, name: str) -> list[DrawnBlo
 
 def described(found: Seconds) -> str:
     """Return shares as text: compute 80.1%, exposed communication 19.0% (…), data 0.0%."""
-    whole = sum(found.values())
-    words = [f"compute {found.get('compute', 0.0) / whole:.1%}"]
+    total = sum(found.values())
+    words = [f"compute {found.get('compute', 0.0) / total:.1%}"]
     if any(part in found for part in COMMUNICATION):
         names = {"message": "messages", "exchange": "exchanges", "sum": "sums"}
-        each = ", ".join(f"{names[part]} {found.get(part, 0.0) / whole:.1%}" for part in COMMUNICATION)
-        words.append(f"exposed communication {sum(found.get(p, 0.0) for p in COMMUNICATION) / whole:.1%} ({each})")
-    others = ("generation", "reward", "data", "checkpoint")
-    words += [f"{part} {found[part] / whole:.1%}" for part in others if part in found]
+        shares = ", ".join(f"{names[part]} {found.get(part, 0.0) / total:.1%}" for part in COMMUNICATION)
+        words.append(f"exposed communication {sum(found.get(p, 0.0) for p in COMMUNICATION) / total:.1%} ({shares})")
+    other_parts = ("generation", "reward", "data", "checkpoint")
+    words += [f"{part} {found[part] / total:.1%}" for part in other_parts if part in found]
     return ", ".join(words)
 
 
@@ -187,8 +187,8 @@ class Summary:
     @property
     def planned_goodput(self) -> float | None:
         """The goodput that the plan expects with failures."""
-        found = self.planned.goodput if self.planned else None
-        return found.share if found else None
+        goodput = self.planned.goodput if self.planned else None
+        return goodput.share if goodput else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form `report` of docs/json.md, without the name and the page."""

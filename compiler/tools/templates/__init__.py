@@ -51,11 +51,11 @@ def _inlined(path: Path, seen: set[str]) -> str:
     parsed = parse(source)
     if mistakes or parsed.diagnostics:
         raise SpecError((*mistakes, *parsed.diagnostics))
-    imports = [each for each in parsed.document.body if isinstance(each, Import)]
+    imports = [statement for statement in parsed.document.body if isinstance(statement, Import)]
     edits = []
-    for each in imports:
-        imported = path.parent / each.path.value
+    for statement in imports:
+        imported = path.parent / statement.path.value
         text = "" if os.path.realpath(imported) in seen else _inlined(imported, seen).strip("\n")
-        before = "" if source.text[: each.span.start].endswith("\n\n") or not text else "\n"
-        edits.append(Edit(each.span, f"{before}{text}\n" if text else ""))
+        before = "" if source.text[: statement.span.start].endswith("\n\n") or not text else "\n"
+        edits.append(Edit(statement.span, f"{before}{text}\n" if text else ""))
     return apply(source.text, edits)

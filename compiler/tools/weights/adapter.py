@@ -46,30 +46,34 @@ def published_adapters(manifest: Manifest, tensors: Iterable[PublishedTensor], f
 
     Raises ModelError if there are no adapters, or PEFT has no module for one.
     """
-    held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
-    candidates = [each for each in tensors if each.pieces]
-    found = [each for each in candidates if f"{each.pieces[0].tensor}{A}" in held]
-    has_experts = not family.remote and any(_EXPERT.match(each.pieces[0].tensor) for each in candidates)
-    if not found:
+    shapes = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
+    candidates = [tensor for tensor in tensors if tensor.pieces]
+    adapted = [tensor for tensor in candidates if f"{tensor.pieces[0].tensor}{A}" in shapes]
+    has_experts = not family.remote and any(_EXPERT.match(tensor.pieces[0].tensor) for tensor in candidates)
+    if not adapted:
         raise ModelError("it has no adapters: leave --adapter out")
-    fused = [] if family.remote else [each for each in found if _EXPERT.match(each.pieces[0].tensor)]
-    plain = [each for each in found if each not in fused]
-    for each in plain:
-        if each.pieces[0].tensor.startswith("weight/mtp."):
-            raise ModelError(f"{each.name} has an adapter, and `transformers` has no such module: leave --adapter out")
-        if _CALLED_OTHERWISE.search(each.name):
-            text = f"{each.name} has an adapter, and {family.architecture} has no module of this name for PEFT"
+    fused = [] if family.remote else [tensor for tensor in adapted if _EXPERT.match(tensor.pieces[0].tensor)]
+    plain = [tensor for tensor in adapted if tensor not in fused]
+    for tensor in plain:
+        if tensor.pieces[0].tensor.startswith("weight/mtp."):
+            raise ModelError(
+                f"{tensor.name} has an adapter, and `transformers` has no such module: leave --adapter out"
+            )
+        if _CALLED_OTHERWISE.search(tensor.name):
+            text = f"{tensor.name} has an adapter, and {family.architecture} has no module of this name for PEFT"
             raise ModelError(f"{text}: leave --adapter out")
-        if len(each.pieces) != 1:
-            text = f"{each.name} consists of several matrices with separate adapters, and PEFT allows only one"
+        if len(tensor.pieces) != 1:
+            text = f"{tensor.name} consists of several matrices with separate adapters, and PEFT allows only one"
             raise ModelError(f"{text}: leave --adapter out")
-    modules = tuple(each.name.removesuffix(BEHIND).replace(".block_sparse_moe.", ".mlp.") for each in plain)
-    pairs = [pair for name, each in zip(modules, plain, strict=True) for pair in _pair(name, each.pieces[0], held)]
-    experts, parameters = _of_experts(fused, held)
+    modules = tuple(tensor.name.removesuffix(BEHIND).replace(".block_sparse_moe.", ".mlp.") for tensor in plain)
+    pairs = [
+        pair for name, tensor in zip(modules, plain, strict=True) for pair in _pair(name, tensor.pieces[0], shapes)
+    ]
+    experts, parameters = _of_experts(fused, shapes)
     if has_experts:  # PEFT treats modules with these names as experts, wherever they are
-        parameters = (*(f"{each}{BEHIND}" for each in modules if each.endswith(_LIKE_EXPERTS)), *parameters)
-        modules = tuple(each for each in modules if not each.endswith(_LIKE_EXPERTS))
-    rank = held[f"{found[0].pieces[0].tensor}{A}"][0]
+        parameters = (*(f"{module}{BEHIND}" for module in modules if module.endswith(_LIKE_EXPERTS)), *parameters)
+        modules = tuple(module for module in modules if not module.endswith(_LIKE_EXPERTS))
+    rank = shapes[f"{adapted[0].pieces[0].tensor}{A}"][0]
     return Adapters((*pairs, *experts), modules, parameters, rank)
 
 
@@ -101,7 +105,7 @@ def _pair(module: str, piece: RowPiece, held: Shapes) -> Iterator[PublishedTenso
 def _of_experts(matrices: Iterable[PublishedTensor], held: Shapes) -> tuple[list[PublishedTensor], tuple[str, ...]]:
     """A and B for the parameters that hold all experts of a layer, and the names of these parameters."""
     in_turn_of: dict[tuple[int, str], dict[int, bool]] = {}  # (layer, matrix) → expert → whether rows are interleaved
-    for piece in (piece for each in matrices for piece in each.pieces):
+    for piece in (piece for tensor in matrices for piece in tensor.pieces):
         match = _EXPERT.match(piece.tensor)
         assert match is not None, "filtered before"
         in_turn_of.setdefault((int(match[1]), match[3]), {})[int(match[2])] = piece.in_turn

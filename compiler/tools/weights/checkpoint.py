@@ -39,24 +39,26 @@ def _published_name(folder: Path) -> str:
 
 def published_name(manifest: Manifest) -> str | None:
     """Return the name to pass to `from_pretrained` for an imported checkpoint; None for trained weights."""
-    found = manifest.meta.get("published")
-    name = found.get("name") if isinstance(found, Mapping) else None
+    published = manifest.meta.get("published")
+    name = published.get("name") if isinstance(published, Mapping) else None
     return name if isinstance(name, str) and name.isprintable() else None
 
 
 def model_of(manifest: Manifest) -> Model:
     """The model of a checkpoint. Raises ModelError."""
     plan = manifest.meta.get("plan")
-    found = plan.get("model") if isinstance(plan, Mapping) else None
-    if isinstance(found, Mapping):  # keys with other values than their defaults are under "more"
-        more = found.get("more")
-        found = {key: value for key, value in found.items() if key != "more"} | (more if isinstance(more, dict) else {})
+    fields = plan.get("model") if isinstance(plan, Mapping) else None
+    if isinstance(fields, Mapping):  # keys with other values than their defaults are under "more"
+        nondefault = fields.get("more")
+        fields = {key: value for key, value in fields.items() if key != "more"} | (
+            nondefault if isinstance(nondefault, dict) else {}
+        )
     try:
-        model = Model.model_validate_json(json.dumps(found))
+        model = Model.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ModelError(f"its manifest has no model of this version of dsc: {where}: {first['msg']}") from None
+        path = ".".join(map(str, first["loc"]))
+        raise ModelError(f"its manifest has no model of this version of dsc: {path}: {first['msg']}") from None
     if model.customs:
         raise ModelError(f"no published family has the module {model.customs[0][1].module}")
     return model
@@ -75,14 +77,14 @@ def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Mani
 
     `base`: the manifest of the base weights, if the checkpoint holds adapters.
     """
-    entries = [entry for each in (manifest, base) if each for shard in each.shards for entry in shard.entries]
-    held = {entry.name: entry.shape for entry in entries}
-    wanted = {stored(each): each.shape for each in model_parameters(model)}
+    entries = [entry for source in (manifest, base) if source for shard in source.shards for entry in shard.entries]
+    shapes = {entry.name: entry.shape for entry in entries}
+    expected = {stored(parameter): parameter.shape for parameter in model_parameters(model)}
     if average:
         if base is None:
-            wanted = {StoredName(name).averaged: shape for name, shape in wanted.items()}
+            expected = {StoredName(name).averaged: shape for name, shape in expected.items()}
         if not has_average(entry.name for shard in manifest.shards for entry in shard.entries):
             raise ModelError("it has no moving average of the weights: `ema { … }` of a run keeps one")
-    if wrong := [name for name, shape in wanted.items() if held.get(name) != shape]:
-        more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
-        raise ModelError(f"it does not hold {', '.join(wrong[:MAX_SHOWN])}{more} as its model has them")
+    if mismatched := [name for name, shape in expected.items() if shapes.get(name) != shape]:
+        omitted = f" and {len(mismatched) - MAX_SHOWN:,} more" if len(mismatched) > MAX_SHOWN else ""
+        raise ModelError(f"it does not hold {', '.join(mismatched[:MAX_SHOWN])}{omitted} as its model has them")

@@ -35,14 +35,14 @@ Config = dict[str, Any]
 
 def attention_keys(model: Model, rotation: Callable[[Rope | None, Mapping[str, float]], Config]) -> Config:
     """The attention keys. `rotation`: returns the keys of a RoPE."""
-    layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Compressed)]
+    layers = [layer for layer in map(model.attention_of, range(model.num_layers)) if isinstance(layer, Compressed)]
     first = layers[0]
     share = {"partial_rotary_factor": (first.rope.width or first.head_dim) / first.head_dim if first.rope else 1.0}
-    found = {kind: [each for each in layers if _kind(each) == kind] for kind in (WINDOW, CSA, HCA)}
-    indexer = next((each.compress.indexer for each in found[CSA] if isinstance(each.compress, Csa)), None)
+    by_kind = {kind: [layer for layer in layers if _kind(layer) == kind] for kind in (WINDOW, CSA, HCA)}
+    indexer = next((layer.compress.indexer for layer in by_kind[CSA] if isinstance(layer.compress, Csa)), None)
     ropes = {
-        "main": next((each.rope for each in found[WINDOW]), None),
-        "compress": next((each.rope for each in (*found[CSA], *found[HCA])), None),
+        "main": next((layer.rope for layer in by_kind[WINDOW]), None),
+        "compress": next((layer.rope for layer in (*by_kind[CSA], *by_kind[HCA])), None),
     }
     return {
         "num_attention_heads": first.heads,
@@ -52,9 +52,9 @@ def attention_keys(model: Model, rotation: Callable[[Rope | None, Mapping[str, f
         "sliding_window": first.window,
         "o_groups": first.groups,
         "o_lora_rank": first.out_rank,
-        "layer_types": [_kind(each) for each in layers],
+        "layer_types": [_kind(layer) for layer in layers],
         "compress_rates": {
-            kind: next((each.compress.rate for each in found[kind] if each.compress), usual)
+            kind: next((layer.compress.rate for layer in by_kind[kind] if layer.compress), usual)
             for kind, usual in ((CSA, 4), (HCA, 128))
         },
         **(
@@ -87,14 +87,14 @@ def expert_keys(model: Model, moe: Moe | None) -> Config:
     """The keys of MoE layers."""
     if moe is None:
         return {}
-    layers = [each for each in map(model.ffn, range(model.num_layers)) if isinstance(each, Moe)]
-    by_scores = next((each for each in layers if each.choice == "scores"), moe)
+    layers = [layer for layer in map(model.ffn, range(model.num_layers)) if isinstance(layer, Moe)]
+    by_scores = next((layer for layer in layers if layer.choice == "scores"), moe)
     return {
         "n_routed_experts": moe.experts,
         "n_shared_experts": moe.shared,
         "num_experts_per_tok": moe.top_k,
         "moe_intermediate_size": moe.inner,
-        "mlp_layer_types": [TABLE if each.choice == "table" else SCORES for each in layers],
+        "mlp_layer_types": [TABLE if layer.choice == "table" else SCORES for layer in layers],
         "scoring_func": next(theirs for theirs, ours in SCORE.items() if ours == moe.score),
         "norm_topk_prob": moe.normalize,
         "routed_scaling_factor": moe.scale,
@@ -222,11 +222,11 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
     order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
     for model_type in order:
         config = model_config(model, model_type, context)
-        found = _in_the_way(model, model_type, config)
-        if not found:
+        differences = _in_the_way(model, model_type, config)
+        if not differences:
             return Publication(model_type, config, published(model, FAMILIES[model_type]))
-        other = importable.FAMILIES[model_type].attention != kind or UNREADABLE in found
-        refused.append((other, len(found), model_type, found))
+        is_foreign = importable.FAMILIES[model_type].attention != kind or UNREADABLE in differences
+        refused.append((is_foreign, len(differences), model_type, differences))
     *_, nearest, reasons = min(refused)
     raise NoFamilyError(f"no family describes this model; the nearest, {nearest}, differs: {'; '.join(reasons)}")
 
@@ -234,27 +234,27 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
 def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
     """The reasons why a family does not describe a model; [] if it does."""
     row = FAMILIES[model_type]
-    found = [
+    differences = [
         f"{key} is {getattr(moe, key)}, but always {value} there"
         for moe in dict.fromkeys(experts_of(model))
         for key, value in row.fixed.items()
         if getattr(moe, key) != value
     ]
     if model.mtp is not None and not row.predicts:
-        found.append("multi-token prediction")
+        differences.append("multi-token prediction")
     read = huggingface.read(parse(Source("config.json", json.dumps(config))), model.name).model
     if read is None:
-        return [*found, UNREADABLE]
-    found += [
+        return [*differences, UNREADABLE]
+    differences += [
         f"{path.partition('.')[2] or path} is {ours}, but {theirs} there"
         for path, ours, theirs in _differences(_plain(model), _plain(read))
     ]
-    if not found:
+    if not differences:
         try:
             published(model, row)
         except UnnamedError as error:
-            found.append(f"tensors that it lacks: {error}")
-    return list(dict.fromkeys(found))
+            differences.append(f"tensors that it lacks: {error}")
+    return list(dict.fromkeys(differences))
 
 
 def _plain(model: Model) -> Mapping[str, Any]:
@@ -353,23 +353,23 @@ def with_format(found: Publication, format: Format) -> Config:
 
 def _modules_of(tensors: Iterable[PublishedTensor]) -> set[str]:
     """The modules whose matrices are not stored in FP8 blocks."""
-    wide = (each for each in tensors if len(each.shape) == 2 and each.kind != "linear" and each.shape[0])
-    return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
+    wide = (tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.kind != "linear" and tensor.shape[0])
+    return {tensor.name.removesuffix(".weight") for tensor in wide if not tensor.name.endswith("embed_tokens.weight")}
 
 
 def _softmax(model: Model) -> Mla | Gqa | None:
     """The softmax attention of a model, or of its first layer that has one."""
-    found = (each for each in (model.attention, *map(model.attention_of, range(model.num_layers))))
-    return next((each for each in found if isinstance(each, Mla | Gqa)), None)
+    attentions = (attention for attention in (model.attention, *map(model.attention_of, range(model.num_layers))))
+    return next((attention for attention in attentions if isinstance(attention, Mla | Gqa)), None)
 
 
 def _linear(model: Model, family: importable.ConfigFamily) -> Config:
     """The layers with linear attention, and its sizes, for families that have it."""
     layers = [*map(model.attention_of, range(model.num_layers))]
-    net = next((each for each in layers if isinstance(each, DeltaNet)), None)
+    net = next((layer for layer in layers if isinstance(layer, DeltaNet)), None)
     if not family.linear:
         return {}
-    kinds: Config = {"layer_types": [LINEAR if isinstance(each, DeltaNet) else FULL for each in layers]}
+    kinds: Config = {"layer_types": [LINEAR if isinstance(layer, DeltaNet) else FULL for layer in layers]}
     if net is None:
         return kinds
     if family.linear == "kimi":
@@ -435,31 +435,31 @@ def _scores(attention: Gqa, family: importable.ConfigFamily) -> Config:
 
 def _windows(model: Model, family: importable.ConfigFamily) -> Config:
     """The sliding window, for families that have one, of all layers or of those listed in `layer_types`."""
-    found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
-    length = next((window for window in found if window is not None), None)
+    windows = [layer.window for layer in map(model.attention_of, range(model.num_layers)) if isinstance(layer, Gqa)]
+    length = next((window for window in windows if window is not None), None)
     if not family.windows:
         return {}
     keys: Config = {"sliding_window": length}
     if family.may_slide:
         keys["use_sliding_window"] = length is not None
     by_layer = family.slides_late or family.slides_early or family.slides_every or family.skips_rotation
-    if family.local_theta or (length is not None and family.windows == "listed" and (by_layer or None in found)):
-        keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in found]
+    if family.local_theta or (length is not None and family.windows == "listed" and (by_layer or None in windows)):
+        keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return keys
 
 
 def _rotations(model: Model, family: importable.ConfigFamily, part: Mapping[str, float]) -> Config:
     """RoPE of all layers or by kind of layer, and the layers without it, for families that list them."""
-    layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
+    layers = [layer for layer in map(model.attention_of, range(model.num_layers)) if isinstance(layer, Gqa)]
     if family.skips_rotation:
-        rope = next((each.rope for each in layers if each.rope is not None), None)
-        return {**_rope(rope, part), "no_rope_layers": [int(each.rope is not None) for each in layers]}
+        rope = next((layer.rope for layer in layers if layer.rope is not None), None)
+        return {**_rope(rope, part), "no_rope_layers": [int(layer.rope is not None) for layer in layers]}
     if not family.local_theta:
         usual = _softmax(model)
         return _rope(usual.rope, part) if usual else {}
     kinds = {FULL: False, SLIDING: True}
     rope_by_kind = {
-        kind: next((each.rope for each in layers if (each.window is not None) == slides), None)
+        kind: next((layer.rope for layer in layers if (layer.window is not None) == slides), None)
         for kind, slides in kinds.items()
     }
     return {"rope_parameters": {kind: _rope(rope)["rope_parameters"] for kind, rope in rope_by_kind.items() if rope}}

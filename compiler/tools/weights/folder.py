@@ -47,9 +47,9 @@ def has_weights(folder: Path) -> bool:
     """Whether a folder has safetensors weights. Raises FolderError if it has only pickles."""
     if (folder / INDEX).exists() or (folder / ONE).exists():
         return True
-    if found := next((name for name in PICKLES if (folder / name).exists()), None):
+    if pickle_name := next((name for name in PICKLES if (folder / name).exists()), None):
         raise FolderError(
-            f"{folder / found} is a pickle, and reading one can run code in it: convert it to safetensors first"
+            f"{folder / pickle_name} is a pickle, and reading one can run code in it: convert it to safetensors first"
             " (`save_pretrained` of transformers writes them)"
         )
     return False
@@ -59,27 +59,29 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a folder by name. Raises FolderError if files and index do not agree or cannot be read."""
     indexed = _index(folder / INDEX) if (folder / INDEX).exists() else None
     files = [ONE] if indexed is None else sorted(set(indexed.values()))
-    found: dict[str, StoredTensor] = {}
-    wrong: list[str] = []
+    tensors: dict[str, StoredTensor] = {}
+    errors: list[str] = []
     for file in files:
         try:
-            for name, held in _header(folder, file):
-                if name in found:
-                    wrong.append(f"{folder / file}: {printable(name)} is in {found[name].file} already")
-                found[name] = held
+            for name, tensor in _header(folder, file):
+                if name in tensors:
+                    errors.append(f"{folder / file}: {printable(name)} is in {tensors[name].file} already")
+                tensors[name] = tensor
         except FolderError as error:
-            wrong.append(str(error))
+            errors.append(str(error))
     for name, file in (indexed or {}).items():
-        if name not in found and not wrong:
-            wrong.append(f"{folder / INDEX}: {printable(name)} is in no file; the index names {file}")
-        elif name in found and found[name].file != file:
-            wrong.append(f"{folder / INDEX}: {printable(name)} is in {found[name].file}, and the index names {file}")
+        if name not in tensors and not errors:
+            errors.append(f"{folder / INDEX}: {printable(name)} is in no file; the index names {file}")
+        elif name in tensors and tensors[name].file != file:
+            errors.append(f"{folder / INDEX}: {printable(name)} is in {tensors[name].file}, and the index names {file}")
     if indexed is not None:
-        wrong += [
-            f"{folder / held.file}: {printable(n)} is not in the index" for n, held in found.items() if n not in indexed
+        errors += [
+            f"{folder / tensor.file}: {printable(n)} is not in the index"
+            for n, tensor in tensors.items()
+            if n not in indexed
         ]
-    _raise(wrong)
-    return found
+    _raise(errors)
+    return tensors
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -108,12 +110,12 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         seen = set[str]()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice} occurs twice")
-    return found
+        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{duplicate} occurs twice")
+    return values
 
 
 def _header(folder: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
@@ -140,40 +142,40 @@ def check(
     `block`: rows and columns that share a scale, from the config. Raises FolderError with all errors.
     """
     files: dict[str, str] = {}
-    wrong: list[str] = []
+    errors: list[str] = []
     missing: list[str] = []
-    for each in tensors:
-        found = held.get(each.name)
-        if found is None and each.stacked and each.name + FP4_DATA in held:
-            wrong += _in_fp4(folder, each, held)
-            names = (each.name + FP4_DATA, each.name + FP4_SCALE)
+    for tensor in tensors:
+        stored = held.get(tensor.name)
+        if stored is None and tensor.stacked and tensor.name + FP4_DATA in held:
+            errors += _in_fp4(folder, tensor, held)
+            names = (tensor.name + FP4_DATA, tensor.name + FP4_SCALE)
             files |= {name: held[name].file for name in names if name in held}
             continue
-        if found is None:
-            missing += [] if each.optional else [each.name]
+        if stored is None:
+            missing += [] if tensor.optional else [tensor.name]
             continue
-        files[each.name] = found.file
-        at = f"{folder / found.file}: {each.name}"
-        if found.shape != each.shape:
-            wrong.append(f"{at} is {_extents(found.shape)}, but {_extents(each.shape)} by the config")
-        if found.dtype == BLOCKS and each.kind != "table":
-            wrong += _blocked(folder, each, found, held, block)
-            if scale := held.get(each.name + SCALE):
-                files[each.name + SCALE] = scale.file
-        elif each.kind == "table" and found.dtype not in INTEGERS:
-            wrong.append(f"{at} is {found.dtype}, but a table needs integers: {', '.join(sorted(INTEGERS))}")
-        elif each.kind != "table" and found.dtype not in FLOATS:
-            wrong.append(f"{at} is {found.dtype}, which is not supported for weights")
+        files[tensor.name] = stored.file
+        place = f"{folder / stored.file}: {tensor.name}"
+        if stored.shape != tensor.shape:
+            errors.append(f"{place} is {_extents(stored.shape)}, but {_extents(tensor.shape)} by the config")
+        if stored.dtype == BLOCKS and tensor.kind != "table":
+            errors += _blocked(folder, tensor, stored, held, block)
+            if scale := held.get(tensor.name + SCALE):
+                files[tensor.name + SCALE] = scale.file
+        elif tensor.kind == "table" and stored.dtype not in INTEGERS:
+            errors.append(f"{place} is {stored.dtype}, but a table needs integers: {', '.join(sorted(INTEGERS))}")
+        elif tensor.kind != "table" and stored.dtype not in FLOATS:
+            errors.append(f"{place} is {stored.dtype}, which is not supported for weights")
     foreign = [name for name in held if name not in files and not DERIVED.fullmatch(name)]
-    wrong += [f"{folder}: {name} is missing" for name in missing]
-    wrong += [f"{folder / held[name].file}: {printable(name)} is not a tensor of this model" for name in foreign]
-    _raise(wrong)
+    errors += [f"{folder}: {name} is missing" for name in missing]
+    errors += [f"{folder / held[name].file}: {printable(name)} is not a tensor of this model" for name in foreign]
+    _raise(errors)
     return files
 
 
 def without_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
     """Whether the model has a multi-token prediction block named `block` that the folder lacks completely."""
-    return any(each.name.startswith(block) for each in tensors) and not any(name.startswith(block) for name in held)
+    return any(tensor.name.startswith(block) for tensor in tensors) and not any(name.startswith(block) for name in held)
 
 
 def _blocked(
@@ -184,32 +186,32 @@ def _blocked(
     block: tuple[int, int] | None,
 ) -> Iterator[str]:
     """Errors of a matrix in FP8 blocks."""
-    at, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
+    place, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
     if len(found.shape) != 2:
-        yield f"{at} is {BLOCKS}, but not a matrix"
+        yield f"{place} is {BLOCKS}, but not a matrix"
     elif scale is None:
-        yield f"{at} is {BLOCKS}, but its scales are missing: {each.name + SCALE}"
+        yield f"{place} is {BLOCKS}, but its scales are missing: {each.name + SCALE}"
     elif block is None:
-        yield f"{at} is {BLOCKS}, but the config has no `quantization_config` with a `weight_block_size`"
+        yield f"{place} is {BLOCKS}, but the config has no `quantization_config` with a `weight_block_size`"
     else:
-        wanted = tuple(-(-extent // size) for extent, size in zip(found.shape, block, strict=True))
-        if scale.dtype != "F32" or scale.shape != wanted:
+        expected = tuple(-(-extent // size) for extent, size in zip(found.shape, block, strict=True))
+        if scale.dtype != "F32" or scale.shape != expected:
             name = f"{folder / scale.file}: {each.name + SCALE}"
-            yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; such blocks need F32 of {_extents(wanted)}"
+            yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; such blocks need F32 of {_extents(expected)}"
 
 
 def _in_fp4(folder: Path, each: PublishedTensor, held: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Errors of a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
     experts, columns, rows = each.shape
     blocks = (experts, rows, -(-columns // FP4_BLOCK))
-    for end, wanted in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
-        found = held.get(each.name + end)
-        if found is None:
+    for end, expected in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
+        stored = held.get(each.name + end)
+        if stored is None:
             data = each.name + FP4_DATA
             yield f"{folder / held[data].file}: {data} is MXFP4, but its scales are missing: {each.name + end}"
-        elif columns % FP4_BLOCK or found.dtype != "U8" or found.shape != wanted:
-            name = f"{folder / found.file}: {each.name + end}"
-            yield f"{name} is {found.dtype} of {_extents(found.shape)}; MXFP4 needs U8 of {_extents(wanted)}"
+        elif columns % FP4_BLOCK or stored.dtype != "U8" or stored.shape != expected:
+            name = f"{folder / stored.file}: {each.name + end}"
+            yield f"{name} is {stored.dtype} of {_extents(stored.shape)}; MXFP4 needs U8 of {_extents(expected)}"
 
 
 def _extents(shape: Sequence[int]) -> str:
@@ -219,5 +221,5 @@ def _extents(shape: Sequence[int]) -> str:
 def _raise(wrong: Sequence[str]) -> None:
     """Raise FolderError with the first errors, if there are any."""
     if wrong:
-        more = [f"and {len(wrong) - MAX_SHOWN:,} more"] if len(wrong) > MAX_SHOWN else []
-        raise FolderError("\n".join([*wrong[:MAX_SHOWN], *more]))
+        omitted = [f"and {len(wrong) - MAX_SHOWN:,} more"] if len(wrong) > MAX_SHOWN else []
+        raise FolderError("\n".join([*wrong[:MAX_SHOWN], *omitted]))

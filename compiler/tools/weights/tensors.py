@@ -82,15 +82,15 @@ def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple
 
     `rotates`: overrides the family's order of rotated columns. Raises UnnamedError.
     """
-    found = model_parameters(model)
+    parameters = model_parameters(model)
     naming = _Naming(model, family, (rotates or family.rotates) == "halves")
-    if unnamed := [each.name for each in found if not naming.knows(each)]:
+    if unnamed := [parameter.name for parameter in parameters if not naming.knows(parameter)]:
         raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
     tensors: dict[str, PublishedTensor] = {}
-    for each in (each for parameter in found for each in naming.of(parameter)):
-        before = tensors.get(each.name)
-        tensors[each.name] = each if before is None else (_stacked if each.stacked else _joined)(before, each)
-    return (*tensors.values(), *_added(model, family, found))
+    for tensor in (tensor for parameter in parameters for tensor in naming.of(parameter)):
+        before = tensors.get(tensor.name)
+        tensors[tensor.name] = tensor if before is None else (_stacked if tensor.stacked else _joined)(before, tensor)
+    return (*tensors.values(), *_added(model, family, parameters))
 
 
 def _stacked(before: PublishedTensor, one: PublishedTensor) -> PublishedTensor:
@@ -102,9 +102,9 @@ def _joined(before: PublishedTensor, more: PublishedTensor) -> PublishedTensor:
     """A published tensor with the rows of both, interleaved by key head."""
     heads = gcd(len(before.pieces), len(more.pieces))
     by_head = [
-        each.pieces[len(each.pieces) * head // heads : len(each.pieces) * (head + 1) // heads]
+        tensor.pieces[len(tensor.pieces) * head // heads : len(tensor.pieces) * (head + 1) // heads]
         for head in range(heads)
-        for each in (before, more)
+        for tensor in (before, more)
     ]
     rows = before.shape[0] + more.shape[0]
     return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(by_head)))
@@ -127,8 +127,8 @@ class _Naming:
     def of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
         """The published tensors that hold the rows of a parameter."""
         if parameter.name in self._ends:
-            found = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
-            yield replace(found, from_one=self._is_from_one(parameter))
+            end_tensor = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            yield replace(end_tensor, from_one=self._is_from_one(parameter))
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
         attention = _attention_of(self._model, parameter.name)
@@ -142,15 +142,19 @@ class _Naming:
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             full = f"{block}.{name}".replace("*", str(parameter.expert))
             halves = _rotated(local, attention, index) if self._halves else _rotated_by_indexers(local, attention)
-            one = _published(full, kind, parameter, start, start + size, halves)
-            one = _by_heads(one, local, index, attention, parameter, tuple(self._linear.values()).count(names))
+            tensor = _published(full, kind, parameter, start, start + size, halves)
+            tensor = _by_heads(tensor, local, index, attention, parameter, tuple(self._linear.values()).count(names))
             if local in PUBLISHED_IN:
-                one = replace(one, kind="plain", shape=PUBLISHED_IN[local](name, *one.shape), rows=one.shape)
+                tensor = replace(
+                    tensor, kind="plain", shape=PUBLISHED_IN[local](name, *tensor.shape), rows=tensor.shape
+                )
             if "*" in local and "*" not in name:  # all experts in one tensor, with interleaved gate and up columns
-                piece = replace(one.pieces[0], in_turn=local in OF_UP)
-                one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
+                piece = replace(tensor.pieces[0], in_turn=local in OF_UP)
+                tensor = replace(
+                    tensor, shape=(1, *reversed(tensor.shape)), kind="plain", pieces=(piece,), stacked=True
+                )
             below = num_experts(self._model, parameter.name) if kind == "table" else 0
-            yield replace(one, from_one=self._is_from_one(parameter), below=below)
+            yield replace(tensor, from_one=self._is_from_one(parameter), below=below)
             start += size
 
     def _is_from_one(self, parameter: LogicalParameter) -> bool:
@@ -198,9 +202,11 @@ def _widths(net: DeltaNet) -> tuple[int, ...]:
 def _attention_of(model: Model, name: str) -> Attention:
     """The attention of the block of a tensor."""
     kind, index = name.split(".")[:2]
-    found = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
-    assert isinstance(found, Mla | Gqa | Compressed | DeltaNet), "compiler/tools/weights/checkpoint.py refuses others"
-    return found
+    attention = model.attention_of(int(index)) if kind == "layers" else model.attention_of_mtp
+    assert isinstance(attention, Mla | Gqa | Compressed | DeltaNet), (
+        "compiler/tools/weights/checkpoint.py refuses others"
+    )
+    return attention
 
 
 def _sizes(local: str, attention: Attention, parameter: LogicalParameter, count: int) -> Sequence[int]:
@@ -245,19 +251,19 @@ def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
 
 def _added(model: Model, family: PublishedFamily, found: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
     """Published tensors without a counterpart in the checkpoint: copies for MTP, absent biases and empty experts."""
-    by_name = {each.name: each for each in found}
+    by_name = {parameter.name: parameter for parameter in found}
     for k in range(model.mtp.depth if model.mtp else 0):
         for name, theirs in SHARED.items():
-            parameter = by_name.get(name, by_name["embedding"])  # a tied head
+            original = by_name.get(name, by_name["embedding"])  # a tied head
             full = f"{_published_block(model, f'mtp.{k}.')}.{theirs}"
-            yield _published(full, "plain", parameter, 0, parameter.shape[0], optional=True)
+            yield _published(full, "plain", original, 0, original.shape[0], optional=True)
     if family.fixed.get("score") is None:
         return
-    for each in found:
-        if _local(each.name) != "ffn.router.weight":
+    for parameter in found:
+        if _local(parameter.name) != "ffn.router.weight":
             continue
-        block, prefix = _published_block(model, each.name), each.name.removesuffix("ffn.router.weight")
-        experts, D = each.shape
+        block, prefix = _published_block(model, parameter.name), parameter.name.removesuffix("ffn.router.weight")
+        experts, D = parameter.shape
         if family.fixed["score"] == "sigmoid" and f"{prefix}ffn.router.bias" not in by_name:
             yield PublishedTensor(f"{block}.mlp.gate.e_score_correction_bias", (experts,), "buffer", (), optional=True)
         if f"{prefix}ffn.shared.up" not in by_name:
@@ -298,7 +304,7 @@ def copies_of(model: Model) -> tuple[PublishedTensor, ...]:
     """Tensors that a published model may have although they repeat another: the head of tied embeddings."""
     if not model.tied:
         return ()
-    embedding = next(each for each in model_parameters(model) if each.name == "embedding")
+    embedding = next(parameter for parameter in model_parameters(model) if parameter.name == "embedding")
     return (_published(ENDS["head"], "plain", embedding, 0, embedding.shape[0], optional=True),)
 
 

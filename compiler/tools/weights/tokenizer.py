@@ -20,12 +20,12 @@ FILES = (NAME, *tokenizer_files.BESIDE)  # in a published folder
 
 def published_files(folder: Path) -> dict[str, bytes]:
     """The contents of the tokenizer files in a folder, regular files only; {} if it has no tokenizer.json."""
-    found = {}
+    files = {}
     for name in FILES:
         path = folder / name
         with suppress(TextFileError):
-            found[name] = read_bytes(path, MAX_FILE_BYTES)
-    return found if NAME in found else {}
+            files[name] = read_bytes(path, MAX_FILE_BYTES)
+    return files if NAME in files else {}
 
 
 def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str, bytes], int | None]:
@@ -42,8 +42,8 @@ def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str,
             if hashlib.sha256(content).hexdigest() == digest:
                 return _configured(path, content, context)
         return {}, None
-    found = published_files(checkpoint.parent)
-    return found, _end(checkpoint.with_name(NAME), found[NAME])[1] if found else None
+    files = published_files(checkpoint.parent)
+    return files, _end(checkpoint.with_name(NAME), files[NAME])[1] if files else None
 
 
 def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
@@ -77,11 +77,11 @@ def _end(path: Path, content: bytes) -> tuple[str, int | None]:
     """The end-of-document token and its id; ("", None) if there is none."""
     try:
         value = json.loads(content)
-        vocabulary = {each["content"]: each["id"] for each in value["added_tokens"]}
+        vocabulary = {entry["content"]: entry["id"] for entry in value["added_tokens"]}
         inner = value["model"]["vocab"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return "", None
     vocabulary = {**(inner if isinstance(inner, Mapping) else {}), **vocabulary}
     configured = tokenizer_files.special_tokens(path).get("eos_token")
-    token = next((each for each in (configured, *END_TOKENS) if each in vocabulary), None) or ""
+    token = next((candidate for candidate in (configured, *END_TOKENS) if candidate in vocabulary), None) or ""
     return token, vocabulary.get(token)

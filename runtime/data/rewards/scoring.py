@@ -51,7 +51,7 @@ def is_right(completion: str, answer: object) -> bool:
     White space, surrounding `$` and a final full stop do not count. Numbers compare as numbers: 1,000 equals 1e3.
     """
     if isinstance(answer, list):
-        return any(is_right(completion, each) for each in answer)
+        return any(is_right(completion, accepted) for accepted in answer)
     given_answer, wanted = plain(answer_in(completion)), plain(answer_in(f"{answer}"))
     if given_answer == wanted:
         return True
@@ -95,8 +95,8 @@ def has_format(completion: str) -> bool:
     """Whether a completion is `<think>…</think><answer>…</answer>`, with each tag once and optional white space."""
     if any(completion.count(tag) != 1 for tag in TAGS):
         return False
-    thought, _, rest = completion.partition(TAGS[1])
-    between, _, answered = rest.partition(TAGS[2])
+    thought, _, remainder = completion.partition(TAGS[1])
+    between, _, answered = remainder.partition(TAGS[2])
     return (
         thought.lstrip().startswith(TAGS[0])
         and not between.strip()
@@ -230,13 +230,13 @@ class Rewards:
                 if reward.name in self._processes
             }
         )
-        for at, reward in enumerate(self.rewards):
+        for column, reward in enumerate(self.rewards):
             if reward.check == "exact":
-                scores[:, at] = [_exact(reward, case) for case in cases]
+                scores[:, column] = [_exact(reward, case) for case in cases]
             elif reward.check == "format":
-                scores[:, at] = [has_format(case.completion) for case in cases]
+                scores[:, column] = [has_format(case.completion) for case in cases]
             else:
-                scores[:, at] = values[reward.name]
+                scores[:, column] = values[reward.name]
         return scores
 
     def close(self) -> None:

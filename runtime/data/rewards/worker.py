@@ -72,7 +72,9 @@ def _function(path: str, text: str, function: str, imports_from: str | None) -> 
         raise FaultError(_said(error, path, "cannot be imported"), "correct the file") from None
     reward_function: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(reward_function):
-        names = [name for name, each in vars(module).items() if inspect.isfunction(each) and each.__module__ == MODULE]
+        names = [
+            name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == MODULE
+        ]
         hint = f"write `function = {json.dumps(names[0])}`" if names else f"write `def {function}` there"
         raise FaultError(f"{path}: has no function `{function}`", hint)
     return reward_function
@@ -118,13 +120,13 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             f"{who} returns {len(values)} values for {count} completions", "return a number for each completion"
         )
     numbers = []
-    for at, value in enumerate(values):
+    for row, value in enumerate(values):
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= MOST:  # also for NaN
-            fault = f"{who} returns {_short(value)} for completion {at}, which is no number from {-MOST:g} to {MOST:g}"
+            fault = f"{who} returns {_short(value)} for completion {row}, which is no number from {-MOST:g} to {MOST:g}"
             raise FaultError(fault, "return 0.0 for a completion without a score")
         numbers.append(number)
     return numbers

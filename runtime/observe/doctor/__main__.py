@@ -49,22 +49,22 @@ def main(argv: Sequence[str] | None = None, look: Callable[[Path, int], NodeFact
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    return EXIT_FOUND if any(each.status == "error" for each in findings) else 0
+    return EXIT_FOUND if any(finding.status == "error" for finding in findings) else 0
 
 
 def _as_text(findings: Sequence[CheckFinding]) -> str:
-    width = max(len(each.name) for each in findings)
+    width = max(len(finding.name) for finding in findings)
     lines = []
-    for each in findings:
-        lines.append(f"{each.status:<7}  {each.name:<{width}}  {each.found}".rstrip())
-        if each.mend:
-            lines.append(f"{'':<7}  {'':<{width}}  → {each.mend}")
+    for finding in findings:
+        lines.append(f"{finding.status:<7}  {finding.name:<{width}}  {finding.found}".rstrip())
+        if finding.mend:
+            lines.append(f"{'':<7}  {'':<{width}}  → {finding.mend}")
     return "\n".join(lines)
 
 
 def _as_json(findings: Sequence[CheckFinding], build: Path | None) -> str:
-    counts = {f"{status}s": sum(each.status == status for each in findings) for status in ("error", "warning")}
-    checks = [asdict(each) for each in findings]
+    counts = {f"{status}s": sum(finding.status == status for finding in findings) for status in ("error", "warning")}
+    checks = [asdict(finding) for finding in findings]
     value = {"version": VERSION, "build": None if build is None else str(build), "checks": checks, **counts}
     return json.dumps(value, indent=2, ensure_ascii=False)
 

@@ -155,7 +155,10 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
         _clock(node),
         _links(node),
     )
-    return [CheckFinding(each.name, each.status, printable(each.found), printable(each.mend)) for each in checks]
+    return [
+        CheckFinding(finding.name, finding.status, printable(finding.found), printable(finding.mend))
+        for finding in checks
+    ]
 
 
 def device_faults(
@@ -209,7 +212,7 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
 
 
 def _listed(devices: tuple[CudaDevice, ...]) -> str:
-    kinds = dict.fromkeys((each.name, each.sms, each.memory_bytes) for each in devices)
+    kinds = dict.fromkeys((device.name, device.sms, device.memory_bytes) for device in devices)
     counts = {kind: sum((d.name, d.sms, d.memory_bytes) == kind for d in devices) for kind in kinds}
     return ", ".join(f"{n} × {name}, {sms} SMs, {size / GIB:.1f} GiB" for (name, sms, size), n in counts.items())
 
@@ -239,17 +242,23 @@ def _memory(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> Che
 def _versions(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     if isinstance(node.drivers, CheckProblem):
         return _unknown("versions", node.drivers)
-    has = node.drivers
-    named = {"torch": has.torch, "triton": has.triton, "CUDA": has.cuda, "driver": has.driver, "NCCL": has.nccl}
+    drivers = node.drivers
+    named = {
+        "torch": drivers.torch,
+        "triton": drivers.triton,
+        "CUDA": drivers.cuda,
+        "driver": drivers.driver,
+        "NCCL": drivers.nccl,
+    }
     text = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     on_gpus = _count(node) > 0 or (kind is not None and kind.sms is not None)
-    if on_gpus and not has.cuda:
+    if on_gpus and not drivers.cuda:
         return CheckFinding("versions", "error", text, "this torch is for CPUs: install one that is built for CUDA")
-    if on_gpus and not has.triton:
+    if on_gpus and not drivers.triton:
         return CheckFinding("versions", "error", text, "kernels need triton: pip install triton")
-    if on_gpus and not has.nccl:
+    if on_gpus and not drivers.nccl:
         return CheckFinding("versions", "error", text, "ranks on GPUs need NCCL: install a torch with NCCL")
-    if has.driver and int(has.driver.partition(".")[0]) < LEAST_DRIVER:
+    if drivers.driver and int(drivers.driver.partition(".")[0]) < LEAST_DRIVER:
         return CheckFinding("versions", "error", text, f"install a driver of NVIDIA from {LEAST_DRIVER} on")
     return CheckFinding("versions", "ok", text)
 
@@ -283,10 +292,10 @@ def _disk(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
         return CheckFinding("disk", "error", f"{node.disk.folder} cannot be written", "name another folder with --out")
     if plan is None:
         return CheckFinding("disk", "ok", text)
-    spec, each = plan.train.checkpoint, checkpoint_bytes(plan)
+    spec, size = plan.train.checkpoint, checkpoint_bytes(plan)
     count = spec.keep + spec.best + 1 if spec else 2
-    text += f", {count} checkpoints of {each / GB:.3g} GB"
-    if count * each > node.disk.free_bytes:
+    text += f", {count} checkpoints of {size / GB:.3g} GB"
+    if count * size > node.disk.free_bytes:
         return CheckFinding(
             "disk", "error", text, "make room, name another folder with --out, or keep fewer checkpoints"
         )

@@ -206,7 +206,7 @@ def _read(kind: type[Value], probe: Callable[[], Any], topic: str) -> Value | Ch
 # ---------------------------------------------------------------- probes
 def _devices() -> list[dict[str, Any]]:
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [asdict(CudaDevice(each.name, each.multi_processor_count, each.total_memory)) for each in properties]
+    return [asdict(CudaDevice(device.name, device.multi_processor_count, device.total_memory)) for device in properties]
 
 
 def _drivers() -> Drivers:

@@ -38,8 +38,8 @@ class Recent:
 
     def after(self, step: JudgedStep, health: HealthRecipe) -> Recent:
         """Return the memory after one more step."""
-        most = max(health.window, health.back)
-        return replace(self, steps=(*self.steps, step)[-most:])
+        limit = max(health.window, health.back)
+        return replace(self, steps=(*self.steps, step)[-limit:])
 
     def acting(self, step: int) -> Recent:
         """Return the memory after a skip or a rollback at a step."""
@@ -47,7 +47,7 @@ class Recent:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; empty if there is nothing to remember."""
-        fields = {"steps": [[*each] for each in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
+        fields = {"steps": [[*step] for step in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
         return fields if self != Recent() else {}
 
     @staticmethod
@@ -64,7 +64,7 @@ class Recent:
             sound = False
         if not sound:
             raise ValueError("does not say what its run remembers of its steps")
-        return Recent(tuple(JudgedStep(*each) for each in steps), tuple(acted), rollbacks)
+        return Recent(tuple(JudgedStep(*row) for row in steps), tuple(acted), rollbacks)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class BadStepError(ReportedError):
             consequence = (
                 f"the run returns to the end of step {to:,}, and skips samples {samples[0]:,} to {samples[1] - 1:,}"
             )
-        met = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
-        super().__init__(f"step {step}: {met}; nothing was updated; {consequence}")
+        reason = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
+        super().__init__(f"step {step}: {reason}; nothing was updated; {consequence}")
         self.step, self.verdict, self.loss, self.norm, self.samples, self.to = step, verdict, loss, norm, samples, to
 
     def after(self, before: tuple[int, int] | None) -> BadStepError:
@@ -136,7 +136,7 @@ def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, n
         return None
     if health is None or verdict.action == "stop":
         return verdict
-    lately = sum(at > step - health.window for at in recent.acted)
+    lately = sum(acted_step > step - health.window for acted_step in recent.acted)
     if lately < health.most:
         return verdict
     return Verdict("stop", f"{verdict.reason}; {lately} skips or rollbacks in {health.window} steps were not enough")
@@ -147,12 +147,12 @@ def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> st
     steps, spike = recent.steps[-health.window :], health.spike
     if spike is None or len(steps) < max(2, health.window // 2):
         return ""
-    for name, value, most, before in (
-        ("loss", loss, spike.loss, [each.loss for each in steps]),
-        ("gradient norm", norm, spike.norm, [each.norm for each in steps]),
+    for name, value, limit, before in (
+        ("loss", loss, spike.loss, [step.loss for step in steps]),
+        ("gradient norm", norm, spike.norm, [step.norm for step in steps]),
     ):
         mean, deviation = _moments(before)
-        if most is not None and value > mean + most * deviation:
+        if limit is not None and value > mean + limit * deviation:
             above = f"{(value - mean) / deviation:.1f} standard deviations" if deviation else "more than 0"
             return f"the {name} is {above} above the mean of {len(steps)} steps, {mean:.6g}"
     return ""

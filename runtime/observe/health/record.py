@@ -49,9 +49,9 @@ def record(run: Path, order: Mapping[str, Any], bad: BadStepError) -> None:
     row = {"order": order, "step": bad.step, "samples": [bad.samples[0], bad.samples[1] - 1]}
     rows: dict[str, list[dict[str, Any]]] = {"batches": _rows(run, "batches"), "rollbacks": _rows(run, "rollbacks")}
     if bad.to is None:
-        same = (order, row["samples"])
-        kept = [each for each in rows["batches"] if (each["order"], each["samples"]) != same]
-        rows["batches"] = [*kept, row | {"reason": bad.verdict.reason}]
+        batch = (order, row["samples"])
+        other_batches = [entry for entry in rows["batches"] if (entry["order"], entry["samples"]) != batch]
+        rows["batches"] = [*other_batches, row | {"reason": bad.verdict.reason}]
     else:
         rows["rollbacks"].append(row | {"to": bad.to})
     with files.open_folder(run, follow=True) as opened:
@@ -96,28 +96,28 @@ def give_up(run: Path) -> None:
 
 def going_back(run: Path, position: Position, recent: Recent, data: str) -> tuple[Position, Recent, str]:
     """Return position and memory after a checkpoint without the samples of later rollbacks, and a note about them."""
-    more = rollbacks(run)[recent.rollbacks :]
-    if not more:
+    later = rollbacks(run)[recent.rollbacks :]
+    if not later:
         return position, recent, ""
     order = identity(position, data)
-    spans = [each.samples for each in more if each.order == order]
-    recent = replace(recent, rollbacks=recent.rollbacks + len(more))
-    for each in more:
-        recent = recent.acting(each.step)
+    spans = [rollback.samples for rollback in later if rollback.order == order]
+    recent = replace(recent, rollbacks=recent.rollbacks + len(later))
+    for rollback in later:
+        recent = recent.acting(rollback.step)
     samples = ", ".join(f"{first:,} to {end - 1:,}" for first, end in spans)
     return (
         position.skipping(spans),
         recent,
-        f"rolled back at step {more[-1].step:,}: samples {samples or 'none'} are left out",
+        f"rolled back at step {later[-1].step:,}: samples {samples or 'none'} are left out",
     )
 
 
 def is_given_up(manifest: Manifest, done: Sequence[Rollback]) -> bool:
     """Whether one of the rollbacks `done` has discarded a checkpoint."""
     memory = manifest.meta.get("health")
-    seen = memory.get("rollbacks", 0) if isinstance(memory, dict) else 0
-    later = done[seen:] if type(seen) is int and seen >= 0 else done
-    return any(manifest.step > each.to for each in later)
+    num_before = memory.get("rollbacks", 0) if isinstance(memory, dict) else 0
+    later = done[num_before:] if type(num_before) is int and num_before >= 0 else done
+    return any(manifest.step > rollback.to for rollback in later)
 
 
 def _samples(row: Mapping[str, Any]) -> tuple[int, int]:
@@ -137,4 +137,4 @@ def _rows(run: Path, kind: str) -> list[dict[str, Any]]:
 def _is_row(row: Mapping[str, Any], more: set[str]) -> bool:
     first, last = row["samples"]
     counts = (first, last, row["step"], *(row[name] for name in more))
-    return all(type(each) is int and 0 <= each < 1 << 62 for each in counts) and first <= last
+    return all(type(count) is int and 0 <= count < 1 << 62 for count in counts) and first <= last

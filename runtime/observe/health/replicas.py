@@ -32,11 +32,11 @@ class ReplicaError(ReportedError):
     """Replicated tensors differ. All ranks raise it after the same step."""
 
     def __init__(self, step: int, differences: Sequence[ReplicaDifference]) -> None:
-        more = f" and {len(differences) - _MOST_NAMED} more" if len(differences) > _MOST_NAMED else ""
+        tail = f" and {len(differences) - _MOST_NAMED} more" if len(differences) > _MOST_NAMED else ""
         texts = "; ".join(map(str, differences[:_MOST_NAMED]))
-        super().__init__(f"step {step}: {texts}{more}; no checkpoint has these bits: go on with dsc train --resume")
-        self.ranks = sorted({rank for each in differences for rank in each.ranks})
-        self.tensors = [each.tensor for each in differences]
+        super().__init__(f"step {step}: {texts}{tail}; no checkpoint has these bits: go on with dsc train --resume")
+        self.ranks = sorted({rank for difference in differences for rank in difference.ranks})
+        self.tensors = [difference.tensor for difference in differences]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ReplicaDifference:
         if not self.others:
             return f"ranks {listed(self.ranks)} have different bits of {self.tensor}"
         verb = "ranks {} have" if len(self.ranks) > 1 else "rank {} has"
-        than = "ranks {}" if len(self.others) > 1 else "rank {}"
-        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {than.format(listed(self.others))}"
+        noun = "ranks {}" if len(self.others) > 1 else "rank {}"
+        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {noun.format(listed(self.others))}"
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ def _factors(count: int, device: torch.device) -> Tensor:
 def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list[ReplicaDifference]:
     """Return the replicated tensors that differ, equal on all ranks. All ranks call it. Empty if there are none."""
     table = [*_alike(plan)]
-    held = _held(state)
-    mine = [_fingerprints(held, each, rank, state.device) for each in table]
-    rows = _exchange([_mixed(each).view(1) for each in mine], table, rank, sums)
-    differing = [at for at, row in enumerate(rows) if len({*row.view(-1).tolist()}) > 1]
+    tensors = _held(state)
+    mine = [_fingerprints(tensors, entry, rank, state.device) for entry in table]
+    rows = _exchange([_mixed(prints).view(1) for prints in mine], table, rank, sums)
+    differing = [index for index, row in enumerate(rows) if len({*row.view(-1).tolist()}) > 1]
     if not differing:
         return []
-    table, mine = [table[at] for at in differing], [mine[at] for at in differing]
+    table, mine = [table[index] for index in differing], [mine[index] for index in differing]
     differences: list[ReplicaDifference] = []
-    for each, row in zip(table, _exchange(mine, table, rank, sums), strict=True):
-        for name, values in zip(each.names, row.T.tolist(), strict=True):
-            differences += _difference(name, each.ranks, values)
+    for entry, row in zip(table, _exchange(mine, table, rank, sums), strict=True):
+        for name, values in zip(entry.names, row.T.tolist(), strict=True):
+            differences += _difference(name, entry.ranks, values)
     return differences
 
 
@@ -108,17 +108,17 @@ def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
     """Yield the replicated tensors, in the same order on all ranks."""
     average = ["moving average"] * (plan.train.ema is not None)
     master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
-    for at, bucket in enumerate((*plan.buckets, *plan.frozen)):
-        state = [*(each.name for each in plan.optimizer.state_of(bucket)), *average]
-        owned = not plan.zero and at < len(plan.buckets)
+    for index, bucket in enumerate((*plan.buckets, *plan.frozen)):
+        state = [*(moment.name for moment in plan.optimizer.state_of(bucket)), *average]
+        owned = not plan.zero and index < len(plan.buckets)
         kinds = ["weights", *(master * owned), *(state * owned)]
-        names = tuple(f"{each.name} ({kind})" for kind in kinds for each in bucket.parameters)
+        names = tuple(f"{parameter.name} ({kind})" for kind in kinds for parameter in bucket.parameters)
         if plan.gathers(bucket):
             parts = dict.fromkeys(plan.peers(bucket, holder) for holder in bucket.holders)
             yield from (_Alike(ranks, (f"weights of {bucket.name}",)) for ranks in parts if len(ranks) > 1)
         elif len(bucket.holders) > 1:
             yield _Alike(bucket.holders, names)
-    yield from (_Alike(each.holders, (each.name,)) for each in plan.untrained if len(each.holders) > 1)
+    yield from (_Alike(tensor.holders, (tensor.name,)) for tensor in plan.untrained if len(tensor.holders) > 1)
 
 
 def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
@@ -155,10 +155,10 @@ def _owned(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor
 def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: Sums) -> list[Tensor]:
     """All-gather the numbers of each row of the table: [ranks, numbers]. `mine`: the numbers of this rank."""
     rows = []
-    for each, values in zip(table, mine, strict=True):
-        row = values.new_zeros(len(each.ranks), values.numel())
-        if rank in each.ranks:
-            row[each.ranks.index(rank)] = values
+    for entry, values in zip(table, mine, strict=True):
+        row = values.new_zeros(len(entry.ranks), values.numel())
+        if rank in entry.ranks:
+            row[entry.ranks.index(rank)] = values
         rows.append(row)
     if not rows:
         return []
@@ -171,13 +171,13 @@ def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: 
 
 def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Iterator[ReplicaDifference]:
     """Yield the ranks that differ in a tensor: those without the most frequent value, or all if it is not unique."""
-    (value, most), *others = Counter(values).most_common()
-    if not others:
+    (value, count), *rarer = Counter(values).most_common()
+    if not rarer:
         return
-    if others[0][1] == most:
+    if rarer[0][1] == count:
         yield ReplicaDifference(name, ranks, ())
         return
-    alike = tuple(rank for rank, each in zip(ranks, values, strict=True) if each == value)
+    alike = tuple(rank for rank, rank_value in zip(ranks, values, strict=True) if rank_value == value)
     yield ReplicaDifference(name, tuple(rank for rank in ranks if rank not in alike), alike)
 
 

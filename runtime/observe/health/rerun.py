@@ -59,17 +59,17 @@ def computed_again(
     `state`.
     """
     before = _prints(records(), state)
-    again = compute()
+    repeated = compute()
     table = torch.zeros(place.world, 4, dtype=torch.int64, device=state.device)
     table[place.rank] = torch.cat([before, _prints(records(), state)])
     place.sums.all_reduce(table)
     rows = table.tolist()
-    other_records, other_gradients = ([at for at, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
+    other_records, other_gradients = ([rank for rank, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
     prints = tuple(_both(*row[2:]) for row in rows)
-    if not other_records and not other_gradients and all(_same(sums[name], again[name]) for name in sums):
-        return RerunStep(again, prints, None)
+    if not other_records and not other_gradients and all(_same(sums[name], repeated[name]) for name in sums):
+        return RerunStep(repeated, prints, None)
     numbers, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
-    return RerunStep(again, prints, Fault(step, tuple(ranks), _reason(numbers, ranks)))
+    return RerunStep(repeated, prints, Fault(step, tuple(ranks), _reason(numbers, ranks)))
 
 
 def print_of(records: Tensor, state: State) -> int:

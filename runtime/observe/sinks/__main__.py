@@ -46,15 +46,15 @@ def main(argv: list[str]) -> int:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         watch = WatchFacts.from_json(stdin.readline())
     metrics = watch.metrics or MetricsSinks()
-    asked = [name for name in SINKS if (value := getattr(metrics, name)) is not None and value is not False]
+    names = [name for name in SINKS if (value := getattr(metrics, name)) is not None and value is not False]
     _wait_for_others(run)
     exports, events, follower = Exports(run), Events(run), Follower(run)
-    workers = [Worker(name, SINKS[name](), run, watch, exports, events, since) for name in asked]
+    workers = [Worker(name, SINKS[name](), run, watch, exports, events, since) for name in names]
     for worker in workers:
         worker.start()
-    over = False
-    while not over:
-        over = bool(select.select([0], [], [], POLL_S)[0])  # stdin has no other input
+    is_over = False
+    while not is_over:
+        is_over = bool(select.select([0], [], [], POLL_S)[0])  # stdin has no other input
         items = follower.poll()
         for worker in workers:
             if items and worker.is_alive():  # a worker without its library has ended

@@ -52,9 +52,9 @@ class MLflow:
         logged: list[Any] = []
         for item, values in points:
             if item.kind == "row":
-                at = round(1000 * (seconds_of(item.time) or 0.0))
+                time_ms = round(1000 * (seconds_of(item.time) or 0.0))
                 named = {name: value for name, value in values.items() if math.isfinite(value)}
-                logged += [self._metric(name, value, at, item.step) for name, value in named.items()]
+                logged += [self._metric(name, value, time_ms, item.step) for name, value in named.items()]
             elif item.fields.get("event") == "start":
                 self._ended = KILLED
             elif item.fields.get("event") == "end":

@@ -74,12 +74,12 @@ class OpenTelemetry:
 
     def _begin(self, start: Mapping[str, Any]) -> None:
         """Create the root span of a start. It has no length, because a killed process cannot end a span."""
-        at = round((seconds_of(start.get("time")) or 0.0) * NS)
-        if not at:
+        time_ns = round((seconds_of(start.get("time")) or 0.0) * NS)
+        if not time_ns:
             return
         facts = {f"dsc.{name}": start[name] for name in ("ranks", "device", "build", "step") if name in start}
-        root = self._tracer.start_span("start", start_time=at, attributes=facts, context=self._trace.Context())
-        root.end(end_time=at)
+        root = self._tracer.start_span("start", start_time=time_ns, attributes=facts, context=self._trace.Context())
+        root.end(end_time=time_ns)
         self._parent = self._trace.set_span_in_context(root)
 
     def _span(self, name: str, start_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def numbers(row: Mapping[str, Any], state: RunState) -> dict[str, float]:
         if name in UNNAMED:
             continue
         if isinstance(value, Mapping):
-            values |= {f"{name}/{key}": float(each) for key, each in value.items() if _is_number(each)}
+            values |= {f"{name}/{key}": float(number) for key, number in value.items() if _is_number(number)}
         elif value is None:
             values[name] = math.nan
         elif _is_number(value):

@@ -61,13 +61,13 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Export until the end, or until the exporter has to be given up."""
-        over = False
-        while not over:
-            over = self._next(waits=self._is_open and not self._has_work)
+        is_over = False
+        while not is_over:
+            is_over = self._next(waits=self._is_open and not self._has_work)
             works = self._try(self._work)
             if self._is_given_up:
                 return
-            if not works and not over:
+            if not works and not is_over:
                 self._ends.wait(RETRY_S[min(self._failures, len(RETRY_S)) - 1])
         if self._is_open:
             self._try(self._sink.close)
@@ -123,7 +123,7 @@ class Worker(threading.Thread):
     def _send(self) -> None:
         if not self._pending:
             self._pending = [self._point(self._waiting.popleft()) for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
-        points = [each for each in self._pending if not self._was_sent(each.item)]
+        points = [point for point in self._pending if not self._was_sent(point.item)]
         self._sink.send(points)
         self._pending = []
         if self._is_told:
@@ -131,8 +131,8 @@ class Worker(threading.Thread):
             self._is_told, self._dropped = False, 0
             self._events.write("export", exporter=self.name, where=f"{printable(self._sink.where)} again{lost}")
         if points:
-            rows = [each.item.step for each in points if each.item.kind == "row"]
-            self._sent_to = max(self._sent_to, *(each.item.time for each in points))
+            rows = [point.item.step for point in points if point.item.kind == "row"]
+            self._sent_to = max(self._sent_to, *(point.item.time for point in points))
             self._exports.note(self.name, step=rows[-1] if rows else None, time=self._sent_to)
 
     def _point(self, item: FollowedItem) -> Point:
@@ -177,7 +177,7 @@ class Exports:
             content = json.loads(read_bytes(self._path))
         except (OSError, ValueError, RecursionError):
             content = {}
-        sound = isinstance(content, dict) and all(isinstance(each, dict) for each in content.values())
+        sound = isinstance(content, dict) and all(isinstance(entry, dict) for entry in content.values())
         self._found: dict[str, dict[str, Any]] = content if sound else {}
 
     def of(self, name: str) -> dict[str, Any]:

@@ -31,11 +31,11 @@ def dashboard() -> dict[str, Any]:
         panels.append({"id": len(panels) + 1, "type": "row", "title": group, "collapsed": False, "panels": [],
                        "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}})  # fmt: skip
         y += 1
-        for at, series in enumerate(members):
-            row, column = divmod(at, 24 // WIDTH)
+        for index, series in enumerate(members):
+            row, column = divmod(index, 24 // WIDTH)
             place = {"h": HEIGHT, "w": WIDTH, "x": column * WIDTH, "y": y + row * HEIGHT}
             panels.append(_panel(len(panels) + 1, series, place))
-        y = max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in panels)
+        y = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     return {
         "uid": "dsc-run",
         "title": "dsc: a run",

@@ -113,15 +113,15 @@ class RunState:
         total: Counter[str] = Counter()
         for row in self.window:
             total.update(parts_of(row))
-        whole = sum(total.values())
-        return {part: seconds / whole for part, seconds in total.items()} if whole else {}
+        total_s = sum(total.values())
+        return {part: seconds / total_s for part, seconds in total.items()} if total_s else {}
 
     @property
     def layers(self) -> Mapping[str, float]:
         """Tokens of the busiest expert over the mean, by layer."""
         imbalances = self.row.get("layer_imbalance")
         imbalances = imbalances if isinstance(imbalances, dict) else {}
-        return {name: ratio for name, each in imbalances.items() if (ratio := _float(each)) is not None}
+        return {name: ratio for name, value in imbalances.items() if (ratio := _float(value)) is not None}
 
     @property
     def failing(self) -> Mapping[str, Any]:
@@ -150,15 +150,15 @@ class RunState:
         """Whether the run has ended, and no further phase follows automatically."""
         if self.end is None:
             return False
-        more = self.forecast is not None and self.forecast.phase < self.forecast.phases
-        return not (more and self.end.get("outcome") == "finished")
+        has_next = self.forecast is not None and self.forecast.phase < self.forecast.phases
+        return not (has_next and self.end.get("outcome") == "finished")
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of a row by parts (runtime/step/step_time.py)."""
     seconds_by_part = row.get("spent_s")
     seconds_by_part = seconds_by_part if isinstance(seconds_by_part, dict) else {}
-    return {part: seconds for part, each in seconds_by_part.items() if (seconds := _float(each)) is not None}
+    return {part: seconds for part, value in seconds_by_part.items() if (seconds := _float(value)) is not None}
 
 
 def read_forecast(run: Path) -> WatchFacts | None:

@@ -63,7 +63,7 @@ def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list
 
 def _is_finite(state: RunState) -> float | None:
     numbers = [state.number(name) for name in ("loss", "grad_norm") if name in state.row]
-    return float(all(each is not None and math.isfinite(each) for each in numbers)) if numbers else None
+    return float(all(number is not None and math.isfinite(number) for number in numbers)) if numbers else None
 
 
 def _info(state: RunState) -> list[Sample]:
@@ -76,8 +76,8 @@ def _info(state: RunState) -> list[Sample]:
 
 def _last_sign_s(state: RunState) -> float | None:
     """Return the time of the last row or start: the last row of a resumed run may be days old."""
-    times = (seconds_of(each.get("time")) for each in (state.row, state.start))
-    return max((at for at in times if at is not None), default=None)
+    times = (seconds_of(row.get("time")) for row in (state.row, state.start))
+    return max((time_s for time_s in times if time_s is not None), default=None)
 
 
 TRAINING, SPEED, TIME = "Training", "Speed", "Where the time goes"

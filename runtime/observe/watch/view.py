@@ -114,8 +114,8 @@ def _speed(state: RunState) -> str:
     if "tokens_per_s" in row:
         words.append(f"{number(row, 'tokens_per_s', ',.0f')} tokens/s")
     if "step_s" in row:
-        doubt = "" if forecast is None or forecast.calibrated else ", not calibrated for this machine"
-        planned = f" (planned {_seconds(forecast.step_s)}{doubt})" if forecast else ""
+        note = "" if forecast is None or forecast.calibrated else ", not calibrated for this machine"
+        planned = f" (planned {_seconds(forecast.step_s)}{note})" if forecast else ""
         words.append(f"step {_seconds(state.number('step_s') or 0.0)}{planned}")
     if state.mfu is not None and forecast:
         words.append(f"MFU {state.mfu:.1%}" + (f" (planned {forecast.mfu:.1%})" if forecast.mfu is not None else ""))
@@ -142,8 +142,8 @@ def _load(layers: Mapping[str, float], *, blocks: bool) -> str:
         return ""
     signs = BLOCKS if blocks else DIGITS
     strip = "".join(signs[_height(ratio)] for ratio in layers.values())
-    most = max(layers, key=layers.__getitem__)
-    return f"{strip}  {min(layers.values()):.2f}x to {layers[most]:.2f}x, most in {most}"
+    busiest = max(layers, key=layers.__getitem__)
+    return f"{strip}  {min(layers.values()):.2f}x to {layers[busiest]:.2f}x, most in {busiest}"
 
 
 def _height(ratio: float) -> int:
@@ -152,12 +152,12 @@ def _height(ratio: float) -> int:
 
 def _memory(state: RunState) -> str:
     words, forecast = list[str](), state.forecast
-    if (held := state.number("memory_bytes")) is not None:
-        words.append(f"{size(held)} at most in a rank")
+    if (used := state.number("memory_bytes")) is not None:
+        words.append(f"{size(used)} at most in a rank")
     if (reserved := state.number("reserved_bytes")) is not None:
         words.append(f"{size(reserved)} reserved")
-    if (held := state.number("process_bytes")) is not None:
-        words.append(f"{size(held)} at most in a process with its libraries")
+    if (used := state.number("process_bytes")) is not None:
+        words.append(f"{size(used)} at most in a process with its libraries")
     if forecast and forecast.memory_bytes:
         fullest = max(range(len(forecast.memory_bytes)), key=forecast.memory_bytes.__getitem__)
         planned, capacity = forecast.memory_bytes[fullest], forecast.capacity_bytes[fullest]
@@ -169,8 +169,8 @@ def _saved(state: RunState) -> str:
     words = []
     if state.save is not None:
         words.append(f"step {state.save.get('step')}")
-        if state.end is None and (at := seconds_of(state.save.get("time"))) is not None:
-            words.append(f"{duration(max(0.0, time.time() - at))} ago")
+        if state.end is None and (saved_s := seconds_of(state.save.get("time"))) is not None:
+            words.append(f"{duration(max(0.0, time.time() - saved_s))} ago")
     if state.failing:
         words.append(f"not copied to {', '.join(map(str, state.failing))}")
     return "  ".join(words)
@@ -235,9 +235,9 @@ def number(row: Mapping[str, Any], name: str, style: str) -> str:
 
 def duration(seconds: float) -> str:
     """`1:02:03`"""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}"
 
 
 def size(value: float) -> str:

@@ -41,7 +41,7 @@ def signatures() -> dict[str, str]:
     `long` is a NUMBER and `float` a FLOAT. A pointer is a TENSOR; followed by one number with `stride` in its name it
     is ROWS, followed by two a MATRIX.
     """
-    found: dict[str, str] = {}
+    kinds_by_name: dict[str, str] = {}
     for source in sorted(compile_cpp.HERE.glob("*.cpp")):
         text = source.read_text("utf-8").replace("\\\n", "")
         for name, arguments in DECLARATION.findall(text):
@@ -53,8 +53,8 @@ def signatures() -> dict[str, str]:
                     kinds += TENSOR
                 else:
                     kinds += {"long": NUMBER, "float": FLOAT}[argument.split()[0]]
-            found[name] = kinds
-    return found
+            kinds_by_name[name] = kinds
+    return kinds_by_name
 
 
 def takes(*operands: Tensor) -> bool:
@@ -116,8 +116,12 @@ def missing() -> str | None:
 @cache
 def instructions() -> str:
     """Return the variant for this processor. With AMX, oneDNN computes BF16 products, so AVX512_BF16 is not chosen."""
-    found = torch.backends.cpu.get_cpu_capability()
-    return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
+    capability = torch.backends.cpu.get_cpu_capability()
+    return (
+        "AVX512_BF16"
+        if capability == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags()
+        else capability
+    )
 
 
 @cache
@@ -141,15 +145,15 @@ def identity() -> str:
 
 def functions(instructions: str) -> Functions:
     """Return the functions of the library for processors with these instructions."""
-    library, found = CDLL(str(compile_cpp.path(instructions))), {}
+    library, functions_by_key = CDLL(str(compile_cpp.path(instructions))), {}
     for name, signature in signatures().items():
         for dtype, suffix in DTYPES.items():
             function = getattr(library, f"{name}_{suffix}", None)
             if function is None:  # not defined for this dtype, or not for these instructions
                 continue
             function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
-            found[name, dtype] = function, signature
-    return found
+            functions_by_key[name, dtype] = function, signature
+    return functions_by_key
 
 
 @cache

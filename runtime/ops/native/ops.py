@@ -20,9 +20,9 @@ WIDEST = 128
 
 def magnitudes(x: Tensor, tile: Tile, nan: bool) -> Tensor:
     """Return the largest magnitude (FP32) of each tile. NaN is skipped, or with `nan` counts as infinity."""
-    most = x.new_empty(_format_tiles(x.shape, tile))
-    call("magnitudes", torch.float32, *_sizes(x.shape), x, *tile, nan, most)
-    return most
+    largest = x.new_empty(_format_tiles(x.shape, tile))
+    call("magnitudes", torch.float32, *_sizes(x.shape), x, *tile, nan, largest)
+    return largest
 
 
 def encode(x: Tensor, tile: Tile, inverse: Tensor, threshold: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -30,7 +30,7 @@ def write_published(request: Export) -> dict[str, Any]:
 
     Raises CheckpointError if the checkpoint is damaged.
     """
-    checkpoint, out = with_base(load(Path(request.checkpoint))), Path(request.out)
+    checkpoint, folder = with_base(load(Path(request.checkpoint))), Path(request.out)
     groups = list(_files(request.tensors, request.format))
     names = [ONE] if len(groups) == 1 else [_numbered(i + 1, len(groups)) for i in range(len(groups))]
     report = reporting(len(request.tensors))
@@ -42,13 +42,13 @@ def write_published(request: Export) -> dict[str, Any]:
         for published in group:
             content |= tensors.publish(published)
             report(1)
-        save_file(content, out / name, metadata={"format": "pt"})
-        _sync(out / name)
+        save_file(content, folder / name, metadata={"format": "pt"})
+        _sync(folder / name)
         file_of |= dict.fromkeys(content, name)
         size += sum(tensor.nbytes for tensor in content.values())
     if len(groups) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
-        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     return {"tensors": len(file_of), "files": len(groups), "bytes": size}
 
 
@@ -67,22 +67,22 @@ class Tensors:
         format: Format = self._request.format
         if not rows:
             return {published.name: torch.empty(published.shape, dtype=DTYPES[format])}
-        whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        values = rows[0] if len(rows) == 1 else torch.cat(rows)
         if published.kind == "spread":
-            whole = torch.stack(rows, dim=-1).flatten(1)
-        whole = whole.to(torch.float64) - 1 if published.from_one else whole
+            values = torch.stack(rows, dim=-1).flatten(1)
+        values = values.to(torch.float64) - 1 if published.from_one else values
         if published.kind == "linear" and format == "fp8":
-            data, scales = quantised(whole)
+            data, scales = quantised(values)
             return {published.name: data, published.name + SCALE: scales}
         dtype = KINDS.get(published.kind, DTYPES[format])
-        return {published.name: whole.to(dtype, copy=True).contiguous().view(published.shape)}
+        return {published.name: values.to(dtype, copy=True).contiguous().view(published.shape)}
 
     def _stacked(self, published: PublishedTensor) -> Tensor:
         """Stack the pieces of a tensor, with one piece in memory at a time besides the result."""
-        whole = torch.empty(published.shape, dtype=DTYPES[self._request.format])
-        for slot, piece in zip(whole, published.pieces, strict=True):
+        stacked = torch.empty(published.shape, dtype=DTYPES[self._request.format])
+        for slot, piece in zip(stacked, published.pieces, strict=True):
             slot.copy_(rows_of(piece, self._read(piece.tensor)).t())
-        return whole
+        return stacked
 
     def _read(self, name: str) -> Tensor:
         if self._last[0] != name:

@@ -42,12 +42,12 @@ class TensorReader:
 
     def rows(self, part: Part) -> Tensor:
         """Return the checkpoint's rows of a piece."""
-        published, piece, at, index = part
+        published, piece, start, index = part
         if published.stacked:
             tensor = self._slice(published.name, index)
         else:
-            whole = self._whole(published.name)
-            tensor = (whole.view(published.rows) if published.rows else whole)[at:]
+            values = self._whole(published.name)
+            tensor = (values.view(published.rows) if published.rows else values)[start:]
         if published.kind == "table":
             return self._table(published, tensor)
         if not torch.isfinite(tensor).all():
@@ -132,10 +132,10 @@ def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
     """Return the pieces of each tensor of the checkpoint, in the order of the request."""
     pieces: dict[str, list[Part]] = {}
     for published in request.tensors:
-        at = 0
+        start = 0
         for index, piece in enumerate(published.pieces):
-            pieces.setdefault(piece.tensor, []).append((published, piece, at, index))
-            at += piece.end - piece.start
+            pieces.setdefault(piece.tensor, []).append((published, piece, start, index))
+            start += piece.end - piece.start
     return pieces
 
 
@@ -143,14 +143,14 @@ def _whole(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
     """Assemble a tensor of the checkpoint. WeightsError if an optional repetition of it differs."""
     required = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
     rows = [reader.rows(part) for part in required]
-    whole = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
-    again = (part for part in parts if part[0].optional and part[0].name in reader.files)
-    for part in again:
+    values = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
+    repetitions = (part for part in parts if part[0].optional and part[0].name in reader.files)
+    for part in repetitions:
         published, piece, *_ = part
-        if not torch.equal(reader.rows(part), whole[piece.start : piece.end]):
+        if not torch.equal(reader.rows(part), values[piece.start : piece.end]):
             first = required[0][0].name
             raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
-    return whole
+    return values
 
 
 def _alike(rows: Sequence[Tensor]) -> list[Tensor]:
