@@ -61,9 +61,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     tier = config.getoption("--tier")
     if tier != "all":
-        found = tiers(item.nodeid for item in items)
-        config.hook.pytest_deselected(items=[item for item, own in zip(items, found, strict=True) if tier not in own])
-        items[:] = [item for item, own in zip(items, found, strict=True) if tier in own]
+        tiers_of_items = tiers(item.nodeid for item in items)
+        config.hook.pytest_deselected(
+            items=[item for item, item_tiers in zip(items, tiers_of_items, strict=True) if tier not in item_tiers]
+        )
+        items[:] = [item for item, item_tiers in zip(items, tiers_of_items, strict=True) if tier in item_tiers]
     yield
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FIRST))
 
@@ -82,17 +84,17 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> Segments:
     """Segments traced so far, by any worker of this session: the specs of tests share most of them."""
     from tests.traced import SharedSegments  # imports the compiler
 
-    own = tmp_path_factory.getbasetemp()
-    return SharedSegments((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traced")
+    base = tmp_path_factory.getbasetemp()
+    return SharedSegments((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traced")
 
 
 @pytest.fixture
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Assert that an attack starts no program, unpickles nothing, reads no secret and changes only the test's files."""
     base = tmp_path_factory.getbasetemp()
-    with watch(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as found:
+    with watch(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as attacks:
         yield
-    assert found == []
+    assert attacks == []
 
 
 @pytest.fixture

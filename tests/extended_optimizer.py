@@ -43,31 +43,31 @@ def check_owners(spec: Spec, plan: RunPlan) -> list[int]:
     for bucket in plan.buckets:
         assert len(bucket.owners) == len(bucket.parameters), "every bucket here has several holders"
         for parameter, owner in zip(bucket.parameters, bucket.owners, strict=True):
-            each = sum(map(spec.train.optimizer.flops, parameter.updated_shapes))
-            flops[bucket.holders[owner]] += each
-            work[bucket.holders[owner]] += each + prod(parameter.shape)
-            largest = max(largest, each + prod(parameter.shape))
+            update_flops = sum(map(spec.train.optimizer.flops, parameter.updated_shapes))
+            flops[bucket.holders[owner]] += update_flops
+            work[bucket.holders[owner]] += update_flops + prod(parameter.shape)
+            largest = max(largest, update_flops + prod(parameter.shape))
     assert max(work) - min(work) <= largest
     for rank in range(plan.mesh.world):
-        for held in build_state(plan, rank, torch.device("cpu")).buckets:
-            shapes = {piece.shapes for piece in held.owned}
-            assert shapes <= {entry.parameter.updated_shapes for entry in held.entries}
+        for state_bucket in build_state(plan, rank, torch.device("cpu")).buckets:
+            shapes = {piece.shapes for piece in state_bucket.owned}
+            assert shapes <= {entry.parameter.updated_shapes for entry in state_bucket.entries}
     return flops
 
 
 def check_price(spec: Spec, plan: RunPlan, flops: list[int]) -> None:
     """Check that the update takes the bytes of its row at one rate, and its FLOPs at the rate of products."""
-    found, precision, row = timed(spec), spec.precision, spec.train.optimizer
+    timing, precision, row = timed(spec), spec.precision, spec.train.optimizer
     assert precision.master == precision.parameter, "weights are their own masters here"
     elements = sum(prod(parameter.shape) for parameter in plan.parameters)
     tensors = [precision.master, *(getattr(precision, tensor.role) for tensor in row.state)]
-    each = ITEMSIZE[precision.gradients] + 2 * sum(ITEMSIZE[dtype] for dtype in tensors)
+    element_bytes = ITEMSIZE[precision.gradients] + 2 * sum(ITEMSIZE[dtype] for dtype in tensors)
     states = [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
     owned = max(sum(piece.master.numel() for bucket in state.buckets for piece in bucket.owned) for state in states)
-    (rates,) = found.rates
-    seconds = (owned * each + elements * ITEMSIZE[precision.gradients]) / rates.rate("optimizer", "any", ())
+    (rates,) = timing.rates
+    seconds = (owned * element_bytes + elements * ITEMSIZE[precision.gradients]) / rates.rate("optimizer", "any", ())
     seconds += max(flops) / rates.rate("gemm", precision.compute, ())
-    assert found.step.tail.update_s == pytest.approx(seconds * max(1.0, found.shared))
+    assert timing.step.tail.update_s == pytest.approx(seconds * max(1.0, timing.shared))
 
 
 def main(path: str) -> None:

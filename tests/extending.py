@@ -44,10 +44,10 @@ class Template:
             path.write_text(self.text, "utf-8")
             return
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        found = [index for index, line in enumerate(lines) if line.strip() == self.anchor]
-        assert found and self.each == (len(found) > 1), f"{self.path} has {len(found)} lines {self.anchor}"
-        for at in reversed(found):
-            begin, end = {"above": (at, at), "below": (at + 1, at + 1), "in the place of": (at, at + 1)}[self.how]
+        anchors = [index for index, line in enumerate(lines) if line.strip() == self.anchor]
+        assert anchors and self.each == (len(anchors) > 1), f"{self.path} has {len(anchors)} lines {self.anchor}"
+        for row in reversed(anchors):
+            begin, end = {"above": (row, row), "below": (row + 1, row + 1), "in the place of": (row, row + 1)}[self.how]
             lines[begin:end] = [self.text]
         path.write_text("".join(lines), "utf-8")
 
@@ -70,17 +70,17 @@ def extension(title: str) -> Extension:
     """The section of that heading."""
     parts = PAGE.read_text("utf-8").split("\n## ")
     (text,) = (part for part in parts if part.partition("\n")[0] == title)
-    found = tuple(
+    templates = tuple(
         Template(match["path"], match["text"], match["how"] or "", match["anchor"] or "", match["which"] == "each")
         for match in TEMPLATE.finditer(text)
     )
-    return Extension(title, FENCED.sub("", text), found)
+    return Extension(title, FENCED.sub("", text), templates)
 
 
 def files_of_table(kind: str, name: str) -> set[str]:
     """The files that the table "One place each" has for a kind of thing, where it is called `name`."""
     rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", TABLE.read_text("utf-8").partition("## One place each")[2], re.M)
-    (places,) = (where for what, where in rows if what == kind)
+    (places,) = (files for label, files in rows if label == kind)
     return {path.replace("<name>", name) for path in FILE.findall(places)}
 
 
@@ -105,17 +105,17 @@ class Copy:
                 if name.endswith(".py") and (bytecode := Path(cache_from_source(str(ROOT / name)))).is_file():
                     (folder / name).parent.joinpath(bytecode.parent.name).mkdir(exist_ok=True)
                     shutil.copy2(bytecode, cache_from_source(str(folder / name)))
-        for template in (template for each in added for template in each.templates):
+        for template in (template for addition in added for template in addition.templates):
             template.write(folder)
 
     def run(self, *words: str, code: int = 0) -> str:
         """The output of Python with these arguments, run in the copy instead of the project."""
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
         )
-        assert done.returncode == code, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout or done.stderr
+        assert process.returncode == code, f"{' '.join(words)}\n{process.stdout}\n{process.stderr}"
+        return process.stdout or process.stderr
 
     def dsc(self, *words: str, code: int = 0) -> str:
         """The output of a dsc command."""

@@ -204,10 +204,12 @@ def _fork_or_exec(  # as of _posixsubprocess
 ) -> int:
     """Fork to run a Python module, if the environment variables that its libraries read at import are the same."""
     words = [os.fsdecode(word) for word in args]
-    asked = dict(os.environ)
+    variables = dict(os.environ)
     if env is not None:
-        asked = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (each.partition(b"=") for each in env)}
-    if words[:3] != [sys.executable, "-P", "-m"] or _read_at_import(asked) != _read_at_import(os.environ):
+        variables = {
+            os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in env)
+        }
+    if words[:3] != [sys.executable, "-P", "-m"] or _read_at_import(variables) != _read_at_import(os.environ):
         return EXEC(args, executables, close_fds, kept, cwd, env, *more)
     stdin, _, _, stdout, _, stderr, _, failed, _, session, group = more[:11]
     preexec = more[15]
@@ -215,11 +217,11 @@ def _fork_or_exec(  # as of _posixsubprocess
     if pid:
         return pid
     try:
-        for number, given in enumerate((stdin, stdout, stderr)):
-            if given >= 0:
-                os.dup2(given, number)
-        for given in set(kept) - {failed}:
-            os.set_inheritable(given, True)
+        for number, descriptor in enumerate((stdin, stdout, stderr)):
+            if descriptor >= 0:
+                os.dup2(descriptor, number)
+        for descriptor in set(kept) - {failed}:
+            os.set_inheritable(descriptor, True)
         if cwd is not None:
             os.chdir(cwd)
         if session:
@@ -233,6 +235,6 @@ def _fork_or_exec(  # as of _posixsubprocess
             os.closerange(before + 1, after)
         if not close_fds:
             os.close(failed)
-        _as_main(words[3], words[4:], asked)
+        _as_main(words[3], words[4:], variables)
     finally:
         os._exit(255)

@@ -92,9 +92,9 @@ class Guard:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        left = self._processes_that_stay()
-        self.found = [f"process {pid}: {_said(pid)}" for pid in left]
-        for pid in left:
+        staying = self._processes_that_stay()
+        self.found = [f"process {pid}: {_said(pid)}" for pid in staying]
+        for pid in staying:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.found += [f"temporary {self._said_of(path)}" for path in sorted(self._temporaries())]
@@ -110,23 +110,23 @@ class Guard:
 
     def _processes_that_stay(self) -> list[int]:
         """The processes of this session that do not end by themselves."""
-        left, since = processes(self.folder), time.monotonic()
-        while left and time.monotonic() - since < self.patience_s:
+        staying, since = processes(self.folder), time.monotonic()
+        while staying and time.monotonic() - since < self.patience_s:
             time.sleep(0.05)
-            before, left = left, processes(self.folder)
-            since = since if left == before else time.monotonic()
-        return left
+            before, staying = staying, processes(self.folder)
+            since = since if staying == before else time.monotonic()
+        return staying
 
     def _temporaries(self) -> Iterator[Path]:
         """Entries of TMPDIR, except caches and entries that are removed at the end of this process: the folder of
         multiprocessing, and each TemporaryDirectory that a library keeps."""
-        own = {process.current_process()._config.get("tempdir")}  # type: ignore[attr-defined]
-        own |= {str(each.args[0]) for each in finalize._registry.values() if each.args}  # type: ignore[attr-defined]
-        found = (self.folder / "tmp").iterdir()
+        owned = {process.current_process()._config.get("tempdir")}  # type: ignore[attr-defined]
+        owned |= {str(info.args[0]) for info in finalize._registry.values() if info.args}  # type: ignore[attr-defined]
+        entries = (self.folder / "tmp").iterdir()
         return (
             path
-            for path in found
-            if str(path) not in own and not path.name.startswith(CACHES) and not path.name.endswith(OF_TRITON)
+            for path in entries
+            if str(path) not in owned and not path.name.startswith(CACHES) and not path.name.endswith(OF_TRITON)
         )
 
     def _said_of(self, path: Path) -> str:
@@ -142,10 +142,8 @@ def processes(folder: Path) -> list[int]:
     descendants = [os.getpid()]
     for pid in descendants:
         descendants += [child for child in progress.children(pid) if child not in mine]
-    found = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return [
-        pid for pid in found if pid not in mine and not is_gone(pid) and (pid in descendants or _is_of(pid, folder))
-    ]
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid not in mine and not is_gone(pid) and (pid in descendants or _is_of(pid, folder))]
 
 
 def _is_of(pid: int, folder: Path) -> bool:
@@ -169,14 +167,14 @@ def _said(pid: int) -> str:
 
 def segments(since: float) -> Iterable[Path]:
     """Segments of this user, made since a time, that no process has mapped: its owner has left it."""
-    found = set()
+    unmapped = set()
     for path in SEGMENTS.iterdir():
         with suppress(FileNotFoundError):
             is_new = path.stat().st_ctime >= since and path.stat().st_uid == os.getuid()
-            found |= {path} if is_new else set()
-    for each in Path("/proc").iterdir() if found else ():
-        if each.name.isdigit():
+            unmapped |= {path} if is_new else set()
+    for entry in Path("/proc").iterdir() if unmapped else ():
+        if entry.name.isdigit():
             with suppress(*NOT_READABLE):
-                maps, files = (each / "maps").read_text(errors="replace"), open_files(int(each.name))
-                found = {path for path in found if str(path) not in maps and str(path) not in files}
-    return [path for path in found if path.exists()]
+                maps, files = (entry / "maps").read_text(errors="replace"), open_files(int(entry.name))
+                unmapped = {path for path in unmapped if str(path) not in maps and str(path) not in files}
+    return [path for path in unmapped if path.exists()]

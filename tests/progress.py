@@ -34,26 +34,26 @@ class Watch:
 
     def look(self, printed_bytes: int = 0, what: str = "") -> None:
         """Raise HangError if there was no progress for too long. Call it about once a second."""
-        now, worked_s = time.monotonic(), processor_s(self.pid, self.itself)
+        checked_s, worked_s = time.monotonic(), processor_s(self.pid, self.itself)
         # The time of a descendant that ended before its parent waited for it is lost, so the sum may shrink.
         if printed_bytes != self._mark[0] or abs(worked_s - self._mark[1]) >= self.work_s:
-            self._mark, self._since = (printed_bytes, worked_s), now
-        elif now - self._since > self.patience_s:
-            said = f"nothing printed and less than {self.work_s:g} s of work in {self.patience_s:g} s"
-            raise HangError(f"{said} {what}".strip())
+            self._mark, self._since = (printed_bytes, worked_s), checked_s
+        elif checked_s - self._since > self.patience_s:
+            reason = f"nothing printed and less than {self.work_s:g} s of work in {self.patience_s:g} s"
+            raise HangError(f"{reason} {what}".strip())
 
 
 def processor_s(pid: int, itself: bool = True) -> float:
     """CPU seconds of a process and its descendants, including those that have ended."""
-    found = [pid]
-    for each in found:
-        found += children(each)
-    return sum(_ticks(each) for each in found[0 if itself else 1 :]) * TICK_S
+    family = [pid]
+    for member in family:
+        family += children(member)
+    return sum(_ticks(member) for member in family[0 if itself else 1 :]) * TICK_S
 
 
 def children(pid: int) -> list[int]:
     """Processes whose parent is `pid`, zombies included."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -61,8 +61,8 @@ def children(pid: int) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def _ticks(pid: int) -> int:

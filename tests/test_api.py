@@ -23,8 +23,8 @@ TINY = str(ROOT / "specs" / "tiny.dsc")
 
 def test_check_returns_every_mistake() -> None:
     assert api.check(TINY) == ()
-    found = api.check(TINY, {"train.steps": 0, "model.layers.1.ffn.top_k": 40})
-    assert len(found) >= 2 and {each.severity for each in found} == {"error"}
+    mistakes = api.check(TINY, {"train.steps": 0, "model.layers.1.ffn.top_k": 40})
+    assert len(mistakes) >= 2 and {mistake.severity for mistake in mistakes} == {"error"}
     assert api.check(TINY, {"train.seed": 2}) == ()
 
 
@@ -71,8 +71,8 @@ def test_a_build_is_written_to_the_requested_folder(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     build = CompiledBuild((("manifest.json", '{"files": {}}'),), "what it is\n", "", (("segments/one", "traced"),))
     monkeypatch.setattr(pipeline, "compile_spec", lambda *_, **__: build)
-    for wanted, found in (("build/tiny", api.compile(TINY)), ("a/mine", api.compile(TINY, out="a/mine"))):
-        assert found == api.Compiled(Path(wanted), build.digest, build.summary, "")
+    for wanted, compiled in (("build/tiny", api.compile(TINY)), ("a/mine", api.compile(TINY, out="a/mine"))):
+        assert compiled == api.Compiled(Path(wanted), build.digest, build.summary, "")
         assert (tmp_path / wanted / "manifest.json").is_file()
         assert (tmp_path / wanted / "cache" / "segments" / "one").read_text() == "traced"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "build"]
@@ -96,9 +96,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     text = "\n".join(code).replace("import dsc_trainer as dsc", "import compiler.cli.dsc_trainer as dsc")
     (tmp_path / "cells.py").write_text(text)
     copies.copy(TINY, tmp_path)
-    done = progress.run([sys.executable, "cells.py"], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "top_k" in done.stdout
+    process = progress.run([sys.executable, "cells.py"], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "top_k" in process.stdout
 
 
 def test_the_distribution_has_the_module() -> None:

@@ -60,10 +60,10 @@ def copy_of(folder: Path, *titles: str) -> Copy:
 
 def losses(copy: Copy, spec: str, *settings: str) -> list[float]:
     """The losses of a run of three steps in real processes."""
-    out = f"run-{len(list(copy.folder.glob('run-*')))}"
+    run = f"run-{len(list(copy.folder.glob('run-*')))}"
     changes = (word for setting in settings for word in ("-s", setting))
-    copy.dsc("train", spec, "--out", out, "--cache", "shared", *changes)
-    lines = (copy.folder / out / "metrics.jsonl").read_text("utf-8").splitlines()
+    copy.dsc("train", spec, "--out", run, "--cache", "shared", *changes)
+    lines = (copy.folder / run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line)["loss"] for line in lines]
 
 
@@ -93,8 +93,10 @@ def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> No
     is interpreted against its reference; through the option, the op is traced, checked and trained."""
     copy = copy_of(tmp_path, OPTION, OP)
     assert "shared_kv" in copy.dsc("explain", "model.attention.gqa.shared_kv")
-    shown = copy.dsc("show", "mine.dsc:grouped", "model.attention")
-    assert "shared_kv = true" in shown and "shared_kv" in copy.dsc("diff", "mine.dsc:grouped", "mine.dsc:plain", code=1)
+    output = copy.dsc("show", "mine.dsc:grouped", "model.attention")
+    assert "shared_kv = true" in output and "shared_kv" in copy.dsc(
+        "diff", "mine.dsc:grouped", "mine.dsc:plain", code=1
+    )
     copy.run("-m", "tests.extended", "shared_kv")
     copy.run("-m", "pytest", "-q", "-x", "tests/specs/test_counts.py", "-k", "random_models")
 
@@ -103,18 +105,18 @@ def test_a_new_option_of_attention_and_an_op_with_a_kernel(tmp_path: Path) -> No
         "(kv_T, kv_T) if sizes.shared_kv", "(kv_T, ops.squared_relu(kv_T)) if sizes.shared_kv"
     )
     layer.write_text(used, "utf-8")
-    held = (
+    test_files = (
         "tests/compiler/emit/kernels/test_squared_relu.py",
         "tests/runtime/ops/test_rules.py",
         "tests/runtime/ops/test_ops.py",
     )
-    copy.run("-m", "pytest", "-q", "-x", *held, "-k", "squared_relu or every_op_of_emitted_code")
+    copy.run("-m", "pytest", "-q", "-x", *test_files, "-k", "squared_relu or every_op_of_emitted_code")
     copy.run("-m", "tests.extended", "squared_relu")
     first, *_, last = losses(copy, "mine.dsc:grouped")
     assert last < first
     kernels = json.loads(copy.dsc("inspect", "build/grouped", "--kernels", "--format", "json"))["kernels"]
-    (made,) = (each for each in kernels if each["kernel"] == "squared_relu_n16_float32")
-    assert made["ops"] == ["squared_relu", "squared_relu_dgrad"]
+    (kernel,) = (kernel for kernel in kernels if kernel["kernel"] == "squared_relu_n16_float32")
+    assert kernel["ops"] == ["squared_relu", "squared_relu_dgrad"]
 
 
 def strings(path: Path) -> Iterator[str]:
@@ -130,8 +132,8 @@ def strings(path: Path) -> Iterator[str]:
 def test_a_schedule_is_named_in_its_rows_and_its_file() -> None:
     for package in ("dsl", "compiler", "runtime"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            at = path.relative_to(ROOT).as_posix()
-            found = {text for text in strings(path) if text in FACTS}
-            module = at.removesuffix(".py").replace("/", ".")
-            own = {name for name, maker in MAKERS.items() if maker.__module__ == module}
-            assert at in NAMED_IN or found <= own, f"{at} names {sorted(found - own)}"
+            file = path.relative_to(ROOT).as_posix()
+            names = {text for text in strings(path) if text in FACTS}
+            module = file.removesuffix(".py").replace("/", ".")
+            own_names = {name for name, maker in MAKERS.items() if maker.__module__ == module}
+            assert file in NAMED_IN or names <= own_names, f"{file} names {sorted(names - own_names)}"

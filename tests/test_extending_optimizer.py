@@ -54,10 +54,10 @@ def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
     if request.param == "element":
         row = tmp_path / "dsl" / "schema" / "optimizers.py"
         text = row.read_text("utf-8")
-        begin, found, end = text.rpartition(MATRIX)
-        assert found
-        kept, _, last = end.partition("    def flops")
-        row.write_text(begin + kept + last[last.index("# Optimizers that a run may name") :], "utf-8")
+        begin, anchor, end = text.rpartition(MATRIX)
+        assert anchor
+        body, _, last = end.partition("    def flops")
+        row.write_text(begin + body + last[last.index("# Optimizers that a run may name") :], "utf-8")
     (tmp_path / "mine.dsc").write_text(SPEC, "utf-8")
     (tmp_path / "words.txt").write_text(WORDS, "utf-8")
     return copy
@@ -83,14 +83,14 @@ def test_a_new_optimizer_is_planned(copy: Copy) -> None:
 def test_a_new_optimizer_trains(copy: Copy) -> None:
     """On two ranks that share its state; and it is resumed to the bit."""
     for words in (("straight",), ("broken", "--steps", "2"), ("broken", "--resume")):
-        done = copy.dsc("train", MINE, "--cache", "shared", "--out", *words)
-        assert "not bit for bit" not in done
+        output = copy.dsc("train", MINE, "--cache", "shared", "--out", *words)
+        assert "not bit for bit" not in output
     straight, broken = (tensors(load(copy.folder / run / "checkpoints")) for run in ("straight", "broken"))
     assert {name.partition("/")[0] for name in straight} == {"weight", "momentum", "bias"}
     assert equal(straight, broken)
     copy.dsc("train", MINE, "--cache", "shared", "--out", "whole", "-s", "parallel.zero=0")
-    whole = tensors(load(copy.folder / "whole" / "checkpoints"))
-    assert equal(whole, straight), "who owns what changes no weight"
+    unsharded = tensors(load(copy.folder / "whole" / "checkpoints"))
+    assert equal(unsharded, straight), "who owns what changes no weight"
 
 
 def named_in(package: str) -> Iterator[str]:
@@ -102,11 +102,11 @@ def named_in(package: str) -> Iterator[str]:
 
 
 def test_an_optimizer_is_named_in_its_row_and_its_file() -> None:
-    found = {path for package in ("dsl", "compiler", "runtime") for path in named_in(package)}
-    own = {
+    files = {path for package in ("dsl", "compiler", "runtime") for path in named_in(package)}
+    own_files = {
         f"{folder}/{kind}.py" for kind in OPTIMIZERS for folder in ("runtime/state/optimizers", "compiler/emit/kernels")
     }
-    assert found - own == set(NAMED_IN)
+    assert files - own_files == set(NAMED_IN)
 
 
 def test_each_row_has_its_file() -> None:

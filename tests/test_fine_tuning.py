@@ -37,8 +37,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Home of a reader who did every step of the page."""
     home = tmp_path_factory.mktemp("home")
     has_peft = find_spec("peft") is not None
-    done = [step for step in steps(PAGE) if has_peft or step.command != "python ask_peft.py"]
-    type_in(done, home, environment(home, HF_HUB_OFFLINE="1"))
+    runnable = [step for step in steps(PAGE) if has_peft or step.command != "python ask_peft.py"]
+    type_in(runnable, home, environment(home, HF_HUB_OFFLINE="1"))
     return home
 
 
@@ -64,7 +64,7 @@ def test_messages_match_the_table(
     Path("sharegpt.jsonl").write_text('{"conversations": [{"from": "human", "value": "Hi"}]}\n', "utf-8")
     rows = [json.dumps({"messages": [{"role": "user", "number": number}]}) for number in range(9)]
     Path("without.jsonl").write_text("\n".join(rows), "utf-8")
-    documented = {each.strip("` ") for each in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
+    documented = {cell.strip("` ") for cell in re.findall(r"^\| (`+ ?.*?`+) \| ", PAGE, re.MULTILINE)}
     assert documented == {*MESSAGES, *OF_OTHER_TESTS}
     for message, command in MESSAGES.items():
         main(list(command))

@@ -24,5 +24,5 @@ def test_blocks_are_valid_or_have_the_stated_error(code: str, text: str, tmp_pat
     copies.copytree(ROOT / "specs", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "shown.dsc"
     path.write_text(text, "utf-8")
-    found = check(path)
-    assert [item.code for item in found] == ([code] if code else []), "\n\n".join(map(str, found))
+    mistakes = check(path)
+    assert [item.code for item in mistakes] == ([code] if code else []), "\n\n".join(map(str, mistakes))

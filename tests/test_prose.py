@@ -50,13 +50,13 @@ def missing(text: str) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_paths_in_docstrings_and_comments_exist(package: str) -> None:
-    found = []
+    missing_paths = []
     for path in sorted((ROOT / package).rglob("*.py")):
         if "golden" in path.parts or not PATH.search(path.read_text("utf-8")):
             continue
         for line, text in (*docstrings(path), *comments(path)):
-            found += [f"{path.relative_to(ROOT)}:{line} {name}" for name in missing(text)]
-    assert not found, "\n".join(found)
+            missing_paths += [f"{path.relative_to(ROOT)}:{line} {name}" for name in missing(text)]
+    assert not missing_paths, "\n".join(missing_paths)
 
 
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted(DOCS.rglob("*.md"))]
@@ -70,9 +70,9 @@ def test_links_lead_to_a_heading(page: Path) -> None:
         path, _, anchor = target.partition("#")
         if path.startswith("http"):
             continue
-        other = (page.parent / path).resolve() if path else page
-        assert other.exists() and other.is_relative_to(ROOT), target
-        assert not anchor or anchor in headings(other), target
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists() and linked.is_relative_to(ROOT), target
+        assert not anchor or anchor in headings(linked), target
     used = set(re.findall(r"\[(E\d{4})\]", text))
     assert used <= set(re.findall(r"^\[(E\d{4})\]:", text, re.MULTILINE)) or page.name != "keys.md"
 
@@ -81,10 +81,10 @@ def test_links_lead_to_a_heading(page: Path) -> None:
 def test_paths_in_pages_exist(page: Path) -> None:
     """Paths between backquotes exist, except for files that an example of docs/extending.md makes."""
     text = page.read_text("utf-8")
-    made = set(re.findall(r"^New file `([^`]+)`", text, re.MULTILINE))
+    new_files = set(re.findall(r"^New file `([^`]+)`", text, re.MULTILINE))
     code = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    found = {path for each in code for path in missing(each)}
-    assert found <= made, sorted(found - made)
+    paths = {path for snippet in code for path in missing(snippet)}
+    assert paths <= new_files, sorted(paths - new_files)
 
 
 def test_missing_paths_are_found() -> None:

@@ -79,8 +79,8 @@ def test_a_package_has_at_most_13_folders(package: str) -> None:
 
 
 def test_the_command_line_and_the_api_are_siblings() -> None:
-    both = [(a, b) for a, b in imports_of_modules() if {room_of(a), room_of(b)} == {"compiler.api", "compiler.cli"}]
-    assert [(a, b) for a, b in both if a != "compiler.cli.dsc_trainer"] == []  # the name of the API in the distribution
+    uses = [(a, b) for a, b in imports_of_modules() if {room_of(a), room_of(b)} == {"compiler.api", "compiler.cli"}]
+    assert [(a, b) for a, b in uses if a != "compiler.cli.dsc_trainer"] == []  # the name of the API in the distribution
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_functions_take_at_most_eight_parameters() -> None:
     for path in [path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")]:
         for node in functions(path):
             parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            if sum(each.arg not in ("self", "cls") for each in parameters) > MOST:
+            if sum(parameter.arg not in ("self", "cls") for parameter in parameters) > MOST:
                 long.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert not {name for name in long if not name.startswith(NUMERICS)}, "make it a method of a value that owns them"
 
@@ -199,4 +199,4 @@ def test_class_names_are_unique() -> None:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     places[node.name.lstrip("_")].append(path.relative_to(ROOT).as_posix())
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+    assert not {name: files for name, files in places.items() if len(files) > 1}

@@ -27,11 +27,11 @@ def functions() -> list[str]:
 def test_rows_name_tests_and_leave_a_sample(moved: Moved) -> None:
     tests = functions()
     rows = {moved.row_of(test) for test in tests}
-    found = tiers(tests)
+    tiers_of_tests = tiers(tests)
     for row in moved.rows.values():
         assert row in rows, f"{row.prefix}: no test begins so, or other rows have all of them"
         if row.every == 0 and moved is SOAK:
-            sample = [tier for test, tier in zip(tests, found, strict=True) if test.startswith(row.sample)]
+            sample = [tier for test, tier in zip(tests, tiers_of_tests, strict=True) if test.startswith(row.sample)]
             assert row.sample and any(tier & {"test", "landing"} for tier in sample), row.prefix
         else:
             assert not row.sample
@@ -41,10 +41,10 @@ def test_tiers_of_a_file_equal_those_of_its_functions() -> None:
     shares = [(function, SOAK.row_of(function)) for function in functions()]
     # a case that stays, one that the soak takes, and the next that stays, which `landing` may take
     tests = [f"{function}[{case}]" for function, row in shares for case in range((row.every if row else 1) + 2)]
-    found = defaultdict(set)
-    for test, each in zip(tests, tiers(tests), strict=True):
-        found[test.partition("::")[0]] |= each
-    for file, expected in found.items():
+    tiers_by_file = defaultdict(set)
+    for test, test_tiers in zip(tests, tiers(tests), strict=True):
+        tiers_by_file[test.partition("::")[0]] |= test_tiers
+    for file, expected in tiers_by_file.items():
         assert tiers_of_file(file, (ROOT / file).read_text("utf-8")) == expected, file
 
 
@@ -61,5 +61,5 @@ def test_landing_samples_the_cases_that_soak_leaves() -> None:
     function = next(
         test for test in functions() if (row := LANDING.row_of(test)) and row.every == 2 and SOAK.row_of(test) is None
     )
-    found = tiers(f"{function}[{case}]" for case in range(4))
-    assert ["test" in tier for tier in found] == [True, False] * 2 and found[1] == {"landing"}
+    case_tiers = tiers(f"{function}[{case}]" for case in range(4))
+    assert ["test" in tier for tier in case_tiers] == [True, False] * 2 and case_tiers[1] == {"landing"}

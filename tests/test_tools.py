@@ -49,11 +49,11 @@ def test_make_reports_missing_tools_at_once(machine: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", *of_make)}
     command = [make, "test", f"PYTHON={sys.executable}"]
     environment |= {"PATH": str(machine), "CI": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    said, *rest = done.stderr.splitlines()
-    assert said.endswith(
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    message, *rest = process.stderr.splitlines()
+    assert message.endswith(
         f"this machine lacks g++ and chromium: apt-get install {BOTH}, as root, or what your system calls them"
     )
     assert [line.partition(" ")[0] for line in rest] == ["make:"]
@@ -61,8 +61,12 @@ def test_make_reports_missing_tools_at_once(machine: Path) -> None:
 
 def test_missing_tools_are_installed_as_root(machine: Path) -> None:
     log = apt_get(machine, "g++", "chromium")
-    done = set_up(machine, user=0)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "installing g++ and chromium for the tests\n", "")
+    process = set_up(machine, user=0)
+    assert (process.returncode, process.stdout, process.stderr) == (
+        0,
+        "installing g++ and chromium for the tests\n",
+        "",
+    )
     assert log.read_text() == f"update -qq\ninstall -y -qq --no-install-recommends {BOTH}\n"
     assert set_up(machine, user=0).stdout == ""
 
@@ -77,26 +81,26 @@ def test_only_missing_tools_are_installed(machine: Path, present: str, asked: st
 
 def test_other_users_are_told_what_to_install(machine: Path) -> None:
     log = apt_get(machine, "g++", "chromium")
-    done = set_up(machine, user=1000)
-    assert done.returncode == 2 and f"apt-get install {BOTH}," in done.stderr
+    process = set_up(machine, user=1000)
+    assert process.returncode == 2 and f"apt-get install {BOTH}," in process.stderr
     assert not log.exists()
 
 
 def test_without_chromium_its_tests_are_left_out_except_in_ci(machine: Path) -> None:
     apt_get(machine, "g++")  # the other one would need a network
-    done = set_up(machine, user=0)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == [
+    process = set_up(machine, user=0)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.splitlines()[1:] == [
         "left out, for this machine has no Chromium: tests of pages in a browser (apt-get install chromium)"
     ]
-    done = set_up(machine, user=0, CI="1")
-    assert done.returncode == 2 and "this machine lacks chromium: apt-get install chromium," in done.stderr
+    process = set_up(machine, user=0, CI="1")
+    assert process.returncode == 2 and "this machine lacks chromium: apt-get install chromium," in process.stderr
 
 
 def test_a_failed_installation_is_reported(machine: Path) -> None:
     apt_get(machine, "chromium")
-    done = set_up(machine, user=0)
-    assert done.returncode == 2 and "this machine lacks g++: apt-get install g++," in done.stderr
+    process = set_up(machine, user=0)
+    assert process.returncode == 2 and "this machine lacks g++: apt-get install g++," in process.stderr
 
 
 def test_a_compiler_may_be_named(machine: Path) -> None:

@@ -58,8 +58,8 @@ def test_the_page_installs_as_the_makefile_does() -> None:
     (install,) = (block[3] for block in FENCE.finditer(PAGE) if block[1] == "sh")
     command = ["make", "--dry-run", "--always-make", ".venv/.installed", "PIP=pip install -c constraints.txt"]
     makefile = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    made = re.findall(r"python3 -m venv \S+|pip install [^;&]+", makefile)
-    expected = [line.strip().replace("./.venv", ".venv") for line in made]
+    commands = re.findall(r"python3 -m venv \S+|pip install [^;&]+", makefile)
+    expected = [line.strip().replace("./.venv", ".venv") for line in commands]
     assert [line for line in install.splitlines() if not line.startswith(". ")] == expected
 
 

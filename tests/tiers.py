@@ -45,9 +45,11 @@ class Moved:
 
 def read_row(line: str) -> Row:
     """`PREFIX 1/N`, `PREFIX by SAMPLE`, or `PREFIX`."""
-    prefix, _, rest = line.partition(" ")
+    prefix, _, share = line.partition(" ")
     return (
-        Row(prefix, int(rest.removeprefix("1/"))) if rest.startswith("1/") else Row(prefix, 0, rest.removeprefix("by "))
+        Row(prefix, int(share.removeprefix("1/")))
+        if share.startswith("1/")
+        else Row(prefix, 0, share.removeprefix("by "))
     )
 
 
@@ -118,29 +120,29 @@ def may_check(test: str) -> bool:
 def tiers(tests: Iterable[str]) -> list[set[str]]:
     """The tiers of each test, by the ids of all tests in the order of their collection."""
     soak, landing = Stays(SOAK), Stays(LANDING)
-    found = []
+    tiers_of_tests = []
     for test in tests:
         if not soak(test):
-            found.append({"soak"})
+            tiers_of_tests.append({"soak"})
         elif not landing(test):
-            found.append({"landing"})
+            tiers_of_tests.append({"landing"})
         else:
-            found.append({"check", "test"} if may_check(test) else {"test"})
-    return found
+            tiers_of_tests.append({"check", "test"} if may_check(test) else {"test"})
+    return tiers_of_tests
 
 
 def tiers_of_file(file: str, text: str) -> set[str]:
     """The tiers that some test of a file may be in, by its functions."""
-    found = set[str]()
+    file_tiers = set[str]()
     for name in FUNCTION.findall(text):
         function = f"{file}::{name}"
         soak, landing = SOAK.row_of(function), LANDING.row_of(function)
         if soak is not None:
-            found.add("soak")
+            file_tiers.add("soak")
         if soak is None or soak.every:
-            found |= {"landing"} if landing is not None else set()
-            found |= {"test"} if landing is None or landing.every else set()
-    return found | ({"check"} if "test" in found and may_check(file) else set())
+            file_tiers |= {"landing"} if landing is not None else set()
+            file_tiers |= {"test"} if landing is None or landing.every else set()
+    return file_tiers | ({"check"} if "test" in file_tiers and may_check(file) else set())
 
 
 class Stays:

@@ -42,11 +42,11 @@ def main() -> int:
 
 def missing() -> list[str]:
     """The Debian packages of missing tools."""
-    found = {
+    is_present = {
         "g++": any(map(shutil.which, shlex.split(os.environ.get("CXX", ""))[:1] or COMPILERS)),
         "chromium": "CHROMIUM" in os.environ or any(map(shutil.which, BROWSERS)),
     }
-    return [package for package, is_there in found.items() if not is_there]
+    return [package for package, is_there in is_present.items() if not is_there]
 
 
 def install(packages: list[str]) -> None:

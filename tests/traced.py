@@ -19,7 +19,7 @@ class SharedSegments(Segments):
 
     def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
         is_new = (segment.key, num_sms) not in self._codes
-        found = super().code(segment, num_sms, progress)
+        segment_code = super().code(segment, num_sms, progress)
         if is_new:
             store(self.shared_folder, self.entries([segment], num_sms).items())
-        return found
+        return segment_code

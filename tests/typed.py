@@ -61,8 +61,8 @@ def steps(page: str) -> Iterator[Step]:
         if kind == "console":
             assert body.startswith("$ ")
             for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, *shown = part.removesuffix("\n").split("\n")
-                yield Step(command, tuple(shown), about)
+                command, *output = part.removesuffix("\n").split("\n")
+                yield Step(command, tuple(output), about)
         elif name:
             yield Step("", (body,), file=name[1])
 
@@ -80,15 +80,15 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def type_in(what: Iterable[Step], home: Path, variables: dict[str, str]) -> None:
     """Do each step, starting in the home folder. Commands must print what is shown."""
-    at = home
+    folder = home
     for step in what:
         if step.file:
-            (at / step.file).parent.mkdir(parents=True, exist_ok=True)
-            (at / step.file).write_text(step.shown[0], "utf-8")
+            (folder / step.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / step.file).write_text(step.shown[0], "utf-8")
             continue
         script = f"exec 2>&1\n{step.command}\ncode=$?\npwd > ~/pwd\nexit $code"
-        run = progress.run(["bash", "-c", script], at, variables)
-        at = Path((home / "pwd").read_text("utf-8").strip())
+        run = progress.run(["bash", "-c", script], folder, variables)
+        folder = Path((home / "pwd").read_text("utf-8").strip())
         assert run.returncode == step.exit_code, f"$ {step.command}\n{run.stdout}"
-        said = LONG_WORK.sub("", run.stdout).replace(str(home), HOME)
-        assert re.fullmatch(step.pattern, said), f"$ {step.command}\n{run.stdout}"
+        output = LONG_WORK.sub("", run.stdout).replace(str(home), HOME)
+        assert re.fullmatch(step.pattern, output), f"$ {step.command}\n{run.stdout}"

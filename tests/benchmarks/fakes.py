@@ -28,8 +28,8 @@ def main() -> None:
     def step() -> float:
         nonlocal taken
         taken += 1
-        with Path(journal).open("a") as out:
-            print(name, file=out)
+        with Path(journal).open("a") as stream:
+            print(name, file=stream)
         KINDS[kind](taken)
         return float(taken)
 

@@ -47,8 +47,10 @@ def cut(total: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def expected(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], start: int = 0, end: int | None = None) -> Tensor:
     """Sums of integers, units of 2⁻¹²."""
-    whole = [(64 * x.double() * s.double().repeat_interleave(128, 1)[:, : x.shape[1]])[:, start:end] for x, s in (a, b)]
-    left, right = (each.numpy().astype(np.int64) for each in whole)
+    integers = [
+        (64 * x.double() * s.double().repeat_interleave(128, 1)[:, : x.shape[1]])[:, start:end] for x, s in (a, b)
+    ]
+    left, right = (tensor.numpy().astype(np.int64) for tensor in integers)
     total = np.zeros((len(left), len(right)), np.int64)
     for first in range(0, left.shape[1], 32):
         total = cut(total + left[:, first : first + 32] @ right[:, first : first + 32].T)
@@ -58,22 +60,22 @@ def expected(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], start: int = 0,
 @pytest.mark.parametrize("columns", [1, 31, 128, 300])
 def test_sums_are_truncated_after_each_32_products(columns: int) -> None:
     a, b = operand(5, columns, 1), operand(4, columns, 2)
-    found = accumulator.cut_product(*a, *b)
-    assert torch.equal(found, expected(a, b))
-    assert torch.equal(found, dequantise(*a) @ dequantise(*b).t()) == (columns == 1), "cuts change longer sums"
+    product = accumulator.cut_product(*a, *b)
+    assert torch.equal(product, expected(a, b))
+    assert torch.equal(product, dequantise(*a) @ dequantise(*b).t()) == (columns == 1), "cuts change longer sums"
 
 
 def test_errors_are_bounded_by_the_truncations() -> None:
     """With any scales: each truncation changes a sum by less than 2⁻¹³ of it, towards zero."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, 40, 512, generator=generator).abs()
-    (a, scales_a), (b, scales_b) = (OPS["quantise"](each) for each in x)
-    found = accumulator.cut_product(a, scales_a, b, scales_b).double()
+    (a, scales_a), (b, scales_b) = (OPS["quantise"](matrix) for matrix in x)
+    product = accumulator.cut_product(a, scales_a, b, scales_b).double()
     exact = dequantise(a, scales_a).double() @ dequantise(b, scales_b).double().t()
-    assert (found < exact).all() and (found > exact * (1 - 16 * 2.0**-13)).all()
+    assert (product < exact).all() and (product > exact * (1 - 16 * 2.0**-13)).all()
     promoted = scaled_product(a, scales_a, b, scales_b)
     assert ((promoted - exact).abs() < 2.0**-18 * exact).all(), "these are the sums of fp8_block"
-    assert ((exact - found) / exact).mean() > 2.0**-14
+    assert ((exact - product) / exact).mean() > 2.0**-14
 
 
 @pytest.mark.usefixtures("replaced")

@@ -92,8 +92,8 @@ def test_no_contestant_runs_out_of_turn(journal: Path) -> None:
 
 def test_peak_memory_is_recorded(journal: Path) -> None:
     records = run(journal, 1, steps=1, good="good", holds="holds")
-    more = records["holds"].peak_bytes - records["good"].peak_bytes
-    assert 0.9 * HELD_BYTES < more < 1.5 * HELD_BYTES
+    extra_bytes = records["holds"].peak_bytes - records["good"].peak_bytes
+    assert 0.9 * HELD_BYTES < extra_bytes < 1.5 * HELD_BYTES
 
 
 def test_file_mappings_count_once_and_anonymous_memory_counts_apart() -> None:

@@ -90,17 +90,17 @@ def test_the_op_passes_the_check_of_its_kernel(task: dict[str, Any]) -> None:
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)
-    found = results(case, reference(case.op), copied(arguments))
-    assert error(case, dtype, found, expected) <= 1
-    broken = [x.clone() for x in found]
-    broken[0].view(-1)[: max(1, broken[0].numel() // 8)] = 0 if found[0].dtype != torch.int64 else -1
+    outputs = results(case, reference(case.op), copied(arguments))
+    assert error(case, dtype, outputs, expected) <= 1
+    broken = [x.clone() for x in outputs]
+    broken[0].view(-1)[: max(1, broken[0].numel() // 8)] = 0 if outputs[0].dtype != torch.int64 else -1
     assert error(case, dtype, broken, expected) > 1
     if case.op in FORMULAS:
         with_formula = results(case, FORMULAS[case.op], copied(arguments))
         picked = expected[: len(with_formula)] if not case.written else expected[-len(with_formula) :]
-        more = replace(case, roundings=case.roundings + 1)
+        looser = replace(case, roundings=case.roundings + 1)
         # do·v is rounded before a number of nearly its size is subtracted: this doubles the error of gradients.
-        assert error(more, dtype, with_formula, picked) <= (2 if case.op.endswith("attention_dgrad") else 1)
+        assert error(looser, dtype, with_formula, picked) <= (2 if case.op.endswith("attention_dgrad") else 1)
 
 
 @on_tiny
@@ -145,13 +145,13 @@ def test_libraries_compared_with_do_the_same_work(op: str, name: str) -> None:
     arguments = case.arguments(sizes, Make(dtype, "cpu"))
     if op == "adamw":
         arguments = (*arguments[:5], 1.0, *arguments[6:])
-    expected, given = exact(case, arguments), copied(arguments)
-    found = PEERS[op][name](*given)()
+    expected, inputs = exact(case, arguments), copied(arguments)
+    output = PEERS[op][name](*inputs)()
     if op == "adamw":
-        assert error(case, dtype, (given[0],), expected[:1]) <= 1
+        assert error(case, dtype, (inputs[0],), expected[:1]) <= 1
     elif not op.startswith("linear_cross_entropy"):  # which only computes the products
         started = arguments[0].double() if op.endswith("_") else torch.zeros(())
-        assert error(replace(case, roundings=3), BF16, (found,), (expected[0] - started,)) <= 1
+        assert error(replace(case, roundings=3), BF16, (output,), (expected[0] - started,)) <= 1
 
 
 @pytest.mark.parametrize("op", ["mla_attention", "gqa_attention"])
@@ -160,12 +160,12 @@ def test_attention_of_torch_is_the_same(op: str) -> None:
     arguments = case.arguments(TINY, Make(torch.float32, "cpu"))
     heads_of = libraries.mla_heads if op == "mla_attention" else libraries.gqa_heads
     o_BHSV = libraries.sdpa(heads_of, SDPBackend.MATH)(*arguments)()
-    found = o_BHSV.transpose(1, 2).flatten(2).flatten(0, 1)
-    assert error(case, torch.float32, (found,), exact(case, arguments)[:1]) <= 1
+    output = o_BHSV.transpose(1, 2).flatten(2).flatten(0, 1)
+    assert error(case, torch.float32, (output,), exact(case, arguments)[:1]) <= 1
 
     dgrad = next(case for case in CASES if case.op == f"{op}_dgrad")
-    given = dgrad.arguments(TINY, Make(torch.float32, "cpu"))
-    gradients = libraries.sdpa_dgrad(heads_of, SDPBackend.MATH)(*given)()
+    inputs = dgrad.arguments(TINY, Make(torch.float32, "cpu"))
+    gradients = libraries.sdpa_dgrad(heads_of, SDPBackend.MATH)(*inputs)()
     assert all(x.isfinite().all() and x.abs().sum() > 0 for x in gradients)
 
 
@@ -181,6 +181,6 @@ def test_the_kernels_of_the_split_compile() -> None:
     x = torch.empty(1 << 16, 7168, dtype=BF16, device="meta")
     q, s = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty(len(x), 56, device="meta")
     copy = Launch(split._quantising_copy, (x, q, s, 4096, 7168, 64, 20), (("enable_fp_fusion", True), ("num_warps", 8)))
-    where = Launch(split._where, (torch.empty(1024, dtype=torch.int32, device="meta"), 20_000), (("num_warps", 1),))
-    for launch in (copy, where):
+    selection = Launch(split._where, (torch.empty(1024, dtype=torch.int32, device="meta"), 20_000), (("num_warps", 1),))
+    for launch in (copy, selection):
         assert not judge(launch).failures

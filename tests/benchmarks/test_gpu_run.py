@@ -37,10 +37,10 @@ WORKER = [sys.executable, "-m", "tests.gpu.fake_worker"]
 def answers(
     tasks: list[dict[str, Any]], workers: int, each_s: float = PATIENCE_S, total_s: float = 1e4
 ) -> list[dict[str, Any]]:
-    found: list[tuple[Any, dict[str, Any]]] = []
-    run(WORKER, tasks, workers, each_s, time.monotonic() + total_s, lambda task, answer: found.append((task, answer)))
-    assert sorted(task["n"] for task, _ in found) == [task["n"] for task in tasks]
-    return [answer for _, answer in sorted(found, key=lambda pair: pair[0]["n"])]
+    pairs: list[tuple[Any, dict[str, Any]]] = []
+    run(WORKER, tasks, workers, each_s, time.monotonic() + total_s, lambda task, answer: pairs.append((task, answer)))
+    assert sorted(task["n"] for task, _ in pairs) == [task["n"] for task in tasks]
+    return [answer for _, answer in sorted(pairs, key=lambda pair: pair[0]["n"])]
 
 
 def test_a_worker_answers_one_task_after_the_other() -> None:
@@ -118,12 +118,12 @@ def test_results_of_each_part_are_saved_separately(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(parts, "PARTS", fakes)
     report = Report(tmp_path / "deep" / "h1.json", {"device": "NVIDIA H1"})
     run_parts(report, ["lacks", "fails", "works", "late"], 100)
-    found = json.loads(report.path.read_text())
-    assert found["parts"]["lacks"]["left_out"] == "no_such_package not installed"
-    assert found["parts"]["fails"]["failed"] == "RuntimeError: midway"
-    assert set(found["parts"]["works"]) == {"rows", "took_s"}
-    assert found["parts"]["late"]["left_out"] == "no time was left"
-    assert command.failed(found) and not command.failed({"parts": {"works": found["parts"]["works"]}})
+    saved = json.loads(report.path.read_text())
+    assert saved["parts"]["lacks"]["left_out"] == "no_such_package not installed"
+    assert saved["parts"]["fails"]["failed"] == "RuntimeError: midway"
+    assert set(saved["parts"]["works"]) == {"rows", "took_s"}
+    assert saved["parts"]["late"]["left_out"] == "no time was left"
+    assert command.failed(saved) and not command.failed({"parts": {"works": saved["parts"]["works"]}})
 
 
 def test_the_parts_fit_into_ten_minutes() -> None:
@@ -134,10 +134,10 @@ def test_without_a_gpu_nothing_is_written() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     before = sorted(RESULTS.iterdir())
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "No CUDA device here" in done.stdout and sorted(RESULTS.iterdir()) == before
+    assert "No CUDA device here" in process.stdout and sorted(RESULTS.iterdir()) == before
 
 
 def test_kernels_import_no_packages_of_the_compiler() -> None:
@@ -163,11 +163,11 @@ from benchmarks.gpu.parts import interpreted
 sys.exit(pytest.main(["-p", "tests.gpu.plugin", "-p", "no:cacheprovider", "--collect-only", *interpreted()]))
 """
     plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=plain, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert int(re.findall(r"^(\d+)(?:/\d+)? tests collected", done.stdout, re.MULTILINE)[0]) > 300
+    assert process.returncode == 0, process.stdout[-2000:]
+    assert int(re.findall(r"^(\d+)(?:/\d+)? tests collected", process.stdout, re.MULTILINE)[0]) > 300
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_a_run_that_cannot_be_compiled_is_reported(tmp_path: Path, monkeypatch: 
 
 def test_a_loss_curve_has_the_steps_that_were_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "RUNS", tmp_path)
-    one = training.Run("one", tmp_path, "cpu", 4)
-    one.folder.mkdir()
+    training_run = training.Run("one", tmp_path, "cpu", 4)
+    training_run.folder.mkdir()
     rows = [{"step": n, "loss": 8.0 - n, "tokens_per_s": 10.0 * n} for n in range(1, 5)]
-    (one.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5')
-    (one.folder / "log").write_text("error: it broke")
-    assert training.curve(one, 0) == {"losses": [7.0, 6.0, 5.0, 4.0], "tokens_per_s": 35.0}
-    assert training.curve(one, 1)["failed"] == "error: it broke"
+    (training_run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5')
+    (training_run.folder / "log").write_text("error: it broke")
+    assert training.curve(training_run, 0) == {"losses": [7.0, 6.0, 5.0, 4.0], "tokens_per_s": 35.0}
+    assert training.curve(training_run, 1)["failed"] == "error: it broke"
     assert training.apart([7.0, 6.0], [7.0, 6.5, 5.0]) == 0.5 and training.apart([], [1.0]) is None
 
 
@@ -219,13 +219,15 @@ def test_short_calls_are_replayed_from_one_graph(monkeypatch: pytest.MonkeyPatch
         def replay(self) -> str:
             return "graph"
 
-    made: list[Any] = []
-    monkeypatch.setattr(limits, "captured", lambda call: made.append(call) or (None if call() == "waits" else Graph()))
+    captures: list[Any] = []
+    monkeypatch.setattr(
+        limits, "captured", lambda call: captures.append(call) or (None if call() == "waits" else Graph())
+    )
     times = {"short": 9e-5, "graph": 3e-5, "waits": 8e-5, "long": 1e-3}
     monkeypatch.setattr(limits, "seconds", lambda call: times[call()])
     calls = {name: (lambda name=name: name) for name in ("short", "waits", "long")}
     assert limits.in_turn(calls) == {"short": 3e-5, "waits": 8e-5, "long": 1e-3}
-    assert len(made) == 2
+    assert len(captures) == 2
 
 
 @pytest.mark.parametrize("name", ["rmsnorm", "grouped_linear_wgrad_ up", "linear_fp8 out-projection", "adamw"])
@@ -355,17 +357,17 @@ def test_the_limit_is_the_slower_of_moving_and_computing() -> None:
 
 
 def test_the_page_is_current(bless: bool) -> None:
-    made = current()
+    text = current()
     if bless:
-        PAGE.write_text(made, "utf-8")
-    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.gpu --page"
+        PAGE.write_text(text, "utf-8")
+    assert PAGE.read_text("utf-8") == text, "run: python -m benchmarks.gpu --page"
 
 
 def test_stored_facts_match_the_current_kernels() -> None:
     cases = json.loads(FACTS.read_text("utf-8"))["cases"]
     assert list(cases) == [case.name for case in CASES], AGAIN
-    assert [name for name, of in cases.items() if of["text"] != digest(emitted(by_name(name))[0])] == [], AGAIN
-    launches = [row for of in cases.values() for row in of["launches"]]
+    assert [name for name, stored in cases.items() if stored["text"] != digest(emitted(by_name(name))[0])] == [], AGAIN
+    launches = [row for stored in cases.values() for row in stored["launches"]]
     assert launches and not any(row["failures"] for row in launches)
 
 
@@ -375,10 +377,10 @@ def test_facts_of_the_same_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(facts.Gate, "verdicts", lambda *_, **__: ())
     monkeypatch.setattr(facts.triton, "__version__", before["triton"])
     text = digest(emitted(by_name("rmsnorm"))[0])
-    kept = {"text": text, "launches": ["kept"]}
-    updated = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
-    assert updated["cases"] == {"rmsnorm": kept}
-    for stale in ({"triton": "0", "cases": {"rmsnorm": kept}}, {"triton": before["triton"], "cases": {}}, {}):
+    stored = {"text": text, "launches": ["kept"]}
+    updated = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": stored}})
+    assert updated["cases"] == {"rmsnorm": stored}
+    for stale in ({"triton": "0", "cases": {"rmsnorm": stored}}, {"triton": before["triton"], "cases": {}}, {}):
         assert facts.facts(stale)["cases"] == {"rmsnorm": {"text": text, "launches": []}}
 
 

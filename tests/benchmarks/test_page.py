@@ -74,25 +74,25 @@ def found() -> dict[str, Any]:
 
 
 def test_the_page_is_current(bless: bool) -> None:
-    made = page(results())
+    text = page(results())
     if bless:
-        PAGE.write_text(made, "utf-8")
-    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.speed --page"
+        PAGE.write_text(text, "utf-8")
+    assert PAGE.read_text("utf-8") == text, "run: python -m benchmarks.speed --page"
 
 
 def test_a_row_shows_medians_ratios_and_shares() -> None:
     text = table(contest())
     assert "Limit: 1,000 tokens/s per core." in text and "100 GFLOP/s" in text
     cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
-    both = "| **dsc**, the both | one | 2 × 1 | 1,250 | 2.00 | 625 | 62% | 500 MB |"
-    assert both in text and len(cells) > 5
+    expected = "| **dsc**, the both | one | 2 × 1 | 1,250 | 2.00 | 625 | 62% | 500 MB |"
+    assert expected in text and len(cells) > 5
     assert "| **dsc**, the alone | one | 1 × 1 | 800 | 1.28 | 800 | 80% | 500 MB |" in text
     assert "| the late | one | 1 × 1 | not measured: error[E1001]: a \\| b | | | | |" in text
 
 
 def test_results_have_the_options_of_the_others() -> None:
     """The page says that the results contain them."""
-    rows = [row for each in results() for contest in each["contests"] for row in contest["rows"]]
+    rows = [row for machine in results() for contest in machine["contests"] for row in contest["rows"]]
     assert all(row["info"].get("choice") for row in rows if row["group"] == "theirs" and not row["failed"])
 
 
@@ -113,8 +113,8 @@ def test_goals_compare_the_best_rows() -> None:
 
 
 def test_goals_cover_all_machines_and_tables_the_newest() -> None:
-    other = {**found(), "processor": "Another", "contests": [precisions()]}
-    text = page([found(), other])
+    second_machine = {**found(), "processor": "Another", "contests": [precisions()]}
+    text = page([found(), second_machine])
     assert "| | goal | A Processor | Another |" in text
     assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 | not measured |" in text
     assert "| `fp8_block`, 4 ranks, against FP32 | ≥ 0.40 | not measured | 0.33, not reached |" in text
@@ -153,8 +153,8 @@ def test_precisions_are_compared_with_fp32_in_the_same_layout() -> None:
 def test_a_part_is_put_into_results_of_the_same_machine() -> None:
     before, part = found(), {**found(), "date": "2000-01-03", "contests": [precisions()]}
     assert updated(before, part) == {**before, "contests": [contest(), precisions()]}
-    again = {**part, "contests": [{**contest(), "title": "again"}]}
-    assert [c["title"] for c in updated(updated(before, part), again)["contests"]] == ["again", "Precisions"]
+    second_part = {**part, "contests": [{**contest(), "title": "again"}]}
+    assert [c["title"] for c in updated(updated(before, part), second_part)["contests"]] == ["again", "Precisions"]
     with pytest.raises(SystemExit, match="another machine"):
         updated(before, {**part, "cores": 4})
 
@@ -176,11 +176,11 @@ def test_a_contestant_with_other_losses_fails() -> None:
 
 def test_names_of_contests_and_rows_are_unique() -> None:
     assert len({c.name for c in CONTESTS}) == len(CONTESTS)
-    for each in CONTESTS:
-        names = [r.name for r in each.rows]
+    for contest in CONTESTS:
+        names = [r.name for r in contest.rows]
         assert len(set(names)) == len(names)
-        assert [r.group for r in each.rows].count("limit") == 1
-        assert any(r.group == "theirs" for r in each.rows)
+        assert [r.group for r in contest.rows].count("limit") == 1
+        assert any(r.group == "theirs" for r in contest.rows)
 
 
 def test_contests_are_selected_by_words() -> None:

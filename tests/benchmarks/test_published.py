@@ -28,8 +28,8 @@ def test_every_run_is_planned() -> None:
 
 @pytest.mark.parametrize("run", BUILT, ids=[run.name for run in BUILT])
 def test_stored_results_equal_predictions(run: Published) -> None:
-    found, kept = astuple(predicted(run)), astuple(stored()[run.name])
-    assert found == kept, "run: python -m benchmarks.published"
+    prediction, stored_result = astuple(predicted(run)), astuple(stored()[run.name])
+    assert prediction == stored_result, "run: python -m benchmarks.published"
 
 
 @pytest.mark.parametrize("run", SEARCHED, ids=[run.name for run in SEARCHED])
@@ -38,8 +38,8 @@ def test_stored_results_of_searched_runs_equal_predictions(run: Published) -> No
 
 
 def test_goals_are_met() -> None:
-    found = summary(RUNS, stored())
-    assert found.median_error <= MEDIAN and abs(found.bias) <= BIAS and found.inside >= INSIDE
+    figures = summary(RUNS, stored())
+    assert figures.median_error <= MEDIAN and abs(figures.bias) <= BIAS and figures.inside >= INSIDE
 
 
 def test_runs_with_large_errors_have_a_reason() -> None:

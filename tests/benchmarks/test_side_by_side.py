@@ -31,16 +31,16 @@ def test_every_pair_has_a_reason(found: list[Pair]) -> None:
 
 
 def test_bytes_equal_those_counted_by_hand(found: list[Pair]) -> None:
-    by = {(p.segment, p.functions, p.first, p.second): p for p in found}
+    by_functions = {(p.segment, p.functions, p.first, p.second): p for p in found}
     tensor = T * D * 2
-    gradient = by["attention", "I W", "sum_rmsnorm_again_quantise_dgrad_add", "rmsnorm_wgrad"]
+    gradient = by_functions["attention", "I W", "sum_rmsnorm_again_quantise_dgrad_add", "rmsnorm_wgrad"]
     assert gradient.stand == "apart"
     assert gradient.bytes == LAYERS * (3 * tensor + 2 * 4 * T), "x is read again; dy and rstd are written and read"
-    moved = by["router", "F", "add_rmsnorm_quantise_wide", "route_permute_fp8"]
+    moved = by_functions["router", "F", "add_rmsnorm_quantise_wide", "route_permute_fp8"]
     assert (moved.stand, moved.bytes) == ("between", MOES * 2 * (T * D + 4 * T * D // 128)), (
         "written and read, with scales"
     )
-    queries = by["attention", "I", "rmsnorm_dgrad", "quantise_both"]
+    queries = by_functions["attention", "I", "rmsnorm_dgrad", "quantise_both"]
     assert (queries.stand, queries.bytes) == ("beside", LAYERS * 2 * T * 1536 * 2)
 
 

@@ -90,11 +90,11 @@ def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> Non
     assert Trainings(trains, path, tmp_path, 1).complete()[0].runs == records
     longer = Trainings(replace(trains, overrides=(*trains.overrides, "train.steps=20")), path, tmp_path, 0)
     assert [run.name for run, _ in longer.missing(read_results(path, trains))] == ["none-1", "both-1"]
-    other = replace(trains.variants[1], overrides=("train.batch=8",))
-    changed = Trainings(replace(trains, variants=(trains.variants[0], other)), path, tmp_path, 0)
+    variant = replace(trains.variants[1], overrides=("train.batch=8",))
+    changed = Trainings(replace(trains, variants=(trains.variants[0], variant)), path, tmp_path, 0)
     assert [run.name for run, _ in changed.missing(read_results(path, trains))] == ["both-1"]
-    kept = replace(changed, only=("none",)).complete()[0]
-    assert list(kept.runs) == ["none-1"], "the other is not trained, and what there was of it is not its result"
+    results = replace(changed, only=("none",)).complete()[0]
+    assert list(results.runs) == ["none-1"], "the other is not trained, and what there was of it is not its result"
 
 
 # ---------------------------------------------------------------- figures
@@ -115,19 +115,19 @@ def record(variant: str, seed: int, **more: Any) -> Record:
 
 def results_of(study: Study) -> Results:
     """Every run of a study, with a different loss for each seed."""
-    about = {"date": "2000-01-02", "processor": "A Processor", "python": "3", "torch": "1"}
+    facts = {"date": "2000-01-02", "processor": "A Processor", "python": "3", "torch": "1"}
     records = {
         run.name: record(run.variant.name, run.seed, loss=[loss * (1 + run.seed / 100) for loss in record("", 0).loss])
         for run in study.runs()
     }
-    return Results(study.name, 100, about, records)
+    return Results(study.name, 100, facts, records)
 
 
 def test_figures_average_the_last_tenth_of_the_steps() -> None:
-    one = record("none", 1)
-    assert one.last_loss == 6.0 and last(one.loss) == 6.0
-    assert balance.imbalance(one) == pytest.approx((1.5 + 2.25) / 2)
-    assert (balance.together(one), balance.idle(one)) == ((2 + 1) / 2, (10 / 15 + 1) / 2)
+    run = record("none", 1)
+    assert run.last_loss == 6.0 and last(run.loss) == 6.0
+    assert balance.imbalance(run) == pytest.approx((1.5 + 2.25) / 2)
+    assert (balance.together(run), balance.idle(run)) == ((2 + 1) / 2, (10 / 15 + 1) / 2)
     results = results_of(balance.STUDY)
     assert last_steps(results) == 10 and window_of(1000) == 20 and window_of(49) == 1
     assert last_steps(replace(results, steps=1000)) == 100
@@ -138,8 +138,8 @@ def test_chance_imbalance_equals_enumeration() -> None:
     moe = resolve(ROOT / "specs" / "tiny.dsc").spec.model.layers[1].ffn
     assert isinstance(moe, Moe) and (moe.experts, moe.groups, moe.top_groups, moe.top_k) == (4, 2, 1, 2)
     assert balance.chance(moe, 1, 50).step == 2.0
-    many = balance.chance(moe, 4000, 10)
-    assert 1.0 < many.together < many.step < 1.1
+    many_tokens = balance.chance(moe, 4000, 10)
+    assert 1.0 < many_tokens.together < many_tokens.step < 1.1
 
 
 def flat(text: str) -> str:
@@ -150,8 +150,8 @@ def flat(text: str) -> str:
 def test_differences_compare_runs_of_the_same_seed() -> None:
     results = results_of(fp8.STUDY)
     results.runs["fp8_block-2"] = record("fp8_block", 2, loss=[loss * 1.02 * 1.001 for loss in record("", 0).loss])
-    found = fp8.differences(results, fp8.RECIPE)
-    assert {seed: round(each, 9) for seed, each in found.items()} == {1: 0.0, 2: 0.001, 3: 0.0}
+    differences = fp8.differences(results, fp8.RECIPE)
+    assert {seed: round(difference, 9) for seed, difference in differences.items()} == {1: 0.0, 2: 0.001, 3: 0.0}
     text = flat(fp8.page(fp8.STUDY, results))
     assert "| fp8_block | 6.1220 (6.0600 – 6.1800) | +0.03% ± 0.03% | +0.00% | +0.10% | +0.00% |" in text
     assert (
@@ -172,8 +172,8 @@ def test_differences_compare_runs_of_the_same_seed() -> None:
 def test_the_page_compares_parts_of_the_recipe_with_the_whole() -> None:
     """The page calls a difference visible or not by its standard error, and makes no statement about one seed."""
     results = results_of(fp8.STUDY)
-    for seed, by in ((1, 1.01), (2, 1.02), (3, 1.03)):
-        curve = [loss * (1 + seed / 100) * by for loss in record("", 0).loss]
+    for seed, factor in ((1, 1.01), (2, 1.02), (3, 1.03)):
+        curve = [loss * (1 + seed / 100) * factor for loss in record("", 0).loss]
         results.runs[f"fp8_no_master-{seed}"] = record("fp8_no_master", seed, loss=curve)
     results.runs.pop("fp8_no_promotion-1")
     text = flat(fp8.page(fp8.STUDY, results))
@@ -188,7 +188,7 @@ def test_the_page_compares_parts_of_the_recipe_with_the_whole() -> None:
 def test_a_page_lists_missing_variants() -> None:
     results = results_of(fp8.STUDY)
     for name in ("fp8_block", "mxfp8"):
-        results.runs = {run: each for run, each in results.runs.items() if each.variant != name}
+        results.runs = {run: result for run, result in results.runs.items() if result.variant != name}
     results.refused["mxfp8"] = "there is no precision `mxfp8`"
     text = fp8.page(fp8.STUDY, results)
     assert "- mxfp8: there is no precision `mxfp8`\n" in text and "- fp8_block: not trained yet\n" in text
@@ -206,9 +206,9 @@ def test_pictures_are_svg_with_a_curve_for_each_variant() -> None:
     for study, module, curves in ((balance.STUDY, balance, 4 * 4), (fp8.STUDY, fp8, len(fp8.STUDY.variants))):
         drawn = module.written(results_of(study)).svg
         root = ET.fromstring(drawn)
-        paths = [each for each in root.iter() if each.tag.endswith("path")]
-        assert len(paths) == curves and len({each.get("d") for each in paths}) >= 1
-        labels = {each.text for each in root.iter() if each.tag.endswith("text")}
+        paths = [element for element in root.iter() if element.tag.endswith("path")]
+        assert len(paths) == curves and len({path.get("d") for path in paths}) >= 1
+        labels = {element.text for element in root.iter() if element.tag.endswith("text")}
         assert {variant.label for variant in study.variants} <= labels
 
 
@@ -217,12 +217,12 @@ def test_pictures_are_svg_with_a_curve_for_each_variant() -> None:
 
 @pytest.mark.parametrize("module", [balance, fp8], ids=["balance", "fp8"])
 def test_the_page_is_current(module: Any, bless: bool) -> None:
-    written = module.written(read_results(results_path(module.STUDY), module.STUDY))
+    study_page = module.written(read_results(results_path(module.STUDY), module.STUDY))
     if bless:
-        written.write()
+        study_page.write()
     command = f"python -m benchmarks.studies {module.STUDY.name} --page"
-    assert written.page.read_text("utf-8") == written.text, f"run: {command}"
-    assert written.picture.read_text("utf-8") == written.svg, f"run: {command}"
+    assert study_page.page.read_text("utf-8") == study_page.text, f"run: {command}"
+    assert study_page.picture.read_text("utf-8") == study_page.svg, f"run: {command}"
 
 
 @pytest.mark.parametrize("study", [balance.STUDY, fp8.STUDY], ids=["balance", "fp8"])

@@ -22,7 +22,7 @@ DSC = (sys.executable, "-m", "compiler.cli.main")
 
 def test_output_that_a_terminal_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "größe.dsc").write_bytes(TINY.read_bytes())
-    done = subprocess.run(
+    completed = subprocess.run(
         (*DSC, "check", str(tmp_path / "größe.dsc")),
         cwd=ROOT,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
@@ -30,16 +30,16 @@ def test_output_that_a_terminal_cannot_show(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert "gr\\xf6\\xdfe.dsc: right: run tiny; " in done.stdout and done.stderr == ""
+    assert "gr\\xf6\\xdfe.dsc: right: run tiny; " in completed.stdout and completed.stderr == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_gives_a_one_line_error() -> None:
     with Path("/dev/full").open("w") as full:
         command = (*DSC, "check", str(TINY))
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 75
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+        completed = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert completed.returncode == 75
+    assert completed.stderr == "error: the output cannot be written: No space left on device\n"
 
 
 def test_a_closed_stdout_is_treated_as_a_broken_pipe() -> None:
@@ -47,8 +47,8 @@ def test_a_closed_stdout_is_treated_as_a_broken_pipe() -> None:
     schedule = ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")
     for words, code in ((("check", "--format", "json", TINY), 141), (schedule, 141), (("fmt", "--check", TINY), 0)):
         command = " ".join(map(str, (*DSC, *words))) + " >&-"
-        done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, check=False)
-        assert (done.returncode, done.stderr) == (code, b"")
+        completed = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, check=False)
+        assert (completed.returncode, completed.stderr) == (code, b"")
 
 
 def test_subprocesses_have_a_stdout_even_if_it_is_closed() -> None:
@@ -60,21 +60,23 @@ def test_subprocesses_have_a_stdout_even_if_it_is_closed() -> None:
         "-c",
         f"from compiler.cli.main import main; main(['fmt', '--check', {str(TINY)!r}]); {parent}",
     )
-    done = subprocess.run(("sh", "-c", 'exec "$@" >&-', "sh", *words), cwd=ROOT, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    completed = subprocess.run(
+        ("sh", "-c", 'exec "$@" >&-', "sh", *words), cwd=ROOT, stderr=subprocess.PIPE, check=False
+    )
+    assert (completed.returncode, completed.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("words", [("train", "no.dsc"), ("sweep", "no.dsc", "-s", "train.seed=1,2")])
 def test_commands_that_train_reopen_a_closed_stdin(words: tuple[str, ...]) -> None:
     """Its processes inherit it, so that no file of theirs takes the place of a standard stream."""
-    kept = os.dup(0)
+    stdin_copy = os.dup(0)
     os.close(0)
     try:
         assert main(words) == 2
         assert os.path.samestat(os.fstat(0), Path(os.devnull).stat()) and os.get_inheritable(0)
     finally:
-        os.dup2(kept, 0)
-        os.close(kept)
+        os.dup2(stdin_copy, 0)
+        os.close(stdin_copy)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +85,14 @@ def test_commands_that_train_reopen_a_closed_stdin(words: tuple[str, ...]) -> No
 def test_a_compilation_keeps_its_exit_code_without_a_reader(tmp_path: Path, streams: str, code: int) -> None:
     """The compilation keeps its own exit code if nobody reads its output, and the build exists."""
     command = " ".join((*DSC, "compile", str(TINY), "-o", str(tmp_path / "build"), streams))
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == code and (tmp_path / "build" / "manifest.json").is_file()
+    completed = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert completed.returncode == code and (tmp_path / "build" / "manifest.json").is_file()
 
 
 def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = ROOT / "specs" / "deepseek-v3.dsc"
-    wanted = ["-s", "precision.combine=e4m3", "-s", "parallel.route=flat"]
-    assert main(["compile", str(spec), *wanted, "-o", str(tmp_path / "build")]) == 2
+    overrides = ["-s", "precision.combine=e4m3", "-s", "parallel.route=flat"]
+    assert main(["compile", str(spec), *overrides, "-o", str(tmp_path / "build")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "warning" not in err and not (tmp_path / "build").exists()
     assert "error[E1001]" in err and "precision" in err and err.count("error[") == 1
@@ -119,7 +121,7 @@ def test_compiling_for_other_devices_reports_the_changed_plan(
     monkeypatch.setattr(compile_, "_compile", compile_one)
     assert main(["compile", str(TINY), "--on", devices]) == code
     assert capsys.readouterr().err == said
-    assert [(each.cluster.world, each.parallel.data) for each in compiled] == ([(2, 2)] if code == 0 else [])
+    assert [(spec.cluster.world, spec.parallel.data) for spec in compiled] == ([(2, 2)] if code == 0 else [])
 
 
 def test_digest_and_folder_of_a_build_are_reported(
@@ -128,16 +130,16 @@ def test_digest_and_folder_of_a_build_are_reported(
     """The digest goes to the process that asks for it, or to the user."""
     build = CompiledBuild((("manifest.json", '{"files": {}}'),), "what it is\n", "it is too large")
     monkeypatch.setattr(pipeline, "compile_spec", lambda *_: build)
-    one, other, said = (tmp_path / name for name in ("one", "other", "said"))
-    assert main(["compile", str(TINY), "-o", str(one)]) == 0
+    build_folder, quiet_folder, digest_file = (tmp_path / name for name in ("one", "other", "said"))
+    assert main(["compile", str(TINY), "-o", str(build_folder)]) == 0
     assert capsys.readouterr() == (
-        f"what it is\ndigest: {build.digest}\nbuild: {one}\n",
+        f"what it is\ndigest: {build.digest}\nbuild: {build_folder}\n",
         "warning: it is too large\n",
     )
-    with said.open("wb") as file:
-        assert main(["compile", str(TINY), "-o", str(other), "--digest-to", str(file.fileno())]) == 0
-    assert capsys.readouterr().out == f"what it is\nbuild: {other}\n"
-    assert said.read_text() == build.digest
+    with digest_file.open("wb") as file:
+        assert main(["compile", str(TINY), "-o", str(quiet_folder), "--digest-to", str(file.fileno())]) == 0
+    assert capsys.readouterr().out == f"what it is\nbuild: {quiet_folder}\n"
+    assert digest_file.read_text() == build.digest
 
 
 def test_an_invalid_output_folder_is_reported_before_the_work(

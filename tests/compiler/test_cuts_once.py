@@ -21,16 +21,16 @@ Counts = Counter[Hashable]
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """How often each segment is cut from now on, whichever module asks."""
-    found: Counts = Counter()
+    cut_counts: Counts = Counter()
 
     def counted(segment: Segment) -> Cut:
-        found[segment.key] += 1
+        cut_counts[segment.key] += 1
         return cut(segment)
 
     for name, module in list(sys.modules.items()):
         if name.startswith("compiler.") and vars(module).get("cut") is cut:
             monkeypatch.setattr(module, "cut", counted)
-    return found
+    return cut_counts
 
 
 @pytest.mark.parametrize("name", ["quickstart", "laptop-gqa"])

@@ -25,20 +25,20 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_code_is_taught(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "e0802"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("E0802: expert divides data·tensor·context\n\n")
-    assert "wrong:\n    import" in shown and "right:\n    import" in shown
-    for which in (lesson("E0802").wrong, lesson("E0802").right):
-        assert all(line in shown for line in which.text.splitlines())
-    assert max(map(len, shown.splitlines())) <= 100
+    output = capsys.readouterr().out
+    assert output.startswith("E0802: expert divides data·tensor·context\n\n")
+    assert "wrong:\n    import" in output and "right:\n    import" in output
+    for example in (lesson("E0802").wrong, lesson("E0802").right):
+        assert all(line in output for line in example.text.splitlines())
+    assert max(map(len, output.splitlines())) <= 100
 
 
 def test_mistakes_on_the_command_line_show_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "E0504"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "    $ dsc check mine.dsc -s 'train.batch 8'\n" in shown
-        and "    $ dsc check mine.dsc -s train.batch=8\n" in shown
+        "    $ dsc check mine.dsc -s 'train.batch 8'\n" in output
+        and "    $ dsc check mine.dsc -s train.batch=8\n" in output
     )
     main(["explain", "E0101"])
     assert capsys.readouterr().out.count("    $ dsc check ") == 2
@@ -48,15 +48,15 @@ def test_many_meanings_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "name"]) == 0
     assert capsys.readouterr().out.startswith("schedule.name: ")
     assert main(["explain", "fp32"]) == 0
-    shown = capsys.readouterr().out
-    assert "fp32: a built-in precision; 32-bit floats throughout\n" in shown and "fp32: 32-bit float\n" in shown
+    output = capsys.readouterr().out
+    assert "fp32: a built-in precision; 32-bit floats throughout\n" in output and "fp32: 32-bit float\n" in output
 
 
 def test_without_arguments_lists_codes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {code}  {rule}\n" in shown for code, rule in CODES.items())
-    assert all(re.search(rf"\b{key.name}\b", shown) for key in keys().values())
+    output = capsys.readouterr().out
+    assert all(f"  {code}  {rule}\n" in output for code, rule in CODES.items())
+    assert all(re.search(rf"\b{key.name}\b", output) for key in keys().values())
 
 
 def test_unknown_names_get_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,12 +73,12 @@ def test_unknown_names_get_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "model.attention.heads", "--format", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["version"] == 1 and {topic["kind"] for topic in shown["topics"]} == {"key"}
-    assert [topic["name"] for topic in shown["topics"]] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1 and {topic["kind"] for topic in document["topics"]} == {"key"}
+    assert [topic["name"] for topic in document["topics"]] == [
         f"model.attention.{attention}.heads" for attention in ("mla", "gqa", "compressed", "deltanet")
     ]
-    mla = shown["topics"][0]
+    mla = document["topics"][0]
     assert mla["facts"]["takes"] == ["whole number, 1 to 65,536"] and mla["facts"]["default"] == ["must be given"]
     for name in sorted(names_of_topics()):
         main(["explain", name, "--format", "json"])
@@ -92,8 +92,8 @@ def test_codes_of_other_files_are_explained(capsys: pytest.CaptureFixture[str]) 
     assert set(FILE_CODES) == set(MORE) and not set(FILE_CODES) & set(CODES)
     for code, rule in FILE_CODES.items():
         assert main(["explain", code.lower()]) == 0
-        shown = capsys.readouterr().out
-        assert shown.startswith(f"{code}: {rule}\n") and " ".join(shown.split()).endswith(MORE[code])
+        output = capsys.readouterr().out
+        assert output.startswith(f"{code}: {rule}\n") and " ".join(output.split()).endswith(MORE[code])
         assert main(["explain", f"{code[:-1]}9"]) == 2
 
 
@@ -113,12 +113,12 @@ def test_on_a_terminal_the_same_text_has_colours() -> None:
     plain = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     with subprocess.Popen(command, cwd=ROOT, stdout=program_end, env=environment) as process:
         os.close(program_end)
-        shown = b""
+        output = b""
         while chunk := _read(main_end):
-            shown += chunk
+            output += chunk
         assert process.wait() == 0
     os.close(main_end)
-    text = shown.decode().replace("\r\n", "\n")
+    text = output.decode().replace("\r\n", "\n")
     assert "\x1b[" in text
     assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
     bold, dim, red, green, cyan = (f"\x1b[{code}m" for code in (1, 2, 31, 32, 36))

@@ -37,16 +37,16 @@ def test_smaller_batches_that_hold_more_memory_are_reported() -> None:
     spec = resolve(ROOT / "specs" / "deepseek-v3.dsc", overrides=grown).spec
     lowered = lower_spec(spec)
     rank, memory = fullest(spec, lowered)
-    few, many = (lowered.certificates[f"train_{n}"].peak_bytes[rank] for n in (30, 34))
-    largest = memory.total - memory.activations + many
-    assert memory.activations == few > many
+    peak_of_30, peak_of_34 = (lowered.certificates[f"train_{n}"].peak_bytes[rank] for n in (30, 34))
+    largest = memory.total - memory.activations + peak_of_34
+    assert memory.activations == peak_of_30 > peak_of_34
     steps = f"in steps of 30 micro-batches (interleaved; {size(largest)} in those of 34)"
     for devices, hint in ((largest, "steps of the largest batch"), (largest - 1, "suggests edits that make it fit")):
         device = spec.cluster.node.device.model_copy(update={"memory": devices, "reserve": 0})
         node = spec.cluster.node.model_copy(update={"device": device})
         smaller = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
-        said = does_not_fit(smaller, lowered)
-        assert f"rank {rank} needs the most, {size(memory.total)} {steps}; " in said and hint in said
+        message = does_not_fit(smaller, lowered)
+        assert f"rank {rank} needs the most, {size(memory.total)} {steps}; " in message and hint in message
 
 
 def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:
@@ -54,10 +54,10 @@ def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:
     lowered = lower_spec(spec)
     rank, memory = fullest(spec, lowered)
     first = lowered.plan.mesh.rank(rank, 0)
-    held = [r for r in lowered.plan.replicas if r.role == "parameter" and first in r.holders]
-    elements = sum(r.num_elements for r in held)
+    parameters = [r for r in lowered.plan.replicas if r.role == "parameter" and first in r.holders]
+    elements = sum(r.num_elements for r in parameters)
     biases = sum(r.num_elements for r in lowered.plan.replicas if r.role == "bias" and first in r.holders)
-    owned = sum(r.num_elements // (len(r.holders) if spec.parallel.zero else 1) for r in held)
+    owned = sum(r.num_elements // (len(r.holders) if spec.parallel.zero else 1) for r in parameters)
     peak = max(c.peak_bytes[rank] for c in lowered.certificates.values())
     assert [amount for _, amount in parts_of(memory)] == [4 * (elements + biases), 4 * elements, 8 * owned, peak]
     assert memory.total == sum(amount for _, amount in parts_of(memory))

@@ -32,7 +32,7 @@ HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
 def test_the_line_names_the_layer_or_the_shared_setting(site: str, line: str) -> None:
     use = Use(Site(site), Segment.__new__(Segment), (), (), ())
     resolved = canonical(HYBRID)
-    head, origin, rest = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)
-    assert (head, rest) == ("head", "rest\n")
-    at, _, said = origin.removeprefix("# from spec.resolved:").partition(": ")
-    assert said == line and resolved.split("\n")[int(at) - 1].strip().removesuffix(" {") == line
+    head, origin, body = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)
+    assert (head, body) == ("head", "rest\n")
+    line_number, _, source_line = origin.removeprefix("# from spec.resolved:").partition(": ")
+    assert source_line == line and resolved.split("\n")[int(line_number) - 1].strip().removesuffix(" {") == line

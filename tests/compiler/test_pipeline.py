@@ -28,12 +28,16 @@ def test_compilation_returns_to_an_earlier_folder_at_most_three_times(segments: 
 def test_a_batch_that_grows_has_a_program_of_each_size_that_is_trained(steps: int, sizes: tuple[int, ...]) -> None:
     """A size that would begin where the run ends has neither a place in the plan nor a program."""
     ramp = ("from=4", "to=8", "over=128 tokens")
-    overrides = [f"train.steps={steps}", "train.validate.every=1 steps", *(f"train.batch.{each}" for each in ramp)]
+    overrides = [
+        f"train.steps={steps}",
+        "train.validate.every=1 steps",
+        *(f"train.batch.{setting}" for setting in ramp),
+    ]
     lowered = lower_spec(load(str(TINY), overrides=overrides))
     assert lowered.num_steps == steps
     assert lowered.batches == tuple(enumerate(sizes))
     programs = {*(f"train_{size}" for size in sizes), f"evaluate_{sizes[-1]}"}
     assert lowered.schedules.keys() == lowered.programs.keys() == programs
     turned = replace(lowered, schedules=dict([*lowered.schedules.items()][::-1]))
-    for each in (lowered, turned):
-        assert each.main_schedule is lowered.schedules[ProgramName.of("train", sizes[-1])]
+    for variant in (lowered, turned):
+        assert variant.main_schedule is lowered.schedules[ProgramName.of("train", sizes[-1])]

@@ -121,7 +121,7 @@ def test_a_v_keeps_one_copy_and_dualpipe_two() -> None:
 def test_contents_of_a_stage_are_listed_in_order() -> None:
     _, plan = planned(ScheduleBlock(name="interleaved"), "v3")
     words = [layers_of(stage) for stage in plan.stages]
-    runs = [word for each in words for word in each if word.startswith("layer")]
+    runs = [word for stage_words in words for word in stage_words if word.startswith("layer")]
     assert (words[0][0], words[-1][-3:]) == ("embed", ["final_norm", "head", "mtp"])
     assert len(runs) == sum(map(len, words)) - 4 == len(words), "a stage has one run of layers"
     ends = [[int(layer) for layer in run.split(" ")[1].split("–")] for run in runs]

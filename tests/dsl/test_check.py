@@ -60,8 +60,8 @@ from dsl.load import load
 load("specs/deepseek-v3.dsc")
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "networkx", "numpy", "rich", "jinja2"}))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 def test_blocks_that_no_run_takes_are_checked(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ model whole extends part { hiden = 4 }
 cluster other { nodes = 0 }
 """
     )
-    found = load.check(path)
-    first = found[0]
+    mistakes = load.check(path)
+    first = mistakes[0]
     assert (first.code, first.span and first.span.line) == ("E0201", 3)
-    assert {item.span.line for item in found if item.span} == {3, 5, 6}
+    assert {item.span.line for item in mistakes if item.span} == {3, 5, 6}
     assert load.check(path, run="a") == ()

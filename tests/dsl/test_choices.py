@@ -19,17 +19,17 @@ OPENED = ("parallel.pipeline", "parallel.expert", "train.micro_batch")
 @pytest.mark.parametrize("file", ["quickstart.dsc", "laptop-gqa.dsc", "moe-8gpu.dsc"])
 @pytest.mark.parametrize("opened", [OPENED[:1], OPENED[1:], OPENED])
 def test_alternatives_are_exactly_the_valid_choices(file: str, opened: tuple[str, ...]) -> None:
-    given = load(SPECS / file)
-    tried = product(*(choices.values(given, path) for path in opened))
+    base = load(SPECS / file)
+    tried = product(*(choices.values(base, path) for path in opened))
     legal = []
     for values in tried:
-        written = [f"{path}={value}" for path, value in zip(opened, values, strict=True)]
-        if not check(SPECS / file, overrides=written):
-            legal.append((dict(zip(opened, values, strict=True)), load(SPECS / file, overrides=written)))
+        overrides = [f"{path}={value}" for path, value in zip(opened, values, strict=True)]
+        if not check(SPECS / file, overrides=overrides):
+            legal.append((dict(zip(opened, values, strict=True)), load(SPECS / file, overrides=overrides)))
     auto = [f"{path}=auto" for path in opened]
-    found = list(alternatives(SPECS / file, overrides=auto))
-    assert [dict(choice) for choice, _ in found] == [choice for choice, _ in legal] and legal
-    assert [spec for _, spec in found] == [spec for _, spec in legal]
+    candidates = list(alternatives(SPECS / file, overrides=auto))
+    assert [dict(choice) for choice, _ in candidates] == [choice for choice, _ in legal] and legal
+    assert [spec for _, spec in candidates] == [spec for _, spec in legal]
     assert load(SPECS / file, overrides=auto) == legal[0][1]
 
 
@@ -42,10 +42,10 @@ def test_alternatives_are_exactly_the_valid_choices(file: str, opened: tuple[str
     ],
 )
 def test_recomputation_is_tried_from_most_to_none(file: str, ops: tuple[str, ...]) -> None:
-    found = choices.values(load(SPECS / file), "recompute")
-    assert found == (("layer",), *(ops[:count] for count in range(len(ops), -1, -1)))
-    for each in found:
-        assert not check(SPECS / file, overrides=[f"recompute=[{', '.join(each)}]"])
+    values = choices.values(load(SPECS / file), "recompute")
+    assert values == (("layer",), *(ops[:count] for count in range(len(ops), -1, -1)))
+    for value in values:
+        assert not check(SPECS / file, overrides=[f"recompute=[{', '.join(value)}]"])
 
 
 def test_no_choice_keeps_the_rules() -> None:
@@ -54,8 +54,8 @@ def test_no_choice_keeps_the_rules() -> None:
     (mistake,) = check(SPECS / "quickstart.dsc", overrides=(*auto, "train.batch=13"))
     assert mistake.code == "E0807"
     tried = 3 * len(choices.values(load(SPECS / "quickstart.dsc"), "parallel.expert"))  # 1, 2, 4 stages; 1 divides 13
-    said = f"none of the {tried} choices for `auto` passes the rules; shown for pipeline = 2, expert = 1"
-    assert any(note.message.startswith(said) for note in mistake.notes)
+    expected = f"none of the {tried} choices for `auto` passes the rules; shown for pipeline = 2, expert = 1"
+    assert any(note.message.startswith(expected) for note in mistake.notes)
 
 
 def test_choices_that_break_the_limit_of_nodes_are_passed_over() -> None:
@@ -78,9 +78,9 @@ def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
         "schedule.name=1f1b",
     )
     words += ("train.micro_batch=4", "cluster.node.device.memory=640GB")
-    for more, degrees in (((), {1, 2, 4, 8}), (("parallel.expert_tensor=2",), {1, 2, 4})):
-        found = alternatives(SPECS / "qwen3-30b-a3b.dsc", overrides=(*words, *more))
-        assert {spec.parallel.expert for _, spec in found} == degrees
+    for extra, degrees in (((), {1, 2, 4, 8}), (("parallel.expert_tensor=2",), {1, 2, 4})):
+        candidates = alternatives(SPECS / "qwen3-30b-a3b.dsc", overrides=(*words, *extra))
+        assert {spec.parallel.expert for _, spec in candidates} == degrees
 
 
 @pytest.mark.parametrize(("sequence", "most"), [(2048, 1), (6144, 2), (8192, 4), (131072, 64)])
@@ -95,12 +95,12 @@ def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
 def test_unrelated_mistakes_are_reported_once() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
-    assert [each.code for each in mistakes] == ["E0302"]
+    assert [mistake.code for mistake in mistakes] == ["E0302"]
 
 
 def test_a_spec_without_a_cluster_is_refused_despite_auto() -> None:
     wrong = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "cluster=nowhere"))
-    assert [each.code for each in wrong] == ["E0401"]
+    assert [mistake.code for mistake in wrong] == ["E0401"]
 
 
 def test_every_open_key_takes_auto() -> None:

@@ -37,19 +37,19 @@ def test_a_name_defined_by_two_imports_is_ambiguous(one: str, name: str, tmp_pat
     assert places == ["left.dsc", "right.dsc"]
     built_on = f'import "left.dsc"\n{one}'
     assert read(tmp_path, run, left=left, right=built_on).train.seed == 3
-    both = 'import "left.dsc"\nimport "right.dsc"\n'
+    imports = 'import "left.dsc"\nimport "right.dsc"\n'
     if one == LET:  # the file's own definition wins; a block would still be changed key by key
         assert read(tmp_path, run + "let count = 4\n", left=left, right=right).train.seed == 3
-        assert read(tmp_path, 'import "both.dsc"\n' + run, left=left, right=right, both=both + LET).train.seed == 3
+        assert read(tmp_path, 'import "both.dsc"\n' + run, left=left, right=right, both=imports + LET).train.seed == 3
     else:
         assert said(tmp_path, f"{run}{BLOCK}", left=left, right=right)[0][0] == "E0202"
 
 
 def test_a_name_defined_twice_in_one_file_is_an_error(tmp_path: Path) -> None:
-    found = said(
+    mistakes = said(
         tmp_path, "run a extends base { train { seed = 2 } }\nmodel b extends base { }\nrun a { }\nmodel b { }"
     )
-    assert [(code, place) for code, place, _ in found] == [("E0202", "run a"), ("E0202", "model b")]
+    assert [(code, place) for code, place, _ in mistakes] == [("E0202", "run a"), ("E0202", "model b")]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_name_defined_twice_in_one_file_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_words_before_a_brace_are_not_ignored(text: str, place: str, tmp_path: Path) -> None:
-    assert [(code, where) for code, where, _ in said(tmp_path, f"run a extends base {{ {text} }}")] == [
+    assert [(code, actual_place) for code, actual_place, _ in said(tmp_path, f"run a extends base {{ {text} }}")] == [
         ("E0205", place)
     ]
     with pytest.raises(SpecError) as caught:
@@ -75,10 +75,10 @@ def test_words_before_a_brace_are_not_ignored(text: str, place: str, tmp_path: P
 
 def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> None:
     text = "precision mine extends fp32 { master = fp64 }\nrun a extends base { precision = mine }"
-    found = read(tmp_path, text).precision
-    assert found == BUILT_IN["fp32"].model_copy(update={"name": "mine", "master": "fp64"})
-    again = "precision more extends mine { linear = bf16 }\nrun b extends base { precision = more }"
-    assert (read(tmp_path, f"{text}\n{again}", run="b").precision.master, found.linear) == ("fp64", "fp32")
+    precision = read(tmp_path, text).precision
+    assert precision == BUILT_IN["fp32"].model_copy(update={"name": "mine", "master": "fp64"})
+    extended = "precision more extends mine { linear = bf16 }\nrun b extends base { precision = more }"
+    assert (read(tmp_path, f"{text}\n{extended}", run="b").precision.master, precision.linear) == ("fp64", "fp32")
     for name in ("fp64", "fp32", "bf16"):
         wrong = said(tmp_path, f"precision {name} {{ linear = bf16 }}\nrun a extends base {{ }}")
         assert [code for code, _, _ in wrong] == ["E0202"]
@@ -87,8 +87,8 @@ def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> Non
 def test_a_built_in_recipe_may_be_redefined(tmp_path: Path) -> None:
     """A block that extends a built-in FP8 precision has its tiles; a spec may define a precision of the same name."""
     text = "precision mine extends fp8_block { moments = fp32 }\nrun a extends base { precision = mine }"
-    found = read(tmp_path, text).precision
-    assert found == BUILT_IN["fp8_block"].model_copy(update={"name": "mine", "moments": "fp32"})
+    precision = read(tmp_path, text).precision
+    assert precision == BUILT_IN["fp8_block"].model_copy(update={"name": "mine", "moments": "fp32"})
     text = "precision fp8_block { linear = fp32 }\nrun b extends base { precision = fp8_block }"
     assert read(tmp_path, text, run="b").precision.linear == "fp32"
 
@@ -96,8 +96,8 @@ def test_a_built_in_recipe_may_be_redefined(tmp_path: Path) -> None:
 def test_the_shipped_block_of_fp8_is_the_built_in_one() -> None:
     path = Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc"
     assert load(path, overrides=["precision=fp8_block"]).precision == BUILT_IN["fp8_block"]
-    kept = BUILT_IN["fp8_block"].model_copy(update={"name": "published", "attention_output": "e5m6"})
-    assert load(path).precision == kept
+    expected = BUILT_IN["fp8_block"].model_copy(update={"name": "published", "attention_output": "e5m6"})
+    assert load(path).precision == expected
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,9 @@ def test_the_shipped_block_of_fp8_is_the_built_in_one() -> None:
 )  # fmt: skip
 def test_unused_lets_and_blocks_are_checked(text: str, code: str, place: str, tmp_path: Path) -> None:
     run = "" if "run" in text else "run a extends base { }\n"
-    assert [(found, where) for found, where, _ in said(tmp_path, run + text)] == [(code, place)]
+    assert [(actual_code, actual_place) for actual_code, actual_place, _ in said(tmp_path, run + text)] == [
+        (code, place)
+    ]
 
 
 def test_lets_need_not_be_numbers(tmp_path: Path) -> None:
@@ -137,12 +139,12 @@ def test_a_path_starts_at_the_file_it_is_written_in(tmp_path: Path) -> None:
     assert (spec.data.source, spec.data.tokenizer) == ("lib/notes/*.txt", "tok.json")
     assert [file.path.name for file in corpus.find(spec.data.source, tmp_path).files] == ["a.txt"]
     assert load(tmp_path / "lib" / "x.dsc").data.source == "notes/*.txt"
-    own = (
+    overriding = (
         'import "lib/x.dsc"\nrun y extends x { data { source = book } }\nrun z extends x { data { source = "n.txt" } }'
     )
-    assert read(tmp_path, own, run="y").data.source == "lib/notes/b.txt"
-    assert read(tmp_path, own, run="z").data.source == "n.txt"
-    assert read(tmp_path, own, "data.source=notes/c.txt", run="y").data.source == "notes/c.txt"
+    assert read(tmp_path, overriding, run="y").data.source == "lib/notes/b.txt"
+    assert read(tmp_path, overriding, run="z").data.source == "n.txt"
+    assert read(tmp_path, overriding, "data.source=notes/c.txt", run="y").data.source == "notes/c.txt"
     text = 'import "../base.dsc"\nrun s extends base { schedule { file = "a/../b.schedule" } }'
     (tmp_path / "lib" / "s.dsc").write_text(text, encoding="utf-8")
     schedule = read(tmp_path, 'import "lib/s.dsc"\nrun t extends s { schedule { name = none } }').schedule

@@ -57,7 +57,7 @@ def allowed(n: Numbers) -> bool:
     p, d, e, b = (int(n[key]) for key in ("pipeline", "data", "expert", "micro_batch"))
     batch, experts, groups = (int(n[key]) for key in ("batch", "experts", "groups"))
     group = e * int(n["expert_tensor"])
-    per_rank, rest = divmod(batch, d * b)
+    per_rank, remainder = divmod(batch, d * b)
     mirrored, folded = n["schedule"] == "dualpipe", n["schedule"] == "dualpipev"
     return (
         p * d == int(n["nodes"]) * int(n["devices"])
@@ -65,7 +65,7 @@ def allowed(n: Numbers) -> bool:
         and experts % e == 0
         and experts % groups == 0
         and p * (2 if folded else 1) <= int(n["last"]) + 3
-        and rest == 0
+        and remainder == 0
         and not (mirrored and (p % 2 or per_rank % 2))
         and not ((mirrored or folded) and per_rank < 2 * p)
     )
@@ -120,7 +120,7 @@ def applied(edits: tuple[Edit, ...], overrides: list[str]) -> list[str]:
         text = source.text if source.name == OVERRIDE else Path(source.name).read_text("utf-8")
         new = text[: edit.span.start] + edit.text + text[edit.span.end :]
         if source.name == OVERRIDE:
-            overrides = [new if each == source.text else each for each in overrides]
+            overrides = [new if override == source.text else override for override in overrides]
         else:
             Path(source.name).write_text(new, encoding="utf-8", newline="")
     return overrides
@@ -129,11 +129,11 @@ def applied(edits: tuple[Edit, ...], overrides: list[str]) -> list[str]:
 def keys_of(item: Diagnostic) -> set[str]:
     """The keys on the lines of a conflict."""
     assert item.conflict is not None
-    found = set()
+    keys = set()
     for span in item.conflict.lines:
         key = re.findall(r"(\w+)(?: = | )$", span.source.text[: span.start])[0]
-        found.add({"name": "schedule", "layers": "last"}.get(key, key))
-    return found
+        keys.add({"name": "schedule", "layers": "last"}.get(key, key))
+    return keys
 
 
 def matches(n: Numbers, given: Numbers, keys: set[str]) -> bool:
@@ -150,54 +150,56 @@ def test_the_rules_agree_with_the_reference(tmp_path: Path) -> None:
 def problem_of(path: Path) -> RuleProblem:
     """All joint rules, applied to the spec in a file."""
     view = analyse(str(path)).views[0]
-    known = variables(view.spec, view.context.origins, view.context.failed, ())
+    path_variables = variables(view.spec, view.context.origins, view.context.failed, ())
     rows = [
-        RuleRow(frozenset(path for path in known if any(rules.related(read, path) for read in reads)), rule)
+        RuleRow(frozenset(path for path in path_variables if any(rules.related(read, path) for read in reads)), rule)
         for reads, rule in rules.JOINT
     ]
-    return RuleProblem(SpecSheet(view.spec), known, rows, ())
+    return RuleProblem(SpecSheet(view.spec), path_variables, rows, ())
 
 
 def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
     """No right assignment has all lines of a conflict; one, perhaps outside the domain, has any fewer of them."""
-    seen = 0
+    num_conflicts = 0
     for n in wrong(1, 120):
         items = check(written(tmp_path, n))
         for item in items:
             if item.conflict is None:
                 continue
-            seen += 1
+            num_conflicts += 1
             keys = keys_of(item)
             assert keys <= n.keys() - ({"data"} if n["data"] == "auto" else set())
-            assert not any(matches(each, n, keys) for each in right), (n, keys)
+            assert not any(matches(assignment, n, keys) for assignment in right), (n, keys)
             assert len(keys) >= 2
             for fewer in combinations(keys, len(keys) - 1):
-                assert any(matches(each, n, set(fewer)) for each in right) or has_witness(
+                assert any(matches(assignment, n, set(fewer)) for assignment in right) or has_witness(
                     written(tmp_path, n), n, fewer
                 )
-    assert seen >= 100
+    assert num_conflicts >= 100
 
 
 def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
     """If one conflict explains everything, no smaller set of lines is a conflict; or the set has at most two more
     lines, all of which its message is about, and no smaller set of these is a conflict."""
-    seen = 0
+    num_smaller = 0
     for n in wrong(2, 60):
         items = [item for item in check(written(tmp_path, n)) if item.conflict is not None]
         if len(items) != 1:
             continue
         keys = keys_of(items[0])
         for fewer in combinations([key for key in DOMAIN if n[key] != "auto"], len(keys) - 1):
-            if any(matches(each, n, set(fewer)) for each in right) or has_witness(written(tmp_path, n), n, fewer):
+            if any(matches(assignment, n, set(fewer)) for assignment in right) or has_witness(
+                written(tmp_path, n), n, fewer
+            ):
                 continue
-            seen += 1
-            about = about_of(items[0], n)
-            assert keys <= about and not {*fewer} <= about, (n, keys, fewer)
+            num_smaller += 1
+            about_keys = about_of(items[0], n)
+            assert keys <= about_keys and not {*fewer} <= about_keys, (n, keys, fewer)
             for fewest in combinations(fewer, len(keys) - 3):
-                assert any(matches(each, n, set(fewest)) for each in right) or has_witness(
+                assert any(matches(assignment, n, set(fewest)) for assignment in right) or has_witness(
                     written(tmp_path, n), n, fewest
                 )
-    assert seen < 30, "most conflicts are the smallest"
+    assert num_smaller < 30, "most conflicts are the smallest"
 
 
 def about_of(item: Diagnostic, n: Numbers) -> set[str]:
@@ -228,25 +230,25 @@ run big extends base {{
 }}
 """
     (tmp_path / "big.dsc").write_text(text, encoding="utf-8")
-    first, *others = check(tmp_path / "big.dsc", "big")
+    first, *rest = check(tmp_path / "big.dsc", "big")
     assert first.code == "E0802" and first.conflict is not None
     assert keys_of(first) == {"pipeline", "expert", "nodes", "devices"}
     assert [note.message for note in first.notes] == ["data = 16 follows from 64 devices / 4 pipeline ranks"]
-    (batch,) = (item for item in others if item.code == "E0807")
+    (batch,) = (item for item in rest if item.code == "E0807")
     assert batch.notes[0].message == first.notes[0].message
-    shown = [{before_value(edit.span).strip() for edit in edits} for edits in first.conflict.resolutions]
-    buys = [bool(keys & {"nodes =", "devices ="}) for keys in shown]
+    changed_keys = [{before_value(edit.span).strip() for edit in edits} for edits in first.conflict.resolutions]
+    buys = [bool(keys & {"nodes =", "devices ="}) for keys in changed_keys]
     assert True in buys and buys == sorted(buys), "other degrees come before other machines"
 
 
 def has_witness(path: Path, n: Numbers, keys: tuple[str, ...]) -> bool:
     """Whether the search finds values outside the domain that the reference allows."""
     problem = problem_of(path)
-    spans = {span for span, paths in problem.lines.items() if {KEYS.get(each) for each in paths} & {*keys}}
+    spans = {span for span, paths in problem.lines.items() if {KEYS.get(variable) for variable in paths} & {*keys}}
     if not problem.can_hold(frozenset(spans), memory=False):
         return False
-    found = numbers_of(problem.sheet.spec)
-    return matches(found, n, set(keys)) and allowed(found)
+    numbers = numbers_of(problem.sheet.spec)
+    return matches(numbers, n, set(keys)) and allowed(numbers)
 
 
 def numbers_of(spec: Spec) -> dict[str, int | str]:
@@ -263,14 +265,18 @@ def numbers_of(spec: Spec) -> dict[str, int | str]:
 
 def test_the_first_edits_are_the_best(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
     """No right assignment that changes few lines has a lower cost, and every edit of the text makes it right."""
-    seen = given_up = 0
+    num_conflicts = given_up = 0
     for n in wrong(3, 60):
         items = check(written(tmp_path, n))
         conflicts = [item.conflict for item in items if item.conflict is not None]
         if len(conflicts) != 1 or len(items) > 3:
             continue
-        costs = [cost(each, n) for each in right if n["data"] != "auto" or filled({**each, "data": "auto"}) == each]
-        best = min((each for each in costs if each[2] <= MAX_CHANGED), default=min(costs))
+        costs = [
+            cost(assignment, n)
+            for assignment in right
+            if n["data"] != "auto" or filled({**assignment, "data": "auto"}) == assignment
+        ]
+        best = min((candidate for candidate in costs if candidate[2] <= MAX_CHANGED), default=min(costs))
         given_up += not conflicts[0].resolutions  # the search has a bound
         for number, edits in enumerate(conflicts[0].resolutions):
             path = written(tmp_path, n)
@@ -281,8 +287,8 @@ def test_the_first_edits_are_the_best(tmp_path: Path, right: list[dict[str, int 
                 if n["data"] == "auto":
                     mended["data"] = "auto"
                 assert cost(mended, n) <= (*best[:-1], best[-1] + 1e-9), (n, mended, best)
-        seen += 1
-    assert seen >= 30 and given_up <= 1
+        num_conflicts += 1
+    assert num_conflicts >= 30 and given_up <= 1
 
 
 def cost(new: Numbers, old: Numbers) -> tuple[bool, bool, int, bool, float]:
@@ -317,8 +323,8 @@ def test_every_edit_of_a_pinned_spec_resolves_its_conflict(
                 Path(source.name).parent.mkdir(parents=True, exist_ok=True)
                 Path(source.name).write_text(source.text, encoding="utf-8", newline="")
             after = check(f"{name}.dsc", overrides=applied(edits, overrides))
-            assert {each.code for each in after} <= {each.code for each in items}
-            assert item.code not in {each.code for each in after}, (item.code, edits)
+            assert {mistake.code for mistake in after} <= {mistake.code for mistake in items}
+            assert item.code not in {mistake.code for mistake in after}, (item.code, edits)
             stay.append(bool(after))
             monkeypatch.chdir(UI)
         if item.conflict is not None and stay:
@@ -362,8 +368,8 @@ def test_a_published_model_is_not_offered_with_other_layers(tmp_path: Path, over
 
 def test_nothing_is_imported_for_a_right_spec() -> None:
     code = "import sys; from dsl.load import load; load('lib/base.dsc'); print('dsl.conflict' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=UI, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=UI, capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"
 
 
 def test_errors_in_a_spec_of_very_many_layers_need_no_long_search(tmp_path: Path) -> None:
@@ -414,6 +420,6 @@ def test_equally_large_changes_keep_their_order(tmp_path: Path) -> None:
         return []
 
     subject = Subject(problem.sheet.spec, {}, (), (), (), again)
-    found = _verified(subject, problem, changes, [], [], lambda span: (0, span.start))
+    verified = _verified(subject, problem, changes, [], [], lambda span: (0, span.start))
     assert tried == [*({pipeline: value} for value in ("3", "8", "2")), {pipeline: "8", data: "8"}]
-    assert [{edit.span: edit.text for edit in edits} for edits, _ in found] == tried
+    assert [{edit.span: edit.text for edit in edits} for edits, _ in verified] == tried

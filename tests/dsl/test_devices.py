@@ -47,10 +47,10 @@ def peaks(spec: Spec) -> tuple[Any, ...]:
 
 
 def dsc(*arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "compiler.cli.main", *arguments], capture_output=True, text=True, check=False
     )
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
 @pytest.mark.parametrize("name", ["h100", "h800", "a100"])
@@ -58,13 +58,13 @@ def test_known_peaks_equal_the_shipped_clusters(name: str) -> None:
     text = "".join(path.read_text("utf-8") for path in sorted((SPECS / "clusters").glob("*.dsc")))
     stated = re.search(rf"device {name} {{(.*)}}", text)
     assert stated is not None
-    keys = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
-    known = PEAKS[name]
-    assert float(keys["hbm"].replace("TB/s", "e12")) == known.hbm and int(keys["sms"]) == known.sms
-    assert float(keys["bf16"].replace("TFLOPS", "e12")) == known.bf16
-    assert ("fp8" in keys) == (known.fp8 is not None)
-    if known.fp8 is not None:
-        assert float(keys["fp8"].replace("TFLOPS", "e12")) == known.fp8
+    keys = {key.strip(): value.strip() for key, value in (entry.split("=") for entry in stated[1].split(","))}
+    sheet = PEAKS[name]
+    assert float(keys["hbm"].replace("TB/s", "e12")) == sheet.hbm and int(keys["sms"]) == sheet.sms
+    assert float(keys["bf16"].replace("TFLOPS", "e12")) == sheet.bf16
+    assert ("fp8" in keys) == (sheet.fp8 is not None)
+    if sheet.fp8 is not None:
+        assert float(keys["fp8"].replace("TFLOPS", "e12")) == sheet.fp8
 
 
 @pytest.mark.parametrize("name", PEAKS)
@@ -77,20 +77,20 @@ def test_known_peaks_equal_the_rate_tables(name: str, tmp_path: Path) -> None:
 
 def test_a_known_device_is_planned_at_its_peaks(tmp_path: Path) -> None:
     stated = written(tmp_path / "stated", "h100", "sms = 132, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS")
-    for at, name in enumerate(("h100", "H100")):
-        bare = written(tmp_path / str(at), name)
-        plans = [dsc("plan", f"{each}:mine", "--format", "json") for each in (bare, stated)]
+    for index, name in enumerate(("h100", "H100")):
+        bare = written(tmp_path / str(index), name)
+        plans = [dsc("plan", f"{spec}:mine", "--format", "json") for spec in (bare, stated)]
         assert [code for code, _, _ in plans] == [0, 0]
-        found, expected = (json.loads(out) for _, out, _ in plans)
-        assert found["step"] == expected["step"] and found["mfu"] == expected["mfu"] != {"causal": None, "full": None}
-        assert found["assumptions"] == expected["assumptions"]
+        plan, expected = (json.loads(output) for _, output, _ in plans)
+        assert plan["step"] == expected["step"] and plan["mfu"] == expected["mfu"] != {"causal": None, "full": None}
+        assert plan["assumptions"] == expected["assumptions"]
 
 
 def test_the_origin_is_the_data_sheet(tmp_path: Path) -> None:
-    code, shown, _ = dsc("show", f"{written(tmp_path, 'h200')}:mine", "--origin", "cluster.node.device")
+    code, output, _ = dsc("show", f"{written(tmp_path, 'h200')}:mine", "--origin", "cluster.node.device")
     assert code == 0
     for line in ("sms = 132", "hbm = 4.8TB/s", "bf16 = 989TFLOPS", "fp8 = 1979TFLOPS"):
-        assert re.search(rf"{line} +# derived: NVIDIA H200 SXM data sheet\n", shown)
+        assert re.search(rf"{line} +# derived: NVIDIA H200 SXM data sheet\n", output)
 
 
 def test_stated_peaks_override_known_ones(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_stated_peaks_override_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["b300", "mi355x", "gpu", "h100_pcie"])
 @pytest.mark.parametrize("more", ["", "sms = 148", "hbm = 8TB/s, fp8 = 4500TFLOPS"])
 def test_a_device_of_unknown_pace_is_refused(name: str, more: str, tmp_path: Path) -> None:
-    code, shown, said = dsc("plan", f"{written(tmp_path, name, more)}:mine")
-    assert (code, shown) == (2, "") and f"error[E0917]: device {name} has no peaks" in said
-    assert "bf16 = " in said and "cores = 1" in said
+    code, output, error = dsc("plan", f"{written(tmp_path, name, more)}:mine")
+    assert (code, output) == (2, "") and f"error[E0917]: device {name} has no peaks" in error
+    assert "bf16 = " in error and "cores = 1" in error
 
 
 @pytest.mark.parametrize(("name", "more"), [("cpu", ""), ("xeon", "cores = 4"), ("b300", "bf16 = 2250TFLOPS")])
@@ -121,8 +121,8 @@ def test_every_further_kind_of_nodes_counts(tmp_path: Path) -> None:
     )
     text = text.replace("cluster = mine", "cluster = mine, parallel { pipeline = 2 }")
     spec.write_text(text.replace("device A", "device a100 { memory = 79.1GiB }"), "utf-8")
-    found = load(spec, "mine").cluster.devices[1]
-    assert (found.sms, found.hbm, found.bf16, found.fp8) == (108, 2.039e12, 312e12, None)
+    device = load(spec, "mine").cluster.devices[1]
+    assert (device.sms, device.hbm, device.bf16, device.fp8) == (108, 2.039e12, 312e12, None)
     assert "derived: NVIDIA A100 80GB SXM data sheet" in dsc("show", f"{spec}:mine", "--origin", "cluster.more")[1]
     spec.write_text(text.replace("device A", "device b100 { memory = 79.1GiB }"), "utf-8")
     with pytest.raises(SpecError) as caught:
@@ -154,7 +154,7 @@ GIB = 2**30
 )
 def test_plans_leave_the_reserve_of_an_accelerator_free(overrides: list[str], room: int) -> None:
     """CUDA contexts, NCCL, cuBLAS and fragmentation take memory that no plan counts."""
-    words = [f"cluster.node.device.{each}" for each in overrides]
+    words = [f"cluster.node.device.{override}" for override in overrides]
     device = load(SPECS / "llama3-8b.dsc", overrides=words).cluster.node.device
     assert (device.room, device.memory - device.reserved) == (room, room)
     assert device.model_copy(update={"memory": device.memory_for(room)}).room == room

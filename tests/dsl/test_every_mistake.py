@@ -96,8 +96,8 @@ WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
     ],
 )
 def test_each_mistake_is_reported_once(edits: dict[str, str], wanted: list[tuple[str, str]]) -> None:
-    found = told(spec("quickstart", edits))
-    assert found == wanted or (found[:1] == wanted[:1] and sorted(found) == sorted(wanted)), found
+    mistakes = told(spec("quickstart", edits))
+    assert mistakes == wanted or (mistakes[:1] == wanted[:1] and sorted(mistakes) == sorted(wanted)), mistakes
 
 
 def test_every_conflict_has_its_edits() -> None:
@@ -111,17 +111,17 @@ def test_every_conflict_has_its_edits() -> None:
     for item in before:
         assert item.conflict is not None and item.conflict.resolutions, item.code
         for edits in item.conflict.resolutions:
-            after = [each.code for each in said(apply(text, edits))]
+            after = [mistake.code for mistake in said(apply(text, edits))]
             assert item.code not in after and len(after) < 3, edits
 
 
 def test_a_contradictory_model_is_not_reported_as_lack_of_memory() -> None:
-    found = said(spec("quickstart", {"experts = 16": "experts = 9", "memory = 4GB": "memory = 20MB"}))
-    assert [item.code for item in found] == ["E0803", "E0901", "E0812"]
-    conflict = found[0].conflict
+    mistakes = said(spec("quickstart", {"experts = 16": "experts = 9", "memory = 4GB": "memory = 20MB"}))
+    assert [item.code for item in mistakes] == ["E0803", "E0901", "E0812"]
+    conflict = mistakes[0].conflict
     assert conflict is not None and sorted(line.text for line in conflict.lines) == ["2", "9"]
     assert [[edit.text for edit in edits] for edits in conflict.resolutions] == [["1", "3"]], "not with fewer experts"
-    assert found[2].conflict is None and "plan with" in found[2].hint
+    assert mistakes[2].conflict is None and "plan with" in mistakes[2].hint
 
 
 @pytest.mark.parametrize(

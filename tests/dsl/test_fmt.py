@@ -72,7 +72,7 @@ def format_text(text: str) -> str:
 def meaning(value: object) -> object:
     """A document without its source locations: what `fmt` must keep."""
     if isinstance(value, tuple):
-        return tuple(meaning(each) for each in value)
+        return tuple(meaning(part) for part in value)
     places = ("span", "head", "end", "source")
     names = [name for name in getattr(value, "__dataclass_fields__", {}) if name not in places]
     if not names:
@@ -86,11 +86,11 @@ def read(text: str) -> tuple[Statement, ...]:
 
 def comments(text: str) -> list[str]:
     """All comments of a text."""
-    rest, place = [], 0
+    gaps, place = [], 0
     for token in tokens(text):
-        rest.append(text[place : token.start].strip(" \t"))
+        gaps.append(text[place : token.start].strip(" \t"))
         place = token.end
-    return [each for each in (*rest, text[place:].strip(" \t")) if each]
+    return [gap for gap in (*gaps, text[place:].strip(" \t")) if gap]
 
 
 def shaken(text: str, chooser: random.Random) -> str:
@@ -141,8 +141,8 @@ def _lines(text: str) -> list[list[object]]:
 
 
 def test_every_spec_and_fixture_keeps_its_words_and_comments() -> None:
-    kept = [keeps(decode(path.name, path.read_bytes())[0].text) for path in FIXTURES]
-    assert sum(kept) > len(SHIPPED) + 50 and not all(kept)
+    verdicts = [keeps(decode(path.name, path.read_bytes())[0].text) for path in FIXTURES]
+    assert sum(verdicts) > len(SHIPPED) + 50 and not all(verdicts)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,15 +157,15 @@ def test_soups_keep_their_words_and_comments() -> None:
     chooser = random.Random(2)
     pool = [line for path in SHIPPED for line in path.read_text("utf-8").splitlines()]
     words = [token.text for path in SHIPPED for token in tokens(path.read_text("utf-8")) if token.type != "NEWLINE"]
-    read_ones = 0
+    num_read = 0
     for _ in range(1500):
         lines = chooser.choices(pool, k=chooser.randint(1, 6))
         lines += [" ".join(chooser.choices(words, k=chooser.randint(1, 4))) for _ in range(chooser.randint(0, 2))]
         chooser.shuffle(lines)
         text = chooser.choice(["\n", "\n", "\n\n", ",", "\r\n"]).join(lines)
         opened = text.count("{") - text.count("}")
-        read_ones += keeps(text + chooser.choice(["}", "\n}"]) * opened)
-    assert read_ones > 200
+        num_read += keeps(text + chooser.choice(["}", "\n}"]) * opened)
+    assert num_read > 200
 
 
 def test_canonical_specs_are_laid_out_but_for_columns() -> None:
@@ -270,5 +270,5 @@ def test_stdin_goes_to_stdout(capfdbinary: pytest.CaptureFixture[bytes], monkeyp
 def test_a_diff_sends_no_escape_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("one.dsc").write_text("run  a { } # \x1b]0;title\x07\u202e\n", encoding="utf-8")
     assert main(["fmt", "--diff", "one.dsc"]) == 1
-    out = capsys.readouterr().out
-    assert not {"\x1b", "\x07", "\u202e"} & set(out) and "]0;title" in out
+    diff = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e"} & set(diff) and "]0;title" in diff

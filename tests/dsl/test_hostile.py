@@ -52,25 +52,29 @@ BOMBS = {
 
 def messages(path: Path, content: bytes) -> tuple[Diagnostic, ...]:
     path.write_bytes(content)
-    found = check(path)
-    assert render_all(found) or not found
-    return found
+    mistakes = check(path)
+    assert render_all(mistakes) or not mistakes
+    return mistakes
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_operators_are_counted_for_each_statement(more: int) -> None:
     """Two statements and a list may each have the maximum number of operators; one more operator is refused."""
-    most, over = "1" + "+1" * MAX_DEPTH, "1" + "+1" * (MAX_DEPTH + more)
-    for text in (f"a = {most}\nb = {over}\nc = {most}\n", f"a {{ b = {over}, c = {most} }}\n", f"a = [{over}]\n"):
+    longest, over = "1" + "+1" * MAX_DEPTH, "1" + "+1" * (MAX_DEPTH + more)
+    for text in (
+        f"a = {longest}\nb = {over}\nc = {longest}\n",
+        f"a {{ b = {over}, c = {longest} }}\n",
+        f"a = [{over}]\n",
+    ):
         assert [item.code for item in parse(Source("a.dsc", text)).diagnostics] == ["E0103"] * more, text
 
 
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_bombs_are_refused_soon(name: str, tmp_path: Path) -> None:
     begin = time.process_time()
-    found = messages(tmp_path / "bomb.dsc", BOMBS[name].encode())
-    assert 1 <= len(found) <= MAX_MISTAKES + 2
-    assert len(render_all(found)) < 100_000
+    mistakes = messages(tmp_path / "bomb.dsc", BOMBS[name].encode())
+    assert 1 <= len(mistakes) <= MAX_MISTAKES + 2
+    assert len(render_all(mistakes)) < 100_000
     assert time.process_time() - begin < SECONDS
 
 
@@ -101,10 +105,10 @@ def test_bombs_take_little_memory() -> None:
         "assert judged(Input('right', {'spec.dsc': right})) == ()\n"
         "for name, text in BOMBS.items(): assert judged(Input(name, {'spec.dsc': text})), name\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], cwd=SPECS.parent, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("last", ["1", "nothing", "a0", "1GB", "99999999999e60"])
@@ -112,8 +116,8 @@ def test_doubling_definitions_are_evaluated_once(last: str, tmp_path: Path) -> N
     lets = "".join(f"let a{i} = a{i + 1} * a{i + 1}\n" for i in range(45)) + f"let a45 = {last}\n"
     text = BASE + lets + "run wrong extends base { parallel { pipeline = a0, expert = a0 + nowhere } }\n"
     begin = time.process_time()
-    found = messages(tmp_path / "lets.dsc", text.encode())
-    assert {item.code for item in found} <= {"E0301", "E0302", "E0303", "E0305", "E0401", "E0402", "E0804", "E0808"}
+    mistakes = messages(tmp_path / "lets.dsc", text.encode())
+    assert {item.code for item in mistakes} <= {"E0301", "E0302", "E0303", "E0305", "E0401", "E0402", "E0804", "E0808"}
     assert time.process_time() - begin < SECONDS
 
 
@@ -121,8 +125,8 @@ def test_numbers_keep_to_their_bounds(tmp_path: Path) -> None:
     numbers = ["0", "-1", "1e99", "0.5", "9" * 40, "1e-99", "0%", "1_", "99999T", "1e99T"]
     for number in numbers:
         text = BASE + f"run b extends base {{ parallel {{ pipeline = {number} }}, train {{ batch = {number} }} }}\n"
-        found = messages(tmp_path / "number.dsc", text.encode())
-        assert (not found) == (number == "1_" and not found)
+        mistakes = messages(tmp_path / "number.dsc", text.encode())
+        assert (not mistakes) == (number == "1_" and not mistakes)
 
 
 def test_a_pipe_a_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None:
@@ -131,8 +135,8 @@ def test_a_pipe_a_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None
     for name in ("pipe", "folder"):
         assert [item.code for item in check(tmp_path / f"{name}.dsc")] == ["E0101"]
         importing = f'import "{name}.dsc"\nrun a {{ }}\n'.encode()
-        (found,) = [item for item in messages(tmp_path / "importing.dsc", importing) if item.code == "E0501"]
-        assert found.hint == "import a regular file"
+        (mistake,) = [item for item in messages(tmp_path / "importing.dsc", importing) if item.code == "E0501"]
+        assert mistake.hint == "import a regular file"
     assert [item.code for item in check(tmp_path / "missing.dsc")] == ["E0101"]
     assert [item.code for item in check("\0.dsc")] == ["E0101"]
 
@@ -140,18 +144,23 @@ def test_a_pipe_a_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None
 def test_imports_end(tmp_path: Path) -> None:
     for index in range(70):
         (tmp_path / f"f{index}.dsc").write_text(f'import "f{index + 1}.dsc"\n', encoding="utf-8")
-    found = check(tmp_path / "f0.dsc")
-    assert [item.code for item in found] == ["E0102"]
+    mistakes = check(tmp_path / "f0.dsc")
+    assert [item.code for item in mistakes] == ["E0102"]
 
 
 def test_line_ends_and_marks_do_not_change_the_meaning(tmp_path: Path) -> None:
     plain = parse(Source("a", BASE)).document.body
     for text in (BASE.replace("\n", "\r\n"), BASE.replace("  ", "\t"), BASE + "   # end", BASE.rstrip("\n")):
-        found = parse(decode("a", b"\xef\xbb\xbf" + text.encode())[0])
-        assert not found.diagnostics
-        assert [type(each) for each in found.document.body] == [type(each) for each in plain]
-        keys = [[each.key.text for each in block.body if isinstance(each, Attribute)] for block in found.document.body]
-        assert keys == [[each.key.text for each in block.body if isinstance(each, Attribute)] for block in plain]
+        parsed = parse(decode("a", b"\xef\xbb\xbf" + text.encode())[0])
+        assert not parsed.diagnostics
+        assert [type(statement) for statement in parsed.document.body] == [type(statement) for statement in plain]
+        keys = [
+            [attribute.key.text for attribute in block.body if isinstance(attribute, Attribute)]
+            for block in parsed.document.body
+        ]
+        assert keys == [
+            [attribute.key.text for attribute in block.body if isinstance(attribute, Attribute)] for block in plain
+        ]
 
 
 WORDS = [
@@ -203,13 +212,13 @@ def test_mutated_specs_end_in_messages_or_specs(tmp_path: Path, seed: int, times
     for _ in range(times):
         place = chooser.randrange(len(parts))
         change = chooser.choice(["drop", "put", "swap", "double"])
-        other = chooser.randrange(len(parts))
+        other_place = chooser.randrange(len(parts))
         if change == "drop":
             parts[place] = ""
         elif change == "put":
             parts[place] = chooser.choice(WORDS)
         elif change == "swap":
-            parts[place], parts[other] = parts[other], parts[place]
+            parts[place], parts[other_place] = parts[other_place], parts[place]
         else:
             parts[place] = f"{parts[place]} {parts[place]}"
     for item in messages(tmp_path / "mutated.dsc", " ".join(parts).encode()):

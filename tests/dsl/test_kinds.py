@@ -22,10 +22,10 @@ from tests.runtime.step.specs import spec as small_spec
 def on_kinds(chosen: Spec, *memories: int) -> Spec:
     """The spec on as many nodes as pipeline ranks, each of another kind."""
     nodes = [Machine(devices=chosen.parallel.data, device=Device(name=f"d{m}", memory=m)) for m in memories]
-    more = None
+    more_nodes = None
     for node in reversed(nodes[1:]):
-        more = More(nodes=1, node=node, more=more)
-    cluster = chosen.cluster.model_copy(update={"nodes": 1, "node": nodes[0], "more": more})
+        more_nodes = More(nodes=1, node=node, more=more_nodes)
+    cluster = chosen.cluster.model_copy(update={"nodes": 1, "node": nodes[0], "more": more_nodes})
     return chosen.model_copy(update={"cluster": cluster})
 
 
@@ -33,14 +33,14 @@ def on_kinds(chosen: Spec, *memories: int) -> Spec:
 def test_no_plan_that_fits_is_refused(schedule: str) -> None:
     """Two ranks on all pairs of memory sizes: a pair is refused exactly if no plan fits."""
     base = small_spec(2, 2, 2, 4, schedule=schedule)
-    needed = [each.total for each in planned(on_kinds(base, 10**9, 10**9))]
-    sizes = sorted({int(share * most) for most in needed for share in (0.05, 0.3, 0.6, 1.0, 1.5)})
+    needed = [memory.total for memory in planned(on_kinds(base, 10**9, 10**9))]
+    sizes = sorted({int(share * total) for total in needed for share in (0.05, 0.3, 0.6, 1.0, 1.5)})
     refused = 0
     for memories in product(sizes, repeat=2):
         chosen = on_kinds(base, *memories)
         if list(state_fits_each_kind(chosen)):
             refused += 1
-            lacks = [held > has for held, has in zip(needed, memories, strict=True)]
+            lacks = [need > available for need, available in zip(needed, memories, strict=True)]
             assert any(lacks), (memories, needed)
     assert 0.2 < refused / len(sizes) ** 2 < 0.9
 
@@ -55,8 +55,8 @@ def test_the_device_with_the_last_stage_is_named() -> None:
     """1F1B has the last stage on the last rank, a V on the first; with mirrored stages the smaller memory counts."""
     paths = {}
     for schedule, memories in (("1f1b", (10**9, 2000)), ("zbv", (2000, 10**9)), ("dualpipe", (10**9, 2000))):
-        (found,) = state_fits_each_kind(on_kinds(small_spec(2, 2, 2, 4, schedule=schedule), *memories))
-        paths[schedule] = found.at
+        (finding,) = state_fits_each_kind(on_kinds(small_spec(2, 2, 2, 4, schedule=schedule), *memories))
+        paths[schedule] = finding.at
     assert paths == {
         "1f1b": "cluster.more.node.device.memory",
         "zbv": "cluster.node.device.memory",
@@ -96,18 +96,18 @@ WORLDS = (2, 3, 4, 6, 8, 12)
 @pytest.fixture(scope="module")
 def right() -> list[dict[str, int | str]]:
     """All assignments that the rules allow; for a pair of kinds only the sum matters."""
-    found = []
+    assignments = []
     for values in product(*DOMAIN.values()):
         n = dict(zip(DOMAIN, values, strict=True))
         n["devices"] = int(n["pipeline"]) * int(n["data"])
         if allowed(n):
-            found.append(n)
-    return found
+            assignments.append(n)
+    return assignments
 
 
 def written(folder: Path, n: Numbers) -> Path:
-    here = int(n["devices"]) // 2
-    kinds = KINDS.format(**n, devices_here=here, devices_there=int(n["devices"]) - here)
+    half = int(n["devices"]) // 2
+    kinds = KINDS.format(**n, devices_here=half, devices_there=int(n["devices"]) - half)
     base = (UI / "lib" / "base.dsc").read_text("utf-8")
     (folder / "base.dsc").write_text(base, encoding="utf-8")
     (folder / "library.dsc").write_text('import "base.dsc"\n' + kinds, encoding="utf-8")
@@ -117,8 +117,8 @@ def written(folder: Path, n: Numbers) -> Path:
 
 def test_lines_of_a_conflict_are_minimal(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
     """No right assignment agrees with all lines of a conflict, one agrees with any fewer; edits correct the text."""
-    random_, seen, with_cluster, mended = random.Random(7), 0, 0, 0
-    while seen < 40:
+    random_, num_conflicts, with_cluster, mended = random.Random(7), 0, 0, 0
+    while num_conflicts < 40:
         n: dict[str, int | str] = {key: random_.choice(values) for key, values in DOMAIN.items()}
         n["devices"] = random_.choice(WORLDS)
         if allowed(n):
@@ -126,16 +126,16 @@ def test_lines_of_a_conflict_are_minimal(tmp_path: Path, right: list[dict[str, i
         path = written(tmp_path, n)
         for item in (item for item in check(path) if item.conflict is not None):
             assert item.conflict is not None
-            seen += 1
+            num_conflicts += 1
             keys = {"devices" if key == "cluster" else key for key in keys_of(item)}
             with_cluster += "devices" in keys
-            assert keys <= n.keys() and not any(matches(each, n, keys) for each in right), (n, keys)
+            assert keys <= n.keys() and not any(matches(assignment, n, keys) for assignment in right), (n, keys)
             for fewer in combinations(keys, len(keys) - 1):
-                assert any(matches(each, n, {*fewer}) for each in right), (n, keys, fewer)
-            if sum(each.conflict is not None for each in check(path)) == 1:
+                assert any(matches(assignment, n, {*fewer}) for assignment in right), (n, keys, fewer)
+            if sum(mistake.conflict is not None for mistake in check(path)) == 1:
                 for edits in item.conflict.resolutions:
                     applied(edits, [])
-                    assert not {each.code for each in check(path)} - {"E0817"}
+                    assert not {mistake.code for mistake in check(path)} - {"E0817"}
                     mended += 1
                     written(tmp_path, n)
     assert with_cluster >= 10 and mended >= 20

@@ -221,8 +221,8 @@ def test_defaults(tmp_path: Path) -> None:
     }
     assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)
     assert spec.train.tokens == 7 * 3 * 8
-    other = read(tmp_path, text, run="b")
-    assert (other.schedule.name, other.parallel.data) == ("dualpipe", 2)
+    extended = read(tmp_path, text, run="b")
+    assert (extended.schedule.name, extended.parallel.data) == ("dualpipe", 2)
 
 
 # ---------------------------------------------------------------- composition
@@ -245,8 +245,8 @@ def test_later_blocks_override_earlier_ones(tmp_path: Path) -> None:
       model base { hidden = 64, attention { heads = 2 } }
       run a { train { seed = 3 } }
     """
-    other = 'import "base.dsc"\nrun a extends base { train { seed = 2 } }\n'
-    spec = read(tmp_path, text, other=other + "cluster four { node { device { memory = 1GB } } }")
+    imported = 'import "base.dsc"\nrun a extends base { train { seed = 2 } }\n'
+    spec = read(tmp_path, text, other=imported + "cluster four { node { device { memory = 1GB } } }")
     assert (spec.model.hidden, spec.model.vocab, spec.model.attention.heads, spec.model.attention.kv_rank) == (
         64,
         4096,

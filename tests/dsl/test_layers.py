@@ -40,8 +40,8 @@ def test_ranges_with_by_can_hold_all_layers(tmp_path: Path) -> None:
 
 def test_keys_omitted_in_a_range_with_by_are_inherited(tmp_path: Path) -> None:
     dense = "layers 0..2 { ffn dense { inner = 8 }, attention { qk_norm = false } }"
-    rest = "layers 3..8 { ffn dense { inner = 16 } }"
-    model = model_of(tmp_path, f"{dense}\n{rest}\nlayers 1..7 by 2 {{ attention {{ rope {{ theta = 500 }} }} }}")
+    upper = "layers 3..8 { ffn dense { inner = 16 } }"
+    model = model_of(tmp_path, f"{dense}\n{upper}\nlayers 1..7 by 2 {{ attention {{ rope {{ theta = 500 }} }} }}")
     every = model.layers[1]
     assert (every.first, every.by, every.ffn) == (1, 2, Dense(inner=8)), (
         "of the range that holds the first of its layers"
@@ -75,8 +75,13 @@ NONE_LEFT = ("no layer is left for this range", "remove this range", "0..0")
 )
 def test_each_layer_is_in_one_range(tmp_path: Path, ranges: str, found: list[tuple[str, str, str]]) -> None:
     with pytest.raises(SpecError) as caught:
-        model_of(tmp_path, "\n".join(f"layers {each} {{ ffn dense {{ inner = 8 }} }}" for each in ranges.split(", ")))
-    assert [(each.message, each.hint, each.span.text) for each in caught.value.diagnostics if each.span] == found
+        model_of(
+            tmp_path,
+            "\n".join(f"layers {layer_range} {{ ffn dense {{ inner = 8 }} }}" for layer_range in ranges.split(", ")),
+        )
+    assert [
+        (mistake.message, mistake.hint, mistake.span.text) for mistake in caught.value.diagnostics if mistake.span
+    ] == found
 
 
 def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
@@ -86,13 +91,18 @@ def test_attention_of_each_range_can_be_rotated(tmp_path: Path) -> None:
     plain, odd = "attention { heads = 4 }", "attention { head_dim = 15 }"
     part, wide = "attention { rope { width = 7 } }", "attention { rope { width = 32 } }"
     ranges = (delta, plain, odd, part, wide, odd)
-    layers = "\n".join(f"layers {at}..{at} {{ {ffn}, {each} }}" for at, each in enumerate(ranges))
+    layers = "\n".join(f"layers {index}..{index} {{ {ffn}, {attention} }}" for index, attention in enumerate(ranges))
     with pytest.raises(SpecError) as caught:
         model_of(tmp_path, layers)
-    found = [(each.code, each.message) for each in caught.value.diagnostics]
+    mistakes = [(mistake.code, mistake.message) for mistake in caught.value.diagnostics]
     odd_head = ("E0903", "head_dim = 15 is odd, but columns are rotated in pairs")
     odd_width = ("E0903", "width = 7 is odd, but columns are rotated in pairs")
-    assert found == [odd_head, odd_width, ("E0925", "width = 32 columns are rotated, but a head has only 16"), odd_head]
+    assert mistakes == [
+        odd_head,
+        odd_width,
+        ("E0925", "width = 32 columns are rotated, but a head has only 16"),
+        odd_head,
+    ]
 
 
 def test_attention_of_a_range_overrides_that_of_the_model(tmp_path: Path) -> None:
@@ -101,7 +111,7 @@ def test_attention_of_a_range_overrides_that_of_the_model(tmp_path: Path) -> Non
     overridden = model.layers[1].attention
     assert isinstance(overridden, Gqa) and isinstance(model.attention, Gqa)
     assert overridden == model.attention.model_copy(update={"heads": 8})
-    assert [at for at, _ in model.attentions] == ["model.attention", "model.layers.1.attention"]
+    assert [path for path, _ in model.attentions] == ["model.attention", "model.layers.1.attention"]
 
 
 def test_attention_of_another_kind_inherits_nothing(tmp_path: Path) -> None:

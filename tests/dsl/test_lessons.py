@@ -82,7 +82,7 @@ def _written_back(text: str) -> str:
 
 def test_parts_make_up_an_example() -> None:
     fences = ("dsc\na", "dsc wrong ×2\nb", "dsc right\nc", "sh right\ndsc check mine.dsc -s a=1")
-    text = "Why.\n\n" + "".join(f"```{each}\n```\n" for each in fences)
+    text = "Why.\n\n" + "".join(f"```{fence}\n```\n" for fence in fences)
     taught = read("E0201", text)
     assert (taught.why, taught.wrong.text, taught.right.text) == ("Why.", "a\nb\nb\n", "a\nc\n")
     assert (taught.wrong.command, taught.right.command) == ("dsc check mine.dsc", "dsc check mine.dsc -s a=1")

@@ -13,19 +13,19 @@ from dsl.facts.devices import group_nodes, groups_fall, reached
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.data())
 def test_nodes_that_a_token_reaches(groups: int, nodes: int, each: int, data: st.DataObject) -> None:
     """Never fewer nodes than any choice of groups reaches; where groups align with nodes, exactly the maximum."""
-    kept, experts = data.draw(st.integers(1, groups)), groups * nodes * each
+    num_chosen, experts = data.draw(st.integers(1, groups)), groups * nodes * each
     node_of = [{e * nodes // experts for e in range(g * nodes * each, (g + 1) * nodes * each)} for g in range(groups)]
-    most = max(len(set().union(*chosen)) for chosen in combinations(node_of, kept))
-    assert most <= reached(groups, kept, nodes) <= nodes
+    largest = max(len(set().union(*chosen)) for chosen in combinations(node_of, num_chosen))
+    assert largest <= reached(groups, num_chosen, nodes) <= nodes
     if groups_fall(groups, nodes):
-        assert reached(groups, kept, nodes) == most
+        assert reached(groups, num_chosen, nodes) == largest
 
 
 @given(st.integers(1, 12), st.integers(1, 24), st.integers(1, 4))
 def test_nodes_that_expert_groups_fill(devices: int, expert: int, count: int) -> None:
     """A group is on one node or contains all ranks of its nodes, wherever it begins; None if some groups do not."""
     groups = [range(first, first + expert) for first in range(0, count * expert * devices, expert)]
-    found = [{rank // devices for rank in group} for group in groups]
-    whole = all(len(on) == 1 or len(on) * devices == expert for on in found)
+    nodes_of_groups = [{rank // devices for rank in group} for group in groups]
+    are_whole = all(len(nodes) == 1 or len(nodes) * devices == expert for nodes in nodes_of_groups)
     alike = group_nodes(devices, expert)
-    assert (alike is not None) == whole and (alike is None or all(len(on) == alike for on in found))
+    assert (alike is not None) == are_whole and (alike is None or all(len(nodes) == alike for nodes in nodes_of_groups))

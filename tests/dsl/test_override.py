@@ -138,13 +138,13 @@ def test_the_forms_of_the_language_page(tmp_path: Path) -> None:
     """Each `-s` that sets a rate in docs/language.md or in the help of a command."""
     page = (ROOT / "docs" / "language.md").read_text("utf-8")
     help_text = " ".join(command_parser("train").format_help().split())
-    for shown, ends in (
+    for override, ends in (
         ("train.rate=warmup 20 steps to 1e-3, cosine to 1e-4", [(1e-3, 20), (1e-4, 100)]),
         ("train.rate.0=warmup 50 steps to 2e-3", [(2e-3, 50), (2e-4, 100)]),
     ):
-        assert f"`-s '{shown}'`" in page
-        found = read(tmp_path, shown).train.rate
-        assert [(phase.end, phase.end_tokens // STEP) for phase in found] == ends
+        assert f"`-s '{override}'`" in page
+        phases = read(tmp_path, override).train.rate
+        assert [(phase.end, phase.end_tokens // STEP) for phase in phases] == ends
     assert "-s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4'" in help_text and "-s width=64" in help_text
 
 
@@ -186,13 +186,13 @@ def test_every_printed_path_can_be_set(name: str) -> None:
         if names[-1] in ("kind", "name") and names[0] != "schedule":
             continue  # a label
         try:
-            found = load(path, overrides=[f"{leaf.path}={leaf.text}"])
+            overridden = load(path, overrides=[f"{leaf.path}={leaf.text}"])
         except SpecError as error:
             raise AssertionError(leaf) from error
         if names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN:  # the run's, equal
-            assert found.precision.name == f"my_{spec.precision.name}"
-            own = found.precision.model_copy(update={"name": spec.precision.name})
-            found = found.model_copy(update={"precision": own})
-        assert found == spec, leaf
+            assert overridden.precision.name == f"my_{spec.precision.name}"
+            precision = overridden.precision.model_copy(update={"name": spec.precision.name})
+            overridden = overridden.model_copy(update={"precision": precision})
+        assert overridden == spec, leaf
         tried += 1
     assert tried > 40

@@ -46,9 +46,9 @@ NO_KEYS = {"dualpipe", "zbv", "auto", "byte", "from", "to", "any"}
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
     """(file, string) of each string literal in the modules of a folder, docstrings included."""
     for file in sorted(folder.rglob("*.py")):
-        for each in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                yield str(file.relative_to(ROOT)), each.value
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield str(file.relative_to(ROOT)), node.value
 
 
 # ---------------------------------------------------------------- paths
@@ -64,8 +64,8 @@ def test_a_path_missing_in_the_schema_is_refused() -> None:
         "data.sources.web.weight",
     ):
         assert checked_path(right) == right
-    wrong_ones = ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary")
-    for wrong in (*wrong_ones, "data.sources.web.wait"):
+    wrong_paths = ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary")
+    for wrong in (*wrong_paths, "data.sources.web.wait"):
         with pytest.raises(LookupError, match="the schema has no"):
             checked_path(wrong)
     with pytest.raises(LookupError, match="Moe has no field `n_experts`"):
@@ -80,25 +80,29 @@ def test_a_path_missing_in_the_schema_is_refused() -> None:
 def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -> None:
     """A renamed key fails at import, not in a search that omits the variable and then gives a false message."""
     rename = f"from dsl.schema import {cls}; fields = {cls}.__pydantic_fields__; fields['new'] = fields.pop({name!r})"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{rename}; import dsl.conflict"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1 and "LookupError" in done.stderr and name in done.stderr.splitlines()[-1], done.stderr
+    assert process.returncode == 1 and "LookupError" in process.stderr and name in process.stderr.splitlines()[-1], (
+        process.stderr
+    )
 
 
 @pytest.mark.parametrize("folder", ["dsl", "compiler"])
 def test_every_text_that_looks_like_a_path_exists_in_the_schema(folder: str) -> None:
-    known = {plain(path) for path in (*keys(), *(block.path for block in blocks()))}
-    known |= {
-        f"{path}.{word}" for path in known for word in ("name", "kind", "start", "end", "from", "to", "first", "last")
+    schema_paths = {plain(path) for path in (*keys(), *(block.path for block in blocks()))}
+    schema_paths |= {
+        f"{path}.{word}"
+        for path in schema_paths
+        for word in ("name", "kind", "start", "end", "from", "to", "first", "last")
     }
-    seen = set()
+    covered = set()
     for file, text in texts(ROOT / folder):
         if PATH.fullmatch(text) and text not in NO_PATHS and not str(file).startswith(PUBLISHED):
             path = plain(re.sub(r"\.(\*|[0-9]+)(?=\.|$)", "", text))
-            assert path in known or path == "data.tokenizer.vocab", f"{file}: {text}"
-            seen.add(text)
-    assert len(seen) > 20
+            assert path in schema_paths or path == "data.tokenizer.vocab", f"{file}: {text}"
+            covered.add(text)
+    assert len(covered) > 20
 
 
 def test_every_key_named_by_conflicts_exists() -> None:
@@ -116,25 +120,25 @@ def test_every_variable_has_its_place_in_both_orders() -> None:
 
 def test_every_variable_occurs_in_some_spec() -> None:
     """Each listed variable has a value in some spec."""
-    found: set[str] = set()
+    variable_names: set[str] = set()
     for name, override in (("quickstart.dsc", ()), ("laptop-gqa.dsc", ()), ("llama3-8b.dsc", ("schedule.chunks=2",))):
         overrides = (*override, *(["schedule.name=interleaved"] if override else []))
         view = analyse(str(ROOT / "specs" / name), None, overrides).views[0]
         for path in variables(view.spec, view.context.origins, (), ()):
-            found.add(path if path in VARIABLES else path.rpartition(".")[2])
-    assert found == VARIABLES
+            variable_names.add(path if path in VARIABLES else path.rpartition(".")[2])
+    assert variable_names == VARIABLES
 
 
 def test_findings_refer_to_existing_paths() -> None:
     """Each rule is broken by a spec of tests/ui; a finding whose path does not exist would be placed at its block."""
-    seen: set[str] = set()
+    codes: set[str] = set()
     for file in sorted(UI.glob("*.dsc")):
         for view in analyse(str(file)).views:
             for _, finding in rules.broken(view.spec, view.context.failed):
-                seen.add(finding.code)
+                codes.add(finding.code)
                 for path in (finding.at, *(path for _, path in finding.notes)):
                     checked_path(path)
-    assert len(seen) > 30
+    assert len(codes) > 30
 
 
 # ---------------------------------------------------------------- copies
@@ -147,11 +151,11 @@ def classes(cls: type[Node], found: set[type[Node]] | None = None) -> set[type[N
         found.add(cls)
         todo: list[Any] = [info.annotation for info in cls.model_fields.values()]
         while todo:
-            each = todo.pop()
-            if isinstance(each, type) and issubclass(each, Node):
-                classes(each, found)
-            elif isinstance(each, UnionType) or get_args(each):
-                todo += get_args(each)
+            annotation = todo.pop()
+            if isinstance(annotation, type) and issubclass(annotation, Node):
+                classes(annotation, found)
+            elif isinstance(annotation, UnionType) or get_args(annotation):
+                todo += get_args(annotation)
     return found
 
 
@@ -182,14 +186,18 @@ def test_no_module_copies_models_that_are_less_strict() -> None:
 
 def test_a_key_is_shown_as_an_override_if_it_can_be_overridden() -> None:
     """Blocks and keys of layer ranges are not shown as overrides; paths of a named block have its name."""
-    shown = {key: dict(topic.facts).get("override", ()) for key in keys() for topic in find(key) if topic.name == key}
-    blocks = {key for key in shown if any(other.startswith(f"{key}.") for other in shown)}
-    assert not [key for key in blocks - {"model", "cluster", "precision"} if shown[key]]
-    assert not [key for key in shown if key.startswith("model.layers.") and shown[key]]
-    rest = [key for key in shown if key not in blocks and ".layers." not in key and not shown[key]]
-    assert {"train.seed", "parallel.pipeline"}.isdisjoint(rest) and len(rest) < 10, rest
-    assert shown["data.sources.weight"] == ("-s data.sources.web.weight=0.7",)
-    assert shown["train.seed"][0].startswith("-s train.seed=")
+    overrides = {
+        key: dict(topic.facts).get("override", ()) for key in keys() for topic in find(key) if topic.name == key
+    }
+    blocks = {key for key in overrides if any(inner_key.startswith(f"{key}.") for inner_key in overrides)}
+    assert not [key for key in blocks - {"model", "cluster", "precision"} if overrides[key]]
+    assert not [key for key in overrides if key.startswith("model.layers.") and overrides[key]]
+    without_override = [key for key in overrides if key not in blocks and ".layers." not in key and not overrides[key]]
+    assert {"train.seed", "parallel.pipeline"}.isdisjoint(without_override) and len(without_override) < 10, (
+        without_override
+    )
+    assert overrides["data.sources.weight"] == ("-s data.sources.web.weight=0.7",)
+    assert overrides["train.seed"][0].startswith("-s train.seed=")
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 64, 4096])
@@ -197,8 +205,8 @@ def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) ->
     """If memory matters, at most the largest possible number; each has enough micro-batches for its ranks."""
     for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
         chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
-        most, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=True))
+        largest, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=True))
         micro_batches = weakest.MOST_NEEDED * pipeline
-        assert most * micro_batches * micro_batch <= weakest.MAX_BATCH
-        assert most * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: most > 1]
+        assert largest * micro_batches * micro_batch <= weakest.MAX_BATCH
+        assert largest * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: largest > 1]
         assert weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=False)) == (1,)

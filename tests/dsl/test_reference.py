@@ -34,9 +34,7 @@ from tests.dsl.test_lessons import said
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CLASSES = [
-    each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, Node) and each is not Node
-]
+CLASSES = [cls for cls in vars(schema).values() if isinstance(cls, type) and issubclass(cls, Node) and cls is not Node]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +62,11 @@ KINDS = ("mla", "gqa", "compressed", "deltanet")  # of attention with heads
 @pytest.mark.parametrize("name", ["keys", "units", "errors", "commands"])
 def test_page_is_current(name: str, bless: bool) -> None:
     pages = {"keys": keys_page, "units": units_page, "commands": commands_page}
-    made = (pages[name]() if name in pages else errors_page(messages())).rstrip("\n") + "\n"
+    text = (pages[name]() if name in pages else errors_page(messages())).rstrip("\n") + "\n"
     page = DOCS / "reference" / f"{name}.md"
     if bless:
-        page.write_text(made, encoding="utf-8")
-    assert made == page.read_text("utf-8"), f"{name}.md is not current: `make docs`"
+        page.write_text(text, encoding="utf-8")
+    assert text == page.read_text("utf-8"), f"{name}.md is not current: `make docs`"
 
 
 def test_picture_of_the_first_page_is_current(bless: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +105,9 @@ def test_every_class_and_field_is_described(cls: type[Node]) -> None:
 def test_every_choice_is_explained() -> None:
     for cls in CLASSES:
         for name, kind in fields_of(cls).items():
-            literals = [one for each in kind.types for one in (each, *get_args(each)) if get_origin(one) is Literal]
+            literals = [
+                part for type_ in kind.types for part in (type_, *get_args(type_)) if get_origin(part) is Literal
+            ]
             if not literals or kind.form or cls is schema.RatePhase:
                 continue
             (marks,) = [mark for mark in cls.model_fields[name].metadata if isinstance(mark, Choices)]
@@ -121,32 +121,34 @@ def test_derived_defaults_are_documented() -> None:
         for name, info in cls.model_fields.items()
         if any(isinstance(mark, Derived) for mark in info.metadata)
     }
-    of_others = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
-    of_data = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}
-    of_data |= {*((schema.DataSource, name) for name in ("fim", "filters")), (schema.Prompts, "answer")}
-    assert marked == of_others | {(schema.Device, name) for name in PEAK_FIELDS} | of_data
+    derived = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
+    of_sources = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}
+    of_sources |= {*((schema.DataSource, name) for name in ("fim", "filters")), (schema.Prompts, "answer")}
+    assert marked == derived | {(schema.Device, name) for name in PEAK_FIELDS} | of_sources
 
 
 def test_every_key_of_every_block_is_documented() -> None:
     """The blocks of the reference against those that the resolver accepts."""
-    seen: dict[type[Node], set[str]] = {}
+    keys_by_class: dict[type[Node], set[str]] = {}
 
     def visit(cls: type[Node]) -> None:
-        seen[cls] = set(keys_of(cls)) - ({"first", "last"} if cls is schema.LayerRange else set())
+        keys_by_class[cls] = set(keys_of(cls)) - ({"first", "last"} if cls is schema.LayerRange else set())
         for kind in fields_of(cls).values():
-            for each in (one for type_ in kind.types for one in (type_, *get_args(type_))):
-                if isinstance(each, type) and issubclass(each, Node) and each not in seen:
-                    visit(each)
+            for inner in (part for type_ in kind.types for part in (type_, *get_args(type_))):
+                if isinstance(inner, type) and issubclass(inner, Node) and inner not in keys_by_class:
+                    visit(inner)
 
     visit(Spec)
     written_otherwise = {schema.Batch, schema.RatePhase, schema.Phase, schema.Tile, schema.TrainTokenizer}
     # the keys of the other attention, of other nodes, of the other feed-forward part, and of sources
-    again = ("cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
-    again += tuple(f"model.attention.{at}" for at in ("gqa.rope", "compressed.rope", "compressed.compress.csa.indexer"))
-    documented = sorted(
-        sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(again)
+    repeated = ("cluster.more.node", "model.layers.ffn.moe.clamp", "data.sources.filters")
+    repeated += tuple(
+        f"model.attention.{path}" for path in ("gqa.rope", "compressed.rope", "compressed.compress.csa.indexer")
     )
-    assert documented == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
+    documented = sorted(
+        sorted(key.name for key in block.keys) for block in blocks() if not block.path.startswith(repeated)
+    )
+    assert documented == sorted(sorted(names) for cls, names in keys_by_class.items() if cls not in written_otherwise)
 
 
 # ---------------------------------------------------------------- examples
@@ -154,9 +156,9 @@ def test_every_key_of_every_block_is_documented() -> None:
 
 def spec_with(path: str, given: dict[str, str]) -> str:
     """A spec with these statements, by key, in the block at `path`; other required keys are as in their examples."""
-    known = {block.path: block for block in blocks()}
+    blocks_by_path = {block.path: block for block in blocks()}
     while True:
-        block = known[path or "run"]
+        block = blocks_by_path[path or "run"]
         run = "\n".join(given.values())
         if block.path == "run":
             return f'import "tiny.dsc"\nrun mine extends tiny {{\n{run}\n}}\n'
@@ -167,7 +169,7 @@ def spec_with(path: str, given: dict[str, str]) -> str:
         if path in ("model", "cluster", "precision"):
             return f'import "tiny.dsc"\n{text}\nrun mine extends tiny {{ {path} = mine }}\n'
         outer = path.rpartition(".")[0]
-        while outer and outer not in known:
+        while outer and outer not in blocks_by_path:
             outer = outer.rpartition(".")[0]
         given, path = {path.removeprefix(outer).lstrip(".").split(".")[0]: text}, outer
 
@@ -188,9 +190,9 @@ def test_examples_of_keys_are_right(block: BlockKeys) -> None:
     instead = {"steps": "tokens", "sources": "source"}  # keys with the same meaning
     variants = [{name: text for name, text in first.items() if name not in instead}]
     for key in block.keys:
-        others = {name: text for name, text in first.items() if name not in (*instead, instead.get(key.name))}
+        compatible = {name: text for name, text in first.items() if name not in (*instead, instead.get(key.name))}
         start = 0 if key.name in instead else 1
-        variants += [others | {key.name: text} for text in key.examples[start:]]
+        variants += [compatible | {key.name: text} for text in key.examples[start:]]
     for statements in variants:
         spec = spec_with(block.path, statements)
         assert not mistakes(spec), spec
@@ -206,11 +208,11 @@ def test_an_example_that_is_wrong_is_found() -> None:
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
 def test_samples_of_blocks_are_read(block: BlockKeys) -> None:
     """The sample of a block is valid and has every key of the block, except keys that exclude another."""
-    shown = sample(block)
-    spec = shown if block.path in ("run", "model", "cluster", "precision") else f"run mine {{\n{shown}\n}}"
+    text = sample(block)
+    spec = text if block.path in ("run", "model", "cluster", "precision") else f"run mine {{\n{text}\n}}"
     Path(FILE).write_text(spec, encoding="utf-8")
     assert not [item for item in check(FILE) if item.code in ("E0105", "E0107", "E0108")]
-    assert all(f"\n  {key.name} " in shown for key in block.keys if key.name != "steps")
+    assert all(f"\n  {key.name} " in text for key in block.keys if key.name != "steps")
 
 
 AROUND = {  # the first word of an example → the text around it
@@ -237,19 +239,19 @@ def test_examples_of_words_are_right(word: LanguageWord) -> None:
         around = f"run mine extends tiny {{{{ train {{{{ tokens = 100T, rate {{{{\n{phases}\n}}}} }}}} }}}}"
     spec = 'import "tiny.dsc"\n' + around.format(word.example) + "\n"
     Path(FILE).write_text(spec, encoding="utf-8")
-    found = [item for item in check(FILE) if item.code < "E08"]
-    assert not found, spec + "\n".join(map(str, found))
+    errors = [item for item in check(FILE) if item.code < "E08"]
+    assert not errors, spec + "\n".join(map(str, errors))
 
 
 @pytest.mark.usefixtures("place")
 def test_keys_of_a_growing_batch() -> None:
     """`batch { … }` takes these three and no others."""
     for without in (*BATCH, None):
-        given = ", ".join(word.example for word in BATCH if word is not without)
-        spec = f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ batch {{ {given} }} }} }}\n'
+        statements = ", ".join(word.example for word in BATCH if word is not without)
+        spec = f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ batch {{ {statements} }} }} }}\n'
         Path(FILE).write_text(spec, "utf-8")
-        found = [item.message for item in check(FILE) if item.code < "E08"]
-        assert found == ([f"`batch` has no `{without.text}`"] if without else [])
+        errors = [item.message for item in check(FILE) if item.code < "E08"]
+        assert errors == ([f"`batch` has no `{without.text}`"] if without else [])
 
 
 # ---------------------------------------------------------------- rules and keys
@@ -257,20 +259,20 @@ def test_keys_of_a_growing_batch() -> None:
 
 def test_every_code_of_a_rule_is_documented_at_some_key() -> None:
     documented = {code for key in keys().values() for code in key.codes}
-    given = {code for rule in (*(rule for _, rule in RULES), *REFUSALS) for code in codes_of(rule)}
-    assert documented == given | {"E0703", "E0704", "E0708", "E1005"}
+    rule_codes = {code for rule in (*(rule for _, rule in RULES), *REFUSALS) for code in codes_of(rule)}
+    assert documented == rule_codes | {"E0703", "E0704", "E0708", "E1005"}
     assert {code for code in CODES if code >= "E07"} == documented
 
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("code", [code for code in CODES if code >= "E07"])
 def test_the_underlined_key_lists_the_code(code: str) -> None:
-    (found,) = said(lesson(code).wrong, with_refusals=True)
-    assert found.span
-    before = found.span.source.line(found.span.line)[: found.span.column - 1]
-    words = {*re.findall(r"(\w+)\s*(?:=\s*(?:\[[^]]*)?|\s)$", before), found.span.text.split()[0]}
+    (mistake,) = said(lesson(code).wrong, with_refusals=True)
+    assert mistake.span
+    before = mistake.span.source.line(mistake.span.line)[: mistake.span.column - 1]
+    words = {*re.findall(r"(\w+)\s*(?:=\s*(?:\[[^]]*)?|\s)$", before), mistake.span.text.split()[0]}
     words |= {"rate"} if words & {"warmup", "constant", "cosine", "linear"} else set()
-    assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(found))
+    assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(mistake))
 
 
 def test_a_rule_for_one_kind_is_not_listed_at_another() -> None:
@@ -295,7 +297,7 @@ def test_every_topic_is_explained() -> None:
         for topic in topics:
             text = text_of(topic)
             assert text.startswith(f"{topic.name}: ") and "None" not in text
-            assert all(find(other) for other in topic.see), topic.see
+            assert all(find(related) for related in topic.see), topic.see
 
 
 @pytest.mark.parametrize(
@@ -365,29 +367,31 @@ def test_overrides_that_are_shown_are_taken() -> None:
     within = "within { number = 1, phases = 1, first_step = 0, first_token = 0, longest = 4096 }"
     blocks = f'train {{ validate {{ every = 9 }}, initial = "v3", {within} }}, adapter lora {{ rank = 1, on = [out] }}'
     Path(FILE).write_text(f'import "deepseek-v3.dsc"\nrun mine extends pretrain {{ {blocks} }}\n', "utf-8")
-    shown = {
+    overrides = {
         key: dict(topic.facts).get("override", ("",))[0] for key in keys() for topic in find(key) if topic.name == key
     }
-    assert len([each for each in shown.values() if each]) > 40
+    assert len([override for override in overrides.values() if override]) > 40
     mixed = 'import "deepseek-v3.dsc"\nimport "clusters/mixed.dsc"\nrun m extends pretrain { cluster = h100_a100 }\n'
     Path("mixed.dsc").write_text(mixed, "utf-8")
     web = 'model = s, data { sources { web { files = "web/*.txt", weight = 1 } }, tokenizer = train(4096) }'
-    more = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
-    Path("blend.dsc").write_text(f'import "tiny.dsc"\n{more}', "utf-8")
+    blend = f"run mine extends tiny {{ {web} }}\nmodel s extends tiny {{ hyper_connections {{ streams = 2 }} }}\n"
+    Path("blend.dsc").write_text(f'import "tiny.dsc"\n{blend}', "utf-8")
     copies.copytree(ROOT / "tests/ui/lib", ".", dirs_exist_ok=True)
-    others = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2", ".grpo": "rewards"}
-    others |= {".compressed.": "laptop-v4", ".deltanet.": "laptop-hybrid", ".mla.index": "deepseek-v3.2"}
-    for key, override in shown.items():
+    spec_names = {".more": "mixed", ".sources": "blend", ".hyper_": "blend", ".muon": "kimi-k2", ".grpo": "rewards"}
+    spec_names |= {".compressed.": "laptop-v4", ".deltanet.": "laptop-hybrid", ".mla.index": "deepseek-v3.2"}
+    for key, override in overrides.items():
         without_spec = {"gqa", "custom", *OPTIMIZERS.keys() - {"adamw", "muon"}}  # no shipped spec has these
         if override and not without_spec & {*key.split(".")} and "scaling." not in key:
             option, value = shlex.split(override)
-            file = next((f"{name}.dsc" for mark, name in others.items() if mark in key), FILE)
-            found = [str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
-            assert option == "-s" and not found, override
+            file = next((f"{name}.dsc" for mark, name in spec_names.items() if mark in key), FILE)
+            errors = [
+                str(item) for item in check(file, overrides=[value]) if item.code < "E07" and item.code != "E0401"
+            ]
+            assert option == "-s" and not errors, override
 
 
 def test_units_are_exact() -> None:
-    units: dict[str, Any] = {one.text: one for name in FAMILIES for one in family(name)}
+    units: dict[str, Any] = {unit.text: unit for name in FAMILIES for unit in family(name)}
     assert units["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
     assert units["Gb/s"].exactly == "125,000,000 bytes/s"
     assert units["ms"].exactly == "1/1,000 seconds"

@@ -38,7 +38,7 @@ def extended(place: Path, text: str, *overrides: str) -> schema.Spec:
 
 def rewards_of(spec: schema.Spec) -> dict[str, tuple[str, float]]:
     assert spec.train.grpo is not None
-    return {each.name: (each.check, each.weight) for each in spec.train.grpo.rewards}
+    return {reward.name: (reward.check, reward.weight) for reward in spec.train.grpo.rewards}
 
 
 def test_a_run_that_extends_another_has_its_rewards_and_its_own(place: Path) -> None:
@@ -93,7 +93,7 @@ def rewarded(draw: st.DrawFn) -> schema.Spec:
         kl=draw(small(0, 1000)),
         loss=draw(st.sampled_from(["grpo", "dapo", "dr_grpo"])),
         scale=draw(st.sampled_from(["group", "batch", "none"])),
-        rewards=tuple(draw(st.lists(rewards(), min_size=1, max_size=4, unique_by=lambda each: each.name))),
+        rewards=tuple(draw(st.lists(rewards(), min_size=1, max_size=4, unique_by=lambda reward: reward.name))),
     )
     prompts = schema.Prompts(prompt=draw(texts), answer=draw(st.none() | texts))
     data = spec.data.model_copy(update={"source": draw(texts), "tokenizer": draw(texts), "prompts": prompts})

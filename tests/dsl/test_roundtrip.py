@@ -161,7 +161,7 @@ def compresseds(draw: Draw) -> schema.Compressed:
 def models(draw: Draw, expert: int, least: int) -> schema.Model:
     lasts = sorted(draw(st.sets(st.integers(least - 1, least + 60), min_size=1, max_size=3)))
     firsts = [0, *(last + 1 for last in lasts[:-1])]
-    dense = st.builds(lambda inner, more: schema.Dense(inner=inner, **more), widths, activations)
+    dense = st.builds(lambda inner, options: schema.Dense(inner=inner, **options), widths, activations)
     ffns = [draw(dense | moes(expert)) for _ in lasts]
     attentions = mlas() | gqas() | compresseds()
     spans = [
@@ -194,7 +194,7 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
 @st.composite
 def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
     """(number of nodes, machine) for `world` devices that multiply in the dtype of linears."""
-    nodes = draw(st.sampled_from([each for each in range(1, world + 1) if world % each == 0]))
+    nodes = draw(st.sampled_from([divisor for divisor in range(1, world + 1) if world % divisor == 0]))
     rates = small(1, 1e17)
     fp8 = draw(maybe(rates))
     bf16 = draw(maybe(rates)) if fp8 or linear != "e4m3" else None
@@ -219,11 +219,11 @@ def clusters(draw: Draw, pipeline: int, data: int, linear: str) -> schema.Cluste
     """A cluster of one to three kinds of nodes. Each kind has the devices of whole pipeline ranks."""
     begins = sorted(draw(st.sets(st.integers(1, pipeline), max_size=2)) - {pipeline})
     ranks = [end - begin for begin, end in pairwise((0, *begins, pipeline))]
-    (nodes, node), *others = (draw(machines(each * data, linear)) for each in ranks)
-    more = None
-    for others_nodes, other in reversed(others):
-        more = schema.More(nodes=others_nodes, node=other, more=more)
-    return schema.Cluster(name=draw(names), nodes=nodes, node=node, more=more, rates=draw(maybe(texts)))
+    (nodes, node), *further = (draw(machines(num_ranks * data, linear)) for num_ranks in ranks)
+    more_nodes = None
+    for num_nodes, machine in reversed(further):
+        more_nodes = schema.More(nodes=num_nodes, node=machine, more=more_nodes)
+    return schema.Cluster(name=draw(names), nodes=nodes, node=node, more=more_nodes, rates=draw(maybe(texts)))
 
 
 tiles = st.builds(schema.Tile, rows=st.integers(1, 1024), columns=st.integers(1, 1024))
@@ -255,13 +255,13 @@ precisions = st.sampled_from([schema.BUILT_IN[name] for name in ("fp64", "fp32",
 @st.composite
 def rates(draw: Draw, tokens: int) -> tuple[schema.RatePhase, ...]:
     ends = sorted(draw(st.sets(st.integers(1, tokens), max_size=3)) | {tokens})
-    found: list[schema.RatePhase] = []
+    rate_phases: list[schema.RatePhase] = []
     for end in ends:
         shape = draw(st.sampled_from(["linear", "constant", "cosine"]))
         start = draw(small(0, 10))
         goal = start if shape == "constant" else draw(small(0, 10))
-        found.append(schema.RatePhase(shape=shape, start=start, end=goal, end_tokens=end))
-    return tuple(found)
+        rate_phases.append(schema.RatePhase(shape=shape, start=start, end=goal, end_tokens=end))
+    return tuple(rate_phases)
 
 
 def has_moe(model: schema.Model) -> bool:
@@ -312,7 +312,7 @@ def specs(draw: Draw) -> schema.Spec:
             zero=draw(st.integers(0, 1)),
         ),
         schedule=schedule,
-        sm=schema.Sm(communication=draw(st.integers(0, 63)) if all(each.sms for each in cluster.devices) else 0),
+        sm=schema.Sm(communication=draw(st.integers(0, 63)) if all(device.sms for device in cluster.devices) else 0),
         train=schema.Train(
             sequence=draw(st.integers(SHORTEST, 10**6)),
             micro_batch=micro_batch,
@@ -347,13 +347,13 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
         return {"source": draw(texts)}
     names = draw(st.lists(st.sampled_from(("web", "code", "books", "train")), min_size=1, unique=True))
     weights = [1 + draw(st.integers(0, 99)) / 4 for _ in names]
-    each = zip(names, weights, strict=True)
+    weighted_names = zip(names, weights, strict=True)
     fim = st.sampled_from([None, 0.0, 0.5])
-    more = {"fim": fim, "filters": st.none() | filters()}
+    options = {"fim": fim, "filters": st.none() | filters()}
     return {
         "sources": tuple(
-            schema.DataSource(name=name, files=draw(texts), weight=weight, **draw(st.fixed_dictionaries(more)))
-            for name, weight in each
+            schema.DataSource(name=name, files=draw(texts), weight=weight, **draw(st.fixed_dictionaries(options)))
+            for name, weight in weighted_names
         )
     }
 

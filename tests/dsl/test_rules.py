@@ -36,10 +36,10 @@ SPECS = Path(__file__).parents[2] / "specs"
 def test_wrong_degrees_get_a_hint_to_the_nearest_right_ones(degrees: dict[str, int], hint: str) -> None:
     """On four devices."""
     spec = load(SPECS / "quickstart.dsc")
-    one = dict.fromkeys(("pipeline", "data", "tensor", "context"), 1)
-    parallel = spec.parallel.model_copy(update=one | degrees)
-    (found,) = world_is_used(spec.model_copy(update={"parallel": parallel}))
-    assert (found.at, found.hint) == ("parallel.data", hint)
+    single = dict.fromkeys(("pipeline", "data", "tensor", "context"), 1)
+    parallel = spec.parallel.model_copy(update=single | degrees)
+    (finding,) = world_is_used(spec.model_copy(update={"parallel": parallel}))
+    assert (finding.at, finding.hint) == ("parallel.data", hint)
 
 
 class Recorder:
@@ -62,7 +62,7 @@ class Recorder:
 
     def _wrapped(self, value: Any, path: str) -> Any:
         if isinstance(value, tuple) and value and isinstance(value[0], Node):
-            return tuple(self._wrapped(each, f"{path}.{index}") for index, each in enumerate(value))
+            return tuple(self._wrapped(element, f"{path}.{index}") for index, element in enumerate(value))
         if isinstance(value, Node):
             return Recorder(value, path, self._seen)
         if value is None and self._is_block(path.rpartition(".")[2]):
@@ -72,13 +72,15 @@ class Recorder:
 
     def _is_block(self, name: str) -> bool:
         kind = fields_of(type(self._node)).get(name)
-        inner = [each for one in (kind.types if kind else ()) for each in getattr(one, "__args__", (one,))]
-        return any(isinstance(each, type) and issubclass(each, Node) for each in inner)
+        inner = [part for type_ in (kind.types if kind else ()) for part in getattr(type_, "__args__", (type_,))]
+        return any(isinstance(part, type) and issubclass(part, Node) for part in inner)
 
 
 def covers(read: str, path: str) -> bool:
-    mine, other = read.split("."), path.split(".")
-    return len(mine) <= len(other) and all(part in ("*", each) for part, each in zip(mine, other, strict=False))
+    read_parts, path_parts = read.split("."), path.split(".")
+    return len(read_parts) <= len(path_parts) and all(
+        part in ("*", name) for part, name in zip(read_parts, path_parts, strict=False)
+    )
 
 
 def variants() -> list[Spec]:
@@ -106,9 +108,9 @@ def variants() -> list[Spec]:
 @pytest.mark.parametrize(("reads", "rule"), RULES, ids=lambda value: getattr(value, "__name__", None))
 def test_a_rule_reads_only_what_its_row_names(reads: tuple[str, ...], rule: Rule) -> None:
     for spec in variants():
-        seen: set[str] = set()
-        list(rule(Recorder(spec, "", seen)))  # type: ignore[arg-type]
-        assert not {path for path in seen if not any(covers(read, path) for read in reads)}
+        read_paths: set[str] = set()
+        list(rule(Recorder(spec, "", read_paths)))  # type: ignore[arg-type]
+        assert not {path for path in read_paths if not any(covers(read, path) for read in reads)}
 
 
 @pytest.mark.parametrize(("reads", "rule"), RULES, ids=lambda value: getattr(value, "__name__", None))
@@ -119,24 +121,26 @@ def test_the_paths_of_a_row_exist(reads: tuple[str, ...], rule: Rule) -> None:
             if part != "*":
                 kinds = [fields_of(cls)[part] for cls in classes if part in fields_of(cls)]
                 assert kinds, f"{rule.__name__} reads {read}"
-                types = [each for kind in kinds for each in kind.types]
-                inner = [each for one in types for each in getattr(one, "__args__", (one,))]
-                classes = tuple(each for each in inner if isinstance(each, type) and issubclass(each, Node))
+                types = [type_ for kind in kinds for type_ in kind.types]
+                inner = [part for type_ in types for part in getattr(type_, "__args__", (type_,))]
+                classes = tuple(part for part in inner if isinstance(part, type) and issubclass(part, Node))
 
 
 def test_nearest_divisor() -> None:
     assert [nearest_divisor(12, wanted) for wanted in (1, 5, 7, 8, 9, 100)] == [1, 4, 6, 6, 6, 12]
     for number in range(1, 60):
         for wanted in range(1, 70):
-            found = nearest_divisor(number, wanted)
-            divisors = [each for each in range(1, number + 1) if number % each == 0]
-            assert found in divisors and all(abs(found - wanted) <= abs(each - wanted) for each in divisors)
+            divisor = nearest_divisor(number, wanted)
+            divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+            assert divisor in divisors and all(
+                abs(divisor - wanted) <= abs(candidate - wanted) for candidate in divisors
+            )
 
 
 def test_the_codes_of_joint_rules_match_their_source() -> None:
     """These codes are checked before the search for conflicts."""
-    given = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
-    assert given == JOINT_CODES
+    codes = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
+    assert codes == JOINT_CODES
 
 
 def test_a_joint_rule_is_a_rule() -> None:
@@ -179,8 +183,8 @@ def test_the_longest_pipeline_that_is_offered_suits_the_schedule(schedule: Sched
     """61 layers, with too many pipeline ranks."""
     spec = load(SPECS / "deepseek-v3.dsc")
     parallel = spec.parallel.model_copy(update={"pipeline": 64})
-    (found,) = stages_have_layers(spec.model_copy(update={"schedule": schedule, "parallel": parallel}))
-    assert found.hint == hint
+    (finding,) = stages_have_layers(spec.model_copy(update={"schedule": schedule, "parallel": parallel}))
+    assert finding.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -205,4 +209,4 @@ def test_a_pattern_is_refused_where_python_refuses_it(pattern: str) -> None:
 def test_a_pattern_is_not_compiled_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling a case-insensitive set of ranges takes time proportional to the span of the ranges, not to the text."""
     monkeypatch.setattr(re, "compile", lambda *_: pytest.fail("compiled"))
-    assert _unreadable("(?i)[" + "".join(f"{chr(0x100 + each)}-\uffff" for each in range(2_000)) + "]") == ""
+    assert _unreadable("(?i)[" + "".join(f"{chr(0x100 + index)}-\uffff" for index in range(2_000)) + "]") == ""

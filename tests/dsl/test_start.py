@@ -25,7 +25,7 @@ NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pyda
 )
 def test_a_command_on_text_loads_little(command: list[str], never: set[str]) -> None:
     code = f"import sys\nfrom compiler.cli.main import main\nprint(main({command}))\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    *_, status, modules = done.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, status, modules = process.stdout.splitlines()
     assert status == "0"
     assert not never & set(modules.split())

@@ -36,8 +36,8 @@ def by_lark(lark: Lark, text: str) -> tuple[Statement, ...] | None:
         assert name in methods
         return getattr(builder, name)(*(built(child) for child in node.children))
 
-    found: tuple[Statement, ...] = built(tree)
-    return found
+    statements: tuple[Statement, ...] = built(tree)
+    return statements
 
 
 def by_table(text: str) -> tuple[Statement, ...] | None:
@@ -70,8 +70,8 @@ def test_the_grammar_has_no_name_that_looks_like_a_terminal() -> None:
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_specs_are_read_as_lark_reads_them(text: str, lark: Lark) -> None:
-    found = by_table(text)
-    assert found is not None and found == by_lark(lark, text)
+    statements = by_table(text)
+    assert statements is not None and statements == by_lark(lark, text)
 
 
 def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
@@ -83,9 +83,9 @@ def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
         text = " ".join(chooser.choices(words, k=chooser.randint(1, 7)))
         if chooser.random() < 0.7:
             text = f"a = {text}\n" if chooser.random() < 0.5 else f"a {{ {text} }}"
-        found = by_table(text)
-        assert found == by_lark(lark, text), text
-        read += found is not None
+        statements = by_table(text)
+        assert statements == by_lark(lark, text), text
+        read += statements is not None
     assert 100 < read < 1400
 
 

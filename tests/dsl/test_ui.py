@@ -94,10 +94,10 @@ def test_complaints_about_peers_have_their_specs() -> None:
     """Each row of the table names existing specs, or states what a spec cannot express; each such spec has a row."""
     table = [line for line in (UI / "README.md").read_text("utf-8").splitlines() if line.startswith("| ")][1:]
     named: set[str] = set()
-    for complaint, here in (row.strip("| ").split(" | ") for row in table):
-        specs = [name for name in re.findall(r"`(\w+)`", here) if name in NAMES or name.startswith("peers_")]
-        assert specs or here.startswith("no "), here
-        assert set(specs) <= {*NAMES}, here
+    for complaint, answer in (row.strip("| ").split(" | ") for row in table):
+        specs = [name for name in re.findall(r"`(\w+)`", answer) if name in NAMES or name.startswith("peers_")]
+        assert specs or answer.startswith("no "), answer
+        assert set(specs) <= {*NAMES}, answer
         numbers = re.findall(r"#\d+", complaint)
         for name in specs:
             first = (UI / f"{name}.dsc").read_text("utf-8").split("\n\n")[0]

@@ -27,14 +27,14 @@ def without_brace(text: str, line: int) -> str:
 def test_every_brace_of_a_shipped_spec_is_found_missing(path: Path) -> None:
     """Without any one brace that is alone on its line: one message, at its block, and the text is parsed as meant."""
     text = path.read_text("utf-8")
-    whole = parse(Source("a", text))
+    complete = parse(Source("a", text))
     alone = [number for number, line in enumerate(text.split("\n")) if line.strip() == "}"]
     for line in alone:
         source = Source("a", without_brace(text, line))
         parsed = parse(source)
         (mistake,) = parsed.diagnostics
         assert mistake.code == "E0107" and not parsed.broken, line
-        assert shape(parsed.document.body) == shape(whole.document.body), line
+        assert shape(parsed.document.body) == shape(complete.document.body), line
         edit = edit_of(mistake)
         if edit is not None:
             assert parse(Source("a", apply(source.text, [edit]))).diagnostics == ()
@@ -43,8 +43,12 @@ def test_every_brace_of_a_shipped_spec_is_found_missing(path: Path) -> None:
 def shape(statements: tuple[object, ...]) -> list[object]:
     """The nesting of statements, by keys."""
     return [
-        (type(each).__name__, getattr(getattr(each, "key", None), "text", ""), shape(getattr(each, "body", ())))
-        for each in statements
+        (
+            type(statement).__name__,
+            getattr(getattr(statement, "key", None), "text", ""),
+            shape(getattr(statement, "body", ())),
+        )
+        for statement in statements
     ]
 
 
@@ -60,9 +64,9 @@ def test_mistakes_after_a_missing_brace_are_reported() -> None:
     text = (ROOT / "specs/quickstart.dsc").read_text("utf-8").replace("vocab = 4096", "vocb = 4096")
     cut = text.replace("  }\n  schedule", "  schedule")
     assert cut != text
-    found = analyse("a.dsc", reader=lambda _: (Source("a.dsc", cut), ())).diagnostics
-    assert [item.code for item in found] == ["E0107", "E0201"]
-    assert found[0].notes[0].span is not None and found[0].notes[0].span.text == "schedule"
+    mistakes = analyse("a.dsc", reader=lambda _: (Source("a.dsc", cut), ())).diagnostics
+    assert [item.code for item in mistakes] == ["E0107", "E0201"]
+    assert mistakes[0].notes[0].span is not None and mistakes[0].notes[0].span.text == "schedule"
 
 
 def test_texts_without_some_braces_are_read_to_their_ends() -> None:
@@ -71,9 +75,9 @@ def test_texts_without_some_braces_are_read_to_their_ends() -> None:
     texts = [path.read_text("utf-8") for path in SPECS]
     for _ in range(150):
         text = chooser.choice(texts)
-        places = [index for index, each in enumerate(text) if each in "{}"]
-        gone = set(chooser.sample(places, chooser.randint(1, 4)))
-        cut = "".join(each for index, each in enumerate(text) if index not in gone)
+        places = [index for index, char in enumerate(text) if char in "{}"]
+        removed = set(chooser.sample(places, chooser.randint(1, 4)))
+        cut = "".join(char for index, char in enumerate(text) if index not in removed)
         parsed = parse(Source("a", cut))
-        assert parsed.diagnostics or sum(text[index] == "{" for index in gone) * 2 == len(gone), gone
+        assert parsed.diagnostics or sum(text[index] == "{" for index in removed) * 2 == len(removed), removed
         assert all(item.span is not None and item.span.end <= len(cut) for item in parsed.diagnostics)

@@ -51,13 +51,13 @@ def test_invalid_units(text: str) -> None:
 def read(text: str, name: str) -> Fraction:
     """A printed value, read back in unit `name`."""
     number, _, word = text.partition(" ")
-    found, unit = units.quantity(number), units.unit(name)
-    assert found is not None and unit is not None
+    quantity, unit = units.quantity(number), units.unit(name)
+    assert quantity is not None and unit is not None
     if word:
         assert units.WORDS[word] == name
-        return found.value
-    assert found.dimension == unit.dimension
-    return found.value / unit.value
+        return quantity.value
+    assert quantity.dimension == unit.dimension
+    return quantity.value / unit.value
 
 
 @given(st.integers(1, 10**16), st.sampled_from(["token", "step", "byte"]))
@@ -73,21 +73,21 @@ def test_rates_read_back(value: float, name: str) -> None:
 @given(st.integers(0, 10**6), st.integers(1, 3), st.sampled_from(["GiB", "GB", "TiB", "MB"]))
 def test_bytes_are_printed_as_they_would_be_written(digits: int, places: int, unit: str) -> None:
     text = units.plain(Fraction(digits + 1, 10**places)) + unit
-    found = units.quantity(text)
-    assert found is not None
-    assert len(units.write(int(found.value), "byte")) <= len(text) or int(found.value) != found.value
+    quantity = units.quantity(text)
+    assert quantity is not None
+    assert len(units.write(int(quantity.value), "byte")) <= len(text) or int(quantity.value) != quantity.value
 
 
 @given(st.fractions(0, 10**8, max_denominator=10**6) | st.decimals(0, 10**8, places=6).map(Fraction))
 def test_exact_numbers_read_back(value: Fraction) -> None:
     over, _, under = units.exactly(value).partition(" / ")
-    parts = [units.quantity(each) for each in (over, under or "1")]
+    parts = [units.quantity(part) for part in (over, under or "1")]
     assert parts[0] is not None and parts[1] is not None
     assert parts[0].value / parts[1].value == value
 
 
 def test_shortest_forms() -> None:
-    assert [units.exactly(Fraction(*each)) for each in ((9, 1), (17, 2), (25, 3), (1, 40))] == [
+    assert [units.exactly(Fraction(*pair)) for pair in ((9, 1), (17, 2), (25, 3), (1, 40))] == [
         "9", "8.5", "25 / 3", "0.025"
     ]  # fmt: skip
     assert units.write(84_932_977_459, "byte") == "84932977459bytes"

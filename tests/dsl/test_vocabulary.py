@@ -33,12 +33,12 @@ def said(text: str) -> dict[str, str]:
 def test_every_word_leads_to_a_key() -> None:
     for word, paths in vocabulary.KEYS.items():
         assert paths and {*paths} <= PLACES and vocabulary.places(word.upper()) == paths, word
-    assert all(vocabulary.places(word) == (other.path,) for word, other in vocabulary.OTHERS.items())
+    assert all(vocabulary.places(word) == (entry.path,) for word, entry in vocabulary.OTHERS.items())
     assert vocabulary.places("no_such_word") == ()
     for table in (vocabulary.OTHERS, vocabulary.WORDS):
-        for word, other in table.items():
-            assert other.path in PLACES, word
-            assert find(other.topic or other.path), word
+        for word, entry in table.items():
+            assert entry.path in PLACES, word
+            assert find(entry.topic or entry.path), word
 
 
 def test_no_word_is_a_key_of_the_language_at_its_place() -> None:
@@ -53,8 +53,8 @@ def test_no_word_is_a_key_of_the_language_at_its_place() -> None:
 def test_every_word_is_explained() -> None:
     for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT, *vocabulary.WORDS, *vocabulary.SAME):
         assert find(word), word
-    first, *others = find("gpus_per_node")
-    assert first.summary == "here it is `cluster.node.devices`" and others[0].name == "cluster.node.devices"
+    first, *rest = find("gpus_per_node")
+    assert first.summary == "here it is `cluster.node.devices`" and rest[0].name == "cluster.node.devices"
     assert [topic.name for topic in find("mha")] == ["mha", "model.attention.gqa"]
     assert "kv_heads = heads" in find("mha")[0].text
 
@@ -63,8 +63,8 @@ def test_a_foreign_key_is_looked_up_in_its_block() -> None:
     blocks = {path.rpartition(".")[0] for paths in vocabulary.KEYS.values() for path in paths}
     for word, paths in vocabulary.KEYS.items():
         for block in blocks:
-            there = [path for path in paths if path.rpartition(".")[0] == block]
-            assert vocabulary.key_in(word.upper(), block) == (there[0].rpartition(".")[2] if there else ""), word
+            matching = [path for path in paths if path.rpartition(".")[0] == block]
+            assert vocabulary.key_in(word.upper(), block) == (matching[0].rpartition(".")[2] if matching else ""), word
     assert vocabulary.key_in("qqq", "train") == ""
 
 

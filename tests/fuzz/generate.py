@@ -172,15 +172,15 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
         return chooser.choice(('"t.json"', "train(4096)", "train(model.vocab)"))
     if kind.optional and chooser.random() < 0.1:
         return "none"
-    for each in kind.types:
-        if get_origin(each) is Literal:
-            return chooser.choice(get_args(each))
-        if get_origin(each) is tuple:
-            words = get_args(get_args(each)[0])
+    for type_ in kind.types:
+        if get_origin(type_) is Literal:
+            return chooser.choice(get_args(type_))
+        if get_origin(type_) is tuple:
+            words = get_args(get_args(type_)[0])
             return f"[{', '.join(chooser.sample(words, chooser.randint(0, len(words))))}]"
-        if each is bool:
+        if type_ is bool:
             return chooser.choice(("true", "false"))
-        if each is Fraction:
+        if type_ is Fraction:
             return chooser.choice(
                 ("9", "8.5", "25 / 3", "1", "0.5", "2.123456", "1 / 7", "3 + 1 / 1_000_001", "[9, 25 / 3]", "[]")
             )
@@ -211,7 +211,7 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
         elif kind.form == "batch":
             lines.append(chooser.choice(("batch = 16", "batch { from = 16, to = 64, over = 10K tokens }")))
         elif kind.form == "layers" or name == "layers":
-            ffn = chooser.choice([each for each in _classes(cls, "layers") if "kind" in each.model_fields])
+            ffn = chooser.choice([node for node in _classes(cls, "layers") if "kind" in node.model_fields])
             lines += [
                 f"layers 0..3 {{ ffn {ffn.model_fields['kind'].default} {{",
                 *_block(chooser, ffn, share),
@@ -219,7 +219,7 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
             ]
         elif kind.form == "entries":
             names = chooser.sample(("a", "b", "long.name", "data"), chooser.randint(0, 3))
-            inner = [line for each in names for line in (f"{each} {{", *_block(chooser, kind.entry, share), "}")]
+            inner = [line for entry in names for line in (f"{entry} {{", *_block(chooser, kind.entry, share), "}")]
             lines += [f"{name} {{", *inner, "}"]
         elif kind.nodes and name in ("model", "cluster", "precision"):
             lines.append(f"{name} = {chooser.choice(('fp32', 'bf16', 'a', 'a')) if name == 'precision' else 'a'}")
@@ -269,8 +269,8 @@ def _change_word(chooser: random.Random, text: str) -> str:
     words = list(tokens(text))
     if not words:
         return text
-    word, other = chooser.choice(words), chooser.choice(words)
-    new = chooser.choice(("", f"{word.text} {word.text}", other.text, _word(chooser), other.text))
+    word, other_word = chooser.choice(words), chooser.choice(words)
+    new = chooser.choice(("", f"{word.text} {word.text}", other_word.text, _word(chooser), other_word.text))
     return text[: word.start] + new + text[word.end :]
 
 
@@ -305,8 +305,8 @@ def _change_letter(chooser: random.Random, text: str) -> str:
 
 
 def _splice(chooser: random.Random, text: str) -> str:
-    other = chooser.choice(SEEDS)
-    return text[: chooser.randint(0, len(text))] + other[chooser.randint(0, len(other)) :][:1500]
+    donor = chooser.choice(SEEDS)
+    return text[: chooser.randint(0, len(text))] + donor[chooser.randint(0, len(donor)) :][:1500]
 
 
 def _change(chooser: random.Random) -> Input:
@@ -333,29 +333,29 @@ def _composed(chooser: random.Random) -> Input:
 
 
 def _overrides(chooser: random.Random) -> Input:
-    found = []
+    overrides = []
     for _ in range(chooser.randint(1, 3)):
         parts = chooser.choice(PATHS).split(".")
         if chooser.random() < 0.2:
             parts[chooser.randrange(len(parts))] = chooser.choice(("0", "1", "99", "x", "", "layers", "\u00e9"))
         sign = chooser.choice(("=", "=", "=", " = ", " ", "==", " x {"))
         value = chooser.choice((_value(chooser), chooser.choice(EXTREMES), _word(chooser)))
-        found.append(f"{'.'.join(parts)}{sign}{value}")
-    return Input("overrides", {"spec.dsc": chooser.choice((BASE, SPECS[0]))}, tuple(found))
+        overrides.append(f"{'.'.join(parts)}{sign}{value}")
+    return Input("overrides", {"spec.dsc": chooser.choice((BASE, SPECS[0]))}, tuple(overrides))
 
 
 def _paths(cls: type[Node], prefix: str = "", depth: int = 0) -> list[str]:
     """The paths of a spec's keys."""
-    found = []
+    paths = []
     for key in keys_of(cls):
         kind = fields_of(cls).get(key)
         form = kind.form if kind is not None else ""
         inner = f"{prefix}{key}" + (f".{depth % 2}" if form in ("layers", "rate") else "")
-        found.append(inner)
+        paths.append(inner)
         inner += ".a" * (form == "entries")
         for node in (kind.entry,) if form == "entries" else kind.nodes if kind is not None and depth < 5 else ():
-            found += _paths(node, f"{inner}.", depth + 1)
-    return found
+            paths += _paths(node, f"{inner}.", depth + 1)
+    return paths
 
 
 NEWLINES = ("\n", "\n", ", ", " , ", "\n\n", " ")

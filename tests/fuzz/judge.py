@@ -131,10 +131,10 @@ def _look_at_spec(spec: Spec) -> None:
     if not hasattr(spec, "train"):
         return  # the blocks of a library
     text = canonical(spec)
-    again = analyse("again", None, (), lambda _: (Source("again", text), ()))
-    if again.diagnostics:
-        raise SpecError(again.diagnostics)
-    assert again.views[0].spec == spec
+    analysis = analyse("again", None, (), lambda _: (Source("again", text), ()))
+    if analysis.diagnostics:
+        raise SpecError(analysis.diagnostics)
+    assert analysis.views[0].spec == spec
 
 
 def _revalidate(value: Any) -> None:
@@ -142,8 +142,8 @@ def _revalidate(value: Any) -> None:
         fields = dict(value)
         if set(fields) == set(type(value).model_fields):
             assert type(value).model_validate(fields) == value
-        for each in fields.values():
-            _revalidate(each)
+        for item in fields.values():
+            _revalidate(item)
     elif isinstance(value, tuple):
-        for each in value:
-            _revalidate(each)
+        for item in value:
+            _revalidate(item)

@@ -32,21 +32,21 @@ def main() -> int:
     begin, codes, kinds, right, failed = time.monotonic(), Counter[str](), Counter[str](), Counter[str](), 0
     seed = args.start
     for seed in range(args.start, args.start + args.count):
-        given = generated(seed)
-        kinds[given.kind] += 1
+        case = generated(seed)
+        kinds[case.kind] += 1
         try:
-            found = judged(given)
+            case_codes = judged(case)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 print(f"interrupted: go on with --start {seed}")
                 return 130
             failed += 1
-            keep(args.keep, seed, given, error)
+            keep(args.keep, seed, case, error)
             if failed >= args.most:
                 break
             continue
-        codes.update(set(found))
-        right[given.kind] += not found
+        codes.update(set(case_codes))
+        right[case.kind] += not case_codes
         if (seed + 1 - args.start) % args.every == 0 and seed + 1 < args.start + args.count:
             rate = (seed + 1 - args.start) / (time.monotonic() - begin)
             print(

@@ -40,37 +40,37 @@ def drawn(cls: type[Node], block: Block, found: dict[tuple[type[Node], str], set
             continue
         written.add(" ".join(label.span.text for label in statement.labels) or "{")
         inner = (LayerRange,) if key == "layers" else fields_of(cls)[key].nodes if key in fields_of(cls) else ()
-        for each in inner:
-            label = each.model_fields["kind"].default if "kind" in each.model_fields else None
+        for node_cls in inner:
+            label = node_cls.model_fields["kind"].default if "kind" in node_cls.model_fields else None
             if label is None or label in written:
-                drawn(each, statement, found)
+                drawn(node_cls, statement, found)
 
 
 def expected(kind: FieldType) -> Iterator[str]:
     """The words that a field of the schema must be drawn with: each alternative, each choice."""
     if kind.optional and not (kind.form or kind.nodes):
         yield "none"
-    for each in kind.types:
-        if isinstance(each, type) and issubclass(each, Node):
-            yield each.model_fields["kind"].default if "kind" in each.model_fields else ""
-        elif get_origin(each) is Literal:
-            yield from get_args(each)
-        elif each is bool:
+    for type_ in kind.types:
+        if isinstance(type_, type) and issubclass(type_, Node):
+            yield type_.model_fields["kind"].default if "kind" in type_.model_fields else ""
+        elif get_origin(type_) is Literal:
+            yield from get_args(type_)
+        elif type_ is bool:
             yield from ("true", "false")
-        elif get_origin(each) is tuple and get_origin(get_args(each)[0]) is Literal:
-            yield from get_args(get_args(each)[0])
+        elif get_origin(type_) is tuple and get_origin(get_args(type_)[0]) is Literal:
+            yield from get_args(get_args(type_)[0])
 
 
 def test_random_specs_draw_every_key_every_alternative_and_every_word() -> None:
     """Random specs draw every key, kind of block and word of the schema; a new one must be drawn, or this fails."""
-    found: dict[tuple[type[Node], str], set[str]] = defaultdict(set)
+    drawn_words: dict[tuple[type[Node], str], set[str]] = defaultdict(set)
     chooser = random.Random(0)
     tops = {"run": Spec, **{name: fields_of(Spec)[name].nodes[0] for name in NAMED}}
     for _ in range(400):
         document = parse(Source("spec", KINDS["schema"](chooser).files["spec.dsc"])).document
         for block in document.body:
             assert isinstance(block, Block)
-            drawn(tops[block.key.text], block, found)
+            drawn(tops[block.key.text], block, drawn_words)
     todo, classes = [Spec], set[type[Node]]()
     while todo:
         cls = todo.pop()
@@ -80,11 +80,11 @@ def test_random_specs_draw_every_key_every_alternative_and_every_word() -> None:
         for name, kind in fields_of(cls).items():
             if kind.form == "label" or (cls is LayerRange and name != "ffn"):
                 continue
-            written = found[cls, name]
+            written = drawn_words[cls, name]
             assert written, f"{cls.__name__}.{name} is never drawn"
             text = " ".join(sorted(written))
             lacking = [word for word in expected(kind) if word and not re.search(rf"(?<!\w){word}(?!\w)", text)]
             assert not lacking, f"{cls.__name__}.{name} is never {', '.join(lacking)}"
             todo += [LayerRange] if kind.form == "layers" else kind.nodes
     assert {Spec, Gqa, Mla, Moe, Dense, LayerRange} <= classes
-    assert {"auto"} <= found[Parallel, "pipeline"] and found[Train, "steps"]
+    assert {"auto"} <= drawn_words[Parallel, "pipeline"] and drawn_words[Train, "steps"]

@@ -106,8 +106,8 @@ class Segment:
 
 def parts(of: str, space: str, names: tuple[str, ...], places: tuple[str, ...]) -> tuple[str, ...]:
     """Tensors of a segment: the rank's own (`of`), or those of values."""
-    where = [f"{space}.{place}" if place else of for place in places] or [of] * len(names)
-    return tuple(f"{place}.{re.sub('[.]', '_', name)}" for place, name in zip(where, names, strict=True))
+    prefixes = [f"{space}.{place}" if place else of for place in places] or [of] * len(names)
+    return tuple(f"{place}.{re.sub('[.]', '_', name)}" for place, name in zip(prefixes, names, strict=True))
 
 
 @dataclass
@@ -142,8 +142,8 @@ def words_of(instruction: Instruction) -> tuple[object, ...]:
     if instruction.kind in ("send", "receive"):
         away = 0 if instruction.kind == "send" else -1 if of_forward else 1
         return (instruction.peer, f"{'F' if of_forward else 'B'}{stage + away}", micro_batch)
-    again = of_forward and instruction.action[0] != "F"
-    return (f"{'B' if again else instruction.phase}{stage}", micro_batch, instruction.site)
+    is_recomputed = of_forward and instruction.action[0] != "F"
+    return (f"{'B' if is_recomputed else instruction.phase}{stage}", micro_batch, instruction.site)
 
 
 def follow(source: str, bodies: list[Body], modules: dict[str, str]) -> int:
@@ -184,7 +184,7 @@ def test_emitted_bodies_are_the_program(first: int, record_property: Callable[[s
         if make_plan(spec).mesh.world > MOST_RANKS:
             continue
         lowered = lower_spec(spec)
-        modules = {use.site: f"module_{at}" for at, use in enumerate(lowered.plan.uses)}
+        modules = {use.site: f"module_{index}" for index, use in enumerate(lowered.plan.uses)}
         stages, tried = StageModules(modules), tried + 1
         for rank, bodies in enumerate(all_bodies(lowered.programs, lowered.plan.mesh.pp)):
             instructions += follow(stages.rank_module(rank, bodies), bodies, modules)

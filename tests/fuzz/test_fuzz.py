@@ -20,15 +20,16 @@ COUNT = 1_000
 
 def test_inputs_end_in_messages_or_specs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", "--count", str(COUNT), "--keep", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith(f"{COUNT:,} inputs, 0 failed\n")
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.endswith(f"{COUNT:,} inputs, 0 failed\n")
     kinds = {
-        kind: (int(tried), int(right)) for kind, tried, right in re.findall(r"(\w+) (\d+) \((\d+) right\)", done.stdout)
+        kind: (int(tried), int(right))
+        for kind, tried, right in re.findall(r"(\w+) (\d+) \((\d+) right\)", process.stdout)
     }
     assert set(kinds) == set(KINDS) and min(tried for tried, _ in kinds.values()) > COUNT / len(KINDS) / 2
     assert sum(right for _, right in kinds.values()) > COUNT / 50, "too few inputs are specs"
-    codes = re.findall(r"(E\d{4}) \d+", done.stdout)
+    codes = re.findall(r"(E\d{4}) \d+", process.stdout)
     assert len(codes) > 50, "too few rules are met"
 
 
@@ -69,8 +70,8 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
             f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"
             "sys.exit(run.main())"
         )
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert "1 inputs, 1 failed" in done.stdout and reasons[name] in done.stdout
-        (kept,) = (tmp_path / name).glob("*.json")
-        assert from_json(kept.read_text("utf-8")) == generated(1)
+        process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert process.returncode == 1, process.stdout + process.stderr
+        assert "1 inputs, 1 failed" in process.stdout and reasons[name] in process.stdout
+        (input_file,) = (tmp_path / name).glob("*.json")
+        assert from_json(input_file.read_text("utf-8")) == generated(1)

@@ -51,23 +51,23 @@ class Record:
 
     def text(self) -> str:
         lines: list[str] = []
-        seen: dict[tuple[str, ...], str] = {}
+        first_labels: dict[tuple[str, ...], str] = {}
         for label, section in self.sections:
             body = re.sub(r"\.\d+", "", label)
-            before = seen.setdefault((body, *section), label)
+            before = first_labels.setdefault((body, *section), label)
             lines += [f"{label}: as {before}"] if before != label else [f"{label}:", *_folded(section)]
         return "\n".join(lines) + "\n"
 
 
 def _folded(lines: list[str]) -> list[str]:
     """The lines; of several that are equal, one with how many there are."""
-    found: list[tuple[str, int]] = []
+    counted: list[tuple[str, int]] = []
     for line in lines:
-        if found and found[-1][0] == line:
-            found[-1] = line, found[-1][1] + 1
+        if counted and counted[-1][0] == line:
+            counted[-1] = line, counted[-1][1] + 1
         else:
-            found.append((line, 1))
-    return [line + (f" × {count}" if count > 1 else "") for line, count in found]
+            counted.append((line, 1))
+    return [line + (f" × {count}" if count > 1 else "") for line, count in counted]
 
 
 def main(folder: Path, world: int) -> int:

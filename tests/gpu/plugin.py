@@ -78,10 +78,10 @@ def load() -> None:
     checks = importlib.import_module(CHECKS)
     del os.environ["TRITON_INTERPRET"]
     torch.set_default_device("cuda")
-    made: Callable[..., Any] = checks.random
+    make_random: Callable[..., Any] = checks.random
 
     def random(*shape: int, **more: Any) -> Any:
         with torch.device("cpu"):
-            return made(*shape, **more).cuda()
+            return make_random(*shape, **more).cuda()
 
     checks.random = random  # type: ignore[attr-defined]

@@ -56,11 +56,11 @@ class Pretend(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Pretend:
         assert not isinstance(inner, Pretend)
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=DEVICE
         )
-        made.inner = inner
-        return made
+        wrapper.inner = inner
+        return wrapper
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Pretend({self.inner})"
@@ -98,12 +98,12 @@ class _Making(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if not _is_there(kwargs.get("device")) or any(isinstance(arg, Pretend) for arg in args):
             return func(*args, **kwargs)
-        made = func(*args, **(kwargs | {"device": torch.device("cpu")}))
+        result = func(*args, **(kwargs | {"device": torch.device("cpu")}))
         if func is aten._to_copy.default:
             SEEN.say("blocking copy", "to the device")
         elif func.overloadpacket not in MAKES_NO_LAUNCH:
             SEEN.say("launch", _name(func))
-        return Pretend(made.clone() if func is aten._to_copy.default else made)
+        return Pretend(result.clone() if func is aten._to_copy.default else result)
 
 
 class _Values(TorchFunctionMode):
@@ -112,9 +112,9 @@ class _Values(TorchFunctionMode):
     def __torch_function__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.empty and kwargs.pop("pin_memory", False):
-            made = func(*args, **kwargs)
-            made.pinned = True
-            return made
+            tensor = func(*args, **kwargs)
+            tensor.pinned = True
+            return tensor
         if func is torch.tensor and _is_there(kwargs.get("device")):
             SEEN.say("blocking copy", "to the device")
             return Pretend(func(*args, **(kwargs | {"device": "cpu"})))

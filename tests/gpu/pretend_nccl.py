@@ -64,9 +64,9 @@ class Group:
     def _said(self, call: str, tensor: Tensor, rows: bool = False) -> str:
         """Report a call. `rows`: their number depends on the data, and is left out."""
         extents = ["rows" if rows and not dim else str(extent) for dim, extent in enumerate(tensor.shape)]
-        what = f"{call} {self.name}"
-        SEEN.say("group call", f"{what}: {str(tensor.dtype).removeprefix('torch.')} [{', '.join(extents)}]")
-        return what
+        named_call = f"{call} {self.name}"
+        SEEN.say("group call", f"{named_call}: {str(tensor.dtype).removeprefix('torch.')} [{', '.join(extents)}]")
+        return named_call
 
 
 class Options(SimpleNamespace):

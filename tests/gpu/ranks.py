@@ -38,8 +38,8 @@ def train(build: Build, rank: int, board: Board, device: torch.device, transport
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     rows = [trainer.train_step() for _ in range(build.plan.steps)]
     trainer.settle()
-    held = snapshot.take(trainer.state, trainer.plan, rank)
-    result = {name: (t.values if isinstance(t, TensorPart) else t).cpu().clone() for name, t in held.items()}
+    tensors = snapshot.take(trainer.state, trainer.plan, rank)
+    result = {name: (t.values if isinstance(t, TensorPart) else t).cpu().clone() for name, t in tensors.items()}
     result["metrics"] = torch.tensor([[row.get(name, 0.0) for name in METRICS] for row in rows], dtype=torch.float64)
     result["loads"] = torch.stack(list(trainer.loads.values()))
     if build.plan.train.validate:
@@ -49,14 +49,14 @@ def train(build: Build, rank: int, board: Board, device: torch.device, transport
 
 def main(folder: Path, world: int, device: str, transport: Transport) -> int:
     def target(rank: int, world: int, board: Board) -> None:
-        there = device == "pretend"
+        is_pretend = device == "pretend"
         # A processor without BF16 instructions widens the operands of products, a device does not.
-        with mock.patch.object(product, "has_bf16", lambda: True), pretended() if there else nullcontext():
-            where = DEVICE if there else torch.device("cpu")
-            result = train(Build.open(folder / "build"), rank, board, where, transport)
-        out = folder / f"{device}-{transport}"
-        out.mkdir(exist_ok=True)
-        save_file(result, out / f"rank_{rank}.safetensors")
+        with mock.patch.object(product, "has_bf16", lambda: True), pretended() if is_pretend else nullcontext():
+            torch_device = DEVICE if is_pretend else torch.device("cpu")
+            result = train(Build.open(folder / "build"), rank, board, torch_device, transport)
+        results_folder = folder / f"{device}-{transport}"
+        results_folder.mkdir(exist_ok=True)
+        save_file(result, results_folder / f"rank_{rank}.safetensors")
 
     outcome = launch(
         target, world, folder=folder, supervision=Supervision(hang_timeout_s=120), backend="gloo" if world > 1 else None

@@ -52,9 +52,9 @@ def small(mesh: Mesh) -> Spec:
         head_dim=HeadDim(nope=16, rope=16, value=16),
         rope=Rope(theta=100.0),
     )
-    whole = model(attention, Dense(inner=128), experts, mtp=True)
-    reduced = whole.model_copy(
-        update={"hidden": 64, "layers": (whole.layers[0], whole.layers[1].model_copy(update={"last": 1}))}
+    full = model(attention, Dense(inner=128), experts, mtp=True)
+    reduced = full.model_copy(
+        update={"hidden": 64, "layers": (full.layers[0], full.layers[1].model_copy(update={"last": 1}))}
     )
     base = spec(mesh.pp, mesh.ep, mesh.ep, num_micro_batches(mesh), steps=1)
     node = Machine(devices=mesh.world // mesh.nodes, device=DEVICE, nvlink=1e11, nic=1e10)
@@ -77,9 +77,9 @@ def test_device_calls_match_the_golden_files(
     name: str, tmp_path: Path, segments: Segments, bless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = MESHES[name]
-    of = small(mesh)
-    assert of.row_alignment > 1, "rows are padded, so that one expert rank moves them too"
-    write_build(tmp_path / "build", compile_spec(of, segments=segments).files)
+    mesh_spec = small(mesh)
+    assert mesh_spec.row_alignment > 1, "rows are padded, so that one expert rank moves them too"
+    write_build(tmp_path / "build", compile_spec(mesh_spec, segments=segments).files)
     monkeypatch.setenv("DSC_OPS", "torch")
     run_module("tests.gpu.device_path", tmp_path, mesh.world)
     check_waits(tmp_path, mesh)
@@ -98,12 +98,12 @@ def check_waits(folder: Path, mesh: Mesh) -> None:
     outside = ("start", "connect", "step", "read samples", "optimizer", "sum ", "reduce ")  # once a step
     waits = Counter[str]()
     for rank in range(mesh.world):
-        found = json.loads((folder / f"rank_{rank}.json").read_text("utf-8"))
-        within = {action: kinds for action, kinds in found.items() if not action.startswith(outside)}
+        kinds_by_action = json.loads((folder / f"rank_{rank}.json").read_text("utf-8"))
+        within = {action: kinds for action, kinds in kinds_by_action.items() if not action.startswith(outside)}
         copies = sum(kinds.pop("blocking copy", 0) for kinds in within.values())
         assert copies <= 1, "samples of the first step, which alone asks for them while it runs"
         within = {action: kinds for action, kinds in within.items() if kinds}
         assert all(kinds == {"host waits": 1} for kinds in within.values()), within
         waits.update(re.sub(r"F\d+\.\d+", "F", action) for action in within)
-    each = num_micro_batches(mesh) * mesh.ep  # each column of ranks has its own micro-batches
-    assert waits == ({f"counts F@{layer.site}": each for layer in plan.moe_layers} if mesh.ep > 1 else {}), waits
+    num_waits = num_micro_batches(mesh) * mesh.ep  # each column of ranks has its own micro-batches
+    assert waits == ({f"counts F@{layer.site}": num_waits for layer in plan.moe_layers} if mesh.ep > 1 else {}), waits

@@ -71,19 +71,19 @@ def test_a_device_gives_the_numbers_of_the_cpu(
         run_module("tests.gpu.ranks", tmp_path, pp * dp, device, transport)
     for rank in range(pp * dp):
         file = f"rank_{rank}.safetensors"
-        expected, found = (load_file(tmp_path / f"{device}-{transport}" / file) for device in ("cpu", "pretend"))
-        assert expected.keys() == found.keys()
+        expected, actual = (load_file(tmp_path / f"{device}-{transport}" / file) for device in ("cpu", "pretend"))
+        assert expected.keys() == actual.keys()
         for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), (rank, name)
+            assert torch.equal(actual[name], tensor), (rank, name)
 
 
 def test_ranks_may_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert choose("shared", 4) == "shared" and BACKENDS["shared"] == "gloo"
-    taken: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    set_devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", set_devices.append)
     monkeypatch.setattr(devices, "set_up_cuda", lambda: None)
-    assert take("shared", 3) == torch.device("cuda", 0) == taken[0]
+    assert take("shared", 3) == torch.device("cuda", 0) == set_devices[0]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="no CUDA device"):
         choose("shared", 4)
@@ -106,12 +106,12 @@ def test_the_host_does_not_wait_in_ops_without_a_kernel(name: str) -> None:
     """Results equal those of a CPU, and the host reads nothing from the device to learn a size."""
     op, args = OPS[name.partition(" ")[0]], WITHOUT_KERNEL[name]
     expected = as_tuple(op(*args()))
-    seen: list[str] = []
-    with pretended(lambda kind, what, _: seen.append(kind)):
-        there = [Pretend(each) if isinstance(each, Tensor) else each for each in args()]
-        seen.clear()
-        found = as_tuple(op(*there))
-        assert not {"host waits", "blocking copy"} & {*seen}
-        for result, right in zip(found, expected, strict=True):
+    kinds: list[str] = []
+    with pretended(lambda kind, detail, _: kinds.append(kind)):
+        device_args = [Pretend(arg) if isinstance(arg, Tensor) else arg for arg in args()]
+        kinds.clear()
+        results = as_tuple(op(*device_args))
+        assert not {"host waits", "blocking copy"} & {*kinds}
+        for result, right in zip(results, expected, strict=True):
             if isinstance(right, Tensor):
                 torch.testing.assert_close(result.cpu(), right)

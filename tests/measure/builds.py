@@ -32,18 +32,19 @@ def compile_all(folder: Path) -> int:
     failed = 0
     for spec in sorted((ROOT / "specs").glob("*.dsc")):
         for name in names_of_runs(spec):
-            out = folder / Path(name).name.replace(":", "-")
-            done = subprocess.run(
-                [sys.executable, "-m", "compiler.cli.main", "compile", name, "--out", str(out)],
+            build = folder / Path(name).name.replace(":", "-")
+            process = subprocess.run(
+                [sys.executable, "-m", "compiler.cli.main", "compile", name, "--out", str(build)],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
                 check=False,
             )
             print(
-                f"{out.name}: {'compiled' if not done.returncode else done.stderr.strip().splitlines()[-1]}", flush=True
+                f"{build.name}: {'compiled' if not process.returncode else process.stderr.strip().splitlines()[-1]}",
+                flush=True,
             )
-            failed += done.returncode != 0
+            failed += process.returncode != 0
     return failed
 
 
@@ -65,8 +66,10 @@ def different(before: dict[str, str], after: dict[str, str]) -> list[str]:
         text = DIGEST.sub(lambda match: digests.get(match.group(), match.group()), text)
         return MODULE.sub(r"\1", text)
 
-    both = before.keys() & after.keys()
-    return sorted((before.keys() ^ after.keys()) | {name for name in both if plain(before[name]) != plain(after[name])})
+    common = before.keys() & after.keys()
+    return sorted(
+        (before.keys() ^ after.keys()) | {name for name in common if plain(before[name]) != plain(after[name])}
+    )
 
 
 def digest(text: str) -> str:

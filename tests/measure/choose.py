@@ -74,12 +74,12 @@ def choose(functions: dict[str, Cases]) -> dict[str, int]:
 
 def rows(functions: dict[str, Cases]) -> list[str]:
     shares = choose(functions)
-    found = []
+    lines = []
     for name, share in shares.items():
-        prefixes = [other for other in shares if other != name and name.startswith(other) and shares[other] != 1]
+        prefixes = [prefix for prefix in shares if prefix != name and name.startswith(prefix) and shares[prefix] != 1]
         if share != 1 or prefixes:
-            found.append(f"{name} 1/{share}" if share else name)
-    return found
+            lines.append(f"{name} 1/{share}" if share else name)
+    return lines
 
 
 def main() -> None:

@@ -21,20 +21,20 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def processor_seconds() -> float:
     """Seconds of the processor of this process, its living descendants, and those that were waited for."""
     seconds = sum(time_of(process) for process in descendants(os.getpid()))
-    own = os.times()
-    return seconds + time.process_time() + own.children_user + own.children_system
+    times = os.times()
+    return seconds + time.process_time() + times.children_user + times.children_system
 
 
 def descendants(process: int) -> list[int]:
-    found = []
+    processes = []
     for task in Path(f"/proc/{process}/task").iterdir():
         try:
             children = (task / "children").read_text()
         except OSError:  # it has ended
             continue
         for child in map(int, children.split()):
-            found += [child, *descendants_or_none(child)]
-    return found
+            processes += [child, *descendants_or_none(child)]
+    return processes
 
 
 def descendants_or_none(process: int) -> list[int]:
@@ -59,8 +59,8 @@ def named(fixture: pytest.FixtureDef[object]) -> str:
 
 def fixtures_of(item: pytest.Item) -> list[str]:
     """The fixtures of a test that other tests share."""
-    found = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-    return [named(each[-1]) for each in found if each[-1].scope != "function"]
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return [named(defs[-1]) for defs in definitions if defs[-1].scope != "function"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,9 +87,9 @@ class Costs:
         try:
             return (yield)
         finally:
-            own = processor_seconds() - began - (self.fixtures - inner)
-            self.fixtures += own
-            self.write(fixture=named(fixturedef), seconds=round(own, 4))
+            seconds = processor_seconds() - began - (self.fixtures - inner)
+            self.fixtures += seconds
+            self.write(fixture=named(fixturedef), seconds=round(seconds, 4))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

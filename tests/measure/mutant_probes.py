@@ -31,12 +31,12 @@ def hit(number: int) -> None:
 def take() -> list[int]:
     """The places executed since the last call, or since any worker's last call by processes without environment."""
     assert shared is not None
-    found = set[int]()
-    for each in (shared, opened(NAMELESS)):
-        taken = each[:]
-        each[:] = bytes(len(taken))
-        found |= {number for number, byte in enumerate(taken) if byte}
-    return sorted(found)
+    executed = set[int]()
+    for buffer in (shared, opened(NAMELESS)):
+        snapshot = buffer[:]
+        buffer[:] = bytes(len(snapshot))
+        executed |= {number for number, byte in enumerate(snapshot) if byte}
+    return sorted(executed)
 
 
 try:  # noqa: SIM105

@@ -90,9 +90,9 @@ def read_tests(folder: Path) -> dict[str, Measured]:
         fixtures: dict[str, Measured] = defaultdict(lambda: Measured(""))
         for row in rows:
             if "fixture" in row:
-                found = fixtures[row["fixture"]]
-                found.seconds += row["seconds"]
-                found.executed.update(places[number] for number in row["executed"])
+                fixture = fixtures[row["fixture"]]
+                fixture.seconds += row["seconds"]
+                fixture.executed.update(places[number] for number in row["executed"])
             elif row["outcome"] == "passed":
                 executed = {places[number] for number in row["executed"]}
                 test = tests[row["test"]] = Measured(row["test"], row["seconds"], executed=executed)
@@ -104,23 +104,23 @@ def read_tests(folder: Path) -> dict[str, Measured]:
 
 def batches(tests: Iterable[Measured]) -> Iterator[list[str]]:
     """Tests in the order to run them in: first a few cases of tests that are cheap and execute little else."""
-    left = sorted(tests, key=lambda test: test.alone() + PLACE_S * len(test.executed))
-    for limit, most in itertools.zip_longest(BATCHES_S, OF_A_FUNCTION):
+    remaining = sorted(tests, key=lambda test: test.alone() + PLACE_S * len(test.executed))
+    for limit, max_cases in itertools.zip_longest(BATCHES_S, OF_A_FUNCTION):
         files, cases = set[str](), defaultdict[str, int](int)
-        total, batch, rest = 0.0, list[str](), list[Measured]()
-        for test in left:
+        total, batch, postponed = 0.0, list[str](), list[Measured]()
+        for test in remaining:
             seconds = test.alone() + FILE_S * (test.file not in files)
-            few = most is None or cases[test.function] < most
+            few = max_cases is None or cases[test.function] < max_cases
             if few and (not batch or total + seconds <= limit):
                 batch.append(test.id)
                 total += seconds
                 files.add(test.file)
                 cases[test.function] += 1
             else:
-                rest.append(test)
+                postponed.append(test)
         if batch:
             yield batch
-        left = rest
+        remaining = postponed
 
 
 class UsageError(Exception):
@@ -137,20 +137,20 @@ class Place:
 
     def notices(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
         """The first of these tests that fails with the mutant and passes without it; None where there is none."""
-        left = list(tests)
-        while left:
+        remaining = list(tests)
+        while remaining:
             try:
-                failed = self.run(mutant, left, seconds)
+                failed = self.run(mutant, remaining, seconds)
             except UsageError:
-                self.pytest(left, seconds)  # fails again unless the mutant is the reason that a test is not found
-                failed = left[0]
+                self.pytest(remaining, seconds)  # fails again unless the mutant is the reason that a test is not found
+                failed = remaining[0]
             if failed is None:
                 return None
             if failed not in self.passes:
                 self.passes[failed] = self.pytest([failed], seconds) is None
             if self.passes[failed]:
                 return failed
-            left = [test for test in left if test != failed]
+            remaining = [test for test in remaining if test != failed]
         return None
 
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
@@ -167,25 +167,25 @@ class Place:
     def pytest(self, tests: Sequence[str], seconds: float) -> str | None:
         """Run tests until one fails. Return that test; None if all passed."""
         with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
-            names, out = Path(temporary, "tests"), Path(temporary, "out")
+            names, log = Path(temporary, "tests"), Path(temporary, "out")
             names.write_text("\n".join(tests))
             words = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={temporary}/t", f"@{names}"]
-            with out.open("wb") as to:
+            with log.open("wb") as stream:
                 process = subprocess.Popen(
                     [self.python, "-m", "pytest", *words],
                     cwd=self.folder,
-                    stdout=to,
-                    stderr=to,
+                    stdout=stream,
+                    stderr=stream,
                     start_new_session=True,
                     env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
                 )
                 ended = self.end(process, SLOWER * seconds + MORE_S)
-            said = out.read_text("utf-8", "replace")
+            output = log.read_text("utf-8", "replace")
         if ended and process.returncode == 0:
             return None
         if process.returncode == pytest.ExitCode.USAGE_ERROR:
-            raise UsageError(said[-2000:])
-        failed = FAILED.search(said)
+            raise UsageError(output[-2000:])
+        failed = FAILED.search(output)
         return failed[1] if failed else tests[0]  # the process ended in another way, or would never end
 
     @staticmethod
@@ -219,8 +219,8 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant], tests: Sequence[st
     files: dict[str, list[tuple[int, Mutant]]] = defaultdict(list)
     for number, mutant in enumerate(mutants):
         files[mutant.file].append((number, mutant))
-    for file, found in files.items():
-        (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), found))
+    for file, numbered_mutants in files.items():
+        (copy / file).write_bytes(with_probes((ROOT / file).read_bytes(), numbered_mutants))
     workplace.store_bytecode(copy)
     words = ["-n", "3", "--dist", "loadscope", "--no-loadscope-reorder", "--max-worker-restart", "0", "--tier", tier]
     # Each option is one word: pytest takes a separate path for a test path, and moves its rootdir there.
@@ -231,7 +231,7 @@ def probe(folder: Path, tier: str, mutants: Sequence[Mutant], tests: Sequence[st
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
-    (folder / PLACES).write_text(json.dumps([each.digest for each in mutants]), "utf-8")
+    (folder / PLACES).write_text(json.dumps([mutant.digest for mutant in mutants]), "utf-8")
     shutil.rmtree(copy)
 
 
@@ -265,18 +265,20 @@ def judge(
     If no test executes the place of a mutant, tests that execute another place of the file run.
     """
     of_file = defaultdict[str, list[Measured]](list)
-    files = {each.digest: each.file for each in probed}
+    files = {mutant.digest: mutant.file for mutant in probed}
     for test in tests.values():
         for file in {files[digest] for digest in test.executed if digest in files}:
             of_file[file].append(test)
-    known = {each.digest for each in read_verdicts(kept) if each.tier == tier and (each.noticed_by or not again)}
+    judged = {
+        verdict.digest for verdict in read_verdicts(kept) if verdict.tier == tier and (verdict.noticed_by or not again)
+    }
     places: SimpleQueue[Place] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
         for number in range(WORKERS):
             places.put(Place(Path(temporary, str(number))))
 
         def one(mutant: Mutant) -> None:
-            if mutant.digest in known:
+            if mutant.digest in judged:
                 return
             executing = [test for test in tests.values() if mutant.digest in test.executed] or of_file[mutant.file]
             noticed_by, ran, place = None, 0, places.get()
@@ -294,7 +296,7 @@ def judge(
                 file.write(json.dumps(verdict._asdict()) + "\n")
             print(f"{title}: {noticed_by or f'NOT NOTICED by {ran} of {len(executing)} tests'}", flush=True)
 
-        for future in [pool.submit(one, each) for each in mutants]:
+        for future in [pool.submit(one, mutant) for mutant in mutants]:
             future.result()
 
 
@@ -309,29 +311,31 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--measure", nargs="+", default=[], metavar="FILE", help="of tests that are new or changed")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    probed = choose(ROOT, PROBED, asked.seed)
-    chosen = choose(ROOT, asked.count, asked.seed)
-    kept = asked.folder / "verdicts.jsonl"
-    for tier in asked.tiers:
-        folders = measured_in(asked.folder, tier)
-        if not folders or asked.measure:
-            folders.append(asked.folder / (f"{tier}~{len(folders)}" if folders else tier))
-            probe(folders[-1], tier, probed, asked.measure)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    probed = choose(ROOT, PROBED, options.seed)
+    chosen = choose(ROOT, options.count, options.seed)
+    verdicts_path = options.folder / "verdicts.jsonl"
+    for tier in options.tiers:
+        folders = measured_in(options.folder, tier)
+        if not folders or options.measure:
+            folders.append(options.folder / (f"{tier}~{len(folders)}" if folders else tier))
+            probe(folders[-1], tier, probed, options.measure)
         tests: dict[str, Measured] = {}
         for folder in folders:  # for a file that was measured again, the last measurement counts
-            found = read_tests(folder)
-            files = {test.file for test in found.values()}
-            tests = {name: test for name, test in tests.items() if test.file not in files} | found
-        noticed = {each.digest for each in read_verdicts(kept) if each.noticed_by}
-        todo = [each for each in chosen if each.digest not in noticed]
-        judge(kept, tier, tests, todo, probed, again=bool(asked.measure))
+            measured = read_tests(folder)
+            files = {test.file for test in measured.values()}
+            tests = {name: test for name, test in tests.items() if test.file not in files} | measured
+        noticed = {verdict.digest for verdict in read_verdicts(verdicts_path) if verdict.noticed_by}
+        todo = [mutant for mutant in chosen if mutant.digest not in noticed]
+        judge(verdicts_path, tier, tests, todo, probed, again=bool(options.measure))
     digests = {mutant.digest for mutant in chosen}
-    verdicts = {(each.digest, each.tier): each for each in read_verdicts(kept) if each.digest in digests}
-    for tier in asked.tiers:
-        of_tier = [each for each in verdicts.values() if each.tier == tier]
-        print(f"{tier}: {sum(each.noticed_by is not None for each in of_tier)} of {len(of_tier)} noticed")
+    verdicts = {
+        (verdict.digest, verdict.tier): verdict for verdict in read_verdicts(verdicts_path) if verdict.digest in digests
+    }
+    for tier in options.tiers:
+        of_tier = [verdict for verdict in verdicts.values() if verdict.tier == tier]
+        print(f"{tier}: {sum(verdict.noticed_by is not None for verdict in of_tier)} of {len(of_tier)} noticed")
 
 
 if __name__ == "__main__":

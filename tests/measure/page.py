@@ -28,26 +28,26 @@ def results(folder: Path) -> dict[str, Any]:
     costs: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for tier in TIERS:
         if measured_in(folder, tier):
-            rows = [row for found in measured_in(folder, tier) for rows in read_rows(found) for row in rows]
+            rows = [row for measured in measured_in(folder, tier) for rows in read_rows(measured) for row in rows]
             tests = {row["test"]: row for row in rows if "test" in row}  # one that was measured again counts once
             for row in (*tests.values(), *(row for row in rows if "fixture" in row)):
                 place = row.get("test") or row["fixture"]
                 cost = Counter(tests="test" in row, ms=max(0, round(1000 * row["seconds"])))
                 costs[folder_of(place)][tier] += cost
     notice: dict[str, Counter[str]] = defaultdict(Counter)
-    by: Counter[str] = Counter()
+    noticed_first: Counter[str] = Counter()
     missed = []
-    verdicts = {(each.digest, each.tier): each for each in read_verdicts(folder / "verdicts.jsonl")}
+    verdicts = {(verdict.digest, verdict.tier): verdict for verdict in read_verdicts(folder / "verdicts.jsonl")}
     for mutant in choose(ROOT, COUNT, SEED):
-        found = [verdicts[mutant.digest, tier] for tier in TIERS if (mutant.digest, tier) in verdicts]
-        notice[mutant.package]["mutants"] += bool(found)
-        first = next((each for each in found if each.noticed_by), None)
+        of_mutant = [verdicts[mutant.digest, tier] for tier in TIERS if (mutant.digest, tier) in verdicts]
+        notice[mutant.package]["mutants"] += bool(of_mutant)
+        first = next((verdict for verdict in of_mutant if verdict.noticed_by), None)
         if first is not None and first.noticed_by:
             notice[mutant.package][first.tier] += 1
-            by[folder_of(first.noticed_by)] += 1
-        elif found:
+            noticed_first[folder_of(first.noticed_by)] += 1
+        elif of_mutant:
             missed.append(title_of(mutant))
-    return {"costs": costs, "packages": notice, "noticed first by": by, "not noticed": missed}
+    return {"costs": costs, "packages": notice, "noticed first by": noticed_first, "not noticed": missed}
 
 
 def folder_of(test: str) -> str:
@@ -59,15 +59,15 @@ def tables(found: dict[str, Any]) -> str:
     packages = {name: Counter(row) for name, row in sorted(found["packages"].items())}
     total = sum(packages.values(), Counter())
     share = total["test"] / total["mutants"]
-    both = f", and with `make landing` {total['test'] + total['landing']}" if total["landing"] else ""
+    with_landing = f", and with `make landing` {total['test'] + total['landing']}" if total["landing"] else ""
     lines = [
-        f"`make test` notices {total['test']} of {total['mutants']} changes ({share:.1%}){both}.",
+        f"`make test` notices {total['test']} of {total['mutants']} changes ({share:.1%}){with_landing}.",
         f"[{RESULTS.name}](../{RESULTS.relative_to(ROOT)}) lists the others. By package:",
         "",
     ]
     entries = [f"{name} {row['test'] + row['landing']}/{row['mutants']}" for name, row in packages.items()]
     lines += [", ".join(entries) + ".", ""]
-    costs, by = found["costs"], found["noticed first by"]
+    costs, noticed_first = found["costs"], found["noticed first by"]
     measured = [tier for tier in TIERS if any(tier in row for row in costs.values())]
     heads = [head for tier in measured for head in (f"in `make {tier}`", "seconds of a core")]
     lines += [f"| {' | '.join(('tests of', *heads, 'noticed first'))} |", "|---" * (len(heads) + 2) + "|"]
@@ -78,13 +78,13 @@ def tables(found: dict[str, Any]) -> str:
             rows = [costs[folder].get(tier, {}) for folder in folders]
             tests, ms = (sum(row.get(key, 0) for row in rows) for key in ("tests", "ms"))
             cells += [f"{tests:,}", f"{ms / 1000:,.0f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {sum(by.get(folder, 0) for folder in folders)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {sum(noticed_first.get(folder, 0) for folder in folders)} |")
     return "\n".join(lines) + "\n"
 
 
 def write() -> None:
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, tail = PAGE.read_text("utf-8").partition(BEGIN)
+    _, _, after = tail.partition(END)
     PAGE.write_text(before + BEGIN + tables(json.loads(RESULTS.read_text("utf-8"))) + END + after, "utf-8")
 
 

@@ -55,11 +55,11 @@ def remember_traces() -> None:
         digest = hashlib.sha256(f"{segment.shown} {num_sms}".encode()).hexdigest()
         file = self.shared_folder.parent / "executed" / digest
         if file.exists():
-            found = code(self, segment, num_sms, progress)
+            segment_code = code(self, segment, num_sms, progress)
             executed = json.loads(file.read_text())
         else:
             before = mutant_probes.take()
-            found = code(self, segment, num_sms, progress)
+            segment_code = code(self, segment, num_sms, progress)
             executed = mutant_probes.take()
             file.parent.mkdir(exist_ok=True)
             (partial := file.with_suffix(f".{os.getpid()}")).write_text(json.dumps(executed))
@@ -67,6 +67,6 @@ def remember_traces() -> None:
             executed += before
         for number in executed:
             mutant_probes.hit(number)
-        return found
+        return segment_code
 
     SharedSegments.code = traced  # type: ignore[method-assign]

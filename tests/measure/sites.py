@@ -84,9 +84,9 @@ def choose(root: Path, count: int, seed: int = 0) -> list[Mutant]:
     packages = lines_of_packages(root, seed)
     total = sum(map(len, packages.values()))
     chosen: dict[str, Mutant] = {}
-    for _, found in sorted(packages.items()):
-        share = max(LEAST, round(count * len(found) / total))
-        for digest, mutants in found[:share]:
+    for _, entries in sorted(packages.items()):
+        share = max(LEAST, round(count * len(entries) / total))
+        for digest, mutants in entries[:share]:
             chosen.setdefault(digest, mutants[int(digest, 16) % len(mutants)]._replace(digest=digest))
     return [*chosen.values()]
 
@@ -98,15 +98,15 @@ def lines_of_packages(root: Path, seed: int) -> dict[str, list[tuple[str, list[M
     for folder in PRODUCT:
         for path in sorted((root / folder).rglob("*.py")):
             source, file = path.read_bytes(), path.relative_to(root).as_posix()
-            texts, lines, seen = source.splitlines(), defaultdict[int, list[Mutant]](list), Counter[bytes]()
+            texts, lines, repeats = source.splitlines(), defaultdict[int, list[Mutant]](list), Counter[bytes]()
             for mutant in mutants_of(source, file):
                 lines[mutant.line].append(mutant)
             for line, mutants in sorted(lines.items()):
                 text = mutants[0].function.encode() + b" " + texts[line - 1].strip()
-                digest = hashlib.sha256(f"{seed} {text!r} {seen[text]}".encode()).hexdigest()
+                digest = hashlib.sha256(f"{seed} {text!r} {repeats[text]}".encode()).hexdigest()
                 packages[mutants[0].package].append((digest, mutants))
-                seen[text] += 1
-    return {package: sorted(found) for package, found in packages.items()}
+                repeats[text] += 1
+    return {package: sorted(entries) for package, entries in packages.items()}
 
 
 def mutants_of(source: bytes, file: str) -> Iterator[Mutant]:
@@ -183,8 +183,8 @@ def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
         case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS and not node.keywords:
             yield changed(node, func=ast.Name(FUNCTIONS[name]))
         case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
-            for index, each in enumerate(node.generators):
-                if each.ifs:
+            for index, generator in enumerate(node.generators):
+                if generator.ifs:
                     without = copy.deepcopy(node)
                     without.generators[index].ifs = []
                     yield ast.unparse(without)
@@ -199,10 +199,10 @@ def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
 
 
 def changed(node: ast.expr | ast.stmt, **fields: object) -> str:
-    other = copy.copy(node)
+    duplicate = copy.copy(node)
     for name, value in fields.items():
-        setattr(other, name, value)
-    return f"({ast.unparse(other)})"
+        setattr(duplicate, name, value)
+    return f"({ast.unparse(duplicate)})"
 
 
 def is_text(node: ast.expr) -> bool:
@@ -212,12 +212,12 @@ def is_text(node: ast.expr) -> bool:
 def with_probes(source: bytes, mutants: Sequence[tuple[int, Mutant]]) -> bytes:
     """The module with a call for each mutant, made when the place that it would change is executed."""
     inserts: list[tuple[int, int, bytes]] = []
-    for number, each in mutants:
+    for number, mutant in mutants:
         call = f"__import__('mutant_probes').hit({number})".encode()
-        if each.is_statement:
-            inserts.append((each.begin, 0, call + b"; "))
+        if mutant.is_statement:
+            inserts.append((mutant.begin, 0, call + b"; "))
         else:
-            inserts += [(each.begin, -each.end, b"(" + call + b" or ("), (each.end, -each.begin, b"))")]
+            inserts += [(mutant.begin, -mutant.end, b"(" + call + b" or ("), (mutant.end, -mutant.begin, b"))")]
     for place, _, text in sorted(inserts, reverse=True):
         source = source[:place] + text + source[place:]
     return source

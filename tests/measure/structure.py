@@ -50,13 +50,13 @@ def imports_of_modules(root: Path = ROOT) -> frozenset[tuple[str, str]]:
     """Pairs of a module and an imported one, including imports inside functions or for types only."""
     paths = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
     modules = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
-    found = set()
+    pairs = set()
     for module, path in modules.items():
         for name in imported(path):
             target = name if name in modules else name.rpartition(".")[0]
             if target in modules and target != module:
-                found.add((module, target))
-    return frozenset(found)
+                pairs.add((module, target))
+    return frozenset(pairs)
 
 
 def imports_of_rooms(edges: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
@@ -73,7 +73,7 @@ def cycles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
 
 def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Groups of entries of one folder, at any depth, that import each other in a circle."""
-    found = []
+    groups = []
     words = [(a.split("."), b.split(".")) for a, b in edges]
     for depth in range(1, max(len(a) for a, _ in words)):
         beside = {
@@ -81,8 +81,8 @@ def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
             for a, b in words
             if len(a) > depth < len(b) and a[:depth] == b[:depth] and a[depth] != b[depth]
         }
-        found += cycles(beside)
-    return found
+        groups += cycles(beside)
+    return groups
 
 
 def names_in(folder: Path) -> list[str]:
@@ -93,7 +93,7 @@ def names_in(folder: Path) -> list[str]:
 
 def holds_something(path: Path) -> bool:
     """Whether a path is a file, or a folder with more than the bytecode of files that were there."""
-    return path.is_file() or any(each.suffix != ".pyc" for each in path.rglob("*") if each.is_file())
+    return path.is_file() or any(entry.suffix != ".pyc" for entry in path.rglob("*") if entry.is_file())
 
 
 def rows(root: Path, orders: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
@@ -103,23 +103,23 @@ def rows(root: Path, orders: Mapping[str, tuple[str, ...]]) -> list[dict[str, An
     for package in PACKAGES:
         files = [path for path in (root / package).rglob("*.py") if path.stat().st_size]
         lengths = [len(path.read_text("utf-8").splitlines()) for path in files]
-        folders = {each.parent for each in (root / package).rglob("*.py")} - {root / package}
-        fullest, most = Counter({folder: len(names_in(folder)) for folder in folders}).most_common(1)[0]
-        own = [(a, b) for a, b in edges if a.startswith(f"{package}.") and b.startswith(f"{package}.")]
+        folders = {path.parent for path in (root / package).rglob("*.py")} - {root / package}
+        fullest, num_names = Counter({folder: len(names_in(folder)) for folder in folders}).most_common(1)[0]
+        inner_edges = [(a, b) for a, b in edges if a.startswith(f"{package}.") and b.startswith(f"{package}.")]
         place = {f"{package}.{room}": number for number, room in enumerate(orders.get(package, ()))}
-        up = [(a, b) for a, b in imports_of_rooms(own) if a in place and b in place and place[a] < place[b]]
+        up = [(a, b) for a, b in imports_of_rooms(inner_edges) if a in place and b in place and place[a] < place[b]]
         result.append(
             {
                 "package": package,
                 "names": len(names_in(root / package)),
-                "fullest": f"{fullest.relative_to(root).as_posix()}: {most}",
+                "fullest": f"{fullest.relative_to(root).as_posix()}: {num_names}",
                 "files": len(files),
                 "lines": sum(lengths),
                 "below 60": sum(length < 60 for length in lengths),
                 "below 30": sum(length < 30 for length in lengths),
                 "imports up": len(up),
-                "cycles of files": len(cycles(own)),
-                "circles in folders": len(circles(own)),
+                "cycles of files": len(cycles(inner_edges)),
+                "circles in folders": len(circles(inner_edges)),
             }
         )
     return result

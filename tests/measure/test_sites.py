@@ -34,7 +34,7 @@ def f(x, flag=True):
 
 
 def changes(source: bytes) -> set[tuple[str, str]]:
-    return {(source[each.begin : each.end].decode(), each.text) for each in mutants_of(source, "m.py")}
+    return {(source[mutant.begin : mutant.end].decode(), mutant.text) for mutant in mutants_of(source, "m.py")}
 
 
 def test_places_that_mutants_change() -> None:
@@ -74,7 +74,7 @@ def test_a_probe_is_hit_where_its_mutant_differs(monkeypatch: pytest.MonkeyPatch
         hit.clear()
         expected = outcome(SOURCE, x)
         assert outcome(with_probes(SOURCE, [*enumerate(mutants)]), x) == expected
-        differing = {number for number, each in enumerate(mutants) if outcome(each.apply(SOURCE), x) != expected}
+        differing = {number for number, mutant in enumerate(mutants) if outcome(mutant.apply(SOURCE), x) != expected}
         assert differing and differing <= hit
 
 
@@ -82,30 +82,30 @@ def test_a_module_that_moves_keeps_its_mutants(tmp_path: Path) -> None:
     for file in ("old/dsl/a/m.py", "new/dsl/b.py"):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_bytes(SOURCE)
-    old, new = ([(each.line, each.text) for each in choose(tmp_path / place, 2)] for place in ("old", "new"))
+    old, new = ([(mutant.line, mutant.text) for mutant in choose(tmp_path / place, 2)] for place in ("old", "new"))
     assert len(old) > 1 and old == new
 
 
 def test_mutants_of_the_product_are_python_and_of_all_packages() -> None:
     chosen = choose(ROOT, 300)
-    assert {each.package.partition("/")[0] for each in chosen} == {*PRODUCT}
-    assert len({(each.file, each.line) for each in chosen}) == len(chosen)
+    assert {mutant.package.partition("/")[0] for mutant in chosen} == {*PRODUCT}
+    assert len({(mutant.file, mutant.line) for mutant in chosen}) == len(chosen)
     assert {*chosen} <= {*choose(ROOT, 1000)}
     files = defaultdict(list)
-    for number, each in enumerate(chosen):
-        files[each.file].append((number, each))
-    for file, found in files.items():
+    for number, mutant in enumerate(chosen):
+        files[mutant.file].append((number, mutant))
+    for file, numbered_mutants in files.items():
         source = (ROOT / file).read_bytes()
-        compile(with_probes(source, found), file, "exec")
-        for _, each in found:
-            compile(each.apply(source), file, "exec")
+        compile(with_probes(source, numbered_mutants), file, "exec")
+        for _, mutant in numbered_mutants:
+            compile(mutant.apply(source), file, "exec")
 
 
 def test_each_test_is_run_once_and_those_with_few_cases_first() -> None:
     tests = [Measured(f"tests/a/test_{n % 7}.py::test[{n}]", n % 5 / 10) for n in range(100)]
-    found = [*batches(tests)]
-    assert len(found) <= len(BATCHES_S) and sorted(chain.from_iterable(found)) == sorted(test.id for test in tests)
-    assert [len(batch) <= most * 7 for batch, most in zip(found, OF_A_FUNCTION, strict=False)] == [True, True]
+    planned = [*batches(tests)]
+    assert len(planned) <= len(BATCHES_S) and sorted(chain.from_iterable(planned)) == sorted(test.id for test in tests)
+    assert [len(batch) <= limit * 7 for batch, limit in zip(planned, OF_A_FUNCTION, strict=False)] == [True, True]
 
 
 PLACES = [f"place {number}" for number in range(40)]

@@ -23,7 +23,7 @@ VALUES = ("compiler.ir", "compiler.program.lowered")
 
 def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
     """The modules that `compile_spec` calls, in their order; several calls of one side by side are one."""
-    found: list[str] = []
+    modules: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         caller = frame.f_back
@@ -32,8 +32,8 @@ def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT / "compiler") and path != Path(pipeline.__file__):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            if found[-1:] != [module] and not module.startswith(VALUES):
-                found.append(module)
+            if modules[-1:] != [module] and not module.startswith(VALUES):
+                modules.append(module)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -41,13 +41,15 @@ def steps(spec: Spec, segments: Segments | None = None) -> list[str]:
         pipeline.compile_spec(spec, segments=segments)
     finally:
         sys.setprofile(before)
-    return found
+    return modules
 
 
 def climbs(modules: list[str], rooms: tuple[str, ...]) -> list[str]:
     """The modules that are in an earlier room than the previous one."""
     place = [rooms.index(module.split(".")[1]) for module in modules]
-    return [module for module, at, before in zip(modules[1:], place[1:], place, strict=False) if at < before]
+    return [
+        module for module, position, previous in zip(modules[1:], place[1:], place, strict=False) if position < previous
+    ]
 
 
 def main(words: list[str]) -> int:

@@ -29,13 +29,13 @@ def make(root: Path, copy: Path) -> Path:
     for words in (["init", "--quiet"], ["add", "--all"]):  # tests that copy the project ask git for its files
         subprocess.run(["git", *words], cwd=copy, check=True)
     scripts, packages = Path(sys.executable).parent, Path(sysconfig.get_path("purelib"))
-    own = copy / ".venv" / packages.relative_to(scripts.parent)
-    own.mkdir(parents=True)
+    site_packages = copy / ".venv" / packages.relative_to(scripts.parent)
+    site_packages.mkdir(parents=True)
     (copy / ".venv/bin").mkdir()
     shutil.copy2(scripts.parent / "pyvenv.cfg", copy / ".venv/pyvenv.cfg")
-    shutil.copy2(HERE / "mutant_probes.py", own)
+    shutil.copy2(HERE / "mutant_probes.py", site_packages)
     lines = [str(copy), f"import site; site.addsitedir({str(packages)!r})", "import mutant_probes"]
-    (own / "copy.pth").write_text("\n".join(lines) + "\n")
+    (site_packages / "copy.pth").write_text("\n".join(lines) + "\n")
     for script in scripts.iterdir():
         target = copy / ".venv/bin" / script.name
         if script.is_symlink():

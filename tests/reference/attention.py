@@ -156,8 +156,8 @@ class GroupedQueryAttention(Attention):
         parts = all_BSW.split([n * sizes.head_dim for n in counts], dim=-1)
         q_BSHW, k_BSGW, v_BSGW, *gate = (x.unflatten(-1, (-1, sizes.head_dim)) for x in parts)
         if sizes.qk_norm:
-            whole = sizes.qk_norm == "width"
-            q, k = (x.flatten(2) if whole else x for x in (q_BSHW, k_BSGW))
+            full_width = sizes.qk_norm == "width"
+            q, k = (x.flatten(2) if full_width else x for x in (q_BSHW, k_BSGW))
             q_BSHW = rmsnorm(q, self.q_norm, self.norm_eps).view_as(q_BSHW)
             k_BSGW = rmsnorm(k, self.k_norm, self.norm_eps).view_as(k_BSGW)
         served = sizes.heads // sizes.kv_heads

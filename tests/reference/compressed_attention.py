@@ -23,15 +23,15 @@ def entries(x_BSD: Tensor, part: nn.Module, rope: Rope | None, eps: float) -> Te
     weights; if they have twice as many columns as its gain, the first half is for the preceding window."""
     rate, W = len(part.pool_bias), len(part.pool_norm)
     values, gates = functional.linear(x_BSD, part.pool).chunk(2, dim=2)
-    found = [values[:, :0, :W]]
+    pooled = [values[:, :0, :W]]
     for start in range(0, x_BSD.shape[1] - rate + 1, rate):
-        own, before = slice(start, start + rate), slice(start - rate, start)
-        series = [(values[:, own, -W:], gates[:, own, -W:] + part.pool_bias[:, -W:])]
+        window, preceding = slice(start, start + rate), slice(start - rate, start)
+        series = [(values[:, window, -W:], gates[:, window, -W:] + part.pool_bias[:, -W:])]
         if values.shape[2] > W and start:
-            series.append((values[:, before, :W], gates[:, before, :W] + part.pool_bias[:, :W]))
-        of_entry, logits = (torch.cat(each, dim=1) for each in zip(*series, strict=True))
-        found.append((logits.softmax(dim=1) * of_entry).sum(dim=1, keepdim=True))
-    normed_BEW = rmsnorm(torch.cat(found, dim=1), part.pool_norm, eps)
+            series.append((values[:, preceding, :W], gates[:, preceding, :W] + part.pool_bias[:, :W]))
+        of_entry, logits = (torch.cat(tensors, dim=1) for tensors in zip(*series, strict=True))
+        pooled.append((logits.softmax(dim=1) * of_entry).sum(dim=1, keepdim=True))
+    normed_BEW = rmsnorm(torch.cat(pooled, dim=1), part.pool_norm, eps)
     return rotate_last(normed_BEW[:, :, None], rope, rate)[:, :, 0]
 
 

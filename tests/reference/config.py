@@ -212,8 +212,8 @@ class Config:
         """Read the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
         layers: dict[int, Mapping[str, Any]] = {}
         for layer_range in sorted(model["layers"], key=lambda layer_range: layer_range.get("by", 1) > 1):
-            first, last, by = layer_range["first"], layer_range["last"], layer_range.get("by", 1)
-            layers |= {layer: layer_range for layer in range(first, last + 1, by)}
+            first, last, stride = layer_range["first"], layer_range["last"], layer_range.get("by", 1)
+            layers |= {layer: layer_range for layer in range(first, last + 1, stride)}
         assert sorted(layers) == list(range(len(layers))), "layer ranges must leave no hole"
         ranges = [layers[layer] for layer in sorted(layers)]
         return cls(
@@ -222,12 +222,12 @@ class Config:
             init_std=model["init_std"],
             norm_eps=model["norm_eps"],
             attention=_attention(model["attention"]),
-            layers=tuple(_ffn(each["ffn"]) for each in ranges),
+            layers=tuple(_ffn(layer_range["ffn"]) for layer_range in ranges),
             mtp=None if model["mtp"] is None else _mtp(model["mtp"]),
             sequence=model["sequence"],
             **{key: model[key] for key in WHOLE if key in model},
-            attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges)
-            if any(each.get("attention") for each in ranges)
+            attentions=tuple(_attention(layer_range.get("attention") or model["attention"]) for layer_range in ranges)
+            if any(layer_range.get("attention") for layer_range in ranges)
             else (),
             hyper_connections=HyperConnections(**hyper) if (hyper := model.get("hyper_connections")) else None,
         )
@@ -250,8 +250,8 @@ def _phases(phases: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
 
 
 def _mtp(mtp: Mapping[str, Any]) -> Mtp:
-    own = mtp.get("attention")
-    return Mtp(mtp["depth"], _phases(mtp["weight"]), None if own is None else _attention(own))
+    attention = mtp.get("attention")
+    return Mtp(mtp["depth"], _phases(mtp["weight"]), None if attention is None else _attention(attention))
 
 
 def _attention(attention: Mapping[str, Any]) -> Attention:
@@ -293,6 +293,6 @@ def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
     keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "score", "normalize", "scale")
     rate = ffn["balance"]["bias_rate"]
     balance = Balance(None if rate is None else _phases(rate), ffn["balance"]["sequence_loss"])
-    more = {"shared_inner": None, "shared_gate": False, "router_bias": False, "choice": "scores"}
-    shared = {key: ffn.get(key, usual) for key, usual in more.items()}
+    defaults = {"shared_inner": None, "shared_gate": False, "router_bias": False, "choice": "scores"}
+    shared = {key: ffn.get(key, default) for key, default in defaults.items()}
     return Moe(**{key: ffn[key] for key in keys}, balance=balance, **activation, **shared)

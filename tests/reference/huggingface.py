@@ -142,12 +142,12 @@ def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
     rope = attention.rope
     if rope is None:
         return {"rope_type": "default", "rope_theta": 10_000.0}
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rope.theta)}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rope.theta)}
     if rope.width is not None:
         assert isinstance(attention, Gqa)
-        found["partial_rotary_factor"] = rope.width / attention.head_dim
+        parameters["partial_rotary_factor"] = rope.width / attention.head_dim
     if rope.scaling is None:
-        return found
+        return parameters
     scaling = asdict(rope.scaling)
     kind, original = scaling.pop("kind"), scaling.pop("original")
     names = {
@@ -155,9 +155,9 @@ def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
         "llama3": ("low_freq_factor", "high_freq_factor"),
         "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
     }[kind]
-    found |= {"rope_type": kind, "factor": scaling["factor"]}
-    found |= {name: scaling[name] for name in names if scaling[name] is not None}
-    return found | ({} if kind == "linear" else {"original_max_position_embeddings": original})
+    parameters |= {"rope_type": kind, "factor": scaling["factor"]}
+    parameters |= {name: scaling[name] for name in names if scaling[name] is not None}
+    return parameters | ({} if kind == "linear" else {"original_max_position_embeddings": original})
 
 
 def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:

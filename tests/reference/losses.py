@@ -55,12 +55,12 @@ class PolicyRecipe:
 
 def group_advantages(rewards_N: Tensor, recipe: PolicyRecipe) -> Tensor:
     """Rewards of completions, grouped by prompt -> advantages (arXiv 2402.03300, section 4.1.2)."""
-    found = []
+    advantages = []
     for rewards_G in rewards_N.split(recipe.group):
         better_G = rewards_G - rewards_G.mean()
         spread = {"group": rewards_G, "batch": rewards_N}.get(recipe.scale)
-        found.append(better_G if spread is None else better_G / (spread.std() + 1e-4))
-    return torch.cat(found)
+        advantages.append(better_G if spread is None else better_G / (spread.std() + 1e-4))
+    return torch.cat(advantages)
 
 
 def policy_loss(

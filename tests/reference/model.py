@@ -125,12 +125,12 @@ class Routing:
     @property
     def balance_loss(self) -> Tensor:
         """Σ_i f_i P_i of each sequence, averaged over the sequences (equations 17 to 20 without α); 1 when balanced."""
-        found = []
+        losses = []
         for score_SE, chosen_SK in self._sequences():
             (S, K), E = chosen_SK.shape, score_SE.shape[1]
             f_E = E / (K * S) * functional.one_hot(chosen_SK, E).sum(dim=(0, 1)).to(score_SE.dtype)
-            found.append((f_E * (score_SE / score_SE.sum(-1, keepdim=True)).mean(dim=0)).sum())
-        return torch.stack(found).mean()
+            losses.append((f_E * (score_SE / score_SE.sum(-1, keepdim=True)).mean(dim=0)).sum())
+        return torch.stack(losses).mean()
 
     def _sequences(self) -> list[tuple[Tensor, Tensor]]:
         """The scores and choices of each sequence, without padding."""
@@ -356,21 +356,21 @@ class Reference(nn.Module):
         assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
         targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
         mtp_targets_BS = z_BZ[:, 2 : S + 2] if mtp_targets_BS is None else mtp_targets_BS
-        indexers = [each for each in self.modules() if isinstance(each, LightningIndexer)]
-        for each in indexers:
-            each.nats.clear()
+        indexers = [module for module in self.modules() if isinstance(module, LightningIndexer)]
+        for indexer in indexers:
+            indexer.nats.clear()
         output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
         if lengths_B is not None:  # MTP also reads the next token
             behind = {block: [length - (block == "mtp.0") for length in lengths_B] for block in output.routings}
             output.routings.update(
-                {block: replace(each, lengths_B=behind[block]) for block, each in output.routings.items()}
+                {block: replace(routing, lengths_B=behind[block]) for block, routing in output.routings.items()}
             )
         main = cross_entropy(output.logits_BSV, targets_BS)
         mtp = torch.zeros_like(main)
         if output.mtp_logits_BSV is not None:
             mtp = cross_entropy(output.mtp_logits_BSV, mtp_targets_BS)
-        nats = [each.sizes.loss * part for each in indexers for part in each.nats]
+        nats = [indexer.sizes.loss * part for indexer in indexers for part in indexer.nats]
         index = sum(nats, torch.zeros_like(main)) / (z_BZ.shape[0] * S)
         loads = {block: routing.load_E for block, routing in output.routings.items()}
         return Losses(main, mtp, self.sequence_loss(output), loads, index)

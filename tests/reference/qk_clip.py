@@ -28,7 +28,7 @@ def clip_logits_(model: Reference, bound: float) -> tuple[float, int]:
                 _clip_latent_(attention, of_heads, bound)
             elif isinstance(attention, GroupedQueryAttention):
                 _clip_grouped_(attention, of_heads, bound)
-    return max(largest), sum(each > bound for each in largest)
+    return max(largest), sum(logit > bound for logit in largest)
 
 
 def _clip_latent_(attention: MultiHeadLatentAttention, largest: list[float], bound: float) -> None:

@@ -64,8 +64,8 @@ def rotate_last(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:
     apart."""
     if rope is None:
         return x_BSHR
-    still, turning = x_BSHR.split([x_BSHR.shape[3] - (rope.width or x_BSHR.shape[3]), rope.width or x_BSHR.shape[3]], 3)
-    return torch.cat([still, rotate(turning, rope, stride)], dim=3)
+    fixed, turning = x_BSHR.split([x_BSHR.shape[3] - (rope.width or x_BSHR.shape[3]), rope.width or x_BSHR.shape[3]], 3)
+    return torch.cat([fixed, rotate(turning, rope, stride)], dim=3)
 
 
 def rotate(x_BSHR: Tensor, rope: Rope | None, stride: int = 1) -> Tensor:

@@ -92,9 +92,9 @@ def test_gradients_against_finite_differences(seed: int) -> None:
 
 def test_gradient_of_a_batch_is_the_mean_over_its_sequences() -> None:
     model, z_BZ = trained_like(config()), samples(config(), batch=4)
-    whole = gradients(model, model.losses(z_BZ).total(0.3))
+    batch_gradients = gradients(model, model.losses(z_BZ).total(0.3))
     parts = [gradients(model, model.losses(z_BZ[i : i + 1]).total(0.3)) for i in range(4)]
-    assert all(close(gradient, sum(part[name] for part in parts) / 4) for name, gradient in whole.items())
+    assert all(close(gradient, sum(part[name] for part in parts) / 4) for name, gradient in batch_gradients.items())
 
 
 def test_float32_and_float64_agree() -> None:

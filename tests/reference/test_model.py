@@ -154,8 +154,8 @@ def test_choice_by_enumeration(seed: int) -> None:
     for token in range(24):
         biased = (torch.sigmoid(router.weight @ x_BSD.flatten(0, 1)[token]) + router.bias).tolist()
         groups = [(biased[2 * g] + biased[2 * g + 1], g) for g in range(4)]
-        kept = {g for _, g in sorted(groups, reverse=True)[:2]}
-        best = sorted(((s, e) for e, s in enumerate(biased) if e // 2 in kept), reverse=True)[:3]
+        kept_groups = {g for _, g in sorted(groups, reverse=True)[:2]}
+        best = sorted(((s, e) for e, s in enumerate(biased) if e // 2 in kept_groups), reverse=True)[:3]
         assert sorted(e for _, e in best) == sorted(routing.chosen_BSK.flatten(0, 1)[token].tolist())
 
 
@@ -267,11 +267,11 @@ def test_normalisation_is_over_the_valid_targets_of_the_whole_batch() -> None:
     targets_BS, mtp_targets_BS = z_BZ[:, 1:13].clone(), z_BZ[:, 2:14].clone()
     targets_BS[0, 1:] = -1
     mtp_targets_BS[1, :5] = -1
-    both = model.losses(z_BZ, targets_BS, mtp_targets_BS)
-    one, two = (model.losses(z_BZ[i], targets_BS[i], mtp_targets_BS[i]) for i in (slice(0, 1), slice(1, 2)))
-    assert close(both.main, (1 * one.main + 12 * two.main) / 13)
-    assert close(both.mtp, (12 * one.mtp + 7 * two.mtp) / 19)
-    assert close(both.sequence, (one.sequence + two.sequence) / 2)
+    batch = model.losses(z_BZ, targets_BS, mtp_targets_BS)
+    first, second = (model.losses(z_BZ[i], targets_BS[i], mtp_targets_BS[i]) for i in (slice(0, 1), slice(1, 2)))
+    assert close(batch.main, (1 * first.main + 12 * second.main) / 13)
+    assert close(batch.mtp, (12 * first.mtp + 7 * second.mtp) / 19)
+    assert close(batch.sequence, (first.sequence + second.sequence) / 2)
     with pytest.raises(AssertionError, match="without a valid target"):
         model.losses(z_BZ, torch.full((2, 12), -1))
 

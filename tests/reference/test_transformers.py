@@ -240,9 +240,9 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_another_formula_changes_the_logits(name: str) -> None:
-    of, other = FORMULAS[name]
-    model = trained_like(of, 0, torch.float32)
-    assert max(differences(model, samples(of), model.logical_parameters(), other)) > DIFFERENT
+    base_config, changed_config = FORMULAS[name]
+    model = trained_like(base_config, 0, torch.float32)
+    assert max(differences(model, samples(base_config), model.logical_parameters(), changed_config)) > DIFFERENT
 
 
 def pairs_in_halves(logical: dict[str, Tensor], attention: Gqa) -> None:

@@ -19,16 +19,16 @@ def main() -> int:
     parser.add_argument("--rows", default="", help="numbers of rows, with commas; none: only write the page")
     parser.add_argument("--missing", action="store_true", help="run only what has no result yet")
     args = parser.parse_args()
-    rows = [] if args.rows == "none" else chosen([each for each in args.rows.split(",") if each])
+    rows = [] if args.rows == "none" else chosen([number for number in args.rows.split(",") if number])
     passed_over = kept() if args.missing else {}
-    found: Results = {}
+    results: Results = {}
     tests = dict.fromkeys(test for row in rows for test in row.tests if test not in passed_over)
     if tests:
-        found |= run_tests([*tests])
+        results |= run_tests([*tests])
     for program in dict.fromkeys(program for row in rows for program in row.programs):
         if program.name not in passed_over:
-            found[program.name] = run_program(program)
-    keep(kept() | found)  # read now: another row may have been run meanwhile
+            results[program.name] = run_program(program)
+    keep(kept() | results)  # read now: another row may have been run meanwhile
     write(kept())
     for row in rows:
         print(f"{row.number}: {': '.join(reversed(reached(row, kept())))}")

@@ -111,10 +111,15 @@ class _Injector:
         self._before(Executor, "send", "send", lambda *_: self.board.step == STEP)
         self._before(snapshot.HostCopy, "of", "copy for a save", lambda *_: self.board.step == SAVE)
         part = f".tmp-{SAVE}"
-        self._before(durable_files, "create", "shard", lambda at, name, _: name[:5] == "shard" and _name(at) == part)
-        self._before(os, "fsync", "sync of a shard", lambda at: f"{part}/shard." in _path(at))
         self._before(
-            durable_files, "create", "manifest", lambda at, name, _: f"{_name(at)}/{name}" == f"{part}/manifest.json"
+            durable_files, "create", "shard", lambda folder, name, _: name[:5] == "shard" and _name(folder) == part
+        )
+        self._before(os, "fsync", "sync of a shard", lambda file: f"{part}/shard." in _path(file))
+        self._before(
+            durable_files,
+            "create",
+            "manifest",
+            lambda folder, name, _: f"{_name(folder)}/{name}" == f"{part}/manifest.json",
         )
         self._before(durable_files, "rename", "rename", lambda _, old, new: old == part)
         self._before(durable_files, "replace", "LATEST", lambda _, name, text: text == f"step-{SAVE:08d}\n")
@@ -138,10 +143,10 @@ class _Injector:
         if not self.fault.strikes(self.board.rank):
             return
         beat = self.board.read(self.board.rank)
-        found = Note(time.time_ns(), self.board.rank, beat.step, beat.action)
+        note = Note(time.time_ns(), self.board.rank, beat.step, beat.action)
         try:
             with Path(self.fault.note).open("x", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(found)))
+                file.write(json.dumps(asdict(note)))
         except FileExistsError:
             return
         if self.fault.kind in signal.Signals.__members__:
@@ -173,7 +178,7 @@ def _send(number: signal.Signals, victims: Iterable[int], rank: int) -> None:
     processes = _ranks()
     launcher = os.getppid()
     processes |= {LAUNCHER: launcher, COMMAND: _parent(launcher), rank: os.getpid()}
-    for victim in sorted(victims, key=lambda each: each == rank):
+    for victim in sorted(victims, key=lambda victim: victim == rank):
         os.kill(processes[victim], number)
 
 

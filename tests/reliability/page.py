@@ -29,19 +29,19 @@ def rendered(results: Results) -> str:
     table += [(row.number, row.claim, row.bar, *reached(row, results)) for row in ROWS]
     lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", TESTS, "", "## Where", ""]
     for machine, rows in machines(results).items():
-        which = "all rows" if len(rows) == len(ROWS) else ", ".join(rows)
-        lines += [f"- {which}: {machine}"]
+        numbers = "all rows" if len(rows) == len(ROWS) else ", ".join(rows)
+        lines += [f"- {numbers}: {machine}"]
     return "\n".join(lines) + "\n"
 
 
 def reached(row: Row, results: Results) -> tuple[str, str]:
     """The results of a row's tests, and whether they reach the goal."""
-    found, missing = of_row(row, results), lacking(row, results)
-    if not found:
+    row_results, missing = of_row(row, results), lacking(row, results)
+    if not row_results:
         return "not run", "–"
     figures = figures_of(row, results)
     text = row.reached.format(**figures | {"cases": f"{figures['cases'].total:,}"})
-    if failed := [name for result in found for name in result.failed]:
+    if failed := [name for result in row_results for name in result.failed]:
         return f"{text}; {len(failed)} failed: {', '.join(failed)}", "no"
     if missing:
         return f"{text}; not run: {', '.join(name.rpartition('::')[2] for name in missing)}", "–"
@@ -50,11 +50,11 @@ def reached(row: Row, results: Results) -> tuple[str, str]:
 
 def machines(results: Results) -> dict[str, list[str]]:
     """Machine → the rows that ran on it."""
-    found: dict[str, list[str]] = defaultdict(list)
+    rows_of_machine: dict[str, list[str]] = defaultdict(list)
     for row in ROWS:
         for machine in dict.fromkeys(result.machine for result in of_row(row, results)):
-            found[machine].append(row.number)
-    return dict(sorted(found.items()))
+            rows_of_machine[machine].append(row.number)
+    return dict(sorted(rows_of_machine.items()))
 
 
 def write(results: Results) -> None:

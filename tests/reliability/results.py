@@ -38,8 +38,8 @@ Results = dict[str, Result]
 
 
 def kept() -> Results:
-    found: dict[str, Any] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
-    return {name: Result(**fields) for name, fields in found.items()}
+    records: dict[str, Any] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+    return {name: Result(**fields) for name, fields in records.items()}
 
 
 def keep(results: Results) -> None:
@@ -69,20 +69,20 @@ def run_tests(tests: Iterable[str]) -> Results:
 
 def read_report(text: str, tests: Iterable[str]) -> Results:
     """The results in a pytest report; functions without cases are left out."""
-    here, found = machine(), Results()
+    this_machine, results = machine(), Results()
     for case in ElementTree.fromstring(text).iter("testcase"):
         name = case.attrib["name"]
         test = f"{case.attrib['classname'].replace('.', '/')}.py::{name.partition('[')[0]}"
         assert test in tests, f"{test} is no test of these rows"
-        result = found.setdefault(test, Result(here))
+        result = results.setdefault(test, Result(this_machine))
         result.seconds = round(result.seconds + float(case.attrib["time"]), 1)
         if case.find("failure") is None and case.find("error") is None and case.find("skipped") is None:
             result.passed += 1
         else:
             result.failed.append(name)
-        for each in case.iter("property"):
-            result.figures.setdefault(each.attrib["name"], []).append(round(float(each.attrib["value"]), 3))
-    return found
+        for entry in case.iter("property"):
+            result.figures.setdefault(entry.attrib["name"], []).append(round(float(entry.attrib["value"]), 3))
+    return results
 
 
 def run_program(program: Program) -> Result:
@@ -95,17 +95,17 @@ def run_program(program: Program) -> Result:
 
 def read_output(program: Program, code: int, lines: Iterable[str]) -> Result:
     """The result of a program by its exit code and what it printed."""
-    said = [match.groupdict() for line in lines if (match := re.search(program.figures, line))]
-    figures = {name: [float(value.replace(",", ""))] for name, value in (said[-1] if said else {}).items()}
-    failed = [] if said and code in (0, INTERRUPTED) else [f"exit code {code}"]
-    return Result(machine(), passed=int(code == 0 and bool(said)), failed=failed, figures=figures)
+    matches = [match.groupdict() for line in lines if (match := re.search(program.figures, line))]
+    figures = {name: [float(value.replace(",", ""))] for name, value in (matches[-1] if matches else {}).items()}
+    failed = [] if matches and code in (0, INTERRUPTED) else [f"exit code {code}"]
+    return Result(machine(), passed=int(code == 0 and bool(matches)), failed=failed, figures=figures)
 
 
 def figures_of(row: Row, results: Results) -> dict[str, Figure]:
     """All numbers that a row's tests and programs recorded, and `cases`, the number of cases that passed."""
     values: dict[str, list[float]] = defaultdict(list)
-    for each in of_row(row, results):
-        for name, recorded in each.figures.items():
+    for result in of_row(row, results):
+        for name, recorded in result.figures.items():
             values[name] += recorded
     cases = sum(results[test].passed for test in row.tests if test in results)
     return {name: Figure(tuple(numbers)) for name, numbers in values.items()} | {"cases": Figure((cases,))}

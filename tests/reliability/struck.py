@@ -54,16 +54,19 @@ class Ground:
         words = ("train", "tiny.dsc", "--out", run, "--steps", STEPS, "--hang-timeout", HANG_TIMEOUT_S, *options)
         fault = mock.patch.dict(os.environ, Fault(phase, kind, victims, str(note)).environment())
         with fault, self.place.started(*words) as running:
-            held = _held_until_end(running)
+            resources = _held_until_end(running)
             code = running.ends()
-        met = Note.read(note)
+        reached = Note.read(note)
         said_ns = (self.place.folder / "stderr").stat().st_mtime_ns
-        left = (*(held & listening()), *(name for name in held if name.startswith("/") and Path(name).exists()))
-        return Struck(run, code, running.stderr(), met, (said_ns - met.time_ns) / 1e9, left)
+        leaks = (
+            *(resources & listening()),
+            *(name for name in resources if name.startswith("/") and Path(name).exists()),
+        )
+        return Struck(run, code, running.stderr(), reached, (said_ns - reached.time_ns) / 1e9, leaks)
 
     def check_resumes(self, run: Path) -> None:
         """Check that `--resume` continues from the published checkpoint, bit-identical to the undisturbed run."""
-        promised = [each["step"] for each in events(run) if each["event"] == "save"]
+        promised = [event["step"] for event in events(run) if event["event"] == "save"]
         published = (run / "checkpoints").exists() and list((run / "checkpoints").glob("step-*"))
         assert not promised or saved(run).step >= promised[-1], "a checkpoint was lost"
         assert not published or not saved(run).refused
@@ -74,9 +77,9 @@ class Ground:
         """Check that rows, weights, state and position of a run equal the undisturbed one."""
         straight = self.place.folder / "straight"
         assert untimed(run) == untimed(straight)
-        found, expected = saved(run, STEPS), saved(straight, STEPS)
-        assert bits(found) == bits(expected)
-        assert {name: found.meta[name] for name in ("position", "loads")} == {
+        checkpoint, expected = saved(run, STEPS), saved(straight, STEPS)
+        assert bits(checkpoint) == bits(expected)
+        assert {name: checkpoint.meta[name] for name in ("position", "loads")} == {
             name: expected.meta[name] for name in ("position", "loads")
         }
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["LATEST", f"step-{STEPS:08d}"]
@@ -89,12 +92,12 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 def _held_until_end(running: Running) -> set[str]:
     """Ports that processes of a run listen on, and files of shared memory that they have, seen until it ends."""
-    held = set[str]()
+    resources = set[str]()
 
     def ended() -> bool:
         for pid in running.seen():
-            held.update(listening(pid), (name for name in open_files(pid) if name.startswith("/dev/shm/")))
+            resources.update(listening(pid), (name for name in open_files(pid) if name.startswith("/dev/shm/")))
         return running.process.poll() is not None
 
     wait_for(ended, "the end of the command")
-    return held
+    return resources

@@ -74,18 +74,18 @@ def test_code_in_a_spec_stays_text(
     """The spec is refused with a message that no terminal obeys, or compiled to code that has the text as text."""
     monkeypatch.chdir(tmp_path)
     old, new = SLOTS[slot]
-    written = spec_text(ONE_RANK).replace(old, new.replace("{}", PAYLOADS[payload]))
+    text = spec_text(ONE_RANK).replace(old, new.replace("{}", PAYLOADS[payload]))
     path = tmp_path / "spec.dsc"
-    path.write_text(written, "utf-8")
-    with watch(tmp_path.parent) as found:
+    path.write_text(text, "utf-8")
+    with watch(tmp_path.parent) as attacks:
         try:
             spec = load(path)
         except SpecError as error:
-            said = render_all(error.diagnostics)
-            assert said and all(letter == "\n" or letter.isprintable() for letter in said)
+            message = render_all(error.diagnostics)
+            assert message and all(letter == "\n" or letter.isprintable() for letter in message)
         else:
             check_is_text(dict(compile_spec(spec, segments=segments).files))
-    assert found == [] and not list(tmp_path.rglob(CANARY))
+    assert attacks == [] and not list(tmp_path.rglob(CANARY))
 
 
 def check_is_text(files: dict[str, str]) -> None:
@@ -138,19 +138,19 @@ def test_an_edited_build_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     copies.copytree(BUILD, build, ignore=shutil.ignore_patterns("__pycache__"))
     digest = read(build).digest
     EDITS[edit](build / file)
-    with watch(tmp_path) as found, pytest.raises(BuildError):
+    with watch(tmp_path) as attacks, pytest.raises(BuildError):
         read(build, digest)
-    assert found == [] and not (tmp_path / CANARY).exists()
+    assert attacks == [] and not (tmp_path / CANARY).exists()
 
 
 # ---------------------------------------------------------------- the watch itself
 
 
 def test_the_watch_detects_attacks(tmp_path: Path) -> None:
-    with watch(tmp_path) as found:
+    with watch(tmp_path) as attacks:
         os.system("true")
         (tmp_path / "mine").write_text("x")
         Path("/etc/passwd").read_text()
         with pytest.raises(OSError):
             (ROOT / "no such folder" / "x").write_text("x")
-    assert [each.partition(" ")[0] for each in found] == ["os.system", "open", "open"]
+    assert [attack.partition(" ")[0] for attack in attacks] == ["os.system", "open", "open"]

@@ -34,7 +34,7 @@ def test_a_clock_that_jumps(ground: Ground, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = (*DSC, "train", "tiny.dsc", "--out", str(run), "--steps", str(STEPS), "--hang-timeout", "300")
     ended(progress.run(words, ground.place.folder, os.environ | {"LD_PRELOAD": str(shim)}), 0)
-    times = [datetime.fromisoformat(each["time"]).timestamp() for each in (*events(run), *rows(run))]
+    times = [datetime.fromisoformat(record["time"]).timestamp() for record in (*events(run), *rows(run))]
     assert max(times) - min(times) > DAY_S, "the clock has jumped"
     ground.check_is_straight(run)
 
@@ -55,6 +55,6 @@ def test_a_disk_that_is_full_for_a_while(ground: Ground, disk: Path) -> None:
     struck = ground.strike("F", "full disk", RANK, run=disk / "run")
     assert (struck.code, struck.left) == (0, ()), struck.said
     assert "step 6 was not saved, the run goes on to its next save: " in struck.said
-    kinds = [each["event"] for each in events(struck.run)]
+    kinds = [event["event"] for event in events(struck.run)]
     assert kinds.count("save_failed") == 1 and kinds.count("save") == 2 and kinds[-1] == "end"
     ground.check_is_straight(struck.run)

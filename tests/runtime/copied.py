@@ -37,8 +37,8 @@ class Run:
         checkpoints = folder / "checkpoints"
         self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
         self.copier._thread = threading.current_thread()  # only `copy` copies
-        more = (elsewhere,) if elsewhere else ()
-        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held, *more)
+        inventories = (elsewhere,) if elsewhere else ()
+        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held, *inventories)
 
     def publish(self, step: int) -> Saved:
         saved = self.publisher.save(step, tensors(step), {"of": step})
@@ -58,9 +58,11 @@ def taken_back(folder: Path, place: CopyPlace) -> int:
     """Fetch the newest good checkpoint of a place into a folder that has none. Returns its step."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    said: list[str] = []
-    if restore(folder, [place], said.append) is None:
+    notes: list[str] = []
+    if restore(folder, [place], notes.append) is None:
         return 0
-    found = load(folder / "checkpoints")
-    assert found.refused == () and torch.equal(found.read(["weight/w"])["weight/w"], tensors(found.step)["weight/w"])
-    return found.step
+    checkpoint = load(folder / "checkpoints")
+    assert checkpoint.refused == () and torch.equal(
+        checkpoint.read(["weight/w"])["weight/w"], tensors(checkpoint.step)["weight/w"]
+    )
+    return checkpoint.step

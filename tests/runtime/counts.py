@@ -68,12 +68,12 @@ class Dispatches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        known = {_storage(each).data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        made = [_storage(each) for each in tree_leaves(result) if isinstance(each, Tensor)]
-        made = [each for each in made if each.nbytes() and each.data_ptr() not in known]
+        inputs = {_storage(leaf).data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        outputs = [_storage(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        outputs = [storage for storage in outputs if storage.nbytes() and storage.data_ptr() not in inputs]
         self.counts[f"{self.place.now} dispatches"] += 1
-        self.counts[f"{self.place.now} allocations"] += len(made)
-        self.counts[f"{self.place.now} allocated bytes"] += sum(each.nbytes() for each in made)
+        self.counts[f"{self.place.now} allocations"] += len(outputs)
+        self.counts[f"{self.place.now} allocated bytes"] += sum(storage.nbytes() for storage in outputs)
         return result
 
 
@@ -98,19 +98,19 @@ def moved(counts: Counts) -> Iterator[None]:
 
     table: tuple[tuple[type, str, Callable[..., tuple[str, int]]], ...] = (
         (host.HostEdge, "send", lambda _, tensor: ("messages", tensor.nbytes)),
-        (host.HostSwap, "start", lambda name, given, _: (name.partition(" ")[0], given.packed().nbytes)),
+        (host.HostSwap, "start", lambda name, rows, _: (name.partition(" ")[0], rows.packed().nbytes)),
         (memory.Circle, "all_reduce", lambda tensor, _largest=False: ("sums", tensor.nbytes)),
         (memory.Circle, "start_reduce", partial(flat, "reductions")),
         (memory.Circle, "gather_parts", partial(flat, "gathers")),
     )
-    patches = [patch.object(owner, name, counted(getattr(owner, name), what)) for owner, name, what in table]
-    for each in patches:
-        each.start()
+    patches = [patch.object(owner, name, counted(getattr(owner, name), size_of)) for owner, name, size_of in table]
+    for patcher in patches:
+        patcher.start()
     try:
         yield
     finally:
-        for each in patches:
-            each.stop()
+        for patcher in patches:
+            patcher.stop()
 
 
 def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dict[str, int]]:
@@ -123,10 +123,10 @@ def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dic
     trainer.bodies = {name: partial(place.of, name, body) for name, body in trainer.bodies.items()}
     for _ in range(BEFORE):
         trainer.train_step()
-    found: list[Counts] = [Counter(), Counter()]
+    counts_of_steps: list[Counts] = [Counter(), Counter()]
 
     def both(means: Callable[[Counts], AbstractContextManager[object]]) -> None:
-        for counts in found:
+        for counts in counts_of_steps:
             for tensor, value in start:
                 tensor.copy_(value)
             with means(counts):
@@ -135,7 +135,7 @@ def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dic
     both(moved)
     if not only_bytes:
         both(lambda counts: Dispatches(place, counts))
-    return [dict(sorted(counts.items())) for counts in found]
+    return [dict(sorted(counts.items())) for counts in counts_of_steps]
 
 
 def main(folder: Path, world: int, only_bytes: bool) -> int:

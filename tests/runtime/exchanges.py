@@ -53,11 +53,11 @@ def expected(seed: int, world: int, rank: int, alignment: int) -> tuple[list[Ten
     for expert in range(rank * LOCAL, (rank + 1) * LOCAL):
         for source in range(world):
             first = int(counts[source, :expert].sum())
-            for found, tensor in zip(rows, sources[source], strict=True):
-                found.extend(tensor[first : first + int(counts[source, expert])].float())
+            for tensor_rows, tensor in zip(rows, sources[source], strict=True):
+                tensor_rows.extend(tensor[first : first + int(counts[source, expert])].float())
         while len(rows[0]) % alignment:
-            for found, tensor in zip(rows, sources[0], strict=True):
-                found.append(torch.zeros(tensor.shape[1:]))
+            for tensor_rows, tensor in zip(rows, sources[0], strict=True):
+                tensor_rows.append(torch.zeros(tensor.shape[1:]))
         ends.append(len(rows[0]))
     shapes = [tensor.shape[1:] for tensor in sources[0]]
     return [torch.stack(r) if r else torch.zeros(0, *s) for r, s in zip(rows, shapes, strict=True)], ends
@@ -72,11 +72,11 @@ def check(exchange: Exchange, alignment: int, seed: int, world: int, rank: int) 
     wanted, ends = expected(seed, world, rank, alignment)
     assert offsets_E.tolist() == ends and offsets_E.dtype == torch.int32
     assert route.num_rows == ends[-1] == len(received[0])
-    for tensor, found, rows in zip(tensors, received, wanted, strict=True):
-        assert found.dtype == tensor.dtype and torch.equal(found.float(), rows), (seed, found.dtype)
-    assert all(found.is_contiguous() for found in received[:-1]) and received[-1].t().is_contiguous()
-    for found in received:  # padding may hold anything when combining: it is not sent
-        raw(found)[wanted[1] == 0] = 7
+    for tensor, output, rows in zip(tensors, received, wanted, strict=True):
+        assert output.dtype == tensor.dtype and torch.equal(output.float(), rows), (seed, output.dtype)
+    assert all(output.is_contiguous() for output in received[:-1]) and received[-1].t().is_contiguous()
+    for output in received:  # padding may hold anything when combining: it is not sent
+        raw(output)[wanted[1] == 0] = 7
     exchange.start(COMBINE, received, route, forward=False)
     for tensor, back in zip(tensors, exchange.wait(COMBINE), strict=True):
         assert back.dtype == tensor.dtype and torch.equal(back.float(), tensor.float()), (seed, back.dtype)

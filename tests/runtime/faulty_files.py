@@ -146,15 +146,15 @@ class Recorder(Calls):
 
         def call(*args: Any, **options: Any) -> Any:
             with self.lock:
-                at = options.get("dir_fd", options.get("src_dir_fd"))
-                folder = 0 if at is None else self.node(at)
+                folder_fd = options.get("dir_fd", options.get("src_dir_fd"))
+                folder = 0 if folder_fd is None else self.node(folder_fd)
                 result = real(*args, **options)
                 if name == "open" and args[1] & os.O_CREAT:
                     self.changes.append(Change("create", folder, args[0], file=self.node(result, new=True)))
                 elif name == "mkdir":
-                    made = os.open(args[0], os.O_RDONLY, dir_fd=at)
-                    self.changes.append(Change("mkdir", folder, args[0], file=self.node(made, new=True)))
-                    os.close(made)
+                    new_fd = os.open(args[0], os.O_RDONLY, dir_fd=folder_fd)
+                    self.changes.append(Change("mkdir", folder, args[0], file=self.node(new_fd, new=True)))
+                    os.close(new_fd)
                 elif name == "write":
                     self.changes.append(Change("write", file=self.node(args[0]), data=bytes(args[1])[:result]))
                 elif name == "fsync":
@@ -199,8 +199,8 @@ def _replay(changes: list[Change], lost: set[int], root: int, share: float) -> d
     data: dict[int, bytes] = {}
     for i, c in enumerate(changes):
         if c.kind == "write":
-            kept = len(c.data) if synced(changes, i, c.file) else int(len(c.data) * share)
-            data[c.file] = data.get(c.file, b"") + c.data[:kept]
+            num_bytes = len(c.data) if synced(changes, i, c.file) else int(len(c.data) * share)
+            data[c.file] = data.get(c.file, b"") + c.data[:num_bytes]
         if c.kind == "mkdir":
             folders[c.file] = {}
         if c.kind == "create":

@@ -18,10 +18,10 @@ def _counted(is_so: Callable[[], object]) -> Counted:
     seconds = Stillness.seconds
 
     def counted(self: Stillness, now: float, stamps: tuple[int, ...]) -> float:
-        found = seconds(self, now, stamps)
+        still_s = seconds(self, now, stamps)
         if not is_so():
-            self.still_s = found = 0.0
-        return found
+            self.still_s = still_s = 0.0
+        return still_s
 
     return counted
 

@@ -62,29 +62,29 @@ def exchanged(exchange: Exchange, seed: int, world: int, rank: int) -> tuple[lis
     scales_SB = rows_SD[:, :3].float().t().contiguous().t()
     exchange.start_counts(COUNTS, counts_E, order_S)
     route, offsets_E, *maps = exchange.wait_counts(COUNTS)
-    given = [rows_SD, rows_SD.to(torch.bfloat16), rows_SD.to(E4M3), scales_SB, gate_S]
-    exchange.start(DISPATCH, [*given, *maps], route, forward=True)
-    there = [offsets_E, *exchange.wait(DISPATCH)[: len(given)]]
-    assert there[4].t().is_contiguous(), "scales lie column by column"
-    outputs = [there[1] * there[5][:, None] + rank, there[1].to(torch.bfloat16), there[5] * 2]
+    sent = [rows_SD, rows_SD.to(torch.bfloat16), rows_SD.to(E4M3), scales_SB, gate_S]
+    exchange.start(DISPATCH, [*sent, *maps], route, forward=True)
+    received = [offsets_E, *exchange.wait(DISPATCH)[: len(sent)]]
+    assert received[4].t().is_contiguous(), "scales lie column by column"
+    outputs = [received[1] * received[5][:, None] + rank, received[1].to(torch.bfloat16), received[5] * 2]
     exchange.start(COMBINE, [*outputs, *maps], route, forward=False)
     rows, narrow, values = exchange.wait(COMBINE)[:3]
     back = [unpermute(rows, order_S, TOP_K), unpermute(narrow, order_S, TOP_K).float()]
-    return there, back, [values]
+    return received, back, [values]
 
 
 def check(mine: Exchange, flat: Exchange, seed: int, world: int, rank: int) -> None:
-    found, wanted = (exchanged(each, seed, world, rank) for each in (mine, flat))
-    for here, there in zip((*found[0], *found[2]), (*wanted[0], *wanted[2]), strict=True):
-        assert here.dtype == there.dtype and torch.equal(raw(here), raw(there)), (seed, here.dtype)
-    torch.testing.assert_close(found[1][0], wanted[1][0], rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(found[1][1], wanted[1][1], rtol=2**-7, atol=2**-7)
+    results, wanted = (exchanged(exchange, seed, world, rank) for exchange in (mine, flat))
+    for ours, theirs in zip((*results[0], *results[2]), (*wanted[0], *wanted[2]), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(raw(ours), raw(theirs)), (seed, ours.dtype)
+    torch.testing.assert_close(results[1][0], wanted[1][0], rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(results[1][1], wanted[1][1], rtol=2**-7, atol=2**-7)
 
 
 def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank: int) -> Counter[int]:
     """Bytes that a rank must send to each other rank in `exchanged`, from the choices of all ranks."""
     size, sent = len(groups[0]), Counter[int]()
-    place = {member: (node, at) for node, group in enumerate(groups) for at, member in enumerate(group)}
+    place = {member: (node, index) for node, group in enumerate(groups) for index, member in enumerate(group)}
     my_node, my_place = place[rank]
     column = [group[my_place] for group in groups]
     row = COLUMNS * (8 + 2 + 1) + 3 * 4  # of float64, bfloat16, e4m3 and scales
@@ -95,10 +95,10 @@ def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank
         return {place[expert // LOCAL][0] for expert in token}
 
     for peer in column:
-        to = place[peer][0]
+        peer_node = place[peer][0]
         sent[peer] += 8 * (1 + world * LOCAL + TOKENS * TOP_K)
-        sent[peer] += row * sum(to in nodes_of(token) for token in rows_of[rank])
-        sent[peer] += 4 * sum(place[expert // LOCAL][0] == to for token in rows_of[rank] for expert in token)
+        sent[peer] += row * sum(peer_node in nodes_of(token) for token in rows_of[rank])
+        sent[peer] += 4 * sum(place[expert // LOCAL][0] == peer_node for token in rows_of[rank] for expert in token)
         sent[peer] += back * sum(my_node in nodes_of(token) for token in rows_of[peer])
         sent[peer] += 4 * sum(place[expert // LOCAL][0] == my_node for token in rows_of[peer] for expert in token)
     for peer in groups[my_node]:
@@ -115,23 +115,26 @@ def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank
 def ranks(swaps: dict[SwapKind, list[Swap | None]], world: int, num_nodes: int, rank: int) -> None:
     """`swaps`: with the column, within the node, and with all ranks."""
     groups = by_node(range(world), world // num_nodes)
-    node, at = divmod(rank, world // num_nodes)
-    column, reads = [group[at] for group in groups], HostReads(torch.device("cpu"))
+    node, index = divmod(rank, world // num_nodes)
+    column, reads = [group[index] for group in groups], HostReads(torch.device("cpu"))
     place, flat = NodePlace(world, num_nodes, node, TOKENS), (swaps["expert"][2], swaps["counts"][2])
     assert flat[0] and flat[1]
     for alignment in ALIGNMENTS:
         for seed in range(SEEDS):
             counting = {
-                kind: [swap and Counting(swap, of) for swap, of in zip(of_kind, (column, groups[node]), strict=False)]
+                kind: [
+                    swap and Counting(swap, members)
+                    for swap, members in zip(of_kind, (column, groups[node]), strict=False)
+                ]
                 for kind, of_kind in swaps.items()
             }
             rows, counts = (Hops(*counting[kind]) for kind in ("expert", "counts"))
             mine = NodeExchange(rows, counts, place, reads, alignment)
             check(mine, RankExchange(flat[0], flat[1], world, reads, alignment), seed, world, rank)
-            total = sum((each.bytes for of_kind in counting.values() for each in of_kind if each), Counter[int]())
-            asked = bytes_asked_for(seed, world, groups, rank)
+            total = sum((swap.bytes for of_kind in counting.values() for swap in of_kind if swap), Counter[int]())
+            wanted = bytes_asked_for(seed, world, groups, rank)
             for peer in set(range(world)) - {rank}:
-                assert total[peer] == asked[peer], (seed, rank, peer, total[peer], asked[peer])
+                assert total[peer] == wanted[peer], (seed, rank, peer, total[peer], wanted[peer])
 
 
 def main(folder: Path, world: int, num_nodes: int) -> int:
@@ -140,7 +143,7 @@ def main(folder: Path, world: int, num_nodes: int) -> int:
         kinds: tuple[SwapKind, ...] = get_args(SwapKind)
         mesh = Mesh(pp=1, dp=world, ep=world, tp=1, cp=1, node=on_node)
         hops = [Opening(kind, (0,), columns) for columns in ("across", "node") for kind in kinds]
-        several = tuple(each for each in hops if len(next(each.channels(mesh))) > 1)
+        several = tuple(opening for opening in hops if len(next(opening.channels(mesh))) > 1)
         world_sums = Opening("world", (0,), "all")
         wanted = (
             WantedChannels(mesh, (*several, world_sums), {}),
@@ -149,12 +152,12 @@ def main(folder: Path, world: int, num_nodes: int) -> int:
         mine = [opening.channel_of(mesh, rank) or () for opening in hops[:: len(kinds)]]  # my column, and my node
         for transport in ("memory", "gloo"):
             endpoint = Endpoint(transport=transport, timeout_s=60)  # type: ignore[arg-type]
-            links, flat = (endpoint.connect(rank, each) for each in wanted)
+            links, flat = (endpoint.connect(rank, channels) for channels in wanted)
             swaps = {
                 kind: [*(links.swap(kind, g) if len(g) > 1 else None for g in mine), flat.swap(kind, members)]
                 for kind in kinds
             }
-            staged = {kind: [swap and StagedSwap(swap) for swap in found] for kind, found in swaps.items()}
+            staged = {kind: [swap and StagedSwap(swap) for swap in kind_swaps] for kind, kind_swaps in swaps.items()}
             ranks(swaps, world, num_nodes, rank)
             ranks(staged, world, num_nodes, rank)  # type: ignore[arg-type]
 

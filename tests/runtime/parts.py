@@ -56,8 +56,8 @@ def main(folder: Path, world: int) -> int:
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
             parts = links.parts("reduce", everyone)
-            for each in (parts, StagedParts(parts)):
-                check(each, world, rank)
+            for variant in (parts, StagedParts(parts)):
+                check(variant, world, rank)
 
     outcome = launch(target, world, folder=folder, backend="gloo")
     print(outcome)

@@ -81,12 +81,12 @@ def listening(pid: int | None = None) -> set[str]:
 
 def open_files(pid: int) -> set[str]:
     """The targets of a process's file descriptors."""
-    found = set()
+    targets = set()
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
-                found.add(str(link.readlink()))
-    return found
+                targets.add(str(link.readlink()))
+    return targets
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
         return time.perf_counter_ns() + late
 
     trainer.time._clock = clock
-    real, at = trainer._norm, list[float]()
+    real, ends_s = trainer._norm, list[float]()
 
     def looked() -> float:
         """When the trainer last looked at its clock: a look of our own may come late on a loaded machine."""
@@ -55,9 +55,9 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
         return trainer.time._since / 1e9
 
     def norm() -> object:
-        found = real()
-        at.append(looked())
-        return found
+        squares = real()
+        ends_s.append(looked())
+        return squares
 
     trainer._norm = norm  # type: ignore[assignment, method-assign]
     rows, read, body = [], [], next(iter(trainer.bodies))
@@ -79,7 +79,7 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
         read.append(samples.read_by_trainer)
         if (rank, step) == SLOW:
             trainer.bodies |= {body: first}
-    wall = [after - before for before, after in zip([begun, *at], at, strict=False)]
+    wall = [after - before for before, after in zip([begun, *ends_s], ends_s, strict=False)]
     names = trainer.feed.names
     return {
         "rows": rows,

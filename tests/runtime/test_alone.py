@@ -72,37 +72,41 @@ class Notes(list[str]):
 
 
 def executor(notes: Notes, rank: int = 0) -> Executor:
-    given = {"rank": rank, "board": notes, "device": torch.device("cpu"), "message": ((2,), torch.float32)}
-    needed = [each.name for each in fields(Executor)][:13]
-    return Executor(**{name: given.get(name, SimpleNamespace()) for name in needed})
+    stand_ins = {"rank": rank, "board": notes, "device": torch.device("cpu"), "message": ((2,), torch.float32)}
+    needed = [field.name for field in fields(Executor)][:13]
+    return Executor(**{name: stand_ins.get(name, SimpleNamespace()) for name in needed})
 
 
 def test_the_board_shows_what_a_rank_waits_for() -> None:
     notes = Notes()
-    found, other, sent = executor(notes, 1), torch.ones(2), torch.zeros(2)
-    found._posted = {(0, "F1.2"): notes.pending(other), (2, "F1.2"): notes.pending(other)}
-    found.send(1, "F1", 2, sent)
-    assert found.receive(1, "F1", 2) is sent and notes == [] and not found._kept, "nothing comes from elsewhere"
-    assert not found._arrived_us
-    assert found.receive(0, "F1", 2) is other
-    assert notes == ["recv F1.2", "waited"] and [*found._posted] == [(2, "F1.2")]
-    first = found._arrived_us
-    assert found.receive(2, "F1", 2) is other and found._arrived_us == first > 0, "the first message counts"
+    rank_executor, message, sent = executor(notes, 1), torch.ones(2), torch.zeros(2)
+    rank_executor._posted = {(0, "F1.2"): notes.pending(message), (2, "F1.2"): notes.pending(message)}
+    rank_executor.send(1, "F1", 2, sent)
+    assert rank_executor.receive(1, "F1", 2) is sent and notes == [] and not rank_executor._kept, (
+        "nothing comes from elsewhere"
+    )
+    assert not rank_executor._arrived_us
+    assert rank_executor.receive(0, "F1", 2) is message
+    assert notes == ["recv F1.2", "waited"] and [*rank_executor._posted] == [(2, "F1.2")]
+    first = rank_executor._arrived_us
+    assert rank_executor.receive(2, "F1", 2) is message and rank_executor._arrived_us == first > 0, (
+        "the first message counts"
+    )
 
 
 def test_a_program_ends_once_all_is_sent() -> None:
     notes = Notes()
-    found = executor(notes)
+    rank_executor = executor(notes)
     sent = SimpleNamespace(send=lambda message, value: notes.append(f"sent {message}") or notes.pending())
-    found.edges_out = {1: sent}
-    found.send(1, "F0", 0, torch.ones(2))
-    found.send(1, "F0", 1, torch.ones(2))
-    found.execute({}, [], batch := StepBatch())
+    rank_executor.edges_out = {1: sent}
+    rank_executor.send(1, "F0", 0, torch.ones(2))
+    rank_executor.send(1, "F0", 1, torch.ones(2))
+    rank_executor.execute({}, [], batch := StepBatch())
     assert batch.spans == []
     assert notes == ["sent F0.0", "sent F0.1", "send F0.0", "waited", "send F0.1", "waited"]
-    found.send(0, "F0", 2, torch.ones(2))
+    rank_executor.send(0, "F0", 2, torch.ones(2))
     with pytest.raises(AssertionError, match=r"F0\.2"):
-        found.execute({}, [], StepBatch())
+        rank_executor.execute({}, [], StepBatch())
 
 
 # ---------------------------------------------------------------- sums
@@ -124,8 +128,8 @@ def test_collectives_that_a_program_lists_are_run_in_order(monkeypatch: pytest.M
         Collective("gather", "b"),
         Collective("reduce", "x"),
     ]
-    found = Trainer._collect(trainer, listed, parts)
-    assert {name: each.tolist() for name, each in found.items()} == {"norm": [101.0], "logits": [100.0, 100.0]}
+    results = Trainer._collect(trainer, listed, parts)
+    assert {name: result.tolist() for name, result in results.items()} == {"norm": [101.0], "logits": [100.0, 100.0]}
     assert notes == ["sum norm", "summed", "reduce b", "waited", "max logits", "largest", "gather b", "gathered b"]
     assert not trainer.reducing
 
@@ -138,12 +142,12 @@ def test_the_first_pipeline_rank_counts_targets(counts_tokens: bool) -> None:
         "real": torch.tensor([[True, True, True], [True, True, False]]),
     }
     plan = SimpleNamespace(data=SimpleNamespace(pads_rows=True), indexers=("L0",) if counts_tokens else ())
-    more: dict[str, Any] = {"plan": plan, "device": "cpu", "policy": None}
+    options: dict[str, Any] = {"plan": plan, "device": "cpu", "policy": None}
     for pp_rank, counts in ((0, [3, 1, 5]), (1, [0, 0, 0]), (2, [0, 0, 0])):
-        trainer: Any = SimpleNamespace(pp_rank=pp_rank, rank=pp_rank, **more)
+        trainer: Any = SimpleNamespace(pp_rank=pp_rank, rank=pp_rank, **options)
         assert Trainer._count_targets(trainer, data).tolist() == counts[: 2 + counts_tokens]
     for rank in range(3):
-        trainer = SimpleNamespace(**{**more, "policy": object()}, rank=rank, pp_rank=0)
+        trainer = SimpleNamespace(**{**options, "policy": object()}, rank=rank, pp_rank=0)
         assert Trainer._count_targets(trainer, data).tolist() == [int(rank == 0), 0]
 
 
@@ -191,14 +195,14 @@ def test_a_completion_is_as_long_as_its_tokens() -> None:
 def test_a_row_averages_over_the_tokens_of_a_rollout(tmp_path: Path, tokens: int) -> None:
     """Also if no token was trained on."""
     rollouts = SimpleNamespace(lengths_N=np.array([2, 4, 4, 2]), entropy_NC=np.full((4, 4), 0.75))
-    made = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
+    sampled = SimpleNamespace(rollouts=rollouts, rewards_NR=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 4.0], [1.0, 4.0]]))
     rewards = (SimpleNamespace(name="right"), SimpleNamespace(name="long"))
     policy: Any = SimpleNamespace(
-        _current=made, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
+        _current=sampled, _counted=[tokens, 3, 4.0, 2.0, 6.0], _weights_R=np.array([1.0, 0.5]),
         _grpo=SimpleNamespace(rewards=rewards, group=2, completion=4),
     )  # fmt: skip
     for reference in (None, np.zeros((4, 4))):
-        made.reference_NC = reference
+        sampled.reference_NC = reference
         row = Policy.row(policy)
         assert (row["rewards"], row["reward"]) == ({"right": 0.75, "long": 2.0}, 1.75)
         assert (row["reward_alike"], row["completion_tokens"], row["completion_longest"]) == (0.5, 3.0, 0.5)
@@ -228,21 +232,21 @@ def test_a_witness_records_only_the_computation_of_a_rank(tmp_path: Path) -> Non
         _norm=lambda: torch.zeros(3), rank=0, state=state, step=4, batch=StepBatch(samples=np.array([7, 9])),
         records=lambda: torch.zeros(1),
     )  # fmt: skip
-    found = witness.Witness(trainer, tmp_path, {"device": "cpu"})
+    recorder = witness.Witness(trainer, tmp_path, {"device": "cpu"})
     trainer.links.sums.all_reduce(torch.zeros(1))
     written = tmp_path / "witness" / "rank_0.jsonl"
     for lines in (2, 3):
         assert trainer.accumulate() == {"norm": weight}
         trainer.executor.send(1, "F1", weight)
         assert written.read_text("utf-8").count("\n") == lines, "a rank that is killed leaves what it saw"
-    found.close()
+    recorder.close()
     place, first, second = map(json.loads, written.read_text("utf-8").splitlines())
     assert place == {"rank": 0, "device": "cpu"} and notes == ["summed"] * 3
     assert first["names"].count("> sum") == first["names"].count("< sum") == 1
     assert not any("F1" in name for name in first["names"]) and second["names"] is None
     assert len(first["prints"]) == 16 * len(first["names"]) == len(second["prints"])
     assert (first["step"], second["step"], first["last_sample"]) == (6, 7, 9)
-    assert [first["names"][at].split()[0] for at in first["not_finite"]] == ["<"]
+    assert [first["names"][index].split()[0] for index in first["not_finite"]] == ["<"]
 
 
 # ---------------------------------------------------------------- an evaluation
@@ -250,14 +254,14 @@ def test_a_witness_records_only_the_computation_of_a_rank(tmp_path: Path) -> Non
 
 def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All samples are computed, also if the last batch is partial; the first rank writes the results."""
-    ids, left, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
+    ids, carveouts, computed = np.array([[4, 1, 2, 3], [4, 1, -1, 3], [4, 0, 2, -1]]), list[int](), list[int]()
 
     def trainer(*_: object) -> Any:
-        left.append(torch._C._get_sm_carveout_experimental() or 0)
+        carveouts.append(torch._C._get_sm_carveout_experimental() or 0)
         return SimpleNamespace(losses_on=lambda source, batches: computed.append(batches) or {"loss": 1.5})
 
     monkeypatch.setattr(evaluate, "take", lambda kind, rank: torch.device(kind, rank))
-    monkeypatch.setattr(evaluate, "Endpoint", lambda *_, sms: left.append(sms))
+    monkeypatch.setattr(evaluate, "Endpoint", lambda *_, sms: carveouts.append(sms))
     monkeypatch.setattr(evaluate, "Trainer", trainer)
     build: Any = SimpleNamespace(plan=small_plan(dp=2, communication_sms=20))
     weights: Any = None
@@ -268,7 +272,7 @@ def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch:
         job.rank(0, 2, Board(2))
     finally:
         torch._C._set_sm_carveout_experimental(None)
-    assert left == [20] * 4 and computed == [2, 2]
+    assert carveouts == [20] * 4 and computed == [2, 2]
     assert json.loads(job.out.read_text("utf-8")) == {"loss": 1.5, "tokens": 5}
 
 
@@ -314,8 +318,8 @@ OPTIONS = RunOptions(
     ],
 )
 def test_incompatible_options_are_refused(options: dict[str, Any], alone: str, torchrun: str) -> None:
-    for said, under_torchrun in ((alone, False), (torchrun, True)):
-        with pytest.raises(UsageError, match=said) if said else nullcontext():
+    for message, under_torchrun in ((alone, False), (torchrun, True)):
+        with pytest.raises(UsageError, match=message) if message else nullcontext():
             train._check_options(replace(OPTIONS, **options), under_torchrun=under_torchrun)
 
 
@@ -368,11 +372,11 @@ def test_killing_a_preparation_ends_its_process() -> None:
 
 def test_the_digest_of_a_program_does_not_depend_on_the_order_of_its_files() -> None:
     files = {"segments/a.py": b"1", "stages/rank_0.py": b"2", "plan.json": b"3"}
-    found = run_copy.program_digest(files)
-    assert run_copy.program_digest(dict(reversed(files.items()))) == found
+    digest = run_copy.program_digest(files)
+    assert run_copy.program_digest(dict(reversed(files.items()))) == digest
     assert (
         run_copy.program_digest(files | {"plan.json": b"4"})
-        == found
+        == digest
         != run_copy.program_digest({**files, "segments/a.py": b"2"})
     )
 
@@ -388,12 +392,12 @@ def test_a_run_copies_checkpoints_unless_disabled(
     saved = Checkpoints(1, 1, 0, None, "stop", to=("local", "copies"))
     train = replace(small_plan().train, checkpoint=saved)
     build: Any = SimpleNamespace(plan=small_plan(train=train))
-    given = replace(OPTIONS, run=tmp_path / "run", data=tmp_path, copies=copies)
-    loop = begin.loop_of(build, given, tmp_path / "corpus", lambda text: None)
+    options = replace(OPTIONS, run=tmp_path / "run", data=tmp_path, copies=copies)
+    loop = begin.loop_of(build, options, tmp_path / "corpus", lambda text: None)
     places = loop._places()
-    assert [(each.text, each.path) for each in places] == [("copies", tmp_path / "copies")] * copies
-    for other in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, debugged=True))):
-        assert other._places() == ()
+    assert [(place.text, place.path) for place in places] == [("copies", tmp_path / "copies")] * copies
+    for variant in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, debugged=True))):
+        assert variant._places() == ()
 
 
 def test_a_place_that_holds_an_earlier_run_is_refused_before_ranks_start(
@@ -413,9 +417,11 @@ def test_a_node_that_starts_other_ranks_than_planned_is_refused(
     """Under torchrun, where the user sets the number."""
     monkeypatch.setattr(device, "choose", lambda *_: "cuda")
     build: Any = SimpleNamespace(plan=small_plan(cluster=(NodeKind(1, 8, "h100", 132, 1 << 36),)))
-    here = TorchrunRank(0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True)
+    torchrun_rank = TorchrunRank(
+        0, 4, 0, local_world=4, agent=0, restarts=0, host="first", port=1, agent_has_store=True
+    )
     with pytest.raises(UsageError, match="this node starts 4 ranks, and the build is for nodes of 8: torchrun --nproc"):
-        begin.loop_of(build, OPTIONS, tmp_path, lambda text: None, here)
+        begin.loop_of(build, OPTIONS, tmp_path, lambda text: None, torchrun_rank)
 
 
 def test_adapters_resume_only_with_equal_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,8 +450,8 @@ def test_names_of_a_build_are_its_regular_files_and_links(tmp_path: Path, monkey
     (tmp_path / "link").symlink_to(tmp_path / "stages")
     top = os.open(tmp_path, os.O_RDONLY)
     try:
-        for most in (5, 6):
-            monkeypatch.setattr(build_files, "MAX_FILES", most)
+        for limit in (5, 6):
+            monkeypatch.setattr(build_files, "MAX_FILES", limit)
             assert build_files.file_names(top) == {"a", "stages/b", "stages/deep/d", "link"}
         monkeypatch.setattr(build_files, "MAX_FILES", 4)
         with pytest.raises(OSError, match="more than 4 files"):

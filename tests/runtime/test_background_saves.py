@@ -100,9 +100,9 @@ def run_of(folder: Path, rank: int = 0, world: int = 1, board: Board | None = No
     usual: dict[str, Any] = {"every": 1, "keep": 100, "best": 0, "keep_every": None, "failure": "continue"}
     trainer = FakeTrainer(rank, world, Checkpoints(**usual | spec))
     trainer.board = board or trainer.board
-    said: list[str] = []
-    saves = Saves(cast(Trainer, trainer), world, folder, {"of": "test"}, Events(folder), said.append)
-    return Run(saves, trainer, folder, said)
+    messages: list[str] = []
+    saves = Saves(cast(Trainer, trainer), world, folder, {"of": "test"}, Events(folder), messages.append)
+    return Run(saves, trainer, folder, messages)
 
 
 @contextmanager
@@ -149,49 +149,52 @@ def test_a_save_is_not_affected_by_later_steps(tmp_path: Path, monkeypatch: pyte
 
 
 def test_in_the_background_and_at_once_are_the_same_bytes(tmp_path: Path) -> None:
-    found = []
+    files = []
     for background in (True, False):
         run = run_of(tmp_path / str(background), background=background)
         for last in (False, False, True):
             run.train(1)
             run.saves.save(None, last=last)
             assert last or not background or not wait_until_over(run)
-        found.append({p.relative_to(run.folder): p.read_bytes() for p in run.checkpoints.rglob("*") if p.is_file()})
+        files.append({p.relative_to(run.folder): p.read_bytes() for p in run.checkpoints.rglob("*") if p.is_file()})
         assert [event["step"] for event in run.events()] == [1, 2, 3]
-    assert found[0] == found[1] and len(found[0]) == 7
+    assert files[0] == files[1] and len(files[0]) == 7
 
 
 def test_copies_use_the_same_room(tmp_path: Path) -> None:
     """Contiguous or not, of any dtype, a part or whole; bit for bit, NaN too."""
     base = torch.arange(24.0).reshape(4, 6)
     views = {"a": base.t(), "b": base[1:3].reshape(-1), "c": torch.tensor([1, 2]), "n": torch.tensor([float("nan")])}
-    given: dict[str, Tensor | TensorPart] = {**views, "p": TensorPart(base.view(-1)[3:9], 3, (24,))}
+    tensors: dict[str, Tensor | TensorPart] = {**views, "p": TensorPart(base.view(-1)[3:9], 3, (24,))}
     copy = snapshot.HostCopy()
     places = []
     for _ in range(2):
-        held = copy.of(given)
+        copied = copy.of(tensors)
         places.append(
-            {name: (each.values if isinstance(each, TensorPart) else each).data_ptr() for name, each in held.items()}
+            {
+                name: (tensor.values if isinstance(tensor, TensorPart) else tensor).data_ptr()
+                for name, tensor in copied.items()
+            }
         )
         for name, view in views.items():
-            each = held[name]
-            assert isinstance(each, Tensor) and each.dtype == view.dtype and each.data_ptr() != view.data_ptr()
-            assert torch.equal(each.nan_to_num(7), view.nan_to_num(7))
-        part = held["p"]
+            tensor = copied[name]
+            assert isinstance(tensor, Tensor) and tensor.dtype == view.dtype and tensor.data_ptr() != view.data_ptr()
+            assert torch.equal(tensor.nan_to_num(7), view.nan_to_num(7))
+        part = copied["p"]
         assert isinstance(part, TensorPart) and torch.equal(part.values, base.view(-1)[3:9]) and part.start == 3
         base += 1
-    assert places[0] == places[1] and len(set(places[0].values())) == len(given)
+    assert places[0] == places[1] and len(set(places[0].values())) == len(tensors)
 
 
 def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call for the head and one per dtype, for any number of tensors: each call switches Python's lock twice. The
     bytes equal the copied tensors, which are at any addresses."""
     base = torch.arange(600.0)
-    given = {f"weight/{n}": base[7 * n : 7 * n + n % 7] for n in range(80)} | {"bias/b": torch.arange(5)}
+    views = {f"weight/{n}": base[7 * n : 7 * n + n % 7] for n in range(80)} | {"bias/b": torch.arange(5)}
     calls: list[str] = []
     monkeypatch.setattr(durable_files, "os", Calls(lambda _, name: calls.append(name)))
     pieces = {}
-    for kind, tensors in (("copy", snapshot.HostCopy().of(given)), ("views", given)):
+    for kind, tensors in (("copy", snapshot.HostCopy().of(views)), ("views", views)):
         calls.clear()
         publish.write(tmp_path / kind, 1, [tensors], {})
         pieces[kind] = calls.count("write") - 2  # the note of the shard, and the manifest
@@ -332,9 +335,9 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
     folder.mkdir()
     outcome = launch(lambda *a: target(*a, fault=True), 2, folder=tmp_path)
     assert (outcome.kind, outcome.rank) == ("failed", victim), outcome
-    found = load(folder / "checkpoints")
-    assert found.refused == () and found.step in (1, 2)
-    assert found.read(["weight/w"])["weight/w"].eq(found.step).all()
+    checkpoint = load(folder / "checkpoints")
+    assert checkpoint.refused == () and checkpoint.step in (1, 2)
+    assert checkpoint.read(["weight/w"])["weight/w"].eq(checkpoint.step).all()
     assert launch(lambda *a: target(*a, fault=False), 2, folder=tmp_path).ok
     assert load(folder / "checkpoints").step == 3
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["LATEST", "step-00000003"]
@@ -344,7 +347,7 @@ def test_results_of_copies_are_reported_after_a_step(tmp_path: Path) -> None:
     """A place is failing until a copy reaches it, even if older ones stay there."""
     run, ended = run_of(tmp_path), list[Copied]()
     run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
-    for failing, said, copied in (
+    for failing, message, copied in (
         ({"far": 1}, "step 1 was not copied to far, the next checkpoint will be: no route", {"reason": "no route"}),
         ({"far": 1}, "step 2 was not copied to far, the next checkpoint will be: full", {"reason": "full"}),
         ({"far": 1}, None, {"skipped": True}),
@@ -355,7 +358,7 @@ def test_results_of_copies_are_reported_after_a_step(tmp_path: Path) -> None:
         run.said.clear()
         ended[:] = [Copied(run.trainer.step, f"step-{run.trainer.step}", "far", **cast(Any, copied))]
         assert not run.saves.poll()
-        assert run.said == [said] * bool(said) and run.saves.failing == failing
+        assert run.said == [message] * bool(message) and run.saves.failing == failing
     events = [(event["event"], event.get("step")) for event in run.events()]
     assert events == [("copy_failed", 1), ("copy_failed", 2), ("notice", None), ("copy", 4), ("copy", 5)]
 

@@ -24,13 +24,13 @@ Numbers = npt.NDArray[np.int64]
 def test_neighbours_in_cost_share_a_position(order: list[int], data_ranks: int, size: int, first: int) -> None:
     """Each sample is there once, and the position of rank r has the samples of that rank by cost, of all data ranks."""
     samples = np.arange(first, first + len(order) * data_ranks * size)
-    found = by_cost(SOURCE, samples, order)
-    assert sorted(found) == samples.tolist()
-    costs = [SOURCE.seen(part).tolist() for part in found.reshape(len(order), -1)]
+    ordered = by_cost(SOURCE, samples, order)
+    assert sorted(ordered) == samples.tolist()
+    costs = [SOURCE.seen(part).tolist() for part in ordered.reshape(len(order), -1)]
     every = sorted(SOURCE.seen(samples).tolist())
-    each = data_ranks * size
-    assert [sorted(part) for part in costs] == [every[rank * each : (rank + 1) * each] for rank in order]
-    assert by_cost(SOURCE, samples, order).tolist() == found.tolist()
+    share = data_ranks * size
+    assert [sorted(part) for part in costs] == [every[rank * share : (rank + 1) * share] for rank in order]
+    assert by_cost(SOURCE, samples, order).tolist() == ordered.tolist()
 
 
 # ---------------------------------------------------------------- the same, sample by sample
@@ -55,8 +55,8 @@ def seen_in_rows(samples: RowSamples, index: int) -> int:
 def put(samples: Numbers, seen: list[int], order: list[int]) -> list[int]:
     """The position of each sample, by its cost of attention."""
     ranked = [int(samples[k]) for k in sorted(range(len(samples)), key=lambda k: seen[k])]
-    each = len(samples) // len(order)
-    parts = [ranked[k * each : (k + 1) * each][:: -1 if k % 2 else 1] for k in range(len(order))]
+    share = len(samples) // len(order)
+    parts = [ranked[k * share : (k + 1) * share][:: -1 if k % 2 else 1] for k in range(len(order))]
     return [sample for rank in order for sample in parts[rank]]
 
 
@@ -81,10 +81,10 @@ def test_text_samples_are_placed_as_one_by_one(
         pieces = (sum(sizes) + 28) // (parts * sequence) if parts else 0
         drawn = Order(sequence, parts * pieces, 5, parts * sequence, parts * sequence, None) if pieces else None
         text = Samples(Path(name), "train", sequence, 2, seed=3, order=drawn)
-        seen = [seen_in_text(text, index) for index in samples.tolist()]
+        costs = [seen_in_text(text, index) for index in samples.tolist()]
         assert text.windows(samples).tolist() == [text.window(index) for index in samples.tolist()]
-        assert text.seen(samples).tolist() == seen
-        assert by_cost(text, samples, order).tolist() == put(samples, seen, order)
+        assert text.seen(samples).tolist() == costs
+        assert by_cost(text, samples, order).tolist() == put(samples, costs, order)
 
 
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(5, 20), st.booleans(), steps())
@@ -98,10 +98,10 @@ def test_rows_are_placed_as_one_by_one(
             for size in (*sizes, 3):
                 writer.add(np.full(size, 7))
         rows = RowSamples(Path(name), "train", sequence, seed=3, long="cut", pack=pack)
-        seen = [seen_in_rows(rows, index) for index in samples.tolist()]
+        costs = [seen_in_rows(rows, index) for index in samples.tolist()]
         assert rows.windows(samples).tolist() == [rows.window(index) for index in samples.tolist()]
-        assert rows.seen(samples).tolist() == seen
-        assert by_cost(rows, samples, order).tolist() == put(samples, seen, order)
+        assert rows.seen(samples).tolist() == costs
+        assert by_cost(rows, samples, order).tolist() == put(samples, costs, order)
 
 
 @given(st.integers(1, 3000), st.integers(0, 5), st.integers(0, 2000), st.integers(1, 400), st.sampled_from([0, 1, 4]))

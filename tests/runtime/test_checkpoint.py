@@ -71,8 +71,8 @@ def test_other_programs_read_whole_tensors_in_their_shapes(folder: Path) -> None
     tensors = {name: tensor for name, tensor in some_tensors(1).items() if tensor.dtype == torch.float32}
     assert save_all(folder, 1, [tensors], keep=1) == [None]
     (shard,) = folder.rglob("*.safetensors")
-    assert {name: each.shape for name, each in load_file(shard).items()} == {
-        name: each.shape for name, each in tensors.items()
+    assert {name: tensor.shape for name, tensor in load_file(shard).items()} == {
+        name: tensor.shape for name, tensor in tensors.items()
     }
 
 
@@ -218,21 +218,21 @@ def corrupt(folder: Path, kind: str, choose: random.Random) -> str:
     """Damage one file of a checkpoint in a folder of two. Returns its name."""
     path = choose.choice(sorted(p for p in folder.iterdir()))
     data = bytearray(path.read_bytes())
-    at = choose.randrange(len(data))
+    offset = choose.randrange(len(data))
     if kind == "flip":
-        data[at] ^= 1 << choose.randrange(8)
+        data[offset] ^= 1 << choose.randrange(8)
     elif kind == "zero":
         size = choose.randint(1, 64)
-        if not any(data[at : at + size]):
-            data[at] = 1
+        if not any(data[offset : offset + size]):
+            data[offset] = 1
         else:
-            data[at : at + size] = bytes(len(data[at : at + size]))
+            data[offset : offset + size] = bytes(len(data[offset : offset + size]))
     elif kind == "truncate":
-        del data[at:]
+        del data[offset:]
     elif kind == "append":
         data += b"\0" if choose.random() < 0.5 else b"\n"
     elif kind == "insert":
-        data.insert(at, choose.randrange(256))
+        data.insert(offset, choose.randrange(256))
     elif kind == "swap":
         data = bytearray((folder.parent / "step-00000001" / path.name).read_bytes())
     elif kind == "exchange":

@@ -113,8 +113,8 @@ def test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_sta
         faulty(Calls())
         if any(raised):
             failures += 1
-            assert all(isinstance(each, CheckpointError) for each in raised), (number, raised)
-            assert os.strerror(error) in "".join(str(each) for each in raised)
+            assert all(isinstance(exception, CheckpointError) for exception in raised), (number, raised)
+            assert os.strerror(error) in "".join(str(exception) for exception in raised)
             assert found_step(folder) == 1
             assert [p.name for p in folder.glob(".tmp-*")] == []
         else:
@@ -167,42 +167,42 @@ def recording(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> Recording:
 
 def states(recording: Recording, changes: list[Change], folder: Path) -> Iterator[tuple[str, str]]:
     """Each state that a power loss may leave, and its error, or "" if all promised checkpoints are there."""
-    for done, how, tree in crash_states(changes, recording.root):
+    for done, description, tree in crash_states(changes, recording.root):
         promised = sum(done >= returned for returned in recording.promised)
         lay_out(tree, folder)
-        yield how, problem(folder, promised)
+        yield description, problem(folder, promised)
         shutil.rmtree(folder)
 
 
 def problem(folder: Path, promised: int) -> str:
     try:
-        found = latest(folder)
+        checkpoint = latest(folder)
     except CheckpointError as error:
         return str(error)
-    step = found.step if found else 0
+    step = checkpoint.step if checkpoint else 0
     if step < promised:
         return f"found step {step}, the save of step {promised} had returned"
-    if found and (found.refused or found_step(folder) != step):
-        return f"refused {found.refused}"
+    if checkpoint and (checkpoint.refused or found_step(folder) != step):
+        return f"refused {checkpoint.refused}"
     return ""
 
 
 def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
     recording: Recording, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    found = list(states(recording, recording.recorder.changes, tmp_path / "state"))
-    assert [state for state in found if state[1]] == []
-    assert len(found) >= 1000, len(found)
-    record_property("states", len(found))
+    outcomes = list(states(recording, recording.recorder.changes, tmp_path / "state"))
+    assert [state for state in outcomes if state[1]] == []
+    assert len(outcomes) >= 1000, len(outcomes)
+    record_property("states", len(outcomes))
 
 
 def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(recording: Recording) -> None:
     changes, published = recording.recorder.changes, 0
-    for at, change in enumerate(changes):
+    for position, change in enumerate(changes):
         if change.kind == "rename" and change.name.startswith(".tmp-"):
-            made = next(c.file for c in changes[:at] if c.kind == "mkdir" and c.name == change.name)
-            entries = [index for index, c in enumerate(changes[:at]) if c.folder == made]
-            assert len(entries) > WORLD and all(synced(changes[:at], index, made) for index in entries)
+            folder = next(c.file for c in changes[:position] if c.kind == "mkdir" and c.name == change.name)
+            entries = [index for index, c in enumerate(changes[:position]) if c.folder == folder]
+            assert len(entries) > WORLD and all(synced(changes[:position], index, folder) for index in entries)
             published += 1
     assert published == len(recording.promised)
 

@@ -155,12 +155,12 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_damaged_plan_is_refused_with_the_path(name: str) -> None:
-    edit, said = REFUSED[name]
-    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
-    edit(whole)
+    edit, message = REFUSED[name]
+    document = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    edit(document)
     with pytest.raises(FormError) as caught:
-        RunPlan.from_json(json.dumps(whole))
-    assert str(caught.value) == said
+        RunPlan.from_json(json.dumps(document))
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_any_edit_is_refused_or_read_back() -> None:
     values = [None, True, 0, 1, -1, 3, 0.5, 1e300, "", "x", "float32", [], [1], [[0, 1]], {}, {"a": 1}, 10**30]
     refused = 0
     for _ in range(400):
-        whole = tree(small_plan(pp=2))
-        node: Any = whole
+        document = tree(small_plan(pp=2))
+        node: Any = document
         while True:
             keys = list(node) if isinstance(node, dict) else list(range(len(node)))
             key = generator.choice(keys)
@@ -206,29 +206,29 @@ def test_any_edit_is_refused_or_read_back() -> None:
             del node[key]
         else:
             node[key] = generator.choice(values)
-        text = json.dumps(whole)
+        text = json.dumps(document)
         try:
             plan = RunPlan.from_json(text)
         except FormError as error:
             refused += 1
             assert str(error).isprintable() and len(str(error)) < 200
         else:
-            assert tree(plan) == whole and RunPlan.from_json(pretty(plan)) == plan
+            assert tree(plan) == document and RunPlan.from_json(pretty(plan)) == plan
     assert refused > 200
 
 
 @pytest.mark.parametrize(("heads", "first", "is_taken"), [(2, 0, True), (2, 508, True), (2, 509, False), (3, 0, False)])
 def test_clipped_rows_are_rows_of_their_parameter(heads: int, first: int, is_taken: bool) -> None:
     """The embedding of 512 rows instead of a query matrix: 2 rows per head, for whole groups of heads."""
-    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
-    whole["train"]["optimizer"]["qk_clip"] = 100.0
+    document = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    document["train"]["optimizer"]["qk_clip"] = 100.0
     rows = {"parameter": "embedding", "first": first, "heads": heads, "parts": [[2, 0.5]]}
-    whole["clipped"] = [{"name": "layers.0", "heads": 4, "key_heads": 2, "rows": [rows]}]
+    document["clipped"] = [{"name": "layers.0", "heads": 4, "key_heads": 2, "rows": [rows]}]
     if is_taken:
-        assert RunPlan.from_json(json.dumps(whole)).clipped[0].rows[0].end == first + 4
+        assert RunPlan.from_json(json.dumps(document)).clipped[0].rows[0].end == first + 4
     else:
         with pytest.raises(FormError, match=r"^clipped: layers\.0: not valid for a plan$"):
-            RunPlan.from_json(json.dumps(whole))
+            RunPlan.from_json(json.dumps(document))
 
 
 MESHES = (
@@ -245,7 +245,7 @@ def test_channels_of_a_kind_divide_the_columns(mesh: Mesh, kind: Columns) -> Non
     """Each column is in one channel, and all members of a channel have the same one."""
     channels = [tuple(columns_with(column, kind, mesh)) for column in range(mesh.columns)]
     for column, channel in enumerate(channels):
-        assert column in channel and {channels[each] for each in channel} == {channel}
+        assert column in channel and {channels[member] for member in channel} == {channel}
     sizes = {
         "block": mesh.expert_group,
         "node": mesh.node or mesh.expert_group,
@@ -257,10 +257,10 @@ def test_channels_of_a_kind_divide_the_columns(mesh: Mesh, kind: Columns) -> Non
 
 
 def test_weights_of_eight_bits_are_not_divided() -> None:
-    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
-    tensor = whole["buckets"][0]["parameters"][0]["tensor"]
-    whole["quantised"] = [{"tensor": tensor, "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]
+    document = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    tensor = document["buckets"][0]["parameters"][0]["tensor"]
+    document["quantised"] = [{"tensor": tensor, "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]
     for zero in range(3):
-        assert RunPlan.from_json(json.dumps(whole | {"zero": zero})).quantised[0].tensor == tensor
+        assert RunPlan.from_json(json.dumps(document | {"zero": zero})).quantised[0].tensor == tensor
     with pytest.raises(FormError, match=r"^quantised: not valid for a plan$"):
-        RunPlan.from_json(json.dumps(whole | {"zero": 3}))
+        RunPlan.from_json(json.dumps(document | {"zero": 3}))

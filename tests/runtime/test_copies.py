@@ -37,20 +37,20 @@ class Threads:
         def all(self, yes: bool) -> bool:
             self.shared.said.append(yes)
             self.shared.barrier.wait()
-            found = all(self.shared.said)
+            verdict = all(self.shared.said)
             self.shared.barrier.wait()
             if self.rank == 0:
                 self.shared.said.clear()
             self.shared.barrier.wait()
-            return found
+            return verdict
 
         def from_first(self, numbers: list[int]) -> list[int]:
             if self.rank == 0:
                 self.shared.told.append(numbers)
             self.shared.barrier.wait()
-            found = self.shared.told[-1]
+            first_numbers = self.shared.told[-1]
             self.shared.barrier.wait()
-            return found
+            return first_numbers
 
 
 # ---------------------------------------------------------------- copies
@@ -65,8 +65,8 @@ def test_every_checkpoint_is_copied_byte_for_byte_and_the_newest_stay(tmp_path: 
     assert place.names() == ["step-00000002", "step-00000003"]
     for name in place.names():
         for file in ("manifest.json", "shard.0.safetensors"):
-            here = (tmp_path / "run" / "checkpoints" / name / file).read_bytes()
-            assert b"".join(map(bytes, place.read(name, file))) == here
+            local = (tmp_path / "run" / "checkpoints" / name / file).read_bytes()
+            assert b"".join(map(bytes, place.read(name, file))) == local
     assert taken_back(tmp_path / "new", place) == 3
 
 
@@ -82,9 +82,9 @@ def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: 
 
     run.copier._begin = meanwhile  # type: ignore[method-assign]
     first = run.save(1)
-    assert {(each.step, each.skipped) for each in first} == {(1, False), (2, True), (3, True)}
+    assert {(copied.step, copied.skipped) for copied in first} == {(1, False), (2, True), (3, True)}
     assert run.copier.held() == {"", "step-00000004"}
-    assert [(each.step, each.reason) for each in run.copy()] == [(4, "")]
+    assert [(copied.step, copied.reason) for copied in run.copy()] == [(4, "")]
     assert place.names() == ["step-00000004"]
     run.publisher.retire()
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-00000004"]
@@ -93,7 +93,7 @@ def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: 
 def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path) -> None:
     checkpoints, ranks = tmp_path / "run" / "checkpoints", 3
     barrier, meeting = threading.Barrier(ranks), Threads(ranks)
-    found: dict[int, list[Copied]] = {}
+    copies: dict[int, list[Copied]] = {}
 
     class Full(FolderPlace):
         steps = frozenset({"step-00000001"})
@@ -113,14 +113,14 @@ def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path
             while copier._shards or (number == 0 and copier.held() != {""}):  # in its own thread
                 copier._thread.join(0.001)  # type: ignore[union-attr]
         assert copier.close(30, lambda _: None)
-        found[number] = [*copier.ended()]
+        copies[number] = [*copier.ended()]
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    reasons = {number: [each.reason for each in of] for number, of in found.items()}
+    reasons = {number: [copied.reason for copied in copied_by_rank] for number, copied_by_rank in copies.items()}
     assert reasons == {
         0: ["another rank could not copy its shard, see its log", ""],
         1: [],
@@ -216,7 +216,7 @@ def test_a_place_that_fails_at_any_call_is_reported_and_retried(
         else:
             assert taken_back(tmp_path / "new", run.place) == 2
         assert load(run.folder / "checkpoints").step == 2, "the run has its own"
-        assert [each.reason for each in run.save(3)] == [""]
+        assert [copied.reason for copied in run.save(3)] == [""]
         assert run.place.names() == ["step-00000003"]
     assert failures > 5
 
@@ -234,7 +234,7 @@ def test_a_store_that_refuses_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         patched.setattr(place._files, "open", refuse)
         (copied,) = run.save(1)
     assert copied.reason == "memory://bucket/mine: RuntimeError: EndpointConnectionError: could not connect"
-    assert [each.reason for each in run.save(2)] == [""]
+    assert [copied.reason for copied in run.save(2)] == [""]
     assert place.names() == ["step-00000002"]
 
 
@@ -255,11 +255,11 @@ def test_a_changed_copy_is_found_before_the_manifest_is_written(
 def test_another_checkpoint_of_the_same_name_is_not_written_over(tmp_path: Path) -> None:
     place = FolderPlace("slow", tmp_path / "slow")
     Run(tmp_path / "one", place).save(1)
-    other = Run(tmp_path / "other", place)
-    other.publisher.save(7, tensors(7), {})
-    (copied,) = other.save(1)
+    namesake = Run(tmp_path / "other", place)
+    namesake.publisher.save(7, tensors(7), {})
+    (copied,) = namesake.save(1)
     assert copied.reason == "slow has another checkpoint step-00000001: move it away"
     assert taken_back(tmp_path / "new", place) == 1
     new = Run(tmp_path / "third", place, elsewhere=inventory([place]))
-    assert [(each.name, each.reason) for each in new.save(1)] == [("step-00000001.1", "")]
+    assert [(copied.name, copied.reason) for copied in new.save(1)] == [("step-00000001.1", "")]
     assert load(tmp_path / "third" / "checkpoints").manifest.serial == 2, "newer than all that are there"

@@ -38,13 +38,13 @@ def counts_of(folder: Path, segments: Segments, spec: Spec, world: int, *only: s
 
 def ops_of_segments(build: Path) -> dict[str, int]:
     """Calls in every function of every emitted segment, by names without their digests."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in sorted((build / "segments").glob("*.py")):
         for function in ast.parse(path.read_text("utf-8")).body:
             if isinstance(function, ast.FunctionDef):
                 calls = sum(isinstance(node, ast.Call) for node in ast.walk(function))
-                found[f"ops of {path.stem.rpartition('_')[0]}.{function.name}"] += calls
-    return dict(found)
+                counts[f"ops of {path.stem.rpartition('_')[0]}.{function.name}"] += calls
+    return dict(counts)
 
 
 def check(name: str, found: dict[str, int], bless: bool) -> None:
@@ -52,9 +52,9 @@ def check(name: str, found: dict[str, int], bless: bool) -> None:
     if bless:
         GOLDEN.write_text(json.dumps(golden | {name: found}, indent=1, sort_keys=True) + "\n", "utf-8")
         return
-    known = golden[name]
-    changed = [key for key in sorted({*known, *found}) if known.get(key) != found.get(key)]
-    table = "\n".join(f"  {key:<60} {known.get(key, '–'):>14} → {found.get(key, '–'):>14}" for key in changed)
+    expected = golden[name]
+    changed = [key for key in sorted({*expected, *found}) if expected.get(key) != found.get(key)]
+    table = "\n".join(f"  {key:<60} {expected.get(key, '–'):>14} → {found.get(key, '–'):>14}" for key in changed)
     assert not changed, f"{name}: counts of a step changed; `--bless` keeps the new ones\n{table}"
 
 
@@ -65,11 +65,11 @@ def test_counts_of_a_step(
 ) -> None:
     monkeypatch.setenv("DSC_OPS", "torch" if ops == "torch" else "")
     assert ops == "torch" or library.missing() is None, "these counts need the C++ of the ops"
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for rank, (step, after) in enumerate(counts_of(tmp_path, segments, load(SPECS / f"{name}.dsc"), world)):
         assert step == after, f"rank {rank}: a step does what the one before it did"
-        found |= {f"rank {rank} {key}": value for key, value in step.items()}
-    check(f"{name} by {ops}", found, bless)
+        counts |= {f"rank {rank} {key}": value for key, value in step.items()}
+    check(f"{name} by {ops}", counts, bless)
     check(f"{name}, segments", ops_of_segments(tmp_path / "build"), bless)
 
 

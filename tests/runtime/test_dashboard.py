@@ -31,7 +31,9 @@ def printed(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) 
 def inside(whole: Any, part: Any) -> bool:
     """Whether `whole` contains everything in `part`."""
     if isinstance(part, dict):
-        return isinstance(whole, dict) and all(key in whole and inside(whole[key], each) for key, each in part.items())
+        return isinstance(whole, dict) and all(
+            key in whole and inside(whole[key], value) for key, value in part.items()
+        )
     if isinstance(part, list):
         return len(whole) == len(part) and all(inside(a, b) for a, b in zip(whole, part, strict=True))
     return bool(whole == part)
@@ -47,10 +49,10 @@ def test_grafana_reads_the_whole_dashboard(printed: str) -> None:
     """Its SDK, which is made of Grafana's schema, reads it, and writes back everything that is there."""
     register_default_plugins()
     form = json.loads(printed)
-    found = Dashboard.from_json(form)
-    assert inside(json.loads(json.dumps(found, cls=JSONEncoder)), form)
-    panels = [panel for panel in found.panels or () if isinstance(panel, Panel)]
-    rows = [panel for panel in found.panels or () if isinstance(panel, RowPanel)]
+    dashboard = Dashboard.from_json(form)
+    assert inside(json.loads(json.dumps(dashboard, cls=JSONEncoder)), form)
+    panels = [panel for panel in dashboard.panels or () if isinstance(panel, Panel)]
+    rows = [panel for panel in dashboard.panels or () if isinstance(panel, RowPanel)]
     assert len(panels) == len(SERIES) and len(rows) == len({series.group for series in SERIES})
     assert len({panel["id"] for panel in form["panels"]}) == len(form["panels"])
     drawn = [panel for panel in form["panels"] if panel["type"] != "row"]

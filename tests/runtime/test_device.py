@@ -39,12 +39,12 @@ def test_settings_of_cuda_are_defaults(monkeypatch: pytest.MonkeyPatch, chosen: 
     """Every algorithm of NCCL is connected when a channel opens, streams do not share queues, and segments expand,
     unless the environment of a run says something else."""
     environment = dict(chosen)
-    told: list[str] = []
+    settings: list[str] = []
     monkeypatch.setattr(device.os, "environ", environment)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
     device.set_up_cuda()
     assert environment == {"NCCL_RUNTIME_CONNECT": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **chosen}
-    assert told == ([] if chosen else ["expandable_segments:True"])
+    assert settings == ([] if chosen else ["expandable_segments:True"])
 
 
 def test_products_leave_sms_to_communication(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +68,10 @@ def test_products_leave_sms_to_communication(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("sms", "groups"), [(0, 1), (7, 1), (20, 1), (9, 2), (20, 2)])
 def test_nccl_uses_at_most_the_reserved_sms(monkeypatch: pytest.MonkeyPatch, sms: int, groups: int) -> None:
     """A middle rank: four directions of messages, counts, rows, and sums. `groups`: two where rows go through nodes."""
-    made: dict[str, SimpleNamespace] = {}
+    configs: dict[str, SimpleNamespace] = {}
 
     def group(store: object, index: int, size: int, options: SimpleNamespace) -> None:
-        made[options.group_name] = options.config
+        configs[options.group_name] = options.config
 
     group.Options = lambda: SimpleNamespace(config=SimpleNamespace())  # type: ignore[attr-defined]
     stand_in = SimpleNamespace(get_backend=lambda: "nccl", PrefixStore=lambda *_: None, ProcessGroupNCCL=group)
@@ -84,11 +84,11 @@ def test_nccl_uses_at_most_the_reserved_sms(monkeypatch: pytest.MonkeyPatch, sms
     channels += [(kind, column) for column in columns for kind in ("expert", "counts")]
     channels.append(("reduce", (0, 2, 4)))
     Endpoint(CPU, sms=sms)._collective_links(2, channels, meeting, CPU)  # type: ignore[arg-type]
-    assert len(made) == len(channels)
+    assert len(configs) == len(channels)
     if not sms:
-        assert not any(vars(config) for config in made.values())
+        assert not any(vars(config) for config in configs.values())
         return
-    ctas = {name: config.max_ctas for name, config in made.items()}
+    ctas = {name: config.max_ctas for name, config in configs.items()}
     assert 1 <= ctas["reduce 0, 2, 4"] <= ctas["expert 2-3"]
     assert sms - (groups - 1) <= sum(ctas.values()) <= sms
 

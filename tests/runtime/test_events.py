@@ -68,8 +68,8 @@ def assert_all_are_there_once(run: Path) -> None:
 def test_a_half_line_of_a_killed_process_stays_separate(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"time": "2026')
     Events(tmp_path).write("end", exit_code=0)
-    half, whole = (tmp_path / "events.jsonl").read_text().splitlines()
-    assert half == '{"time": "2026' and json.loads(whole)["event"] == "end"
+    half, complete = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert half == '{"time": "2026' and json.loads(complete)["event"] == "end"
 
 
 def test_unwritable_events_are_kept_and_fail_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,17 +52,17 @@ def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
     """The number of rows is the maximum: rows as on the CPU, then rows of zeros, which belong to the last expert."""
     with pretended():
         exchange = LocalExchange(layers(seed, alignment), alignment)
-        tensors = [Pretend(each) for each in exchanges.given(seed, 1, 0)]
+        tensors = [Pretend(tensor) for tensor in exchanges.given(seed, 1, 0)]
         exchange.start_counts(COUNTS, Pretend(exchanges.counts_of(seed, 1)[0]))
         route, offsets_L = exchange.wait_counts(COUNTS)
         exchange.start(DISPATCH, tensors, route, forward=True)
         received = exchange.wait(DISPATCH)
         wanted, ends = exchanges.expected(seed, 1, 0, alignment)
-        held = exchange.layers["L1"].held_rows
-        assert route.num_rows == held >= ends[-1] and offsets_L.cpu().tolist() == [*ends[:-1], held]
-        for tensor, found, rows in zip(tensors, received, wanted, strict=True):
-            assert found.dtype == tensor.dtype and len(found) == held
-            assert torch.equal(found.cpu()[: len(rows)].float(), rows) and not found.cpu()[len(rows) :].float().any()
+        num_rows = exchange.layers["L1"].held_rows
+        assert route.num_rows == num_rows >= ends[-1] and offsets_L.cpu().tolist() == [*ends[:-1], num_rows]
+        for tensor, output, rows in zip(tensors, received, wanted, strict=True):
+            assert output.dtype == tensor.dtype and len(output) == num_rows
+            assert torch.equal(output.cpu()[: len(rows)].float(), rows) and not output.cpu()[len(rows) :].float().any()
         exchange.start(COMBINE, received, route, forward=False)
         for tensor, back in zip(tensors, exchange.wait(COMBINE), strict=True):
             assert torch.equal(back.cpu().float(), tensor.cpu().float())
@@ -71,21 +71,21 @@ def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
 def test_the_host_reads_once_by_nodes() -> None:
     """The sizes of both hops are read at once. Nothing else waits for a device, and nothing is copied to it."""
     expert_TK = node_exchanges.choices(0, 1, 0)
-    seen: list[tuple[str, str]] = []
-    with pretended(lambda kind, what, _: seen.append((kind, what))):
+    calls: list[tuple[str, str]] = []
+    with pretended(lambda kind, text, _: calls.append((kind, text))):
         x_TD, gate_TK = torch.randn(len(expert_TK), 4), torch.rand(expert_TK.shape)
         rows, gate, order, counts = map(Pretend, permute(x_TD, gate_TK, expert_TK, node_exchanges.TOP_K))
         place = NodePlace(size=1, nodes=1, node=0, tokens=len(expert_TK))
         exchange = NodeExchange(Hops(None, None), Hops(None, None), place, HostReads(DEVICE), 8)
-        seen.clear()
+        calls.clear()
         exchange.start_counts(COUNTS, counts, order)
         route, _, *maps = exchange.wait_counts(COUNTS)
         came: tuple[Tensor, ...] = rows, gate
         for forward in (True, False):
             exchange.start(DISPATCH, [*came, *maps], route, forward)
             came = exchange.wait(DISPATCH)[:2]
-    assert [each for each in seen if each[0] == "host waits"] == [("host waits", "for stream side 1")]
-    assert not any(kind == "blocking copy" for kind, _ in seen)
+    assert [call for call in calls if call[0] == "host waits"] == [("host waits", "for stream side 1")]
+    assert not any(kind == "blocking copy" for kind, _ in calls)
     assert torch.equal(unpermute(came[0].cpu(), order.cpu(), 3), unpermute(rows.cpu(), order.cpu(), 3))
 
 
@@ -104,8 +104,8 @@ class Called:
 def test_both_hops_run_beside_compute(forward: bool) -> None:
     """`start` enqueues both hops of each tensor, on a stream that waits for the first hop. Later compute is before
     the only wait of the compute stream. The other direction has a separate stream."""
-    seen: list[str] = []
-    with pretended(lambda kind, text, stream: seen.append(f"{stream}: {kind} {text}")):
+    records: list[str] = []
+    with pretended(lambda kind, text, stream: records.append(f"{stream}: {kind} {text}")):
         place = NodePlace(size=2, nodes=2, node=0, tokens=2)
         streams = {way: torch.cuda.Stream(DEVICE) for way in (True, False)}
         hops = Hops(Called("column"), Called("node"))  # type: ignore[arg-type]
@@ -114,13 +114,13 @@ def test_both_hops_run_beside_compute(forward: bool) -> None:
         route = NodeRoute(2, (2, 0), layout, (2, 0), (2, 0), ((2, 0),))
         tables = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
         rows = torch.ones(2, 4, device=DEVICE)
-        seen.clear()
+        records.clear()
         exchange.start(DISPATCH, [rows, *tables], route, forward)
         rows.mul(2)
         exchange.wait(DISPATCH)
     first, second = ("column", "node") if forward else ("node", "column")
     side = f"side {1 if forward else 2}"
-    calls = [line for line in seen if "group call" in line or "waits" in line or line == "compute: launch mul"]
+    calls = [line for line in records if "group call" in line or "waits" in line or line == "compute: launch mul"]
     assert calls == [
         f"compute: group call {first}",
         f"{side}: stream waits for stream compute",
@@ -143,17 +143,17 @@ class Packed:
 
 def calls_of_a_dispatch_and_its_combine(nodes: int, on_node: int) -> int:
     """Calls of Python in runtime/comm for rows, scales by columns and gate weights: 4 experts of 2 rows per source."""
-    experts, each, num_calls = 4, 2, 0
+    experts, num_rows, num_calls = 4, 2, 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal num_calls
         num_calls += event in ("call", "c_call") and "/runtime/comm/" in frame.f_code.co_filename
 
     with pretended():
-        place = NodePlace(size=nodes * on_node, nodes=nodes, node=0, tokens=nodes * on_node * experts * each)
+        place = NodePlace(size=nodes * on_node, nodes=nodes, node=0, tokens=nodes * on_node * experts * num_rows)
         hops, streams = Hops(Packed(), Packed()), {way: torch.cuda.Stream(DEVICE) for way in (True, False)}
         exchange = NodeExchange(hops, hops, place, HostReads(DEVICE), 128, streams)
-        layout = RowLayout(((each,) * experts,) * place.size, 128, place.columns)
+        layout = RowLayout(((num_rows,) * experts,) * place.size, 128, place.columns)
         to_nodes = (place.tokens // nodes,) * nodes
         to_ranks = ((place.tokens // place.size,) * nodes,) * on_node
         route = NodeRoute(layout.num_rows, to_nodes, layout, to_nodes, to_nodes, to_ranks)
@@ -177,22 +177,22 @@ def calls_of_a_dispatch_and_its_combine(nodes: int, on_node: int) -> int:
 
 def test_a_device_moves_rows_in_as_many_calls_for_64_ranks_as_for_4() -> None:
     """One gather moves all rows of a tensor; moved piece by piece, the rows of 64 ranks took 5,306 calls."""
-    few, many = calls_of_a_dispatch_and_its_combine(2, 2), calls_of_a_dispatch_and_its_combine(8, 8)
-    assert few <= many < few + 40 < 500
+    few_calls, many_calls = calls_of_a_dispatch_and_its_combine(2, 2), calls_of_a_dispatch_and_its_combine(8, 8)
+    assert few_calls <= many_calls < few_calls + 40 < 500
 
 
 def test_sums_of_narrow_rows_are_rounded_once() -> None:
     """1 and four times 2⁻⁸: in BF16 each sum of two would be 1 again."""
     rows = torch.tensor([[2.0**-8] * 3, [1.0] * 3, *[[2.0**-8] * 3] * 3], dtype=torch.bfloat16)
-    found = sums_of(torch.cat([rows, rows[:1]]), torch.tensor([1, 1, 1, 1, 1, 0]), 2)
-    assert found.dtype == torch.bfloat16 and found.tolist() == [[2.0**-8] * 3, [1 + 2.0**-6] * 3]
+    sums = sums_of(torch.cat([rows, rows[:1]]), torch.tensor([1, 1, 1, 1, 1, 0]), 2)
+    assert sums.dtype == torch.bfloat16 and sums.tolist() == [[2.0**-8] * 3, [1 + 2.0**-6] * 3]
 
 
 def layers(seed: int, alignment: int) -> dict[str, MoeLayer]:
     """The only layer of one rank that sends what `exchanges.given` says."""
     sent, experts = int(exchanges.counts_of(seed, 1).sum()), exchanges.LOCAL
-    held = most_rows(sent, experts, alignment)
-    return {"L1": MoeLayer("L1", "layers.1", experts, sent, held, sequence_loss=0.0, bias=None, bias_rate=None)}
+    held_rows = most_rows(sent, experts, alignment)
+    return {"L1": MoeLayer("L1", "layers.1", experts, sent, held_rows, sequence_loss=0.0, bias=None, bias_rate=None)}
 
 
 def test_one_rank_without_padding_keeps_its_tensors() -> None:
@@ -210,19 +210,21 @@ def test_one_rank_without_padding_keeps_its_tensors() -> None:
 def test_layout(counts: list[list[int]], alignment: int) -> None:
     """Rows by expert, then by source, each expert padded; and back again, gather(scatter(x)) = x."""
     layout = RowLayout(tuple(map(tuple, counts)), alignment)
-    sent = [[f"{source} {expert}"] * n for source, of in enumerate(counts) for expert, n in enumerate(of)]
+    sent = [
+        [f"{source} {expert}"] * n for source, expert_rows in enumerate(counts) for expert, n in enumerate(expert_rows)
+    ]
     numbered = {name: number for number, name in enumerate(sorted({name for rows in sent for name in rows}), 1)}
     packed = torch.tensor([numbered[name] for rows in sent for name in rows], dtype=torch.float64)
-    here = Rows(layout.empty(packed), layout.of_members, layout)
-    here.fill(Rows(packed, layout.of_members))
+    placed = Rows(layout.empty(packed), layout.of_members, layout)
+    placed.fill(Rows(packed, layout.of_members))
     rows, ends = list[int](), list[int]()
     for expert in range(len(counts[0])):
         for source in range(len(counts)):
             rows += [numbered[f"{source} {expert}"]] * counts[source][expert] if counts[source][expert] else []
         rows += [0] * (-len(rows) % alignment)
         ends.append(len(rows))
-    assert here.tensor.tolist() == rows and layout.ends == ends and layout.num_rows == len(rows)
-    assert torch.equal(here.packed(), packed)
+    assert placed.tensor.tolist() == rows and layout.ends == ends and layout.num_rows == len(rows)
+    assert torch.equal(placed.packed(), packed)
 
 
 @settings(deadline=None, max_examples=30)
@@ -238,16 +240,16 @@ def test_a_device_places_rows_as_a_cpu_does(
 ) -> None:
     """With rows of whole words or not, and members that pass on the rows of several sources."""
     sources = [*range(len(counts))]
-    members = tuple(tuple(sources[at::columns]) for at in range(columns))
+    members = tuple(tuple(sources[column::columns]) for column in range(columns))
     layout = RowLayout(tuple(map(tuple, counts)), alignment, members)
     sent = torch.arange(1, 1 + sum(layout.of_members))
     packed = sent.view(-1, *[1] * len(shape)).expand(-1, *shape).to(dtype)
     on_cpu = Rows(layout.empty(packed), layout.of_members, layout)
     on_cpu.fill(Rows(packed, layout.of_members))
     with pretended():
-        there = Pretend(packed)
-        on_device = Rows(layout.empty(there), layout.of_members, layout)
-        on_device.fill(Rows(there, layout.of_members))
+        pretended_rows = Pretend(packed)
+        on_device = Rows(layout.empty(pretended_rows), layout.of_members, layout)
+        on_device.fill(Rows(pretended_rows, layout.of_members))
         assert torch.equal(on_device.tensor.cpu(), on_cpu.tensor)
         assert torch.equal(on_device.packed().cpu(), packed)
 

@@ -93,8 +93,10 @@ def test_an_error_of_a_source_is_raised_by_the_step_that_reads_it() -> None:
 def test_samples_are_read_on_request_and_once(build: Build) -> None:
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     batch = build.plan.batches[0][1]
-    found = MicroBatches(build.plan, samples, np.arange(batch), samples.sequence, 0, torch.device("cpu"))
-    assert not found and samples.read == []
+    micro_batches = MicroBatches(build.plan, samples, np.arange(batch), samples.sequence, 0, torch.device("cpu"))
+    assert not micro_batches and samples.read == []
     size = build.plan.train.micro_batch
-    assert found["targets"].shape == found["mtp_tokens"].shape == (batch // size, size * samples.sequence)
+    assert (
+        micro_batches["targets"].shape == micro_batches["mtp_tokens"].shape == (batch // size, size * samples.sequence)
+    )
     assert samples.read == list(range(batch)), "once for all names"

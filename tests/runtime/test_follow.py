@@ -59,10 +59,10 @@ def test_a_reader_returns_the_current_rows_at_any_time(tmp_path: Path, seed: int
                 metrics.write({"step": step, "life": life, "time": f"{next(clock):05}"})
                 expected.append((step, life))
     metrics.write({"step": step + 1, "life": life, "time": f"{next(clock):05}"})
-    for each in (reader, late):
-        each.look()
-        assert each.rows == [*expected, (step + 1, life)]
-        assert each.look() == []
+    for rows_reader in (reader, late):
+        rows_reader.look()
+        assert rows_reader.rows == [*expected, (step + 1, life)]
+        assert rows_reader.look() == []
 
 
 def test_a_half_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
     events, metrics = Events(tmp_path), MetricsWriter(tmp_path)
     for step in (1, 2, 3):
         metrics.write({"step": step, "time": f"2026-01-31T12:00:0{step}.000Z"})
-    lines = [{"time": f"2026-01-31T12:00:0{at}.500Z", "event": "save", "step": at} for at in (1, 2)]
+    lines = [{"time": f"2026-01-31T12:00:0{step}.500Z", "event": "save", "step": step} for step in (1, 2)]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [(item.kind, item.step) for item in Follower(tmp_path).poll()] == [
         ("row", 1), ("event", 1), ("row", 2), ("event", 2), ("row", 3),
@@ -100,9 +100,12 @@ def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
 def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
     """Rows come in the order of their file: a later step in front of an earlier one would look like a resume."""
     metrics, events = MetricsWriter(tmp_path), Events(tmp_path)
-    for step, at in ((1, 50), (2, 51), (3, 20), (4, 21), (5, 52)):
-        metrics.write({"step": step, "time": f"2026-01-31T12:00:{at}.000Z"})
-    lines = [{"time": f"2026-01-31T12:00:{at}.500Z", "event": "save", "step": step} for step, at in ((2, 51), (4, 21))]
+    for step, second in ((1, 50), (2, 51), (3, 20), (4, 21), (5, 52)):
+        metrics.write({"step": step, "time": f"2026-01-31T12:00:{second}.000Z"})
+    lines = [
+        {"time": f"2026-01-31T12:00:{second}.500Z", "event": "save", "step": step}
+        for step, second in ((2, 51), (4, 21))
+    ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     items = Follower(tmp_path).poll()
     assert [item.step for item in items if item.kind == "row"] == [1, 2, 3, 4, 5]
@@ -116,7 +119,7 @@ def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
 )
 def test_a_row_that_no_run_writes_is_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
     rows = [{"step": 1, "time": "a"}, row, {"step": 2**63 - 1, "time": "b"}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(fields) + "\n" for fields in rows))
     assert [(item.kind, item.step) for item in Follower(tmp_path).poll()] == [("row", 1), ("row", 2**63 - 1)]
 
 
@@ -139,8 +142,10 @@ def test_pace_and_time_left_use_the_last_steps(tmp_path: Path) -> None:
     state = RunState(tmp_path)
     state.take(FollowedItem("event", {"event": "start", "step": 0, "last_step": 100, "time": ""}))
     for step in range(1, 41):
-        at = 2 * step if step > 8 else 0  # a slow beginning is not of the last 32
-        state.take(FollowedItem("row", {"step": step, "time": f"2026-01-31T12:{at // 60:02}:{at % 60:02}.000Z"}))
+        seconds = 2 * step if step > 8 else 0  # a slow beginning is not of the last 32
+        state.take(
+            FollowedItem("row", {"step": step, "time": f"2026-01-31T12:{seconds // 60:02}:{seconds % 60:02}.000Z"})
+        )
     assert state.pace_s == 2.0 and state.left_s == 120.0
 
 

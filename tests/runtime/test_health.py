@@ -40,7 +40,7 @@ HEALTH = HealthRecipe("skip", SpikeRecipe(4.0, 5.0, "rollback"), window=8, back=
 def test_a_spike_exceeds_the_mean_by_the_set_number_of_deviations() -> None:
     """Against numpy, over random histories and numbers near both bounds."""
     drawn = np.random.default_rng(1)
-    found = set[bool]()
+    outcomes = set[bool]()
     for _ in range(500):
         rows = drawn.normal([5.0, 1.0], 0.2, (drawn.integers(4, 12), 2))
         recent = Recent(tuple(JudgedStep(8 * i, *map(float, row)) for i, row in enumerate(rows)))
@@ -50,8 +50,8 @@ def test_a_spike_exceeds_the_mean_by_the_set_number_of_deviations() -> None:
         verdict = judge(HEALTH, recent, 13, loss, norm)
         expected = loss > bounds[0] or norm > bounds[1]
         assert (verdict is not None) == expected and (verdict is None or verdict.action == "rollback")
-        found.add(bool(expected))
-    assert found == {True, False}
+        outcomes.add(bool(expected))
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -83,14 +83,14 @@ def test_the_run_stops_after_the_allowed_number_of_actions() -> None:
 
 def test_a_rollback_skips_the_samples_drawn_since() -> None:
     """A rollback reaches as far as is remembered, and no further than its phase."""
-    for steps, first_step, to, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
+    for steps, first_step, target, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
         watch = HealthWatch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
         watch._first_step = first_step
         for step in range(1, steps + 1):
             assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0
         with pytest.raises(BadStepError) as met:
             watch.check(steps + 1, math.nan, 1.0, (8 * steps, 8 * steps + 8))
-        assert (met.value.to, met.value.samples) == (to, (first, 8 * steps + 8))
+        assert (met.value.to, met.value.samples) == (target, (first, 8 * steps + 8))
 
 
 def test_the_recent_history_round_trips() -> None:
@@ -105,9 +105,9 @@ def test_the_recent_history_round_trips() -> None:
     for key, value in (("steps", [[1, 2]]), ("steps", [[1, "x", 1.0]]), ("acted", [-1]), ("rollbacks", True)):
         with pytest.raises(ValueError, match="does not say"):
             Recent.from_json(good | {key: value})
-    for other in ([], 3, {"steps": []}, good | {"more": 1}):
+    for document in ([], 3, {"steps": []}, good | {"more": 1}):
         with pytest.raises(ValueError, match="does not say"):
-            Recent.from_json(other or [0])
+            Recent.from_json(document or [0])
 
 
 # ---------------------------------------------------------------- replicas
@@ -158,9 +158,9 @@ def compared(states: list[State], plan: contract.RunPlan) -> tuple[list[ReplicaD
     """The differences that all ranks find, and the number of sums."""
     meeting = Meeting(len(states))
     with ThreadPoolExecutor(len(states)) as pool:
-        found = [*pool.map(lambda at: compare(at[1], plan, at[0], meeting.of(at[0])), enumerate(states))]
-    assert all(each == found[0] for each in found)
-    return found[0], meeting.calls
+        answers = [*pool.map(lambda entry: compare(entry[1], plan, entry[0], meeting.of(entry[0])), enumerate(states))]
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0], meeting.calls
 
 
 def plan_of(zero: int = 0, master: str = "float64") -> contract.RunPlan:
@@ -193,12 +193,12 @@ def test_who_has_other_bits_is_named(case: str) -> None:
     plan = plan_of()
     states = [build_state(plan, rank, CPU) for rank in range(4)]
     assert compared(states, plan) == ([], 1), "one sum, where all is well"
-    tensor_of, element, rank, tensor, ranks, others = CASES[case]
+    tensor_of, element, rank, tensor, ranks, agreeing = CASES[case]
     flip(tensor_of(states[rank]), element)
-    found, _ = compared(states, plan)
-    assert found == [ReplicaDifference(tensor, ranks, others)]
-    verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not others else f"rank {rank} has other"
-    assert str(found[0]).startswith(f"{verb} bits of {tensor}")
+    differences, _ = compared(states, plan)
+    assert differences == [ReplicaDifference(tensor, ranks, agreeing)]
+    verb = f"ranks {ranks[0]} and {ranks[-1]} have different" if not agreeing else f"rank {rank} has other"
+    assert str(differences[0]).startswith(f"{verb} bits of {tensor}")
 
 
 def test_state_owned_by_one_rank_is_not_compared() -> None:
@@ -208,7 +208,7 @@ def test_state_owned_by_one_rank_is_not_compared() -> None:
     flip(states[1].buckets[0].owned[0].master, 0)
     assert compared(states, plan)[0] == []
     flip(states[1].buckets[0].parameters, 0)
-    assert [each.ranks for each in compared(states, plan)[0]] == [(1,)]
+    assert [difference.ranks for difference in compared(states, plan)[0]] == [(1,)]
     flip(states[2].buckets[-1].parameters, 0)
     assert len(compared(states, plan)[0]) == 1, "nobody else has it"
 
@@ -223,8 +223,8 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fingerprint_of_a_step_has_64_bits_and_depends_on_both_parts() -> None:
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
     for records, gradients in itertools.product(numbers, numbers):
-        found = rerun._both(records, gradients)
-        assert 0 <= found < 2**64 and (found - 3 * records - 5 * gradients) % 2**64 == 0
+        combined = rerun._both(records, gradients)
+        assert 0 <= combined < 2**64 and (combined - 3 * records - 5 * gradients) % 2**64 == 0
     assert rerun._both(1, 0) != rerun._both(0, 1)
 
 
@@ -245,9 +245,9 @@ def test_all_ranks_with_other_losses_are_named(erred: tuple[int, ...], named: st
         return rerun.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
 
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(again, range(4)):
+        for rerun_step in pool.map(again, range(4)):
             reason = f"{named} had other losses or loads when the step was computed again"
-            assert found.fault == rerun.Fault(7, erred, reason)
+            assert rerun_step.fault == rerun.Fault(7, erred, reason)
 
 
 # ---------------------------------------------------------------- the record
@@ -259,23 +259,23 @@ def bad(step: int, samples: tuple[int, int], to: int | None = None) -> BadStepEr
 
 def test_a_resume_skips_the_samples_of_rollbacks(tmp_path: Path) -> None:
     position = Position(order=Order(16, 100, 1), next=8)
-    order, other = record.identity(position, "text"), record.identity(position, "another text")
+    order, other_order = record.identity(position, "text"), record.identity(position, "another text")
     record.record(tmp_path, order, bad(9, (24, 40), to=3))
     record.record(tmp_path, order, bad(7, (48, 56)))
-    record.record(tmp_path, other, bad(12, (64, 72), to=5))
+    record.record(tmp_path, other_order, bad(12, (64, 72), to=5))
     first, second = record.rollbacks(tmp_path)
     assert (first.step, first.samples, first.to, second.to) == (9, (24, 40), 3, 5)
-    assert record.read(tmp_path, order) == ((48, 56),) and record.read(tmp_path, other) == ()
-    there, recent, said = record.going_back(tmp_path, position, Recent(), "text")
-    assert there.skip == ((24, 40),) and recent.rollbacks == 2 and recent.acted == (9, 12)
-    assert said == "rolled back at step 12: samples 24 to 39 are left out"
+    assert record.read(tmp_path, order) == ((48, 56),) and record.read(tmp_path, other_order) == ()
+    resumed, recent, note = record.going_back(tmp_path, position, Recent(), "text")
+    assert resumed.skip == ((24, 40),) and recent.rollbacks == 2 and recent.acted == (9, 12)
+    assert note == "rolled back at step 12: samples 24 to 39 are left out"
     assert record.going_back(tmp_path, position, replace(recent, acted=()), "text")[2] == ""
     record.forget(tmp_path)
     assert record.rollbacks(tmp_path) == ()
 
 
 def test_checkpoints_discarded_by_a_rollback() -> None:
-    first, second = (record.Rollback({}, step, (0, 8), to) for step, to in ((9, 3), (7, 5)))
+    first, second = (record.Rollback({}, step, (0, 8), target) for step, target in ((9, 3), (7, 5)))
     done, none = (first, second), Manifest(4, 1, {}, ())
     for step, counted, gone in (
         (3, 0, False),

@@ -20,18 +20,18 @@ def test_values_come_back_and_still_share_storage(device: torch.device) -> None:
         host = HostCopies(device)
         for micro_batch in range(3):
             x = torch.arange(12.0, device=device).view(3, 4) + micro_batch
-            given = (x, x[1], x.t(), torch.ones(5, dtype=torch.bfloat16, device=device), torch.empty(0, device=device))
-            wanted = [(each.cpu().clone(), each.stride()) for each in given]
+            saved = (x, x[1], x.t(), torch.ones(5, dtype=torch.bfloat16, device=device), torch.empty(0, device=device))
+            wanted = [(value.cpu().clone(), value.stride()) for value in saved]
             host.forward_ended((0, micro_batch))
-            host.take((0, micro_batch), given)
+            host.take((0, micro_batch), saved)
             x.zero_()
-            found = host.bring((0, micro_batch))
+            brought = host.bring((0, micro_batch))
             host.wait((0, micro_batch))
-            for one, (numbers, stride) in zip(found, wanted, strict=True):
-                assert torch.equal(one.cpu(), numbers) and one.stride() == stride and one.dtype == numbers.dtype
-                assert isinstance(one, Pretend) == (device == DEVICE)
-            found[0][1] = 7.0
-            assert found[1].cpu().tolist() == [7.0] * 4
+            for value, (numbers, stride) in zip(brought, wanted, strict=True):
+                assert torch.equal(value.cpu(), numbers) and value.stride() == stride and value.dtype == numbers.dtype
+                assert isinstance(value, Pretend) == (device == DEVICE)
+            brought[0][1] = 7.0
+            assert brought[1].cpu().tolist() == [7.0] * 4
         assert host.is_empty and host.num_bytes == 12 * 4 + 5 * 2, "one buffer, used three times"
 
 
@@ -47,8 +47,8 @@ def test_as_many_buffers_as_concurrent_copies() -> None:
 
 def test_a_stage_that_saves_nothing_moves_nothing() -> None:
     """A stage with only an embedding rereads nothing of its forward, but still has O and R statements."""
-    said = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
-    assert said == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
+    statements = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
+    assert statements == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
     host = HostCopies(torch.device("cpu"))
     host.forward_ended((0, 1))
     host.take((0, 1), ())

@@ -134,11 +134,11 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> Non
 
 def until_all_have_ended() -> Callable[[Board], None]:
     """For `on_poll`: holds the supervisor until all ranks have ended by themselves, so that it finds all at once."""
-    others = set(children(os.getpid()))
+    existing = set(children(os.getpid()))
 
     def wait(_: Board) -> None:
         wait_for(
-            lambda: all(is_gone(pid) for pid in children(os.getpid()) if pid not in others), "the end of all ranks"
+            lambda: all(is_gone(pid) for pid in children(os.getpid()) if pid not in existing), "the end of all ranks"
         )
 
     return wait
@@ -286,14 +286,14 @@ def test_a_hang_is_judged_by_the_stacks_of_that_time(tmp_path: Path, monkeypatch
         [rank_watch.RankProcess(rank, os.getpid(), rank, tmp_path / f"{rank}.log") for rank in (0, 1)],
     )
     files = {0: ("/runtime/comm/exchange.py", "wait"), 1: ("/work/step.py", "forward")}
-    for each in ranks:
-        board.bind(each.rank).set_action("F0")
-        write_stack(each.log, *files[1 - each.rank])
+    for process in ranks:
+        board.bind(process.rank).set_action("F0")
+        write_stack(process.log, *files[1 - process.rank])
     monkeypatch.setattr(rank_watch, "STACK_S", 0.0)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda rank, _: write_stack(ranks[rank].log, *files[rank]))
     outcome = rank_watch._hang(ranks, board, 5.0)
     assert (outcome.rank, outcome.reason.rpartition("; ")[2]) == (1, "it waits for no other rank")
-    assert [each.where for each in outcome.waiting] == ["exchange.py:7 in wait", "step.py:7 in forward"]
+    assert [waiter.where for waiter in outcome.waiting] == ["exchange.py:7 in wait", "step.py:7 in forward"]
 
 
 def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,11 +303,11 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
         board.set_action(f"recv F{rank}.0")
         dist.recv(torch.zeros(1), 1 - rank)
 
-    both = ["recv F0.0", "recv F1.0"]
-    supervision = counting(monkeypatch, lambda board: [board.read(rank).action for rank in range(2)] == both)
+    receives = ["recv F0.0", "recv F1.0"]
+    supervision = counting(monkeypatch, lambda board: [board.read(rank).action for rank in range(2)] == receives)
     outcome = launch(target, 2, folder=tmp_path, supervision=supervision)
     assert outcome.kind == "hung"
-    assert [w.action for w in outcome.waiting] == both
+    assert [w.action for w in outcome.waiting] == receives
     assert outcome.reason.endswith("all wait for one another, this rank the longest")
 
 
@@ -330,13 +330,13 @@ def test_suspension_of_the_supervisor_is_not_a_hang() -> None:
 
 
 def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
-    seen: dict[int, list[str]] = {}
-    others = set(children(os.getpid()))  # of the tests before this one: the tracker of shared memory, for example
+    addresses_of: dict[int, list[str]] = {}
+    existing = set(children(os.getpid()))  # of the tests before this one: the tracker of shared memory, for example
 
     def on_poll(board: Board) -> None:
-        if all(board.read(rank).action == "look" for rank in range(2)) and not seen:
-            ranks = [pid for pid in children(os.getpid()) if pid not in others]
-            seen.update({pid: listeners(pid) for pid in [os.getpid(), *ranks]})
+        if all(board.read(rank).action == "look" for rank in range(2)) and not addresses_of:
+            ranks = [pid for pid in children(os.getpid()) if pid not in existing]
+            addresses_of.update({pid: listeners(pid) for pid in [os.getpid(), *ranks]})
             (tmp_path / "seen").touch()
 
     def target(rank: int, world: int, board: Board) -> None:
@@ -345,9 +345,9 @@ def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
         wait_for((tmp_path / "seen").exists, "the supervisor's look")
 
     assert launch(target, 2, folder=tmp_path, supervision=Supervision(on_poll)).ok
-    assert seen.pop(os.getpid()) == []
-    assert len(seen) == 2
-    assert all(addresses and set(addresses) == {"0100007F"} for addresses in seen.values())  # 127.0.0.1
+    assert addresses_of.pop(os.getpid()) == []
+    assert len(addresses_of) == 2
+    assert all(addresses and set(addresses) == {"0100007F"} for addresses in addresses_of.values())  # 127.0.0.1
 
 
 def test_a_rank_computes_on_one_thread_and_no_dead_pool(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_output_goes_to_the_log_of_its_rank(tmp_path: Path) -> None:
     assert launch(target, 2, folder=tmp_path, backend=None).ok
     for rank in range(2):
         lines = (tmp_path / "logs" / f"rank_{rank}.log").read_text().splitlines()
-        assert sorted(lines) == sorted(f"{what} {rank}" for what in ("out", "err", "sub"))
+        assert sorted(lines) == sorted(f"{source} {rank}" for source in ("out", "err", "sub"))
 
 
 def test_a_full_disk_under_the_log_does_not_end_a_print() -> None:

@@ -199,15 +199,15 @@ def test_a_long_failure_keeps_its_end_and_its_neighbours() -> None:
 
 def test_only_rank_0_decides_the_last_step_and_one_step_ahead() -> None:
     board = Board(2)
-    zero, one = board.bind(0), board.bind(1)
-    assert not zero.should_stop(4) and not one.should_stop(4)
+    rank_0, rank_1 = board.bind(0), board.bind(1)
+    assert not rank_0.should_stop(4) and not rank_1.should_stop(4)
     board.request_stop(signal.SIGTERM)
-    one.request_stop(signal.SIGINT)  # later: not heard
-    assert not one.should_stop(5)
-    assert not zero.should_stop(5)  # decides: after step 6
-    assert not one.should_stop(5)
-    one.request_stop(signal.SIGINT)
-    assert zero.should_stop(6) and one.should_stop(6)
+    rank_1.request_stop(signal.SIGINT)  # later: not heard
+    assert not rank_1.should_stop(5)
+    assert not rank_0.should_stop(5)  # decides: after step 6
+    assert not rank_1.should_stop(5)
+    rank_1.request_stop(signal.SIGINT)
+    assert rank_0.should_stop(6) and rank_1.should_stop(6)
     request = board.stop_request()
     assert request is not None and (request.signal, request.rank) == (signal.SIGTERM, -1)
 
@@ -240,7 +240,7 @@ def test_ranks_meet_before_their_process_group_and_leave_it_together(
     group = {"store": f"{tmp_path}/store", "rank": 1, "world_size": 3, "timeout": rank_process.NO_TIMEOUT}
     fake = SimpleNamespace(
         FileStore=lambda path, world: path,
-        init_process_group=lambda backend, **how: happened.append(backend) if how == group else None,
+        init_process_group=lambda backend, **options: happened.append(backend) if options == group else None,
         is_initialized=lambda: True,
         barrier=lambda: happened.append("barrier"),
         destroy_process_group=lambda: happened.append("left"),

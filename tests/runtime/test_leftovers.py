@@ -114,11 +114,11 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("what", LEFT)
 def test_leftovers_fail_the_run_and_are_named_and_removed(folder: Path, what: str) -> None:
-    left = LEFT[what]
-    done = session(folder, left.body, *left.words)
+    leftover = LEFT[what]
+    done = session(folder, leftover.body, *leftover.words)
     with suppress(FileNotFoundError):
         (SEGMENTS / f"dsc-tests-{os.getpid()}").unlink()
-    assert re.search(rf"^LEFT BEHIND {left.said}", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(rf"^LEFT BEHIND {leftover.said}", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert done.returncode == 1 and done.stdout.count("LEFT BEHIND") == 1 and "1 passed" in done.stdout
     for pid in re.findall(r"^pid (\d+)$", done.stdout, re.MULTILINE):
         assert is_gone(int(pid))

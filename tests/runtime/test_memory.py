@@ -44,22 +44,22 @@ def pipe(timeout_s: float = WAIT_S) -> tuple[PipeWriter, PipeReader]:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=60))
 def test_blocks_of_a_heap_never_overlap_and_use_the_lowest_space(moves: list[tuple[bool, int]]) -> None:
-    heap, taken = Heap(4096), dict[int, int]()
+    heap, blocks = Heap(4096), dict[int, int]()
     for is_free, size in moves:
-        if is_free and taken:
-            start = sorted(taken)[size % len(taken)]
-            del taken[start]
+        if is_free and blocks:
+            start = sorted(blocks)[size % len(blocks)]
+            del blocks[start]
             heap.free(start)
             continue
         extent = -(-max(size, 1) // 64) * 64
         free = [
-            at
-            for at in range(0, 4096 - extent + 1, 64)
-            if all(at + extent <= start or at >= start + length for start, length in taken.items())
+            offset
+            for offset in range(0, 4096 - extent + 1, 64)
+            if all(offset + extent <= start or offset >= start + length for start, length in blocks.items())
         ]
         assert heap.take(size) == (free[0] if free else None)
         if free:
-            taken[free[0]] = extent
+            blocks[free[0]] = extent
 
 
 @settings(deadline=None, max_examples=20)
@@ -113,7 +113,7 @@ def test_a_pipe_holds_all_messages_in_flight(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
     memory_of_writer, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
     writer, reader = PipeWriter(memory_of_writer, "pipe", 0.05), PipeReader(map_memory(address), "pipe", 0.05)
-    sent = [torch.full((10_000,), float(each), dtype=torch.float64) for each in range(memory.IN_FLIGHT)]
+    sent = [torch.full((10_000,), float(value), dtype=torch.float64) for value in range(memory.IN_FLIGHT)]
     for message in sent:
         writer.write([message], 7)
     for number, message in enumerate(sent):
@@ -146,13 +146,13 @@ def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
 
 def test_mapping_memory_leaves_no_other_file_open() -> None:
     """A refused attempt leaves no file open either."""
-    kept, address = make_memory({"part": 8})
+    shared, address = make_memory({"part": 8})
     before = len([*Path("/proc/self/fd").iterdir()])
     mapped = [map_memory(address) for _ in range(3)]
     with pytest.raises(OSError, match="another file"):
         map_memory(replace(address, token="00"))
-    kept.tensor("part", 1, torch.int64).fill_(7)
-    assert [each.tensor("part", 1, torch.int64).item() for each in mapped] == [7, 7, 7]
+    shared.tensor("part", 1, torch.int64).fill_(7)
+    assert [mapping.tensor("part", 1, torch.int64).item() for mapping in mapped] == [7, 7, 7]
     assert len([*Path("/proc/self/fd").iterdir()]) <= before + len(mapped), "each map has its own"
 
 
@@ -161,10 +161,13 @@ def test_mapping_memory_leaves_no_other_file_open() -> None:
 
 def circles(members: int, elements: int) -> list[Circle]:
     """Circles of members that each map the memories of the others."""
-    made = [make_memory({"world": CIRCLE_BYTES, "flat": 8 * elements}) for _ in range(members)]
+    memories = [make_memory({"world": CIRCLE_BYTES, "flat": 8 * elements}) for _ in range(members)]
 
     def seen_by(member: int) -> list[SharedMemory]:
-        return [own if index == member else map_memory(address) for index, (own, address) in enumerate(made)]
+        return [
+            own_memory if index == member else map_memory(address)
+            for index, (own_memory, address) in enumerate(memories)
+        ]
 
     return [Circle(seen_by(member), member, "world", WAIT_S) for member in range(members)]
 
@@ -179,17 +182,17 @@ def on_all(each: list[Circle], work: Callable[[Circle], None]) -> None:
 @pytest.mark.parametrize("elements", [1, 5, 12, 70_001])
 def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members: int, elements: int) -> None:
     monkeypatch.setattr(transport, "BLOCK", 1000)
-    each = circles(members, elements)
-    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float64) for circle in each]
+    all_circles = circles(members, elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float64) for circle in all_circles]
     for round_ in range(3):
-        given = [torch.randn(elements, dtype=torch.float64) for _ in each]
-        for flat, values in zip(flats, given, strict=True):
+        addends = [torch.randn(elements, dtype=torch.float64) for _ in all_circles]
+        for flat, values in zip(flats, addends, strict=True):
             flat.copy_(values)
-        on_all(each, lambda circle: circle.start_reduce("flat", elements, torch.float64).wait())
-        expected = sum(given[1:], given[0].clone())  # in the members' order
+        on_all(all_circles, lambda circle: circle.start_reduce("flat", elements, torch.float64).wait())
+        expected = sum(addends[1:], addends[0].clone())  # in the members' order
         assert all(torch.equal(flat, expected) for flat in flats), round_
-        small = [values[:7].clone() for values in given]
-        on_all(each, lambda circle, small=small: circle.all_reduce(small[circle.index]))  # type: ignore[misc]
+        small = [values[:7].clone() for values in addends]
+        on_all(all_circles, lambda circle, small=small: circle.all_reduce(small[circle.index]))  # type: ignore[misc]
         assert all(torch.equal(values, expected[:7]) for values in small)
 
 
@@ -198,29 +201,29 @@ def test_an_owner_has_the_sums_of_only_its_share(extents: tuple[int, ...]) -> No
     """They are bit-identical to those of a sum on all ranks; shares of others do not change."""
     elements, bounds = sum(extents), [sum(extents[:i]) for i in range(len(extents) + 1)]
     shares = tuple((slice(a, b),) if a < b else () for a, b in pairwise(bounds))
-    each = circles(len(extents), elements)
-    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in each]
-    given = [torch.randn(elements) for _ in each]
-    for flat, values in zip(flats, given, strict=True):
+    all_circles = circles(len(extents), elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in all_circles]
+    addends = [torch.randn(elements) for _ in all_circles]
+    for flat, values in zip(flats, addends, strict=True):
         flat.copy_(values)
-    on_all(each, lambda circle: circle.start_reduce("flat", elements, torch.float32, shares).wait())
-    for rank, (flat, values) in enumerate(zip(flats, given, strict=True)):
+    on_all(all_circles, lambda circle: circle.start_reduce("flat", elements, torch.float32, shares).wait())
+    for rank, (flat, values) in enumerate(zip(flats, addends, strict=True)):
         expected = values.clone()
         for part in shares[rank]:
-            expected[part] = sum([other[part] for other in given[1:]], given[0][part].clone())
+            expected[part] = sum([addend[part] for addend in addends[1:]], addends[0][part].clone())
         assert torch.equal(flat, expected), rank
 
 
 @pytest.mark.parametrize("members", [2, 3])
 def test_shares_are_gathered(members: int) -> None:
     elements = 4 * members
-    each = circles(members, elements)
-    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in each]
+    all_circles = circles(members, elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in all_circles]
     for rank, flat in enumerate(flats):
         flat.fill_(-1.0)
         flat[4 * rank : 4 * rank + 4] = rank
     shares = equal_shares(elements, members)
-    on_all(each, lambda circle: circle.gather_parts("flat", elements, torch.float32, shares))
+    on_all(all_circles, lambda circle: circle.gather_parts("flat", elements, torch.float32, shares))
     expected = torch.arange(members).repeat_interleave(4).float()
     assert all(torch.equal(flat, expected) for flat in flats)
 
@@ -234,5 +237,5 @@ def test_unused_memory_takes_no_space() -> None:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
     before = resident()
-    kept = [make_memory({"pipe": PIPE_BYTES}) for _ in range(8)]
-    assert len(kept) == 8 and resident() - before < PIPE_BYTES / 100
+    pipes = [make_memory({"pipe": PIPE_BYTES}) for _ in range(8)]
+    assert len(pipes) == 8 and resident() - before < PIPE_BYTES / 100

@@ -25,12 +25,12 @@ def path(tmp_path: Path) -> Path:
 
 def write_steps(path: Path, steps: range, resume_step: int = 0) -> list[str]:
     """Write rows of these steps, and return the messages to the user."""
-    said: list[str] = []
-    writer = JsonLines(path, resume_step, said.append)
+    notes: list[str] = []
+    writer = JsonLines(path, resume_step, notes.append)
     for step in steps:
         writer.write({"step": step, "loss": 1 / step})
     writer.close()
-    return said
+    return notes
 
 
 def steps(path: Path) -> list[int]:
@@ -111,11 +111,11 @@ DAMAGE = [
 @pytest.mark.parametrize("place", [0, 5, 40])
 def test_a_damaged_row_is_set_aside_and_no_other_is_lost(path: Path, damage: bytes, place: int) -> None:
     write_steps(path, range(1, 41))
-    whole = path.read_bytes().splitlines(keepends=True)
+    good_lines = path.read_bytes().splitlines(keepends=True)
     end = b"" if damage.endswith(b"\n") else b"\n"
-    path.write_bytes(b"".join([*whole[:place], damage + end, *whole[place:]]))
+    path.write_bytes(b"".join([*good_lines[:place], damage + end, *good_lines[place:]]))
     (note,) = write_steps(path, range(41, 43), resume_step=40)
-    assert path.read_bytes().splitlines(keepends=True)[:40] == whole
+    assert path.read_bytes().splitlines(keepends=True)[:40] == good_lines
     assert steps(path) == [*range(1, 43)]
     assert "damaged" in note and note.endswith("now in metrics.damaged.jsonl")
     assert path.with_name("metrics.damaged.jsonl").read_bytes().replace(b"\n", b"") == damage.replace(b"\n", b"")
@@ -126,10 +126,10 @@ def test_a_damaged_row_is_set_aside_and_no_other_is_lost(path: Path, damage: byt
 def test_a_last_row_without_an_end_of_line(path: Path, end: bytes) -> None:
     write_steps(path, range(1, 6))
     path.write_bytes(path.read_bytes() + end)
-    said = write_steps(path, range(7, 9), resume_step=6)
+    notes = write_steps(path, range(7, 9), resume_step=6)
     is_row = end.endswith(b"}")
     assert steps(path) == [*range(1, 6), *([6] if is_row else []), 7, 8]
-    assert said == ([] if is_row else [f"{path}: 1 damaged line is now in metrics.damaged.jsonl"])
+    assert notes == ([] if is_row else [f"{path}: 1 damaged line is now in metrics.damaged.jsonl"])
 
 
 def test_damage_is_collected_and_rows_keep_their_bytes(path: Path) -> None:
@@ -196,21 +196,21 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Full]:
 
 
 def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, disk: Full) -> None:
-    said: list[str] = []
-    writer = JsonLines(path, 0, said.append)
+    notes: list[str] = []
+    writer = JsonLines(path, 0, notes.append)
     for step in range(1, 6):
         writer.write({"step": step, "loss": 1.25})
         assert steps(path) == [1, 2][:step], "whole rows only"
-    assert len(said) == 1 and "No space left on device" in said[0]
+    assert len(notes) == 1 and "No space left on device" in notes[0]
     disk.room = 10**6
     writer.write({"step": 6, "loss": 1.25})
     assert steps(path) == [1, 2, 3, 4, 5, 6]
-    assert said[1:] == [f"{path} can be written again: all rows are in it"]
+    assert notes[1:] == [f"{path} can be written again: all rows are in it"]
     disk.room = 0
     writer.write({"step": 7, "loss": 1.25})
     disk.room = 10**6
     writer.close()
-    assert steps(path) == [1, 2, 3, 4, 5, 6, 7] and len(said) == 4
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7] and len(notes) == 4
 
 
 LIMITED = """
@@ -232,24 +232,26 @@ def test_rows_that_the_system_refused_are_written_when_it_takes_them(path: Path)
     """A real process whose files the kernel temporarily limits to 100 bytes."""
     command = [sys.executable, "-c", LIMITED, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    said, whole, again = done.stdout.splitlines()
-    assert "cannot be written (File too large)" in said and whole == "3" and "can be written again" in again
+    first_note, num_rows, second_note = done.stdout.splitlines()
+    assert (
+        "cannot be written (File too large)" in first_note and num_rows == "3" and "can be written again" in second_note
+    )
     assert steps(path) == [*range(1, 9)]
 
 
 def test_memory_for_rows_is_bounded(path: Path, disk: Full, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_KEPT_BYTES", 1000)
     disk.room = 0
-    said: list[str] = []
-    writer = JsonLines(path, 0, said.append)
+    notes: list[str] = []
+    writer = JsonLines(path, 0, notes.append)
     for step in range(100, 200):
         writer.write({"step": step, "loss": 1.25})
     disk.room = 10**6
     writer.write({"step": 200, "loss": 1.25})
     writer.close()
-    left = 1000 // len('{"step": 100, "loss": 1.25}\n')
-    assert steps(path) == [*range(201 - left, 201)], "the latest"
-    assert f"except the first {101 - left}" in said[-1]
+    num_kept = 1000 // len('{"step": 100, "loss": 1.25}\n')
+    assert steps(path) == [*range(201 - num_kept, 201)], "the latest"
+    assert f"except the first {101 - num_kept}" in notes[-1]
 
 
 def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
@@ -264,10 +266,10 @@ def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
         raise full
 
     monkeypatch.setattr(os, "fsync", fsync)
-    said: list[str] = []
-    writer = JsonLines(path, 5, said.append)
+    notes: list[str] = []
+    writer = JsonLines(path, 5, notes.append)
     writer.write({"step": 6})
-    assert path.read_bytes() == before and files(path.parent) == ["metrics.jsonl"] and len(said) == 1
+    assert path.read_bytes() == before and files(path.parent) == ["metrics.jsonl"] and len(notes) == 1
     monkeypatch.undo()
     writer.write({"step": 7})
     writer.close()
@@ -295,14 +297,14 @@ def test_a_half_line_is_one_that_no_longer_grows(path: Path, monkeypatch: pytest
 def test_rows_are_read_as_they_come(path: Path) -> None:
     assert read_rows(path) == ([], 0)
     write_steps(path, range(1, 3))
-    rows, at = read_rows(path)
-    assert [row["step"] for row in rows] == [1, 2] and at == path.stat().st_size
+    rows, end = read_rows(path)
+    assert [row["step"] for row in rows] == [1, 2] and end == path.stat().st_size
     with path.open("ab") as file:
         file.write(b'not a row\n{"step": 3}\n{"step": 4')
-    rows, at = read_rows(path, at)
+    rows, end = read_rows(path, end)
     assert [row["step"] for row in rows] == [3]
     with path.open("ab") as file:
         file.write(b"}\n")
-    assert read_rows(path, at)[0] == [{"step": 4}]
+    assert read_rows(path, end)[0] == [{"step": 4}]
     path.write_text('{"step": 9}\n')  # replaced by a shorter one
-    assert read_rows(path, at)[0] == [{"step": 9}]
+    assert read_rows(path, end)[0] == [{"step": 9}]

@@ -54,9 +54,9 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def all_wanted() -> WantedChannels:
-    found = flats()
-    parted = {("reduce", holders): size for holders, size in found.values()}
-    return WantedChannels(WANTED.mesh, WANTED.openings, found, parted)
+    flat_sizes = flats()
+    parted = {("reduce", holders): size for holders, size in flat_sizes.values()}
+    return WantedChannels(WANTED.mesh, WANTED.openings, flat_sizes, parted)
 
 
 def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -83,12 +83,12 @@ def check_sums(rank: int, links: Links) -> None:
             flat = links.flat(name, ELEMENTS, dtype)
             assert (flat is None) == (links.carriers["reduce", holders] == "gloo")
             flat = torch.zeros(ELEMENTS, dtype=dtype) if flat is None else flat
-            given: tuple[Shares, ...] = (
+            all_shares: tuple[Shares, ...] = (
                 (),
                 equal_shares(ELEMENTS, len(holders)),
                 *([UNEVEN] if len(holders) == 4 else []),
             )
-            for shares in given:
+            for shares in all_shares:
                 flat.copy_(values(rank, dtype))
                 links.sums.start_reduce(name, holders, flat, shares).wait()
                 for part in shares[holders.index(rank)] if shares else [slice(None)]:
@@ -101,7 +101,7 @@ def check_sums(rank: int, links: Links) -> None:
 def carriers(rank: int, machines: str) -> dict[tuple[str, tuple[int, ...]], Carrier]:
     """The expected transports of a rank's channels: memory if all ranks of the channel are on one machine."""
     return {
-        (kind, ranks): "memory" if len({machines[each] for each in ranks}) == 1 else "gloo"
+        (kind, ranks): "memory" if len({machines[member] for member in ranks}) == 1 else "gloo"
         for kind, ranks in WANTED.channels(rank)
     }
 
@@ -109,11 +109,11 @@ def carriers(rank: int, machines: str) -> dict[tuple[str, tuple[int, ...]], Carr
 @pytest.mark.parametrize("machines", MACHINES.values(), ids=MACHINES)
 def test_channels_inside_a_machine_share_memory(tmp_path: Path, machines: str) -> None:
     """The others have a communicator each, in the order of openings; messages, rows and sums are right over both."""
-    made: list[int] = []
+    group_sizes: list[int] = []
     gloo = dist.ProcessGroupGloo
 
     def counted(*args: Any) -> dist.ProcessGroupGloo:
-        made.append(args[2])
+        group_sizes.append(args[2])
         return gloo(*args)
 
     def before(rank: int, _: str) -> None:
@@ -126,10 +126,10 @@ def test_channels_inside_a_machine_share_memory(tmp_path: Path, machines: str) -
         assert transport_in_use(links) == ("memory and gloo" if len(used) == 2 else used.pop())
         assert sum(map(len, channels_of(links).values())) == len(expected) == 6
         opened = [len(ranks) for (kind, ranks), carrier in expected.items() if carrier == "gloo" and kind != "world"]
-        assert made == opened
+        assert group_sizes == opened
         peer = (rank + 2) % 4
-        out, back = links.edge(rank, peer), links.edge(peer, rank)
-        sent = out.send("F0.0", torch.full((3,), float(rank)))
+        forth, back = links.edge(rank, peer), links.edge(peer, rank)
+        sent = forth.send("F0.0", torch.full((3,), float(rank)))
         assert back.post("F0.0", torch.empty(3)).wait().tolist() == [float(peer)] * 3
         sent.wait()
         check_sums(rank, links)

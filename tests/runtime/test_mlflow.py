@@ -70,8 +70,11 @@ def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client
     assert client == [("experiment", "new"), ("run", "8", "mine")]
     client.clear()
     sink.send([Point(row(1), {"a": 1.0, "b": math.nan, "c": 2.0}), Point(row(2), {"a": 3.0, "b": -math.inf, "c": 4.0})])
-    at = round(1000 * datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC).timestamp())
-    first, second = [("a", 1.0, at, 1), ("c", 2.0, at, 1)], [("a", 3.0, at + 1000, 2), ("c", 4.0, at + 1000, 2)]
+    time_ms = round(1000 * datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC).timestamp())
+    first, second = (
+        [("a", 1.0, time_ms, 1), ("c", 2.0, time_ms, 1)],
+        [("a", 3.0, time_ms + 1000, 2), ("c", 4.0, time_ms + 1000, 2)],
+    )
     assert client == [("log", "new", [*first, second[0]]), ("log", "new", [second[1]])]
     client.clear()
     sink.send([Point(row(3), dict.fromkeys("abc", 1.0)), Point(FollowedItem("event", {"event": "save"}), {})])

@@ -58,9 +58,9 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
-            to, source = (isinstance(tensor, Pretend) for tensor in args[:2])
-            if to != source:
-                self.rows.append(("to device" if to else "to host", args[0].nbytes))
+            target, source = (isinstance(tensor, Pretend) for tensor in args[:2])
+            if target != source:
+                self.rows.append(("to device" if target else "to host", args[0].nbytes))
         return func(*args, **(kwargs or {}))
 
 
@@ -80,8 +80,8 @@ def trained(state: State, plan: contract.RunPlan, steps: int, *by: Op, staging: 
 
 def values_of(state: State) -> list[Tensor]:
     pieces = [(bucket, piece) for bucket in state.buckets for piece in bucket.owned]
-    found = [t for b, piece in pieces for t in (b.parameters, piece.master, *piece.state.values())]
-    return [t.inner if isinstance(t, Pretend) else t for t in found]
+    tensors = [t for b, piece in pieces for t in (b.parameters, piece.master, *piece.state.values())]
+    return [t.inner if isinstance(t, Pretend) else t for t in tensors]
 
 
 @pytest.mark.parametrize(("zero", "dp"), [(0, 1), (1, 2), (2, 2), (3, 2)])
@@ -141,13 +141,13 @@ def test_host_and_device_memory_equal_the_plan(offload: tuple[str, ...], zero: i
             state = build_state(plan, rank, DEVICE)
             average = MovingAverage(state, plan.train.ema, plan.host.part, validated=True)
             pieces = [piece for bucket in state.buckets for piece in bucket.owned]
-            kept = [t for piece in pieces for t in (piece.master, *piece.state.values())]
-            host = [t for t in kept if not isinstance(t, Pretend)]
+            tensors = [t for piece in pieces for t in (piece.master, *piece.state.values())]
+            host = [t for t in tensors if not isinstance(t, Pretend)]
             host += [piece.average for piece in pieces if piece.average is not None] + average.weights
             host += [] if average.staged is None else [average.staged]
             planned = states[rank // dp]
             assert sum(t.nbytes for t in host) == planned.host, rank
-            assert sum(t.nbytes for t in kept if isinstance(t, Pretend)) == planned.optimizer, rank
+            assert sum(t.nbytes for t in tensors if isinstance(t, Pretend)) == planned.optimizer, rank
             room = Staging(state, plan.host.part, plan.host.slots).slot_elements(rest=False)
             away = sum(t.itemsize for t in (pieces[0].master, *pieces[0].state.values()) if not isinstance(t, Pretend))
             assert HOST_SLOTS * room * away == scratch[rank // dp], rank
@@ -162,18 +162,18 @@ def test_matrices_and_other_parts_of_muon_have_separate_buffers(
     plain = with_muon(small_spec(1, 1, 2, 2, zero=1, precision="bf16", schedule="1f1b"))
     spec = accelerated(with_host_state(plain, offload))
     monkeypatch.setattr("compiler.predict.memory_state.HOST_PART", PART)
-    (scratch,), (of_products,) = (update_scratch(each, lower_spec(each).plan) for each in (spec, plain))
+    (scratch,), (of_products,) = (update_scratch(variant, lower_spec(variant).plan) for variant in (spec, plain))
     plan, kinds = plan_of(spec), (partial(muon, dtype=torch.bfloat16), adamw)
     rooms = {False: 0, True: 0}
 
     class Watched(Staging):
         def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
             room = super()._new_room(like, away)
-            rooms[like.bucket.rest] = max(rooms[like.bucket.rest], sum(each.nbytes for each in room))
+            rooms[like.bucket.rest] = max(rooms[like.bucket.rest], sum(tensor.nbytes for tensor in room))
             return room
 
     def on_device(by: Op) -> Op:
-        return lambda *given: by(*(each.inner if isinstance(each, Pretend) else each for each in given))
+        return lambda *args: by(*(arg.inner if isinstance(arg, Pretend) else arg for arg in args))
 
     for rank in range(2):
         expected = build_state(plan_of(plain), rank, CPU)
@@ -197,14 +197,14 @@ def test_a_cpu_has_one_memory() -> None:
     assert state.host == 0 and not any(update_scratch(spec, plan))
     owned = before.optimizer // 12
     assert state.optimizer == owned * (12 + 4 + 2), "the average in FP32, and the BF16 weights while it is validated"
-    (held,) = {sum(t.nbytes for t in _all(build_state(plan_of(spec), rank, CPU))) for rank in range(2)}
-    assert held == owned * (12 + 4)
+    (num_bytes,) = {sum(t.nbytes for t in _all(build_state(plan_of(spec), rank, CPU))) for rank in range(2)}
+    assert num_bytes == owned * (12 + 4)
 
 
 def _all(state: State) -> list[Tensor]:
     pieces = [piece for bucket in state.buckets for piece in bucket.owned]
-    kept = [t for piece in pieces for t in (piece.master, *piece.state.values())]
-    return kept + [piece.average for piece in pieces if piece.average is not None]
+    tensors = [t for piece in pieces for t in (piece.master, *piece.state.values())]
+    return tensors + [piece.average for piece in pieces if piece.average is not None]
 
 
 @pytest.mark.parametrize("there", ["cpu", "device"])
@@ -234,7 +234,9 @@ def test_the_moving_average_equals_its_definition(there: str, precision: str) ->
         gathered = list[bool]()
 
         def holds(values: list[Tensor]) -> bool:
-            return all(torch.equal(_number(b.parameters), each) for b, each in zip(state.buckets, values, strict=True))
+            return all(
+                torch.equal(_number(b.parameters), value) for b, value in zip(state.buckets, values, strict=True)
+            )
 
         with average.as_weights(lambda: gathered.append(holds(means))):
             assert holds(means) and gathered == [True], "other ranks get the average too"

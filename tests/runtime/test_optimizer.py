@@ -16,13 +16,13 @@ from runtime.state.optimizers.adamw import adamw
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_sum_of_squares_equals_float64(elements: int, dtype: torch.dtype) -> None:
     flat = torch.randn(elements, dtype=dtype, generator=torch.Generator().manual_seed(elements))
-    found, expected = square_sum(flat), flat.double().square().sum()
-    assert found.dtype == torch.float64
+    total, expected = square_sum(flat), flat.double().square().sum()
+    assert total.dtype == torch.float64
     # error of a squared row norm: at most this many roundings, usually far fewer
     bound = 2 * NORM_ROW * torch.finfo(dtype).eps
-    torch.testing.assert_close(found, expected, rtol=bound, atol=0.0)
+    torch.testing.assert_close(total, expected, rtol=bound, atol=0.0)
     if dtype == torch.float64:
-        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0.0)
+        torch.testing.assert_close(total, expected, rtol=1e-14, atol=0.0)
 
 
 def test_one_huge_gradient_is_not_lost_among_many_small_ones() -> None:

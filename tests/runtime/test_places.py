@@ -26,13 +26,13 @@ def test_a_damaged_checkpoint_is_replaced_by_its_copy_before_an_older_one_is_use
         run.save(step)
     shard = tmp_path / "run" / "checkpoints" / "step-00000002" / "shard.0.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    said: list[str] = []
-    found = restore(tmp_path / "run", [place], said.append)
-    assert found is not None and found[0] == "step-00000002"
-    assert said == [f"step-00000002 is taken from {place.text}"]
+    notes: list[str] = []
+    restored = restore(tmp_path / "run", [place], notes.append)
+    assert restored is not None and restored[0] == "step-00000002"
+    assert notes == [f"step-00000002 is taken from {place.text}"]
     checkpoint = load(tmp_path / "run" / "checkpoints")
     assert (checkpoint.step, checkpoint.refused) == (2, ())
-    assert restore(tmp_path / "run", [place], said.append) is None, "it has the newest now"
+    assert restore(tmp_path / "run", [place], notes.append) is None, "it has the newest now"
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("*step*")) == [
         "step-00000001",
         "step-00000002",
@@ -47,10 +47,10 @@ def test_the_newest_good_one_of_all_places_is_used(tmp_path: Path) -> None:
     near.save(3)
     (tmp_path / "near" / "step-00000003" / "shard.0.safetensors").write_bytes(b"x")
     shutil.rmtree(tmp_path / "run")
-    said: list[str] = []
-    restore(tmp_path / "run", places, said.append)
+    notes: list[str] = []
+    restore(tmp_path / "run", places, notes.append)
     assert load(tmp_path / "run" / "checkpoints").step == 2
-    assert said == [
+    assert notes == [
         "step-00000003 is taken from near",
         "checkpoint not used: near: step-00000003: shard.0.safetensors is not what was written",
         "step-00000002 is taken from far",
@@ -59,12 +59,12 @@ def test_the_newest_good_one_of_all_places_is_used(tmp_path: Path) -> None:
 
 def test_a_run_is_not_restarted_if_its_places_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
-    said: list[str] = []
+    notes: list[str] = []
     with pytest.raises(CheckpointError, match="no checkpoint is good:\nslow cannot be listed: Not a directory"):
-        restore(tmp_path / "run", [FolderPlace("slow", tmp_path / "slow")], said.append)
+        restore(tmp_path / "run", [FolderPlace("slow", tmp_path / "slow")], notes.append)
     run = Run(tmp_path / "run", FolderPlace("other", tmp_path / "other"))
     run.save(1)
-    assert restore(tmp_path / "run", [FolderPlace("slow", tmp_path / "slow")], said.append) is None
+    assert restore(tmp_path / "run", [FolderPlace("slow", tmp_path / "slow")], notes.append) is None
 
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
@@ -87,10 +87,10 @@ def test_a_kill_while_a_checkpoint_is_fetched_loses_nothing(
 
 def test_a_copy_is_on_the_disk_before_the_next_file(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> None:
     """Its name is synced in its folder, and that one's in the place."""
-    made: list[str] = []
-    faulty(Calls(lambda number, name: made.append(name)))
+    calls: list[str] = []
+    faulty(Calls(lambda number, name: calls.append(name)))
     FolderPlace("slow", tmp_path / "slow").write("step-00000001", "one", [b"1"])
-    assert made == ["mkdir", "open", "write", "fsync", "rename", "fsync", "fsync"]
+    assert calls == ["mkdir", "open", "write", "fsync", "rename", "fsync", "fsync"]
 
 
 def test_a_part_that_a_kill_left_is_written_anew(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_places_that_lead_into_the_run_or_into_each_other_are_refused(tmp_path: 
     ]:
         with pytest.raises(PlaceError, match=words):
             places_of(("local", *texts), tmp_path, run)
-    found = places_of(("local", "slow", f"file://{tmp_path}/other", "memory://b/x"), tmp_path, run)
-    assert [type(each) for each in found] == [FolderPlace, FolderPlace, StorePlace]
+    places = places_of(("local", "slow", f"file://{tmp_path}/other", "memory://b/x"), tmp_path, run)
+    assert [type(place) for place in places] == [FolderPlace, FolderPlace, StorePlace]
 
 
 def test_a_store_without_its_package_reports_what_to_install() -> None:

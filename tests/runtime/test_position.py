@@ -29,20 +29,20 @@ def walk(position: Position, sizes: list[int]) -> tuple[Position, list[int]]:
     drawn: list[int] = []
     for size in sizes:
         position = Position.from_json(json.loads(json.dumps(position.to_json())))
-        found = position.draw(size)
-        drawn += found.tolist()
+        samples = position.draw(size)
+        drawn += samples.tolist()
         assert position.order is not None
-        position = position.after(found, position.order.sequence)
+        position = position.after(samples, position.order.sequence)
     return position, drawn
 
 
 def times_seen(order: Order, drawn: list[int]) -> np.ndarray:
     """[token]: the number of times that these samples contain it."""
-    seen = np.zeros(TOKENS, dtype=np.int64)
+    counts = np.zeros(TOKENS, dtype=np.int64)
     for index in drawn:
         first, end = order.tokens_of(index)
-        seen[first:end] += 1
-    return seen
+        counts[first:end] += 1
+    return counts
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5, 16, 17, 100, 1000])
@@ -63,16 +63,16 @@ def test_windows_that_divide_earlier_ones_skip_and_repeat_nothing(begun: int) ->
     """20 → 10 → 5 tokens within an epoch: at its end every token has been seen exactly once."""
     first, second, third = order(20), order(10), order(5)
     begun %= first.windows
-    position, one = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
+    position, first_drawn = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
     position = position.under(second, same_text=True)
     assert position.unavoidable() == (0, 0)
-    left = 2 * (first.windows - begun)
-    position, two = walk(position, [left // 2])
+    remaining = 2 * (first.windows - begun)
+    position, second_drawn = walk(position, [remaining // 2])
     position = position.under(third, same_text=True)
     assert position.unavoidable() == (0, 0)
-    position, three = walk(position, [2 * (left - left // 2)])
-    seen = times_seen(first, one) + times_seen(second, two) + times_seen(third, three)
-    assert (seen == 1).all()
+    position, third_drawn = walk(position, [2 * (remaining - remaining // 2)])
+    counts = times_seen(first, first_drawn) + times_seen(second, second_drawn) + times_seen(third, third_drawn)
+    assert (counts == 1).all()
     assert position.tokens == 1000 + TOKENS
     _, following = walk(position, [third.windows])
     assert following == [*range(2 * third.windows, 3 * third.windows)], "the next epoch is whole again"
@@ -82,7 +82,7 @@ def test_windows_that_divide_earlier_ones_skip_and_repeat_nothing(begun: int) ->
 def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
     before, after = order(20), order(sequence)
     position, drawn = walk(Position(order=before), [19])
-    seen = times_seen(before, drawn)
+    counts = times_seen(before, drawn)
     position = position.under(after, same_text=True)
     skipped, repeated = position.unavoidable() or (-1, -1)
     following: list[int] = []
@@ -93,11 +93,11 @@ def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
         following += drawn
     again = times_seen(after, following)
     covered = after.windows * after.sequence  # no window has the remaining tokens
-    assert int(((seen == 0) & (again == 0))[:covered].sum()) == skipped
-    assert int(((seen == 1) & (again == 1)).sum()) == repeated
+    assert int(((counts == 0) & (again == 0))[:covered].sum()) == skipped
+    assert int(((counts == 1) & (again == 1)).sum()) == repeated
     best = 0
     for window in range(after.windows):
-        part = seen[window * sequence : (window + 1) * sequence]
+        part = counts[window * sequence : (window + 1) * sequence]
         best += min(int(part.sum()), int((part == 0).sum()))
     assert skipped + repeated == best > 0
 
@@ -113,15 +113,15 @@ def test_samples_that_are_left_out_are_never_drawn() -> None:
 def test_samples_left_out_stay_out_when_windows_are_cut_anew() -> None:
     position, drawn = walk(Position(order=order(20)).skipping([(6, 9)]), [4])
     position = position.under(order(10), same_text=True)
-    _, rest = walk(position, [2 * (order(20).windows - 4 - 3)])
-    seen = times_seen(order(20), [*drawn, 6, 7, 8]) + times_seen(order(10), rest)
-    assert (seen == 1).all()
+    _, remaining = walk(position, [2 * (order(20).windows - 4 - 3)])
+    counts = times_seen(order(20), [*drawn, 6, 7, 8]) + times_seen(order(10), remaining)
+    assert (counts == 1).all()
 
 
 def test_another_text_keeps_only_the_place() -> None:
     position, _ = walk(Position(order=order(20)).skipping([(60, 70)]), [30])
-    other = position.under(Order(20, 400, 1), same_text=False)
-    assert (other.next, other.cuts, other.skip, other.tokens) == (30, (), (), 600)
+    moved = position.under(Order(20, 400, 1), same_text=False)
+    assert (moved.next, moved.cuts, moved.skip, moved.tokens) == (30, (), (), 600)
     assert position.under(Order(10, 400, 1), same_text=False).next == 60
 
 
@@ -170,10 +170,10 @@ def test_invalid_positions_are_refused() -> None:
 
 def places(value: Any) -> Any:
     """(container, key) of all values nested in a JSON value."""
-    for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+    for key, element in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
-        if isinstance(each, dict | list):
-            yield from places(each)
+        if isinstance(element, dict | list):
+            yield from places(element)
 
 
 def test_ranges_are_ascending() -> None:

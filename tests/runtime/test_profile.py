@@ -136,12 +136,12 @@ def test_the_overhead_of_the_profile_is_a_separate_row() -> None:
         CallKey("norm", "", "", "op", "norm"),
     )
     rows = {python: CallTime(1, 5000, 500, 3), op: CallTime(3, 9000, 20, 0), tail: CallTime(1, 100, 0, 0)}
-    found = without_overhead(rows, Overhead(within=(200.0, 10.0), around=(1000.0, 100.0)))
-    assert found[python] == CallTime(1, 5000 - 3200, 500 - 310, 3)
-    assert found[op] == CallTime(3, 9000 - 600, 0, 0), "never below zero"
-    assert found[CallKey("F0", "", "", "profile", "profile")] == CallTime(4, 3800, 330, 0)
+    corrected = without_overhead(rows, Overhead(within=(200.0, 10.0), around=(1000.0, 100.0)))
+    assert corrected[python] == CallTime(1, 5000 - 3200, 500 - 310, 3)
+    assert corrected[op] == CallTime(3, 9000 - 600, 0, 0), "never below zero"
+    assert corrected[CallKey("F0", "", "", "profile", "profile")] == CallTime(4, 3800, 330, 0)
     for place in ("F0", "norm"):
-        assert sum(row.clock for key, row in found.items() if key.place == place) == sum(
+        assert sum(row.clock for key, row in corrected.items() if key.place == place) == sum(
             row.clock for key, row in rows.items() if key.place == place
         )
 
@@ -159,15 +159,17 @@ def attributes(trainer: Trainer) -> list[dict[str, Any]]:
 
 def test_profiling_does_not_change_a_step(build: Build, tmp_path: Path) -> None:
     plain, watched = trainer_of(build), trainer_of(build)
-    found = Profile(watched, 2, tmp_path)
+    profiler = Profile(watched, 2, tmp_path)
     before, bodies = attributes(watched), watched.bodies
     times = {"step_s", "tokens_per_s", "spent_s", "spent_most_s", "slowest_rank", "process_bytes"}
     for _ in range(WARM_UP + 2):
-        row, other = plain.train_step(), found.train(watched.train_step)
-        assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in other.items() if k not in times}
+        row, watched_row = plain.train_step(), profiler.train(watched.train_step)
+        assert {k: v for k, v in row.items() if k not in times} == {
+            k: v for k, v in watched_row.items() if k not in times
+        }
     assert attributes(watched) == before and watched.bodies is bodies, "all is as it was"
 
-    rank = json.loads(json.dumps(found.document()))
+    rank = json.loads(json.dumps(profiler.document()))
     sums_up(rank)
     calls = Counter({(row["segment"], row["function"], row["name"]): row["calls"] for row in rank["rows"]})
     for path in (build.folder / "segments").glob("*.py"):
@@ -184,19 +186,19 @@ def test_profiling_does_not_change_a_step(build: Build, tmp_path: Path) -> None:
     }
 
     # The FLOPs of all rows equal the op rules for every call of every segment.
-    found.close()
+    profiler.close()
     (tmp_path / "spec.resolved").write_text((build.folder / "spec.resolved").read_text("utf-8"), "utf-8")
     document = write_run_profile(tmp_path)
     lowered = lower_spec(load(TINY))
     received = {site: rows / calls for site, (calls, rows) in rank["received"].items()}
     assert set(received.values()) == {2 * 16}  # top_k of each token: on one rank all come back
-    each = [
+    flops = [
         cost.flops + cost.flops_row * received.get(use.site.partition(".")[0], 0.0)
         for use in lowered.plan.uses
         for _, cost in lowered.plan.cuts[use.site].costs
     ]
     (written,) = document["ranks"]
-    assert total([row for row in written["rows"] if "flops" in row], "flops") == 2 * MICRO_BATCHES * sum(each) > 0
+    assert total([row for row in written["rows"] if "flops" in row], "flops") == 2 * MICRO_BATCHES * sum(flops) > 0
     assert json.loads((tmp_path / "profile.json").read_text("utf-8")) == document
 
 
@@ -217,8 +219,8 @@ def test_ranks_of_a_run(tmp_path: Path, segments: Segments, transport: str) -> N
         waits = {row["name"] for row in rank["rows"] if row["kind"] in ("wait", "bubble")}
         assert waits == names and {row["name"] for row in rank["rows"] if row["kind"] == "bubble"} == {"message"}
         assert {row["name"] for row in rank["rows"] if row["kind"] == "copy"} == names
-    shown = done.stdout
-    assert "of the processor  2 steps, 4 ranks, their mean" in shown and "GFLOP/s" in shown and "\x1b" not in shown
+    output = done.stdout
+    assert "of the processor  2 steps, 4 ranks, their mean" in output and "GFLOP/s" in output and "\x1b" not in output
     assert not (run / "checkpoints").exists(), "the run can be trained afterwards"
     assert len((run / "metrics.jsonl").read_text("utf-8").splitlines()) == WARM_UP + 2
 
@@ -242,16 +244,16 @@ def test_a_profile_has_its_own_number_of_steps(tmp_path: Path, segments: Segment
 
 def row(place: str, kind: str, name: str, ms: float, calls: int = 2, **more: Any) -> dict[str, Any]:
     ns = round(ms * 1e6)
-    known = {"place": place, "segment": "", "function": "", "kind": kind, "name": name, "calls": calls}
-    return {**known, "clock_ns": ns, "processor_ns": ns // 2, **more}
+    labels = {"place": place, "segment": "", "function": "", "kind": kind, "name": name, "calls": calls}
+    return {**labels, "clock_ns": ns, "processor_ns": ns // 2, **more}
 
 
 def test_the_text_says_where_the_time_went() -> None:
-    at = {"segment": "dense", "function": "F"}
+    labels = {"segment": "dense", "function": "F"}
     rows = [
         row("metrics", "python", "", 2.0),
-        row("F0", "python", "", 2.0, **at),
-        row("F0", "op", "linear", 10.0, **at, flops=1_000_000_000),
+        row("F0", "python", "", 2.0, **labels),
+        row("F0", "op", "linear", 10.0, **labels, flops=1_000_000_000),
         row("F0", "bubble", "message", 4.0),
         row("norm", "wait", "sum", 2.0),
     ]

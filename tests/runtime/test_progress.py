@@ -44,38 +44,38 @@ class Run:
 
 
 def test_plain_output_has_the_first_and_last_step_and_one_every_few_seconds(tmp_path: Path) -> None:
-    out = io.StringIO()
-    run = Run(tmp_path, out)
+    stream = io.StringIO()
+    run = Run(tmp_path, stream)
     run.progress.poll(run.board)
     for step in range(1, 14):
         run.step(step)
     run.progress.close()
-    lines = out.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == [1, 6, 11, 13]
     assert PLAIN_EVERY_S == 5.0
     assert lines[0] == "step 1/500  loss 5.1234  12,345 tokens/s  expert load 1.32x"
     assert lines[1] == "step 6/500  loss 5.1234  12,345 tokens/s  expert load 1.32x  0:08:14 left"
-    assert out.getvalue().isascii() and "\x1b" not in out.getvalue()
+    assert stream.getvalue().isascii() and "\x1b" not in stream.getvalue()
 
 
 def test_the_last_row_is_shown_once(tmp_path: Path) -> None:
-    out = io.StringIO()
-    run = Run(tmp_path, out, total=1)
+    stream = io.StringIO()
+    run = Run(tmp_path, stream, total=1)
     run.step(1)
     run.progress.close()
-    assert len(out.getvalue().splitlines()) == 1
+    assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_a_validation_loss_of_an_earlier_step_is_named_as_such(tmp_path: Path) -> None:
-    out = io.StringIO()
-    run = Run(tmp_path, out)
+    stream = io.StringIO()
+    run = Run(tmp_path, stream)
     run.step(1, validation_loss=5.2)
     for step in range(2, 11):
         run.step(step)
     run.step(11, validation_loss=4.1)
     run.progress.close()
-    shown = [line.split("  ")[2] for line in out.getvalue().splitlines()]
-    assert shown == [
+    validations = [line.split("  ")[2] for line in stream.getvalue().splitlines()]
+    assert validations == [
         "validation 5.2000 (unigram 6.8120)",
         "validation 5.2000 at step 1 (unigram 6.8120)",
         "validation 4.1000 (unigram 6.8120)",
@@ -83,33 +83,33 @@ def test_a_validation_loss_of_an_earlier_step_is_named_as_such(tmp_path: Path) -
 
 
 def test_non_finite_losses_are_shown(tmp_path: Path) -> None:
-    out = io.StringIO()
-    run = Run(tmp_path, out)
+    stream = io.StringIO()
+    run = Run(tmp_path, stream)
     run.step(1, loss=float("nan"))
     run.progress.close()
-    assert out.getvalue().startswith("step 1/500  loss nan  ")
+    assert stream.getvalue().startswith("step 1/500  loss nan  ")
 
 
 def test_a_row_cannot_control_the_terminal(tmp_path: Path) -> None:
-    out = io.StringIO()
-    run = Run(tmp_path, out)
+    stream = io.StringIO()
+    run = Run(tmp_path, stream)
     row = {"step": 1, "loss": "\x1b[2J", "not_finite": {"loss": "\x1b]0;owned\x07"}, "tokens_per_s": None}
     run.path.write_text(json.dumps(row) + "\n")
     run.rank.start_step(1)
     run.progress.poll(run.board)
-    assert out.getvalue() == "step 1/500  loss \\x1b]0;owned\\x07  ? tokens/s\n"
+    assert stream.getvalue() == "step 1/500  loss \\x1b]0;owned\\x07  ? tokens/s\n"
 
 
 def test_after_a_resume_old_rows_are_not_shown_again(tmp_path: Path) -> None:
     first = Run(tmp_path, io.StringIO())
     for step in range(1, 11):
         first.step(step)
-    out = io.StringIO()
-    second = Run(tmp_path, out, resume_step=8)
+    stream = io.StringIO()
+    second = Run(tmp_path, stream, resume_step=8)
     second.progress.poll(second.board)
     second.step(9)
     second.progress.close()
-    assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["step 9/500"]
+    assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == ["step 9/500"]
 
 
 def test_messages_of_ranks_are_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +120,9 @@ def test_messages_of_ranks_are_shown_once(tmp_path: Path, capsys: pytest.Capture
     run.rank.say("x" * 5000)
     run.step(1)
     run.progress.poll(run.board)
-    first, second, *rest = capsys.readouterr().err.splitlines()
+    first, second, *further = capsys.readouterr().err.splitlines()
     assert first == "disk full\\x1b[2J"
-    assert second == "x" * len(second) and len(second) > 900 and not rest, "the latest, where they are too long"
+    assert second == "x" * len(second) and len(second) > 900 and not further, "the latest, where they are too long"
     assert run.board.read(0).step == 1 and run.board.failure(0) is None
 
 
@@ -159,15 +159,15 @@ def test_a_terminal_gets_a_live_panel(tmp_path: Path, terminal: tuple[TextIO, in
         run.progress.poll(run.board)  # too soon to draw again
     run.progress.close()
     stream.close()
-    shown = all_of(master)
+    output = all_of(master)
     assert LIVE_EVERY_S < 1.0
-    assert shown.count("load checkpoint") == 1
+    assert output.count("load checkpoint") == 1
     for step in (1, 2):
-        assert shown.count(f"step {step}/3") == 1
-    assert shown.count("step 3/3  100%") == 2  # drawn, and left there
-    assert shown.count("12,345 tokens/s") == 4
-    assert "\x1b]0;" not in shown and r"\x1b]0;owned\x07" in shown
-    assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+        assert output.count(f"step {step}/3") == 1
+    assert output.count("step 3/3  100%") == 2  # drawn, and left there
+    assert output.count("12,345 tokens/s") == 4
+    assert "\x1b]0;" not in output and r"\x1b]0;owned\x07" in output
+    assert output.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
 def test_a_dumb_terminal_gets_plain_lines(
@@ -212,8 +212,8 @@ def test_follows_real_ranks(tmp_path: Path) -> None:
             metrics.write({"step": step, "loss": 3.0 / step})
         metrics.close()
 
-    out = io.StringIO()
-    progress = Progress(tmp_path, 3, stream=out)
+    stream = io.StringIO()
+    progress = Progress(tmp_path, 3, stream=stream)
     assert launch(target, 1, folder=tmp_path, supervision=Supervision(progress.poll), backend=None).ok
     progress.close()
-    assert out.getvalue().splitlines()[-1].startswith("step 3/3  loss 1.0000")
+    assert stream.getvalue().splitlines()[-1].startswith("step 3/3  loss 1.0000")

@@ -21,15 +21,15 @@ ROWS, COLUMNS = 8, 5
 def test_heads_of_a_group_share_the_factor_of_their_largest_logit() -> None:
     """Four query heads on two keys: rows 2 to 9 of queries, 0 to 1 of keys. Rows between parts do not change."""
     queries = ClippedRows("query", 2, 4, ((1, 0.5), (1, 1.0)))
-    more = ClippedRows("query", 12, 2, ((1, 1.0),))
-    block = ClippedAttention("layers.0", 4, 2, (queries, more, ClippedRows("key", 0, 2, ((1, 0.5),))))
-    other = ClippedAttention("layers.1", 2, 2, (ClippedRows("other", 0, 2, ((1, 1.0),)),))
+    more_queries = ClippedRows("query", 12, 2, ((1, 1.0),))
+    block = ClippedAttention("layers.0", 4, 2, (queries, more_queries, ClippedRows("key", 0, 2, ((1, 0.5),))))
+    unreached = ClippedAttention("layers.1", 2, 2, (ClippedRows("other", 0, 2, ((1, 1.0),)),))
     peaks = torch.tensor([1.0, 16.0, 4.0, 2.0, 4.0, 3.0], dtype=torch.float64)
-    found = factors_of([block, other], peaks, 4.0)
-    assert found.keys() == {"query", "key"}, "a logit that is at the bound is not above it"
-    assert found["query"].tolist() == [1, 1, 0.5, 0.25, 0.5, 0.25, 1, 1, 1, 1, 1, 1, 0.25, 1]
-    assert found["key"].tolist() == [0.5, 1]
-    assert factors_of([block, other], peaks, 16.0) == {}
+    factors = factors_of([block, unreached], peaks, 4.0)
+    assert factors.keys() == {"query", "key"}, "a logit that is at the bound is not above it"
+    assert factors["query"].tolist() == [1, 1, 0.5, 0.25, 0.5, 0.25, 1, 1, 1, 1, 1, 1, 0.25, 1]
+    assert factors["key"].tolist() == [0.5, 1]
+    assert factors_of([block, unreached], peaks, 16.0) == {}
 
 
 @pytest.mark.parametrize("parameter", ["float32", "bfloat16"])
@@ -43,7 +43,7 @@ def test_any_part_of_a_bucket_is_clipped(held: Slice | None, parameter: str) -> 
     (bucket,) = build_state(plan, 0, torch.device("cpu")).buckets
     factors = torch.tensor([0.5, 1.0, 0.25, 0.125, 2.0, 3.0], dtype=torch.float64)
     of_row = torch.cat([factors, torch.ones(ROWS - len(factors), dtype=torch.float64)])
-    entry = next(each for each in bucket.entries if each.name == "w")
+    entry = next(candidate for candidate in bucket.entries if candidate.name == "w")
     wanted = torch.ones(bucket.size)
     wanted[entry.start : entry.end] = entry.cut(of_row[:, None].expand(-1, COLUMNS)).flatten()
     for start, end in combinations(range(bucket.size + 1), 2):

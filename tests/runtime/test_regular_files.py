@@ -59,13 +59,13 @@ def test_only_regular_files_of_a_size_are_read(tmp_path: Path) -> None:
 
 def test_nothing_of_the_runtime_writes_through_links() -> None:
     """`write` and `open_regular` are what writes to a run folder; a new file that must not exist follows none."""
-    found = []
+    writes = []
     for path in sorted(RUNTIME.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 words = {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
                 opens = node.func.attr == "open" and words & {"w", "wb", "a", "ab"} and len(node.args) == 1
                 if opens or node.func.attr in ("write_text", "write_bytes"):
-                    found.append((str(path.relative_to(RUNTIME)), node.lineno))
-    found = [(name, line) for name, line in found if name not in ELSEWHERE]
-    assert [name for name, _ in found] == ["system/streams.py"], f"{found}: only where /dev/null is opened"
+                    writes.append((str(path.relative_to(RUNTIME)), node.lineno))
+    writes = [(name, line) for name, line in writes if name not in ELSEWHERE]
+    assert [name for name, _ in writes] == ["system/streams.py"], f"{writes}: only where /dev/null is opened"

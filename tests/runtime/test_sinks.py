@@ -94,9 +94,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return started[-1]
 
     yield begin
-    for each in started:
-        each.end()
-        each.join(PATIENCE_S)
+    for worker in started:
+        worker.end()
+        worker.join(PATIENCE_S)
 
 
 def ended(worker: Worker) -> None:
@@ -122,10 +122,10 @@ def test_unsent_rows_are_sent_later_and_once(tmp_path: Path, start: Callable[[Si
         wait_for(lambda tried=tried: sink.tries > tried, "a try")  # type: ignore[misc]
     ended(worker)
     assert sink.sent == [*range(1, 21)] and sink.closed == 1
-    said = events(tmp_path)
-    assert said[0] == ("export", "somewhere")
-    assert said.count(("export_failed", "no route")) == said.count(("export", "somewhere again"))
-    assert (("export_failed", "no route") in said) == bool(fails)
+    exports = events(tmp_path)
+    assert exports[0] == ("export", "somewhere")
+    assert exports.count(("export_failed", "no route")) == exports.count(("export", "somewhere again"))
+    assert (("export_failed", "no route") in exports) == bool(fails)
 
 
 def test_a_later_start_sends_the_remaining_rows(tmp_path: Path, start: Callable[[Sink], Worker]) -> None:
@@ -214,10 +214,10 @@ def test_events_after_the_last_row_are_sent_once(start: Callable[[Sink], Worker]
 
     items = [event("start", 0), row(1), row(2), event("save", 3), event("end", 4)]
     first, second, third = Fake(), Fake(), Fake()
-    for sink, more in (
+    for sink, new_items in (
         (first, []), (second, [event("start", 6), event("end", 7)]), (third, [event("start", 8), row(9)])
     ):  # fmt: skip
-        items += more
+        items += new_items
         worker = start(sink)
         worker.put(items)
         ended(worker)
@@ -261,19 +261,19 @@ def test_tensorboard_drops_steps_discarded_by_a_resume(tmp_path: Path) -> None:
         sent(sink, state, [row(7, loss=None)])
         sink.close()
         (written,) = set((tmp_path / "tensorboard").iterdir()) - files
-        _, seconds, rest = re.fullmatch(r"(.*tfevents\.)(\d+)(.*)", written.name).groups()  # type: ignore[union-attr]
-        files.add(written.rename(written.with_name(f"events.out.tfevents.{int(seconds) + 60 * number}{rest}")))
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    points = [(event.step, event.value) for event in found.Scalars("loss")]
+        _, seconds, suffix = re.fullmatch(r"(.*tfevents\.)(\d+)(.*)", written.name).groups()  # type: ignore[union-attr]
+        files.add(written.rename(written.with_name(f"events.out.tfevents.{int(seconds) + 60 * number}{suffix}")))
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    points = [(event.step, event.value) for event in accumulator.Scalars("loss")]
     assert points[:-1] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 14.0), (5, 15.0), (6, 16.0)]
     assert points[-1][0] == 7 and math.isnan(points[-1][1])
-    assert found.Scalars("mfu")[0].value == pytest.approx(1000 * 2e9 / 8e14)
+    assert accumulator.Scalars("mfu")[0].value == pytest.approx(1000 * 2e9 / 8e14)
 
 
 def test_rows_written_before_the_end_of_a_run_are_exported(tmp_path: Path) -> None:
     rows = [{**row(step).fields, "step": step} for step in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), "utf-8")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(fields) + "\n" for fields in rows), "utf-8")
     watch = replace(WATCH, metrics=MetricsSinks(tensorboard=True))
     build = SimpleNamespace(files={run_copy.WATCH: json.dumps(tree(watch)).encode()})
     exporters_of_run = beside.Exporters(build, tmp_path)  # type: ignore[arg-type]
@@ -282,9 +282,9 @@ def test_rows_written_before_the_end_of_a_run_are_exported(tmp_path: Path) -> No
     group = os.getpgid(exporters_of_run._process.pid)
     exporters_of_run.close(waits=True)
     assert group != os.getpgid(0), "Ctrl-C in the terminal of the run is not for it"
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [event.step for event in found.Scalars("loss")] == [1, 2]
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("loss")] == [1, 2]
 
 
 def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,27 +335,27 @@ def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: 
         sink.close()
         key = sink.key
     assert key and runs == [("here", key, "mine")] * 2 and exits == [1, 0]
-    assert [(each["step"], each["loss"]) for each in logged] == [(1, 5.0), (2, 2.5)]
+    assert [(values["step"], values["loss"]) for values in logged] == [(1, 5.0), (2, 2.5)]
 
 
 def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
     with urllib.request.urlopen(sink.where) as answer:
         families = [*text_string_to_metric_families(answer.read().decode())]
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
-    return {(each.name, *(v for k, v in each.labels.items() if k != "run")): each.value for each in samples}
+    return {(sample.name, *(v for k, v in sample.labels.items() if k != "run")): sample.value for sample in samples}
 
 
 def test_unwritable_notes_are_reported_only_occasionally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "exports.json").mkdir()
-    now, pause = 1000.0, workers.RETRY_S[-1]
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now))
+    clock_s, pause = 1000.0, workers.RETRY_S[-1]
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: clock_s))
     exports = Exports(tmp_path)
-    for later, said in ((0, 1), (pause, 0), (pause + 1, 1), (pause + 2, 0), (2 * pause + 2, 1)):
-        now = 1000.0 + later
+    for later, num_reports in ((0, 1), (pause, 0), (pause + 1, 1), (pause + 2, 0), (2 * pause + 2, 1)):
+        clock_s = 1000.0 + later
         exports.note("fake", step=3, key=None)
-        assert capsys.readouterr().err.count("exports.json: Is a directory") == said, later
+        assert capsys.readouterr().err.count("exports.json: Is a directory") == num_reports, later
     assert exports.of("fake") == {"step": 3}
 
 
@@ -366,27 +366,27 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
         assert scraped(sink)[("dsc_running",)] == 1
         event = {"event": "start", "step": 0, "last_step": 9, "device": "cuda", "build": "0" * 64, "time": "…"}
         sent(sink, state, [FollowedItem("event", event), row(1), row(2, loss=None, layer_imbalance={"layers.3": 1.5})])
-        found = scraped(sink)
-        assert math.isnan(found[("dsc_loss",)]) and found[("dsc_finite",)] == 0
-        assert found[("dsc_mfu_ratio",)] == 1000 * 2e9 / 8e14 and found[("dsc_predicted_mfu_ratio",)] == 0.4
-        assert found[("dsc_link_bytes_total", "nvlink", "experts")] == 5000  # two steps of half the largest batch
-        assert found[("dsc_link_bytes_total", "leaf", "gradients")] == 140
-        assert found[("dsc_expert_load_ratio", "layers.3")] == 1.5
-        assert found[("dsc_message_wait_ratio",)] == 0.25 and found[("dsc_predicted_bubble_ratio",)] == 0.125
-        assert found[("dsc_predicted_memory_bytes", "1")] == 20
-        assert found[("dsc_run_info", "0" * 12, "c", "cuda", "m")] == 1
-        more = [{"event": "save_failed", "step": 2}, {"event": "end", "outcome": "failed", "step": 2}]
-        sent(sink, state, [FollowedItem("event", each) for each in more])
-        found = scraped(sink)
-        row_s = found[("dsc_last_row_timestamp_seconds",)]
+        values = scraped(sink)
+        assert math.isnan(values[("dsc_loss",)]) and values[("dsc_finite",)] == 0
+        assert values[("dsc_mfu_ratio",)] == 1000 * 2e9 / 8e14 and values[("dsc_predicted_mfu_ratio",)] == 0.4
+        assert values[("dsc_link_bytes_total", "nvlink", "experts")] == 5000  # two steps of half the largest batch
+        assert values[("dsc_link_bytes_total", "leaf", "gradients")] == 140
+        assert values[("dsc_expert_load_ratio", "layers.3")] == 1.5
+        assert values[("dsc_message_wait_ratio",)] == 0.25 and values[("dsc_predicted_bubble_ratio",)] == 0.125
+        assert values[("dsc_predicted_memory_bytes", "1")] == 20
+        assert values[("dsc_run_info", "0" * 12, "c", "cuda", "m")] == 1
+        endings = [{"event": "save_failed", "step": 2}, {"event": "end", "outcome": "failed", "step": 2}]
+        sent(sink, state, [FollowedItem("event", fields) for fields in endings])
+        values = scraped(sink)
+        row_s = values[("dsc_last_row_timestamp_seconds",)]
         assert row_s == datetime(2026, 1, 31, 12, 0, 2, tzinfo=UTC).timestamp()
-        assert found[("dsc_save_failures_total",)] == 1 and found[("dsc_running",)] == 0
+        assert values[("dsc_save_failures_total",)] == 1 and values[("dsc_running",)] == 0
         sent(sink, state, [FollowedItem("event", {**event, "time": "2026-02-01T12:00:02.000Z"})])
         assert scraped(sink)[("dsc_last_row_timestamp_seconds",)] == row_s + 86400, "a resume is a sign of the run"
-        shown = {name for name, *_ in found}
+        exported = {name for name, *_ in values}
         unsaid = {"validation_loss", "learning_rate", "memory_bytes", "saved_step", "save_duration_seconds"}
         unsaid |= {"reward", "completion_tokens", "entropy", "process_memory_bytes", "reserved_memory_bytes"}
-        assert shown == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
+        assert exported == {series.name for series in SERIES} - {f"dsc_{name}" for name in unsaid}
     finally:
         sink.close()
 
@@ -420,8 +420,8 @@ def test_a_run_that_has_ended_waits_for_no_exporter_for_ever(
         if how == "interrupted":
             monkeypatch.setattr(process, "wait", raises(KeyboardInterrupt))
         beside_run.close(waits=True)
-        said = capsys.readouterr().out
-        assert ("were killed: " if how == "stopped" else "exported in the background") in said
+        output = capsys.readouterr().out
+        assert ("were killed: " if how == "stopped" else "exported in the background") in output
     finally:
         monkeypatch.undo()
         process.kill()

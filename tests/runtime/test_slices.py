@@ -41,32 +41,34 @@ def random_slices(shape: tuple[int, ...], choose: random.Random) -> list[Slice]:
             mine[-1] = (mine[-1][0], end)
         else:
             mine.append((begin, end))
-    return [Slice(dimension, tuple(each)) for each in ranges.values()]
+    return [Slice(dimension, tuple(owned)) for owned in ranges.values()]
 
 
 def indices_of(shape: tuple[int, ...], of: Slice) -> list[int]:
     """The indices of a slice's elements in the flat tensor, one by one."""
-    places = [at for begin, end in of.ranges for at in range(begin, end)]
-    grid = [[at] for at in (places if of.dimension == 0 else range(shape[0]))]
+    places = [position for begin, end in of.ranges for position in range(begin, end)]
+    grid = [[position] for position in (places if of.dimension == 0 else range(shape[0]))]
     for dimension, extent in enumerate(shape[1:], 1):
-        grid = [[*row, at] for row in grid for at in (places if of.dimension == dimension else range(extent))]
+        grid = [
+            [*row, position] for row in grid for position in (places if of.dimension == dimension else range(extent))
+        ]
     strides = torch.empty(shape).stride()
-    return [sum(at * stride for at, stride in zip(row, strides, strict=True)) for row in grid]
+    return [sum(position * stride for position, stride in zip(row, strides, strict=True)) for row in grid]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_slices_are_the_elements_at_their_places(shape: tuple[int, ...]) -> None:
     choose = random.Random(str(shape))
     for _ in range(20):
-        whole, again = torch.randn(shape), torch.full(shape, torch.nan)
+        full, again = torch.randn(shape), torch.full(shape, torch.nan)
         slices = random_slices(shape, choose)
-        assert tiling_problem(shape, slices) == "" and all(each.fits(shape) for each in slices)
-        for each in slices:
-            held = cut(whole, each)
-            assert held.reshape(-1).tolist() == whole.view(-1)[indices_of(shape, each)].tolist()
-            assert held.numel() == held_elements(shape, each)
-            place(again, each, held)
-        assert torch.equal(again, whole)
+        assert tiling_problem(shape, slices) == "" and all(part.fits(shape) for part in slices)
+        for part in slices:
+            values = cut(full, part)
+            assert values.reshape(-1).tolist() == full.view(-1)[indices_of(shape, part)].tolist()
+            assert values.numel() == held_elements(shape, part)
+            place(again, part, values)
+        assert torch.equal(again, full)
 
 
 def saved_in_slices(
@@ -80,14 +82,14 @@ def saved_in_slices(
         if len(slices) > world:
             shards[choose.randrange(world)][name] = tensor
             continue
-        for number, each in enumerate(slices):
+        for number, piece in enumerate(slices):
             last = number == len(slices) - 1
             mine = [free.pop(choose.randrange(len(free))) for _ in range(len(free) if last else 1)]
-            flat = cut(tensor, each).reshape(-1)
+            flat = cut(tensor, piece).reshape(-1)
             size = -(-flat.numel() // len(mine))
             for rank, part in zip(mine, flat.split(size), strict=False):
                 start = mine.index(rank) * size
-                shards[rank][name] = TensorPart(part, start, shape, each)
+                shards[rank][name] = TensorPart(part, start, shape, piece)
     return shards
 
 
@@ -95,12 +97,12 @@ def saved_in_slices(
 def test_a_checkpoint_of_slices_is_read_whole(tmp_path: Path, world: int) -> None:
     choose = random.Random(world)
     for step in range(12):
-        tensors = {f"weight/t{at}": torch.randn(shape) for at, shape in enumerate(SHAPES)}
+        tensors = {f"weight/t{index}": torch.randn(shape) for index, shape in enumerate(SHAPES)}
         tensors["bias/b"] = torch.randint(0, 99, (6, 3))
         assert save_all(tmp_path, step, list(saved_in_slices(tensors, world, choose))) == [None] * world
         checkpoint = load(tmp_path)
         assert_holds(checkpoint, tensors)
-        assert checkpoint.shapes == {name: tuple(each.shape) for name, each in tensors.items()}
+        assert checkpoint.shapes == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             assert_holds(checkpoint, {name: tensor})
 
@@ -125,12 +127,12 @@ WRONG = {
 def test_slices_that_do_not_form_a_tensor_are_refused(tmp_path: Path, kind: str) -> None:
     shape = (4, 2)
     halves = [Slice(0, ((0, 2),)), Slice(0, ((2, 4),))]
-    whole = torch.arange(8.0).view(shape)
+    full = torch.arange(8.0).view(shape)
     shards: list[Mapping[str, Tensor | TensorPart]] = [
-        {"weight/w": TensorPart(cut(whole, each).reshape(-1), 0, shape, each)} for each in halves
+        {"weight/w": TensorPart(cut(full, half).reshape(-1), 0, shape, half)} for half in halves
     ]
     assert save_all(tmp_path, 1, shards) == [None, None]
-    assert_holds(load(tmp_path / "step-00000001"), {"weight/w": whole})
+    assert_holds(load(tmp_path / "step-00000001"), {"weight/w": full})
     written, message = WRONG[kind]
 
     def change(fields: dict[str, list[dict[str, list[list[object]]]]]) -> None:
@@ -147,8 +149,8 @@ def test_slices_that_do_not_form_a_tensor_are_refused(tmp_path: Path, kind: str)
 def plan_of(choose: random.Random, zero: int, master: str, sliced: bool) -> contract.RunPlan:
     """Four ranks: parameters that all hold, and parameters in two slices, each on two of them."""
     rows = [
-        contract.HeldParameter(f"p{at}", f"p{at}", shape, None if at == 1 else 0.5, at % 2 == 0)
-        for at, shape in enumerate(SHAPES[:4])
+        contract.HeldParameter(f"p{index}", f"p{index}", shape, None if index == 1 else 0.5, index % 2 == 0)
+        for index, shape in enumerate(SHAPES[:4])
     ]
     pairs = [(row, random_slices(row.shape, choose)) for row in rows] if sliced else []
     pairs = [(row, slices) for row, slices in pairs if len(slices) == 2]
@@ -175,7 +177,9 @@ def states_of(plan: contract.RunPlan) -> list[State]:
 def test_any_plan_loads_any_checkpoint(tmp_path: Path, zero: int, master: str) -> None:
     choose = random.Random(f"{zero} {master}")
     values = {
-        f"{kind}/p{at}": torch.randn(shape) for kind in ("weight", "moment1") for at, shape in enumerate(SHAPES[:4])
+        f"{kind}/p{index}": torch.randn(shape)
+        for kind in ("weight", "moment1")
+        for index, shape in enumerate(SHAPES[:4])
     }
     for step in range(8):
         plan = plan_of(choose, zero, master, sliced=step % 4 > 0)
@@ -184,11 +188,11 @@ def test_any_plan_loads_any_checkpoint(tmp_path: Path, zero: int, master: str) -
             fill(state, values)
         assert save_all(tmp_path, step, [snapshot.take(s, plan, r) for r, s in enumerate(states)]) == [None] * 4
         assert_holds(load(tmp_path), values)
-        other = plan_of(choose, 1 - zero, master, sliced=step % 3 > 0)
-        again = states_of(other)
+        new_plan = plan_of(choose, 1 - zero, master, sliced=step % 3 > 0)
+        again = states_of(new_plan)
         for state in again:
             snapshot.put(state, load(tmp_path).read)
-        shards = [snapshot.take(s, other, r) for r, s in enumerate(again)]
+        shards = [snapshot.take(s, new_plan, r) for r, s in enumerate(again)]
         assert save_all(tmp_path / "again", step, shards) == [None] * 4
         assert_holds(load(tmp_path / "again"), values)
 
@@ -198,10 +202,10 @@ def test_initial_values_equal_those_of_the_logical_tensor() -> None:
     for _ in range(10):
         plan = plan_of(choose, 0, "same", sliced=True)
         for state in states_of(plan):
-            held = {entry.name: tensor for _, entry, tensor in state.logical(lambda bucket: bucket.parameters)}
+            values = {entry.name: tensor for _, entry, tensor in state.logical(lambda bucket: bucket.parameters)}
             for _, entry in state.entries():
-                whole = initial_value(plan.train.seed, entry.name, entry.shape, entry.parameter.init)
-                assert bits(held[entry.name]) == bits(cut(whole, entry.parameter.slice))
+                full = initial_value(plan.train.seed, entry.name, entry.shape, entry.parameter.init)
+                assert bits(values[entry.name]) == bits(cut(full, entry.parameter.slice))
 
 
 def _first(plan: contract.RunPlan) -> contract.RunPlan:
@@ -209,7 +213,8 @@ def _first(plan: contract.RunPlan) -> contract.RunPlan:
     row = contract.HeldParameter("w", "w", (4, 2), None, decay=False)
     halves: Sequence[Slice] = (Slice(0, ((0, 1), (2, 3))), Slice(0, ((1, 2), (3, 4))))
     buckets = tuple(
-        contract.PlannedBucket(f"w{at}", (at,), (0,), (replace(row, slice=half),)) for at, half in enumerate(halves)
+        contract.PlannedBucket(f"w{index}", (index,), (0,), (replace(row, slice=half),))
+        for index, half in enumerate(halves)
     )
     return replace(plan, buckets=buckets)
 

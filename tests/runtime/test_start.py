@@ -56,7 +56,7 @@ def connected(
 
     def target(rank: int, world: int, board: Board) -> None:
         (folder / f"there_{rank}").touch()
-        wait_for(lambda: all((folder / f"there_{each}").exists() for each in range(world)), "all ranks")
+        wait_for(lambda: all((folder / f"there_{other_rank}").exists() for other_rank in range(world)), "all ranks")
 
         def set_action(text: str) -> None:
             board.set_action(text)
@@ -85,10 +85,10 @@ def test_a_stopped_rank_is_named_within_seconds(tmp_path: Path, transport: Trans
     outcome = connected(tmp_path, transport, stops(3, text), start_s=START_S)
     assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.action) == ("hung", 3, 3, text), str(outcome)
     assert outcome.reason == "its process is stopped, and the other ranks no longer wait for it"
-    assert [each.rank for each in outcome.waiting] == [0, 1, 2]
-    assert all(each.action.startswith("connect") for each in outcome.waiting), str(outcome)
-    said = "".join((tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(3))
-    assert f"rank 3 did not come within {START_S:g} s: this rank waits in `connect" in said or text != "connect"
+    assert [waiter.rank for waiter in outcome.waiting] == [0, 1, 2]
+    assert all(waiter.action.startswith("connect") for waiter in outcome.waiting), str(outcome)
+    logs = "".join((tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(3))
+    assert f"rank 3 did not come within {START_S:g} s: this rank waits in `connect" in logs or text != "connect"
 
 
 def test_a_rank_that_dies_during_start_up_is_named(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_rank_that_dies_during_start_up_is_named(tmp_path: Path) -> None:
 def test_ranks_that_open_in_other_orders_do_not_hang(tmp_path: Path) -> None:
     """An order that the proof refuses: rank 1 begins with another edge than rank 0. Both give up and report it."""
     first, second, *rest = WANTED.openings
-    other = WantedChannels(WANTED.mesh, (second, first, *rest), {})
-    outcome = connected(tmp_path, "gloo", wanted=lambda rank: other if rank >= 2 else WANTED, start_s=START_S)
+    reordered = WantedChannels(WANTED.mesh, (second, first, *rest), {})
+    outcome = connected(tmp_path, "gloo", wanted=lambda rank: reordered if rank >= 2 else WANTED, start_s=START_S)
     assert outcome.kind == "failed" and "did not come within 3 s: this rank waits in `connect edge" in outcome.reason
 
 
@@ -115,20 +115,20 @@ def test_each_rank_creates_only_its_own_groups(tmp_path: Path, transport: Transp
 
     def after(rank: int, links: Links) -> None:
         peer = (rank + 2) % 4
-        out, back = links.edge(rank, peer), links.edge(peer, rank)
-        sent = out.send("F0.0", torch.full((3,), float(rank)))
+        forth, back = links.edge(rank, peer), links.edge(peer, rank)
+        sent = forth.send("F0.0", torch.full((3,), float(rank)))
         assert back.post("F0.0", torch.empty(3)).wait().tolist() == [float(peer)] * 3
         sent.wait()
         total = torch.ones(1)
         links.sums.all_reduce(total)
         assert total.item() == 4
-        (tmp_path / f"made_{rank}").write_text(json.dumps(made))
+        (tmp_path / f"made_{rank}").write_text(json.dumps(group_sizes))
 
-    made: list[int] = []
+    group_sizes: list[int] = []
     gloo = dist.ProcessGroupGloo
 
     def counted(*args: Any) -> dist.ProcessGroupGloo:
-        made.append(args[2])
+        group_sizes.append(args[2])
         return gloo(*args)
 
     with mock.patch.object(dist, "ProcessGroupGloo", counted), mock.patch.object(dist, "new_group", None):

@@ -52,9 +52,9 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
         clock.now += lasts
 
     def run(part: Part, depth: int, of: str | None) -> None:
-        whole = of is None and draw.random() < 0.3
-        inside = of or (part if whole else None)
-        with (time.whole if whole else time.within)(part):
+        is_whole = of is None and draw.random() < 0.3
+        inside = of or (part if is_whole else None)
+        with (time.whole if is_whole else time.within)(part):
             for _ in range(draw.randint(0, 3) if depth else 0):
                 pass_time(inside or part)
                 run(draw.choice(PARTS), depth - 1, inside)
@@ -67,8 +67,12 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
             run(draw.choice(PARTS), 3, None)
             pass_time("other")
         row = spent(time)
-        said = [part for part in PARTS if part not in OF_ROLLOUTS or any(expected[each] for each in OF_ROLLOUTS)]
-        assert row["spent_s"] == {part: pytest.approx(expected[part] / 1e9, abs=1e-6) for part in said}
+        reported = [
+            part
+            for part in PARTS
+            if part not in OF_ROLLOUTS or any(expected[rollout_part] for rollout_part in OF_ROLLOUTS)
+        ]
+        assert row["spent_s"] == {part: pytest.approx(expected[part] / 1e9, abs=1e-6) for part in reported}
         assert row["spent_s"] == row["spent_most_s"] and row["slowest_rank"] == 0
 
 
@@ -121,8 +125,8 @@ def test_a_row_of_a_gpu_has_the_bytes_of_tensors_and_of_the_allocator(monkeypatc
     """Each is the maximum over ranks. What is reserved beyond the tensors is lost to fragmentation."""
     times = [StepTime(rank, 2) for rank in range(2)]
     total = torch.zeros(1 + 2 * NUMBERS, dtype=torch.float64)
-    for time, held, reserved in zip(times, (5, 7), (9, 8), strict=True):
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, held=held: held)
+    for time, allocated, reserved in zip(times, (5, 7), (9, 8), strict=True):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, allocated=allocated: allocated)
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, reserved=reserved: reserved)
         time._on_cpu = False
         with monkeypatch.context() as unpinned:  # there is no device whose memory is pinned
@@ -142,7 +146,7 @@ def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
         with time.within("data"):
             clock.now += 10**9
     time.enter("other")
-    row = time.row([*(now / 1e9 for now in time._ns.values()), 0.0, 0.0])
+    row = time.row([*(elapsed_ns / 1e9 for elapsed_ns in time._ns.values()), 0.0, 0.0])
     assert not set(COMMUNICATION) & row["spent_s"].keys()
     assert row["spent_s"] == {"compute": 1.0, "data": 1.0, "validation": 0.0, "checkpoint": 0.0, "other": 0.0}
 

@@ -146,9 +146,9 @@ def test_ranks_run_in_their_own_processes(ranks: Ranks) -> None:
 def test_an_exception_is_named_by_both(ranks: Ranks, agents: tuple[int, int]) -> None:
     ranks.agents = agents
     assert ranks.codes(train(raise_, ranks.folder)) == [1, 1]
-    said = "error: rank 1 failed during W1.5, step 4: ValueError: no such expert\n"
+    message = "error: rank 1 failed during W1.5, step 4: ValueError: no such expert\n"
     texts = [ranks.errors(rank) for rank in range(2)]
-    assert sum(text.count(said) for text in texts) == len(set(agents)), "once for each machine"
+    assert sum(text.count(message) for text in texts) == len(set(agents)), "once for each machine"
     assert "in raise_" in "".join(texts), "with the traceback"
 
 
@@ -206,10 +206,10 @@ def test_a_vanished_machine_is_named_without_a_broken_connection(ranks: Ranks, h
 def test_a_hang_is_named(ranks: Ranks, heard: Heard, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from_then_on(monkeypatch, lambda: heard("W1.5", "forever") and heard("reduce head"))
     assert ranks.codes(train(forever, ranks.folder, at), hang_timeout_s=1.5) == [3, 3]
-    said = ranks.errors(0) + ranks.errors(1)
-    assert f"error: rank {at} hung during W1.5, step 4: no rank has changed its action for" in said
-    assert "it waits for no other rank" in said and "in forever" in said
-    assert f"rank {1 - at}: " in said and "in reduce head, step 4" in said
+    errors = ranks.errors(0) + ranks.errors(1)
+    assert f"error: rank {at} hung during W1.5, step 4: no rank has changed its action for" in errors
+    assert "it waits for no other rank" in errors and "in forever" in errors
+    assert f"rank {1 - at}: " in errors and "in reduce head, step 4" in errors
 
 
 def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,10 +264,10 @@ def test_a_late_rank_is_named_with_its_action(ranks: Ranks, heard: Heard, monkey
         connecting(rank, world, board)
 
     assert ranks.codes(target) == [1, 1]
-    said = ranks.errors(0) + ranks.errors(1)
-    assert "error: rank 0 failed during connect, step 0: " in said
-    assert "rank 1 did not come within 1.5 s: this rank waits in `connect`" in said
-    assert re.search(r"\n  rank 1: sleeping in load data, step 0, for \d+.\d s at processes.py", said)
+    errors = ranks.errors(0) + ranks.errors(1)
+    assert "error: rank 0 failed during connect, step 0: " in errors
+    assert "rank 1 did not come within 1.5 s: this rank waits in `connect`" in errors
+    assert re.search(r"\n  rank 1: sleeping in load data, step 0, for \d+.\d s at processes.py", errors)
 
 
 def connecting(rank: int, world: int, board: Board) -> None:
@@ -298,10 +298,10 @@ def steps(folder: Path) -> Target:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_rank_ends_both_after_the_same_step(ranks: Ranks, to: int, number: signal.Signals) -> None:
     ranks.agents = (0, 1)
-    with ranks.started(steps(ranks.folder)) as both:
+    with ranks.started(steps(ranks.folder)) as processes:
         wait_for(lambda: all((ranks.folder / f"ready_{rank}").exists() for rank in range(2)), "three steps")
-        both[to].send(number)
-        assert [each.exit_code() for each in both] == [128 + number] * 2
+        processes[to].send(number)
+        assert [process.exit_code() for process in processes] == [128 + number] * 2
     ends = [(ranks.folder / f"end_{rank}").read_text() for rank in range(2)]
     assert ends[0] == ends[1] and int(ends[0]) > 3
     assert ranks.errors(0) == ranks.errors(1) == f"stopped: rank {to} received {number.name}; go on with --resume\n"
@@ -317,12 +317,12 @@ def test_a_signal_that_comes_again_kills(ranks: Ranks, heard: Heard, monkeypatch
 
     monkeypatch.setattr(torchrun_watch.TorchrunWatch, "_receive", noting)
     monkeypatch.setattr(torchrun_watch, "REPEAT_S", 0.0)
-    with ranks.started(train(forever, ranks.folder)) as both:
+    with ranks.started(train(forever, ranks.folder)) as processes:
         wait_for(lambda: heard("W1.5", "forever"), "the step")  # before, the first signal ends the ranks
-        both[0].send(signal.SIGTERM)
+        processes[0].send(signal.SIGTERM)
         wait_for((ranks.folder / "signals_1").exists, "the first signal to be heard")
-        both[0].send(signal.SIGTERM)
-        assert [each.exit_code() for each in both] == [128 + signal.SIGTERM] * 2
+        processes[0].send(signal.SIGTERM)
+        assert [process.exit_code() for process in processes] == [128 + signal.SIGTERM] * 2
 
 
 # ---------------------------------------------------------------- refusals
@@ -342,12 +342,12 @@ def test_a_run_holds_its_folder(ranks: Ranks) -> None:
         (ranks.folder / f"ready_{rank}").touch()
         wait_for((ranks.folder / "seen").exists, "the other run")
 
-    with ranks.started(target) as both:
+    with ranks.started(target) as processes:
         wait_for((ranks.folder / "ready_0").exists, "the run")
         with pytest.raises(RuntimeError, match="another run is using"):
             lock_folder(ranks.folder / "run")
         (ranks.folder / "seen").touch()
-        assert [each.exit_code() for each in both] == [0, 0]
+        assert [process.exit_code() for process in processes] == [0, 0]
 
 
 def test_another_build_is_refused(ranks: Ranks) -> None:
@@ -359,8 +359,8 @@ def test_another_build_is_refused(ranks: Ranks) -> None:
 def test_another_run_folder_is_refused(ranks: Ranks) -> None:
     codes = ranks.codes(train(lambda: None, ranks.folder), run=lambda rank: ranks.folder / f"run_{rank}")
     assert codes == [2, 2]
-    said = f"error: {ranks.folder}/run_1 of rank 1 is not the folder that rank 0 trains in"
-    assert said in ranks.errors(0) + ranks.errors(1)
+    message = f"error: {ranks.folder}/run_1 of rank 1 is not the folder that rank 0 trains in"
+    assert message in ranks.errors(0) + ranks.errors(1)
 
 
 def test_an_invalid_environment_is_refused() -> None:

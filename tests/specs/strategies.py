@@ -186,8 +186,8 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
     """Experts that `expert` ranks can share."""
     experts = expert * draw(st.integers(1, 4))
     bias, loss = draw(st.sampled_from([None, ALWAYS, FALLING])), draw(st.sampled_from([0.0, 0.01]))
-    groups = draw(st.sampled_from([each for each in range(1, experts + 1) if experts % each == 0]))
-    kept = draw(st.integers(1, groups))
+    groups = draw(st.sampled_from([divisor for divisor in range(1, experts + 1) if experts % divisor == 0]))
+    top_groups = draw(st.integers(1, groups))
     shared, by_table = draw(st.integers(0, 2)), draw(st.booleans()) and groups == 1
     return Moe(
         experts=experts,
@@ -197,10 +197,10 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
         router_bias=draw(st.booleans()),
         shared_inner=draw(st.none() | widths) if shared else None,
         shared_gate=draw(st.booleans()) if shared else False,
-        top_k=draw(st.integers(1, experts // groups * kept)),
+        top_k=draw(st.integers(1, experts // groups * top_groups)),
         inner=draw(widths),
         groups=groups,
-        top_groups=kept,
+        top_groups=top_groups,
         max_nodes=draw(st.none() | st.integers(1, 4)),
         scale=draw(st.sampled_from([1.0, 2.5])),
         score=draw(st.sampled_from(["sigmoid", "softmax", "sqrt_softplus"])),
@@ -213,17 +213,21 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
 @st.composite
 def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
     dense = st.builds(
-        lambda bias, more, **sizes: Dense(bias=bias, **more, **sizes), st.booleans(), activations, inner=widths
+        lambda bias, options, **sizes: Dense(bias=bias, **options, **sizes), st.booleans(), activations, inner=widths
     )
     ffn = dense | mixtures(expert)
     spans: list[LayerRange] = []
     while not spans or spans[-1].last < layers - 1:
         first = spans[-1].last + 1 if spans else 0
-        own = draw(st.none() | attentions)
-        spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn), attention=own))
+        attention = draw(st.none() | attentions)
+        spans.append(
+            LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn), attention=attention)
+        )
     if layers > 2 and draw(st.booleans()):  # every n-th layer, if one layer of each other range remains
-        first, by = draw(st.integers(0, layers - 2)), draw(st.integers(2, layers))
-        every = LayerRange(first=first, last=layers - 1, by=by, ffn=draw(ffn), attention=draw(st.none() | attentions))
+        first, stride = draw(st.integers(0, layers - 2)), draw(st.integers(2, layers))
+        every = LayerRange(
+            first=first, last=layers - 1, by=stride, ffn=draw(ffn), attention=draw(st.none() | attentions)
+        )
         if not any({*span.layers} <= {*every.layers} for span in spans):
             spans = sorted([*spans, every], key=lambda span: (span.first, span.last, span.by))
     return Model(

@@ -50,8 +50,8 @@ def test_parameters_of_deepseek_v32_equal_transformers() -> None:
     """The class of `transformers` with the published configuration, on the meta device, without memory."""
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32"))
-    biases = [each for name, each in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
-    total = sum(each.numel() for each in (*theirs.parameters(), *biases))
+    biases = [buffer for name, buffer in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
+    total = sum(tensor.numel() for tensor in (*theirs.parameters(), *biases))
     assert counts.parameters(shipped("deepseek-v3.2.dsc").model).total == total
 
 
@@ -87,8 +87,8 @@ def test_parameters_of_v4_equal_transformers() -> None:
         with torch.device("meta"):
             theirs = AutoModelForCausalLM.from_config(config)
         ours = counts.parameters(shipped(f"deepseek-v4-{name}.dsc").model)
-        assert sum(each.numel() for each in theirs.parameters()) == ours.total - ours.bias == total
-        tables = [each for each, _ in theirs.named_buffers() if each.endswith("tid2eid")]
+        assert sum(tensor.numel() for tensor in theirs.parameters()) == ours.total - ours.bias == total
+        tables = [buffer_name for buffer_name, _ in theirs.named_buffers() if buffer_name.endswith("tid2eid")]
         assert len(tables) == 3, "of experts that are chosen by token"
 
 
@@ -149,8 +149,8 @@ def twice_entries(attention: Compressed, sequence: int) -> int:
     """Twice the entries that the queries of a sequence see."""
     if attention.compress is None:
         return 0
-    most = attention.indexer.top_k if attention.indexer else sequence
-    return 2 * sum(min(most, (t + 1) // attention.compress.rate) for t in range(sequence))
+    limit = attention.indexer.top_k if attention.indexer else sequence
+    return 2 * sum(min(limit, (t + 1) // attention.compress.rate) for t in range(sequence))
 
 
 def of_states(net: DeltaNet, sequence: int) -> int:
@@ -209,8 +209,8 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
 @pytest.mark.parametrize(("file", "run"), RUNS)
 def test_shipped_models_count_as_their_layers(file: str, run: str) -> None:
     spec = shipped(file, run)
-    whole = spec.parallel.model_copy(update={"context": 1, "tensor": 1})  # ranks would split the work
-    assert_as_laid_out(spec.model_copy(update={"parallel": whole}))
+    undivided = spec.parallel.model_copy(update={"context": 1, "tensor": 1})  # ranks would split the work
+    assert_as_laid_out(spec.model_copy(update={"parallel": undivided}))
 
 
 @settings(max_examples=60)

@@ -75,9 +75,9 @@ def values_in(node: Node, found: dict[tuple[type[Node], str], list[Any]]) -> Non
     """The values of every field of every block in a block, by the class that has it."""
     for name, value in node:
         found[type(node), name].append(value)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Node):
-                values_in(each, found)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Node):
+                values_in(item, found)
 
 
 def classes_of(cls: type[Node]) -> Iterator[type[Node]]:
@@ -86,45 +86,45 @@ def classes_of(cls: type[Node]) -> Iterator[type[Node]]:
     for info in cls.model_fields.values():
         todo = [info.annotation]
         while todo:
-            each = todo.pop()
-            if isinstance(each, type) and issubclass(each, Node):
-                yield from classes_of(each)
-            todo += get_args(each)
+            annotation = todo.pop()
+            if isinstance(annotation, type) and issubclass(annotation, Node):
+                yield from classes_of(annotation)
+            todo += get_args(annotation)
 
 
 def missing(kind: FieldType, values: list[Any], is_single: bool) -> list[str]:
     """Possible values of a field that were not drawn: an alternative of a union, a word, none, true or false, a second
     number."""
     lacking = ["none"] if kind.optional and None not in values else []
-    given_ones = [value for value in values if value is not None]
-    for each in kind.types:
-        if each in TRACED:
+    present = [value for value in values if value is not None]
+    for type_ in kind.types:
+        if type_ in TRACED:
             continue
-        if isinstance(each, type) and issubclass(each, Node):
-            lacking += [each.__name__] if not any(isinstance(value, each) for value in given_ones) else []
-        elif get_origin(each) is Literal:
-            lacking += [str(word) for word in get_args(each) if word not in given_ones]
-        elif each is bool:
-            lacking += [str(word) for word in (True, False) if word not in given_ones]
-        elif len({*given_ones}) < (1 if is_single else 2):
+        if isinstance(type_, type) and issubclass(type_, Node):
+            lacking += [type_.__name__] if not any(isinstance(value, type_) for value in present) else []
+        elif get_origin(type_) is Literal:
+            lacking += [str(word) for word in get_args(type_) if word not in present]
+        elif type_ is bool:
+            lacking += [str(word) for word in (True, False) if word not in present]
+        elif len({*present}) < (1 if is_single else 2):
             lacking.append("another value")
     return lacking
 
 
 def test_random_models_draw_every_field_and_every_alternative() -> None:
-    found: dict[tuple[type[Node], str], list[Any]] = defaultdict(list)
+    drawn: dict[tuple[type[Node], str], list[Any]] = defaultdict(list)
 
     @settings(max_examples=600, database=None, derandomize=True, phases=(Stage.generate,))
     @given(any_model)
     def draw(model: Model) -> None:
-        values_in(model, found)
+        values_in(model, drawn)
 
     draw()
     lacking = {
-        f"{cls.__name__}.{name}": lost
+        f"{cls.__name__}.{name}": undrawn
         for cls in {*classes_of(Model)} - TRACED
         for name, kind in fields_of(cls).items()
-        if kind.form != "label" and (lost := missing(kind, found[cls, name], (cls.__name__, name) in ONE_VALUE))
+        if kind.form != "label" and (undrawn := missing(kind, drawn[cls, name], (cls.__name__, name) in ONE_VALUE))
     }
     assert lacking == {}, "tests/specs/strategies.py draws none of these"
 
@@ -154,7 +154,7 @@ def test_segments_with_different_functions_are_shown_differently(model: Model) -
     for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
         if isinstance(step, Use):
             keys[step.segment.shown].add(step.segment.key)
-    assert {len(found) for found in keys.values()} == {1}
+    assert {len(segment_keys) for segment_keys in keys.values()} == {1}
 
 
 def of_recurrence(net: DeltaNet) -> int:
@@ -201,25 +201,25 @@ def test_flops_equal_the_reference(model: Model) -> None:
 def changes(node: Any, path: str = "model") -> Iterator[tuple[str, Any]]:
     """(path, block with another value there) of every field of a block and of those in it."""
     for name, kind in fields_of(type(node)).items():
-        value, at = getattr(node, name), f"{path}.{name}"
+        value, place = getattr(node, name), f"{path}.{name}"
         if isinstance(value, Node):
-            yield from ((inner, node.model_copy(update={name: new})) for inner, new in changes(value, at))
+            yield from ((inner, node.model_copy(update={name: new})) for inner, new in changes(value, place))
         if kind.form == "layers":
             for index, span in enumerate(value):
-                for inner, new in changes(span, at):
+                for inner, new in changes(span, place):
                     yield inner, node.model_copy(update={name: (*value[:index], new, *value[index + 1 :])})
         elif name not in ("kind", "first", "by"):
             for new in others(kind, value):
-                yield at, node.model_copy(update={name: new})
+                yield place, node.model_copy(update={name: new})
 
 
 def others(kind: FieldType, value: Any) -> Iterator[Any]:
     """Other values of a field: none, another word, its opposite, twice as much, or one where it was none."""
     if kind.optional and value is not None:
         yield None
-    for each in kind.types:
-        if get_origin(each) is Literal:
-            yield from (word for word in get_args(each) if word != value)
+    for type_ in kind.types:
+        if get_origin(type_) is Literal:
+            yield from (word for word in get_args(type_) if word != value)
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, (int, float)):
@@ -241,8 +241,8 @@ def _clamped(model: Model) -> Model:
 
 def counted(model: Model) -> Any:
     """Numbers of parameters, and FLOPs for one MTP block, as more cannot be built so far."""
-    one = None if model.mtp is None else model.mtp.model_copy(update={"depth": 1})
-    return counts.parameters(model), flops_of_model(model.model_copy(update={"mtp": one}), TOKENS)
+    mtp = None if model.mtp is None else model.mtp.model_copy(update={"depth": 1})
+    return counts.parameters(model), flops_of_model(model.model_copy(update={"mtp": mtp}), TOKENS)
 
 
 SCALINGS = (
@@ -268,15 +268,15 @@ DELTA = DeltaNet(heads=4, key_heads=2, key_dim=3, value_dim=5, gate="head", conv
 
 def _extended(model: Model, scaling: LinearScaling | Llama3Scaling | YarnScaling) -> Model:
     """The model with a value for every key of its attention that may be left out."""
-    attention, more = model.attention, {"scale": 0.5}
+    attention, options = model.attention, {"scale": 0.5}
     assert attention.rope
     rope = attention.rope.model_copy(update={"scaling": scaling})
     if isinstance(attention, Gqa):
         rope = rope.model_copy(update={"width": 2})
-        more |= {"window": TOKENS - 2, "softcap": 1.0}
+        options |= {"window": TOKENS - 2, "softcap": 1.0}
     else:
-        more |= {"indexer": Indexer(heads=2, head_dim=32, top_k=TOKENS - 2)}
-    return model.model_copy(update={"attention": attention.model_copy(update={"rope": rope, **more})})
+        options |= {"indexer": Indexer(heads=2, head_dim=32, top_k=TOKENS - 2)}
+    return model.model_copy(update={"attention": attention.model_copy(update={"rope": rope, **options})})
 
 
 def test_every_field_of_a_model_is_counted_or_listed() -> None:
@@ -284,18 +284,18 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
     attentions = (COMPRESSED, CHOSEN, DELTA)
-    bases += [_clamped(bases[0]), *(bases[0].model_copy(update={"attention": each}) for each in attentions)]
+    bases += [_clamped(bases[0]), *(bases[0].model_copy(update={"attention": attention}) for attention in attentions)]
     bases += [bases[0].model_copy(update={"hyper_connections": HyperConnections(streams=2)})]
-    found: dict[str, bool] = defaultdict(bool)
+    is_counted_by_path: dict[str, bool] = defaultdict(bool)
     for base in bases:
         for path, model in changes(base):
-            found[path] |= counted(model) != counted(base)
-    kinds = {type(each) for base in bases for each in (base.attention, *(span.ffn for span in base.layers))}
+            is_counted_by_path[path] |= counted(model) != counted(base)
+    kinds = {type(part) for base in bases for part in (base.attention, *(span.ffn for span in base.layers))}
     assert kinds == {Mla, Gqa, Compressed, DeltaNet, Dense, Moe}
-    names = {path.rpartition(".")[2] for path in found}
+    names = {path.rpartition(".")[2] for path in is_counted_by_path}
     blocks = {"attention", "head_dim", "rope", "scaling", "layers", "ffn", "balance", "kind", "first", "by"}
     fields = {name for cls in {*classes_of(Model)} - TRACED if cls.__name__ != "Phase" for name in cls.model_fields}
     assert fields - blocks <= names and LayerRange in {*classes_of(Model)}
-    listed = {path for path in found if path.endswith(tuple(f".{name}" for name in NOT_COUNTED))}
-    forgotten = {path for path, is_counted in found.items() if is_counted == (path in listed)}
+    listed = {path for path in is_counted_by_path if path.endswith(tuple(f".{name}" for name in NOT_COUNTED))}
+    forgotten = {path for path, is_counted in is_counted_by_path.items() if is_counted == (path in listed)}
     assert not forgotten, "fields that are not counted, and not listed as such; or listed, and counted"

@@ -28,20 +28,20 @@ from tests.specs.strategies import specs
 
 def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:
     """Bytes of weights, gradients and optimizer state of each rank, by the plan."""
-    precision, held = spec.precision, Counter[int]()
-    one = ITEMSIZE[precision.parameter] + ITEMSIZE[precision.gradients]
+    precision, bytes_by_rank = spec.precision, Counter[int]()
+    trained_bytes = ITEMSIZE[precision.parameter] + ITEMSIZE[precision.gradients]
     state = 2 * ITEMSIZE[precision.moments]
     state += 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
     for replica in plan.replicas:
         trained = replica.role == "parameter"
         for rank in replica.holders:
-            held[rank] += replica.num_elements * (one if trained else ITEMSIZE[precision.parameter])
+            bytes_by_rank[rank] += replica.num_elements * (trained_bytes if trained else ITEMSIZE[precision.parameter])
     sizes = {replica.key: replica.num_elements for replica in plan.replicas}
     for bucket in plan.buckets:
         owned = -(-sum(map(sizes.__getitem__, bucket.replicas)) // (len(bucket.holders) if spec.parallel.zero else 1))
         for rank in bucket.holders:
-            held[rank] += owned * state
-    return held
+            bytes_by_rank[rank] += owned * state
+    return bytes_by_rank
 
 
 def fullest(spec: Spec, lowered: Lowered) -> int:
@@ -60,9 +60,9 @@ def test_never_above_a_plan(spec: Spec) -> None:
 def test_weights_beside_adapters_have_no_gradients_and_no_state() -> None:
     spec = small_spec(2, 2, 2, 4)
     adapted = lower_bound(spec.model_copy(update={"adapter": Lora(rank=2, on=("out",))}))
-    whole = lower_bound(spec)
-    assert whole.gradients > 0 and whole.optimizer > 0
-    assert adapted == replace(whole, gradients=0, optimizer=0)
+    full = lower_bound(spec)
+    assert full.gradients > 0 and full.optimizer > 0
+    assert adapted == replace(full, gradients=0, optimizer=0)
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)
@@ -131,7 +131,7 @@ def test_deepseek_v3() -> None:
 
 def test_zero_1_shards_only_the_optimizer() -> None:
     spec = shipped("moe-8gpu.dsc")
-    whole = lower_bound(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 0})}))
+    replicated = lower_bound(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 0})}))
     divided = lower_bound(spec)
-    assert (divided.weights, divided.gradients) == (whole.weights, whole.gradients)
-    assert divided.optimizer < whole.optimizer
+    assert (divided.weights, divided.gradients) == (replicated.weights, replicated.gradients)
+    assert divided.optimizer < replicated.optimizer

@@ -33,10 +33,10 @@ def test_is_right(file: str) -> None:
 
 
 def test_are_formatted() -> None:
-    done = run(
+    process = run(
         (sys.executable, "-P", "-m", "compiler.cli.main", "fmt", "--check", str(SPECS)), capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    assert (process.returncode, process.stdout) == (0, ""), process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)

@@ -29,8 +29,8 @@ def trained(name: str, folder: Path, *words: str) -> list[dict[str, Any]]:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py", corpus)
     command = ["train", str(SPECS / f"{name}.dsc"), "--data", str(folder), "--out", "run", *words]
     command += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
-    done = forks.run("compiler.cli.main", command, folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = forks.run("compiler.cli.main", command, folder)
+    assert process.returncode == 0, process.stdout + process.stderr
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
@@ -66,8 +66,8 @@ def test_fine_tuning_and_rewards_train(tmp_path: Path) -> None:
     rows = {}
     for run in ("r1_sft", "r1"):
         words = ["train", f"r1-tiny.dsc:{run}", "--steps", str(STEPS), "-s", 'train.initial="runs/r1_sft"']
-        done = forks.run("compiler.cli.main", words[: None if run == "r1" else -2], tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = forks.run("compiler.cli.main", words[: None if run == "r1" else -2], tmp_path)
+        assert process.returncode == 0, process.stdout + process.stderr
         rows[run] = [json.loads(line) for line in (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()]
     assert rows["r1_sft"][0]["loss"] == pytest.approx(math.log(20), abs=0.3)
     assert len(rows["r1"]) == STEPS

@@ -18,9 +18,9 @@ class _Reader:
     """Reads forms, `name { keys: type; … }` or `name [type]`, as docs/json.md defines them."""
 
     def __init__(self, text: str) -> None:
-        found = list(TOKEN.finditer(text))
-        assert not any(token[1] for token in found), "a character that no form has"
-        self.tokens = [token[0] for token in found]
+        matches = list(TOKEN.finditer(text))
+        assert not any(match[1] for match in matches), "a character that no form has"
+        self.tokens = [match[0] for match in matches]
 
     def forms(self) -> Iterator[tuple[str, Any]]:
         while self.tokens:
@@ -71,7 +71,7 @@ def faults(document: Any, form: Any, at: str = "$") -> list[str]:
         kinds = form.split(" | ")
         forms = [FORMS[kind] for kind in kinds if kind in FORMS]
         if forms and isinstance(document, (dict, list)):
-            return min((faults(document, each, at) for each in forms), key=len)
+            return min((faults(document, alternative, at) for alternative in forms), key=len)
         fits = any(
             kind == "any" or (kind in TYPES and isinstance(document, TYPES[kind]) and _is_no_bool(document, kind))
             for kind in kinds

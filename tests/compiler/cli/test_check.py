@@ -32,10 +32,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_valid_spec_prints_what_was_checked(folder: Path, capsys: Captured) -> None:
     assert main(["check", "right.dsc"]) == 0
-    out, err = capsys.readouterr()
+    stdout, stderr = capsys.readouterr()
     counts = r"[\d.]+K parameters, [\d.]+K active, [\d.]+K more of MTP"
-    assert re.fullmatch(rf"right\.dsc: right: run tiny; model tiny with {counts}\n", out)
-    assert err == ""
+    assert re.fullmatch(rf"right\.dsc: right: run tiny; model tiny with {counts}\n", stdout)
+    assert stderr == ""
 
 
 def test_a_library_names_its_models(capsys: Captured) -> None:
@@ -47,18 +47,18 @@ def test_a_library_names_its_models(capsys: Captured) -> None:
 
 def test_a_run_may_start_from_an_untrained_run_of_the_same_file(folder: Path, capsys: Captured) -> None:
     """It can be checked before that one is trained. Once there is a folder, it must have its weights."""
-    spec, more = folder / "right.dsc", 'run more extends tiny {{ train {{ initial = "runs/{}" }} }}\n'
+    spec, run_template = folder / "right.dsc", 'run more extends tiny {{ train {{ initial = "runs/{}" }} }}\n'
     text = TINY.read_text("utf-8")
-    spec.write_text(text + more.format("other"), "utf-8")
+    spec.write_text(text + run_template.format("other"), "utf-8")
     assert main(["check", "right.dsc"]) == 2
     assert "error[W0101]: there is no folder runs/other" in capsys.readouterr().err
-    spec.write_text(text + more.format("tiny"), "utf-8")
+    spec.write_text(text + run_template.format("tiny"), "utf-8")
     assert main(["check", "right.dsc"]) == 0
     assert "right.dsc: right: runs tiny, more;" in capsys.readouterr().out
     assert main(["compile", "right.dsc:more"]) == 2
-    said = capsys.readouterr().err
-    assert "error[W0101]: there is no folder runs/tiny yet\n" in said
-    assert " = hint: train run `tiny` of this file first\n" in said
+    stderr = capsys.readouterr().err
+    assert "error[W0101]: there is no folder runs/tiny yet\n" in stderr
+    assert " = hint: train run `tiny` of this file first\n" in stderr
     (folder / "runs" / "tiny").mkdir(parents=True)
     assert main(["check", "right.dsc"]) == 2
     assert "error[W0101]: " in capsys.readouterr().err
@@ -66,9 +66,9 @@ def test_a_run_may_start_from_an_untrained_run_of_the_same_file(folder: Path, ca
 
 def test_several_files_are_counted(folder: Path, capsys: Captured) -> None:
     assert main(["check", "right.dsc", "wrong.dsc", "right.dsc"]) == 2
-    out, err = capsys.readouterr()
-    assert out.startswith("right.dsc: right") and out.count("\n") == 1
-    assert "did you mean `steps`?" in err and err.endswith("\n1 error in 1 of 2 specs\n")
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith("right.dsc: right") and stdout.count("\n") == 1
+    assert "did you mean `steps`?" in stderr and stderr.endswith("\n1 error in 1 of 2 specs\n")
 
 
 def test_the_default_is_the_spec_of_the_folder(folder: Path, capsys: Captured) -> None:
@@ -170,7 +170,7 @@ def _read(line: str) -> tuple[str, dict[str, str], str]:
     escapes = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
 
     def unescaped(text: str, codes: tuple[str, ...]) -> str:
-        return re.sub("|".join(codes), lambda found: escapes[found[0]], text)
+        return re.sub("|".join(codes), lambda escape: escapes[escape[0]], text)
 
     pairs = (part.split("=", 1) for part in match[2].split(","))
     properties = {key: unescaped(value, tuple(escapes)) for key, value in pairs}
@@ -202,8 +202,8 @@ def test_a_name_cannot_write_on_the_terminal(tmp_path: Path, capsys: Captured) -
     assert main(["check", str(path)]) == 0
     path.write_text("run a { }\nrun a {", "utf-8")
     assert main(["check", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert not {"\x1b", "\u202e"} & set(out + err)
+    stdout, stderr = capsys.readouterr()
+    assert not {"\x1b", "\u202e"} & set(stdout + stderr)
 
 
 def test_colours_are_for_terminals(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,13 +55,13 @@ def test_check_warns_exactly_where_training_refuses(source: str, folder: Path) -
 
 def test_the_warning_names_the_source_and_is_not_an_error(folder: Path) -> None:
     spec(folder, "text/*.rst")
-    code, shown, _ = dsc(folder, "check", "mine.dsc")
-    assert code == 0 and "mine.dsc: right: run tiny" in shown
-    assert "warning[D0101]: data source 'text/*.rst': no" in shown and "--> mine.dsc:19:" in shown
-    assert "dsc train --data DIR" in shown and "cannot be compiled" not in shown
-    code, shown, _ = dsc(folder, "check", "mine.dsc", "--format", "json")
-    found = json.loads(shown)
-    assert (code, found["errors"], found["warnings"]) == (0, 0, 1) and found["specs"][0]["right"]
+    code, stdout, _ = dsc(folder, "check", "mine.dsc")
+    assert code == 0 and "mine.dsc: right: run tiny" in stdout
+    assert "warning[D0101]: data source 'text/*.rst': no" in stdout and "--> mine.dsc:19:" in stdout
+    assert "dsc train --data DIR" in stdout and "cannot be compiled" not in stdout
+    code, stdout, _ = dsc(folder, "check", "mine.dsc", "--format", "json")
+    document = json.loads(stdout)
+    assert (code, document["errors"], document["warnings"]) == (0, 0, 1) and document["specs"][0]["right"]
     assert dsc(folder, "check", "mine.dsc", "--format", "github")[1].startswith("::warning file=mine.dsc,line=19,")
     (folder / "long.txt").write_text("word " * 100, "utf-8")
     spec(folder, "*.txt")
@@ -75,10 +75,10 @@ def test_warns_of_unread_and_too_short_files(folder: Path, capsys: pytest.Captur
         (folder / "text" / f"{number}.html").write_text("text", "utf-8")
     spec(folder, "text")
     assert main(["check", str(folder / "mine.dsc")]) == 0
-    shown = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     names = "1 hidden; {}7 other suffix (.html); 1 symbolic link"
-    assert f"warning[D0104]: 9 of 12 files of 'text' are not read: {names.format('')}" in shown
-    assert "cannot be compiled" not in shown and "D0106" in shown, "3 bytes are fewer than a sample"
+    assert f"warning[D0104]: 9 of 12 files of 'text' are not read: {names.format('')}" in stdout
+    assert "cannot be compiled" not in stdout and "D0106" in stdout, "3 bytes are fewer than a sample"
     words = ["--jobs", "1", "--cache", str(folder / "cache"), "--format", "json"]
     words += ["-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none"]
     assert main(["data", "prepare", str(folder / "mine.dsc"), *words]) == 0
@@ -89,12 +89,12 @@ def test_warns_of_unread_and_too_short_files(folder: Path, capsys: pytest.Captur
 def test_warns_of_text_shorter_than_a_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sample has 16 tokens and the two after them; a byte is at most one token, and so is the end of a document."""
     spec(folder, "short.txt")
-    said = "'short.txt': its files have at most 17 tokens, and a sample takes 18"
-    for size, warning in ((16, f"warning[D0106]: {said}"), (17, "")):
+    message = "'short.txt': its files have at most 17 tokens, and a sample takes 18"
+    for size, warning in ((16, f"warning[D0106]: {message}"), (17, "")):
         (folder / "short.txt").write_text("a" * size, "utf-8")
         assert main(["check", str(folder / "mine.dsc")]) == 0
-        shown = capsys.readouterr().out
-        assert warning in shown and ("warning" in shown) == bool(warning)
+        stdout = capsys.readouterr().out
+        assert warning in stdout and ("warning" in stdout) == bool(warning)
 
 
 def test_warns_of_a_file_in_two_sources(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,28 +105,31 @@ def test_warns_of_a_file_in_two_sources(folder: Path, capsys: pytest.CaptureFixt
     tiny = (ROOT / "specs/tiny.dsc").read_text("utf-8").replace("source = python_stdlib", sources)
     (folder / "mine.dsc").write_text(tiny, "utf-8")
     assert main(["check", str(folder / "mine.dsc")]) == 0
-    shown = capsys.readouterr().out
-    assert "warning[D0105]: files in several sources of the blend: 1, such as " in shown
-    assert "long.txt in one and all" in shown and shown.count("warning") == 1
+    stdout = capsys.readouterr().out
+    assert "warning[D0105]: files in several sources of the blend: 1, such as " in stdout
+    assert "long.txt in one and all" in stdout and stdout.count("warning") == 1
 
 
 def test_token_ids_that_would_be_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     megatron.write(folder / "ids", [[[1, 2, 0] * 40], [[3, 0]]])
     (folder / "long.txt").write_text("word " * 100, "utf-8")
     tiny = (ROOT / "specs/tiny.dsc").read_text("utf-8")
-    one = 'source = "ids", filters { shortest = 9 }'
-    two = """sources {
+    single_source = 'source = "ids", filters { shortest = 9 }'
+    blend = """sources {
       ids { files = "ids", weight = 1 }, text { files = "long.txt", weight = 1 }
     }
     filters { shortest = 9 }"""
-    for source, hint, line in ((one, "remove `filters`", 19), (two, "write `filters { }` in this source", 20)):
+    for source, hint, line in (
+        (single_source, "remove `filters`", 19),
+        (blend, "write `filters { }` in this source", 20),
+    ):
         (folder / "mine.dsc").write_text(tiny.replace("source = python_stdlib", source), "utf-8")
         assert main(["check", str(folder / "mine.dsc")]) == 0
-        shown = capsys.readouterr().out
-        assert "warning[D0103]: 'ids' has token ids, which have no text to filter" in shown
-        assert f"mine.dsc:{line}:" in shown and hint in shown
-    none = two.replace('files = "ids",', 'files = "ids", filters { },')
-    for source in (none, 'source = "ids"', 'source = "ids", filters { }'):
+        stdout = capsys.readouterr().out
+        assert "warning[D0103]: 'ids' has token ids, which have no text to filter" in stdout
+        assert f"mine.dsc:{line}:" in stdout and hint in stdout
+    no_filters = blend.replace('files = "ids",', 'files = "ids", filters { },')
+    for source in (no_filters, 'source = "ids"', 'source = "ids", filters { }'):
         (folder / "mine.dsc").write_text(tiny.replace("source = python_stdlib", source), "utf-8")
         assert main(["check", str(folder / "mine.dsc")]) == 0
         assert "warning" not in capsys.readouterr().out
@@ -169,10 +172,10 @@ def test_a_template_that_training_would_refuse_is_a_warning(
     path = tmp_path / "mine.dsc"
     path.write_text(before + data + after.partition("}")[2], "utf-8")
     assert main(["check", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert ("warning[D0102]" in shown) == bool(warning) and warning in shown
+    stdout = capsys.readouterr().out
+    assert ("warning[D0102]" in stdout) == bool(warning) and warning in stdout
     place = f"mine.dsc:{before.count(chr(10)) + 1}:"
-    assert not warning or place in shown
+    assert not warning or place in stdout
     (tmp_path / "model" / "tokenizer.json").unlink()
     assert main(["check", str(path)]) == 0
     assert "D0102" not in capsys.readouterr().out, "it may be elsewhere"
@@ -204,5 +207,5 @@ def test_the_language_server_does_not_look_for_text(folder: Path) -> None:
 
 
 def test_the_code_is_explained() -> None:
-    code, shown, _ = dsc(ROOT, "explain", "D0101")
-    assert code == 0 and "--data" in shown
+    code, stdout, _ = dsc(ROOT, "explain", "D0101")
+    assert code == 0 and "--data" in stdout

@@ -18,16 +18,16 @@ def said(capsys: Captured, *words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command line that exits in argparse."""
     with pytest.raises(SystemExit) as end:
         main(list(words))
-    out, err = capsys.readouterr()
+    stdout, stderr = capsys.readouterr()
     assert isinstance(end.value.code, int)
-    return end.value.code, out, err
+    return end.value.code, stdout, stderr
 
 
 def test_without_arguments_prints_usage(capsys: Captured) -> None:
-    code, out, err = said(capsys)
-    assert code == 2 and out == "" and all(f"  {name} " in err for name in COMMANDS)
-    code, out, err = said(capsys, "--help")
-    assert code == 0 and err == "" and all(line in out for line in COMMANDS.values())
+    code, stdout, stderr = said(capsys)
+    assert code == 2 and stdout == "" and all(f"  {name} " in stderr for name in COMMANDS)
+    code, stdout, stderr = said(capsys, "--help")
+    assert code == 0 and stderr == "" and all(line in stdout for line in COMMANDS.values())
 
 
 def test_version(capsys: Captured) -> None:
@@ -54,16 +54,16 @@ def test_version(capsys: Captured) -> None:
     ],
 )
 def test_suggests_the_intended_word(words: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:
-    code, out, err = said(capsys, *words)
-    assert code == 2 and out == ""
-    assert err.startswith(f"error: {message}") and f"\n = hint: {hint}" in err and err.count("\n") == 2
+    code, stdout, stderr = said(capsys, *words)
+    assert code == 2 and stdout == ""
+    assert stderr.startswith(f"error: {message}") and f"\n = hint: {hint}" in stderr and stderr.count("\n") == 2
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_has_examples_and_exit_codes(name: str, capsys: Captured) -> None:
-    code, out, _ = said(capsys, name, "--help")
-    assert code == 0 and f"\n  dsc {name}" in out.partition("examples:")[2]
-    assert "exit codes: 0 " in out.lower()
+    code, stdout, _ = said(capsys, name, "--help")
+    assert code == 0 and f"\n  dsc {name}" in stdout.partition("examples:")[2]
+    assert "exit codes: 0 " in stdout.lower()
     for action in command_parser(name)._actions:
         assert action.help, action.dest
 

@@ -73,9 +73,12 @@ def test_figures_match_the_metrics_rows(make_run: MakeRun, capsys: Captured) -> 
 def test_differences_have_the_value_of_every_run(make_run: MakeRun, capsys: Captured) -> None:
     runs = [make_run("a"), make_run("b", "train.seed=7"), make_run("c", "train.seed=7", "model.hidden=32")]
     assert main(["compare", *map(str, runs), "--format", "json"]) == 0
-    found = {each["path"]: each["values"] for each in parsed(capsys.readouterr().out, "compare")["differences"]}
-    assert found["train.seed"] == ["1", "7", "7"]
-    assert found["model.hidden"] == ["16", "16", "32"]
+    values = {
+        difference["path"]: difference["values"]
+        for difference in parsed(capsys.readouterr().out, "compare")["differences"]
+    }
+    assert values["train.seed"] == ["1", "7", "7"]
+    assert values["model.hidden"] == ["16", "16", "32"]
 
 
 def test_the_page_has_a_curve_per_run_and_escapes_their_text(make_run: MakeRun, tmp_path: Path) -> None:
@@ -84,7 +87,7 @@ def test_the_page_has_a_curve_per_run_and_escapes_their_text(make_run: MakeRun, 
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(page)]) == 0
     text = page.read_text("utf-8")
     assert "<script" not in text and "&lt;script&gt;x" in text
-    charts = {re.search('aria-label="([^"]*)"', each)[1]: each for each in text.split("<svg")[1:]}  # type: ignore[index]
+    charts = {re.search('aria-label="([^"]*)"', svg)[1]: svg for svg in text.split("<svg")[1:]}  # type: ignore[index]
     for title in (
         "Training loss, nats per token, over thousand tokens",
         "Training loss, nats per token, over seconds trained",
@@ -100,7 +103,7 @@ def test_the_page_marks_what_differs_from_the_first_run(make_run: MakeRun, tmp_p
     page = tmp_path / "page.html"
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(page)]) == 0
     cells = re.findall("<tr><th>train.seed</th>(.*)</tr>", page.read_text("utf-8"))
-    assert [re.findall(">(.*?)</td>", each) for each in cells] == [["1", "7", "1"]]
+    assert [re.findall(">(.*?)</td>", row) for row in cells] == [["1", "7", "1"]]
     assert re.findall('class="(.*?)"', cells[0]) == ["number", "number total", "number"]
 
 
@@ -135,7 +138,7 @@ def test_names_of_runs_are_distinct(folders: list[list[str]]) -> None:
 def test_folders_without_a_run_are_refused_and_damaged_rows_counted(
     make_run: MakeRun, tmp_path: Path, capsys: Captured
 ) -> None:
-    good, other = make_run("good"), make_run("other")
+    good, damaged = make_run("good"), make_run("other")
     (empty := tmp_path / "empty").mkdir()
     assert main(["compare", str(good), str(empty), str(tmp_path / "none")]) == 2
     assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
@@ -143,11 +146,11 @@ def test_folders_without_a_run_are_refused_and_damaged_rows_counted(
     assert f"error: {empty} holds no run that can be compared" in capsys.readouterr().err
     assert main(["compare", str(good), f"{good}/."]) == 2
     assert "a comparison needs at least two runs" in capsys.readouterr().err
-    with (other / "metrics.jsonl").open("a") as file:
+    with (damaged / "metrics.jsonl").open("a") as file:
         file.write("no row\n{half")
-    (other / "spec.resolved").unlink()
-    assert main(["compare", str(good), str(other)]) == 0
-    said = capsys.readouterr().out
-    assert "other: 1 damaged lines" in said and "other: its spec.resolved is missing or damaged" in said
-    assert main(["compare", str(good), str(other), "-o", str(good / "metrics.jsonl")]) == 2
+    (damaged / "spec.resolved").unlink()
+    assert main(["compare", str(good), str(damaged)]) == 0
+    stdout = capsys.readouterr().out
+    assert "other: 1 damaged lines" in stdout and "other: its spec.resolved is missing or damaged" in stdout
+    assert main(["compare", str(good), str(damaged), "-o", str(good / "metrics.jsonl")]) == 2
     assert "it is an input" in capsys.readouterr().err

@@ -119,13 +119,15 @@ def test_an_entry_under_the_name_of_another_is_traced_again(compile_to: Callable
 def test_builds_share_the_entries_of_a_cache_folder(
     compile_to: Callable[..., Path], traced: Traced, tmp_path: Path
 ) -> None:
-    one = files(compile_to("one", "--cache", "shared"))
+    first_build = files(compile_to("one", "--cache", "shared"))
     shared = files(tmp_path / "shared" / "segments")
     assert len(shared) == len(traced) > 5 and not (tmp_path / "one" / "cache").exists()
-    assert files(compile_to("two", "--cache", "shared")) == one and traced == []
+    assert files(compile_to("two", "--cache", "shared")) == first_build and traced == []
     compile_to("three", "--cache", "shared", "-s", "model.vocab=530")
     assert len(traced) == 3 and len(files(tmp_path / "shared" / "segments")) == len(shared) + 3
-    assert files(compile_to("one", "--cache", "shared")) == one and traced == [], "entries of other builds are kept"
+    assert files(compile_to("one", "--cache", "shared")) == first_build and traced == [], (
+        "entries of other builds are kept"
+    )
 
 
 def test_a_cache_that_is_a_file_is_refused_before_tracing(
@@ -152,11 +154,11 @@ def test_foreign_files_in_the_cache_of_a_build_are_kept(
     compile_to: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = compile_to("build")
-    mine = build / CACHE / "notes.json"
-    mine.write_text("mine")
+    notes = build / CACHE / "notes.json"
+    notes.write_text("mine")
     assert main(["compile", str(SPEC), "-o", "build"]) == 2
     assert f"contains files that are not part of its build, {CACHE}/notes.json" in capsys.readouterr().err
-    assert mine.read_text() == "mine"
+    assert notes.read_text() == "mine"
 
 
 def test_train_passes_the_cache_folder_to_compile(tmp_path: Path) -> None:
@@ -180,8 +182,8 @@ def test_concurrent_compilations_fill_one_cache_and_a_later_one_needs_no_torch(t
         command = [sys.executable, "-P", "-c", code, *words]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
 
-    both = [started("one"), started("two")]
-    assert [run.communicate()[0].splitlines()[-1] for run in both] == ["True", "True"]
+    compilers = [started("one"), started("two")]
+    assert [compiler.communicate()[0].splitlines()[-1] for compiler in compilers] == ["True", "True"]
     third = started("three")
     assert third.communicate()[0].splitlines()[-1] == "False" and third.returncode == 0
     assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")

@@ -61,8 +61,8 @@ def test_commands_and_options(complete) -> None:  # type: ignore[no-untyped-def]
     assert set(complete("")) == {*COMMANDS, "--help", "--version"}
     assert complete("comp") == ["compare", "completion", "compile"]
     for name in COMMANDS:
-        shown = [action for action in command_parser(name)._actions if action.help != argparse.SUPPRESS]
-        flags = {flag for action in shown for flag in action.option_strings}
+        visible = [action for action in command_parser(name)._actions if action.help != argparse.SUPPRESS]
+        flags = {flag for action in visible for flag in action.option_strings}
         assert set(complete(name, "-")) == flags
 
 
@@ -111,7 +111,7 @@ def test_every_proposed_key_can_be_set(line: CommandLine) -> None:
             wrong = [item for item in error.diagnostics if item.code in ("E0201", "E0204", "E0205")]
             of_attention = key.replace("model.mtp.attention", "model.attention")
             kinds = ("rope.scaling.", "compress.")  # keys of blocks that this spec does not contain
-            nested = of_attention.startswith(tuple(f"model.attention.{each}" for each in kinds))
+            nested = of_attention.startswith(tuple(f"model.attention.{kind}" for kind in kinds))
             elsewhere = of_attention in {*OF_OTHERS, *of_other_optimizers, "model.attention.module"}
             elsewhere |= nested or key.startswith(("precision.", "adapter."))
             assert not wrong or elsewhere, f"{key}: {wrong}"
@@ -142,8 +142,8 @@ def small() -> CommandLine:
     brief = argparse.ArgumentParser("dsc import", description="from elsewhere", add_help=False)
     brief.add_argument("format", choices=("hf",), help="of what")
     brief.add_argument("path", type=Path, help="the file")
-    found = command_line({"check": check, "show": show, "import": brief})
-    return CommandLine(found.commands, {"a.b": (), "c.d": ("x", "y")}, ("E0101",))
+    full_line = command_line({"check": check, "show": show, "import": brief})
+    return CommandLine(full_line.commands, {"a.b": (), "c.d": ("x", "y")}, ("E0101",))
 
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))

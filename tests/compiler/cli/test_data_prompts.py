@@ -47,15 +47,15 @@ def said_by(capsys: Captured, folder: Path, *words: str, code: int = 0) -> str:
 
 
 def shown(capsys: Captured, folder: Path, *words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said_by(capsys, folder, "data", "show", *words, "--format", "json"))
-    assert faults(found, FORMS["data"]) == []
-    return found
+    document: dict[str, Any] = json.loads(said_by(capsys, folder, "data", "show", *words, "--format", "json"))
+    assert faults(document, FORMS["data"]) == []
+    return document
 
 
 def test_a_prompt_is_shown_with_its_columns(folder: Path, capsys: Captured) -> None:
-    found = shown(capsys, folder)
+    document = shown(capsys, folder)
     assert said_by(capsys, folder, "data", "show").splitlines() == [
-        f"train row 0 of 3: {len(found['tokens'])} tokens, 0 with loss",
+        f"train row 0 of 3: {len(document['tokens'])} tokens, 0 with loss",
         "",
         "<|begin|>3 + 3 =",
         "",
@@ -64,20 +64,20 @@ def test_a_prompt_is_shown_with_its_columns(folder: Path, capsys: Captured) -> N
         f"{len(shown(capsys, folder, '--row', '2')['tokens'])}",
         f"in 1 row {UNSTARTED}",
     ]
-    assert (found["fate"], found["used"], found["unaligned"]) == ("sample", len(found["tokens"]), 0)
-    assert found["facts"] == {"rows": 3, "samples": 2, "dropped": 1, "padding": 0, "cut": 0, "without_loss": 0}
+    assert (document["fate"], document["used"], document["unaligned"]) == ("sample", len(document["tokens"]), 0)
+    assert document["facts"] == {"rows": 3, "samples": 2, "dropped": 1, "padding": 0, "cut": 0, "without_loss": 0}
 
 
 def test_messages_are_shown_as_the_template_writes_them(folder: Path, capsys: Captured) -> None:
-    found = shown(capsys, folder, "--row", "1")
-    text = "".join(token["text"] for token in found["tokens"])
+    document = shown(capsys, folder, "--row", "1")
+    text = "".join(token["text"] for token in document["tokens"])
     assert text == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    assert found["notes"][0] == 'columns: {"reward_model": {"ground_truth": "4"}, "answer": "4"}'
+    assert document["notes"][0] == 'columns: {"reward_model": {"ground_truth": "4"}, "answer": "4"}'
 
 
 def test_a_dropped_prompt_is_shown_as_left_out(folder: Path, capsys: Captured) -> None:
-    found = shown(capsys, folder, "--row", "2")
-    assert (found["fate"], found["used"]) == ("dropped", 0)
+    document = shown(capsys, folder, "--row", "2")
+    assert (document["fate"], document["used"]) == ("dropped", 0)
     first = said_by(capsys, folder, "data", "show", "--row", "2").splitlines()[0]
     assert first.endswith("0 with loss; too long, left out")
 
@@ -90,9 +90,9 @@ def test_prompts_have_no_sequences_to_show(folder: Path, capsys: Captured) -> No
 def test_prompts_are_prepared_before_a_run(folder: Path, capsys: Captured) -> None:
     cache = str(folder / "cache")
     words = ("data", "prepare", "--jobs", "2", "--cache", cache)
-    found = parsed(said_by(capsys, folder, *words, "--format", "json"), "data_prepare")
-    (row,) = found["sources"]
-    assert (row["documents"], row["epochs"], row["split"]) == (3, None, "train") and not found["reused"]
+    prepared = parsed(said_by(capsys, folder, *words, "--format", "json"), "data_prepare")
+    (row,) = prepared["sources"]
+    assert (row["documents"], row["epochs"], row["split"]) == (3, None, "train") and not prepared["reused"]
     assert parsed(said_by(capsys, folder, *words, "--format", "json"), "data_prepare")["reused"]
 
 
@@ -111,9 +111,9 @@ def test_rows_that_training_would_refuse_are_a_warning(
     write_rows(folder / "rows.jsonl", [row])
     if not has_template:
         (folder / "model" / "chat_template.jinja").unlink()
-    found = said_by(capsys, folder, "check")
-    assert ("warning[D0102]" in found) == bool(warning) and warning in found
-    assert not warning or "asked.dsc:5:" in found
+    stdout = said_by(capsys, folder, "check")
+    assert ("warning[D0102]" in stdout) == bool(warning) and warning in stdout
+    assert not warning or "asked.dsc:5:" in stdout
 
 
 def test_a_source_of_tables_matches(folder: Path, capsys: Captured) -> None:

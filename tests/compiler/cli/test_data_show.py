@@ -44,9 +44,9 @@ def show(capsys: Captured, folder: Path, *words: str, spec: str = "chat.dsc", co
 
 
 def document(capsys: Captured, folder: Path, *words: str, spec: str = "chat.dsc") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(show(capsys, folder, *words, "--format", "json", spec=spec))
-    assert faults(found, FORMS["data"]) == []
-    return found
+    report: dict[str, Any] = json.loads(show(capsys, folder, *words, "--format", "json", spec=spec))
+    assert faults(report, FORMS["data"]) == []
+    return report
 
 
 def test_brackets_enclose_tokens_with_loss(folder: Path, capsys: Captured) -> None:
@@ -69,21 +69,21 @@ def test_brackets_enclose_tokens_with_loss(folder: Path, capsys: Captured) -> No
 
 
 def test_a_truncated_row_shows_where_it_is_cut(folder: Path, capsys: Captured) -> None:
-    found = document(capsys, folder, "--row", "2")
-    assert (found["fate"], found["used"]) == ("cut", 64) and len(found["tokens"]) > 64
-    shown = show(capsys, folder, "--row", "2")
-    assert f"-- cut here: {len(found['tokens']) - 64} tokens are not trained on --" in shown
-    assert shown.count("⟦") == shown.count("⟧") == 2
+    report = document(capsys, folder, "--row", "2")
+    assert (report["fate"], report["used"]) == ("cut", 64) and len(report["tokens"]) > 64
+    stdout = show(capsys, folder, "--row", "2")
+    assert f"-- cut here: {len(report['tokens']) - 64} tokens are not trained on --" in stdout
+    assert stdout.count("⟦") == stdout.count("⟧") == 2
 
 
 def test_json_has_each_token_and_the_fate_of_rows(folder: Path, capsys: Captured) -> None:
-    found = document(capsys, folder, "--row", "3")
-    assert "".join(token["text"] for token in found["tokens"] if token["loss"]) == "assistant<|im_end|>"
-    assert "".join(token["text"] for token in found["tokens"]) == "<|begin|>an assistant<|im_end|>"
+    report = document(capsys, folder, "--row", "3")
+    assert "".join(token["text"] for token in report["tokens"] if token["loss"]) == "assistant<|im_end|>"
+    assert "".join(token["text"] for token in report["tokens"]) == "<|begin|>an assistant<|im_end|>"
     lengths = [len(document(capsys, folder, "--row", str(row))["tokens"]) for row in (0, 2, 3)]
     padding = sum(64 - min(64, length) for length in lengths)
-    assert found["facts"] == {"rows": 4, "samples": 3, "padding": padding, "cut": 1, "dropped": 0, "without_loss": 1}
-    assert (found["unaligned"], found["fate"], found["used"]) == (1, "sample", len(found["tokens"]))
+    assert report["facts"] == {"rows": 4, "samples": 3, "padding": padding, "cut": 1, "dropped": 0, "without_loss": 1}
+    assert (report["unaligned"], report["fate"], report["used"]) == (1, "sample", len(report["tokens"]))
     assert document(capsys, folder, "--row", "1")["fate"] == "without_loss"
     dropped = document(capsys, folder, "--row", "2", "-s", "data.chat.long=drop")
     assert (dropped["fate"], dropped["used"]) == ("dropped", 0) and dropped["facts"]["dropped"] == 1
@@ -101,8 +101,8 @@ def test_a_window_of_text_has_loss_everywhere(folder: Path, capsys: Captured) ->
         "--row",
         "2",
     )
-    found = document(capsys, folder, *words, "-s", "train.validate=none", spec="text.dsc")
-    assert len(found["tokens"]) == 64 and all(token["loss"] for token in found["tokens"]) and found["facts"] is None
+    report = document(capsys, folder, *words, "-s", "train.validate=none", spec="text.dsc")
+    assert len(report["tokens"]) == 64 and all(token["loss"] for token in report["tokens"]) and report["facts"] is None
 
 
 PLAIN = ("-s", "data.tokenizer=train(257)", "-s", "data.validation=0%", "-s", "train.validate=none")  # a token a byte
@@ -122,16 +122,16 @@ PACK = ("-s", "data.chat.pack=true", "-s", "train.sequence=96")
 
 def test_a_sequence_of_packed_rows_shows_each_with_its_positions(folder: Path, capsys: Captured) -> None:
     rows = [document(capsys, folder, "--row", str(row))["tokens"] for row in (0, 3)]
-    found = json.loads(show(capsys, folder, *PACK, "--sequence", "1", "--format", "json"))
-    assert faults(found, FORMS["data_sequence"]) == []
-    assert (found["sequence"], found["sequences"], found["facts"]["samples"]) == (1, 2, 2)
-    assert [(part["row"], part["first"]) for part in found["documents"]] == [(0, 0), (3, len(rows[0]))]
-    assert [part["tokens"] for part in found["documents"]] == rows
-    assert found["padding"] == 96 - len(rows[0]) - len(rows[1])
+    report = json.loads(show(capsys, folder, *PACK, "--sequence", "1", "--format", "json"))
+    assert faults(report, FORMS["data_sequence"]) == []
+    assert (report["sequence"], report["sequences"], report["facts"]["samples"]) == (1, 2, 2)
+    assert [(part["row"], part["first"]) for part in report["documents"]] == [(0, 0), (3, len(rows[0]))]
+    assert [part["tokens"] for part in report["documents"]] == rows
+    assert report["padding"] == 96 - len(rows[0]) - len(rows[1])
     lines = show(capsys, folder, *PACK, "--sequence", "1").splitlines()
     assert lines[0] == (
-        f"train sequence 1 of 2: 2 documents, {96 - found['padding']} tokens, "
-        f"{sum(token['loss'] for row in rows for token in row)} with loss, {found['padding']} of padding"
+        f"train sequence 1 of 2: 2 documents, {96 - report['padding']} tokens, "
+        f"{sum(token['loss'] for row in rows for token in row)} with loss, {report['padding']} of padding"
     )
     assert f"-- row 3 from token {len(rows[0])} on, positions 0 to {len(rows[1]) - 1} --" in lines
     assert any(line.startswith("3 train rows are packed into 2 sequences; ") for line in lines)
@@ -142,9 +142,9 @@ def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Cap
     write_rows(folder / "texts.jsonl", rows)
     words = ["-s", 'data.source="texts.jsonl"', "-s", "data.tokenizer=train(260)", "-s", "data.validation=0%"]
     words += ["-s", "train.validate=none", "-s", "data.documents=masked", "--sequence", "1", "--format", "json"]
-    found = json.loads(show(capsys, folder, *words, spec="text.dsc"))
-    assert faults(found, FORMS["data_sequence"]) == [] and found["facts"] is None and found["padding"] == 0
-    parts = found["documents"]
+    report = json.loads(show(capsys, folder, *words, spec="text.dsc"))
+    assert faults(report, FORMS["data_sequence"]) == [] and report["facts"] is None and report["padding"] == 0
+    parts = report["documents"]
     assert sum(len(part["tokens"]) for part in parts) == 64 and len(parts) > 1
     assert [part["row"] for part in parts] == list(range(parts[0]["row"], parts[0]["row"] + len(parts)))
     assert all(token["loss"] for token in parts[0]["tokens"]), "it began in the sequence before"
@@ -161,9 +161,9 @@ def test_ids_without_a_tokenizer_are_numbers(folder: Path, capsys: Captured) -> 
     words = ("-s", "train.validate=none")
     assert show(capsys, folder, *words, spec="ids.dsc").splitlines()[2] == f"⟦{' '.join(map(str, range(1, 65)))} ⟧"
     assert document(capsys, folder, *words, spec="ids.dsc")["tokens"][0] == {"id": 1, "text": None, "loss": True}
-    found = json.loads(show(capsys, folder, *words, "--sequence", "1", "--format", "json", spec="ids.dsc"))
-    assert faults(found, FORMS["data_sequence"]) == []
-    assert [part["tokens"][0]["id"] for part in found["documents"]] == [65, 100]
+    report = json.loads(show(capsys, folder, *words, "--sequence", "1", "--format", "json", spec="ids.dsc"))
+    assert faults(report, FORMS["data_sequence"]) == []
+    assert [part["tokens"][0]["id"] for part in report["documents"]] == [65, 100]
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ def test_a_spec_does_not_differ_from_itself(path: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in SINGLE.items() for text in texts])
 def test_one_change_is_reported_as_one_path(path: str, text: str) -> None:
     before, after = resolve(QUICK), resolve(QUICK, overrides=[f"{path}={text}"])
-    found = difference(before, after)
-    assert [each.path for each in found.values if not each.derived] == [path]
-    assert {each.path for each in found.values if each.derived} <= {"parallel.data", "train.tokens"}
+    forward = difference(before, after)
+    assert [change.path for change in forward.values if not change.derived] == [path]
+    assert {change.path for change in forward.values if change.derived} <= {"parallel.data", "train.tokens"}
     back = difference(after, before)
-    assert {(c.path, c.after, c.before) for c in back.values} == {(c.path, c.before, c.after) for c in found.values}
-    assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in found.facts}
+    assert {(c.path, c.after, c.before) for c in back.values} == {(c.path, c.before, c.after) for c in forward.values}
+    assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in forward.facts}
 
 
 BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
@@ -93,8 +93,8 @@ BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
 def test_any_block_of_a_run_may_differ() -> None:
     """All at once, which are in the order of the schema."""
     path = str(ROOT / "specs" / "moe-8gpu.dsc")
-    found = difference(resolve(path), resolve(path, overrides=list(BLOCKS.values())))
-    blocks = dict.fromkeys(each.path.split(".")[0] for each in found.values)
+    diff = difference(resolve(path), resolve(path, overrides=list(BLOCKS.values())))
+    blocks = dict.fromkeys(change.path.split(".")[0] for change in diff.values)
     absent = ("name", "adapter")  # an override cannot add a block with a kind
     assert list(blocks) == [name for name in Spec.model_fields if name not in absent]
 
@@ -103,15 +103,18 @@ def test_any_block_of_a_run_may_differ() -> None:
 @given(st.sets(st.sampled_from(sorted(SINGLE)), min_size=2, max_size=5))
 def test_changes_add_up(paths: set[str]) -> None:
     overrides = [f"{path}={SINGLE[path][0]}" for path in sorted(paths - {"schedule.name", "train.micro_batch"})]
-    found = difference(resolve(QUICK), resolve(QUICK, overrides=overrides))
-    assert {each.path for each in found.values if not each.derived} == paths - {"schedule.name", "train.micro_batch"}
+    diff = difference(resolve(QUICK), resolve(QUICK, overrides=overrides))
+    assert {change.path for change in diff.values if not change.derived} == paths - {
+        "schedule.name",
+        "train.micro_batch",
+    }
 
 
 def test_derived_facts_match_the_specs() -> None:
     overrides = ["parallel.pipeline=4", "parallel.expert=1", "model.hidden=256"]
     before, after = resolve(QUICK), resolve(QUICK, overrides=overrides)
-    found = difference(before, after)
-    facts = {fact.name: (fact.before, fact.after) for fact in found.facts}
+    diff = difference(before, after)
+    facts = {fact.name: (fact.before, fact.after) for fact in diff.facts}
     for name, value_of in (("parameters.total", lambda spec: parameters(spec.model).total),
                      ("memory.total", lambda spec: lower_bound(spec).total)):  # fmt: skip
         assert facts[name] == (value_of(before.spec), value_of(after.spec))
@@ -125,7 +128,7 @@ def test_derived_facts_match_the_specs() -> None:
                 match = re.match(r"L(\d+)\.", use.site) if isinstance(use, Use) else None
                 if match:
                     table[int(match[1])] = stage.index
-    moved = {layer: (move.before, move.after) for move in found.moves for layer in range(move.first, move.last + 1)}
+    moved = {layer: (move.before, move.after) for move in diff.moves for layer in range(move.first, move.last + 1)}
     assert moved == {
         layer: (stages[0][layer], stages[1][layer]) for layer in stages[0] if stages[0][layer] != stages[1][layer]
     }
@@ -142,13 +145,13 @@ def layered(tmp_path: Path) -> Path:
 
 
 def test_layers_are_compared_one_by_one(layered: Path) -> None:
-    found = difference(resolve(QUICK), resolve(layered))
-    assert [(change.path, change.before, change.after) for change in found.values] == [
+    diff = difference(resolve(QUICK), resolve(layered))
+    assert [(change.path, change.before, change.after) for change in diff.values] == [
         ("model.layers.1.ffn", "moe 16 x 128", "dense 512"),
         ("model.layers.2..3.ffn.inner", "128", "256"),
         ("model.layers.4", None, "moe 16 x 256"),
     ]
-    facts = {fact.name: (fact.before, fact.after) for fact in found.facts}
+    facts = {fact.name: (fact.before, fact.after) for fact in diff.facts}
     assert facts["layers.dense"] == (1, 2) and "layers.moe" not in facts
 
 
@@ -185,8 +188,8 @@ def test_exit_codes(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.dsc").write_text("run a { }\n", "utf-8")
     capsys.readouterr()
     assert main(["diff", str(tmp_path / "a.dsc"), str(tmp_path / "none.dsc")]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "error[E0203]" in err and "error[E0101]" in err  # of both
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and "error[E0203]" in stderr and "error[E0101]" in stderr  # of both
 
 
 def test_a_schedule_that_is_searched_for_is_compared_without_its_bubble(capsys: Captured) -> None:
@@ -212,23 +215,23 @@ def test_runs_are_compared_phase_by_phase(tmp_path: Path, capsys: Captured) -> N
     changed = PHASED.replace("sequence = 64, steps = 4", "sequence = 64, steps = 6").replace("phase long", "phase two")
     new.write_text(changed, "utf-8")
     assert main(["diff", str(old), str(new)]) == 1
-    shown = capsys.readouterr().out
-    assert shown.startswith("phase last\n\ntrain\n") and "1024 tokens → 1536 tokens" in shown
-    assert f"phase long: only in {old}\n\nphase two: only in {new}\n" in shown and "first phase" not in shown
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("phase last\n\ntrain\n") and "1024 tokens → 1536 tokens" in stdout
+    assert f"phase long: only in {old}\n\nphase two: only in {new}\n" in stdout and "first phase" not in stdout
     assert main(["diff", f"{old}:mine.last", f"{new}:mine.last", "-s", "phase.last.train.steps=4"]) == 0
     assert main(["diff", str(old), "-s", "phase.long.train.batch=8", "--format", "json"]) == 1
     document = parsed(capsys.readouterr().out.partition("\n")[2], "diff_phases")
-    assert [each["equal"] for each in document["phases"]][1] is False and not document["only_after"]
+    assert [phase["equal"] for phase in document["phases"]][1] is False and not document["only_after"]
 
 
 def test_a_run_without_phases_is_compared_with_the_first_phase(tmp_path: Path, capsys: Captured) -> None:
     tiny, phased = tmp_path / "tiny.dsc", tmp_path / "phased.dsc"
     tiny.write_text((ROOT / "specs" / "tiny.dsc").read_text("utf-8"), "utf-8")
     phased.write_text(PHASED, "utf-8")
-    others = f"the others are {phased}:mine.long, {phased}:mine.last\n"
+    other_phases = f"the others are {phased}:mine.long, {phased}:mine.last\n"
     for words in ((str(phased), str(tiny)), (str(tiny), str(phased), "-s", "train.seed=2")):
         main(["diff", *words])
-        assert capsys.readouterr().err == f"note: this is the first phase of mine; {others}"
+        assert capsys.readouterr().err == f"note: this is the first phase of mine; {other_phases}"
     main(["diff", f"{phased}:mine.last", str(tiny)])
     assert capsys.readouterr().err == "", "that one was named"
 
@@ -239,8 +242,8 @@ def test_counts_only_batch_sizes_that_a_run_reaches(tokens: int, sizes: int, ste
     text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
     text = text.replace("batch       = 4", "batch { from = 2, to = 8, over = 192 tokens }")
     (tmp_path / "grows.dsc").write_text(text.replace("steps       = 5", f"tokens = {tokens}"), "utf-8")
-    found = difference(resolve(ROOT / "specs" / "tiny.dsc"), resolve(tmp_path / "grows.dsc"))
-    facts = {fact.name: fact.after for fact in found.facts}
+    diff = difference(resolve(ROOT / "specs" / "tiny.dsc"), resolve(tmp_path / "grows.dsc"))
+    facts = {fact.name: fact.after for fact in diff.facts}
     assert (facts.get("schedule.batch_sizes", 1), facts.get("schedule.steps", 5)) == (sizes, steps)
 
 
@@ -250,9 +253,9 @@ def test_orders_of_two_files_are_compared(tmp_path: Path, capsys: Captured) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "spec.dsc").write_text(text, "utf-8")
         (tmp_path / name / "mine.schedule").write_text(SCHEDULES[schedule].generate(2, 4).to_text(), "utf-8")
-    one, same, other = (str(tmp_path / name / "spec.dsc") for name in ("one", "same", "other"))
-    assert main(["diff", one, same]) == 0 and capsys.readouterr().out == "no difference\n"
-    assert main(["diff", one, other, "--format", "json"]) == 1
+    first, equal, different = (str(tmp_path / name / "spec.dsc") for name in ("one", "same", "other"))
+    assert main(["diff", first, equal]) == 0 and capsys.readouterr().out == "no difference\n"
+    assert main(["diff", first, different, "--format", "json"]) == 1
     (change,) = parsed(capsys.readouterr().out, "diff")["values"]
     assert (change["path"], change["before"], change["after"]) == (
         "schedule.actions",

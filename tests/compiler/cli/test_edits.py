@@ -62,7 +62,7 @@ def test_an_edit_removes_its_mistake_and_adds_no_syntax_error(name: str) -> None
         text = apply(source.text, [edit])
         assert text != source.text
         if source.name == OVERRIDE:
-            after = said(name, [text if each == source.text else each for each in overrides])
+            after = said(name, [text if override == source.text else override for override in overrides])
         else:
             after = said(name, overrides, {source.name: text})
         mistake = (item.code, item.message)
@@ -74,9 +74,9 @@ def test_most_hints_that_suggest_a_change_have_an_edit() -> None:
     items = [item for name in NAMES for item in said(name, overrides_of(name))]
     followed = [item for item in items if edit_of(item) or item.conflict]
     assert len(followed) >= FLOOR, f"{len(followed)} of {len(items)}"
-    meant = [item for item in items if item.hint.startswith("did you mean `")]
-    assert meant and all(edit_of(item) for item in meant if corrects_spelling(item))
-    assert [item.hint for item in meant if not corrects_spelling(item)] == ["did you mean `beta1` or `beta2`?"]
+    corrections = [item for item in items if item.hint.startswith("did you mean `")]
+    assert corrections and all(edit_of(item) for item in corrections if corrects_spelling(item))
+    assert [item.hint for item in corrections if not corrects_spelling(item)] == ["did you mean `beta1` or `beta2`?"]
 
 
 def test_all_edits_of_a_text_can_be_made_at_once() -> None:
@@ -123,17 +123,17 @@ def with_keys(place: int, words: Sequence[str]) -> dict[str, Diagnostic]:
 @pytest.mark.parametrize("place", BLOCKS, ids=[f"{name}-{place}" for place, name in BLOCKS.items()])
 def test_no_word_in_any_block_gets_an_edit_that_causes_another_error(place: int) -> None:
     """A word of another system or a key of another block never gets an edit that causes another error."""
-    found: dict[str, Diagnostic] = {}
+    diagnostics: dict[str, Diagnostic] = {}
     words = sorted(WORDS | KEYS | {"frobnicate", "zzz"})
     for start in range(0, len(words), 80):  # of more than a hundred mistakes, no hints are given
-        found |= with_keys(place, words[start : start + 80])
-    assert len(found) > len(WORDS)
-    for word, item in found.items():
+        diagnostics |= with_keys(place, words[start : start + 80])
+    assert len(diagnostics) > len(WORDS)
+    for word, item in diagnostics.items():
         edit = edit_of(item) and edit_of(with_keys(place, [word])[word])
         if edit is not None:
             text = apply(edit.span.source.text, [edit])
             after = said("all", (), {"all.dsc": text})
-            assert not [each for each in after if each.code in FORM], (word, edit.text)
+            assert not [diagnostic for diagnostic in after if diagnostic.code in FORM], (word, edit.text)
         assert item.hint and not item.hint.startswith(("one of", "write `qk_norm`")), word
         if not item.hint.startswith(("did you mean", "remove it")):
             listed = re.fullmatch(r"`[\w ]+` takes .*", item.hint)

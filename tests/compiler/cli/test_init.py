@@ -28,8 +28,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_starter_is_valid_and_prints_next_commands(capsys: Captured) -> None:
     assert main(["init"]) == 0
-    out = capsys.readouterr().out
-    commands = [line.split("   ")[0].split() for line in out.splitlines() if line.startswith("  dsc ")]
+    stdout = capsys.readouterr().out
+    commands = [line.split("   ")[0].split() for line in stdout.splitlines() if line.startswith("  dsc ")]
     assert [command[1] for command in commands] == ["check", "show", "train"]
     for command in commands[:2]:
         assert main(command[1:]) == 0
@@ -119,8 +119,8 @@ def test_existing_files_are_not_overwritten(capsys: Captured) -> None:
     assert capsys.readouterr().err == f"error: train.dsc exists\n{hint}"
     for name in ("link.dsc", "folder.dsc"):
         assert main(["init", name]) == 2 and main(["init", name, "--force"]) == 2
-        said = f"error: {name} exists\n{hint}error: {name} is not a regular file\n"
-        assert capsys.readouterr().err == said
+        errors = f"error: {name} exists\n{hint}error: {name} is not a regular file\n"
+        assert capsys.readouterr().err == errors
     assert not Path("elsewhere.dsc").exists() and list(Path("folder.dsc").iterdir()) == []
     assert main(["init", "--force"]) == 0 and load("train.dsc")
     assert sorted(path.name for path in Path().iterdir()) == ["folder.dsc", "link.dsc", "train.dsc"]

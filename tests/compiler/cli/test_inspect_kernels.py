@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[3]
 def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Builds of tiny: unchanged, and without fusion."""
     spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
-    apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
-    for name, variant in (("tiny", spec), ("apart", apart)):
+    unfused = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
+    for name, variant in (("tiny", spec), ("apart", unfused)):
         write_build(folder / name, compile_spec(variant).files)
     return folder / "tiny", folder / "apart"
 
@@ -42,9 +42,9 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     build, _ = builds
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "kernels")
+    listing = parsed(capsys.readouterr().out, "kernels")
     files = {path.stem for path in (build / "kernels").glob("*.py")}
-    assert [*sorted(row["kernel"] for row in found["kernels"]), found["optimizer"]["kernel"]] == [
+    assert [*sorted(row["kernel"] for row in listing["kernels"]), listing["optimizer"]["kernel"]] == [
         *sorted(files - {"adamw"}),
         "adamw",
     ]
@@ -56,7 +56,7 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
             called = sum(call["op"] == op for call in segment["ops"])
             names = re.findall(rf"^(\w+) = on_cuda\(__file__, '\w+', {op}\)$", text, re.M) or [op]
             assert sum(len(re.findall(rf"(?<![\w.]){name}\(", text)) for name in {*names}) >= called, op
-    assert {row["op"] for row in found["fused"]} == {
+    assert {row["op"] for row in listing["fused"]} == {
         "add_rmsnorm",
         "rmsnorm_dgrad_add",
         "sum_rmsnorm_dgrad_add",
@@ -64,17 +64,17 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
         "permuted_rmsnorm_dgrad_add",
         "unpermute_add",
     }
-    assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in found["fused"])
+    assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in listing["fused"])
 
 
 def test_ops_that_the_spec_leaves_unfused_are_reported(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, apart = builds
-    assert main(["inspect", str(apart), "--kernels"]) == 0
-    out = capsys.readouterr().out
-    assert "the spec turns these fusions off: residual_norm, route, join" in out and "stands for" not in out
-    assert "by torch: add," in out
+    _, unfused = builds
+    assert main(["inspect", str(unfused), "--kernels"]) == 0
+    stdout = capsys.readouterr().out
+    assert "the spec turns these fusions off: residual_norm, route, join" in stdout and "stands for" not in stdout
+    assert "by torch: add," in stdout
 
 
 @pytest.mark.parametrize("name", ["tiny", "moe-8gpu"])
@@ -87,21 +87,21 @@ def test_the_optimizer_is_listed(
     if name != "tiny":
         write_build(build, compile_spec(spec).files)
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "kernels")["optimizer"]
+    optimizer = parsed(capsys.readouterr().out, "kernels")["optimizer"]
     plan = RunPlan.from_json((build / "plan.json").read_bytes())
     owned: Counter[int] = Counter()
     for bucket in plan.buckets:
-        whole = sum(math.prod(parameter.shape) for parameter in bucket.parameters)
+        elements = sum(math.prod(parameter.shape) for parameter in bucket.parameters)
         for rank in bucket.holders:
-            owned[rank] += -(-whole // len(bucket.holders)) if spec.parallel.zero else whole
-    assert found["elements"] == max(owned.values())
+            owned[rank] += -(-elements // len(bucket.holders)) if spec.parallel.zero else elements
+    assert optimizer["elements"] == max(owned.values())
     sizes = {"fp32": 4, "bf16": 2}
     precision = spec.precision
-    master, gradient, moment = (sizes[each] for each in (precision.master, precision.gradients, precision.moments))
-    apart = sizes[precision.parameter] if precision.parameter != precision.master else 0
-    assert found["bytes"] == found["elements"] * (2 * master + gradient + 4 * moment + apart)
+    master, gradient, moment = (sizes[dtype] for dtype in (precision.master, precision.gradients, precision.moments))
+    parameter_copy = sizes[precision.parameter] if precision.parameter != precision.master else 0
+    assert optimizer["bytes"] == optimizer["elements"] * (2 * master + gradient + 4 * moment + parameter_copy)
     assert main(["inspect", str(build), "--kernels"]) == 0
-    assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
+    assert f"optimizer: adamw by adamw, {optimizer['elements']:,} elements and" in capsys.readouterr().out
 
 
 def test_kernels_that_quantise_weights_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,47 +111,49 @@ def test_kernels_that_quantise_weights_are_listed(tmp_path: Path, capsys: pytest
     files = dict(compile_spec(spec).files)
     write_build(tmp_path, tuple(files.items()))
     assert main(["inspect", str(tmp_path), "--kernels", "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "kernels")
-    made = Counter((each.op, each.kernel) for each in RunPlan.from_json(files["plan.json"]).quantised)
-    assert {(row["op"], row["kernel"]): row["calls"] for row in found["quantised"]} == made and made
-    assert all(op == "quantise_blocks" and f"kernels/{kernel}.py" in files for op, kernel in made)
+    listing = parsed(capsys.readouterr().out, "kernels")
+    counts = Counter((weight.op, weight.kernel) for weight in RunPlan.from_json(files["plan.json"]).quantised)
+    assert {(row["op"], row["kernel"]): row["calls"] for row in listing["quantised"]} == counts and counts
+    assert all(op == "quantise_blocks" and f"kernels/{kernel}.py" in files for op, kernel in counts)
     assert main(["inspect", str(tmp_path), "--kernels"]) == 0
-    said = capsys.readouterr().out
-    assert f"{sum(name.startswith('kernels/') for name in files)} kernel files" in said
-    assert all(f"quantise_blocks by {kernel}, {calls} calls per step" in said for (_, kernel), calls in made.items())
+    stdout = capsys.readouterr().out
+    assert f"{sum(name.startswith('kernels/') for name in files)} kernel files" in stdout
+    assert all(
+        f"quantise_blocks by {kernel}, {calls} calls per step" in stdout for (_, kernel), calls in counts.items()
+    )
 
 
 def test_names_are_not_broken_across_lines(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A row is one line in a pipe, however long; on a narrow terminal, lists continue on the next line after a name."""
-    found = read(builds[0])
-    names = {row["kernel"] for row in found["kernels"]} | {op for row in found["kernels"] for op in row["ops"]}
-    names |= {row["op"] for row in found["without"]} | {part for row in found["fused"] for part in row["of"]}
+    listing = read(builds[0])
+    names = {row["kernel"] for row in listing["kernels"]} | {op for row in listing["kernels"] for op in row["ops"]}
+    names |= {row["op"] for row in listing["without"]} | {part for row in listing["fused"] for part in row["of"]}
     assert main(["inspect", str(builds[0]), "--kernels"]) == 0
     piped = capsys.readouterr().out
-    assert all(f"  {', '.join(row['ops'])}  " in piped for row in found["kernels"])
-    assert all(f"  {' + '.join(row['of'])}  " in piped for row in found["fused"])
+    assert all(f"  {', '.join(row['ops'])}  " in piped for row in listing["kernels"])
+    assert all(f"  {' + '.join(row['of'])}  " in piped for row in listing["fused"])
     for width in (10, 72, 100, 250):
-        shown = text("tiny", found, Screen(width), on_cpus=True)
-        assert names <= {*re.findall(r"\w+", shown)}, width
-        assert ON_CPUS in " ".join(shown.split()) and "…" not in shown
-        assert all(len(line) <= max(width, 72) for line in shown.splitlines()[:4]), width
+        wrapped = text("tiny", listing, Screen(width), on_cpus=True)
+        assert names <= {*re.findall(r"\w+", wrapped)}, width
+        assert ON_CPUS in " ".join(wrapped.split()) and "…" not in wrapped
+        assert all(len(line) <= max(width, 72) for line in wrapped.splitlines()[:4]), width
 
 
 def test_prints_saved_bytes_and_the_target_machine(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(builds[0]), "--kernels"]) == 0
-    out = capsys.readouterr().out
-    found = read(builds[0])
-    saved = [int(row["bytes_saved"]) for row in found["fused"]]
-    lines = out.splitlines()
+    stdout = capsys.readouterr().out
+    listing = read(builds[0])
+    saved = [int(row["bytes_saved"]) for row in listing["fused"]]
+    lines = stdout.splitlines()
     printed = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
-    assert printed == [num_bytes(each) for each in (*saved, sum(saved))] and all(
-        not each.startswith("0") for each in printed
+    assert printed == [num_bytes(size) for size in (*saved, sum(saved))] and all(
+        not cell.startswith("0") for cell in printed
     )
-    assert f"{num_bytes(found['optimizer']['bytes'])} per step on the pipeline rank that updates most" in out
-    assert ON_CPUS in out  # tiny is for CPUs
-    assert ON_CPUS not in text("tiny", found)
+    assert f"{num_bytes(listing['optimizer']['bytes'])} per step on the pipeline rank that updates most" in stdout
+    assert ON_CPUS in stdout  # tiny is for CPUs
+    assert ON_CPUS not in text("tiny", listing)
     (builds[0] / "spec.resolved").rename(builds[0] / "spec.other")
     try:
         assert not runs_on_cpus(builds[0])  # not known
@@ -166,25 +168,25 @@ def test_prints_saved_bytes_and_the_target_machine(
 def test_commands_for_runs_and_specs_refuse_a_build(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build, apart = builds
+    build, unfused = builds
     assert main(["inspect", str(build)]) == 2
     err = capsys.readouterr().err
     assert f"{build} is a build" in err and f"dsc inspect {build} --kernels" in err and "Errno" not in err
-    assert main(["diff", str(build), str(apart)]) == 2
+    assert main(["diff", str(build), str(unfused)]) == 2
     err = capsys.readouterr().err
-    assert f"{build} is a folder, not a spec" in err and f"the one of this folder is {apart}/spec.resolved" in err
-    assert main(["diff", f"{build}/spec.resolved", f"{apart}/spec.resolved"]) == 1
+    assert f"{build} is a folder, not a spec" in err and f"the one of this folder is {unfused}/spec.resolved" in err
+    assert main(["diff", f"{build}/spec.resolved", f"{unfused}/spec.resolved"]) == 1
     assert "unfused  [] → [residual_norm, route, join]" in capsys.readouterr().out
 
 
 def test_the_page_shows_printed_lines(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of docs/kernels.md are printed lines, in this order; … stands for others."""
     page = (ROOT / "docs" / "kernels.md").read_text("utf-8")
-    shown = re.search(r"\$ dsc inspect build/tiny --kernels\n(.*?)```", page, re.DOTALL)
-    assert shown and main(["inspect", str(builds[0]), "--kernels"]) == 0
+    excerpt = re.search(r"\$ dsc inspect build/tiny --kernels\n(.*?)```", page, re.DOTALL)
+    assert excerpt and main(["inspect", str(builds[0]), "--kernels"]) == 0
     printed = iter(capsys.readouterr().out.splitlines())
-    for line in shown[1].splitlines():
-        assert line == "…" or any(line == other.rstrip() for other in printed), line
+    for line in excerpt[1].splitlines():
+        assert line == "…" or any(line == printed_line.rstrip() for printed_line in printed), line
 
 
 def test_output_to_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ READ = {
 def test_input_files_are_not_overwritten(command: str, folder: Path, capsys: Captured) -> None:
     os.link("spec.dsc", "name.of.spec")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    for out in (*READ[command], *(["name.of.spec"] if command == "plan" else [])):
-        assert main([*COMMANDS[command], "-o", out]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {out.removeprefix('./')} cannot be written: it is an input file or a spec"), (
-            said
-        )
+    for output in (*READ[command], *(["name.of.spec"] if command == "plan" else [])):
+        assert main([*COMMANDS[command], "-o", output]) == 2
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(
+            f"error: {output.removeprefix('./')} cannot be written: it is an input file or a spec"
+        ), stderr
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -78,9 +78,9 @@ def test_an_unwritable_output_is_reported_before_the_work(
     Path("read-only").touch(0o444)
     for name in ("none/out.json", ".", "circle", "read-only", "x" * 300, "a\0b"):
         assert main([*words, "-o", name]) == 2
-        said = capsys.readouterr().err
-        shown = name.replace("\0", "\N{SYMBOL FOR NULL}")
-        assert said.startswith(f"error: {shown} cannot be written: ") and "Errno" not in said
+        stderr = capsys.readouterr().err
+        printed_name = name.replace("\0", "\N{SYMBOL FOR NULL}")
+        assert stderr.startswith(f"error: {printed_name} cannot be written: ") and "Errno" not in stderr
     assert not [path for path in folder.iterdir() if path.name.startswith(".dsc-")]
 
 
@@ -115,8 +115,8 @@ def test_a_pipe_without_a_reader_is_refused(folder: Path, capsys: Captured) -> N
     for command in ("plan", "schedule"):
         assert main([*COMMANDS[command], "-o", "pipe"]) == 2
         assert capsys.readouterr().err.endswith("pipe cannot be written: nobody reads this pipe\n")
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(Path("pipe").read_bytes()))
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(Path("pipe").read_bytes()))
     reader.start()
     handle = os.open("pipe", os.O_WRONLY)  # waits for the reader
     try:
@@ -124,7 +124,7 @@ def test_a_pipe_without_a_reader_is_refused(folder: Path, capsys: Captured) -> N
     finally:
         os.close(handle)
     reader.join()
-    assert found == [b"x" * 200_000]
+    assert received == [b"x" * 200_000]
     assert main(["plan", "spec.dsc", "-o", "/dev/null"]) == 0
 
 
@@ -177,10 +177,10 @@ def test_far_from_the_spec_the_path_is_absolute(
     assert main(["calibrate", str(deep / "spec.dsc"), "-o", "out.json"]) == 0
     assert f'{{ rates = "{folder}/out.json" }}' in capsys.readouterr().out
     assert main(["calibrate", "-o", "out.json"]) == 0, "without a spec, it will be in one that is not known"
-    said = capsys.readouterr().out
-    assert f'cluster … {{ rates = "{folder}/out.json" }}' in said
+    stdout = capsys.readouterr().out
+    assert f'cluster … {{ rates = "{folder}/out.json" }}' in stdout
     rows = len(calibrate.read_table(folder / "table.json").rows)
-    assert f"{rows} rows, 0 class factors" in said
+    assert f"{rows} rows, 0 class factors" in stdout
 
 
 def test_an_imported_cluster_is_named_by_its_file(
@@ -201,15 +201,15 @@ def test_an_imported_cluster_is_named_by_its_file(
 
 
 def test_classes_missing_in_a_trace_are_reported(folder: Path, capsys: Captured) -> None:
-    one = {"classes": ("gemm",), "ms": 1.0}
+    gemm = {"classes": ("gemm",), "ms": 1.0}
     trace = TracedPair.model_validate(
-        {"name": "t", "layer": "L0", "layers": 1, "span_ms": 1.0, "busy_ms": 1.0, "classes": (one,), "source": "s",
+        {"name": "t", "layer": "L0", "layers": 1, "span_ms": 1.0, "busy_ms": 1.0, "classes": (gemm,), "source": "s",
          "date": "2025"}
     )  # fmt: skip
     Path("trace.json").write_text(trace.model_dump_json(by_alias=True))
     assert main(["calibrate", "spec.dsc", "--trace", "trace.json", "-o", "out.json"]) == 0
-    said = capsys.readouterr()
-    assert ": not in the trace, or not run by its layer L0; " in said.err
-    kept = said.err.partition("note: ")[2].partition(": not in the trace")[0].split(", ")
-    assert "gemm" not in kept and {"wgrad", "norm", "attention"} <= set(kept)
-    assert "out.json: 0 rows, 1 class factor\n" in said.out
+    captured = capsys.readouterr()
+    assert ": not in the trace, or not run by its layer L0; " in captured.err
+    missing = captured.err.partition("note: ")[2].partition(": not in the trace")[0].split(", ")
+    assert "gemm" not in missing and {"wgrad", "norm", "attention"} <= set(missing)
+    assert "out.json: 0 rows, 1 class factor\n" in captured.out

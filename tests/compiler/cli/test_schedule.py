@@ -36,9 +36,9 @@ def test_prints_text_and_json(capsys: Captured) -> None:
     assert run(*DUALPIPE) == 0
     assert capsys.readouterr() == (dualpipe(8, 20).to_text(), "")
     assert run(*DUALPIPE, "--format", "json") == 0
-    out, err = capsys.readouterr()
-    assert Schedule.from_json(out) == dualpipe(8, 20) and err == ""
-    parsed(out, "schedule")
+    stdout, stderr = capsys.readouterr()
+    assert Schedule.from_json(stdout) == dualpipe(8, 20) and stderr == ""
+    parsed(stdout, "schedule")
 
 
 def test_chunks(capsys: Captured) -> None:
@@ -102,8 +102,8 @@ def test_compare(capsys: Captured) -> None:
     assert rows["interleaved"]["makespan"] == 70.5 and rows["interleaved"]["peak_activations"] == 12.5  # half of 25
     assert rows["dualpipev"]["copies"] == 1
     assert run(*words) == 0
-    out, err = capsys.readouterr()
-    assert err == "" and "dualpipe         50.4    5.4%            9       2   48.2   4.6%    14.4" in out
+    stdout, stderr = capsys.readouterr()
+    assert stderr == "" and "dualpipe         50.4    5.4%            9       2   48.2   4.6%    14.4" in stdout
 
 
 def test_compare_reports_unknown_schedules(capsys: Captured) -> None:
@@ -144,9 +144,9 @@ def test_auto_with_two_stages_per_rank_reports_them(capsys: Captured) -> None:
     assert document["makespan"] == document["lower_bound"] == simulated(document) == 44
     assert max(document["peak_activations"]) <= 3
     assert run(*words) == 0
-    out, err = capsys.readouterr()
-    assert str(Schedule.from_text(out).stage_placement) == "v"
-    assert "at most 3 activations" in err and "2 stages per rank: an action costs 1/2 of the costs of 1/P" in err
+    stdout, stderr = capsys.readouterr()
+    assert str(Schedule.from_text(stdout).stage_placement) == "v"
+    assert "at most 3 activations" in stderr and "2 stages per rank: an action costs 1/2 of the costs of 1/P" in stderr
 
 
 def test_auto_is_never_slower_in_a_comparison(capsys: Captured) -> None:
@@ -174,12 +174,12 @@ class Terminal(io.StringIO):
 def test_a_search_shows_its_progress(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """A terminal shows the progress of a search until it is done."""
     words = ("--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--cap", "3", "--format", "json")
-    for asked in ("--name", "--compare"):
+    for option in ("--name", "--compare"):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", Terminal())
-            assert run(asked, "auto", *words) == 0
-            shown = sys.stderr.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
-        assert shown[0] == shown[-1] == "" and shown[-2] == "schedule: search for auto: 100%"
+            assert run(option, "auto", *words) == 0
+            updates = sys.stderr.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
+        assert updates[0] == updates[-1] == "" and updates[-2] == "schedule: search for auto: 100%"
     capsys.readouterr()
     assert run("--name", "auto", *words) == 0
     assert capsys.readouterr().err == ""
@@ -189,14 +189,14 @@ def test_a_search_shows_its_progress(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 
 THREE = ("cluster.node.devices=3", "parallel.pipeline=3", "parallel.expert=1", "schedule.name=auto", "train.batch=4")
-ON_THREE = [word for each in THREE for word in ("-s", each)]
+ON_THREE = [word for setting in THREE for word in ("-s", setting)]
 
 
 def test_auto_of_a_spec_counts_shares_of_the_model(capsys: Captured) -> None:
     """Six stages on three ranks: the schedule of the run, and the one under another cap."""
     for cap in (1.5, 1.25):
-        found = [capped_at(words, capsys) for words in (("-s", f"schedule.cap={cap}"), ("--cap", f"{cap}"))]
-        assert max(found[0]["peak_activations"]) == max(found[1]["peak_activations"]) == cap // 0.5 * 0.5
+        documents = [capped_at(words, capsys) for words in (("-s", f"schedule.cap={cap}"), ("--cap", f"{cap}"))]
+        assert max(documents[0]["peak_activations"]) == max(documents[1]["peak_activations"]) == cap // 0.5 * 0.5
 
 
 def capped_at(words: tuple[str, ...], capsys: Captured) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def capped_at(words: tuple[str, ...], capsys: Captured) -> dict[str, Any]:
 
 def test_schedule_of_a_spec(capsys: Captured) -> None:
     assert run(QUICK) == 0
-    out, err = capsys.readouterr()
-    assert out == dualpipe(2, 4).to_text() and "makespan" in err and " ms" in err
+    stdout, stderr = capsys.readouterr()
+    assert stdout == dualpipe(2, 4).to_text() and "makespan" in stderr and " ms" in stderr
     assert run(QUICK, "--format", "json") == 0
     document = parsed(capsys.readouterr().out, "simulated")
     assert document["schedule"] == "dualpipe" and document["unit"] == "ms"
@@ -222,8 +222,8 @@ def test_schedule_of_a_spec(capsys: Captured) -> None:
 
 
 def test_a_picture_explains_rows_of_several_tensor_ranks(capsys: Captured) -> None:
-    for more, wanted in (((), False), (("-s", "parallel.tensor=2", "-s", "cluster.node.devices=4"), True)):
-        assert run(str(ROOT / "specs" / "laptop-gqa.dsc"), *more, "--format", "svg") == 0
+    for overrides, wanted in (((), False), (("-s", "parallel.tensor=2", "-s", "cluster.node.devices=4"), True)):
+        assert run(str(ROOT / "specs" / "laptop-gqa.dsc"), *overrides, "--format", "svg") == 0
         assert ("a pipeline rank: 2 devices that run one program (tensor 2)." in capsys.readouterr().out) == wanted
 
 
@@ -265,10 +265,10 @@ def test_invalid_sizes_suggest_valid_ones(
     name: str, ranks: str, micro_batches: str, message: str, capsys: Captured
 ) -> None:
     assert run("--name", name, "--ranks", ranks, "--micro-batches", micro_batches) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert message in err
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert stderr.startswith("error: ")
+    assert message in stderr
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_invalid_sizes_suggest_valid_ones(
 )
 def test_mistakes_suggest_a_correction(words: tuple[str, ...], message: str, capsys: Captured) -> None:
     assert run(*words) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and message in err
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and stderr.startswith("error: ") and message in stderr
 
 
 @pytest.mark.parametrize(
@@ -351,28 +351,30 @@ def test_times_are_exact(capsys: Captured) -> None:
 
 
 def test_input_files_are_not_overwritten(tmp_path: Path, capsys: Captured) -> None:
-    spec, mine = tmp_path / "train.dsc", tmp_path / "mine.schedule"
+    spec, schedule_file = tmp_path / "train.dsc", tmp_path / "mine.schedule"
     spec.write_bytes(Path(QUICK).read_bytes())
-    assert run(str(spec), "-o", str(mine)) == 0
-    for words in ((str(spec), "-o", str(spec)), (str(mine), "--format", "json", "-o", str(mine))):
-        before = [path.read_bytes() for path in (spec, mine)]
+    assert run(str(spec), "-o", str(schedule_file)) == 0
+    for words in ((str(spec), "-o", str(spec)), (str(schedule_file), "--format", "json", "-o", str(schedule_file))):
+        before = [path.read_bytes() for path in (spec, schedule_file)]
         assert run(*words) == 2 and "name another file" in capsys.readouterr().err
-        assert before == [path.read_bytes() for path in (spec, mine)]
+        assert before == [path.read_bytes() for path in (spec, schedule_file)]
 
 
 def test_missing_sizes_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     for words in (("--name", "1f1b"), ("--compare", "1f1b,zbv", "--costs", "FB=1.8")):
         assert run(*words) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: --ranks and --micro-batches are missing, and there is no spec here: a .dsc file")
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(
+            "error: --ranks and --micro-batches are missing, and there is no spec here: a .dsc file"
+        )
     (tmp_path / "train.dsc").write_bytes(Path(QUICK).read_bytes())
     assert run("--name", "1f1b") == 0, "of the sizes of the spec that is here"
     (tmp_path / "mine.schedule").write_text(capsys.readouterr().out)
     assert run("mine.schedule", "--ranks", "8") == 2
-    said = capsys.readouterr().err
-    assert "mine.schedule has its own ranks and micro-batches: leave --ranks out" in said
-    assert "dsc schedule --name 1f1b --ranks 8 --micro-batches 20" in said
+    stderr = capsys.readouterr().err
+    assert "mine.schedule has its own ranks and micro-batches: leave --ranks out" in stderr
+    assert "dsc schedule --name 1f1b --ranks 8 --micro-batches 20" in stderr
     assert run("x" * 300) == 2 and "Errno" not in capsys.readouterr().err
 
 

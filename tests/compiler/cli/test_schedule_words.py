@@ -27,7 +27,7 @@ def test_each_rank_has_a_cap(capsys: Captured) -> None:
     words = ["--ranks", "4", "--micro-batches", "6", "--cap", ",".join(map(str, caps)), "--placement", "v"]
     assert main(["schedule", "--name", "auto", *words, "--format", "json"]) == 0
     peaks = parsed(capsys.readouterr().out, "simulated")["peak_activations"]
-    assert all(held <= cap for held, cap in zip(peaks, caps, strict=True)) and max(peaks) > min(caps)
+    assert all(peak <= cap for peak, cap in zip(peaks, caps, strict=True)) and max(peaks) > min(caps)
     assert main(["schedule", "--compare", "auto,1f1b", *words, "--format", "json"]) == 0
     assert parsed(capsys.readouterr().out, "compared")["cap"] == [*caps]
     assert main(["schedule", "--name", "auto", *words]) == 0
@@ -38,10 +38,10 @@ def test_each_rank_has_a_cap(capsys: Captured) -> None:
 
 def test_compare_advises_caps_of_the_model(capsys: Captured) -> None:
     """DualPipeV on 4 ranks holds 9 halves, so 4.5: the message advises a cap of 5, which is accepted."""
-    said = ["schedule", "--compare", "1f1b,dualpipev", *SIZES, "--costs", "F=1", "--cap"]
-    assert main([*said, "4"]) == 0
+    command = ["schedule", "--compare", "1f1b,dualpipev", *SIZES, "--costs", "F=1", "--cap"]
+    assert main([*command, "4"]) == 0
     assert "dualpipev on 4 ranks with 9 micro-batches holds 4.5 activations: use --cap 5" in capsys.readouterr().out
-    assert main([*said, "5"]) == 0
+    assert main([*command, "5"]) == 0
     assert "use --cap" not in capsys.readouterr().out
 
 
@@ -166,8 +166,8 @@ def test_a_bound_of_unequal_micro_batches_holds_for_their_order(tmp_path: Path, 
 )
 def test_ordering_a_spec_needs_given_costs(more: tuple[str, ...], said: tuple[str, ...], capsys: Captured) -> None:
     assert main(["schedule", QUICK, "--order", *more]) == 2
-    err = capsys.readouterr().err
-    assert all(each in err for each in said)
+    stderr = capsys.readouterr().err
+    assert all(fragment in stderr for fragment in said)
 
 
 def test_a_placement_with_chunks_suggests_the_key(tmp_path: Path, capsys: Captured) -> None:

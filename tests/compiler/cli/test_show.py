@@ -40,15 +40,15 @@ def test_printed_lines_and_leaves_agree(path: Path) -> None:
     """Each printed value is a leaf with that text; a leaf without a line is a name or a kind. Attention
     that overrides another one (of a layer or of MTP) prints `none` for missing keys, which are not leaves."""
     spec = resolve(path, runs_in(path)[0]).spec
-    found = {leaf.path: leaf.text for leaf in leaves(spec)}
-    assert len(found) == len(leaves(spec))
+    texts = {leaf.path: leaf.text for leaf in leaves(spec)}
+    assert len(texts) == len(leaves(spec))
     lines = {line.path: line.text.strip() for line in text_lines(spec) if line.text.strip(" }")}
     for path_of_line, text in lines.items():
         if text.endswith(" = none") and re.match(r"model\.(layers\.\d+|mtp)\.attention\.", path_of_line):
-            assert found.get(path_of_line, "none") == "none", path_of_line
+            assert texts.get(path_of_line, "none") == "none", path_of_line
         elif not text.endswith("{"):
-            assert text.endswith(found[path_of_line]), path_of_line
-    silent = {name for name in found if name not in lines}
+            assert text.endswith(texts[path_of_line]), path_of_line
+    silent = {name for name in texts if name not in lines}
     assert all(name.endswith((".kind", "name")) or name.startswith("precision.") for name in silent)
 
 
@@ -66,14 +66,14 @@ def test_origins_are_where_the_values_are(tmp_path: Path) -> None:
         text = resolved.sources[0].text
         number = float(span.text)
         number = number * 2 + 1 if number.is_integer() else number / 2
-        other = f"{text[: span.start]}{number:g}{text[span.end :]}"
+        edited = f"{text[: span.start]}{number:g}{text[span.end :]}"
 
-        def reader(name: str, text: str = other) -> tuple[Source, tuple[Diagnostic, ...]]:
+        def reader(name: str, text: str = edited) -> tuple[Source, tuple[Diagnostic, ...]]:
             return (Source(path, text), ()) if name == path else read(name)
 
         (view,) = analyse(path, None, (), reader).views
         try:
-            after = {each.path: each.text for each in leaves(view.spec)}
+            after = {new_leaf.path: new_leaf.text for new_leaf in leaves(view.spec)}
         except AttributeError:  # it, or what follows from it, is out of bounds and absent
             assert view.context.failed
             continue
@@ -160,8 +160,8 @@ def test_json_of_exact_numbers(cap: str, value: object, capsys: Captured) -> Non
 def test_mistakes_are_reported(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.dsc").write_text("run a { }\n", "utf-8")
     assert main(["show", str(tmp_path / "a.dsc")]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "error[E0203]" in err
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and "error[E0203]" in stderr
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_json_reports_why_there_is_no_spec(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--format", "json"]) == 2
-    out, err = capsys.readouterr()
-    document = parsed(out, "failure")
+    stdout, stderr = capsys.readouterr()
+    document = parsed(stdout, "failure")
     assert (document["error"], [item["code"] for item in document["diagnostics"]]) == (error, codes)
-    assert all(item["message"] in err for item in document["diagnostics"]) and (error or "") in err
+    assert all(item["message"] in stderr for item in document["diagnostics"]) and (error or "") in stderr
 
 
 def test_several_values_give_one_json_document(capsys: Captured) -> None:

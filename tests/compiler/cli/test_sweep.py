@@ -25,22 +25,22 @@ VALUES = st.lists(
 
 @given(st.dictionaries(st.sampled_from(["train.a", "train.b", "model.a", "x.0"]), VALUES, min_size=1, max_size=3))
 def test_every_combination_is_there_once(values: dict[str, list[str]]) -> None:
-    settings = [f"{key}={','.join(each)}" for key, each in values.items()]
-    if all(len(each) == 1 for each in values.values()):
+    settings = [f"{key}={','.join(choices)}" for key, choices in values.items()]
+    if all(len(choices) == 1 for choices in values.values()):
         with pytest.raises(SweepError, match="nothing varies"):
             variants(settings)
         return
     try:
-        found = variants(settings)
+        combinations = variants(settings)
     except SweepError as error:
         assert "are more than 256" in str(error)
         return
     wanted: list[list[str]] = [[]]
-    for key, each in values.items():
-        wanted = [[*before, f"{key}={value}"] for before in wanted for value in each]
-    assert [list(each.overrides) for each in found] == wanted
-    names = {each.name for each in found}
-    assert len(names) == len(found)
+    for key, choices in values.items():
+        wanted = [[*before, f"{key}={value}"] for before in wanted for value in choices]
+    assert [list(variant.overrides) for variant in combinations] == wanted
+    names = {variant.name for variant in combinations}
+    assert len(names) == len(combinations)
     assert all(name and "/" not in name and not name.startswith((".", "-")) and len(name) < 100 for name in names)
 
 
@@ -84,23 +84,23 @@ def test_combinations_that_do_not_fit_are_skipped(
     monkeypatch.chdir(tmp_path)
     words = ["-s", "cluster.node.device.memory=1MB,2.2MB,4GB", "-s", "train.micro_batch=4", "-s", "model.hidden=64"]
     assert main(["sweep", SPEC, *words, "--plan", "--format", "json"]) == 1
-    found = capsys.readouterr()
-    runs = parsed(found.out, "sweep")["runs"]
-    assert [each["fits"] for each in runs] == [False, False, True]
+    captured = capsys.readouterr()
+    runs = parsed(captured.out, "sweep")["runs"]
+    assert [run["fits"] for run in runs] == [False, False, True]
     assert runs[1]["overrides"] == ["cluster.node.device.memory=2.2MB", "train.micro_batch=4", "model.hidden=64"]
-    assert "E0812" in found.err  # the first certainly does not fit, the second by its plan
+    assert "E0812" in captured.err  # the first certainly does not fit, the second by its plan
     assert runs[0]["free_bytes"] is None and runs[1]["free_bytes"] < 0 < runs[2]["free_bytes"]
-    assert f"warning: memory=2.2MB does not fit: dsc plan {SPEC} -s " in found.err
+    assert f"warning: memory=2.2MB does not fit: dsc plan {SPEC} -s " in captured.err
     assert not list(tmp_path.iterdir())
 
 
 def test_the_table_shows_the_cost_of_each_run_and_the_total() -> None:
-    free = {"fits": 3 * 2**30, "exact": 0, "large": -(2**20), "illegal": None}
+    free_bytes = {"fits": 3 * 2**30, "exact": 0, "large": -(2**20), "illegal": None}
     planned = [
         sweep.PlannedVariant(Variant(name, (), ()), Path(name), "", 5_000_000, 1.5, 7200.0, bytes_, usd=12.0)
         if bytes_ is not None
         else sweep.PlannedVariant(Variant(name, (), ()), Path(name))
-        for name, bytes_ in free.items()
+        for name, bytes_ in free_bytes.items()
     ]
     table = sweep._table(planned)
     assert [re.split("  +", line) for line in table.splitlines()] == [
@@ -119,10 +119,17 @@ def test_the_table_shows_the_cost_of_each_run_and_the_total() -> None:
 
 def test_labels_consist_of_the_differing_words() -> None:
     rates = "train.rate=warmup 15 steps to 1e-3 | warmup 15 steps to 3e-3"
-    assert [each.label for each in variants([rates])] == ["rate 1e-3", "rate 3e-3"]
-    found = variants(["train.rate.0=warmup 5 steps to 1e-3,warmup 9 steps to 1e-3", "train.seed=1,2", "train.steps=4"])
-    assert [each.label for each in found] == ["rate 5, seed 1", "rate 5, seed 2", "rate 9, seed 1", "rate 9, seed 2"]
-    assert [each.label for each in variants(["schedule.name=1f1b,zb1p"])] == ["name 1f1b", "name zb1p"]
+    assert [variant.label for variant in variants([rates])] == ["rate 1e-3", "rate 3e-3"]
+    combinations = variants(
+        ["train.rate.0=warmup 5 steps to 1e-3,warmup 9 steps to 1e-3", "train.seed=1,2", "train.steps=4"]
+    )
+    assert [variant.label for variant in combinations] == [
+        "rate 5, seed 1",
+        "rate 5, seed 2",
+        "rate 9, seed 1",
+        "rate 9, seed 2",
+    ]
+    assert [variant.label for variant in variants(["schedule.name=1f1b,zb1p"])] == ["name 1f1b", "name zb1p"]
 
 
 def test_the_spec_of_the_folder_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -147,7 +154,7 @@ def test_variants_that_break_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert main(words) == 2
     assert "1 of 2 variants cannot be trained" in capsys.readouterr().err
     assert main([*words, "--legal", "--format", "json"]) == 1
-    assert [each["fits"] for each in parsed(capsys.readouterr().out, "sweep")["runs"]] == [False, True]
+    assert [run["fits"] for run in parsed(capsys.readouterr().out, "sweep")["runs"]] == [False, True]
     assert main(["sweep", SPEC, "-s", "train.micro_batch=3,5", "--plan", "--legal"]) == 2
 
 
@@ -157,8 +164,8 @@ def test_variants_that_do_not_train_yet(monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(words) == 2
     assert "1 of 2 variants cannot be trained" in capsys.readouterr().err
     assert main([*words, "--legal"]) == 1
-    out = capsys.readouterr().out
-    assert re.search(r"^seed=2 +refused, see above$", out, re.MULTILINE) and "1 run that fits" in out
+    stdout = capsys.readouterr().out
+    assert re.search(r"^seed=2 +refused, see above$", stdout, re.MULTILINE) and "1 run that fits" in stdout
 
 
 def test_a_sweep_continues_after_a_failure_and_stops_at_a_signal(
@@ -169,7 +176,7 @@ def test_a_sweep_continues_after_a_failure_and_stops_at_a_signal(
 
     def call(words: list[str]) -> int:
         called.append(words[words.index("--out") + 1])
-        ended = [each["exit_code"] for each in parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")["runs"]]
+        ended = [run["exit_code"] for run in parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")["runs"]]
         before = (len(called) - 1) % 3  # the second sweep begins after three calls
         assert ended == [1, 0, 130][:before] + [None] * (len(ended) - before), "those that have ended have a code"
         return {"seed=1": 1, "seed=2": 0, "seed=3": 130, "seed=4": 0}[Path(called[-1]).name]
@@ -179,7 +186,7 @@ def test_a_sweep_continues_after_a_failure_and_stops_at_a_signal(
     assert called == [f"sweeps/tiny/seed={i}" for i in (1, 2, 3)]
     assert "seed=1 failed with exit code 1" in capsys.readouterr().err
     document = parsed(Path("sweeps/tiny/sweep.json").read_text(), "sweep")
-    assert [each["exit_code"] for each in document["runs"]] == [1, 0, 130, None]
+    assert [run["exit_code"] for run in document["runs"]] == [1, 0, 130, None]
     assert main(["sweep", SPEC, "-s", "train.seed=1,2"]) == 1
 
 
@@ -199,8 +206,8 @@ def test_runs_of_a_sweep_are_compared_on_a_page(
 
     monkeypatch.setattr(processes, "call", call)
     assert main(["sweep", SPEC, "-s", "train.seed=1,2,3"]) == 1
-    found = capsys.readouterr()
-    assert "\ncompared: sweeps/tiny/compared.html\n" in found.out and "was not written" not in found.err
+    captured = capsys.readouterr()
+    assert "\ncompared: sweeps/tiny/compared.html\n" in captured.out and "was not written" not in captured.err
     page = Path("sweeps/tiny/compared.html").read_text("utf-8")
     assert "Sweep tiny" in page and "seed 1" in page and "seed 2" in page and "seed 3" not in page
 

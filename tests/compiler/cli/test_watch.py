@@ -122,8 +122,8 @@ def test_a_run_that_is_over_is_shown_with_its_exit_code(
     run.steps(1, 2, validation_loss=4.5)
     run.steps(3)
     run.end(outcome, code, reason)
-    found, lines = watched(run.folder, capsys)
-    assert found == code
+    exit_code, lines = watched(run.folder, capsys)
+    assert exit_code == code
     assert lines == [
         "step 3/9  loss 5.1234  validation 4.5000 at step 2  100,000 tokens/s  expert load 1.50x",
         f"{outcome} after step 9" + (f": {reason}" if reason else ""),
@@ -133,8 +133,8 @@ def test_a_run_that_is_over_is_shown_with_its_exit_code(
 def test_a_resumed_run_is_shown_as_running_again(run: Run, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     run.steps(1, 2, 3)
     run.end("failed", 1, "rank 0 left")
-    again = Run(run.folder, resume_step=3)
-    clock.later = [lambda: (again.steps(4), again.end("finished"))]  # type: ignore[func-returns-value]
+    resumed = Run(run.folder, resume_step=3)
+    clock.later = [lambda: (resumed.steps(4), resumed.end("finished"))]  # type: ignore[func-returns-value]
     with_lock = lock_folder(run.folder)
     code, lines = watched(run.folder, capsys)
     os.close(with_lock)
@@ -151,9 +151,9 @@ def test_killed_processes_are_distinguished_from_slow_ones(
     if is_held:
         clock.later = [run.end]
     code = main(["watch", str(run.folder)])
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == (0 if is_held else 1)
-    assert ("its processes were killed" in said.err) == (not is_held)
+    assert ("its processes were killed" in captured.err) == (not is_held)
     if is_held:
         os.close(lock)
 
@@ -169,16 +169,16 @@ def test_the_next_phase_is_waited_for(
     run.silent_for(silent_s)
 
     def go_on() -> None:
-        again = Run(run.folder, resume_step=2)
-        again.steps(3)
-        again.end("failed", 1, "rank 0 left")
+        resumed = Run(run.folder, resume_step=2)
+        resumed.steps(3)
+        resumed.end("failed", 1, "rank 0 left")
 
     code, end = 0, "finished after step 9"
     if silent_s < 600:
         code, end = 1, "failed after step 9: rank 0 left"
         clock.later = [go_on]
-    found, lines = watched(run.folder, capsys)
-    assert found == code and end in lines
+    exit_code, lines = watched(run.folder, capsys)
+    assert exit_code == code and end in lines
 
 
 @pytest.mark.parametrize("event", ["channels", "start"])
@@ -220,16 +220,16 @@ def test_rows_are_shown_while_the_run_continues(
     run: Run, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str
 ) -> None:
     """Also where the output is a file, which Python buffers."""
-    shown, before_the_end = tmp_path / "shown", list[str]()
+    output_path, before_the_end = tmp_path / "shown", list[str]()
 
     def go_on() -> None:
-        before_the_end.append(shown.read_text())
+        before_the_end.append(output_path.read_text())
         run.end()
 
     run.steps(1, 2)
     clock.later = [go_on]
     lock = lock_folder(run.folder)
-    with shown.open("w") as output:
+    with output_path.open("w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         assert main(["watch", str(run.folder), "--format", form]) == 0
         monkeypatch.undo()
@@ -238,9 +238,9 @@ def test_rows_are_shown_while_the_run_continues(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder, said in ((tmp_path / "no", "does not exist"), (tmp_path, "has no run")):
+    for folder, reason in ((tmp_path / "no", "does not exist"), (tmp_path, "has no run")):
         assert main(["watch", str(folder)]) == 2
-        assert f"{said}\n = hint: `dsc train` writes" in capsys.readouterr().err
+        assert f"{reason}\n = hint: `dsc train` writes" in capsys.readouterr().err
 
 
 def test_waits_for_a_run_that_has_not_begun(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24", "PYTHONUTF8": "1"}
         os.execv(sys.executable, [sys.executable, "-P", "-m", "compiler.cli.main", "watch", str(run.folder)])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    shown, lines, hangs = list[str](), list[str](), Watch(pid)
+    first_shown, lines, hangs = list[str](), list[str](), Watch(pid)
     while True:
         if not select.select([terminal], [], [], 1.0)[0]:
             hangs.look()
@@ -277,11 +277,11 @@ def seen(run: Run, columns: int, act: Callable[[], None], until: str) -> tuple[l
             break
         stream.feed(data)
         lines = [line.rstrip() for line in screen.display if line.strip()]
-        if not shown and any(until in line for line in lines):
-            shown = lines
+        if not first_shown and any(until in line for line in lines):
+            first_shown = lines
             act()
     os.close(terminal)
-    return shown, lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return first_shown, lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_measurements_are_compared_with_the_same_kind_of_forecast(
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert any(f"step 250 ms {speed}  MFU" in line for line in lines)
     assert f"memory  {memory}  tensors planned 3.0 GiB of 8.0 GiB" in [line.rstrip() for line in lines]
-    series = {each.name: list(each.read(state)) for each in SERIES}
+    series = {metric.name: list(metric.read(state)) for metric in SERIES}
     assert bool(series["dsc_predicted_step_duration_seconds"]) == calibrated
     assert bool(series["dsc_memory_bytes"]) != bool(series["dsc_process_memory_bytes"])
 

@@ -74,7 +74,7 @@ def test_mfu_falls_as_the_step_grows(factor: int) -> None:
 def test_tensor_ranks_split_the_work_of_a_model_and_add_none(degrees: tuple[str, ...]) -> None:
     """Tensor ranks change neither parameters nor FLOPs of the model, and a device computes its part of them."""
     alone, split = (
-        predict(load(SPECS / "llama3-8b.dsc", overrides=[f"parallel.{each}" for each in overrides]))
+        predict(load(SPECS / "llama3-8b.dsc", overrides=[f"parallel.{degree}" for degree in overrides]))
         for overrides in ((), degrees)
     )
     assert split.flops == alone.flops and split.parameters == alone.parameters

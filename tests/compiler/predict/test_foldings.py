@@ -63,5 +63,5 @@ def test_a_published_folding_is_planned(
             assert len(ups) == layers.ffn.experts * etp
             assert {len(row.holders) for row in ups} == {plan.mesh.columns // (ep * etp)}
             assert {row.held_shape[0] for row in ups} == {2 * layers.ffn.inner // etp}
-    found = predict(spec)
-    assert dict(found.degrees)["expert_tensor"] == etp and found.step.seconds > 0
+    prediction = predict(spec)
+    assert dict(prediction.degrees)["expert_tensor"] == etp and prediction.step.seconds > 0

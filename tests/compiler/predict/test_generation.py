@@ -50,26 +50,30 @@ def test_rounds_and_tokens() -> None:
 
 
 def test_the_text_reports_generation_of_completions() -> None:
-    found, generation = planned(rewarded("llama", slots=5))
+    prediction, generation = planned(rewarded("llama", slots=5))
 
     def line(predicted: GenerationTime, word: str) -> str:
-        lines = text(replace(found, generation=predicted), Screen(200)).splitlines()
+        lines = text(replace(prediction, generation=predicted), Screen(200)).splitlines()
         return next(line for line in lines if word in line)
 
     assert "40 rounds of " in line(generation, "writing") and "if completions have the maximum" in line(
         generation, "writing"
     )
     assert line(generation, "keys and values").endswith("keys and values of 5 completions at a time")
-    less = replace(generation, fits=False)
-    assert line(less, "keys and values").endswith("5 completions at a time: more than weights and state leave free")
+    unfitting = replace(generation, fits=False)
+    assert line(unfitting, "keys and values").endswith(
+        "5 completions at a time: more than weights and state leave free"
+    )
 
 
 def test_generation_counts_in_the_time_of_a_run() -> None:
-    found, generation = planned(rewarded("llama"))
+    prediction, generation = planned(rewarded("llama"))
     plain = predict(without_mtp(spec(1, 1, 1, 8, 4, 0, "llama", precision="fp32", sequence=16)))
-    assert 0 < found.generation_share < 1
-    assert found.whole.seconds == pytest.approx(found.whole.steps * (found.step.seconds + generation.seconds))
-    assert found.device_hours_per_trillion_tokens > plain.device_hours_per_trillion_tokens
+    assert 0 < prediction.generation_share < 1
+    assert prediction.whole.seconds == pytest.approx(
+        prediction.whole.steps * (prediction.step.seconds + generation.seconds)
+    )
+    assert prediction.device_hours_per_trillion_tokens > plain.device_hours_per_trillion_tokens
 
 
 @pytest.mark.parametrize("model", ["llama", "v3"])
@@ -81,35 +85,37 @@ def test_stages_divide_the_caches(model: str) -> None:
 @pytest.mark.parametrize("model", ["llama", "v3"])
 def test_planned_caches_equal_those_of_a_run(tmp_path: Path, segments: Segments, model: str) -> None:
     """Planned bytes of keys and values equal those that a rank of a run holds once each slot has had a sequence."""
-    found = rewarded(model, slots=4)
-    write_build(tmp_path / "build", compile_spec(found, segments=segments).files)
+    run_spec = rewarded(model, slots=4)
+    write_build(tmp_path / "build", compile_spec(run_spec, segments=segments).files)
     trainer = learning(Build.open(tmp_path / "build"), 0, Board(1).bind(0))
     assert trainer.policy is not None
-    forward, held = trainer.policy.generator._forward, list[int]()
+    forward, cache_bytes = trainer.policy.generator._forward, list[int]()
     forget = forward.forget
 
     def counted() -> None:
-        held.append(sum(each.nbytes for kept in forward._kept.values() for each in (kept.first, kept.second)))
+        cache_bytes.append(
+            sum(tensor.nbytes for pair in forward._kept.values() for tensor in (pair.first, pair.second))
+        )
         forget()
 
     forward.forget = counted  # type: ignore[method-assign]
     trainer.roll_out()
-    assert held == [planned(found)[1].cache_bytes]
+    assert cache_bytes == [planned(run_spec)[1].cache_bytes]
 
 
 def test_caches_that_do_not_fit_are_reported() -> None:
     """A device with room for little more than weights, gradients and state."""
-    found, generation = planned(rewarded("llama"))
-    rank = found.ranks[0]
-    assert generation.fits and found.fits
-    held = rank.weights + rank.gradients + rank.optimizer + generation.cache_bytes
+    prediction, generation = planned(rewarded("llama"))
+    rank = prediction.ranks[0]
+    assert generation.fits and prediction.fits
+    needed = rank.weights + rank.gradients + rank.optimizer + generation.cache_bytes
     small = rewarded("llama")
     node = small.cluster.node
-    device = node.device.model_copy(update={"memory": held - 1})
+    device = node.device.model_copy(update={"memory": needed - 1})
     cluster = small.cluster.model_copy(update={"node": node.model_copy(update={"device": device})})
     assert not planned(small.model_copy(update={"cluster": cluster}))[1].fits
 
 
 def test_the_shipped_run() -> None:
-    found, generation = planned(load(path_of("r1-tiny:r1")))
-    assert generation.rounds == 24 and generation.slots == 64 and found.generation_share > 0.5
+    prediction, generation = planned(load(path_of("r1-tiny:r1")))
+    assert generation.rounds == 24 and generation.slots == 64 and prediction.generation_share > 0.5

@@ -16,14 +16,14 @@ LLAMA = Path(__file__).parents[3] / "specs" / "llama3-8b.dsc"
 def test_the_time_that_a_ring_saves_is_at_most_that_of_the_exchanges(context: int, sequence: int) -> None:
     """On one pipeline rank, gathers of forwards are exposed; weight gradients may hide those of backwards."""
     words = ["parallel.pipeline=1", f"parallel.context={context}", f"train.sequence={sequence}"]
-    found = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
-    chains = found.lowering.chains(0, 0)
+    timed_plan = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
+    chains = timed_plan.lowering.chains(0, 0)
     forward, backward = (
         sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == exchange)
         for kind, exchange in (("F", "gather_sequences"), ("B", "scatter_sequences"))
     )
-    steps = found.schedule.num_micro_batches / found.step.seconds / 1e9
-    assert 0 < forward * steps <= share_of_keys(found) * (1 + 1e-9) <= (forward + backward) * steps
+    steps = timed_plan.schedule.num_micro_batches / timed_plan.step.seconds / 1e9
+    assert 0 < forward * steps <= share_of_keys(timed_plan) * (1 + 1e-9) <= (forward + backward) * steps
 
 
 def test_without_context_ranks_no_keys_are_exchanged() -> None:

@@ -41,8 +41,8 @@ def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
     for name, certificate in lowered.certificates.items():
         if name.startswith("train"):
             schedule = lowered.schedules[name]
-            found = rank_memories(spec, lowered.lowering, schedule, rows=lambda rank, layer, micro_batch: rows)
-            assert tuple(map(values, found)) == certificate.peak_bytes
+            planned = rank_memories(spec, lowered.lowering, schedule, rows=lambda rank, layer, micro_batch: rows)
+            assert tuple(map(values, planned)) == certificate.peak_bytes
     program = lowered.programs[f"train_{lowered.main_schedule.num_micro_batches}"]
     counted = [peak_bytes(program, rank, rows) for rank in range(lowered.plan.mesh.pp)]
     ledger = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
@@ -59,9 +59,9 @@ def test_unlike_rows_of_every_layer_and_micro_batch(of: str, schedule: str) -> N
     def rows(rank: int, layer: str, micro_batch: int) -> int:
         return (7 * rank + 5 * int(layer[1:]) + 3 * micro_batch) % 11
 
-    found = rank_memories(spec, lowered.lowering, lowered.schedules["train_6"], rows=rows)
-    assert tuple(map(values, found)) == prove(lowered.programs["train_6"], lowered.plan, rows).peak_bytes
-    assert all(memory.worst_bytes is None for memory in found)
+    planned = rank_memories(spec, lowered.lowering, lowered.schedules["train_6"], rows=rows)
+    assert tuple(map(values, planned)) == prove(lowered.programs["train_6"], lowered.plan, rows).peak_bytes
+    assert all(memory.worst_bytes is None for memory in planned)
 
 
 @pytest.mark.parametrize("recompute", [(), ("rmsnorm", "mla_up", "swiglu")])
@@ -74,11 +74,11 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
     base = small_spec(2, 2, 2, 6, of=of, schedule=schedule)
     spec = base.model_copy(update={"precision": BUILT_IN["bf16"].model_copy(update=eight), "recompute": recompute})
     lowered, rows = lower_spec(spec), held_rows(spec)
-    found = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
-    assert tuple(map(values, found)) == lowered.certificates["train_6"].peak_bytes
-    assert list(map(values, found)) == [peak_bytes(lowered.programs["train_6"], rank, rows) for rank in range(2)]
+    planned = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
+    assert tuple(map(values, planned)) == lowered.certificates["train_6"].peak_bytes
+    assert list(map(values, planned)) == [peak_bytes(lowered.programs["train_6"], rank, rows) for rank in range(2)]
     wide = base.model_copy(update={"precision": BUILT_IN["bf16"], "recompute": recompute})
-    assert lower_bound(spec).total <= max(memory.peak_bytes for memory in found)
+    assert lower_bound(spec).total <= max(memory.peak_bytes for memory in planned)
     assert lowered.plan.stages != lower_spec(wide).plan.stages
 
 
@@ -93,11 +93,11 @@ def test_shipped_specs(file: str, run: str) -> None:
     ledger = rank_memories(spec, lowering, schedule, rows=lambda *_: rows)
     assert tuple(map(values, ledger)) == certificate.peak_bytes
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
-    for one, other in zip(ledger, rank_memories(spec, lowering, schedule), strict=True):
-        assert other.worst_bytes is not None and one.peak_bytes <= other.peak_bytes <= other.worst_bytes
-        assert sum(held.bytes for held in other.held) == values(other)
-        assert sum(held.bytes for held in other.held if held.kind in ("buffer", "message")) == other.buffers
-        assert other.peak_bytes == sum((other.weights, other.gradients, other.optimizer, values(other)))
+    for at_rows, expected in zip(ledger, rank_memories(spec, lowering, schedule), strict=True):
+        assert expected.worst_bytes is not None and at_rows.peak_bytes <= expected.peak_bytes <= expected.worst_bytes
+        assert sum(tensor.bytes for tensor in expected.held) == values(expected)
+        assert sum(tensor.bytes for tensor in expected.held if tensor.kind in ("buffer", "message")) == expected.buffers
+        assert expected.peak_bytes == sum((expected.weights, expected.gradients, expected.optimizer, values(expected)))
     assert worst_held_rows(spec) >= rows
 
 
@@ -111,9 +111,9 @@ def test_smaller_batches_of_a_ramp_fit_if_the_largest_fits() -> None:
         return [memory.peak_bytes for memory in rank_memories(spec, lowering, schedule)]
 
     counts = ramp.micro_batches(spec)
-    first, (largest,) = ([peaks(scheduler.schedule(n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
+    first, (largest,) = ([peaks(scheduler.schedule(n)) for n in sizes] for sizes in ((24, 26, 28, 30), counts[-1:]))
     assert counts[:4] == (24, 26, 28, 30)
-    assert all(max(found) <= max(largest) for found in first)
+    assert all(max(rank_peaks) <= max(largest) for rank_peaks in first)
     plan = lowering.plan
     put_off = peaks(stand_in(plan.stage_placement, plan.mesh.pp, 30, prompt=False))
     assert round(max(put_off) / max(first[-1]), 1) == 1.7
@@ -127,16 +127,16 @@ def test_over_time() -> None:
     timeline = simulate(schedule, stage_costs(Lowering(lowered.plan, rates_of(spec))))
     for memory in rank_memories(spec, lowered.lowering, schedule, timeline):
         state = memory.weights + memory.gradients + memory.optimizer
-        seconds, held = zip(*memory.timeline, strict=True)
+        seconds, held_bytes = zip(*memory.timeline, strict=True)
         last = max(end for row in timeline.ticks for _, end in row) * (float(timeline.unit) / 1000)
         assert list(seconds) == sorted(seconds) and seconds[-1] <= last
-        assert held[0] == state and max(held) == memory.peak_bytes and min(held) >= state
-        assert len(held) <= MAX_POINTS
-        at = seconds[held.index(max(held))]
+        assert held_bytes[0] == state and max(held_bytes) == memory.peak_bytes and min(held_bytes) >= state
+        assert len(held_bytes) <= MAX_POINTS
+        peak_s = seconds[held_bytes.index(max(held_bytes))]
         step = next(
             str(step)
             for step, (start, end) in zip(schedule.actions[memory.pp_rank], timeline.spans[memory.pp_rank], strict=True)
-            if float(start) / 1000 <= at <= float(end) / 1000
+            if float(start) / 1000 <= peak_s <= float(end) / 1000
         )
         assert step == memory.peak_action
 
@@ -144,11 +144,11 @@ def test_over_time() -> None:
 @pytest.mark.parametrize("count", [3, 399, 400, 401, 5000])
 def test_thinning_keeps_both_extremes(count: int) -> None:
     points = [(float(k), (k * 7919) % 1009 + (10**6 if k == count // 3 else 0)) for k in range(count)]
-    kept = thinned(points, MAX_POINTS)
-    assert len(kept) <= MAX_POINTS and kept == sorted(kept)
-    assert set(kept) <= set(points) and (kept[0], kept[-1]) == (points[0], points[-1])
-    assert max(h for _, h in kept) == max(h for _, h in points)
-    assert min(h for _, h in kept) == min(h for _, h in points)
+    thin = thinned(points, MAX_POINTS)
+    assert len(thin) <= MAX_POINTS and thin == sorted(thin)
+    assert set(thin) <= set(points) and (thin[0], thin[-1]) == (points[0], points[-1])
+    assert max(h for _, h in thin) == max(h for _, h in points)
+    assert min(h for _, h in thin) == min(h for _, h in points)
 
 
 def test_inside_of_a_segment_by_hand() -> None:

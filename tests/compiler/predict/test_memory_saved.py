@@ -34,22 +34,22 @@ def test_a_copy_has_the_planned_size(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, given: dict[str, Any]
 ) -> None:
     small = spec(pp, ep, dp, 4, **given)
-    chosen = small.model_copy(update={"train": small.train.model_copy(update={"checkpoint": Checkpoint(every=3)})})
-    write_build(tmp_path / "build", compile_spec(chosen, segments=segments).files)
+    run_spec = small.model_copy(update={"train": small.train.model_copy(update={"checkpoint": Checkpoint(every=3)})})
+    write_build(tmp_path / "build", compile_spec(run_spec, segments=segments).files)
     plan = Build.open(tmp_path / "build").plan
     copied = []
     for rank in range(plan.mesh.world):
-        held = snapshot.take(build_state(plan, rank, torch.device("cpu")), plan, rank).values()
-        copied.append(sum((each.values if isinstance(each, TensorPart) else each).nbytes for each in held))
+        snapshots = snapshot.take(build_state(plan, rank, torch.device("cpu")), plan, rank).values()
+        copied.append(sum((entry.values if isinstance(entry, TensorPart) else entry).nbytes for entry in snapshots))
     assert sum(copied) == checkpoint_bytes(plan)
-    most = [max(copied[at : at + plan.mesh.columns]) for at in range(0, plan.mesh.world, plan.mesh.columns)]
-    planned = lower_spec(chosen).plan
-    counted = saved_bytes(chosen, planned)
+    largest = [max(copied[begin : begin + plan.mesh.columns]) for begin in range(0, plan.mesh.world, plan.mesh.columns)]
+    planned = lower_spec(run_spec).plan
+    counted = saved_bytes(run_spec, planned)
     padding = 64 * plan.mesh.world * len(plan.buckets)  # ZeRO's shares are equal, and the last one is not full
     assert all(
-        0 <= of_plan - real <= (padding if plan.zero else 0) for of_plan, real in zip(counted, most, strict=True)
+        0 <= of_plan - real <= (padding if plan.zero else 0) for of_plan, real in zip(counted, largest, strict=True)
     )
-    assert tuple(each.host for each in rank_states(chosen, planned)) == counted
-    at_once = chosen.train.checkpoint.model_copy(update={"background": False})  # type: ignore[union-attr]
-    chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"checkpoint": at_once})})
-    assert not any(each.host for each in rank_states(chosen, planned))
+    assert tuple(state.host for state in rank_states(run_spec, planned)) == counted
+    at_once = run_spec.train.checkpoint.model_copy(update={"background": False})  # type: ignore[union-attr]
+    run_spec = run_spec.model_copy(update={"train": run_spec.train.model_copy(update={"checkpoint": at_once})})
+    assert not any(state.host for state in rank_states(run_spec, planned))

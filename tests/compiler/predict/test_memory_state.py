@@ -71,10 +71,10 @@ def test_eight_bit_copies_of_deepseek_v3() -> None:
 def test_the_published_set_up_fits() -> None:
     """DeepSeek-V3 on its devices with the recomputation of its report (arXiv 2412.19437, §3.2.3)."""
     spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
-    found = predict(spec)
-    assert found.fits and all(rank.peak_bytes < 79.1 * GIB for rank in found.ranks)
-    assert any("e4m3" in line for line in found.assumptions)
-    assert [rank.peak_bytes for rank in found.ranks] == [rank.peak_bytes for rank in reversed(found.ranks)]
+    prediction = predict(spec)
+    assert prediction.fits and all(rank.peak_bytes < 79.1 * GIB for rank in prediction.ranks)
+    assert any("e4m3" in line for line in prediction.assumptions)
+    assert [rank.peak_bytes for rank in prediction.ranks] == [rank.peak_bytes for rank in reversed(prediction.ranks)]
     without = predict(load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED, "recompute=[]"]))
     wide = predict(load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED, "precision=bf16"]))
     assert not without.fits and not wide.fits
@@ -122,7 +122,7 @@ def test_explains_why_a_plan_does_not_fit() -> None:
         "    18.0 GiB  received_rows, inputs kept for the backward",
         "    12.0 GiB  attention_mla_attention_0, saved by forwards",
     )
-    assert [each.pp_rank for each in overflows(ranks)] == [2, 1, 3]
+    assert [overflow.pp_rank for overflow in overflows(ranks)] == [2, 1, 3]
     assert sum(part.bytes for part in overflows(ranks)[0].parts) == 86 * GIB
     assert explain_memory(spec, plan, ranks[:1]) == ()
 
@@ -165,21 +165,21 @@ def test_each_rank_has_the_memory_of_its_device() -> None:
 @pytest.mark.parametrize("zero", range(4))
 def test_memory_of_layers_before_planning(zero: int) -> None:
     """Equals the planned memory to the byte, except for router biases, if buckets need no padding."""
-    one = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
-    spec = load(SPECS / "quickstart.dsc", overrides=one)
+    overrides = ["parallel.pipeline=1", "parallel.expert=1", "schedule.name=1f1b", f"parallel.zero={zero}"]
+    spec = load(SPECS / "quickstart.dsc", overrides=overrides)
     model = cut_model(spec)
-    held: dict[str, int] = {}
+    state_bytes: dict[str, int] = {}
     for block in model.blocks:
-        held |= _always(model, block.steps, 1)
+        state_bytes |= _always(model, block.steps, 1)
     biases = 4 * sum(ffn.experts for _, ffn in layers_with_experts(spec))
     (state,) = rank_states(spec, make_plan(spec))
-    assert sum(held.values()) + biases == state.total
+    assert sum(state_bytes.values()) + biases == state.total
 
 
 def test_only_layers_with_a_balancing_loss_have_one() -> None:
     spec = load(SPECS / "tiny.dsc")
     layers = contract_plan(spec, lower_spec(spec), {}).moe_layers
-    assert [(each.site, each.sequence_loss) for each in layers] == [("L1", 1e-4), ("M0", 0.0)], "MTP has none"
+    assert [(layer.site, layer.sequence_loss) for layer in layers] == [("L1", 1e-4), ("M0", 0.0)], "MTP has none"
 
 
 def test_waits_for_exchanges_have_the_uncertainty_of_exchanges() -> None:
@@ -190,9 +190,9 @@ def test_waits_for_exchanges_have_the_uncertainty_of_exchanges() -> None:
     ):
         rates = replace(rates_of(load(SPECS / name, overrides=overrides)), carried={})
         plain = interval_of(1.0, {"gemm": 0.5}, 0.5, rates)
-        for each in ("dispatch_node", "all_reduce_node"):
-            found = interval_of(1.0, {"gemm": 0.5}, 0.5, replace(rates, carried={each: 2.0}))
-            assert (found != plain) == (each == kind), (name, each)
+        for waiting in ("dispatch_node", "all_reduce_node"):
+            interval = interval_of(1.0, {"gemm": 0.5}, 0.5, replace(rates, carried={waiting: 2.0}))
+            assert (interval != plain) == (waiting == kind), (name, waiting)
 
 
 @pytest.mark.parametrize(("name", "has_hosts"), [("quickstart.dsc", False), ("llama3-8b.dsc", True)])
@@ -204,8 +204,8 @@ def test_host_memory_of_an_accelerator_includes_copied_activations(name: str, ha
         Schedule.from_text(f"# a ranks=2 micro_batches=2 placement=loop(1)\n{first}\nF1.0 B1.0 F1.1 B1.1\n")
         for first in ("F0.0 F0.1 B0.0 B0.1", "F0.0 O0.0 F0.1 R0.0 B0.0 B0.1")
     )
-    before, after = (rank_memories(spec, lowering, each) for each in (plain, copying))
-    more = [b.host_bytes - a.host_bytes for a, b in zip(before, after, strict=True)]
+    before, after = (rank_memories(spec, lowering, schedule) for schedule in (plain, copying))
+    added = [b.host_bytes - a.host_bytes for a, b in zip(before, after, strict=True)]
     copied = host_buffers(spec, lowering, copying, 0)
-    assert copied > 0 and more == [copied * has_hosts, 0]
+    assert copied > 0 and added == [copied * has_hosts, 0]
     assert before[0].host_bytes == rank_states(spec, lowering.plan)[0].host

@@ -30,12 +30,12 @@ def use_of(spec: Spec, kind: str) -> ir.Use:
 
 def sizes(buffers: tuple[ir.Buffer, ...]) -> dict[str, float]:
     """Bytes, or bytes of a received row; of values of eight bits with their scales."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for b in buffers:
         if not b.alias:
             name = b.name.removesuffix("_scales")
-            found[name] = found.get(name, 0) + b.fixed_bytes + b.row_bytes
-    return found
+            totals[name] = totals.get(name, 0) + b.fixed_bytes + b.row_bytes
+    return totals
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_attention_saves_latents_and_its_output(output: str) -> None:
     """Norms and up-projections are recomputed, so their results are not saved in any dtype. The attention output
     is read by its own backward: it is saved in 12 bits with an exponent for each 128 numbers, without a second copy."""
     cut_segment = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
-    kept = {name: size for name, size in sizes(cut_segment.saved).items() if not name.endswith(("rstd", "lse"))}
+    saved = {name: size for name, size in sizes(cut_segment.saved).items() if not name.endswith(("rstd", "lse"))}
     attended = {
         "e5m6": {"mla_attention_0_kept": T * (16384 + 128), "mla_attention_0_kept_low": T * 16384 // 2},
         "bf16": {"mla_attention_0": T * 16384 * 2},
     }
-    assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2} | attended[output]
+    assert saved == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2} | attended[output]
     assert attended[output].keys() < {*cut_segment.W.args}
 
 
@@ -84,8 +84,8 @@ def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
     use = use_of(deepseek(), "experts")
     cut_segment = cut(use.segment)
     assert sizes(cut_segment.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
-    kept = {"rows", "d_y", "grouped_linear_0_fp8"}  # as they came; SwiGLU is computed again
-    assert kept | {f"{name}_scales" for name in kept} <= set(cut_segment.W.args)
+    rows = {"rows", "d_y", "grouped_linear_0_fp8"}  # as they came; SwiGLU is computed again
+    assert rows | {f"{name}_scales" for name in rows} <= set(cut_segment.W.args)
     assert sizes(cut_segment.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
     assert sizes(cut_segment.gradients) == {"d_rows": D * 2, "d_gate": 4}  # combine = bf16; gate weights are fp32
 
@@ -94,14 +94,14 @@ def test_rows_travel_in_eight_bits_and_back_in_sixteen() -> None:
     """Per token and expert rank: 7,392 bytes there, forward and backward, and 14,336 back."""
     exchanges = [step for step in model_steps(deepseek()) if isinstance(step, ir.Communication)][:2]
     dispatch, combine = exchanges
-    there, back = (
+    to_experts, from_experts = (
         (sizes(dispatch.sizes)["L3_rows"] / S, sizes(combine.sizes)["L3_expert_rows"]),
         (sizes(dispatch.arriving)["d_L3_received_rows"], sizes(combine.arriving)["d_L3_returned_rows"] / S),
     )
-    assert (there, back) == ((7392, 14_336), (14_336, 7392))
+    assert (to_experts, from_experts) == ((7392, 14_336), (14_336, 7392))
     received = sizes(dispatch.outputs)["L3_received_rows"], sizes(combine.outputs)["L3_returned_rows"] / S
     returned = sizes(dispatch.returned)["d_L3_rows"] / S, sizes(combine.returned)["d_L3_expert_rows"]
-    assert (received, returned) == (there, back)
+    assert (received, returned) == (to_experts, from_experts)
     router, experts, join = (cut(use_of(deepseek(), kind).segment) for kind in ("router", "experts", "join"))
     assert {(b.name, b.dtype) for b in router.outputs} > {("rows", "float8_e4m3fn"), ("rows_scales", "float32")}
     assert [(b.name, b.dtype) for b in experts.outputs] == [("y", "bfloat16")]
@@ -125,22 +125,22 @@ def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
             tiles = [packed_of(joint.tensors[value].dtype) for value in node.reads[:2]]
             assert [(tile.rows, tile.columns) for tile in tiles] == [(128, 1)] * 2
     cut_segment = split(unpacked(joint)).cut
-    kept = {b.name for b in (*cut_segment.saved, *cut_segment.deferred)}
-    assert not any(name.removesuffix("_fp8") in kept for name in kept if name.endswith("_fp8"))
-    assert not any(f"{name}_fp8" in kept for name in cut_segment.W.args)
+    saved = {b.name for b in (*cut_segment.saved, *cut_segment.deferred)}
+    assert not any(name.removesuffix("_fp8") in saved for name in saved if name.endswith("_fp8"))
+    assert not any(f"{name}_fp8" in saved for name in cut_segment.W.args)
 
 
 def test_scales_that_are_powers_of_two() -> None:
     """Only scales of the attention output and of rows sent to experts are powers of two (§3.2.1, §3.3.3)."""
-    found = set()
+    casts = set()
     for kind in ("attention", "dense", "experts", "join", "mtp_input", "router", "shared"):
         for node in interpret(use_of(deepseek(), kind).segment).nodes:
             if "quantise" in node.op:
                 tensors = interpret(use_of(deepseek(), kind).segment).tensors
                 packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
                 pow2 = {packing.pow2 for packing in packed if packing.form is None}
-                found |= {(kind, node.reads[0])} if pow2 == {True} else set()
-    assert found == {
+                casts |= {(kind, node.reads[0])} if pow2 == {True} else set()
+    assert casts == {
         ("attention", "linear_1"),  # queries: attention, and the cast of its output, in one op
         ("attention", "mla_attention_0_kept"),
         ("experts", "rows"),
@@ -171,11 +171,11 @@ def test_without_recompute_results_are_kept_quantised() -> None:
 def test_quantising_takes_time() -> None:
     """Bytes of quantising ops: read in 16 bits, written in 8; a transposition reads and writes 8 bits."""
     costs = dict(cut(use_of(deepseek("recompute=[]"), "dense").segment).costs)
-    found = {phase: [(op, work.bytes) for op, work in cost.ops if "quantise" in op] for phase, cost in costs.items()}
+    casts = {phase: [(op, work.bytes) for op, work in cost.ops if "quantise" in op] for phase, cost in costs.items()}
     norm, gate, up = T * D, T * 18432, T * 2 * 18432
-    assert found["F"] == [("quantise", norm * (2 + TILE)), ("quantise", gate * (2 + TILE))]
-    assert found["I"] == [("quantise_both", norm * (2 + 2 * TILE)), ("quantise_both", up * (2 + 2 * TILE))]
-    assert sorted(found["W"]) == sorted([("requantise", norm * 2 * TILE), ("requantise", gate * 2 * TILE)])
+    assert casts["F"] == [("quantise", norm * (2 + TILE)), ("quantise", gate * (2 + TILE))]
+    assert casts["I"] == [("quantise_both", norm * (2 + 2 * TILE)), ("quantise_both", up * (2 + 2 * TILE))]
+    assert sorted(casts["W"]) == sorted([("requantise", norm * 2 * TILE), ("requantise", gate * 2 * TILE)])
     plain = dict(cut(use_of(deepseek("recompute=[]", "precision=bf16"), "dense").segment).costs)
     assert [plain[phase].flops for phase in "FIW"] == [costs[phase].flops for phase in "FIW"]
 

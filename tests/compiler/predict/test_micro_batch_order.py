@@ -25,18 +25,18 @@ QUICKSTART = Path(__file__).parents[3] / "specs" / "quickstart.dsc"
 
 def weights(rng: random.Random, share: float, count: int) -> list[Fraction]:
     """Costs of micro-batches of one sequence cut into lognormal documents; attention is this share of the largest."""
-    found = []
+    costs = []
     for _ in range(count):
-        left, seen, sequence = 1000, 0, 1000
-        while left:
-            length = min(left, max(1, round(rng.lognormvariate(5.5, 1.2))))
-            left, seen = left - length, seen + length**2
-        found.append(Fraction(round(1000 * (1 - share + share * seen / sequence**2)), 1000))
-    return found
+        remaining, squares, sequence = 1000, 0, 1000
+        while remaining:
+            length = min(remaining, max(1, round(rng.lognormvariate(5.5, 1.2))))
+            remaining, squares = remaining - length, squares + length**2
+        costs.append(Fraction(round(1000 * (1 - share + share * squares / sequence**2)), 1000))
+    return costs
 
 
 def test_weights_are_evenly_spaced() -> None:
-    assert weights_between(0.3, 4) == tuple(Fraction(each, 10) for each in (7, 8, 9, 10))
+    assert weights_between(0.3, 4) == tuple(Fraction(tenths, 10) for tenths in (7, 8, 9, 10))
     assert weights_between(0.3, 2) == (Fraction(7, 10), 1) and weights_between(0.3, 1) == (Fraction(7, 10),)
     assert weights_between(0.0, 3) == (1, 1, 1)
     assert weights_between(1.0, 3) == (Fraction(1, 1000), Fraction(1, 2), 1), "none weighs nothing"
@@ -51,8 +51,8 @@ def test_the_positions_suit_lengths_that_are_not_known(name: str, least: float) 
     saved = []
     for _ in range(6):
         drawn = weights(rng, share, 12)
-        put = [sorted(drawn)[rank] for rank in order]
-        before, after = (simulate(schedule, Costs(micro_batches=tuple(each))).makespan for each in (drawn, put))
+        ordered = [sorted(drawn)[rank] for rank in order]
+        before, after = (simulate(schedule, Costs(micro_batches=tuple(costs))).makespan for costs in (drawn, ordered))
         saved.append(float(1 - after / before))
     assert mean(saved) > least and min(saved) > -0.01, saved
 
@@ -68,7 +68,7 @@ def test_programs_that_train_have_an_order(batches: str, tmp_path: Path) -> None
     (tmp_path / "run.dsc").write_text(text, "utf-8")
     spec = load(tmp_path / "run.dsc", overrides=["data.documents=masked", "schedule.order=cost"])
     lowered = lower_spec(spec)
-    trained = {name: each for name, each in lowered.schedules.items() if name.startswith("train")}
+    trained = {name: schedule for name, schedule in lowered.schedules.items() if name.startswith("train")}
     assert lowered.micro_batch_orders.keys() == trained.keys()
     for name, schedule in trained.items():
         assert sorted(lowered.micro_batch_orders[name]) == [*range(schedule.num_micro_batches)]

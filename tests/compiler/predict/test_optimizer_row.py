@@ -79,14 +79,17 @@ def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, sch
     for pp_rank, planned in enumerate(rank_states(spec, lowered.plan)):
         assert planned.optimizer == max(bytes_of[pp_rank * dp : (pp_rank + 1) * dp])
     for bucket in plan.buckets:
-        matrices = [each for each in bucket.parameters if each.matrices]
+        matrices = [parameter for parameter in bucket.parameters if parameter.matrices]
         assert len(matrices) == (0 if bucket.rest else len(bucket.parameters))
         assert len(bucket.owners) == (len(matrices) if zero and len(bucket.holders) > 1 else 0)
-    for held in (bucket for state in states for bucket in state.buckets):
-        names = {name for piece in held.owned for name in piece.state}
-        assert names <= ({"moment1", "moment2"} if held.rest else {"momentum"})
-        parts = len(held.holders) if zero and held.rest else 1
-        assert sum(piece.master.numel() for piece in held.owned) * parts == held.padded or not held.rest
+    for owned_bucket in (bucket for state in states for bucket in state.buckets):
+        names = {name for piece in owned_bucket.owned for name in piece.state}
+        assert names <= ({"moment1", "moment2"} if owned_bucket.rest else {"momentum"})
+        parts = len(owned_bucket.holders) if zero and owned_bucket.rest else 1
+        assert (
+            sum(piece.master.numel() for piece in owned_bucket.owned) * parts == owned_bucket.padded
+            or not owned_bucket.rest
+        )
 
 
 def test_the_work_of_matrices_is_balanced() -> None:
@@ -115,10 +118,10 @@ def test_work_is_balanced() -> None:
 
 def test_prediction_includes_products_and_scratch_memory() -> None:
     base = small_spec(2, 1, 2, 4, zero=1, schedule="1f1b")
-    elements, whole, roomy = (timed(with_row(base, row)) for row in (AdamW, Whole, Roomy))
-    assert whole.step.tail.update_s > 10 * elements.step.tail.update_s
-    assert roomy.step.tail == whole.step.tail
-    for small, large in zip(memories(whole), memories(roomy), strict=True):
+    elements, matrices, roomy = (timed(with_row(base, row)) for row in (AdamW, Whole, Roomy))
+    assert matrices.step.tail.update_s > 10 * elements.step.tail.update_s
+    assert roomy.step.tail == matrices.step.tail
+    for small, large in zip(memories(matrices), memories(roomy), strict=True):
         state = small.weights + small.gradients + small.optimizer
         assert small.peak_action != UPDATE == large.peak_action
         assert large.peak_bytes == state + SCRATCH == large.worst_bytes

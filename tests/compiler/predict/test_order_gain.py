@@ -40,9 +40,9 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     text = "\n".join(lines).replace("schedule { name = dualpipe }", "schedule { name = 1f1b, order = cost }")
     (tmp_path / "run.dsc").write_text(text.replace("validate   {", "# validate {"), "utf-8")
     monkeypatch.chdir(tmp_path)
-    found = load(Path("run.dsc"))
-    prepare_data(data_request(found), tmp_path, tmp_path / "out", lambda *_: None, cache=CACHE)
-    return found
+    run_spec = load(Path("run.dsc"))
+    prepare_data(data_request(run_spec), tmp_path, tmp_path / "out", lambda *_: None, cache=CACHE)
+    return run_spec
 
 
 def order_in_plan(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -54,40 +54,41 @@ def order_in_plan(capsys: pytest.CaptureFixture[str]) -> Any:
 def mean_s(spec: Spec, text: Path, by_cost: bool) -> float:
     """The time of the first 8 steps, computed here independently: pair by pair, position by position."""
     lowered = lower_spec(spec)
-    (schedule,) = (each for name, each in lowered.schedules.items() if name.startswith("train"))
+    (schedule,) = (schedule for name, schedule in lowered.schedules.items() if name.startswith("train"))
     (order,) = lowered.micro_batch_orders.values()
     samples, share = samples_in(spec, text), attention_share(lowered.lowering)
     dp, size, sequence, batch = 2, 2, 128, 16
     times = []
     for step in range(8):
-        seen = {}
+        pairs_of = {}
         for index in range(step * batch, (step + 1) * batch):
             starts = samples.starts(index)[:sequence].tolist()
-            seen[index] = sum(place - start + 1 for place, start in enumerate(starts))
-        rows = [*seen]
+            pairs_of[index] = sum(place - start + 1 for place, start in enumerate(starts))
+        rows = [*pairs_of]
         if by_cost:
-            ranked = sorted(rows, key=seen.__getitem__)
-            parts = [ranked[at : at + dp * size] for at in range(0, batch, dp * size)]
+            ranked = sorted(rows, key=pairs_of.__getitem__)
+            parts = [ranked[begin : begin + dp * size] for begin in range(0, batch, dp * size)]
             rows = [index for rank in order for index in parts[rank][:: -1 if rank % 2 else 1]]
-        of_ranks = [sum(seen[index] for index in rows[at : at + size]) for at in range(0, batch, size)]
-        dearest = [max(of_ranks[at : at + dp]) for at in range(0, len(of_ranks), dp)]  # experts are on both data ranks
-        most = size * sequence * (sequence + 1) / 2
-        weights = [Fraction(round(1000 * (1 - share + share * each / most)), 1000) for each in dearest]
+        of_ranks = [sum(pairs_of[index] for index in rows[begin : begin + size]) for begin in range(0, batch, size)]
+        # experts are on both data ranks
+        dearest = [max(of_ranks[begin : begin + dp]) for begin in range(0, len(of_ranks), dp)]
+        largest = size * sequence * (sequence + 1) / 2
+        weights = [Fraction(round(1000 * (1 - share + share * pairs / largest)), 1000) for pairs in dearest]
         costs = replace(costs_of_orders(lowered.lowering), micro_batches=tuple(weights))
         times.append(float(simulate(schedule, costs).makespan) / 1000)
     return mean(times)
 
 
 def test_the_saving_is_computed_from_the_steps_of_a_run(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
-    found = order_in_plan(capsys)
-    text = Path(found["data"])
-    assert found["drawn_s"] == pytest.approx(mean_s(spec, text, False), rel=1e-9)
-    assert found["ordered_s"] == pytest.approx(mean_s(spec, text, True), rel=1e-9)
-    assert found["saved"] == pytest.approx(1 - found["ordered_s"] / found["drawn_s"]) and found["saved"] > 0
-    assert found["steps"] == 8 and text.parent == CACHE
+    gain = order_in_plan(capsys)
+    text = Path(gain["data"])
+    assert gain["drawn_s"] == pytest.approx(mean_s(spec, text, False), rel=1e-9)
+    assert gain["ordered_s"] == pytest.approx(mean_s(spec, text, True), rel=1e-9)
+    assert gain["saved"] == pytest.approx(1 - gain["ordered_s"] / gain["drawn_s"]) and gain["saved"] > 0
+    assert gain["steps"] == 8 and text.parent == CACHE
     assert main(["plan", "run.dsc", "--width", "120"]) == 0
-    shown = capsys.readouterr().out
-    assert f"saves {found['saved']:.1%}" in shown and "1f1b with micro-batches by cost" in shown
+    output = capsys.readouterr().out
+    assert f"saves {gain['saved']:.1%}" in output and "1f1b with micro-batches by cost" in output
 
 
 def test_no_saving_is_given_for_a_changed_or_missing_text(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:

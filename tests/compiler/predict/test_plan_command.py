@@ -29,36 +29,36 @@ Captured = pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", ["quickstart", "deepseek-v3", "llama3-8b", "single-gpu"])
 def test_the_document_has_its_form(name: str, capsys: Captured) -> None:
     assert main(["plan", str(SPECS / f"{name}.dsc"), "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "plan")
-    step = found["step"]
+    plan = parsed(capsys.readouterr().out, "plan")
+    step = plan["step"]
     rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
     assert sum(step[row] for row in rows) == pytest.approx(step["seconds"])
-    for rank in found["memory"]["ranks"]:
+    for rank in plan["memory"]["ranks"]:
         parts = ("weights", "gradients", "optimizer", "activations", "buffers")
         assert sum(rank[part] for part in parts) == rank["peak_bytes"]
-    assert found["memory"]["fits"] == all(r["peak_bytes"] <= r["capacity_bytes"] for r in found["memory"]["ranks"])
-    assert found["assumptions"]
+    assert plan["memory"]["fits"] == all(r["peak_bytes"] <= r["capacity_bytes"] for r in plan["memory"]["ranks"])
+    assert plan["assumptions"]
 
 
 def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
     assert main(["plan", V3, "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "plan")
+    plan = parsed(capsys.readouterr().out, "plan")
     counts = {"total": 671_026_419_200, "active": 37_552_297_472, "mtp": 11_610_068_224, "adapters": 0}
-    assert found["parameters"] == counts
-    assert found["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
-    assert found["memory"]["fits"]
-    assert found["cost"]["usd_per_device_hour"] == 2
-    assert [layer for stage in found["stages"] for layer in stage["layers"]] == list(range(61))
-    assert found["stages"][0]["ranks"] == found["stages"][15]["ranks"][::-1] == [0, 15]
+    assert plan["parameters"] == counts
+    assert plan["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
+    assert plan["memory"]["fits"]
+    assert plan["cost"]["usd_per_device_hour"] == 2
+    assert [layer for stage in plan["stages"] for layer in stage["layers"]] == list(range(61))
+    assert plan["stages"][0]["ranks"] == plan["stages"][15]["ranks"][::-1] == [0, 15]
 
 
 def test_unknown_facts_suggest_what_to_add(capsys: Captured) -> None:
     assert main(["plan", QUICK]) == 0
-    shown = capsys.readouterr().out
-    assert "add `price = 2USD/h` to the device" in shown and "add `bf16 = …TFLOPS` to the device" in shown
+    output = capsys.readouterr().out
+    assert "add `price = 2USD/h` to the device" in output and "add `bf16 = …TFLOPS` to the device" in output
     assert main(["plan", QUICK, "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["cost"]["usd"] is None and found["mfu"]["full"] is None
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["cost"]["usd"] is None and plan["mfu"]["full"] is None
     assert main(["plan", QUICK, "-s", "cluster.node.device.price=0.5USD/h"]) == 0
     assert "$" in capsys.readouterr().out
 
@@ -87,9 +87,9 @@ def test_the_chosen_plan_is_highlighted(num_plans: int, head: str) -> None:
     spec = resolve(QUICK).spec
     tried = [Candidate({"parallel.pipeline": 2 - n}, spec, seconds=1.0 + n, missing_bytes=0) for n in range(num_plans)]
     lines = text(predict(spec), Screen(100, colours=True), Ranking(tuple(tried))).splitlines()
-    title = next(at for at, line in enumerate(lines) if head in line)
+    title = next(index for index, line in enumerate(lines) if head in line)
     table = lines[title + 1 : lines.index("", title)]
-    assert [line.startswith("\x1b[1m") for line in table] == [at == 1 for at in range(num_plans + 1)]
+    assert [line.startswith("\x1b[1m") for line in table] == [row == 1 for row in range(num_plans + 1)]
     assert "the fastest that fits" in table[1]
 
 
@@ -136,12 +136,12 @@ def test_given_rates_apply_to_the_choice_and_to_edits(overrides: list[str], tmp_
     """`--rates FILE` gives the plan of a spec that names FILE; the file that the spec itself names is not read."""
 
     def planned(*more: str) -> dict[str, Any]:
-        arguments = [part for each in overrides for part in ("-s", each)]
+        arguments = [part for override in overrides for part in ("-s", override)]
         assert main(["plan", str(SPECS / "llama3-8b.dsc"), *arguments, *more, "--format", "json"]) == 0
-        found = parsed(capsys.readouterr().out, "plan")
-        for edit in found["edits"]:  # the overrides have other places in the command
+        plan = parsed(capsys.readouterr().out, "plan")
+        for edit in plan["edits"]:  # the overrides have other places in the command
             edit["settings"] = {setting["key"]: setting["value"] for setting in edit["settings"]}
-        return found
+        return plan
 
     rates = tmp_path / "rates.json"
     slow = {"class": "gemm", "factor": 3.0, "source": "a test", "date": "2025"}
@@ -160,10 +160,15 @@ def test_a_plan_is_the_same_each_time() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [seconds(each) for each in (19.926, 0.137, 1.25e-5, 0.0)] == ["19.93 s", "137.0 ms", "12.50 us", "0.000 s"]
-    assert [count(each) for each in (671_026_419_200, 180_000, 512)] == ["671.0B", "180.0K", "512"]
-    assert [span(each) for each in (4.6e6, 7200, 90, 2)] == ["53.2 days", "2.00 hours", "1.50 minutes", "2.000 s"]
-    assert [size(each) for each in (2**36, 3 * 2**20, 100)] == ["64.0 GiB", "3.0 MiB", "100 bytes"]
+    assert [seconds(number) for number in (19.926, 0.137, 1.25e-5, 0.0)] == [
+        "19.93 s",
+        "137.0 ms",
+        "12.50 us",
+        "0.000 s",
+    ]
+    assert [count(number) for number in (671_026_419_200, 180_000, 512)] == ["671.0B", "180.0K", "512"]
+    assert [span(number) for number in (4.6e6, 7200, 90, 2)] == ["53.2 days", "2.00 hours", "1.50 minutes", "2.000 s"]
+    assert [size(number) for number in (2**36, 3 * 2**20, 100)] == ["64.0 GiB", "3.0 MiB", "100 bytes"]
     assert ranges((0, 1, 2, 3, 7, 9, 10)) == "0–3, 7, 9, 10"
 
 
@@ -172,11 +177,11 @@ def assumed(name: str, *overrides: str) -> str:
 
 
 def test_only_assumptions_that_a_plan_uses_are_listed() -> None:
-    dense, alone, whole = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
+    dense, alone, moe = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
     assert "expert" not in dense and "grouped" not in dense and "table h100 has no row of wgrad" in dense
     assert "gradients are reduced while the links are free" in dense and "layers are split" in dense
     for words in ("layers are split", "gradients are reduced", "expert rank"):
-        assert words not in alone and words in whole
+        assert words not in alone and words in moe
     assert "all experts receive equally many tokens" in alone and "no row of grouped_gemm in bf16" in alone
     assert "the whole embedding" not in assumed("llama3-8b", "parallel.tensor=2")
     uneven = assumed("llama3-8b", "parallel.tensor=2", "model.vocab=128255")
@@ -192,10 +197,10 @@ def test_gradients_are_reduced_only_between_data_ranks() -> None:
 
 def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:
     assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
-    shown = capsys.readouterr().out
-    assert "1.312M parameters\npipeline 2" in shown
-    assert "memory of a device  MiB, at the peak; each has room for 3.7 GiB" in shown
-    (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "1.312M parameters\npipeline 2" in output
+    assert "memory of a device  MiB, at the peak; each has room for 3.7 GiB" in output
+    (row,) = re.findall(r"^  0  +(.*?) [█·]", output.partition("memory of a device")[2], re.MULTILINE)
     *parts, peak = map(float, row.split())
     assert peak == pytest.approx(sum(parts), abs=0.1) and min(parts) > 0
 
@@ -216,16 +221,16 @@ def test_phases_are_reported_one_by_one_and_in_total() -> None:
     free = replace(first, run="tiny.free", money=replace(first.money, usd=None))
 
     def total(*phases: Prediction) -> dict[str, Any]:
-        found: dict[str, Any] = document_of_phases([document(each) for each in phases], phases)["total"]
-        return found
+        totals: dict[str, Any] = document_of_phases([document(phase) for phase in phases], phases)["total"]
+        return totals
 
     def table(*phases: Prediction) -> list[list[str]]:
         lines = text_of_phases(phases, Screen(100)).splitlines()
         assert lines[0] == f"the run  {len(phases)} phases" and max(map(len, lines)) <= 100
         return [re.split("  +", line.strip()) for line in lines[1:]]
 
-    fitting, other = total(first, first), total(first, small)
-    assert (fitting["steps"], fitting["fits"], other["fits"]) == (10, True, False)
+    fitting, unfitting = total(first, first), total(first, small)
+    assert (fitting["steps"], fitting["fits"], unfitting["fits"]) == (10, True, False)
     assert (fitting["usd"], total(first, free)["usd"]) == (2 * first.money.usd, None)
     head, *rows = table(first, small)
     assert head == ["phase", "steps", "tokens", "time", "device-hours", "cost", "memory"]

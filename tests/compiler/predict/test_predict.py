@@ -54,9 +54,9 @@ def test_sent_bytes_are_reported_for_the_device_that_sends_most() -> None:
     spec = spec_of("quickstart", "parallel.zero=3", "schedule.name=zb1p")
     sent = [crossing_of(make_plan(spec), rank, micro_batches(spec)[-1]) for rank in range(2)]
     assert sent[0].gradients < sent[1].gradients and sent[0].weights < sent[1].weights
-    found = said(spec, rank_rates(spec))
-    assert any(each.endswith(f"a device sends up to {gib(sent[1].gradients)} per step") for each in found)
-    assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} per step" in found
+    lines = said(spec, rank_rates(spec))
+    assert any(line.endswith(f"a device sends up to {gib(sent[1].gradients)} per step") for line in lines)
+    assert f"weights are gathered one segment ahead: a device sends up to {gib(sent[1].weights)} per step" in lines
 
 
 def test_the_slowest_host_link_is_reported() -> None:
@@ -66,8 +66,8 @@ def test_the_slowest_host_link_is_reported() -> None:
         replace(rates, points={**rates.points, (HOST, "any"): (((), rate),)}, _rates_at={})
         for rate in (4e10, 2e10, 3e10)
     ]
-    found = [each for each in said(spec, kinds) if each.startswith("host and device exchange")]
-    assert found == ["host and device exchange 20 GB/s per direction, all devices and both directions at once"]
+    lines = [line for line in said(spec, kinds) if line.startswith("host and device exchange")]
+    assert lines == ["host and device exchange 20 GB/s per direction, all devices and both directions at once"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,8 +89,8 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
     prediction, spec = plan_of(name), spec_of(name)
     layers = [layer for row in prediction.stages for layer in row.layers]
     assert layers == list(range(spec.model.num_layers))
-    others = [each for row in prediction.stages for each in row.others]
-    assert sorted(others) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
+    parts = [part for row in prediction.stages for part in row.others]
+    assert sorted(parts) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
     assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
     plan, counts = make_plan(spec), parameters(spec.model)
     groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan, rank)]
@@ -110,8 +110,8 @@ def test_mirrored_ranks_take_and_hold_the_same() -> None:
     for rank, mirrored in zip(v3.step.ranks[:8], v3.step.ranks[:7:-1], strict=True):
         for row in ROWS:
             assert getattr(rank, row) == pytest.approx(getattr(mirrored, row), rel=0.02)
-    for memory, other in zip(v3.ranks[:8], v3.ranks[:7:-1], strict=True):
-        assert (memory.weights, memory.optimizer) == (other.weights, other.optimizer)
+    for memory, mirrored_memory in zip(v3.ranks[:8], v3.ranks[:7:-1], strict=True):
+        assert (memory.weights, memory.optimizer) == (mirrored_memory.weights, mirrored_memory.optimizer)
 
 
 RATES = {  # a key, and the values it goes through, each faster than the one before
@@ -175,11 +175,11 @@ def test_no_torch_is_imported() -> None:
 
 def test_planning_for_more_devices_takes_no_more_work() -> None:
     """131,072 devices: the plan has as many values as the plan for 2,048, so planning takes as long."""
-    few = plan_of("deepseek-v3")
-    many = plan_of("deepseek-v3", *MANY)
-    assert many.num_devices == 131_072 and dict(many.degrees)["data"] == 8192
-    assert len(many.ranks) == len(few.ranks) and len(many.stages) == len(few.stages)
-    assert many.step.num_micro_batches == few.step.num_micro_batches
+    small = plan_of("deepseek-v3")
+    large = plan_of("deepseek-v3", *MANY)
+    assert large.num_devices == 131_072 and dict(large.degrees)["data"] == 8192
+    assert len(large.ranks) == len(small.ranks) and len(large.stages) == len(small.stages)
+    assert large.step.num_micro_batches == small.step.num_micro_batches
     plans = [make_plan(spec_of("deepseek-v3")), make_plan(spec_of("deepseek-v3", *MANY))]
     assert len(plans[0].replicas) == len(plans[1].replicas)
 
@@ -213,14 +213,14 @@ def test_offload_has_no_effect_on_a_cpu() -> None:
 
 def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
     """Times of actions are in milliseconds. Ranks of a column work equally long."""
-    asked = list[tuple[float, list[float]]]()
+    calls = list[tuple[float, list[float]]]()
 
     def shared_s(alone_s: float, busy: list[float]) -> float:
-        asked.append((alone_s, busy))
+        calls.append((alone_s, busy))
         return 2 * alone_s
 
     times = SimpleNamespace(of=lambda step, rank: step + rank)
-    found = [
+    factors = [
         shared_by(
             SimpleNamespace(cores=cores, shared_s=shared_s),  # type: ignore[arg-type]
             SimpleNamespace(mesh=SimpleNamespace(columns=3)),  # type: ignore[arg-type]
@@ -231,5 +231,5 @@ def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
         )
         for cores in (None, 2)
     ]
-    assert found == [1.0, 2.0]
-    assert asked == [(7.0, [3.5, 5.0] * 3)]
+    assert factors == [1.0, 2.0]
+    assert calls == [(7.0, [3.5, 5.0] * 3)]

@@ -45,9 +45,9 @@ def test_the_guarantees_match_the_page() -> None:
     """The sentence of docs/guarantees.md has the numbers of the page's first row."""
     row = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| step |"))
     _, _, _, alone_s, alone, _, _, calibrated, *_ = (cell.strip() for cell in row.split("|"))
-    said = " ".join((ROOT / "docs" / "guarantees.md").read_text("utf-8").split())
-    assert f"the step is {alone_s} s, {alone.removeprefix('-')} too short" in said
-    assert f"the predicted step is {calibrated.removeprefix('-')} too short" in said
+    guarantees = " ".join((ROOT / "docs" / "guarantees.md").read_text("utf-8").split())
+    assert f"the step is {alone_s} s, {alone.removeprefix('-')} too short" in guarantees
+    assert f"the predicted step is {calibrated.removeprefix('-')} too short" in guarantees
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])

@@ -61,13 +61,17 @@ def test_a_tensor_has_one_scale(tmp_path: Path) -> None:
 def test_per_tensor_scales_need_another_pass(tmp_path: Path) -> None:
     """A cast reads two bytes of an element twice and writes one, or two where it writes rows and columns."""
     spec, blocks = planned(tmp_path, ONE_SCALE), planned(tmp_path, BLOCKS)
-    more = cast_bytes(segment_of(spec, "dense")) / cast_bytes(segment_of(blocks, "dense"))
-    assert (4 + 2) / (2 + 2 + 0.1) < more < (4 + 1) / (2 + 1)
-    one, many = predict(spec), predict(blocks)
-    assert one.step.seconds > many.step.seconds
-    assert any(line.startswith("the scale of a tensor is that of its largest number") for line in one.assumptions)
-    assert any(line.startswith("products in e4m3 with one scale per tensor are as fast") for line in one.assumptions)
-    assert not any("one scale per tensor" in line for line in many.assumptions)
+    ratio = cast_bytes(segment_of(spec, "dense")) / cast_bytes(segment_of(blocks, "dense"))
+    assert (4 + 2) / (2 + 2 + 0.1) < ratio < (4 + 1) / (2 + 1)
+    per_tensor, per_block = predict(spec), predict(blocks)
+    assert per_tensor.step.seconds > per_block.step.seconds
+    assert any(
+        line.startswith("the scale of a tensor is that of its largest number") for line in per_tensor.assumptions
+    )
+    assert any(
+        line.startswith("products in e4m3 with one scale per tensor are as fast") for line in per_tensor.assumptions
+    )
+    assert not any("one scale per tensor" in line for line in per_block.assumptions)
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -80,9 +84,9 @@ def test_logits_in_fp32_are_kept_and_cast(tensor: int, tmp_path: Path) -> None:
         heads.append(segment_of(spec.model_copy(update={"parallel": parallel}), "head"))
     wide, plain = map(cut, heads)
     logits = spec.tokens_of_rank * spec.model.vocab // tensor
-    kept = [max(buffer.fixed_bytes for buffer in each.saved) for each in (wide, plain)]
-    assert kept == [4 * logits, 2 * logits]
-    moved = [sum(cost.bytes for _, cost in each.costs) for each in (wide, plain)]
+    saved = [max(buffer.fixed_bytes for buffer in segment_cut.saved) for segment_cut in (wide, plain)]
+    assert saved == [4 * logits, 2 * logits]
+    moved = [sum(cost.bytes for _, cost in segment_cut.costs) for segment_cut in (wide, plain)]
     read_and_written = (
         2 + 4 + 4 + 2
     )  # by the two casts; the loss reads logits twice and writes their gradient: 3·2 more
@@ -97,7 +101,7 @@ def test_logits_in_blocks_are_not_kept(tmp_path: Path) -> None:
 
 def test_logits_in_fp32_take_memory_and_time(tmp_path: Path) -> None:
     wide, plain = (predict(planned(tmp_path, recipe)) for recipe in ("logits = fp32", ""))
-    computed = [sum(stage.compute_s for stage in each.stages) for each in (wide, plain)]
+    computed = [sum(stage.compute_s for stage in prediction.stages) for prediction in (wide, plain)]
     assert computed[0] > computed[1]
     assert wide.ranks[-1].peak_bytes > plain.ranks[-1].peak_bytes
 

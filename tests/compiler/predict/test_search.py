@@ -53,7 +53,7 @@ def test_the_choice_equals_the_best_of_all_plans(file: str, opened: tuple[str, .
     spec = load(SPECS / file, overrides=given)
     fitting = {}
     for values in product(*(choices.values(spec, path) for path in opened)):
-        overrides = (*(written(*each) for each in zip(opened, values, strict=True)), *given)
+        overrides = (*(written(*setting) for setting in zip(opened, values, strict=True)), *given)
         if not check(SPECS / file, overrides=overrides):
             prediction = predict(load(SPECS / file, overrides=overrides))
             if prediction.fits:
@@ -79,11 +79,13 @@ def test_lacking_memory_is_bounded_from_below(file: str, recompute: str) -> None
     missing, rank = outline.missing_as_split
     placement = stage_placement_of_spec(spec)
     splitting = Splitting(outline.model, placement.num_stages(spec.parallel.pipeline), placement)
-    held = memories(timed(spec))
+    ranks = memories(timed(spec))
     assert missing_anywhere(splitting.least_holding, splitting.placement) <= missing
-    assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
-    assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes
-    assert missing > max(each.weights + each.gradients + each.optimizer - each.capacity_bytes for each in held)
+    assert missing <= max(memory.peak_bytes - memory.capacity_bytes for memory in ranks)
+    assert missing <= ranks[rank].peak_bytes - ranks[rank].capacity_bytes
+    assert missing > max(
+        memory.weights + memory.gradients + memory.optimizer - memory.capacity_bytes for memory in ranks
+    )
     assert balanced_rows(spec) >= 0
 
 
@@ -117,18 +119,20 @@ def test_if_nothing_fits_the_plan_that_lacks_least_is_chosen() -> None:
     assert not ranking.best.fits and ranking.why(ranking.best) == "lacks the least memory"
     lacks = {}
     for candidate in ranking.candidates:
-        held = predict(candidate.spec).ranks
-        lacks[candidate.choice["train.micro_batch"]] = max(each.peak_bytes - each.capacity_bytes for each in held)
+        ranks = predict(candidate.spec).ranks
+        lacks[candidate.choice["train.micro_batch"]] = max(
+            memory.peak_bytes - memory.capacity_bytes for memory in ranks
+        )
     assert ranking.best.missing_bytes == min(lacks.values()) and len(lacks) > 1
 
 
 def test_tables_give_the_reason_for_each_plan() -> None:
     ranking = searched("quickstart.dsc", ("parallel.pipeline", "parallel.expert"))
-    heads, first, *others = table(ranking)
+    heads, first, *rest = table(ranking)
     assert heads[:2] == ("pipeline", "expert") and first[-1] == "the fastest that fits"
-    assert all(row[-1].endswith(("slower", "no faster")) for row in others) and others
+    assert all(row[-1].endswith(("slower", "no faster")) for row in rest) and rest
     rows = json.loads(json.dumps(document(ranking)))
-    assert [row["why"] for row in rows[: len(others) + 1]] == [first[-1], *(row[-1] for row in others)]
+    assert [row["why"] for row in rows[: len(rest) + 1]] == [first[-1], *(row[-1] for row in rest)]
 
 
 def test_commands_use_the_chosen_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,17 +140,17 @@ def test_commands_use_the_chosen_values(tmp_path: Path, capsys: pytest.CaptureFi
     spec = str(SPECS / "tiny.dsc")
     opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto", "-s", "schedule.name=1f1b"]
     assert main(["show", spec, *opened, "parallel"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert main(["compile", spec, *opened, "-o", str(tmp_path / "build")]) == 0
     resolved = load(tmp_path / "build" / "spec.resolved")
-    assert f"parallel.pipeline = {resolved.parallel.pipeline}\n" in shown
-    assert f"parallel.expert = {resolved.parallel.expert}\n" in shown
+    assert f"parallel.pipeline = {resolved.parallel.pipeline}\n" in output
+    assert f"parallel.expert = {resolved.parallel.expert}\n" in output
 
 
 def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (SPECS / "tiny.dsc").read_text("utf-8")
-    before, _, rest = text.partition("schedule {")
-    text = f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}'
+    before, _, tail = text.partition("schedule {")
+    text = f'{before}schedule {{ file = "mine.schedule" }}{tail.partition("}")[2]}'
     (tmp_path / "mine.dsc").write_text(text, "utf-8")
     assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
     assert "a schedule file is for one size" in capsys.readouterr().err
@@ -155,10 +159,10 @@ def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.Ca
 def test_json_lists_the_tried_plans(capsys: pytest.CaptureFixture[str]) -> None:
     opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto"]
     assert main(["plan", str(SPECS / "quickstart.dsc"), *opened, "--format", "json"]) == 0
-    found = parsed(capsys.readouterr().out, "plan")
-    best = found["choices"][0]
-    assert best["fits"] and best["seconds"] == found["step"]["seconds"]
-    assert best["values"]["parallel.pipeline"] == found["parallel"]["pipeline"]
+    plan = parsed(capsys.readouterr().out, "plan")
+    best = plan["choices"][0]
+    assert best["fits"] and best["seconds"] == plan["step"]["seconds"]
+    assert best["values"]["parallel.pipeline"] == plan["parallel"]["pipeline"]
 
 
 def test_layers_are_added_to_the_cell_that_then_holds_least() -> None:

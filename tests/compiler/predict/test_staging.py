@@ -48,15 +48,15 @@ class Live(TorchDispatchMode):
         super().__init__()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        inputs = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = function(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, Tensor) and (place := each.untyped_storage().data_ptr()):
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and (place := leaf.untyped_storage().data_ptr()):
                 if place in inputs and place not in self.sizes:
                     continue  # a view of an existing tensor
-                self.sizes[place] = each.untyped_storage().nbytes()
+                self.sizes[place] = leaf.untyped_storage().nbytes()
                 self.holders[place] += 1
-                weakref.finalize(each, self._drop, place)
+                weakref.finalize(leaf, self._drop, place)
         self.most = max(self.most, self.bytes)
         return result
 
@@ -99,9 +99,9 @@ def spec_of(route: str) -> Spec:
     if route == "flat":
         return load(SPECS / "moe-8gpu.dsc", overrides=["parallel.data=8"])
     nodes = ["cluster.nodes=2", "cluster.node.nic=50GB/s", "parallel.data=16", "parallel.expert=16"]
-    found = load(SPECS / "moe-8gpu.dsc", overrides=nodes)
-    assert found.by_nodes
-    return found
+    spec = load(SPECS / "moe-8gpu.dsc", overrides=nodes)
+    assert spec.by_nodes
+    return spec
 
 
 def exchange_of(route: str) -> tuple[Exchange, Route, list[Tensor]]:
@@ -123,7 +123,7 @@ def tensors_of(forward: bool, gates: bool) -> list[Tensor]:
 
 
 def buffers_of(tensors: Sequence[Tensor], count: int | str) -> list[Buffer]:
-    return [Buffer("rows", (count, *each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in tensors]
+    return [Buffer("rows", (count, *tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
 
 
 @pytest.mark.parametrize("gates", [True, False])
@@ -152,14 +152,14 @@ def test_staging_memory_of_exchanges_equals_the_plan(route: str, forward: bool, 
         between = live.bytes
         live.most = between
         results = exchange.wait(name)
-        most = live.most
-        assert sum(each.nbytes for each in results) == values
-    row_bytes = sum(each.nbytes // len(each) for each in tensors)
+        peak = live.most
+        assert sum(result.nbytes for result in results) == values
+    row_bytes = sum(tensor.nbytes // len(tensor) for tensor in tensors)
     padding = (RECEIVED.num_rows - sum(RECEIVED.of_members)) * row_bytes
     tables = 3 * 8 * forwarded + 3 * 8 * (copies + 1) if not forward else 0
     at_start = 0 if maps and forward else padding  # copies of tokens have none
     assert planned.held - at_start == between - values
-    assert -tables <= max(planned) - padding - (most - values) <= 0
+    assert -tables <= max(planned) - padding - (peak - values) <= 0
     assert planned.held or planned.at_wait
 
 

@@ -53,8 +53,8 @@ CASES = {
 def ways(name: str, overrides: list[str], **more: Any) -> tuple[Way, ...]:
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
-    found = timed(resolved.spec)
-    return ways_to_fit(found, memories(found), variants(path, None, overrides), resolved.origins, **more).fit
+    timed_plan = timed(resolved.spec)
+    return ways_to_fit(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins, **more).fit
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,17 +62,17 @@ def test_each_edit_fits_with_the_stated_time_and_memory(case: str) -> None:
     name, overrides, first = CASES[case]
     before = predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec)
     assert not before.fits
-    found = ways(name, overrides)
-    assert 0 < len(found) <= MAX_SHOWN and " = ".join(found[0].settings[0]) == first
-    for way in found:
+    fitting = ways(name, overrides)
+    assert 0 < len(fitting) <= MAX_SHOWN and " = ".join(fitting[0].settings[0]) == first
+    for way in fitting:
         spec = resolve(SPECS / f"{name}.dsc", None, [*overrides, *way.overrides]).spec
         after = predict(spec)
         assert after.fits
         assert after.step.seconds == pytest.approx(way.seconds) == pytest.approx(before.step.seconds * (1 + way.change))
         assert min(rank.capacity_bytes - rank.peak_bytes for rank in after.ranks) == way.free_bytes >= 0
         assert after.num_devices == way.num_devices
-    assert len({way.settings for way in found}) == len(found)
-    order = [(way.more_devices, not way.exact, way.seconds) for way in found]
+    assert len({way.settings for way in fitting}) == len(fitting)
+    order = [(way.more_devices, not way.exact, way.seconds) for way in fitting]
     assert order == sorted(order), "the fastest first, those that cost more than time behind"
 
 
@@ -83,9 +83,9 @@ def test_edits_recompute_no_unneeded_op() -> None:
         settings = dict(way.settings)
         ops = settings.pop("recompute").strip("[]").split(", ")
         for op in set(ops) & {"router", "shared", "dense", "attention", "experts"}:
-            fewer = ", ".join(each for each in ops if each != op)
-            rest = [f"{key}={value}" for key, value in settings.items()]
-            spec = resolve(SPECS / "moe-8gpu.dsc", None, [*overrides, *rest, f"recompute=[{fewer}]"]).spec
+            fewer = ", ".join(op_name for op_name in ops if op_name != op)
+            remaining = [f"{key}={value}" for key, value in settings.items()]
+            spec = resolve(SPECS / "moe-8gpu.dsc", None, [*overrides, *remaining, f"recompute=[{fewer}]"]).spec
             assert not predict(spec).fits
 
 
@@ -98,7 +98,7 @@ def test_keys_that_are_auto_are_left_to_the_search() -> None:
     keys = {"parallel.pipeline", "parallel.expert", "train.micro_batch"}
     assert keys <= {key for ladder in ladders(spec, ()) for key, _ in ladder}
     for key in keys:
-        assert key not in {each for ladder in ladders(spec, (key,)) for each, _ in ladder}
+        assert key not in {edited for ladder in ladders(spec, (key,)) for edited, _ in ladder}
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_keys_that_are_auto_are_left_to_the_search() -> None:
 )
 def test_only_wide_values_are_narrowed(given: list[str], lighter: list[tuple[str, str]]) -> None:
     spec = resolve(SPECS / "quickstart.dsc", None, given).spec
-    found = [setting for ladder in ladders(spec, ()) for setting in ladder]
-    assert [setting for setting in found if setting[0].startswith("precision")] == lighter
+    edits = [setting for ladder in ladders(spec, ()) for setting in ladder]
+    assert [setting for setting in edits if setting[0].startswith("precision")] == lighter
 
 
 def test_edits_can_fit_where_the_search_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,16 +123,16 @@ def test_edits_can_fit_where_the_search_finds_nothing(capsys: pytest.CaptureFixt
     edits = json.loads(capsys.readouterr().out)["edits"]
     assert edits
     for edit in edits:
-        applied = [part for each in edit["settings"] for part in ("-s", f"{each['key']}={each['value']}")]
+        applied = [part for setting in edit["settings"] for part in ("-s", f"{setting['key']}={setting['value']}")]
         assert main(["plan", spec, *arguments, *applied, "--format", "json"]) == 0
         after = json.loads(capsys.readouterr().out)
         assert after["memory"]["fits"] and after["step"]["seconds"] <= edit["step_s"] * (1 + 1e-9)
 
 
 def test_data_ranks_that_are_written_follow() -> None:
-    found = ways("llama3-8b", [f"{MEMORY}=36GiB", "parallel.data=64"])
-    more = [dict(way.settings) for way in found if way.more_devices]
-    assert more == [{"cluster.nodes": "128", "parallel.data": "256"}]
+    fitting = ways("llama3-8b", [f"{MEMORY}=36GiB", "parallel.data=64"])
+    larger = [dict(way.settings) for way in fitting if way.more_devices]
+    assert larger == [{"cluster.nodes": "128", "parallel.data": "256"}]
 
 
 def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
     (tmp_path / "mine.schedule").write_text(SCHEDULES["1f1b"].generate(4, 8).to_text(), "utf-8")
     overrides = [f"{MEMORY}=40GiB"]
     resolved = resolve(tmp_path / "a.dsc", None, overrides)
-    found = timed(with_files(resolved.spec, resolved.origins, tmp_path))
+    timed_plan = timed(with_files(resolved.spec, resolved.origins, tmp_path))
     legal = variants(tmp_path / "a.dsc", None, overrides)
-    found_ways = ways_to_fit(found, memories(found), legal, resolved.origins).fit
-    assert found_ways
-    for way in found_ways:
+    fitting = ways_to_fit(timed_plan, memories(timed_plan), legal, resolved.origins).fit
+    assert fitting
+    for way in fitting:
         spec = legal(way.overrides)
         assert spec is not None and spec.schedule.file == "mine.schedule"
         assert predict(with_files(spec, {}, tmp_path)).fits
@@ -157,8 +157,8 @@ def looking_at(name: str, *overrides: str) -> _Looking:
     """A search that has not tried anything yet."""
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
-    found = timed(resolved.spec)
-    return _Looking(found, memories(found), variants(path, None, overrides), resolved.origins)
+    timed_plan = timed(resolved.spec)
+    return _Looking(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins)
 
 
 def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +195,8 @@ def test_schedules_are_searched_for_with_a_few_edits(monkeypatch: pytest.MonkeyP
         return None, ()
 
     monkeypatch.setattr(looking, "plan_whole", plan_whole)
-    for at in range(MAX_SEARCHES + 2):
-        assert not looking.look(_TriedCandidate((("parallel.zero", str(at)),), outline, -1))
+    for number in range(MAX_SEARCHES + 2):
+        assert not looking.look(_TriedCandidate((("parallel.zero", str(number)),), outline, -1))
     assert len(planned) == MAX_SEARCHES
 
 
@@ -232,22 +232,24 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
 def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(SPECS / "llama3-8b.dsc")
     assert main(["plan", spec, "-s", f"{MEMORY}=40GiB", "-s", RESERVE, "--width", "100"]) == 0
-    shown = capsys.readouterr().out
-    assert "why it does not fit" in shown and "pipeline rank 0 holds 42.6 GiB at B0.0, 2.6 GiB more than" in shown
-    assert "1. recompute = [rmsnorm]" in shown
-    line = next(at for at, line in enumerate(Path(spec).read_text("utf-8").splitlines(), 1) if line.startswith("run "))
-    assert f"add `recompute = [rmsnorm]` at {spec}:{line}:" in " ".join(shown.split())
+    output = capsys.readouterr().out
+    assert "why it does not fit" in output and "pipeline rank 0 holds 42.6 GiB at B0.0, 2.6 GiB more than" in output
+    assert "1. recompute = [rmsnorm]" in output
+    line_number = next(
+        number for number, line in enumerate(Path(spec).read_text("utf-8").splitlines(), 1) if line.startswith("run ")
+    )
+    assert f"add `recompute = [rmsnorm]` at {spec}:{line_number}:" in " ".join(output.split())
     assert main(["plan", spec]) == 0
     assert "why it does not fit" not in capsys.readouterr().out
 
 
 def test_reports_that_no_edit_fits() -> None:
     resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB", RESERVE])
-    found = timed(resolved.spec)
-    ranks = memories(found)
-    nothing = ways_to_fit(found, ranks, lambda more: None, resolved.origins)
+    timed_plan = timed(resolved.spec)
+    ranks = memories(timed_plan)
+    nothing = ways_to_fit(timed_plan, ranks, lambda overrides: None, resolved.origins)
     assert nothing == FittingEdits()
-    lines = list(lines_of(why_of(found, ranks, nothing, resolved.origins), 60))
+    lines = list(lines_of(why_of(timed_plan, ranks, nothing, resolved.origins), 60))
     assert lines[-1] == ("none of the edits that dsc tried makes it fit", False)
     assert max(len(line) for line, _ in lines) <= 60
 
@@ -258,18 +260,18 @@ def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.Ca
     spec, sizes_and_keys = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB", RESERVE]
     words = [spec, *(word for override in sizes_and_keys for word in ("-s", override))]
     assert main(["plan", *words, "--format", "json"]) == 0
-    shown = parsed(capsys.readouterr().out, "plan")
-    assert shown["edits"] == [] and len(shown["nearest"]["settings"]) > 1, "one upon another"
+    plan = parsed(capsys.readouterr().out, "plan")
+    assert plan["edits"] == [] and len(plan["nearest"]["settings"]) > 1, "one upon another"
     near = Nearest(
-        tuple((each["key"], each["value"]) for each in shown["nearest"]["settings"]),
-        shown["nearest"]["lacking_bytes"],
-        shown["nearest"]["pp_rank"],
-        shown["nearest"]["devices"],
+        tuple((setting["key"], setting["value"]) for setting in plan["nearest"]["settings"]),
+        plan["nearest"]["lacking_bytes"],
+        plan["nearest"]["pp_rank"],
+        plan["nearest"]["devices"],
     )
     after = predict(resolve(spec, None, [*sizes_and_keys, *(f"{key}={value}" for key, value in near.settings)]).spec)
     lacking = [rank.peak_bytes - rank.capacity_bytes for rank in after.ranks]
     assert near.lacking_bytes == max(lacking) == lacking[near.pp_rank] > 0 and near.num_devices == after.num_devices
-    before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in shown["memory"]["ranks"])
+    before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in plan["memory"]["ranks"])
     assert near.lacking_bytes < before
     assert main(["plan", *words]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -280,9 +282,9 @@ def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.Ca
 @pytest.mark.parametrize(("num_devices", "more"), [(2, ""), (16, " on 16 devices")])
 def test_the_text_of_the_nearest_edit_states_the_lacking_memory(num_devices: int, more: str) -> None:
     settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
-    found, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
-    assert found.spec.cluster.world == 2
-    last, before = reversed(why_of(found, memories(found), FittingEdits((), nearest), {}).lines[-2:])
+    timed_plan, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
+    assert timed_plan.spec.cluster.world == 2
+    last, before = reversed(why_of(timed_plan, memories(timed_plan), FittingEdits((), nearest), {}).lines[-2:])
     assert before == "none of the edits that dsc tried makes it fit"
     lacking = f"the closest still lacks 1.5 GiB (1,610,612,736 bytes) on pipeline rank 5{more}: "
     assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

@@ -39,47 +39,47 @@ def judge(text: str, times: Times, latency: Fraction = Fraction(0), weights: Wei
             return stage if 2 * micro_batch < N else P - 1 - stage
         return stage % P
 
-    ran = {cell: rank for rank, row in enumerate(rows) for step in row for cell in step}
-    assert sum(len(step) for row in rows for step in row) == len(ran), "an action runs twice"
-    split = {(stage, m) for kind, stage, m in ran if kind == "I"}
-    away = {(stage, m) for kind, stage, m in ran if kind == "O"}
+    rank_of = {cell: rank for rank, row in enumerate(rows) for step in row for cell in step}
+    assert sum(len(step) for row in rows for step in row) == len(rank_of), "an action runs twice"
+    split = {(stage, m) for kind, stage, m in rank_of if kind == "I"}
+    offloaded = {(stage, m) for kind, stage, m in rank_of if kind == "O"}
     wanted = {
         (kind, stage, m)
         for stage in range(stages)
         for m in range(N)
         for kind in (("F", "I", "W") if (stage, m) in split else ("F", "B"))
-    } | {(kind, *cell) for cell in away for kind in "OR"}
-    assert ran.keys() == wanted, "an action is missing, or of no stage"
-    assert all(rank == home(stage, m) for (_, stage, m), rank in ran.items()), "an action is on another rank"
+    } | {(kind, *cell) for cell in offloaded for kind in "OR"}
+    assert rank_of.keys() == wanted, "an action is missing, or of no stage"
+    assert all(rank == home(stage, m) for (_, stage, m), rank in rank_of.items()), "an action is on another rank"
 
     ends: dict[Cell, Fraction] = {}
-    now, at, spans = [Fraction(0)] * P, [0] * P, list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]()
+    clocks, positions, spans = [Fraction(0)] * P, [0] * P, list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]()
     lanes = {(kind, rank): Fraction(0) for kind in "OR" for rank in range(P)}  # when the last copy has ended
-    while any(at[rank] < len(rows[rank]) for rank in range(P)):
+    while any(positions[rank] < len(rows[rank]) for rank in range(P)):
         moved = False
         for rank in range(P):
-            while at[rank] < len(rows[rank]):
-                step = rows[rank][at[rank]]
+            while positions[rank] < len(rows[rank]):
+                step = rows[rank][positions[rank]]
                 needs = [
-                    (need, latency if ran[need] != rank else Fraction(0))
+                    (need, latency if rank_of[need] != rank else Fraction(0))
                     for cell in step
-                    for need in _needs(cell, stages, split, away)
+                    for need in _needs(cell, stages, split, offloaded)
                 ]
                 if any(need not in ends for need, _ in needs):
                     break
                 if step[0][0] in "OR":
-                    _copy(step, rank, now, lanes, ends, times, spans)
-                    at[rank], moved = at[rank] + 1, True
+                    _copy(step, rank, clocks, lanes, ends, times, spans)
+                    positions[rank], moved = positions[rank] + 1, True
                     continue
-                start = max([now[rank], *(ends[need] + delay for need, delay in needs)])
-                now[rank] = start + _time(step, times, weights)
-                spans.append((start, now[rank], rank, step))
-                ends |= dict.fromkeys(step, now[rank])
-                at[rank], moved = at[rank] + 1, True
+                start = max([clocks[rank], *(ends[need] + delay for need, delay in needs)])
+                clocks[rank] = start + _time(step, times, weights)
+                spans.append((start, clocks[rank], rank, step))
+                ends |= dict.fromkeys(step, clocks[rank])
+                positions[rank], moved = positions[rank] + 1, True
         assert moved, "ranks wait for each other for ever"
 
     peaks = tuple(_peak([span for span in spans if span[2] == rank]) for rank in range(P))
-    return Judged(max(now), peaks)
+    return Judged(max(clocks), peaks)
 
 
 def _copy(
@@ -102,27 +102,27 @@ def _copy(
 
 def _peak(spans: list[tuple[Fraction, Fraction, int, tuple[Cell, ...]]]) -> int:
     """The most that a rank holds, counted in its order; it never holds more at any moment."""
-    held = most = 0
+    activations = peak = 0
     changes: list[tuple[Fraction, int]] = []
     for start, end, _, step in spans:
         kinds = [kind for kind, *_ in step]
-        taken, freed = sum(kind in "FR" for kind in kinds), sum(kind in "BWO" for kind in kinds)
-        held += taken
-        most = max(most, held)
-        held -= freed
-        changes += [(start, taken), (end, -freed)]
-    assert held == 0
+        allocated, freed = sum(kind in "FR" for kind in kinds), sum(kind in "BWO" for kind in kinds)
+        activations += allocated
+        peak = max(peak, activations)
+        activations -= freed
+        changes += [(start, allocated), (end, -freed)]
+    assert activations == 0
     if any(step[0][0] == "O" for *_, step in spans):
-        assert max(sum(change for time, change in changes if time <= now) for now, _ in changes) <= most
-    return most
+        assert max(sum(change for time, change in changes if time <= moment) for moment, _ in changes) <= peak
+    return peak
 
 
 def _cells(word: str) -> tuple[Cell, ...]:
     parts = word.strip("()").split("|")
-    found = [re.fullmatch(r"([FBIWOR])(\d+)\.(\d+)", part) for part in parts]
-    assert all(found) and len(found) in (1, 2), word
-    assert len(found) == 1 or not set(word) & {"O", "R"}, "a copy is no half of a pair"
-    return tuple((match[1], int(match[2]), int(match[3])) for match in found if match)
+    matches = [re.fullmatch(r"([FBIWOR])(\d+)\.(\d+)", part) for part in parts]
+    assert all(matches) and len(matches) in (1, 2), word
+    assert len(matches) == 1 or not set(word) & {"O", "R"}, "a copy is no half of a pair"
+    return tuple((match[1], int(match[2]), int(match[3])) for match in matches if match)
 
 
 def _needs(cell: Cell, stages: int, split: set[tuple[int, int]], away: set[tuple[int, int]]) -> list[Cell]:
@@ -143,6 +143,6 @@ def _time(step: tuple[Cell, ...], times: Times, weights: Weights) -> Fraction:
     factors = [weights[stage][kind] if weights else Fraction(1) for kind, stage, _ in step]
     if len(set(factors)) == 1:
         return factors[0] * time
-    each = [times[kind] for kind, *_ in step]  # a pair saves the same share, and is no shorter than its longer action
-    shared = time / apart * sum(a * b for a, b in zip(each, factors, strict=True))
-    return max(shared, *(min(a, time) * b for a, b in zip(each, factors, strict=True)))
+    lone = [times[kind] for kind, *_ in step]  # a pair saves the same share, and is no shorter than its longer action
+    shared = time / apart * sum(a * b for a, b in zip(lone, factors, strict=True))
+    return max(shared, *(min(a, time) * b for a, b in zip(lone, factors, strict=True)))

@@ -15,9 +15,9 @@ from compiler.schedule.solver.offload import with_copies
 def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Schedule:
     """The schedule with copies, so that each rank holds the given share of what it otherwise holds."""
     plain = schedule_of(name, ranks, micro_batches, 2)
-    held = held_at_most(plain, Fraction(1))
-    caps = [max(Fraction(1), Fraction(int(most * share))) for most in held]
-    found = with_copies(plain, replace(Costs(), O=Fraction(1), R=Fraction(1)), caps)
-    assert found is not None and sum(held_at_most(found[0], Fraction(1))) < sum(held)
-    found[0].check()
-    return found[0]
+    peaks = held_at_most(plain, Fraction(1))
+    caps = [max(Fraction(1), Fraction(int(peak * share))) for peak in peaks]
+    copied = with_copies(plain, replace(Costs(), O=Fraction(1), R=Fraction(1)), caps)
+    assert copied is not None and sum(held_at_most(copied[0], Fraction(1))) < sum(peaks)
+    copied[0].check()
+    return copied[0]

@@ -18,10 +18,10 @@ from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs
 
 STORED = Path(__file__).with_suffix(".json")
 SIZES = (
-    *((loop(1), ranks, count) for ranks, most in ((2, 5), (3, 4), (4, 4)) for count in range(2, most + 1)),
-    *((BIDIRECTIONAL, ranks, count) for ranks, most in ((2, 5), (4, 4)) for count in range(2, most + 1)),
-    *((V, ranks, count) for ranks, most in ((1, 4), (2, 3), (3, 2), (4, 2)) for count in range(2, most + 1)),
-    *((loop(2), ranks, count) for ranks, most in ((2, 3), (3, 2)) for count in range(2, most + 1)),
+    *((loop(1), ranks, count) for ranks, limit in ((2, 5), (3, 4), (4, 4)) for count in range(2, limit + 1)),
+    *((BIDIRECTIONAL, ranks, count) for ranks, limit in ((2, 5), (4, 4)) for count in range(2, limit + 1)),
+    *((V, ranks, count) for ranks, limit in ((1, 4), (2, 3), (3, 2), (4, 2)) for count in range(2, limit + 1)),
+    *((loop(2), ranks, count) for ranks, limit in ((2, 3), (3, 2)) for count in range(2, limit + 1)),
 )
 
 
@@ -56,8 +56,8 @@ def case(number: int) -> Case:
         costs = replace(costs, pairs=tuple((k, gains[k] * (costs.one(k[0]) + costs.one(k[1]))) for k in kinds))
     stages = placement.num_stages(ranks)
     uneven = rng.choice(("no", "no", "stages", "ranks"))
-    some = tuple(Fraction(rng.choice((8, 10, 10, 13)), 10) for _ in range(stages if uneven == "stages" else ranks))
-    costs = replace(costs, **({} if uneven == "no" else {uneven: some}))
+    factors = tuple(Fraction(rng.choice((8, 10, 10, 13)), 10) for _ in range(stages if uneven == "stages" else ranks))
+    costs = replace(costs, **({} if uneven == "no" else {uneven: factors}))
     costs = replace(costs, latency=Fraction(rng.choice((0, 0, 0, 1, 2)), 2))
     least = placement.stages_per_rank
     return Case(placement, ranks, micro_batches, costs, rng.randint(least, max(least, (ranks + 2) * least)))
@@ -80,10 +80,10 @@ def main() -> None:
     rows = json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
     for number in range(parser.parse_args().count):
         if str(number) not in rows:
-            asked = case(number)
-            P, N = asked.num_ranks, asked.num_micro_batches
-            least = optimum(asked.placement, P, N, asked.costs, asked.cap, work=1.5)
-            rows[str(number)] = (str(asked), None if least is None else str(least))
+            problem = case(number)
+            P, N = problem.num_ranks, problem.num_micro_batches
+            least = optimum(problem.placement, P, N, problem.costs, problem.cap, work=1.5)
+            rows[str(number)] = (str(problem), None if least is None else str(least))
             lines = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items()]
             STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
             print(number, *rows[str(number)], flush=True)

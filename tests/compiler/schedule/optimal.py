@@ -40,9 +40,9 @@ def optimum(
     lone = {key: costs.of(action, rank[key[1:]]) for key, action in actions.items()}
     pairs = {}
     for a, b in combinations(actions, 2):
-        one, other = actions[a], actions[b]
-        if rank[a[1:]] == rank[b[1:]] and not depends(one, other) and not depends(other, one):
-            time = costs.of(Pair(one, other), rank[a[1:]])
+        first, second = actions[a], actions[b]
+        if rank[a[1:]] == rank[b[1:]] and not depends(first, second) and not depends(second, first):
+            time = costs.of(Pair(first, second), rank[a[1:]])
             if time < lone[a] + lone[b]:
                 pairs[a, b] = time
     denominators = [time.denominator for time in (*lone.values(), *pairs.values(), costs.latency)]
@@ -67,7 +67,7 @@ def optimum(
         model.add_no_overlap(intervals)
     latency = int(costs.latency / unit)
     makespan = model.new_int_var(0, horizon, "makespan")
-    held: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
+    lives_by_rank: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
     for cell in cells:
         F, B, I, W = ((kind, *cell) for kind in "FBIW")
         model.add_exactly_one(runs[F])
@@ -86,13 +86,13 @@ def optimum(
             model.add(start["F", stage + 1, m] >= end[F] + hop)
             model.add(start[B] >= end["B", stage + 1, m] + hop)
         size = model.new_int_var(0, horizon, f"life {cell}")
-        held[rank[cell]].append(model.new_interval_var(start[F], size, end[W], f"held {cell}"))
+        lives_by_rank[rank[cell]].append(model.new_interval_var(start[F], size, end[W], f"held {cell}"))
         if m and placement.direction(N, m) == placement.direction(N, m - 1) and (in_order or stage == 0):
             model.add(start[F] >= start["F", stage, m - 1])
             if in_order:
                 model.add(start[B] >= start["B", stage, m - 1])
     if cap is not None:
-        for lives in held.values():
+        for lives in lives_by_rank.values():
             model.add_cumulative(lives, [1] * len(lives), cap)
     model.minimize(makespan)
     solver = cp_model.CpSolver()

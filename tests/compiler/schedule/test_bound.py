@@ -68,8 +68,8 @@ def test_the_slower_way_of_a_micro_batch_counts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bound, "_MOST_WAITS", 0)
     nines = (*[Fraction(1)] * 3, *[Fraction(9)] * 3)
     costs = replace(parse_costs("F=1,I=1,W=1"), stages=nines, ranks=nines)
-    way = 2 * (3 * 1 + 3 * 81)
-    assert lower_bound(BIDIRECTIONAL, 6, 2, costs) == way + 1, "the first stage ends with its weight gradient"
+    round_trip = 2 * (3 * 1 + 3 * 81)
+    assert lower_bound(BIDIRECTIONAL, 6, 2, costs) == round_trip + 1, "the first stage ends with its weight gradient"
 
 
 # ---------------------------------------------------------------- against the bound of shares
@@ -108,13 +108,13 @@ def bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int) -> F
 
 def corners(planes: list[tuple[list[int], Fraction]]) -> set[tuple[Fraction, ...]]:
     """Points in which three planes meet, by Cramer's rule."""
-    found = set()
+    points = set()
     for three in combinations(planes, 3):
         rows, limits = [row for row, _ in three], [limit for _, limit in three]
-        if whole := determinant(rows):
-            by = [[[limits[r] if c == k else rows[r][c] for c in range(3)] for r in range(3)] for k in range(3)]
-            found.add(tuple(Fraction(determinant(each)) / whole for each in by))
-    return found
+        if denominator := determinant(rows):
+            matrices = [[[limits[r] if c == k else rows[r][c] for c in range(3)] for r in range(3)] for k in range(3)]
+            points.add(tuple(Fraction(determinant(matrix)) / denominator for matrix in matrices))
+    return points
 
 
 def determinant(m: list[list[int]] | list[list[Fraction | int]]) -> Fraction | int:
@@ -226,5 +226,5 @@ def test_least_agrees_with_all_corners(seed: int) -> None:
         expected = min(
             (dot([1] * 3, tuple(a * b for a, b in zip(costs, p, strict=True))) for p in inside), default=None
         )
-        got = least(costs, [({k: Fraction(a) for k, a in enumerate(row)}, limit) for row, limit in rows])
-        assert got == expected
+        optimum = least(costs, [({k: Fraction(a) for k, a in enumerate(row)}, limit) for row, limit in rows])
+        assert optimum == expected

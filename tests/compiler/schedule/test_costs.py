@@ -167,8 +167,8 @@ def test_weights_multiply() -> None:
 
 def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_longer() -> None:
     table = (("BF", Fraction(9, 5)),)
-    by = [Costs(pairs=table, stages=(Fraction(w), Fraction(1), Fraction(1), Fraction(1))) for w in (1, 2, 9)]
-    assert [costs.of(Pair(F, B), 0) for costs in by] == [Fraction(9, 5), Fraction(12, 5), 9]
+    weighted = [Costs(pairs=table, stages=(Fraction(w), Fraction(1), Fraction(1), Fraction(1))) for w in (1, 2, 9)]
+    assert [costs.of(Pair(F, B), 0) for costs in weighted] == [Fraction(9, 5), Fraction(12, 5), 9]
     # the share is continuous: nearly equal weights take nearly the time of equal ones
     near = Costs(pairs=table, stages=(Fraction(1001, 1000), Fraction(1), Fraction(1), Fraction(1)))
     assert 0 < near.of(Pair(F, B), 0) - Fraction(9, 5) < Fraction(1, 100)
@@ -177,10 +177,10 @@ def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_long
 def test_every_step_has_a_time_in_any_order() -> None:
     costs = shipped("deepseek-v3-low")
     for a, b in product("FBIW", repeat=2):
-        one = costs.of(Pair(Action(a, 0, 0), Action(b, 0, 1)), 0)
-        assert one == costs.of(Pair(Action(b, 0, 1), Action(a, 0, 0)), 0) == costs.two(a + b)
+        time = costs.of(Pair(Action(a, 0, 0), Action(b, 0, 1)), 0)
+        assert time == costs.of(Pair(Action(b, 0, 1), Action(a, 0, 0)), 0) == costs.two(a + b)
         chains = [costs.one("I" if kind == "B" else kind) for kind in (a, b)]
-        assert max(chains) <= one <= costs.one(a) + costs.one(b)
+        assert max(chains) <= time <= costs.one(a) + costs.one(b)
 
 
 @pytest.mark.parametrize(("had", "wanted"), [(4, 8), (8, 4), (4, 6), (6, 4)])
@@ -189,8 +189,8 @@ def test_recutting_the_model_keeps_its_total_time(had: int, wanted: int) -> None
     costs = Costs(Fraction(2), Fraction(3), Fraction(1), Fraction(5), (("BF", Fraction(6)),), HALF, weights)
     anew = costs.recut(had, wanted)
     assert len(anew.stages) == wanted and anew.latency == HALF
-    for time, other in ((costs.one("F"), anew.one("F")), (costs.two("FB"), anew.two("FB"))):
-        assert time * sum(costs.stages) == other * sum(anew.stages)
+    for old_time, new_time in ((costs.one("F"), anew.one("F")), (costs.two("FB"), anew.two("FB"))):
+        assert old_time * sum(costs.stages) == new_time * sum(anew.stages)
     assert costs.recut(had, had) is costs
     if wanted % had == 0:
         assert anew.recut(wanted, had) == costs

@@ -24,26 +24,30 @@ def counted(schedule: Schedule) -> list[Counter[Action]]:
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_rank_defers_no_more_than_it_may(name: str, most: int) -> None:
     """The actions stay, and so does their order apart from weight gradients, which run earlier."""
-    whole = SCHEDULES[name].generate(4, 12)
-    fewer = whole.deferring_at_most(most)
+    unlimited = SCHEDULES[name].generate(4, 12)
+    fewer = unlimited.deferring_at_most(most)
     fewer.check()
-    assert most_deferred(fewer) == min(most, most_deferred(whole))
-    assert counted(fewer) == counted(whole)
-    for before, after in zip(whole.actions, fewer.actions, strict=True):
-        left = [[step for step in steps if "W" not in str(step)] for steps in (before, after)]
-        assert left[0] == left[1]
+    assert most_deferred(fewer) == min(most, most_deferred(unlimited))
+    assert counted(fewer) == counted(unlimited)
+    for before, after in zip(unlimited.actions, fewer.actions, strict=True):
+        other_steps = [[step for step in steps if "W" not in str(step)] for steps in (before, after)]
+        assert other_steps[0] == other_steps[1]
         for action in {action for step in before for action in actions_of(step) if action.kind == "W"}:
-            place, then = ([action in actions_of(step) for step in steps].index(True) for steps in (before, after))
-            others = sum("W" in str(step) for step in after[:then]) - sum("W" in str(step) for step in before[:place])
-            assert then - others <= place
-    peaks = [simulate(each, Costs()).peak_activations for each in (fewer, whole)]
+            index_before, index_after = (
+                [action in actions_of(step) for step in steps].index(True) for steps in (before, after)
+            )
+            extra_gradients = sum("W" in str(step) for step in after[:index_after]) - sum(
+                "W" in str(step) for step in before[:index_before]
+            )
+            assert index_after - extra_gradients <= index_before
+    peaks = [simulate(schedule, Costs()).peak_activations for schedule in (fewer, unlimited)]
     assert all(map(float.__le__, *([float(peak) for peak in peaks_of] for peaks_of in peaks)))
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_limit_that_is_not_reached_changes_nothing(name: str) -> None:
-    whole = SCHEDULES[name].generate(4, 12)
-    assert whole.deferring_at_most(most_deferred(whole)) == whole.deferring_at_most(None) == whole
+    unlimited = SCHEDULES[name].generate(4, 12)
+    assert unlimited.deferring_at_most(most_deferred(unlimited)) == unlimited.deferring_at_most(None) == unlimited
 
 
 def test_a_spec_limits_its_schedule() -> None:

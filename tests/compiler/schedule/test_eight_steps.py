@@ -56,10 +56,10 @@ def line(found: Iterator[str], stages: tuple[int, int], first: tuple[int, int]) 
             if part == "W":
                 parts.append("W" + owed.pop(0))
                 continue
-            way = int(part[1])
+            direction = int(part[1])
             counts = forwards if part[0] == "F" else backwards
-            name = f"{stages[way]}.{counts[way]}"
-            counts[way] += 1
+            name = f"{stages[direction]}.{counts[direction]}"
+            counts[direction] += 1
             owed += [name] * (part[0] == "I")
             parts.append(part[0] + name)
         written.append(f"({'|'.join(parts)})" if len(parts) == 2 else parts[0])

@@ -92,11 +92,11 @@ def test_gpipe(ranks: int) -> None:
 def test_one_f_one_b(ranks: int) -> None:
     """F = I = 1, W = 0: 2(N+P-1). In general (N+P-1)(F+B), bubble (P-1)(F+B); min(N, P-r) activations."""
     for micro_batches in (1, 2, ranks, 3 * ranks + 1):
-        half = timed("1f1b", ranks, micro_batches, Costs(W=Fraction(0)))
-        assert half.makespan == 2 * (micro_batches + ranks - 1)
-        whole = timed("1f1b", ranks, micro_batches)
-        assert set(whole.idle) == {3 * (ranks - 1)}
-        assert whole.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
+        without_w = timed("1f1b", ranks, micro_batches, Costs(W=Fraction(0)))
+        assert without_w.makespan == 2 * (micro_batches + ranks - 1)
+        timeline = timed("1f1b", ranks, micro_batches)
+        assert set(timeline.idle) == {3 * (ranks - 1)}
+        assert timeline.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -110,8 +110,8 @@ def test_interleaved(ranks: int, chunks: int) -> None:
         for costs in (UNIT, Costs(F=Fraction(2), I=Fraction(3), W=Fraction(1, 2))):
             timeline = timed("interleaved", ranks, rounds * ranks, costs, chunks)
             assert set(timeline.idle) == {(ranks - 1) * (costs.F + costs.I + costs.W)}
-        most = (rounds > 1) * (ranks - 1) + ranks * chunks
-        assert timeline.peak_activations[0] == max(timeline.peak_activations) == most
+        peak = (rounds > 1) * (ranks - 1) + ranks * chunks
+        assert timeline.peak_activations[0] == max(timeline.peak_activations) == peak
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
@@ -172,8 +172,8 @@ def test_controllable_memory(ranks: int) -> None:
     for micro_batches in range(1, 3 * ranks + 2):
         half, least = (timed(name, ranks, micro_batches) for name in ("vhalf", "vmin"))
         peaks = 2 * ((ranks + 2) // 2), 2 * ((ranks + 4) // 3)
-        held = tuple(max(timeline.peak_activations) for timeline in (half, least))
-        assert held == peaks if micro_batches >= 2 * ranks else held <= peaks
+        measured_peaks = tuple(max(timeline.peak_activations) for timeline in (half, least))
+        assert measured_peaks == peaks if micro_batches >= 2 * ranks else measured_peaks <= peaks
         if micro_batches >= 2 * ranks > 2:
             assert half.makespan - 6 * micro_batches == (7 * ranks - 8) // 2
             assert least.makespan - 6 * micro_batches == 4 * ranks - 5 + (ranks % 3 == 0)
@@ -286,8 +286,8 @@ def test_every_phase_runs_on_the_stages_of_the_plan(name: str, ranks: int) -> No
         placement = SCHEDULES[name].stage_placement()
         assert placement.supports(schedule.stage_placement, ranks)
         is_few = micro_batches < SCHEDULES[name].facts.fewest * ranks
-        other = {BIDIRECTIONAL: "zbv", V: "zbv", ONE_STAGE: "zb1p"}
-        assert schedule.name == (other[placement] if is_few else name), "and its name says so"
+        fallback = {BIDIRECTIONAL: "zbv", V: "zbv", ONE_STAGE: "zb1p"}
+        assert schedule.name == (fallback[placement] if is_few else name), "and its name says so"
 
 
 def test_the_language_has_the_same_names() -> None:
@@ -308,8 +308,8 @@ def test_facts_match_generated_schedules(name: str) -> None:
         assert (schedule.stages_of(0) == (0, 7)) == facts.is_folded
         assert (schedule.stages_of(0) == (0, 3)) == facts.is_mirrored
         assert any(isinstance(step, Pair) for steps in schedule.actions for step in steps) == facts.overlaps
-        most = 12 * facts.stages_per_rank(chunks)
-        assert (max(simulate(schedule, UNIT).peak_activations) == most) == facts.holds_all
+        all_activations = 12 * facts.stages_per_rank(chunks)
+        assert (max(simulate(schedule, UNIT).peak_activations) == all_activations) == facts.holds_all
     roomier = SCHEDULES[facts.roomier]
     assert roomier.facts.fewest == 0 and roomier.facts.multiple == 1, "it has the sizes that this one has not"
 

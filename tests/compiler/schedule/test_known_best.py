@@ -26,20 +26,20 @@ def test_the_order_takes_the_time_in_the_table(case: Known) -> None:
 def test_the_judge_and_the_simulator_agree(name: str) -> None:
     schedule, costs = SCHEDULES[name].generate(4, 8), parse_costs("F=3,I=2,W=4,B=5,FB=7")
     timeline = simulate(schedule, costs)
-    found = judge(schedule.to_text(), {"F": 3, "I": 2, "W": 4, "B": 5, "BF": 7})  # type: ignore[dict-item]
-    assert found == (timeline.makespan, timeline.peak_activations)
+    judged = judge(schedule.to_text(), {"F": 3, "I": 2, "W": 4, "B": 5, "BF": 7})  # type: ignore[dict-item]
+    assert judged == (timeline.makespan, timeline.peak_activations)
 
 
 def test_illegal_orders_are_refused() -> None:
     """Two steps of a rank exchanged, an action left out, or an action run by another rank."""
     times = {kind: Fraction(1) for kind in "FBIW"}
     head, *rows = SCHEDULES["zbv"].generate(3, 6).to_text().strip().splitlines()
-    rng, refused = random.Random(0), 0
+    rng, num_refused = random.Random(0), 0
     for _ in range(30):
         steps = [row.split() for row in rows]
         rank = rng.randrange(3)
-        way, at = rng.randrange(3), rng.randrange(len(steps[rank]) - 1)
-        word = steps[rank].pop(at)
+        way, index = rng.randrange(3), rng.randrange(len(steps[rank]) - 1)
+        word = steps[rank].pop(index)
         if way == 1:
             steps[(rank + 1) % 3].append(word)
         elif way == 2:
@@ -47,7 +47,7 @@ def test_illegal_orders_are_refused() -> None:
         try:
             judge("\n".join([head, *(" ".join(row) for row in steps)]), times)
         except AssertionError:
-            refused += 1
+            num_refused += 1
         else:
             assert way == 2 and word.startswith(("W", "B0.", "I0."))
-    assert refused > 20
+    assert num_refused > 20

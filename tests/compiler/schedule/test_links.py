@@ -43,17 +43,17 @@ def test_nodes_and_tables_give_the_same_latencies() -> None:
     assert all(nodes.message(a, b) == listed.message(a, b) for a, b in permutations(range(4), 2))
     for name in ("1f1b", "zbv", "dualpipe", "interleaved"):
         schedule = SCHEDULES[name].generate(4, 8)
-        found, other = (measure(schedule, costs) for costs in (nodes, listed))
-        assert (found.makespan, found.lower_bound) == (other.makespan, other.lower_bound)
-        assert found.makespan >= found.lower_bound
+        from_nodes, from_table = (measure(schedule, costs) for costs in (nodes, listed))
+        assert (from_nodes.makespan, from_nodes.lower_bound) == (from_table.makespan, from_table.lower_bound)
+        assert from_nodes.makespan >= from_nodes.lower_bound
 
 
 def test_a_lone_micro_batch_takes_its_links_both_ways() -> None:
     costs = costs_of_json(HEAD + '{"inside": 0.5, "node": 2, "between": 3}}')
     schedule = SCHEDULES["1f1b"].generate(4, 1)
-    way = Fraction(1, 2) + 3 + Fraction(1, 2)
-    assert simulate(schedule, costs).makespan == 4 * 3 + 2 * way
-    assert measure(schedule, costs).lower_bound == 4 + 4 + 1 + 2 * way  # the W of other stages wait for nothing
+    path = Fraction(1, 2) + 3 + Fraction(1, 2)
+    assert simulate(schedule, costs).makespan == 4 * 3 + 2 * path
+    assert measure(schedule, costs).lower_bound == 4 + 4 + 1 + 2 * path  # the W of other stages wait for nothing
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_times_of_the_search_equal_simulation(placement: StagePlacement) -> None
         costs = replace(random_costs(rng, placement.num_stages(4), 4), pairs=(), stages=(), links=table(rng, 4))
         problem = make_problem(placement, 4, 8, costs, 99)
         slots = slots_of_schedule(problem, schedule)
-        lines = [line_of(problem, row, each) for row, each in enumerate(slots)]
+        lines = [line_of(problem, row, row_slots) for row, row_slots in enumerate(slots)]
         timing = timing_of(problem, [line for line in lines if line])
-        found = simulate(schedule_of_slots(problem, slots), costs)  # pairs without gain were separated
-        assert timing is not None and timing.makespan * problem.unit == found.makespan
+        timeline = simulate(schedule_of_slots(problem, slots), costs)  # pairs without gain were separated
+        assert timing is not None and timing.makespan * problem.unit == timeline.makespan
 
 
 TINY: tuple[tuple[StagePlacement, int, int], ...] = (
@@ -111,27 +111,27 @@ def test_no_order_is_below_the_bound_and_none_found_is_below_the_best(seed: int)
         costs = replace(random_costs(rng, placement.num_stages(ranks), ranks), links=table(rng, ranks))
         best = best_makespan(placement, ranks, micro_batches, costs, 3)
         assert best is not None and lower_bound(placement, ranks, micro_batches, costs, 3) <= best
-        found = Solver(costs, 3, effort=0.02).solve_on(placement, ranks, micro_batches)
-        assert found.makespan == simulate(found.schedule, costs).makespan >= best >= found.lower_bound
+        solution = Solver(costs, 3, effort=0.02).solve_on(placement, ranks, micro_batches)
+        assert solution.makespan == simulate(solution.schedule, costs).makespan >= best >= solution.lower_bound
 
 
 def test_mirrored_ranks_share_a_list_only_where_links_are_mirrored() -> None:
     lopsided = LinkTimes(table=((0, 1, 1, 1), (1, 0, 2, 1), (1, 2, 0, 9), (1, 1, 9, 0)))  # type: ignore[arg-type]
     costs = replace(Costs(), links=lopsided)
     assert not costs.is_mirrored(4) and replace(costs, links=LinkTimes(2, Fraction(3))).is_mirrored(4)
-    found = Solver(costs, effort=0.02).solve_on(BIDIRECTIONAL, 4, 4)
-    assert found.makespan == simulate(found.schedule, costs).makespan >= found.lower_bound
+    solution = Solver(costs, effort=0.02).solve_on(BIDIRECTIONAL, 4, 4)
+    assert solution.makespan == simulate(solution.schedule, costs).makespan >= solution.lower_bound
 
 
 def test_json_costs_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "links.json"
     file.write_text(HEAD + '{"inside": 0.5, "node": 2, "between": 3}}')
-    asked = ["schedule", "--name", "1f1b", "--ranks", "4", "--micro-batches", "4", "--format", "json", "--costs"]
-    assert main([*asked, str(file)]) == 0
+    command = ["schedule", "--name", "1f1b", "--ranks", "4", "--micro-batches", "4", "--format", "json", "--costs"]
+    assert main([*command, str(file)]) == 0
     value = parsed(capsys.readouterr().out, "simulated")
     assert value["costs"]["latency"] == {"inside": 0.5, "node": 2, "between": 3, "table": []}
     file.write_text(json.dumps(value["costs"]))
-    assert main([*asked, str(file)]) == 0
+    assert main([*command, str(file)]) == 0
     assert parsed(capsys.readouterr().out, "simulated") == value
-    assert main([*asked, str(file), "--latency", "0"]) == 0  # for all messages
+    assert main([*command, str(file), "--latency", "0"]) == 0  # for all messages
     assert parsed(capsys.readouterr().out, "simulated")["makespan"] == 3 * (4 + 3)

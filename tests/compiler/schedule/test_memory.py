@@ -49,8 +49,8 @@ def test_peaks_equal_the_maximum_over_all_moments(name: str) -> None:
     for keeps in SHARES:
         timeline = simulate(schedule, replace(Costs(), keeps=keeps))
         for rank, spans in enumerate(timeline.spans):
-            most = max(held_at(schedule, timeline, keeps, rank, start) for start, _ in spans)
-            assert timeline.peak_activations[rank] == most
+            peak = max(held_at(schedule, timeline, keeps, rank, start) for start, _ in spans)
+            assert timeline.peak_activations[rank] == peak
     assert simulate(schedule, Costs()).peak_activations == peak_activations(schedule)
 
 
@@ -91,9 +91,9 @@ def test_bounds_are_below_all_orders_and_searches_find_the_best(keeps: Fraction)
         bound = lower_bound(placement, ranks, micro_batches, costs, cap)
         assert bound <= best, (placement, costs, cap)
         reached += bound == best
-        found = Solver(costs, cap, effort=0.02).solve_on(placement, ranks, micro_batches)
-        assert max(simulate(found.schedule, costs).peak_activations) <= cap
-        assert found.makespan >= best >= found.lower_bound
+        solution = Solver(costs, cap, effort=0.02).solve_on(placement, ranks, micro_batches)
+        assert max(simulate(solution.schedule, costs).peak_activations) <= cap
+        assert solution.makespan >= best >= solution.lower_bound
     assert reached
 
 
@@ -106,12 +106,12 @@ def test_named_schedules_are_not_below_the_bound_for_their_memory() -> None:
 
 def test_a_search_uses_the_room_that_an_input_gradient_frees() -> None:
     """With all kept until W, a cap of 1 leaves one order, of whole backwards; with nothing kept, W can wait."""
-    makespans = [
+    solutions = [
         Solver(replace(Costs(), keeps=keeps), 1, effort=0.05).solve_on(ONE_STAGE, 2, 3)
         for keeps in (Fraction(1), Fraction(0))
     ]
-    assert makespans[1].makespan < makespans[0].makespan
-    assert [max(simulate(each.schedule, each.costs).peak_activations) for each in makespans] == [1, 1]
+    assert solutions[1].makespan < solutions[0].makespan
+    assert [max(simulate(solution.schedule, solution.costs).peak_activations) for solution in solutions] == [1, 1]
 
 
 # ---------------------------------------------------------------- bytes
@@ -165,18 +165,18 @@ def test_bytes_for_people_are_never_fewer_and_can_be_read() -> None:
 def test_schedules_stay_within_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "memory.json"
     file.write_text(TABLE)
-    asked = ["schedule", "--ranks", "4", "--micro-batches", "6", "--costs", str(file), "--memory"]
-    assert main([*asked, "41GB", "--compare", "1f1b,auto", "--format", "json"]) == 0
+    command = ["schedule", "--ranks", "4", "--micro-batches", "6", "--costs", str(file), "--memory"]
+    assert main([*command, "41GB", "--compare", "1f1b,auto", "--format", "json"]) == 0
     value = parsed(capsys.readouterr().out, "compared")
-    named, found = value["schedules"]
+    named, searched = value["schedules"]
     assert named["fault"] == "1f1b holds 42GB on rank 0: use --memory 42GB or more, or auto"
-    assert found["peak_bytes"] <= 41 * 10**9 == value["memory"] and value["cap"] is None
-    assert main([*asked, "42GB", "--name", "1f1b", "--format", "json"]) == 0
+    assert searched["peak_bytes"] <= 41 * 10**9 == value["memory"] and value["cap"] is None
+    assert main([*command, "42GB", "--name", "1f1b", "--format", "json"]) == 0
     value = parsed(capsys.readouterr().out, "simulated")
     beside = costs_of_json(TABLE).bytes.beside
-    assert value["peak_bytes"] == [held + 2 * 10**9 * (4 - rank) for rank, held in enumerate(beside)]
+    assert value["peak_bytes"] == [amount + 2 * 10**9 * (4 - rank) for rank, amount in enumerate(beside)]
     assert replace(costs_of_json(json.dumps(value["costs"])), B=None) == costs_of_json(TABLE)
-    assert main([*asked, "42GB", "--name", "1f1b"]) == 0
+    assert main([*command, "42GB", "--name", "1f1b"]) == 0
     assert "memory 42GB on rank 0, the fullest, 34GB of it not activations\n" in capsys.readouterr().err
-    assert main([*asked, "42GB", "--name", "1f1b", "--cap", "9"]) == 2
+    assert main([*command, "42GB", "--name", "1f1b", "--cap", "9"]) == 2
     assert "both limit a rank: leave one of them out" in capsys.readouterr().err

@@ -94,22 +94,22 @@ def orders(num_micro_batches: int, whole: bool) -> Iterator[tuple[str, ...]]:
 
 
 def merged(kinds: tuple[str, ...], done: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
-    if all(k == len(each) for k, each in zip(done, kinds, strict=True)):
+    if all(k == len(sequence) for k, sequence in zip(done, kinds, strict=True)):
         yield ()
-    for m, each in enumerate(kinds):
-        if done[m] < len(each) and (done[m] or m == 0 or done[m - 1]):
-            for rest in merged(kinds, (*done[:m], done[m] + 1, *done[m + 1 :])):
-                yield (f"{each[done[m]]}.{m}", *rest)
+    for m, sequence in enumerate(kinds):
+        if done[m] < len(sequence) and (done[m] or m == 0 or done[m - 1]):
+            for following in merged(kinds, (*done[:m], done[m] + 1, *done[m + 1 :])):
+                yield (f"{sequence[done[m]]}.{m}", *following)
 
 
 def best_under(cap: int, costs: Costs, num_ranks: int, num_micro_batches: int, whole: bool) -> Fraction:
     """The least makespan of all orders of a small pipeline, by the judge, within the cap."""
     times = {kind: costs.one(kind) for kind in "FIWBOR"}
     rows = [orders(num_micro_batches, whole) for _ in range(num_ranks)]
-    fit = [[row for row in each if _held(row) <= cap] for each in rows]
+    fitting = [[row for row in rank_rows if _held(row) <= cap] for rank_rows in rows]
     head, least = f"# x ranks={num_ranks} micro_batches={num_micro_batches} placement=loop(1)", None
-    for each in product(*fit):
-        lines = (" ".join(a.replace(".", f"{rank}.") for a in row) for rank, row in enumerate(each))
+    for chosen in product(*fitting):
+        lines = (" ".join(a.replace(".", f"{rank}.") for a in row) for rank, row in enumerate(chosen))
         try:
             makespan = judge("\n".join((head, *lines)), times).makespan
         except AssertionError:  # ranks wait for each other
@@ -120,12 +120,12 @@ def best_under(cap: int, costs: Costs, num_ranks: int, num_micro_batches: int, w
 
 
 def _held(row: tuple[str, ...]) -> int:
-    held = most = 0
+    activations = peak = 0
     for action in row:
-        held += action[0] in "FR"
-        most = max(most, held)
-        held -= action[0] in "BWO"
-    return most
+        activations += action[0] in "FR"
+        peak = max(peak, activations)
+        activations -= action[0] in "BWO"
+    return peak
 
 
 @pytest.mark.parametrize(("sizes", "cap", "whole"), [((1, 2), 1, False), ((1, 3), 2, True), ((2, 2), 1, True)], ids=str)
@@ -135,9 +135,9 @@ def test_bounds_and_searches_hold_against_all_orders(sizes: tuple[int, int], cap
         costs = replace(random_times(rng), latency=Fraction(0))
         least = best_under(cap, costs, *sizes, whole)
         assert lower_bound(ONE_STAGE, *sizes, costs, cap) <= least
-        found = auto(costs, cap, *sizes)
-        assert found.lower_bound <= found.makespan <= auto(costs.on_device(), cap, *sizes).makespan
-        assert whole or found.makespan >= least
+        solution = auto(costs, cap, *sizes)
+        assert solution.lower_bound <= solution.makespan <= auto(costs.on_device(), cap, *sizes).makespan
+        assert whole or solution.makespan >= least
 
 
 def auto(costs: Costs, cap: int, num_ranks: int, num_micro_batches: int) -> Solution:
@@ -159,13 +159,13 @@ def test_auto_copies_where_that_is_shorter(placement: StagePlacement, keeps: Fra
     def search(each: Solver) -> Solution:
         return each.solve(P, 7, placement=placement)
 
-    found = solved_with_copies(solver, P, P, search)
-    found.schedule.check()
+    solution = solved_with_copies(solver, P, P, search)
+    solution.schedule.check()
     without = search(replace(solver, costs=costs.on_device()))
-    timeline = simulate(found.schedule, found.costs)
-    assert max(timeline.peak_activations) <= cap * found.schedule.stage_placement.stages_per_rank
-    assert found.lower_bound <= timeline.makespan == found.makespan < without.makespan
-    assert solved_with_copies(solver, P, P, search) == found
+    timeline = simulate(solution.schedule, solution.costs)
+    assert max(timeline.peak_activations) <= cap * solution.schedule.stage_placement.stages_per_rank
+    assert solution.lower_bound <= timeline.makespan == solution.makespan < without.makespan
+    assert solved_with_copies(solver, P, P, search) == solution
 
 
 def test_the_page_has_a_row_for_each_cap_and_time() -> None:

@@ -37,11 +37,11 @@ def test_the_bound_is_near_and_never_above() -> None:
 def test_stored_makespans_are_the_least(number: int) -> None:
     """Two methods that share nothing, on small cases: one tries every order, the other never lists any."""
     optimal = pytest.importorskip("tests.compiler.schedule.optimal", exc_type=ImportError)
-    asked = case(number)
-    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs
-    kept = json.loads(STORED.read_text("utf-8"))[str(number)][1]
-    least = optimal.optimum(asked.placement, P, N, costs, asked.cap, work=0.3)
-    assert least is None or kept == str(least)
+    problem = case(number)
+    P, N, costs = problem.num_ranks, problem.num_micro_batches, problem.costs
+    stored_least = json.loads(STORED.read_text("utf-8"))[str(number)][1]
+    least = optimal.optimum(problem.placement, P, N, costs, problem.cap, work=0.3)
+    assert least is None or stored_least == str(least)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -59,12 +59,12 @@ def test_the_model_agrees_with_all_orders(seed: int) -> None:
 
 
 def room_one_early(waits: Waits) -> object:
-    return [(slot, other, max(1, lag - 1), time) for slot, other, lag, time in ROOM.func(waits)]
+    return [(slot, backward, max(1, lag - 1), time) for slot, backward, lag, time in ROOM.func(waits)]
 
 
 def room_until_w(waits: Waits) -> object:
     w = max(waits.quickest["W", slot] for slot in waits.rank)
-    return [(slot, other, lag, time + w) for slot, other, lag, time in ROOM.func(waits)]
+    return [(slot, backward, lag, time + w) for slot, backward, lag, time in ROOM.func(waits)]
 
 
 def no_pairs(waits: Waits) -> object:
@@ -103,8 +103,8 @@ def test_a_percent_too_much_is_seen() -> None:
 
 
 def test_one_activation_too_few_is_seen() -> None:
-    tight = [(each, least) for each, least in SOLVED if each.cap > each.placement.stages_per_rank]
-    assert any(bound_of(each, each.cap - 1) > least for each, least in tight)
+    tight = [(problem, least) for problem, least in SOLVED if problem.cap > problem.placement.stages_per_rank]
+    assert any(bound_of(problem, problem.cap - 1) > least for problem, least in tight)
 
 
 # ---------------------------------------------------------------- memory and time
@@ -126,7 +126,7 @@ def test_times_of_any_precision() -> None:
     """A fine unit gives large numbers; the bound equals that of the same times in a coarse unit."""
     fine = Fraction(1, 10**20 + 39)
     costs = Costs(F=1 + fine, I=1 + fine, W=1 + fine, stages=(Fraction(1), Fraction(10**9, 10**9 + 7)) * 2)
-    bounds = [lower_bound(V, 2, 3, each, 4) for each in (costs, Costs())]
+    bounds = [lower_bound(V, 2, 3, table, 4) for table in (costs, Costs())]
     assert abs(bounds[0] - bounds[1]) < Fraction(1, 10**6)
 
 

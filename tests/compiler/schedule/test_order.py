@@ -126,9 +126,9 @@ def test_an_order_takes_less_than_a_random_one(name: str, sigma: float, less: fl
     schedule = SCHEDULES[name].generate(8, 24)
     costs = Costs(micro_batches=weights(24, sigma, 1))
     rng = random.Random(0)
-    some = [simulate(schedule, ordered(costs, rng.sample(range(24), 24))).makespan for _ in range(10)]
-    found = simulate(schedule, ordered(costs, best_order(schedule, costs, 0.3))).makespan
-    assert found <= (1 - less) * sum(some) / len(some)
+    random_makespans = [simulate(schedule, ordered(costs, rng.sample(range(24), 24))).makespan for _ in range(10)]
+    makespan = simulate(schedule, ordered(costs, best_order(schedule, costs, 0.3))).makespan
+    assert makespan <= (1 - less) * sum(random_makespans) / len(random_makespans)
 
 
 def test_the_order_does_not_depend_on_the_hash_seed() -> None:
@@ -156,12 +156,12 @@ def table(tmp_path: Path) -> str:
 
 
 def test_the_order_is_printed_with_both_makespans(table: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = ["schedule", "--name", "1f1b", "--ranks", "3", "--micro-batches", "6", "--costs", table]
-    assert main(said) == 0
+    command = ["schedule", "--name", "1f1b", "--ranks", "3", "--micro-batches", "6", "--costs", table]
+    assert main(command) == 0
     assert "in the order of the data: --order searches" in capsys.readouterr().err
-    assert main([*said, "--order"]) == 0
+    assert main([*command, "--order"]) == 0
     assert "\nthe order of the data takes 55; this one takes " in capsys.readouterr().err
-    assert main([*said, "--order", "--format", "json"]) == 0
+    assert main([*command, "--order", "--format", "json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert sorted(value["order"]) == [*range(6)]
     for order, key in ((value["order"], "makespan"), (range(6), "unordered")):
@@ -171,7 +171,7 @@ def test_the_order_is_printed_with_both_makespans(table: str, capsys: pytest.Cap
 
 def test_auto_is_never_slower_than_named_schedules(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = "1f1b,zb1p,zbv,vhalf,auto"
-    said = [
+    command = [
         "schedule",
         "--compare",
         names,
@@ -184,9 +184,9 @@ def test_auto_is_never_slower_than_named_schedules(table: str, capsys: pytest.Ca
         "--format",
         "json",
     ]
-    assert main(said) == 0
-    *others, auto = json.loads(capsys.readouterr().out)["schedules"]
-    assert auto["makespan"] <= min(each["makespan"] for each in others)
+    assert main(command) == 0
+    *named, auto = json.loads(capsys.readouterr().out)["schedules"]
+    assert auto["makespan"] <= min(row["makespan"] for row in named)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -199,12 +199,12 @@ def test_auto_in_its_best_order_is_never_slower_than_named_schedules_in_theirs(
     drawn = {"FB": rng.choice([1.6, 2])}
     table = {"F": 1, "I": rng.choice([0.5, 1, 2]), "W": 1, "pairs": drawn, "latency": rng.choice([0, 0.25])}
     path = tmp_path / "batch.json"
-    path.write_text(json.dumps(table | {"micro_batches": [float(each) for each in weights(4, 0.6, seed)]}))
-    said = ["schedule", "--ranks", "2", "--micro-batches", "4", "--costs", str(path), "--order", "--format", "json"]
-    assert main([*said, "--compare", ",".join((*SCHEDULES, "auto"))]) == 0
-    *others, auto = json.loads(capsys.readouterr().out)["schedules"]
-    assert auto["makespan"] <= min(each["makespan"] for each in others if each["fault"] is None)
-    assert main([*said, "--name", "auto", "--placement", "v"]) == 0
+    path.write_text(json.dumps(table | {"micro_batches": [float(weight) for weight in weights(4, 0.6, seed)]}))
+    command = ["schedule", "--ranks", "2", "--micro-batches", "4", "--costs", str(path), "--order", "--format", "json"]
+    assert main([*command, "--compare", ",".join((*SCHEDULES, "auto"))]) == 0
+    *named, auto = json.loads(capsys.readouterr().out)["schedules"]
+    assert auto["makespan"] <= min(row["makespan"] for row in named if row["fault"] is None)
+    assert main([*command, "--name", "auto", "--placement", "v"]) == 0
     assert json.loads(capsys.readouterr().out)["placement"] == "v"
 
 

@@ -38,8 +38,8 @@ def test_the_tables_of_costs_are_read() -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if (4, 8, 5) in case.sizes], ids=lambda case: case.title)
 def test_the_smallest_rows_are_current(case: Case) -> None:
-    _, _, rest = TABLES.partition(f"### {case.title}\n")
-    assert row(case, (4, 8, 5)) in rest.partition("###")[0], "python -m benchmarks.schedules"
+    _, _, tail = TABLES.partition(f"### {case.title}\n")
+    assert row(case, (4, 8, 5)) in tail.partition("###")[0], "python -m benchmarks.schedules"
 
 
 def test_every_row_is_there() -> None:

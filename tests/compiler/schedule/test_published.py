@@ -60,8 +60,8 @@ def test_mirrored_ranks_do_the_same(ranks: int) -> None:
 
     for rank in range(ranks):
         steps = [str(step).strip("()").split("|") for step in schedule.actions[rank]]
-        others = [str(step).strip("()").split("|") for step in schedule.actions[ranks - 1 - rank]]
-        assert [[mirrored(text) for text in step] for step in steps] == others
+        mirror_steps = [str(step).strip("()").split("|") for step in schedule.actions[ranks - 1 - rank]]
+        assert [[mirrored(text) for text in step] for step in steps] == mirror_steps
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))

@@ -79,15 +79,15 @@ def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fractio
         return ready[0] + delay if ready else None
 
     while any(len(spans[rank]) < len(schedule.actions[rank]) for rank in range(P)):
-        able = []
+        candidates = []
         for rank in range(P):
             if len(spans[rank]) < len(schedule.actions[rank]):
                 step = schedule.actions[rank][len(spans[rank])]
                 times = [arrival(action, rank) for action in actions_of(step)]
                 if all(time is not None for time in times):
                     free = spans[rank][-1][1] if spans[rank] else Fraction(0)
-                    able.append((max([free, *(time for time in times if time is not None)]), rank, step))
-        start, rank, step = min(able, key=lambda each: each[:2])
+                    candidates.append((max([free, *(time for time in times if time is not None)]), rank, step))
+        start, rank, step = min(candidates, key=lambda candidate: candidate[:2])
         end = start + costs.of(step, rank)
         spans[rank].append((start, end))
         ends |= dict.fromkeys(actions_of(step), end)
@@ -169,6 +169,6 @@ def test_a_large_schedule_takes_little_memory() -> None:
         r"most = int(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]) * 1024;"
         "print(most, sum(map(len, timeline.ends)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    most, steps = map(int, done.stdout.split())
-    assert steps == 6 * 64 * 512 and most < 330 * steps + 40 * 2**20
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    peak, steps = map(int, completed.stdout.split())
+    assert steps == 6 * 64 * 512 and peak < 330 * steps + 40 * 2**20

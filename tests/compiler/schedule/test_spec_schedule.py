@@ -88,8 +88,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match=r"there is no file .*none"):
         read_schedule(tmp_path / "none")
     (tmp_path / "circle").symlink_to("circle")
-    for name, said in {"circle": "is a broken link", "": "is not a regular file, but a folder"}.items():
-        with pytest.raises(ScheduleError, match=said):
+    for name, message in {"circle": "is a broken link", "": "is not a regular file, but a folder"}.items():
+        with pytest.raises(ScheduleError, match=message):
             read_schedule(tmp_path / name)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ScheduleError, match=f"{path} is not a regular file"):

@@ -19,7 +19,7 @@ from compiler.schedule.schedule import Schedule
 
 def text_of(action: Any) -> str:
     if action.sub_actions is not None:
-        return f"({'|'.join(text_of(each) for each in action.sub_actions)})"
+        return f"({'|'.join(text_of(sub_action) for sub_action in action.sub_actions)})"
     return f"{action.computation_type.value}{action.stage_index}.{action.microbatch_index}"
 
 

@@ -32,7 +32,7 @@ def uneven(rng: random.Random, stages: int) -> tuple[Weight, ...]:
 
 def with_pairs(rng: random.Random, costs: Costs) -> Costs:
     """The costs with pairs per stage, each with a different gain."""
-    labelled = tuple(each._replace(label=rng.randint(1, 3)) for each in map(by_kind, costs.stages))
+    labelled = tuple(weight._replace(label=rng.randint(1, 3)) for weight in map(by_kind, costs.stages))
     sides = [(kind, label) for label in (1, 2, 3) for kind in "FBIW"]
     shares = (Fraction(rng.randint(5, 14), 10) for _ in range(200))
     pairs = [(a, b, share) for (a, b), share in zip(combinations_with_replacement(sides, 2), shares, strict=False)]
@@ -41,7 +41,7 @@ def with_pairs(rng: random.Random, costs: Costs) -> Costs:
 
 def judged(schedule, costs: Costs) -> Fraction:  # type: ignore[no-untyped-def]
     times = {kind: costs.one(kind) for kind in "FBIW"} | dict(costs.pairs)
-    weights = [dict(zip("FBIW", by_kind(each).factors, strict=True)) for each in costs.stages]
+    weights = [dict(zip("FBIW", by_kind(weight).factors, strict=True)) for weight in costs.stages]
     return judge(schedule.to_text(), times, costs.latency, weights).makespan
 
 
@@ -76,8 +76,10 @@ def test_recutting_keeps_the_time_of_each_kind(wanted: int) -> None:
     weights = (*uneven(random.Random(wanted), 3), Fraction(2))
     anew = cut_anew(weights, wanted)
     for kind in "FBIW":
-        had, has = (sum(by_kind(each).of(kind) for each in some) for some in (weights, anew))
-        assert had * wanted == has * len(weights)
+        old_total, new_total = (
+            sum(by_kind(weight).of(kind) for weight in stage_weights) for stage_weights in (weights, anew)
+        )
+        assert old_total * wanted == new_total * len(weights)
 
 
 def test_rounded_in_parts() -> None:
@@ -102,9 +104,11 @@ def test_a_judge_of_the_text_agrees(name: str) -> None:
 
 
 def test_a_pair_of_labelled_stages_takes_its_share() -> None:
-    one, two = (Weight.of_factors(map(Fraction, by), label) for by, label in (((1, 2, 1, 1), 1), ((3, 1, 1, 1), 2)))
+    first, second = (
+        Weight.of_factors(map(Fraction, factors), label) for factors, label in (((1, 2, 1, 1), 1), ((3, 1, 1, 1), 2))
+    )
     pairs = StagePairs(((("B", 1), ("F", 2), Fraction(7, 10)), (("F", 1), ("F", 1), Fraction(1, 2))))
-    costs = Costs(stages=(one, two), ranks=(Fraction(2),), stage_pairs=pairs, pairs=(("BF", Fraction(1)),))
+    costs = Costs(stages=(first, second), ranks=(Fraction(2),), stage_pairs=pairs, pairs=(("BF", Fraction(1)),))
     B0, F1 = Action("B", 0, 0), Action("F", 1, 1)
     assert costs.of(Pair(B0, F1), 0) == costs.of(Pair(F1, B0), 0) == 2 * (2 * 2 + 3) * Fraction(7, 10)
     assert costs.of(Pair(Action("F", 0, 0), Action("F", 0, 1)), 0) == 2
@@ -119,27 +123,27 @@ def test_a_pair_of_labelled_stages_takes_its_share() -> None:
 
 def weighed(number: int) -> Case:
     """A stored small case with stage weights by kind."""
-    asked, rng = case(number), random.Random(f"by kind {number}")
-    stages = asked.placement.num_stages(asked.num_ranks)
-    B = rng.choice((None, asked.costs.one("B") * Fraction(4, 5)))  # on some stages more than I and W, on others less
-    costs = replace(asked.costs, B=B, stages=uneven(rng, stages))
-    return replace(asked, costs=with_pairs(rng, costs) if number % 3 == 0 else costs)
+    problem, rng = case(number), random.Random(f"by kind {number}")
+    stages = problem.placement.num_stages(problem.num_ranks)
+    B = rng.choice((None, problem.costs.one("B") * Fraction(4, 5)))  # on some stages more than I and W, on others less
+    costs = replace(problem.costs, B=B, stages=uneven(rng, stages))
+    return replace(problem, costs=with_pairs(rng, costs) if number % 3 == 0 else costs)
 
 
 @pytest.mark.parametrize("first", range(0, 240, 30))
 def test_bounds_are_not_above_the_least_makespan(first: int) -> None:
     optimal = pytest.importorskip("tests.compiler.schedule.optimal", exc_type=ImportError)
     solved = reached = 0
-    for asked in map(weighed, range(first, first + 30)):
-        P, N, costs, cap = asked.num_ranks, asked.num_micro_batches, asked.costs, asked.cap
-        if asked.placement.num_stages(P) * N > 6:
+    for problem in map(weighed, range(first, first + 30)):
+        P, N, costs, cap = problem.num_ranks, problem.num_micro_batches, problem.costs, problem.cap
+        if problem.placement.num_stages(P) * N > 6:
             continue
-        least = optimal.optimum(asked.placement, P, N, costs, cap, work=0.1)
+        least = optimal.optimum(problem.placement, P, N, costs, cap, work=0.1)
         if least is None:
             continue
-        bound = lower_bound(asked.placement, P, N, costs, cap)
+        bound = lower_bound(problem.placement, P, N, costs, cap)
         alike = replace(costs, micro_batches=(Fraction(1),) * N)
-        assert max(bound, bound_of_unequal(asked.placement, P, N, alike)) <= least, asked
+        assert max(bound, bound_of_unequal(problem.placement, P, N, alike)) <= least, problem
         solved, reached = solved + 1, reached + (bound == least)
     assert solved >= 3 and reached >= solved / 2
 
@@ -152,8 +156,8 @@ def test_no_order_at_all_is_shorter(seed: int) -> None:
         costs = replace(random_costs(rng, stages, ranks), stages=uneven(rng, stages))
         costs = with_pairs(rng, costs) if seed else costs
         best = best_makespan(placement, ranks, count, costs, 3)
-        found = Solver(costs, 3, effort=0.02).solve_on(placement, ranks, count)
-        assert best is not None and found.lower_bound <= best <= found.makespan
+        solution = Solver(costs, 3, effort=0.02).solve_on(placement, ranks, count)
+        assert best is not None and solution.lower_bound <= best <= solution.makespan
         assert lower_bound(placement, ranks, count, costs, 3) <= best
 
 
@@ -174,7 +178,7 @@ def test_the_search_of_weights_by_kind(seed: int) -> None:
     blurred = replace(costs, stages=tuple((w.F + w.B + w.I + w.W) / 4 for w in map(by_kind, costs.stages)))
     makespans = []
     for table in (costs, blurred):
-        found = Solver(table, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 8)
-        assert found.makespan == judged(found.schedule, table) >= found.lower_bound
-        makespans.append(judged(found.schedule, costs))
+        solution = Solver(table, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 8)
+        assert solution.makespan == judged(solution.schedule, table) >= solution.lower_bound
+        makespans.append(judged(solution.schedule, costs))
     assert makespans[0] < makespans[1]

@@ -68,9 +68,9 @@ class _Search:
         pairs = [pair if pair in self.times else pair[::-1] for pair in pairs]
         for step in [*(pair for pair in pairs if pair in self.times), *((action,) for action in ready)]:
             rank = self.rank[step[0]]
-            held = sum(self.holds[a.kind] for a in ends if self.rank[a] == rank)
+            activations = sum(self.holds[a.kind] for a in ends if self.rank[a] == rank)
             start = max(free[rank], *(self.arrival(a, ends) for a in step))
-            if start >= now and held + sum(a.kind == "F" for a in step) <= self.cap:
+            if start >= now and activations + sum(a.kind == "F" for a in step) <= self.cap:
                 end = start + self.times[step]
                 self.go(ends | dict.fromkeys(step, end), (*free[:rank], end, *free[rank + 1 :]), start)
 
@@ -108,6 +108,6 @@ class _Search:
         if action.kind == "W" or not 0 <= stage <= self.last:
             return 0
         row = self.cells[stage, action.micro_batch]
-        other = next(a for a in (row[:1] if action.kind == "F" else row[1:3]) if a in ends)
-        a, b = self.rank[other], self.rank[action]
-        return ends[other] + (int(self.costs.message(a, b) / self.unit) if a != b else 0)
+        source = next(a for a in (row[:1] if action.kind == "F" else row[1:3]) if a in ends)
+        a, b = self.rank[source], self.rank[action]
+        return ends[source] + (int(self.costs.message(a, b) / self.unit) if a != b else 0)

@@ -72,11 +72,11 @@ def test_signals_are_forwarded_silently(capfd: Captured, number: int) -> None:
 
 def test_answers_and_their_progress_are_received() -> None:
     rows = '{"done": 1, "total": 3}, {"done": 0, "total": 0}, {"result": [7]}, {"done": 3, "total": 3}'
-    shown: list[str] = []
-    assert ask(["answers"], f'{{"code": 0, "rows": [{rows}]}}', shown.append) == (0, [7])
-    assert shown == ["33%", "0%", "100%", ""]
-    assert ask(["answers"], '{"code": 4, "rows": []}', shown.append) == (4, None)
-    assert shown[4:] == [""]
+    updates: list[str] = []
+    assert ask(["answers"], f'{{"code": 0, "rows": [{rows}]}}', updates.append) == (0, [7])
+    assert updates == ["33%", "0%", "100%", ""]
+    assert ask(["answers"], '{"code": 4, "rows": []}', updates.append) == (4, None)
+    assert updates[4:] == [""]
 
 
 def test_a_compilation_gives_its_digest(capfd: Captured) -> None:
@@ -110,25 +110,25 @@ def test_if_one_process_fails_the_other_is_ended(
     files = open_files()
     assert call_both(compiler, launcher, "parts") == (code, built)
     assert open_files() == files
-    said = capfd.readouterr().err
-    assert said.startswith("error: killed was killed") if code > 128 else said == ""
+    stderr = capfd.readouterr().err
+    assert stderr.startswith("error: killed was killed") if code > 128 else stderr == ""
 
 
 def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
     """Lines of the process on both streams and of this process keep their order, in any thread."""
-    shown, files = list[str](), open_files()
+    lines, files = list[str](), open_files()
 
     def run() -> None:
-        with processes.Captured(shown.append) as output:
+        with processes.Captured(lines.append) as output:
             output.tell("before")
             assert call(["ends", "3"], output=output) == 3
             assert call(["killed", "9"], output=output) == 128 + 9
             output.warn("after")
-        assert output.lines == shown
+        assert output.lines == lines
 
     thread = Thread(target=run)
     thread.start()
     thread.join()
     killed = "error: killed was killed by SIGKILL, from outside or by the kernel for want of memory"
-    assert shown == ["before", "said", killed, "after"]
+    assert lines == ["before", "said", killed, "after"]
     assert capfd.readouterr() == ("", "") and open_files() == files

@@ -56,34 +56,34 @@ class Processes:
         self, compiler: Sequence[str], launcher: Sequence[str], request: str, *, output: OutputLines
     ) -> tuple[int, bool]:
         assert "\n" not in request and request.startswith("{")
-        both = (*compiler, "and", *launcher)
+        command = (*compiler, "and", *launcher)
         if self.compiler_code:
-            self.told.append(both)
+            self.told.append(command)
             return self.compiler_code, False
-        return self.call(both), True
+        return self.call(command), True
 
 
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
     """In a folder with two specs."""
-    found = Processes()
+    stand_in = Processes()
     for name in ("call", "compiled", "call_both"):
-        monkeypatch.setattr(training, name, getattr(found, name))
+        monkeypatch.setattr(training, name, getattr(stand_in, name))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "tiny.dsc").write_text(TINY.read_text("utf-8"), "utf-8")
     (tmp_path / "specs" / "mine.dsc").write_text(PHASED, "utf-8")
-    return found
+    return stand_in
 
 
 def words(launcher: Sequence[str]) -> dict[str, str]:
     """The options of a launcher, those without a value with ""."""
-    found, name = dict[str, str](), ""
-    for each in launcher[2:]:
-        if each.startswith("--"):
-            name = each
-        found[name] = "" if each == name else each
-    return found
+    options, name = dict[str, str](), ""
+    for word in launcher[2:]:
+        if word.startswith("--"):
+            name = word
+        options[name] = "" if word == name else word
+    return options
 
 
 def checkpoint(step: int, tokens: int) -> None:
@@ -95,9 +95,9 @@ def checkpoint(step: int, tokens: int) -> None:
 
 def test_default_options_equal_those_of_the_command() -> None:
     args = command_parser("train").parse_args([])
-    for each in fields(Training):
-        if each.name not in ("changes", "output"):
-            assert getattr(args, each.name) == each.default, each.name
+    for option in fields(Training):
+        if option.name not in ("changes", "output"):
+            assert getattr(args, option.name) == option.default, option.name
 
 
 def test_a_build_is_started_without_compiling(processes: Processes, capsys: Captured) -> None:
@@ -115,8 +115,8 @@ def test_a_build_is_started_without_compiling(processes: Processes, capsys: Capt
 def test_options_are_passed_to_the_launcher(processes: Processes) -> None:
     write_stand_in(Path("build/mine"))
     folders, sizes = "--data corpus --out here", "--steps 3 --restarts 2 --device cpu --transport gloo"
-    asked = f"{folders} {sizes} --hang-timeout 9 --start-timeout none".split()
-    assert main(["train", "build/mine", *asked, "--resume", "--skip-batch", "--elastic", "--no-copies"]) == 0
+    arguments = f"{folders} {sizes} --hang-timeout 9 --start-timeout none".split()
+    assert main(["train", "build/mine", *arguments, "--resume", "--skip-batch", "--elastic", "--no-copies"]) == 0
     options = words(processes.told[0])
     assert options["--data"] == "corpus" and options["--out"] == "here" and options["--start-timeout"] == "none"
     assert (options["--steps"], options["--restarts"]) == ("3", "2")
@@ -131,9 +131,9 @@ def test_options_are_passed_to_the_launcher(processes: Processes) -> None:
 
 def test_a_spec_is_compiled_while_its_data_is_prepared(processes: Processes) -> None:
     assert main(["train", "specs/tiny.dsc", "-s", "train.seed=2", "--cache", "shared"]) == 0
-    (both,) = processes.told
-    at = both.index("and")
-    compiler, launcher = both[:at], both[at + 1 :]
+    (command,) = processes.told
+    index = command.index("and")
+    compiler, launcher = command[:index], command[index + 1 :]
     assert " ".join(compiler) == "compiler.cli.main compile specs/tiny.dsc -o build/tiny --cache shared -s train.seed=2"
     options = words(launcher)
     assert launcher[:2] == ("runtime.run.train", "build/tiny") and options["--unbuilt"] == ""
@@ -173,7 +173,7 @@ def test_no_run_is_named_if_the_compiler_fails(
     Path("runs/tiny/metrics.jsonl").touch()
     processes.compiler_code = 1
     assert main(["train", "specs/tiny.dsc", "--resume"]) == 1
-    assert ["and" in each for each in processes.told] == [not by_torchrun]
+    assert ["and" in command for command in processes.told] == [not by_torchrun]
     assert "run: " not in capsys.readouterr().out
     processes.compiler_code, processes.codes = 0, [1]
     assert main(["train", "specs/tiny.dsc", "--resume"]) == 1
@@ -183,7 +183,7 @@ def test_no_run_is_named_if_the_compiler_fails(
 def test_a_build_that_others_replace_is_compiled_again(processes: Processes, capsys: Captured) -> None:
     processes.codes = [EXIT_REPLACED, EXIT_REPLACED, 1]
     assert main(["train", "specs/tiny.dsc"]) == 1
-    assert ["and" in each for each in processes.told] == [True, False, False, False, False]
+    assert ["and" in command for command in processes.told] == [True, False, False, False, False]
     assert words(processes.told[4])["--compiled"] == "digest 4" and processes.quiet == [True, True]
     processes.codes = [EXIT_REPLACED] * 99
     assert main(["train", "specs/tiny.dsc"]) == 2
@@ -193,17 +193,17 @@ def test_a_build_that_others_replace_is_compiled_again(processes: Processes, cap
 
 def started(processes: Processes) -> list[tuple[str, bool]]:
     """The started processes: `compile` or `train` of a build, and whether it resumes."""
-    found = []
-    for each in processes.told:
-        launcher = each[each.index("and") + 1 :] if "and" in each else each
+    starts = []
+    for command in processes.told:
+        launcher = command[command.index("and") + 1 :] if "and" in command else command
         is_run = launcher[0] == "runtime.run.train"
         build = launcher[1] if is_run else launcher[launcher.index("-o") + 1]
-        found.append((f"{'train' if is_run else 'compile'} {Path(build).name}", "--resume" in launcher))
-    return found
+        starts.append((f"{'train' if is_run else 'compile'} {Path(build).name}", "--resume" in launcher))
+    return starts
 
 
 def trained(*phases: str, resume: bool = False) -> list[tuple[str, bool]]:
-    return [(f"train {each}", resume or at > 0) for at, each in enumerate(phases)]
+    return [(f"train {phase}", resume or index > 0) for index, phase in enumerate(phases)]
 
 
 def test_phases_are_trained_one_after_the_other(processes: Processes) -> None:
@@ -211,7 +211,7 @@ def test_phases_are_trained_one_after_the_other(processes: Processes) -> None:
     assert main(["train", "specs/mine.dsc"]) == 0
     later = [("compile mine.long", False), ("compile mine.last", False)]
     assert started(processes) == later + trained("mine", "mine.long", "mine.last")
-    assert {words(each[each.index("and") + 1 :])["--out"] for each in processes.told[2:]} == {"runs/mine"}
+    assert {words(command[command.index("and") + 1 :])["--out"] for command in processes.told[2:]} == {"runs/mine"}
     processes.told.clear()
     processes.codes = [0, 3]
     assert main(["train", "specs/mine.dsc"]) == 3, "what fails is the last"
@@ -235,7 +235,7 @@ def test_a_run_goes_on_with_the_phase_it_has_come_to(
 ) -> None:
     checkpoint(step, tokens)
     assert main(["train", "specs/mine.dsc", "--resume"]) == 0
-    assert [each for each in started(processes) if each[0].startswith("train")] == trained(*phases, resume=True)
+    assert [start for start in started(processes) if start[0].startswith("train")] == trained(*phases, resume=True)
     assert len(started(processes)) == 2 * len(phases) - 1
     processes.told.clear()
     processes.codes = [EXIT_EARLIER]
@@ -251,7 +251,7 @@ def test_a_run_goes_on_with_the_phase_it_has_come_to(
 def test_only_phases_that_are_reached_are_compiled(processes: Processes, steps: int, compiled: list[str]) -> None:
     checkpoint(steps, TOKENS)
     assert main(["train", "specs/mine.dsc", "--steps", str(steps)]) == 0
-    assert started(processes) == [*((f"compile {each}", False) for each in compiled), ("train mine", False)]
+    assert started(processes) == [*((f"compile {build}", False) for build in compiled), ("train mine", False)]
 
 
 def test_profiling_and_debugging_train_one_phase(processes: Processes) -> None:
@@ -271,6 +271,6 @@ def test_the_folder_of_a_run_is_printed_if_there_is_one(
     Path("runs/tiny").mkdir(parents=True)
     Path("runs/tiny/metrics.jsonl").write_text("", "utf-8")
     assert main(["train", "specs/tiny.dsc"]) == code
-    out = capsys.readouterr().out
-    assert out.startswith(said) and out.endswith("run: runs/tiny\n" if said else "")
+    stdout = capsys.readouterr().out
+    assert stdout.startswith(said) and stdout.endswith("run: runs/tiny\n" if said else "")
     assert main(["train", "specs/tiny.dsc", "--debug"]) == code and "report" not in capsys.readouterr().out

@@ -90,7 +90,7 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
-    texts = [json.dumps(each, ensure_ascii=False) for each in MESSAGES.values()] + [a + b for a, b in TEXTS]
+    texts = [json.dumps(messages, ensure_ascii=False) for messages in MESSAGES.values()] + [a + b for a, b in TEXTS]
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
     index = tokenizer.token_to_id(START)

@@ -16,15 +16,15 @@ def write(
     prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: str = "int32", modes: bytes | None = None
 ) -> None:
     """Write documents. Each is a list of sequences of ids."""
-    lengths, pointers, indices, at = [], [], [0], 0
+    lengths, pointers, indices, offset = [], [], [0], 0
     with prefix.with_name(prefix.name + ".bin").open("wb") as stream:
         for document in documents:
             for sequence in document:
                 content = np.array(sequence, dtype=np.dtype(dtype)).tobytes(order="C")
                 stream.write(content)
                 lengths.append(len(sequence))
-                pointers.append(at)
-                at += len(content)
+                pointers.append(offset)
+                offset += len(content)
             indices.append(len(lengths))
     with prefix.with_name(prefix.name + ".idx").open("wb") as stream:
         stream.write(b"MMIDIDX\x00\x00")

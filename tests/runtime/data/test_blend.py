@@ -42,7 +42,7 @@ def blend(weights: Sequence[int], windows: Sequence[int] | int = 50, **changes: 
 def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple[str, int]]]:
     """The position after steps of these sizes, and (source, window) of each sample. The position is saved and
     loaded after each step."""
-    found: list[tuple[str, int]] = []
+    windows: list[tuple[str, int]] = []
     for size in sizes:
         position = Position.from_json(json.loads(json.dumps(position.to_json())))
         assert isinstance(position.order, Blend)
@@ -50,9 +50,9 @@ def walk(position: Position, sizes: Sequence[int]) -> tuple[Position, list[tuple
         for index in drawn.tolist():
             number, of_source = position.order.place(index)
             share = position.order.shares[number]
-            found.append((share.name, int(share.order.window(of_source))))
+            windows.append((share.name, int(share.order.window(of_source))))
         position = position.after(drawn, 8)
-    return position, found
+    return position, windows
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_sources_of_equal_text_have_different_orders(build: Build, tmp_path: Pat
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
     drawn = {share.name: tuple(share.order.window(i) for i in range(100)) for share in order.shares}
-    assert all(sorted(each) == [*range(100)] for each in drawn.values()) and len({*drawn.values()}) == 3
+    assert all(sorted(windows) == [*range(100)] for windows in drawn.values()) and len({*drawn.values()}) == 3
     assert [share.order.seed for share in order.shares] == [7266844446678, 156469784453624, 81107898825837]
 
 
@@ -80,49 +80,51 @@ def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path)
     order = order_of(build, tmp_path)
     assert isinstance(order, Blend)
     shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
-    before, seen = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
+    before, windows = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
     checkpoint = cast(LoadedCheckpoint, SimpleNamespace(meta={"position": before.to_json()}))
     position, notes = position_in(checkpoint, build, order, same_text=True)
     assert notes == ["sources have other orders: samples not yet used in this epoch come first"]
-    seen += walk(position, [8] * 22 + [4])[1]
-    assert len(seen) == 300 == len({*seen})
+    windows += walk(position, [8] * 22 + [4])[1]
+    assert len(windows) == 300 == len({*windows})
 
 
 @given(WEIGHTS, st.integers(0, 10_000))
 @settings(deadline=None, max_examples=200)
 def test_each_source_is_within_one_sample_of_its_weight(weights: list[int], far: int) -> None:
     """After each prefix. Each source gives its samples in order, and any sample can be computed alone."""
-    found, total = blend(weights), sum(weights)
+    order, total = blend(weights), sum(weights)
     given_so_far = [0] * len(weights)
     for index in range(2 * total + 3):
-        assert found.counts(index) == tuple(given_so_far)
-        number, of_source = found.place(index)
+        assert order.counts(index) == tuple(given_so_far)
+        number, of_source = order.place(index)
         assert of_source == given_so_far[number]
         given_so_far[number] += 1
         for count, weight in zip(given_so_far, weights, strict=True):
             assert abs(count - Fraction(weight * (index + 1), total)) < 1
-    number, of_source = found.place(far)
-    assert of_source == found.counts(far)[number]
-    assert sum(found.counts(far)) == far
+    number, of_source = order.place(far)
+    assert of_source == order.counts(far)[number]
+    assert sum(order.counts(far)) == far
 
 
 @given(st.lists(st.decimals(0, 1, places=2), min_size=1, max_size=5).filter(any))
 def test_integer_weights_have_the_written_proportions(weights: list[object]) -> None:
-    written = [float(str(each)) for each in weights]
-    found = whole(written)
-    total = sum(Fraction(repr(each)) for each in written)
-    assert [Fraction(each, sum(found)) for each in found] == [Fraction(repr(each)) / total for each in written]
-    assert sum(found) <= sum(round(100 * each) for each in written)
+    written = [float(str(weight)) for weight in weights]
+    integers = whole(written)
+    total = sum(Fraction(repr(weight)) for weight in written)
+    assert [Fraction(integer, sum(integers)) for integer in integers] == [
+        Fraction(repr(weight)) / total for weight in written
+    ]
+    assert sum(integers) <= sum(round(100 * weight) for weight in written)
 
 
 @given(WEIGHTS, st.lists(st.integers(1, 9), min_size=1, max_size=30))
 @settings(deadline=None, max_examples=50)
 def test_no_window_twice_within_an_epoch_of_its_source(weights: list[int], sizes: list[int]) -> None:
     order = blend(weights, [3 + k for k in range(len(weights))])
-    position, found = walk(Position().blended(order, SAME), sizes)
-    epochs_read(order, found)
+    position, windows = walk(Position().blended(order, SAME), sizes)
+    epochs_read(order, windows)
     assert isinstance(position.order, Blend)
-    drawn = Counter(name for name, _ in found)
+    drawn = Counter(name for name, _ in windows)
     assert position.order.epochs(position.next) == {s.name: drawn[s.name] / s.order.windows for s in order.shares}
 
 
@@ -139,23 +141,23 @@ def epochs_read(order: Blend, found: Sequence[tuple[str, int]]) -> None:
 @settings(deadline=None, max_examples=80)
 def test_other_weights_go_on_with_each_source(weights: list[int], random: object, before: int, after: int) -> None:
     """Each source continues with its next sample, at its new weight, as in a next phase or a resume."""
-    others = [*weights]
-    random.shuffle(others)  # type: ignore[attr-defined]
-    first, second = blend(weights, 7), blend(others, 7)
-    position, found = walk(Position().blended(first, SAME), [1] * before)
+    new_weights = [*weights]
+    random.shuffle(new_weights)  # type: ignore[attr-defined]
+    first, second = blend(weights, 7), blend(new_weights, 7)
+    position, earlier = walk(Position().blended(first, SAME), [1] * before)
     position = position.blended(second, SAME)
-    position, more = walk(position, [1] * after)
-    epochs_read(first, [*found, *more])
-    since = more if others != weights else [*found, *more]  # equal weights continue within their period
+    position, later = walk(position, [1] * after)
+    epochs_read(first, [*earlier, *later])
+    since = later if new_weights != weights else [*earlier, *later]  # equal weights continue within their period
     counts = Counter(name for name, _ in since)
     for share in second.shares:
-        assert abs(counts[share.name] - Fraction(share.weight * len(since), sum(others))) < 1
+        assert abs(counts[share.name] - Fraction(share.weight * len(since), sum(new_weights))) < 1
 
 
 def test_added_sources_begin_and_removed_ones_are_dropped() -> None:
     position, _ = walk(Position().blended(blend([2, 1]), SAME), [9])
-    more = blend([1, 1, 2])
-    position = position.blended(replace(more, shares=more.shares[1:]), SAME)
+    order = blend([1, 1, 2])
+    position = position.blended(replace(order, shares=order.shares[1:]), SAME)
     assert isinstance(position.order, Blend)
     assert position.order.nexts(position.next) == {"s1": 3, "s2": 0}
 
@@ -164,10 +166,10 @@ def test_added_sources_begin_and_removed_ones_are_dropped() -> None:
 def test_another_seed_skips_windows_already_seen_in_the_epoch(seed: int) -> None:
     """The weights still hold, since a source continues with windows that it has not given yet."""
     first, second = blend([3, 1], 40), blend([3, 1], 40, seed=seed)
-    position, found = walk(Position().blended(first, SAME), [4] * 9)
-    position, more = walk(position.blended(second, SAME), [4] * 20)
-    epochs_read(first, [*found, *more])
-    counts = Counter(name for name, _ in more)
+    position, earlier = walk(Position().blended(first, SAME), [4] * 9)
+    position, later = walk(position.blended(second, SAME), [4] * 20)
+    epochs_read(first, [*earlier, *later])
+    counts = Counter(name for name, _ in later)
     assert counts == {"s0": 60, "s1": 20}
 
 

@@ -38,24 +38,24 @@ def prepare(tmp_path: Path) -> Prepare:
 
 
 def test_each_source_is_prepared_and_divided(prepare: Prepare) -> None:
-    found = prepare()
-    assert not found.reused
+    prepared = prepare()
+    assert not prepared.reused
     for source in ("web", "code"):
-        splits = found.meta["sources"][source]
+        splits = prepared.meta["sources"][source]
         assert splits["train"]["documents"] + splits["validation"]["documents"] == 8
         for split, facts in splits.items():
             assert facts["documents"] > 0
-            assert ShardReader(found.folder / f"{source}.{split}").num_tokens == facts["tokens"]
-    assert {"web", "code"} == {each.partition(":")[0] for each in found.meta["held_out"]}
+            assert ShardReader(prepared.folder / f"{source}.{split}").num_tokens == facts["tokens"]
+    assert {"web", "code"} == {name.partition(":")[0] for name in prepared.meta["held_out"]}
 
 
 def test_changed_weights_need_no_new_preparation(prepare: Prepare) -> None:
     """The folder does not depend on weights, and a resume finds it without the text."""
     first = prepare()
-    other = replace(REQUEST.data, sources=(replace(SOURCES[0], weight=1), SOURCES[1]))
-    again = prepare(request=replace(REQUEST, data=other))
+    recipe = replace(REQUEST.data, sources=(replace(SOURCES[0], weight=1), SOURCES[1]))
+    again = prepare(request=replace(REQUEST, data=recipe))
     assert again.reused and again.folder == first.folder and again.meta["sha256"] == first.meta["sha256"]
-    resumed = prepare(request=replace(REQUEST, data=other), resumed=[first.meta["sha256"]])
+    resumed = prepare(request=replace(REQUEST, data=recipe), resumed=[first.meta["sha256"]])
     assert resumed.folder == first.folder
 
 

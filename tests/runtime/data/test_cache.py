@@ -41,11 +41,11 @@ class Preparing:
     ) -> Prepared:
         self.encoded, self.trained, self.said = 0, 0, []
         request = DataRequest(replace(CORPUS, **data), 400, seed)
-        out, cache = self.folder / "runs" / run / "data", self.cache if cached else None
+        target, cache = self.folder / "runs" / run / "data", self.cache if cached else None
         return prepare(
             request,
             self.folder / spec,
-            out,
+            target,
             lambda *_: None,
             self.said.append,
             cache=cache,
@@ -58,25 +58,25 @@ class Preparing:
 
 @pytest.fixture
 def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
-    found = Preparing(tmp_path)
+    counter = Preparing(tmp_path)
     by_library, by_process, train = tokenizer.encode, GivenTokenizer.encode, encode.trained
 
     def library(bpe: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-        found.encoded += len(texts)
+        counter.encoded += len(texts)
         return by_library(bpe, texts)
 
     def process(self: GivenTokenizer, documents: Any) -> Any:
-        found.encoded += len(documents)
+        counter.encoded += len(documents)
         return by_process(self, documents)
 
     def training(*arguments: Any) -> Any:
-        found.trained += 1
+        counter.trained += 1
         return train(*arguments)
 
     monkeypatch.setattr(tokenizer, "encode", library)
     monkeypatch.setattr(GivenTokenizer, "encode", process)
     monkeypatch.setattr(encode, "trained", training)
-    yield found
+    yield counter
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:
@@ -108,9 +108,9 @@ def test_the_cache_depends_on_content_and_not_on_paths(preparing: Preparing) -> 
     """The same text in another folder, by another pattern, in touched files."""
     first = preparing("first")
     shutil.copytree(preparing.folder / "spec", preparing.folder / "copy")
-    other = preparing("second", spec="copy", source="../copy/corpus/**/*[0-9].txt")
-    assert preparing.encoded == 0 and other.meta["sha256"] == first.meta["sha256"]
-    assert (first.meta["source"], other.meta["source"]) == ("corpus/**/*.txt", "../copy/corpus/**/*[0-9].txt")
+    second = preparing("second", spec="copy", source="../copy/corpus/**/*[0-9].txt")
+    assert preparing.encoded == 0 and second.meta["sha256"] == first.meta["sha256"]
+    assert (first.meta["source"], second.meta["source"]) == ("corpus/**/*.txt", "../copy/corpus/**/*[0-9].txt")
     (preparing.folder / "copy/corpus/text00.txt").write_text("other words")
     assert preparing("third", spec="copy").meta["sha256"] != first.meta["sha256"]
     assert preparing.encoded == 24
@@ -118,18 +118,18 @@ def test_the_cache_depends_on_content_and_not_on_paths(preparing: Preparing) -> 
 
 def test_another_division_of_a_text_is_not_encoded_again(preparing: Preparing) -> None:
     """Another seed or share splits files and lines differently; with a tokenizer file nothing is encoded again."""
-    own = _given(preparing)
+    tokenizer_file = _given(preparing)
     lines = (f'{{"text": "line {i} of a file"}}\n' for i in range(50))
     (preparing.folder / "spec/corpus/lines.jsonl").write_text("".join(lines))
-    data: dict[str, Any] = {"source": "corpus/**/*", "tokenizer": own}
+    data: dict[str, Any] = {"source": "corpus/**/*", "tokenizer": tokenizer_file}
     preparing("first", **data)
     assert preparing.encoded == 74
-    for number, other in enumerate([{"seed": 8}, {"validation": 0.5}, {"validation": 0}]):
-        found = preparing(f"cut{number}", **data, **other)
-        assert preparing.encoded == 0 and not found.reused
-        alone = preparing(f"alone{number}", cached=False, **data, **other)
+    for number, changes in enumerate([{"seed": 8}, {"validation": 0.5}, {"validation": 0}]):
+        divided = preparing(f"cut{number}", **data, **changes)
+        assert preparing.encoded == 0 and not divided.reused
+        alone = preparing(f"alone{number}", cached=False, **data, **changes)
         assert preparing.encoded == 74
-        assert _bytes(found.folder) == _bytes(alone.folder) and found.meta == alone.meta
+        assert _bytes(divided.folder) == _bytes(alone.folder) and divided.meta == alone.meta
     preparing("seed", seed=9, validation=0, **data)
     assert preparing.said[0].endswith("where another run prepared it"), (
         "where all is trained on the seed decides nothing"
@@ -172,11 +172,11 @@ def test_a_damaged_entry_is_found_and_made_again(preparing: Preparing, name: str
 
 def test_a_pipe_in_an_entry_is_not_waited_for(preparing: Preparing) -> None:
     folder = preparing("first").folder
-    for where in (preparing.entries()[0], folder):
+    for damaged in (preparing.entries()[0], folder):
         for name in ("train.bin", "meta.json", "tokenizer.json"):
-            (where / name).unlink()
-            os.mkfifo(where / name)
-            assert not (where == folder and preparing("first", cached=False).reused)
+            (damaged / name).unlink()
+            os.mkfifo(damaged / name)
+            assert not (damaged == folder and preparing("first", cached=False).reused)
             preparing("second")
             assert store.verified(preparing.entries()[0]) is not None
             shutil.rmtree(preparing.folder / "runs/second")
@@ -194,14 +194,14 @@ def test_leftovers_of_a_killed_process_are_removed(preparing: Preparing) -> None
 def test_a_run_continues_without_an_unusable_cache(preparing: Preparing) -> None:
     preparing.cache.write_text("a file")
     assert preparing("first").meta["splits"]["train"]["documents"] > 0
-    (said,) = preparing.said
-    assert said.startswith(f"not shared, because the folder {preparing.cache} cannot be made: ")
+    (message,) = preparing.said
+    assert message.startswith(f"not shared, because the folder {preparing.cache} cannot be made: ")
 
 
 def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: Path) -> None:
-    given = _given(preparing)
-    preparing("first", tokenizer=given)
-    request = DataRequest(replace(CORPUS, tokenizer=given), 319, 7)
+    tokenizer_file = _given(preparing)
+    preparing("first", tokenizer=tokenizer_file)
+    request = DataRequest(replace(CORPUS, tokenizer=tokenizer_file), 319, 7)
     for seed in (7, 8):
         with pytest.raises(DataError, match=r"own\.json: 320 tokens, more than the model's 319"):
             prepare(
@@ -218,11 +218,11 @@ def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: P
 
 def test_the_text_is_not_opened(preparing: Preparing) -> None:
     """A resume does not open the text or the tokenizer file, which may have been changed or deleted."""
-    own = _given(preparing)
-    first = preparing("run", tokenizer=own)
+    tokenizer_file = _given(preparing)
+    first = preparing("run", tokenizer=tokenizer_file)
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")
     for _ in range(2):
-        again = preparing("run", tokenizer=own, resumed=[first.meta["sha256"]])
+        again = preparing("run", tokenizer=tokenizer_file, resumed=[first.meta["sha256"]])
         assert (again.folder, again.meta["sha256"], preparing.encoded) == (first.folder, first.meta["sha256"], 0)
         assert preparing.said == [f"from {first.folder.parent}, verified; the text is not read again"]
         shutil.rmtree(preparing.folder / "spec", ignore_errors=True)
@@ -231,10 +231,10 @@ def test_the_text_is_not_opened(preparing: Preparing) -> None:
 
 def test_another_data_block_is_prepared_anew(preparing: Preparing) -> None:
     first = preparing("run")
-    for other in ({"seed": 8}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(321)}, {"source": "corpus/*.txt"}):
-        found = preparing("run", resumed=[first.meta["sha256"]], **other)
-        assert found.folder != first.folder and preparing.encoded > 0
-        shutil.rmtree(found.folder)
+    for changes in ({"seed": 8}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(321)}, {"source": "corpus/*.txt"}):
+        data = preparing("run", resumed=[first.meta["sha256"]], **changes)
+        assert data.folder != first.folder and preparing.encoded > 0
+        shutil.rmtree(data.folder)
 
 
 def test_the_data_that_the_newest_checkpoint_names_is_taken(preparing: Preparing) -> None:
@@ -243,7 +243,7 @@ def test_the_data_that_the_newest_checkpoint_names_is_taken(preparing: Preparing
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")
     second = preparing("run")
     shutil.rmtree(preparing.folder / "spec")
-    names = [found.meta["sha256"] for found in (first, second)]
+    names = [data.meta["sha256"] for data in (first, second)]
     assert preparing("run", resumed=names).folder == first.folder
     assert preparing("run", resumed=names[::-1]).folder == second.folder
     assert preparing("run", resumed=["0" * 64, *names]).folder == first.folder

@@ -56,27 +56,27 @@ def encoder_of(path: Path, settings: ChatRecipe = SETTINGS) -> RowEncoder:
 
 def encode(encoder: RowEncoder, row: dict[str, Any]) -> tuple[list[int], list[int], bool]:
     """Ids, mask, and whether the prompt is aligned."""
-    (found,) = encoder.encode([json.dumps(row)])
-    return [i if i >= 0 else ~i for i in found.ids], [int(i >= 0) for i in found.ids], found.aligned
+    (encoded,) = encoder.encode([json.dumps(row)])
+    return [i if i >= 0 else ~i for i in encoded.ids], [int(i >= 0) for i in encoded.ids], encoded.aligned
 
 
 def expected(
     theirs: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None
 ) -> tuple[list[int], list[int]]:
     """Ids and mask from the marked spans and the offsets of tokens that `transformers` returns."""
-    without_none = [{name: value for name, value in each.items() if value is not None} for each in messages]
+    without_none = [{name: value for name, value in message.items() if value is not None} for message in messages]
     (text,), (spans,) = render_jinja_template(
         [without_none], chat_template=theirs.chat_template, return_assistant_tokens_mask=True, tools=tools, **TOKENS
     )
-    found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
-    mask = overlaps(found["offset_mapping"], spans)
+    encoding = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = overlaps(encoding["offset_mapping"], spans)
     by_transformers = theirs.apply_chat_template(
         messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
     )
-    assert by_transformers["input_ids"] == found["input_ids"]
+    assert by_transformers["input_ids"] == encoding["input_ids"]
     if all(text[end - 1].isascii() for _, end in spans):
         assert by_transformers["assistant_masks"] == mask
-    return found["input_ids"], mask
+    return encoding["input_ids"], mask
 
 
 def overlaps(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
@@ -89,7 +89,7 @@ def test_masks_of_messages_equal_transformers(encoders: Any, name: str, tools: A
     encoder, theirs = encoders
     ids, mask, _ = encode(encoder, {"messages": MESSAGES[name], "tools": tools})
     assert (ids, mask) == expected(theirs, MESSAGES[name], tools=tools)
-    assert any(mask) == any(each["role"] == "assistant" for each in MESSAGES[name])
+    assert any(mask) == any(message["role"] == "assistant" for message in MESSAGES[name])
     assert not all(mask)
 
 
@@ -121,9 +121,9 @@ def test_completions_of_messages_follow_trl(encoders: Any, name: str, kwargs: di
     row = {"prompt": prompt, "completion": completion, "tools": [TOOL], "chat_template_kwargs": kwargs}
     ids, mask, aligned = encode(encoder, row)
     before = theirs.apply_chat_template(prompt, add_generation_prompt=True, tools=[TOOL], return_dict=False, **kwargs)
-    whole = theirs.apply_chat_template(prompt + completion, tools=[TOOL], return_dict=False, **kwargs)
-    assert ids == whole and mask == [0] * len(before) + [1] * (len(whole) - len(before))
-    assert aligned == (whole[: len(before)] == before)
+    full_ids = theirs.apply_chat_template(prompt + completion, tools=[TOOL], return_dict=False, **kwargs)
+    assert ids == full_ids and mask == [0] * len(before) + [1] * (len(full_ids) - len(before))
+    assert aligned == (full_ids[: len(before)] == before)
 
 
 @pytest.mark.parametrize(("prompt", "completion"), TEXTS)
@@ -132,9 +132,9 @@ def test_completions_of_texts_follow_trl(encoders: Any, prompt: str, completion:
     encoder, theirs = encoders
     ids, mask, aligned = encode(encoder, {"prompt": prompt, "completion": completion})
     before = theirs(text=prompt)["input_ids"]
-    whole = theirs(text=prompt + completion.removesuffix(END) + END)["input_ids"]
-    assert ids == whole and mask == [0] * len(before) + [1] * (len(whole) - len(before))
-    assert aligned == (whole[: len(before)] == before) and ids[-1] == theirs.eos_token_id
+    full_ids = theirs(text=prompt + completion.removesuffix(END) + END)["input_ids"]
+    assert ids == full_ids and mask == [0] * len(before) + [1] * (len(full_ids) - len(before))
+    assert aligned == (full_ids[: len(before)] == before) and ids[-1] == theirs.eos_token_id
 
 
 def test_prompts_that_tokenize_differently_alone_are_noticed(encoders: Any) -> None:
@@ -157,8 +157,8 @@ def test_the_template_is_the_named_one_or_that_beside_the_tokenizer(tmp_path: Pa
     assert read_settings(SETTINGS, path, tmp_path).template is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "of the config", "eos_token": None}), "utf-8")
-    found = read_settings(SETTINGS, path, tmp_path)
-    assert (found.template, found.path, found.tokens) == ("of the config", str(config), {})
+    settings = read_settings(SETTINGS, path, tmp_path)
+    assert (settings.template, settings.path, settings.tokens) == ("of the config", str(config), {})
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "of several"}]
     config.write_text(json.dumps({"chat_template": several}), "utf-8")
     assert read_settings(SETTINGS, path, tmp_path).template == "of several"
@@ -268,12 +268,12 @@ def test_only_generation_tags_are_marks_in_any_spelling(text: str, marks: bool) 
 def test_the_process_gives_the_results_of_the_encoder(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", TEMPLATES["chatml"])
     file = SourceFile("rows.jsonl", tmp_path / "rows.jsonl")
-    rows = [{"messages": each} for each in MESSAGES.values()]
+    rows = [{"messages": messages} for messages in MESSAGES.values()]
     rows += [{"prompt": "an assist", "completion": "ant"}, {"prompt": "ab", "completion": "c"}]
     write_rows(file.path, rows)
     encoder = encoder_of(path)
     wanted: list[Encoded] = [encoder.encode([json.dumps(row)])[0] for row in rows]
     with GivenTokenizer(path, tokenizer.read(path), read_settings(SETTINGS, path, tmp_path)) as process:
-        found = process.encode([(file, text) for text in chat.rows(file)])
-        assert process.notices.unaligned == sum(not each.aligned for each in wanted) == 1
-    assert all(np.array_equal(a, b.ids) for a, b in zip(found, wanted, strict=True))
+        by_process = process.encode([(file, text) for text in chat.rows(file)])
+        assert process.notices.unaligned == sum(not encoded.aligned for encoded in wanted) == 1
+    assert all(np.array_equal(a, b.ids) for a, b in zip(by_process, wanted, strict=True))

@@ -45,10 +45,10 @@ def texts_with_loss(bpe: Tokenizer, template: str | None, row: dict[str, Any]) -
         "path": "x",
         "tokens": {"eos_token": "</s>" if bpe.token_to_id("</s>") == 0 else END},
     }
-    (found,) = RowEncoder(bpe, settings).encode([json.dumps(row)])
-    ids = [i if i >= 0 else ~i for i in found.ids]
-    runs = [list(run) for loss, run in groupby(range(len(ids)), lambda at: found.ids[at] >= 0) if loss]
-    return tokenizer.decode(bpe, ids), [tokenizer.decode(bpe, [ids[at] for at in run]) for run in runs], found
+    (encoded,) = RowEncoder(bpe, settings).encode([json.dumps(row)])
+    ids = [i if i >= 0 else ~i for i in encoded.ids]
+    runs = [list(run) for loss, run in groupby(range(len(ids)), lambda index: encoded.ids[index] >= 0) if loss]
+    return tokenizer.decode(bpe, ids), [tokenizer.decode(bpe, [ids[index] for index in run]) for run in runs], encoded
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def texts_with_loss(bpe: Tokenizer, template: str | None, row: dict[str, Any]) -
 )
 def test_spans_may_be_empty_or_begin_and_end_without_a_token(turns: list[str], wanted: int) -> None:
     messages = [said("user" if number % 2 else "assistant", text) for number, text in enumerate(turns)]
-    (found,) = RowEncoder(words(), {"template": BARE, "path": "x", "tokens": {}}).encode(
+    (encoded,) = RowEncoder(words(), {"template": BARE, "path": "x", "tokens": {}}).encode(
         [json.dumps({"messages": messages})]
     )
-    assert sum(i >= 0 for i in found.ids) == wanted
-    assert len(found.ids) == len("".join(turns).split())
+    assert sum(i >= 0 for i in encoded.ids) == wanted
+    assert len(encoded.ids) == len("".join(turns).split())
 
 
 @pytest.mark.parametrize("make", [train_tokenizer, trimmed])
 def test_spaces_and_cut_characters_at_the_ends_of_a_span_have_a_loss(make: Callable[[], Tokenizer]) -> None:
     turns = ["yes", f"{END}x{END}", " ", f"{END}y{END}", " the 🗼", f"{END}z"]
     messages = [said("user" if number % 2 else "assistant", text) for number, text in enumerate(turns)]
-    text, found, _ = texts_with_loss(make(), BARE, {"messages": messages})
-    assert text == "".join(turns) and found == turns[::2]
+    text, trained, _ = texts_with_loss(make(), BARE, {"messages": messages})
+    assert text == "".join(turns) and trained == turns[::2]
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_the_loss_begins_at_the_answer_where_the_template_writes_the_prompt_othe
     prompt: list[Any], completion: list[Any], wanted: str | None, aligned: bool
 ) -> None:
     role = "assistant" if prompt[-1]["role"] == "user" else "user"
-    row = {"prompt": prompt, "completion": [said(role, each) for each in completion]}
-    text, found, encoded = texts_with_loss(train_tokenizer(), THINKS, row)
-    assert encoded.aligned == aligned and len(found) == 1 and text.endswith(found[0])
-    assert wanted is None or found == [wanted]
+    row = {"prompt": prompt, "completion": [said(role, content) for content in completion]}
+    text, trained, encoded = texts_with_loss(train_tokenizer(), THINKS, row)
+    assert encoded.aligned == aligned and len(trained) == 1 and text.endswith(trained[0])
+    assert wanted is None or trained == [wanted]
 
 
 @pytest.mark.parametrize("prompt", ["hello", f"{START}hello"])
 def test_a_text_has_the_start_token_of_the_tokenizer_once(prompt: str) -> None:
-    text, found, encoded = texts_with_loss(train_tokenizer(), None, {"prompt": prompt, "completion": " there"})
-    assert (text, found) == (f"{START}hello there{END}", [f" there{END}"]) and encoded.aligned
+    text, trained, encoded = texts_with_loss(train_tokenizer(), None, {"prompt": prompt, "completion": " there"})
+    assert (text, trained) == (f"{START}hello there{END}", [f" there{END}"]) and encoded.aligned
 
 
 def test_rows_without_the_start_token_of_the_tokenizer_are_noticed() -> None:
@@ -152,8 +152,8 @@ def test_rows_without_the_start_token_of_the_tokenizer_are_noticed() -> None:
 
 def test_a_row_without_a_token_is_a_row_without_loss() -> None:
     empty = {"messages": [said("user", ""), said("assistant", "")]}
-    (found,) = RowEncoder(words(), {"template": BARE, "path": "x", "tokens": {}}).encode([json.dumps(empty)])
-    assert found.ids == [~0], "the end token: a document is not empty"
+    (encoded,) = RowEncoder(words(), {"template": BARE, "path": "x", "tokens": {}}).encode([json.dumps(empty)])
+    assert encoded.ids == [~0], "the end token: a document is not empty"
     row = {"prompt": [said("user", " ")], "completion": [said("assistant", "")]}
     assert texts_with_loss(train_tokenizer(), "", row)[1] == []
 

@@ -33,9 +33,9 @@ def test_ignored_files_are_counted_and_links_are_not_followed(spec_folder: Path,
     (corpus / "latin.txt").write_bytes("é".encode("latin-1"))
     (corpus / "picture.png").write_bytes(b"\x89")
     os.mkfifo(corpus / "pipe.txt")
-    found = find("corpus/*", spec_folder)
-    assert all(not file.path.is_symlink() for file in found.files) and len(found.files) == 8
-    assert dict(found.skipped) == {"symbolic link": 3, "not UTF-8": 1, "other suffix (.png)": 1, "not a file": 1}
+    matches = find("corpus/*", spec_folder)
+    assert all(not file.path.is_symlink() for file in matches.files) and len(matches.files) == 8
+    assert dict(matches.skipped) == {"symbolic link": 3, "not UTF-8": 1, "other suffix (.png)": 1, "not a file": 1}
     below = dict(find("corpus", spec_folder).skipped)
     assert below["symbolic link"] == 3, "a linked folder below the source is counted, too"
     with pytest.raises(DataError, match="1 file matches and is not read: 1 left out: symbolic link"):
@@ -61,8 +61,8 @@ def test_hidden_files_are_read_only_where_a_source_names_them(tmp_path: Path) ->
         (tmp_path / "notes" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "notes" / name).write_text("text")
     for source in ("notes", "notes/**/*.txt"):
-        found = find(source, tmp_path)
-        assert ([file.name for file in found.files], found.skipped) == (["seen.txt"], (("hidden", 2),))
+        matches = find(source, tmp_path)
+        assert ([file.name for file in matches.files], matches.skipped) == (["seen.txt"], (("hidden", 2),))
     assert [file.name for file in find("notes/.git/**/*.txt", tmp_path).files] == ["deep/log.txt"]
     assert [file.name for file in find("notes/.*", tmp_path).files] == [".hidden.txt"]
 
@@ -110,9 +110,9 @@ def test_reasons_why_matching_files_are_not_read(tmp_path: Path) -> None:
     """For a folder of files with another suffix, the message is about these files."""
     for name in ("a.rst", "b.rst", "c.rst", "other.txt"):
         (tmp_path / name).write_text("text")
-    with pytest.raises(DataError) as one:
+    with pytest.raises(DataError) as raised:
         find("*.rst", tmp_path)
-    assert str(one.value) == (
+    assert str(raised.value) == (
         "data source '*.rst': 3 files match and none is read: .rst is not one of .txt .md .py .jsonl "
         ".jsonl.gz .jsonl.zst .parquet .arrow; rename the files, or write their texts as lines of a .jsonl"
     )

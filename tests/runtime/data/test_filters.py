@@ -97,8 +97,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def tokens(prepared: Prepared) -> dict[str, bytes]:
     """The contents of the shards of a folder, by name."""
-    found = contents(prepared.folder).items()
-    return {name: each for name, each in found if name.endswith(SHARDS[:4])}
+    files = contents(prepared.folder).items()
+    return {name: content for name, content in files if name.endswith(SHARDS[:4])}
 
 
 FATES = [fate for fate, _ in corpus()]
@@ -111,13 +111,13 @@ FACTS = {
 
 def test_exactly_the_passing_documents_are_prepared(spec_folder: Path, tmp_path: Path) -> None:
     """All documents, the tokenizer, and the split of each document."""
-    found = shared(spec_folder, tmp_path / "a")
+    filtered = shared(spec_folder, tmp_path / "a")
     wanted = shared(spec_folder, tmp_path / "b", asked=request("passed/*.jsonl", None))
     for name in SHARDS:
-        assert (found.folder / name).read_bytes() == (wanted.folder / name).read_bytes(), name
-    assert found.meta["splits"] == wanted.meta["splits"] and found.meta["held_out"] != []
-    assert found.meta["filters"] == {"": FACTS}
-    head, _, content = (found.folder / filters.FILE).read_bytes().partition(b"\n")
+        assert (filtered.folder / name).read_bytes() == (wanted.folder / name).read_bytes(), name
+    assert filtered.meta["splits"] == wanted.meta["splits"] and filtered.meta["held_out"] != []
+    assert filtered.meta["filters"] == {"": FACTS}
+    head, _, content = (filtered.folder / filters.FILE).read_bytes().partition(b"\n")
     assert json.loads(head)["sizes"] == [PART, len(FATES) - PART]
     assert ["" if fate == KEPT else NAMES[fate - 1] for fate in content] == FATES
     assert "filters" not in wanted.meta and not (wanted.folder / filters.FILE).exists()
@@ -125,12 +125,18 @@ def test_exactly_the_passing_documents_are_prepared(spec_folder: Path, tmp_path:
 
 def test_no_duplicate_of_a_held_out_document_is_trained_on(spec_folder: Path, tmp_path: Path) -> None:
     words: dict[str, list[set[tuple[int, ...]]]] = {}
-    found = shared(spec_folder, tmp_path)
+    filtered = shared(spec_folder, tmp_path)
     for split in ("train", "validation"):
-        reader = ShardReader(found.folder / split)
-        documents = [reader.document(at).tolist() for at in range(reader.num_documents)]
-        words[split] = [{tuple(each[at : at + 8]) for at in range(len(each) - 8)} for each in documents]
-    shares = [len(one & other) / len(one | other) for one in words["train"] for other in words["validation"]]
+        reader = ShardReader(filtered.folder / split)
+        documents = [reader.document(index).tolist() for index in range(reader.num_documents)]
+        words[split] = [
+            {tuple(document[first : first + 8]) for first in range(len(document) - 8)} for document in documents
+        ]
+    shares = [
+        len(trained & held_out) / len(trained | held_out)
+        for trained in words["train"]
+        for held_out in words["validation"]
+    ]
     assert words["validation"] and max(shares) < 0.1
 
 
@@ -138,20 +144,20 @@ def test_no_duplicate_of_a_held_out_document_is_trained_on(spec_folder: Path, tm
     "chosen", [ALL, FiltersRecipe(shortest=200, duplicates="exact"), FiltersRecipe(quality="gopher")]
 )
 def test_any_number_of_processes_gives_the_same_bytes(spec_folder: Path, tmp_path: Path, chosen: FiltersRecipe) -> None:
-    asked = request(chosen=chosen)
-    wanted = contents(shared(spec_folder, tmp_path / "1", 1, asked).folder)
+    data_request = request(chosen=chosen)
+    wanted = contents(shared(spec_folder, tmp_path / "1", 1, data_request).folder)
     for jobs in (2, 3) if chosen == ALL else (2,):
-        assert contents(shared(spec_folder, tmp_path / f"{jobs}", jobs, asked).folder) == wanted
+        assert contents(shared(spec_folder, tmp_path / f"{jobs}", jobs, data_request).folder) == wanted
 
 
 def test_filtering_resumes_after_stored_results(
     spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure in the filters or after them, the next call computes only the missing results."""
-    add, added, most = pieces.Journal.add, list[int](), [10**9]
+    add, added, limit = pieces.Journal.add, list[int](), [10**9]
 
     def failing(self: pieces.Journal, content: bytes) -> None:
-        if len(added) >= most[0]:
+        if len(added) >= limit[0]:
             raise OSError(28, "No space left on device")
         added.append(1)
         add(self, content)
@@ -162,30 +168,30 @@ def test_filtering_resumes_after_stored_results(
     assert total > 10
     for after in (2, total - 2):
         cache = tmp_path / f"after{after}"
-        added[:], most[0] = [], after
+        added[:], limit[0] = [], after
         with pytest.raises(OSError, match="No space"):
             shared(spec_folder, cache, 2)
-        added[:], most[0] = [], 10**9
+        added[:], limit[0] = [], 10**9
         assert contents(shared(spec_folder, cache).folder) == wanted
         assert len(added) == total - after
         assert not [*cache.glob(f"{store.PARTS}*"), *cache.glob(f"{store.BUILDING}*")]
 
 
 def test_a_run_finds_prepared_data_or_makes_the_same(spec_folder: Path, tmp_path: Path) -> None:
-    before, said = shared(spec_folder, tmp_path / "cache", 2), list[str]()
+    before, messages = shared(spec_folder, tmp_path / "cache", 2), list[str]()
 
     def run(name: str, cache: Path | None) -> Prepared:
-        out = tmp_path / name
-        return prepare_data(request(), spec_folder, out, lambda *_: None, said.append, cache=cache)
+        target = tmp_path / name
+        return prepare_data(request(), spec_folder, target, lambda *_: None, messages.append, cache=cache)
 
-    found = run("found", tmp_path / "cache")
-    assert found.reused and said == [f"from {tmp_path / 'cache'}, where another run prepared it"]
-    alone, other = run("alone", None), run("other", tmp_path / "new")
-    assert said[1:] == [filters.said(before.meta["filters"][""])] * 2
-    for each in (found, alone, other):
-        assert each.meta["sha256"] == before.meta["sha256"]
+    cached = run("found", tmp_path / "cache")
+    assert cached.reused and messages == [f"from {tmp_path / 'cache'}, where another run prepared it"]
+    alone, anew = run("alone", None), run("other", tmp_path / "new")
+    assert messages[1:] == [filters.said(before.meta["filters"][""])] * 2
+    for data in (cached, alone, anew):
+        assert data.meta["sha256"] == before.meta["sha256"]
         names = contents(before.folder).keys() - {"meta.json"}
-        assert {name: contents(each.folder)[name] for name in names} == {
+        assert {name: contents(data.folder)[name] for name in names} == {
             name: contents(before.folder)[name] for name in names
         }
 
@@ -194,12 +200,12 @@ def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path
     write(tmp_path / "all", "one", [text for _, text in corpus()][:40])
 
     def run(chosen: FiltersRecipe, *resumed: str) -> Prepared:
-        asked = request(chosen=chosen)
-        return prepare_data(asked, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
+        data_request = request(chosen=chosen)
+        return prepare_data(data_request, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
 
     first = run(ALL)
-    other = run(replace(ALL, shortest=None), first.meta["sha256"])
-    assert not other.reused and other.folder != first.folder
+    changed = run(replace(ALL, shortest=None), first.meta["sha256"])
+    assert not changed.reused and changed.folder != first.folder
     (tmp_path / "all/one.jsonl").unlink()
     assert run(ALL, first.meta["sha256"]).folder == first.folder
     with pytest.raises(DataError, match=r"no .*file found"):
@@ -207,7 +213,7 @@ def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path
 
 
 def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> None:
-    others = [
+    recipes = [
         None,
         FiltersRecipe(),
         replace(ALL, shortest=41),
@@ -216,7 +222,7 @@ def test_filters_are_a_part_of_the_key(spec_folder: Path, tmp_path: Path) -> Non
         replace(ALL, duplicates="exact"),
         replace(ALL, similarity=0.7),
     ]
-    folders = [shared(spec_folder, tmp_path, asked=request(chosen=each)).folder for each in (ALL, *others)]
+    folders = [shared(spec_folder, tmp_path, asked=request(chosen=recipe)).folder for recipe in (ALL, *recipes)]
     assert len({*folders}) == len(folders)
     assert shared(spec_folder, tmp_path).reused
 
@@ -225,23 +231,23 @@ def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch:
     """Another tokenizer, share or seed uses the stored results. A damaged result is computed again."""
     first = shared(spec_folder, tmp_path)
     wanted = contents(shared(spec_folder, tmp_path / "other", asked=request(tokenizer=TrainedTokenizer(290))).folder)
-    judged, asked = filters.judged, list[int]()
-    monkeypatch.setattr(filters, "judged", lambda *args: asked.append(1) or judged(*args))
+    judged, calls = filters.judged, list[int]()
+    monkeypatch.setattr(filters, "judged", lambda *args: calls.append(1) or judged(*args))
     (spec_folder / "own.json").write_bytes((first.folder / "tokenizer.json").read_bytes())
     for data in ({"tokenizer": "own.json"}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(290)}):
-        found = shared(spec_folder, tmp_path, asked=request(**data))
-        assert not found.reused and found.meta["filters"] == first.meta["filters"]
-    assert not asked and contents(found.folder) == wanted
-    (kept,) = tmp_path.glob(f"{filters.FOUND}*")
-    whole = kept.read_bytes()
-    for number, damaged in enumerate((b"{}\n", whole[:-1], whole[:-1] + b"\1", whole.replace(b"50", b"51", 1))):
-        kept.write_bytes(damaged)
-        kept.with_name(kept.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
-            whole[:9]
+        result = shared(spec_folder, tmp_path, asked=request(**data))
+        assert not result.reused and result.meta["filters"] == first.meta["filters"]
+    assert not calls and contents(result.folder) == wanted
+    (stored,) = tmp_path.glob(f"{filters.FOUND}*")
+    content = stored.read_bytes()
+    for number, damaged in enumerate((b"{}\n", content[:-1], content[:-1] + b"\1", content.replace(b"50", b"51", 1))):
+        stored.write_bytes(damaged)
+        stored.with_name(stored.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
+            content[:9]
         )  # left by a process that died
-        asked[:] = []
+        calls[:] = []
         again = shared(spec_folder, tmp_path, asked=replace(request(tokenizer=TrainedTokenizer(270 + number))))
-        assert asked and again.meta["filters"] == first.meta["filters"] and kept.read_bytes() == whole
+        assert calls and again.meta["filters"] == first.meta["filters"] and stored.read_bytes() == content
 
 
 BLEND: dict[str, Any] = {
@@ -263,29 +269,29 @@ def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_pat
             exact.append(text)
         seen.add(" ".join(text.split()))
     write(spec_folder / "exact", "one", exact)
-    found = shared(spec_folder, tmp_path / "a", 1, request(**BLEND))
+    blended = shared(spec_folder, tmp_path / "a", 1, request(**BLEND))
     facts = {"documents": len(FATES), "kept": len(exact), "left_out": {"exact": len(FATES) - len(exact)}}
-    assert found.meta["filters"] == {"web": FACTS, "again": facts}
-    said = list[str]()
-    run = prepare_data(request(**BLEND), spec_folder, tmp_path / "run", lambda *_: None, said.append)
-    assert said[0].startswith("warning: files in several sources of the blend: 2, such as ")
-    assert said[1:] == [f"web: {filters.said(FACTS)}", f"again: {filters.said(facts)}"]
-    assert tokens(run) == tokens(found)
+    assert blended.meta["filters"] == {"web": FACTS, "again": facts}
+    messages = list[str]()
+    run = prepare_data(request(**BLEND), spec_folder, tmp_path / "run", lambda *_: None, messages.append)
+    assert messages[0].startswith("warning: files in several sources of the blend: 2, such as ")
+    assert messages[1:] == [f"web: {filters.said(FACTS)}", f"again: {filters.said(facts)}"]
+    assert tokens(run) == tokens(blended)
     sources = (BlendSource("web", "passed/*.jsonl", 1), BlendSource("again", "exact/*.jsonl", 1), BLEND["sources"][2])
-    (spec_folder / "own.json").write_bytes((found.folder / "tokenizer.json").read_bytes())
+    (spec_folder / "own.json").write_bytes((blended.folder / "tokenizer.json").read_bytes())
     named = {"tokenizer": "own.json"}
     wanted = shared(spec_folder, tmp_path / "b", asked=request(**BLEND | {"sources": sources} | named))
-    found = shared(spec_folder, tmp_path / "a", asked=request(**BLEND | named))
-    assert tokens(found) == tokens(wanted) and len(tokens(found)) == 3 * 4
+    blended = shared(spec_folder, tmp_path / "a", asked=request(**BLEND | named))
+    assert tokens(blended) == tokens(wanted) and len(tokens(blended)) == 3 * 4
 
 
 def test_nothing_passes(spec_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"one\.jsonl: nothing is left to train on: 0 of \d+ documents pass"):
         shared(spec_folder, tmp_path, asked=request(chosen=FiltersRecipe(shortest=10**7)))
-    one = FiltersRecipe(shortest=2000, longest=2400, duplicates="near", similarity=0.5)
+    recipe = FiltersRecipe(shortest=2000, longest=2400, duplicates="near", similarity=0.5)
     write(spec_folder / "single", "one", ["a" * 100, "b" * 100, "c" * 2200])
     with pytest.raises(DataError, match="a single document cannot be divided"):
-        shared(spec_folder, tmp_path, asked=request("single/*.jsonl", one))
+        shared(spec_folder, tmp_path, asked=request("single/*.jsonl", recipe))
 
 
 def test_token_ids_have_no_text(tmp_path: Path) -> None:
@@ -313,18 +319,18 @@ def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.Mon
     file: Any = SimpleNamespace(path=Path("one.jsonl"))
     texts = [text for _, text in corpus()]
     with filters._Judge(ALL) as judge:
-        for asked in (texts[:3], texts[3:9]):
-            assert judge.ask([(file, text) for text in asked]) == filters.judged(ALL, asked)
+        for batch in (texts[:3], texts[3:9]):
+            assert judge.ask([(file, text) for text in batch]) == filters.judged(ALL, batch)
 
 
 def test_results_are_read_as_they_were_written() -> None:
     texts = [*(text for _, text in corpus()), "", "…"][-20:]
     for chosen in (ALL, replace(ALL, duplicates="exact"), FiltersRecipe(shortest=50), FiltersRecipe(duplicates="near")):
         content = filters.judged(chosen, texts)
-        found = filters.Judged.from_bytes(content)
-        assert found.to_bytes() == content and len(found.fates) == len(texts)
-        assert len(found.digests) == (np.count_nonzero(found.fates == KEPT) if chosen.duplicates else 0)
-        assert len(found.signatures) == (len(found.digests) if chosen.duplicates == "near" else 0)
+        judged = filters.Judged.from_bytes(content)
+        assert judged.to_bytes() == content and len(judged.fates) == len(texts)
+        assert len(judged.digests) == (np.count_nonzero(judged.fates == KEPT) if chosen.duplicates else 0)
+        assert len(judged.signatures) == (len(judged.digests) if chosen.duplicates == "near" else 0)
     assert filters.Judged.from_bytes(filters.judged(ALL, [])).fates.size == 0
 
 
@@ -364,15 +370,15 @@ def test_a_killed_command_goes_on(
     process.kill()
     process.communicate()
     assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FOUND}*")]
-    answers, judged, asked = [], filters.judged, list[int]()
-    monkeypatch.setattr(filters, "judged", lambda *args: asked.append(len(answers)) or judged(*args))
+    answers, judged, calls = [], filters.judged, list[int]()
+    monkeypatch.setattr(filters, "judged", lambda *args: calls.append(len(answers)) or judged(*args))
     for cache in ("killed", "whole"):
         assert main([*command, str(tmp_path / cache), "--jobs", "1", "--format", "json"]) == 0
         answers.append(parsed(capsys.readouterr().out, "data_prepare"))
-    assert asked.count(0) < asked.count(1) == 3
+    assert calls.count(0) < calls.count(1) == 3
     facts = {"documents": 1208, "kept": 1200, "left_out": {"shortest": 1, "exact": 0, "near": 7}}
     assert [answer["filters"] for answer in answers] == [[{"source": "text/*.jsonl", **facts}]] * 2
-    one, other = (contents(Path(answer["folder"])) for answer in answers)
-    assert one == other
+    resumed, uninterrupted = (contents(Path(answer["folder"])) for answer in answers)
+    assert resumed == uninterrupted
     assert main([*command, str(tmp_path / "killed")]) == 0
     assert filters.said(facts) in capsys.readouterr().out.splitlines()

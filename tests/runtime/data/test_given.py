@@ -54,21 +54,21 @@ def test_ids_equal_those_of_the_library_in_any_batches() -> None:
     with GivenTokenizer(Path("own.json"), JSON.encode()) as process:
         assert process.facts["sha256"] == tokenizer.digest(Tokenizer.from_str(JSON)) and process.facts["vocab"] == 300
         for texts in (TEXTS, TEXTS[:1], ["a\u2028b\nc", "", "\x00😀"]):
-            found = [ids.tolist() for ids in process.encode(_documents(*texts))]
-            assert found == tokenizer.encode(Tokenizer.from_str(JSON), texts)
+            encoded = [ids.tolist() for ids in process.encode(_documents(*texts))]
+            assert encoded == tokenizer.encode(Tokenizer.from_str(JSON), texts)
 
 
 def test_a_pattern_that_backtracks_names_tokenizer_and_document(capfd: pytest.CaptureFixture[str]) -> None:
-    said = _refused(_changed(lambda bpe: setattr(bpe, "pre_tokenizer", BACKTRACKS)), "good", "x" * 60, "good too")
-    assert said.startswith("own.json: cannot encode corpus/1.txt: the tokenizers library fails: ")
+    message = _refused(_changed(lambda bpe: setattr(bpe, "pre_tokenizer", BACKTRACKS)), "good", "x" * 60, "good too")
+    assert message.startswith("own.json: cannot encode corpus/1.txt: the tokenizers library fails: ")
     assert capfd.readouterr() == ("", ""), "nothing of the panic of the library"
 
 
 @pytest.mark.parametrize(("factor", "times"), [(1000, 5), (1 << 20, 1)], ids=["one allocation", "a step at a time"])
 def test_a_normalizer_that_expands_is_bounded(monkeypatch: pytest.MonkeyPatch, factor: int, times: int) -> None:
     monkeypatch.setattr(given, "DATA_BYTES", 1 << 28)
-    said = _refused(_expanding(factor, times), "good", "a" * 500)
-    assert said == "own.json: cannot encode corpus/1.txt: it needs more than 0.25 GiB of memory"
+    message = _refused(_expanding(factor, times), "good", "a" * 500)
+    assert message == "own.json: cannot encode corpus/1.txt: it needs more than 0.25 GiB of memory"
 
 
 def test_limits_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_a_chat_template_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_row_that_is_refused_is_named_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process reports the row: earlier rows are not encoded again in separate processes."""
-    said = {"messages": [{"role": "assistant", "content": "a"}]}
-    rows = [json.dumps(row) for row in (*[said] * 9, {"messages": [{"role": "assistant"}]}, said)]
+    conversation = {"messages": [{"role": "assistant", "content": "a"}]}
+    rows = [json.dumps(row) for row in (*[conversation] * 9, {"messages": [{"role": "assistant"}]}, conversation)]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(rows), "utf-8")
     template = "{% for m in messages %}{% generation %}{{ m.content + '!' }}{% endgeneration %}{% endfor %}"

@@ -55,10 +55,10 @@ def test_random_numbers_of_a_document_never_change() -> None:
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         return z ^ z >> 31
 
-    for seed, which in ((0, 0), (7, 1), (2**60, 2)):
-        key = int.from_bytes(hashlib.blake2b(f"infill\0{seed}\0{which}".encode(), digest_size=8).digest(), "little")
+    for seed, draw in ((0, 0), (7, 1), (2**60, 2)):
+        key = int.from_bytes(hashlib.blake2b(f"infill\0{seed}\0{draw}".encode(), digest_size=8).digest(), "little")
         wanted = [splitmix64((document + 1) * 0x9E3779B97F4A7C15 + key) for document in (0, 1, 5, 10**9)]
-        assert infill._draws(np.array([0, 1, 5, 10**9], np.uint64), seed, which).tolist() == wanted
+        assert infill._draws(np.array([0, 1, 5, 10**9], np.uint64), seed, draw).tolist() == wanted
     assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF, "the first number of seed 0 that others publish"
 
 
@@ -68,24 +68,24 @@ def test_every_document_can_be_restored(
 ) -> None:
     """Any range of tokens equals that range of the whole stream, so lengths and positions agree."""
     reader = shard(tmp_path_factory.mktemp("shard"), documents)
-    found = Infilled(reader, rate, seed, (BEGIN, HOLE, END), LAST)
-    whole = [found.document(i).tolist() for i in range(found.num_documents)]
-    assert [restored(each) for each in whole] == [[*each, LAST] for each in documents]
-    moved = [len(each) - len(plain) - 1 for each, plain in zip(whole, documents, strict=True)]
+    infilled = Infilled(reader, rate, seed, (BEGIN, HOLE, END), LAST)
+    rearranged = [infilled.document(i).tolist() for i in range(infilled.num_documents)]
+    assert [restored(ids) for ids in rearranged] == [[*document, LAST] for document in documents]
+    moved = [len(ids) - len(plain) - 1 for ids, plain in zip(rearranged, documents, strict=True)]
     assert set(moved) <= ({ADDED} if rate == 1 else {0} if rate == 0 else {0, ADDED})
-    flat = [id for each in whole for id in each]
-    assert found.num_tokens == len(flat) and found.tokens(0, len(flat)).tolist() == flat
+    flat = [id for ids in rearranged for id in ids]
+    assert infilled.num_tokens == len(flat) and infilled.tokens(0, len(flat)).tolist() == flat
     for first in range(len(flat)):
         for last in range(first, min(first + 8, len(flat)) + 1):
-            assert found.tokens(first, last).tolist() == flat[first:last]
+            assert infilled.tokens(first, last).tolist() == flat[first:last]
 
 
 def test_a_document_without_an_end_is_restored(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "train", 100) as writer:
         writer.add([5, 6, 7])
     for seed in range(20):
-        found = Infilled(ShardReader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
-        assert restored(found.document(0).tolist()) == [5, 6, 7]
+        infilled = Infilled(ShardReader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
+        assert restored(infilled.document(0).tolist()) == [5, 6, 7]
 
 
 def test_the_share_of_infilled_documents_is_the_rate() -> None:
@@ -102,8 +102,8 @@ def test_the_share_of_infilled_documents_is_the_rate() -> None:
 def test_cuts_are_uniform(tmp_path: Path) -> None:
     """Each of 16 pairs of cuts has 1/16 of 4,000 documents of 3 tokens: χ² with 15 degrees of freedom, within 5σ."""
     reader = shard(tmp_path, [[1, 2, 3]] * 4000)
-    found = Infilled(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
-    pairs = np.array([[found._cut(i, which, 3) for which in (1, 2)] for i in range(4000)])
+    infilled = Infilled(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
+    pairs = np.array([[infilled._cut(i, draw, 3) for draw in (1, 2)] for i in range(4000)])
     counts = np.bincount(pairs[:, 0] * 4 + pairs[:, 1], minlength=16)
     assert ((counts - 250) ** 2 / 250).sum() < 15 + 5 * math.sqrt(30)
 
@@ -152,33 +152,35 @@ def test_the_rate_changes_samples_and_not_stored_data(tmp_path: Path) -> None:
     texts(tmp_path, "code")
     data = DataRecipe("code/*.txt", TrainedTokenizer(300), 0.2, fim=0.5)
     half = prepare(tmp_path, data)
-    less = prepare(tmp_path, replace(data, fim=0.25), "less")
+    quarter = prepare(tmp_path, replace(data, fim=0.25), "less")
     again = prepare(tmp_path, data, "again")
-    assert again.reused and again.meta["sha256"] == half.meta["sha256"] != less.meta["sha256"]
+    assert again.reused and again.meta["sha256"] == half.meta["sha256"] != quarter.meta["sha256"]
     assert (
         ShardReader(half.folder / "train").tokens(0, 99).tolist()
-        == ShardReader(less.folder / "train").tokens(0, 99).tolist()
+        == ShardReader(quarter.folder / "train").tokens(0, 99).tolist()
     )
     begin, plain = ids_of(half)[0], ShardReader(half.folder / "train")
-    found, fewer = open_split(half.folder, "train"), open_split(less.folder, "train")
-    assert half.meta["splits"]["train"]["tokens"] == found.num_tokens > plain.num_tokens
+    infilled, fewer = open_split(half.folder, "train"), open_split(quarter.folder, "train")
+    assert half.meta["splits"]["train"]["tokens"] == infilled.num_tokens > plain.num_tokens
     moved = 0
     for i in range(plain.num_documents):
-        ids = found.document(i).tolist()
+        ids = infilled.document(i).tolist()
         moved += ids[0] == begin
         assert ids[0] == begin or ids == plain.document(i).tolist()
         if fewer.document(i)[0] == begin:
             assert fewer.document(i).tolist() == ids, "the same document is cut alike"
-    assert found.num_tokens - plain.num_tokens == ADDED * moved and 0 < moved < plain.num_documents
-    held = open_split(half.folder, "validation")
-    assert held.num_tokens == ShardReader(half.folder / "validation").num_tokens, "what is held out is read as it is"
+    assert infilled.num_tokens - plain.num_tokens == ADDED * moved and 0 < moved < plain.num_documents
+    validation = open_split(half.folder, "validation")
+    assert validation.num_tokens == ShardReader(half.folder / "validation").num_tokens, (
+        "what is held out is read as it is"
+    )
 
 
 def test_samples_of_two_epochs_have_the_same_arrangement(tmp_path: Path) -> None:
     texts(tmp_path, "code")
-    found = prepare(tmp_path, DataRecipe("code/*.txt", TrainedTokenizer(300), 0.0, fim=0.5))
+    prepared = prepare(tmp_path, DataRecipe("code/*.txt", TrainedTokenizer(300), 0.0, fim=0.5))
     epochs = []
-    for samples in (Samples(found.folder, "train", 16, seed=1), Samples(found.folder, "train", 16, seed=2)):
+    for samples in (Samples(prepared.folder, "train", 16, seed=1), Samples(prepared.folder, "train", 16, seed=2)):
         num = samples.num_windows
         rows = {samples.window(i): samples.tokens(i).tolist() for i in range(num)}
         assert rows == {samples.window(i): samples.tokens(i).tolist() for i in range(num, 2 * num)}
@@ -190,12 +192,12 @@ def test_a_source_has_its_own_rate(tmp_path: Path) -> None:
     texts(tmp_path, "web")
     texts(tmp_path, "code")
     sources = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code/*.txt", 3, fim=1.0))
-    found = prepare(tmp_path, DataRecipe(None, TrainedTokenizer(300), 0.2, sources=sources))
-    begin = ids_of(found)[0]
-    web, code = (open_split(found.folder, "train", name) for name in ("web", "code"))
+    prepared = prepare(tmp_path, DataRecipe(None, TrainedTokenizer(300), 0.2, sources=sources))
+    begin = ids_of(prepared)[0]
+    web, code = (open_split(prepared.folder, "train", name) for name in ("web", "code"))
     assert begin not in web.tokens(0, web.num_tokens)
     assert all(code.document(i)[0] == begin for i in range(code.num_documents))
-    assert found.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
+    assert prepared.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
 
 
 def test_a_tokenizer_without_tokens_for_it_is_refused(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_holder_is_named_and_its_death_releases_the_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with holder(path) as process:
-        said: list[str] = []
+        messages: list[str] = []
 
         def say(text: str) -> None:
-            said.append(text)
-            if len(said) == 3:
+            messages.append(text)
+            if len(messages) == 3:
                 process.send_signal(signal.SIGKILL)
 
         with tried(path) as free:
@@ -56,7 +56,7 @@ def test_the_holder_is_named_and_its_death_releases_the_lock(tmp_path: Path) -> 
             with tried(path) as free:
                 assert not free
     expected = f"waiting for process {process.pid}, which prepares data for runs/other (lock: {path})"
-    assert len(said) >= 3 and set(said) == {expected}
+    assert len(messages) >= 3 and set(messages) == {expected}
     with tried(path) as free:
         assert free
 

@@ -22,12 +22,12 @@ RUNS = [
 
 
 def orders(phases: Sequence[tuple[int, int]], pieces: int, seed: int) -> list[Order]:
-    found, first = [], 0
+    phase_orders, first = [], 0
     for index, (sequence, tokens) in enumerate(phases):
         end = first + tokens if index + 1 < len(phases) else None
-        found.append(Order(sequence, pieces * PIECE // sequence, seed, PIECE, first, end))
+        phase_orders.append(Order(sequence, pieces * PIECE // sequence, seed, PIECE, first, end))
         first += tokens
-    return found
+    return phase_orders
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -65,10 +65,10 @@ def test_a_run_with_skipped_samples_continues_with_unseen_ones() -> None:
     drawn = position.draw(40)
     position = position.after(drawn, 16)
     assert position.tokens == 640 and position.next == 42
-    seen = {token for index in drawn.tolist() for token in range(*first.tokens_of(index))}
+    read_tokens = {token for index in drawn.tolist() for token in range(*first.tokens_of(index))}
     after = position.under(second, same_text=True)
-    rest = [second.tokens_of(int(index)) for index in after.draw(20)]
-    assert after.cuts and all(2 * len(seen & {*range(*each)}) <= 64 for each in rest)
+    spans = [second.tokens_of(int(index)) for index in after.draw(20)]
+    assert after.cuts and all(2 * len(read_tokens & {*range(*span)}) <= 64 for span in spans)
 
 
 def test_an_order_that_phases_do_not_have_is_refused() -> None:

@@ -21,9 +21,9 @@ RESULTS = [b"", b"one", b"two" * 100, b"\0" * 17]
 
 def _write(path: Path, results: list[bytes]) -> None:
     with Journal(path, "text") as journal:
-        for each in results:
+        for result in results:
             assert journal.next() is None
-            journal.add(each)
+            journal.add(result)
 
 
 def _found(path: Path, about: str = "text") -> list[bytes]:
@@ -35,18 +35,18 @@ def test_a_journal_that_ends_anywhere_gives_its_whole_results(tmp_path: Path) ->
     """For each length that a kill may leave: the results found are a prefix, and continuing gives the same file."""
     path = tmp_path / "journal"
     _write(path, RESULTS)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     ends = []
-    for end in range(len(whole) + 1):
-        path.write_bytes(whole[:end])
-        found = _found(path)
-        assert found == RESULTS[: len(found)]
-        ends.append(len(found))
+    for end in range(len(content) + 1):
+        path.write_bytes(content[:end])
+        results = _found(path)
+        assert results == RESULTS[: len(results)]
+        ends.append(len(results))
         with Journal(path, "text") as journal:
-            rest = [each for each in RESULTS if journal.next() is None]
-            for each in RESULTS[-len(rest) :] if rest else []:
-                journal.add(each)
-        assert path.read_bytes() == whole
+            missing = [result for result in RESULTS if journal.next() is None]
+            for result in RESULTS[-len(missing) :] if missing else []:
+                journal.add(result)
+        assert path.read_bytes() == content
     assert ends == sorted(ends) and set(ends) == set(range(len(RESULTS) + 1))
 
 
@@ -56,11 +56,11 @@ def test_a_changed_byte_ends_a_journal_there(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         _write(path, RESULTS)
         content = bytearray(path.read_bytes())
-        at = random.randrange(len(content))
-        content[at] ^= 1 << random.randrange(8)
+        index = random.randrange(len(content))
+        content[index] ^= 1 << random.randrange(8)
         path.write_bytes(content)
-        found = _found(path)
-        assert found == RESULTS[: len(found)] and len(found) < len(RESULTS)
+        results = _found(path)
+        assert results == RESULTS[: len(results)] and len(results) < len(RESULTS)
 
 
 class Full:
@@ -105,7 +105,7 @@ def test_results_of_earlier_processes_are_counted(tmp_path: Path) -> None:
             assert journal.num_found == 4
     with Journal(tmp_path / "journal", "text") as journal:
         items = list(journaled(range(6), [lambda item: b"%d" % item], journal, lambda: None))
-        assert [found for _, found in items] == [*RESULTS, b"4", b"5"] and journal.num_found == 4
+        assert [result for _, result in items] == [*RESULTS, b"4", b"5"] and journal.num_found == 4
     assert _found(tmp_path / "journal") == [*RESULTS, b"4", b"5"]
 
 
@@ -141,15 +141,15 @@ def test_results_are_in_order_if_items_finish_out_of_order() -> None:
 
 
 def test_few_items_are_read_ahead() -> None:
-    taken: list[int] = []
+    drawn: list[int] = []
 
     def items() -> Iterator[int]:
         for item in range(100):
-            taken.append(item)
+            drawn.append(item)
             yield item
 
     for item, _ in in_order(items(), [lambda item: item] * 3, lambda: None):
-        assert len(taken) <= item + 8
+        assert len(drawn) <= item + 8
 
 
 def test_the_first_error_is_raised_and_the_others_are_stopped() -> None:
@@ -160,8 +160,8 @@ def test_the_first_error_is_raised_and_the_others_are_stopped() -> None:
             raise ValueError(f"{item}")
         return item
 
-    found = []
+    items = []
     with pytest.raises(ValueError, match="3"):
         for item, _ in in_order(range(50), [work] * 2, lambda: stopped.append(True)):
-            found.append(item)
-    assert found == [0, 1, 2] and stopped == [True]
+            items.append(item)
+    assert items == [0, 1, 2] and stopped == [True]

@@ -46,8 +46,8 @@ def _sides(spec_folder: Path) -> tuple[list[SourceFile], list[SourceFile]]:
     """The training files and the held-out files, by default."""
     files = find("corpus/**/*.txt", spec_folder).files
     divided = split(files, 0.2, 7)
-    held = [file for file in files if divided.is_held(file, "")]
-    return [file for file in files if file not in held], held
+    validation = [file for file in files if divided.is_held(file, "")]
+    return [file for file in files if file not in validation], validation
 
 
 def _process(out: Path, spec_folder: Path, hash_seed: str, cwd: Path) -> subprocess.Popen[str]:
@@ -57,25 +57,25 @@ def _process(out: Path, spec_folder: Path, hash_seed: str, cwd: Path) -> subproc
 
 
 def test_shards_hold_the_documents_of_their_split(prepared: Prepare, spec_folder: Path) -> None:
-    found = prepared()
-    bpe = tokenizer.parse(tokenizer.read(found.folder / "tokenizer.json"))
+    data = prepared()
+    bpe = tokenizer.parse(tokenizer.read(data.folder / "tokenizer.json"))
     train, validation = _sides(spec_folder)
-    end = found.meta["tokenizer"]["end_of_document"]
+    end = data.meta["tokenizer"]["end_of_document"]
     for name, files in (("train", train), ("validation", validation)):
-        reader = ShardReader(found.folder / name)
+        reader = ShardReader(data.folder / name)
         texts = [text for file in files for text in documents(file)]
         rows = [reader.document(i).tolist() for i in range(reader.num_documents)]
         assert all(row[-1] == end and end not in row[:-1] for row in rows)
         assert [tokenizer.decode(bpe, row[:-1]) for row in rows] == texts
-        assert found.meta["splits"][name] == {
+        assert data.meta["splits"][name] == {
             "files": len(files),
             "documents": len(texts),
             "bytes": sum(len(text.encode()) for text in texts),
             "tokens": sum(map(len, rows)),
         }
-    assert found.meta["held_out"] == [file.name for file in validation]
-    assert found.meta["tokenizer"]["sha256"] == tokenizer.digest(bpe)
-    assert found.meta["tokenizer"]["vocab"] == 320
+    assert data.meta["held_out"] == [file.name for file in validation]
+    assert data.meta["tokenizer"]["sha256"] == tokenizer.digest(bpe)
+    assert data.meta["tokenizer"]["vocab"] == 320
 
 
 def test_the_tokenizer_sees_training_files_only(prepared: Prepare, spec_folder: Path) -> None:
@@ -88,32 +88,32 @@ def test_the_tokenizer_sees_training_files_only(prepared: Prepare, spec_folder: 
 
 
 def test_unigram_against_brute_force(prepared: Prepare) -> None:
-    found = prepared()
-    train, validation = (ShardReader(found.folder / name) for name in ("train", "validation"))
+    data = prepared()
+    train, validation = (ShardReader(data.folder / name) for name in ("train", "validation"))
     counts = Counter(train.tokens(0, train.num_tokens).tolist())
     logs = [
         math.log((counts[token] + 1) / (train.num_tokens + 320))
         for token in validation.tokens(0, validation.num_tokens).tolist()
     ]
-    assert abs(found.meta["unigram_nats"] + math.fsum(logs) / len(logs)) < 1e-12
-    assert 1 < found.meta["unigram_nats"] < math.log(320)
+    assert abs(data.meta["unigram_nats"] + math.fsum(logs) / len(logs)) < 1e-12
+    assert 1 < data.meta["unigram_nats"] < math.log(320)
 
 
 def test_nothing_held_out(prepared: Prepare) -> None:
-    found = prepared(validation=0)
-    assert found.meta["unigram_nats"] is None and found.meta["splits"]["validation"]["tokens"] == 0
-    assert Samples(found.folder, "train", 16, seed=1).num_windows > 0
+    data = prepared(validation=0)
+    assert data.meta["unigram_nats"] is None and data.meta["splits"]["validation"]["tokens"] == 0
+    assert Samples(data.folder, "train", 16, seed=1).num_windows > 0
     with pytest.raises(DataError, match="0 validation tokens"):
-        Samples(found.folder, "validation", 16, seed=1)
+        Samples(data.folder, "validation", 16, seed=1)
 
 
 def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
     (spec_folder / "given.json").write_bytes((prepared().folder / "tokenizer.json").read_bytes())
-    found = prepared(tokenizer="given.json")
-    assert found.folder != prepared().folder
-    trained, given = _bytes(prepared().folder), _bytes(found.folder)
-    assert {name for name in trained if trained[name] != given[name]} == {"meta.json"}, "it says what was asked for"
-    assert found.meta["sha256"] == prepared().meta["sha256"]
+    data = prepared(tokenizer="given.json")
+    assert data.folder != prepared().folder
+    trained, from_file = _bytes(prepared().folder), _bytes(data.folder)
+    assert {name for name in trained if trained[name] != from_file[name]} == {"meta.json"}, "it says what was asked for"
+    assert data.meta["sha256"] == prepared().meta["sha256"]
 
 
 def test_files_beside_a_tokenizer_are_copied_with_it(prepared: Prepare, spec_folder: Path) -> None:
@@ -125,17 +125,17 @@ def test_files_beside_a_tokenizer_are_copied_with_it(prepared: Prepare, spec_fol
     config = spec_folder / "model/tokenizer_config.json"
     plain = prepared(tokenizer="model/tokenizer.json")
     config.write_text(json.dumps({"eos_token": {"content": "<eos>"}}), "utf-8")
-    found = prepared(tokenizer="model/tokenizer.json")
-    for each, token in ((plain, tokenizer.END), (found, "<eos>")):
+    configured = prepared(tokenizer="model/tokenizer.json")
+    for data, token in ((plain, tokenizer.END), (configured, "<eos>")):
         end = bpe.token_to_id(token)
-        reader = ShardReader(each.folder / "train")
-        assert each.meta["tokenizer"]["end_of_document"] == end
+        reader = ShardReader(data.folder / "train")
+        assert data.meta["tokenizer"]["end_of_document"] == end
         assert all(reader.document(i)[-1] == end for i in range(reader.num_documents))
-    assert (found.folder / config.name).read_text("utf-8") == config.read_text("utf-8")
-    assert not (plain.folder / config.name).exists() and plain.folder.name != found.folder.name
+    assert (configured.folder / config.name).read_text("utf-8") == config.read_text("utf-8")
+    assert not (plain.folder / config.name).exists() and plain.folder.name != configured.folder.name
     again = prepared(tokenizer="model/tokenizer.json", validation=0.4)  # another split: nothing is encoded
     assert (again.folder / config.name).read_bytes() == config.read_bytes()
-    assert again.meta["tokenizer"] == found.meta["tokenizer"]
+    assert again.meta["tokenizer"] == configured.meta["tokenizer"]
 
 
 @pytest.mark.parametrize(
@@ -197,15 +197,15 @@ def test_a_link_in_place_of_the_result_is_not_written_through(prepared: Prepare,
 
 
 def test_a_failed_or_killed_build_leaves_nothing_behind(prepared: Prepare, spec_folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "data"
+    target = tmp_path / "data"
     (spec_folder / "corpus/zbad.jsonl").write_text("{}")
     with pytest.raises(DataError, match=r"zbad\.jsonl:1"):
         prepared(source="corpus/*")
-    assert [path.name for path in out.iterdir()] == [".lock"]
-    (out / ".building-0123").mkdir()
-    (out / ".building-0123/train.bin").write_bytes(b"half")
+    assert [path.name for path in target.iterdir()] == [".lock"]
+    (target / ".building-0123").mkdir()
+    (target / ".building-0123/train.bin").write_bytes(b"half")
     folder = prepared().folder
-    assert sorted(path.name for path in out.iterdir()) == [".lock", folder.name]
+    assert sorted(path.name for path in target.iterdir()) == [".lock", folder.name]
 
 
 def test_same_bytes_under_other_hash_seeds_folders_and_locales(
@@ -213,9 +213,9 @@ def test_same_bytes_under_other_hash_seeds_folders_and_locales(
 ) -> None:
     wanted = prepared(tmp_path / "here").folder
     for hash_seed, cwd in (("1", tmp_path), ("77", spec_folder)):
-        out = tmp_path / f"out{hash_seed}"
-        assert _process(out, spec_folder, hash_seed, cwd).communicate()[0].split() == [wanted.name, "False"]
-        assert _bytes(out / wanted.name) == _bytes(wanted)
+        target = tmp_path / f"out{hash_seed}"
+        assert _process(target, spec_folder, hash_seed, cwd).communicate()[0].split() == [wanted.name, "False"]
+        assert _bytes(target / wanted.name) == _bytes(wanted)
 
 
 def test_processes_at_the_same_time_make_it_once(spec_folder: Path, tmp_path: Path) -> None:
@@ -237,15 +237,15 @@ def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Pa
 def test_the_standard_library(tmp_path: Path) -> None:
     """The quickstart's whole corpus: 3.5M tokens on CPython 3.11."""
     request = DataRequest(DataRecipe("python_stdlib", TrainedTokenizer(4096), 0.05), 4096, 1)
-    found = prepare(request, tmp_path / "unused", tmp_path / "data", lambda *call: None)
-    meta = found.meta
+    data = prepare(request, tmp_path / "unused", tmp_path / "data", lambda *call: None)
+    meta = data.meta
     assert meta["tokenizer"]["vocab"] == 4096
     assert meta["splits"]["train"]["tokens"] > 2_000_000 and meta["splits"]["validation"]["tokens"] > 30_000
     assert all(name.endswith(".py") and "site-packages" not in name for name in meta["held_out"])
     assert 5 < meta["unigram_nats"] < math.log(4096)
     assert meta["splits"]["train"]["bytes"] > 2.5 * meta["splits"]["train"]["tokens"]
-    bpe = tokenizer.parse(tokenizer.read(found.folder / "tokenizer.json"))
+    bpe = tokenizer.parse(tokenizer.read(data.folder / "tokenizer.json"))
     text = Path(os.__file__).read_text("utf-8")
     assert tokenizer.decode(bpe, tokenizer.encode(bpe, [text])[0]) == text
-    samples = Samples(found.folder, "train", 128, seed=1)
+    samples = Samples(data.folder, "train", 128, seed=1)
     assert "def " in "".join(tokenizer.decode(bpe, samples.tokens(i).tolist()) for i in range(20))

@@ -56,8 +56,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("data", [{}, BLEND], ids=["one", "blend"])
 def test_any_number_of_processes_gives_the_same_bytes(data: Any, spec_folder: Path, tmp_path: Path) -> None:
     wanted = prepared(spec_folder, tmp_path / "one", 1, **data)
-    found = prepared(spec_folder, tmp_path / "three", 3, **data)
-    assert contents(found.folder) == contents(wanted.folder)
+    result = prepared(spec_folder, tmp_path / "three", 3, **data)
+    assert contents(result.folder) == contents(wanted.folder)
     assert not list((tmp_path / "three").glob(f"{store.PARTS}*"))
 
 
@@ -68,11 +68,13 @@ def test_a_run_finds_prepared_data(
     before = prepared(spec_folder, tmp_path / "cache", **data)
     for name in ("write_shards", "trained", "given", "tokenizer_of"):
         monkeypatch.delattr(encode, name)
-    request, said = DataRequest(replace(CORPUS, **data), 400, 7), list[str]()
-    found = prepare_data(request, spec_folder, tmp_path / "run", lambda *_: None, said.append, cache=tmp_path / "cache")
-    assert found.reused and found.meta["sha256"] == before.meta["sha256"]
-    assert said == [f"from {tmp_path / 'cache'}, where another run prepared it"]
-    assert (found.folder / "tokenizer.json").exists()
+    request, messages = DataRequest(replace(CORPUS, **data), 400, 7), list[str]()
+    result = prepare_data(
+        request, spec_folder, tmp_path / "run", lambda *_: None, messages.append, cache=tmp_path / "cache"
+    )
+    assert result.reused and result.meta["sha256"] == before.meta["sha256"]
+    assert messages == [f"from {tmp_path / 'cache'}, where another run prepared it"]
+    assert (result.folder / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["trained", "given"])
@@ -84,27 +86,27 @@ def test_encoding_resumes_after_stored_batches(
         shutil.copy(prepared(spec_folder, tmp_path / "first").folder / "tokenizer.json", spec_folder / "own.json")
     data = {"tokenizer": "own.json"} if given else {}
     wanted = contents(prepared(spec_folder, tmp_path / "whole", **data).folder)
-    add, asked, most = pieces.Journal.add, list[int](), [10**9]
+    add, added, limit = pieces.Journal.add, list[int](), [10**9]
 
     def failing(self: pieces.Journal, content: bytes) -> None:
-        if len(asked) >= most[0]:
+        if len(added) >= limit[0]:
             raise OSError(28, "No space left on device")
-        asked.append(1)
+        added.append(1)
         add(self, content)
 
     monkeypatch.setattr(pieces.Journal, "add", failing)
     prepared(spec_folder, tmp_path / "count", **data)
-    total = len(asked)
+    total = len(added)
     assert total > 8
     for after in range(1, total, 4):
         cache = tmp_path / f"after{after}"
-        asked[:], most[0] = [], after
+        added[:], limit[0] = [], after
         with pytest.raises(OSError, match="No space"):
             prepared(spec_folder, cache, 2, **data)
         assert [path.name[:7] for path in cache.iterdir() if not path.name.startswith(".lock")] == [".parts-"]
-        asked[:], most[0] = [], 10**9
+        added[:], limit[0] = [], 10**9
         assert contents(prepared(spec_folder, cache, **data).folder) == wanted
-        assert len(asked) == total - after
+        assert len(added) == total - after
 
 
 def test_a_document_that_cannot_be_encoded_is_named_by_any_number_of_processes(
@@ -123,12 +125,12 @@ def test_a_document_that_cannot_be_encoded_is_named_by_any_number_of_processes(
         path = next((spec_folder / "corpus").rglob(f"{name}.txt"))
         path.write_text(path.read_text("utf-8") + "text05", "utf-8")
     monkeypatch.setattr(GivenTokenizer, "_ask", refusing)
-    said = set()
+    messages = set()
     for jobs in (1, 3):
         with pytest.raises(DataError, match=r"own\.json: cannot encode .*deep/text05\.txt") as raised:
             prepared(spec_folder, tmp_path / f"jobs{jobs}", jobs, tokenizer="own.json")
-        said.add(str(raised.value))
-    assert len(said) == 1
+        messages.add(str(raised.value))
+    assert len(messages) == 1
 
 
 # ---------------------------------------------------------------- the command
@@ -162,9 +164,9 @@ def parts_bytes(cache: Path) -> int:
 
 def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "prepare", str(folder / "run.dsc"), "--cache", str(tmp_path / "whole"), "--jobs", "1"]) == 0
-    out = capsys.readouterr().out
+    output = capsys.readouterr().out
     (entry,) = store.folders(tmp_path / "whole/data")
-    assert out.splitlines()[-1].endswith(f"tokens in {entry}")
+    assert output.splitlines()[-1].endswith(f"tokens in {entry}")
     cache = tmp_path / "killed"
     sizes = []
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
@@ -177,8 +179,8 @@ def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.C
 
         wait_for(has_more, "more parts")
         process.send_signal(number)
-        _, said = process.communicate()
-        assert b"Traceback" not in said and process.returncode in (-number, 128 + number)
+        _, stderr = process.communicate()
+        assert b"Traceback" not in stderr and process.returncode in (-number, 128 + number)
         sizes.append(parts_bytes(cache))
     assert sizes == sorted(set(sizes))
     done = _command(folder, cache, "--jobs", "2", "--format", "json")
@@ -188,12 +190,12 @@ def test_a_killed_command_goes_on(folder: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_options_of_the_other_subcommand_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, message in (
         (["prepare", "--row", "1"], "`dsc data prepare` takes no --row"),
         (["show", "--jobs", "1"], "`dsc data show` takes no --jobs"),
     ):
         assert main(["data", words[0], str(folder / "run.dsc"), *words[1:]]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def megatron_documents(prefix: Path) -> list[list[int]]:
@@ -206,7 +208,9 @@ def megatron_documents(prefix: Path) -> list[list[int]]:
     pointers = np.frombuffer(index, np.int64, sequences, 34 + sizes.nbytes)
     documents = np.frombuffer(index, np.int64, count, 34 + sizes.nbytes + pointers.nbytes)
     content = Path(f"{prefix}.bin").read_bytes()
-    parts = [np.frombuffer(content, dtype, n, at).tolist() for n, at in zip(sizes.tolist(), pointers, strict=True)]
+    parts = [
+        np.frombuffer(content, dtype, n, pointer).tolist() for n, pointer in zip(sizes.tolist(), pointers, strict=True)
+    ]
     return [list(chain.from_iterable(parts[a:b])) for a, b in pairwise(documents.tolist())]
 
 
@@ -217,10 +221,12 @@ def test_megatron_files_hold_the_tokens_of_the_text(
     assert main(["data", "prepare", str(folder / "run.dsc"), "--jobs", "1", *words]) == 0
     answer = parsed(capsys.readouterr().out, "data_prepare")
     bpe = Tokenizer.from_file(answer["folder"] + "/tokenizer.json")
-    found = [each for split in ("train", "validation") for each in megatron_documents(Path(answer["folder"]) / split)]
+    documents = [
+        document for split in ("train", "validation") for document in megatron_documents(Path(answer["folder"]) / split)
+    ]
     texts = [json.loads(line)["text"] for line in (folder / "text/lines.jsonl").read_text("utf-8").splitlines()]
-    assert {ids[-1] for ids in found} == {bpe.token_to_id("<|endoftext|>")}
-    assert sorted(bpe.decode(ids[:-1]) for ids in found) == sorted(texts)
+    assert {ids[-1] for ids in documents} == {bpe.token_to_id("<|endoftext|>")}
+    assert sorted(bpe.decode(ids[:-1]) for ids in documents) == sorted(texts)
 
 
 PHASES = """\
@@ -246,12 +252,15 @@ def test_epochs_count_all_phases_and_many_give_a_warning(
     (tmp_path / "code.txt").write_text("\n".join(map(str, range(3000))), "utf-8")
     words = ["data", "prepare", "both.dsc:both", "-s", "train.sequence=32", "-s", "data.validation=0%", "--jobs", "1"]
     assert main([*words, "--format", "json"]) == 0
-    found = capsys.readouterr()
-    rows = {row["source"]: row for row in parsed(found.out, "data_prepare")["sources"] if row["split"] == "train"}
+    captured = capsys.readouterr()
+    rows = {row["source"]: row for row in parsed(captured.out, "data_prepare")["sources"] if row["split"] == "train"}
     assert rows["web"]["epochs"] == pytest.approx((65 * 3 / 4 + 100) * 8 / ((rows["web"]["tokens"] - 2) // 32))
     assert rows["code"]["epochs"] == pytest.approx(65 / 4 * 8 / ((rows["code"]["tokens"] - 2) // 32))
     assert rows["code"]["epochs"] < 4 < rows["web"]["epochs"]
-    assert f"warning: web is read {rows['web']['epochs']:,.1f} times" in found.err and "code is read" not in found.err
+    assert (
+        f"warning: web is read {rows['web']['epochs']:,.1f} times" in captured.err
+        and "code is read" not in captured.err
+    )
     assert main(words) == 0
     assert f"{rows['web']['epochs']:.3g}" in capsys.readouterr().out.splitlines()[1].split()
     (tmp_path / "code.txt").write_text("short", "utf-8")
@@ -264,14 +273,14 @@ def test_unread_files_are_reported_at_each_start(spec_folder: Path, tmp_path: Pa
     """For one source and for a blend, with new and with reused data."""
     (spec_folder / "corpus" / "a.html").write_text("text")
     line = "warning: 1 of 25 files of 'corpus' are not read: 1 other suffix (.html)"
-    both = (BlendSource("one", "corpus", 1), BlendSource("two", "corpus/**/*.txt", 1))
-    for data in ({"source": "corpus"}, {"source": None, "sources": both}):
+    sources = (BlendSource("one", "corpus", 1), BlendSource("two", "corpus/**/*.txt", 1))
+    for data in ({"source": "corpus"}, {"source": None, "sources": sources}):
         request = DataRequest(replace(CORPUS, **data), 400, 7)
         for _ in range(2):
-            said: list[str] = []
-            prepare_data(request, spec_folder, tmp_path / "run", lambda *_: None, said.append)
-            assert said.count(line) == 1
-            assert sum("files in several sources of the blend: 24, such as " in each for each in said) == (
+            messages: list[str] = []
+            prepare_data(request, spec_folder, tmp_path / "run", lambda *_: None, messages.append)
+            assert messages.count(line) == 1
+            assert sum("files in several sources of the blend: 24, such as " in message for message in messages) == (
                 "sources" in data
             )
 
@@ -281,12 +290,12 @@ def test_the_remaining_time_is_estimated_per_source(monkeypatch: pytest.MonkeyPa
     now_s = [100.0]
     monkeypatch.setattr(data_prepare, "monotonic", lambda: now_s[0])
     pace = data_prepare.Pace()
-    seen = []
+    left_s = []
     for time_s, done, total in (
         (100, 0, 80), (110, 20, 80), (120, 40, 80), (140, 80, 80),  # 2 per second
         (150, 0, 80), (151, 40, 80), (152, 80, 80),  # 40 per second
         (200, 90, 900), (202, 100, 900),
     ):  # fmt: skip
         now_s[0] = time_s
-        seen.append(pace.left_s(done, total))
-    assert seen == [None, 30, 20, None, None, 1, None, 0, 16]
+        left_s.append(pace.left_s(done, total))
+    assert left_s == [None, 30, 20, None, None, 1, None, 0, 16]

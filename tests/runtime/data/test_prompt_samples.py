@@ -26,10 +26,10 @@ from tests.runtime.data.chats import CHATML, PLAIN, TOKENS, said, write_model, w
 
 NUM = 23
 ROWS: list[dict[str, Any]] = [
-    {"prompt": f"{at} and {at}?" + " more" * (10 * (at % 5 == 3)), "answer": 2 * at, "at": at}
-    if at % 2
-    else {"prompt": [said("user", f"{at} + {at}?")], "solution": f"#### {2 * at}", "at": at}
-    for at in range(NUM)
+    {"prompt": f"{number} and {number}?" + " more" * (10 * (number % 5 == 3)), "answer": 2 * number, "at": number}
+    if number % 2
+    else {"prompt": [said("user", f"{number} + {number}?")], "solution": f"#### {2 * number}", "at": number}
+    for number in range(NUM)
 ]
 
 
@@ -55,8 +55,8 @@ class Preparing:
             "prompts": PromptsRecipe(),
         }
         request = DataRequest(DataRecipe(**(fields | more)), vocab, seed)
-        where = self.folder / "runs" / out
-        return prepare(request, self.folder, where, lambda name, *_: phases.append(name), cache=cache, resumed=resumed)
+        target = self.folder / "runs" / out
+        return prepare(request, self.folder, target, lambda name, *_: phases.append(name), cache=cache, resumed=resumed)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def plan(longest: int = 40, check: str = "exact", prompts: PromptsRecipe | None 
 
 def at(drawn: PromptSamples, index: int) -> int:
     """The index in ROWS of a drawn prompt."""
-    found: int = drawn.case(index, np.zeros(0, np.int64)).columns["at"]
-    return found
+    row: int = drawn.case(index, np.zeros(0, np.int64)).columns["at"]
+    return row
 
 
 # ---------------------------------------------------------------- order
@@ -90,8 +90,8 @@ def test_an_epoch_draws_each_prompt_once_in_an_order_of_its_own(prepared: Prepar
     epochs = [[at(drawn, index) for index in range(epoch * NUM, (epoch + 1) * NUM)] for epoch in range(4)]
     assert all(sorted(epoch) == [*range(NUM)] for epoch in epochs)
     assert len({*map(tuple, epochs)}) == 4 and sorted(epochs[0]) not in epochs
-    other = samples(prepared(), longest=1000, seed=4)
-    assert [at(other, index) for index in range(NUM)] not in epochs
+    reseeded = samples(prepared(), longest=1000, seed=4)
+    assert [at(reseeded, index) for index in range(NUM)] not in epochs
     again = samples(prepared(), longest=1000, group=2)
     assert [at(again, index) for index in range(NUM)] == epochs[0], "the group does not matter"
     assert drawn.epochs(0) == 0 and drawn.epochs(NUM * 4) == 1 and drawn.epochs(NUM * 6) == 1.5
@@ -100,8 +100,8 @@ def test_an_epoch_draws_each_prompt_once_in_an_order_of_its_own(prepared: Prepar
 
 def test_long_prompts_are_left_out_and_counted(prepared: Preparing) -> None:
     drawn = samples(prepared())
-    sizes = {each: len(drawn.survey.reader.ids(each)) for each in range(NUM)}
-    long = {each for each, size in sizes.items() if size > 40}
+    sizes = {row: len(drawn.survey.reader.ids(row)) for row in range(NUM)}
+    long = {row for row, size in sizes.items() if size > 40}
     assert long == {3, 13}, "as the rows are written"
     assert sorted(at(drawn, index) for index in range(NUM - 2)) == sorted({*range(NUM)} - long)
     assert max(len(drawn.prompt(index)) for index in range(100)) == max(s for s in sizes.values() if s <= 40)
@@ -138,10 +138,10 @@ def test_prompts_and_completions_equal_transformers(folder: Path, template: str,
         assert drawn.prompt(index).tolist() == ids and drawn.prompt(index).dtype == np.int64
         completion = random.integers(0, len(theirs), 30)
         ended = np.append(completion[completion != drawn.end], [drawn.end, 5, 6])
-        for tokens, whole in ((ended, ended[:-3]), (ended[:-3], ended[:-3]), (ended[:-2], ended[:-3])):
+        for tokens, expected in ((ended, ended[:-3]), (ended[:-3], ended[:-3]), (ended[:-2], ended[:-3])):
             case = drawn.case(index, tokens)
             assert case.prompt == prompt
-            assert case.completion == theirs.decode(whole, skip_special_tokens=True)
+            assert case.completion == theirs.decode(expected, skip_special_tokens=True)
             assert case.messages == (None if isinstance(row["prompt"], str) else row["prompt"])
             columns = {name: value for name, value in row.items() if name != "prompt"}
             assert case.columns == {"answer": row.get("solution"), **columns}
@@ -157,23 +157,23 @@ def test_a_token_unknown_to_the_tokenizer_has_no_text(prepared: Preparing) -> No
 
 def test_rewards_score_the_drawn_prompts(folder: Path, prepared: Preparing) -> None:
     drawn, bpe = samples(prepared(), longest=1000), Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
-    said_of = [2 * at(drawn, index) + (index % 3 == 0) for index in range(NUM)]
-    completions = [bpe.encode(f"so \\boxed{{{each}}}", add_special_tokens=False).ids for each in said_of]
+    answers = [2 * at(drawn, index) + (index % 3 == 0) for index in range(NUM)]
+    completions = [bpe.encode(f"so \\boxed{{{number}}}", add_special_tokens=False).ids for number in answers]
     with Rewards((RewardRecipe("right", "exact", 1.0),), {}) as rewards:
-        found = rewards.score([drawn.case(i, np.array([*ids, drawn.end])) for i, ids in enumerate(completions)])
-    assert found[:, 0].tolist() == [float(index % 3 != 0) for index in range(NUM)]
+        scores = rewards.score([drawn.case(i, np.array([*ids, drawn.end])) for i, ids in enumerate(completions)])
+    assert scores[:, 0].tolist() == [float(index % 3 != 0) for index in range(NUM)]
 
 
 # ---------------------------------------------------------------- the folder
 
 
 def test_the_folder_contains_the_files_that_a_run_reads(prepared: Preparing) -> None:
-    found = prepared()
+    data = prepared()
     names = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "meta.json"}
     names |= {f"{side}.{end}" for side in ("train", "validation") for end in ("bin", "idx", "rows")}
-    assert {path.name for path in found.folder.iterdir()} == names
-    assert found.meta["splits"]["train"]["documents"] == NUM and found.meta["unigram_nats"] is None
-    assert found.meta["prompts"]["unanswered"]["train"] == {"rows": 0, "first": -1}
+    assert {path.name for path in data.folder.iterdir()} == names
+    assert data.meta["splits"]["train"]["documents"] == NUM and data.meta["unigram_nats"] is None
+    assert data.meta["prompts"]["unanswered"]["train"] == {"rows": 0, "first": -1}
 
 
 def test_everything_that_affects_prompts_affects_the_key(folder: Path, prepared: Preparing) -> None:
@@ -198,22 +198,22 @@ def test_prompts_are_encoded_once_and_divided_anew(prepared: Preparing) -> None:
     alone = prepared("d", validation=0.3)
     assert "divide" in phases and "encode" not in phases and divided.meta["sha256"] == alone.meta["sha256"]
     sides = [PromptReader(divided.folder / side) for side in ("train", "validation")]
-    rows = [side.row(each)["columns"]["at"] for side in sides for each in range(side.num_prompts)]
+    rows = [side.row(index)["columns"]["at"] for side in sides for index in range(side.num_prompts)]
     assert sorted(rows) == [*range(NUM)] and min(side.num_prompts for side in sides) > 0
-    whole = PromptReader(first.folder / "train")
-    ids = {whole.row(each)["columns"]["at"]: whole.ids(each).tolist() for each in range(NUM)}
+    reader = PromptReader(first.folder / "train")
+    ids = {reader.row(index)["columns"]["at"]: reader.ids(index).tolist() for index in range(NUM)}
     for side in sides:
-        for each in range(side.num_prompts):
-            assert side.ids(each).tolist() == ids[side.row(each)["columns"]["at"]]
+        for index in range(side.num_prompts):
+            assert side.ids(index).tolist() == ids[side.row(index)["columns"]["at"]]
 
 
 def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Preparing) -> None:
     first = prepared()
     (folder / "rows").rename(folder / "gone")
     (folder / "model").rename(folder / "no model")
-    found = prepared(resumed=[first.meta["sha256"]])
-    assert found.reused and found.folder == first.folder
-    assert len(samples(found).prompt(0))
+    data = prepared(resumed=[first.meta["sha256"]])
+    assert data.reused and data.folder == first.folder
+    assert len(samples(data).prompt(0))
     with pytest.raises(DataError):
         prepared(resumed=[first.meta["sha256"]], prompts=PromptsRecipe("question"))
 
@@ -242,14 +242,14 @@ def test_prompts_that_cannot_be_prepared_are_named(folder: Path, prepared: Prepa
 
 
 def test_damage_is_an_error_of_the_damaged_file(prepared: Preparing) -> None:
-    found = prepared()
-    path = found.folder / "train.rows"
+    data = prepared()
+    path = data.folder / "train.rows"
     path.write_bytes(path.read_bytes() + b"{}\n")
     with pytest.raises(DataError, match=r"train\.rows: not 23 lines, one for each prompt"):
-        samples(found)
+        samples(data)
     path.unlink()
     with pytest.raises(DataError, match=r"train\.rows: no such file of a shard"):
-        samples(found)
+        samples(data)
     assert len(samples(prepared()).prompt(0)), "it is made again"
 
 
@@ -257,24 +257,24 @@ def test_damage_is_an_error_of_the_damaged_file(prepared: Preparing) -> None:
 
 
 def test_a_run_opens_the_prompts_of_its_plan(folder: Path, prepared: Preparing) -> None:
-    found = prepared()
-    drawn = open_prompts(plan(), found.folder)
-    assert (drawn.group, drawn.end, drawn.order) == (4, samples(found).end, samples(found).order)
+    data = prepared()
+    drawn = open_prompts(plan(), data.folder)
+    assert (drawn.group, drawn.end, drawn.order) == (4, samples(data).end, samples(data).order)
     write_rows(folder / "rows" / "a.jsonl", [*ROWS[:3], {"prompt": "x"}, {"prompt": "y", "answer": None}])
-    other = prepared("other")
+    changed = prepared("other")
     with pytest.raises(DataError) as caught:
-        open_prompts(plan(), other.folder)
+        open_prompts(plan(), changed.folder)
     assert "2 of 19 prompts have no answer, which `check = exact` compares with" in str(caught.value)
     assert "`dsc data show --row 3` shows the first" in str(caught.value)
-    assert PromptReader(other.folder / "train").row(3)["prompt"] == "x"
-    assert open_prompts(plan(check="format"), other.folder).survey.facts["rows"] == 19
+    assert PromptReader(changed.folder / "train").row(3)["prompt"] == "x"
+    assert open_prompts(plan(check="format"), changed.folder).survey.facts["rows"] == 19
 
 
 def test_a_folder_of_text_holds_no_prompts(folder: Path, prepared: Preparing) -> None:
     (folder / "rows" / "c.jsonl").write_text(json.dumps({"text": "x " * 100}) + "\n", "utf-8")
-    found = prepared(source="rows/c.jsonl", prompts=None)
+    data = prepared(source="rows/c.jsonl", prompts=None)
     with pytest.raises(DataError, match="these are no prompts"):
-        open_prompts(plan(), found.folder)
+        open_prompts(plan(), data.folder)
 
 
 def gone_on(was: Position, order: Order) -> tuple[Position, list[str]]:
@@ -292,10 +292,14 @@ def test_a_run_continues_with_the_next_prompt() -> None:
 @pytest.mark.parametrize("order", [Order(4, 4 * 10, 3), Order(6, 6 * NUM, 3), Order(4, 4 * NUM, 9), Order(16, 16, 3)])
 def test_with_other_prompts_a_run_continues_at_a_whole_group(order: Order) -> None:
     was = Position(200, 6400, 200, ((240, 248),), Order(4, 4 * NUM, 3))
-    found, notes = gone_on(was, order)
+    position, notes = gone_on(was, order)
     assert notes == ["the prompts are others, or their order is: the run goes on at the same share of the epoch"]
-    assert (found.samples, found.tokens, found.order) == (200, 6400, order) and not found.skip and not found.cuts
-    assert found.next % order.sequence == 0
+    assert (
+        (position.samples, position.tokens, position.order) == (200, 6400, order)
+        and not position.skip
+        and not position.cuts
+    )
+    assert position.next % order.sequence == 0
     share = 200 / (4 * NUM)
-    assert share - order.sequence / order.windows < found.next / order.windows <= share
-    assert found.draw(2 * order.sequence).tolist() == [*range(found.next, found.next + 2 * order.sequence)]
+    assert share - order.sequence / order.windows < position.next / order.windows <= share
+    assert position.draw(2 * order.sequence).tolist() == [*range(position.next, position.next + 2 * order.sequence)]

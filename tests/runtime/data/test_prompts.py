@@ -45,12 +45,12 @@ def lines(folder: Path, *found: dict[str, Any], name: str = "a.jsonl") -> Path:
 
 
 def table(path: Path, found: list[dict[str, Any]]) -> Path:
-    made = pa.Table.from_pylist(found)
+    arrow_table = pa.Table.from_pylist(found)
     if path.suffix == ".parquet":
-        parquet.write_table(made, path)
+        parquet.write_table(arrow_table, path)
     else:
-        with pa.ipc.new_stream(path, made.schema) as stream:
-            stream.write_table(made)
+        with pa.ipc.new_stream(path, arrow_table.schema) as stream:
+            stream.write_table(arrow_table)
     return path
 
 
@@ -72,9 +72,9 @@ def table(path: Path, found: list[dict[str, Any]]) -> Path:
 def test_rows_of_other_trainers_have_their_answer_and_all_columns(
     tmp_path: Path, row: dict[str, Any], answer: object
 ) -> None:
-    (found,) = kept(lines(tmp_path, row))
+    (kept_row,) = kept(lines(tmp_path, row))
     columns = {name: value for name, value in row.items() if name != "prompt"}
-    assert found == {"prompt": row["prompt"], "columns": columns | {"answer": answer}}
+    assert kept_row == {"prompt": row["prompt"], "columns": columns | {"answer": answer}}
 
 
 def test_a_row_may_have_no_answer(tmp_path: Path) -> None:
@@ -84,16 +84,16 @@ def test_a_row_may_have_no_answer(tmp_path: Path) -> None:
 def test_keys_name_other_columns_and_go_into_objects(tmp_path: Path) -> None:
     row = {"input": {"text": "x"}, "a.b": 3, "a": {"b": 4}, "answer": 5, "question": "y"}
     path = lines(tmp_path, row)
-    (found,) = kept(path, PromptsRecipe("input.text", "a.b"))
-    assert found == {"prompt": "x", "columns": row | {"answer": 3}}, "a column with the name itself comes first"
-    (found,) = kept(path, PromptsRecipe("question", "input.text"))
-    assert found["prompt"] == "y" and found["columns"]["answer"] == "x" and "question" not in found["columns"]
+    (kept_row,) = kept(path, PromptsRecipe("input.text", "a.b"))
+    assert kept_row == {"prompt": "x", "columns": row | {"answer": 3}}, "a column with the name itself comes first"
+    (kept_row,) = kept(path, PromptsRecipe("question", "input.text"))
+    assert kept_row["prompt"] == "y" and kept_row["columns"]["answer"] == "x" and "question" not in kept_row["columns"]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_tables_give_the_rows_of_lines(tmp_path: Path, suffix: str) -> None:
-    found = [VERL | {"extra_info": {"index": i, "split": "é" * i}} for i in range(150)]
-    assert kept(table(tmp_path / f"a{suffix}", found)) == kept(lines(tmp_path, *found))
+    rows = [VERL | {"extra_info": {"index": i, "split": "é" * i}} for i in range(150)]
+    assert kept(table(tmp_path / f"a{suffix}", rows)) == kept(lines(tmp_path, *rows))
 
 
 def test_compressed_lines_are_read(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_values_that_json_lacks_become_text(tmp_path: Path) -> None:
         "share": 0.1,
         "nothing": None,
     }
-    (found,) = kept(table(tmp_path / "a.parquet", [row]))
+    (kept_row,) = kept(table(tmp_path / "a.parquet", [row]))
     expected = {"when": "2026-01-02T03:04:05", "day": "2026-01-02", "answer": "12.50", "share": 0.1, "nothing": None}
-    assert found["columns"] == expected
+    assert kept_row["columns"] == expected
 
 
 def test_half_of_a_surrogate_pair_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def encoder_of(path: Path) -> PromptEncoder:
 
 
 def encode(encoder: PromptEncoder, prompt: object, **columns: Any) -> list[int]:
-    (found,) = encoder.encode([json.dumps({"prompt": prompt, "columns": columns})])
-    return found.ids
+    (encoded,) = encoder.encode([json.dumps({"prompt": prompt, "columns": columns})])
+    return encoded.ids
 
 
 def conversations() -> Iterator[list[dict[str, Any]]]:
@@ -240,9 +240,9 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
 def test_messages_are_rendered_by_the_template(pair: Any, more: dict[str, Any]) -> None:
     """TRL: `apply_chat_template(…, add_generation_prompt=True)`."""
     encoder, theirs = pair
-    given = {"tools": more.get("tools"), **more.get("chat_template_kwargs", {})}
-    for messages in (*conversations(), *(each for each in MESSAGES.values() if each[-1]["role"] == "user")):
-        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **given)
+    options = {"tools": more.get("tools"), **more.get("chat_template_kwargs", {})}
+    for messages in (*conversations(), *(turns for turns in MESSAGES.values() if turns[-1]["role"] == "user")):
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
         assert encode(encoder, messages, **more) == expected
 
 

@@ -40,36 +40,38 @@ def broken(text: str) -> Iterator[str]:
         yield "letters"
     for share, of_characters in (("0.3", False), ("0.2", True)):
         for kind, parts in (("line", lines), ("paragraph", paragraphs)):
-            again = [each for at, each in enumerate(parts) if each in parts[:at]]
+            again = [item for index, item in enumerate(parts) if item in parts[:index]]
             if not of_characters and Fraction(len(again), len(parts)) > Fraction(share):
                 yield f"repeated_{kind}s"
             if of_characters and Fraction(len("".join(again)), len("".join(parts))) > Fraction(share):
                 yield f"repeated_{kind}_characters"
     for n, share in ((2, "0.20"), (3, "0.18"), (4, "0.16")):
-        grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+        grams = [tuple(words[first : first + n]) for first in range(len(words) - n + 1)]
         counts = Counter(grams)
-        most = max(counts.values())
-        if most > 1:
-            top = max((gram for gram, count in counts.items() if count == most), key=lambda gram: len("".join(gram)))
-            inside = {at + i for at, each in enumerate(grams) if each == top for i in range(n)}
-            if Fraction(sum(len(words[at]) for at in inside), characters) > Fraction(share):
+        highest = max(counts.values())
+        if highest > 1:
+            top = max((gram for gram, count in counts.items() if count == highest), key=lambda gram: len("".join(gram)))
+            inside = {first + i for first, gram in enumerate(grams) if gram == top for i in range(n)}
+            if Fraction(sum(len(words[index]) for index in inside), characters) > Fraction(share):
                 yield f"top_{n}_gram"
     for n in range(5, 11):
-        grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+        grams = [tuple(words[first : first + n]) for first in range(len(words) - n + 1)]
         seen, places = set[tuple[str, ...]](), set[int]()
-        for at, gram in enumerate(grams):
+        for first, gram in enumerate(grams):
             if gram in seen:
-                places |= {*range(at, at + n)}
+                places |= {*range(first, first + n)}
             seen.add(gram)
-        if Fraction(sum(len(words[at]) for at in places), characters) > Fraction(20 - n, 100):
+        if Fraction(sum(len(words[index]) for index in places), characters) > Fraction(20 - n, 100):
             yield f"repeated_{n}_grams"
 
 
 def document(draw: random.Random) -> str:
     """A text that may break some rule: lines and paragraphs of few or many words, some of them repeated."""
-    many = draw.choice([6, 40, 400, 4000])
-    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, draw.choice([4, 9, 14])))) for _ in range(many)]
-    words += draw.choice([[], ["#x"], ["7", "12"] * (many // 3), ["so...", "on…"], ["é", "中文字"]])
+    count = draw.choice([6, 40, 400, 4000])
+    words = [
+        "".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, draw.choice([4, 9, 14])))) for _ in range(count)
+    ]
+    words += draw.choice([[], ["#x"], ["7", "12"] * (count // 3), ["so...", "on…"], ["é", "中文字"]])
     begins = draw.choice([[""], ["", "- ", "• "], ["•", "  * "]])
     lines = [
         draw.choice(begins)
@@ -86,49 +88,51 @@ def document(draw: random.Random) -> str:
 
 
 def test_a_second_implementation_finds_the_same() -> None:
-    draw, found = random.Random(5), Counter[str]()
+    draw, counts = random.Random(5), Counter[str]()
     for _ in range(700):
         text = document(draw)
         first = next(broken(text), "")
         assert fault(text) == first, text
-        found[first] += 1
-    assert found.keys() >= {"", "words", "word_length", "hash_signs", "ellipses", "bullet_lines", "ellipsis_lines"}
-    assert found.keys() >= {"letters", "repeated_lines", "repeated_line_characters", "repeated_5_grams"}
+        counts[first] += 1
+    assert counts.keys() >= {"", "words", "word_length", "hash_signs", "ellipses", "bullet_lines", "ellipsis_lines"}
+    assert counts.keys() >= {"letters", "repeated_lines", "repeated_line_characters", "repeated_5_grams"}
 
 
 def fresh(count: int, size: int = 5, begin: int = 0) -> list[str]:
     """`count` different words of `size` letters."""
     letters = "bcdfghjklmnpqrstvwxz"
-    return ["".join(letters[(number // 20**at) % 20] for at in range(size)) for number in range(begin, begin + count)]
+    return [
+        "".join(letters[(number // 20**digit) % 20] for digit in range(size)) for number in range(begin, begin + count)
+    ]
 
 
 def marked(total: int, count: int, mark: str) -> str:
     """`total` words of six characters, `count` of which have `mark` in their middle."""
     words = fresh(total, 6)
-    return " ".join(word[:3] + mark + word[3:] if at < count else word for at, word in enumerate(words))
+    return " ".join(word[:3] + mark + word[3:] if index < count else word for index, word in enumerate(words))
 
 
 def some_lines(total: int, count: int, begin: str = "", end: str = "") -> str:
     """`total` lines of twenty words, `count` of which have this begin and end."""
-    lines = [" ".join(fresh(20, begin=20 * at)) for at in range(total)]
-    return "\n".join(f"{begin}{line}{end}" if at < count else line for at, line in enumerate(lines))
+    lines = [" ".join(fresh(20, begin=20 * number)) for number in range(total)]
+    return "\n".join(f"{begin}{line}{end}" if index < count else line for index, line in enumerate(lines))
 
 
 def repeated(count: int, total: int, part: str, other: str, between: str) -> str:
     """`total` parts of two words, of which `count` repeat an earlier one, each after a part that does not."""
     words = iter(fresh(2 * total))
     kinds = [part.format(next(words), next(words)) for _ in range(count)]
-    rest = [other.format(next(words), next(words)) for _ in range(total - 2 * count)]
-    pairs = [each for pair in zip(kinds, rest, strict=False) for each in pair]
-    return between.join([*kinds, *pairs, *kinds[len(rest) :], *rest[len(kinds) :]])
+    singles = [other.format(next(words), next(words)) for _ in range(total - 2 * count)]
+    pairs = [text for pair in zip(kinds, singles, strict=False) for text in pair]
+    return between.join([*kinds, *pairs, *kinds[len(singles) :], *singles[len(kinds) :]])
 
 
 def of_grams(n: int, kinds: int, times: int, total: int) -> str:
     """`total` words with `kinds` different runs of n words, each `times` times, and other words between them."""
-    others = iter(fresh(total, begin=100_000))
+    fillers = iter(fresh(total, begin=100_000))
     grams = [fresh(n, begin=n * kind) for kind in range(kinds)] * times
-    words = [word for gram in grams for word in (*gram, next(others))]
-    return " ".join([*words, *(next(others) for _ in range(total - len(words)))])
+    words = [word for gram in grams for word in (*gram, next(fillers))]
+    return " ".join([*words, *(next(fillers) for _ in range(total - len(words)))])
 
 
 def with_numbers(words: int, numbers: int) -> str:
@@ -136,7 +140,7 @@ def with_numbers(words: int, numbers: int) -> str:
 
 
 SHORT = "\n".join(["alone"] * 4 + [some_lines(6, 0)])  # three of ten lines repeat an earlier one
-LONG = ["\n".join(fresh(10, begin=10 * at)) for at in range(6)]
+LONG = ["\n".join(fresh(10, begin=10 * number)) for number in range(6)]
 AT_AND_BEYOND = [
     ("words", " ".join(fresh(50)), " ".join(fresh(49))),
     ("words", " ".join(fresh(100_000)), " ".join(fresh(100_001))),

@@ -63,14 +63,14 @@ def test_compressed_lines_are_the_lines(tmp_path: Path, suffix: str, members: in
 @pytest.mark.parametrize("suffix", ["jsonl.gz", "jsonl.zst"])
 def test_a_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path, suffix: str) -> None:
     """All returned texts are among those written; the end of the file is not taken for the end of a text."""
-    whole = (gzip.compress if suffix == "jsonl.gz" else zstd)(lines(TEXTS))
+    intact = (gzip.compress if suffix == "jsonl.gz" else zstd)(lines(TEXTS))
     path = tmp_path / f"a.{suffix}"
-    for cut in random.Random(0).sample(range(1, len(whole)), 12):
-        path.write_bytes(whole[:cut])
-        found: list[str] = []
+    for cut in random.Random(0).sample(range(1, len(intact)), 12):
+        path.write_bytes(intact[:cut])
+        texts: list[str] = []
         with pytest.raises(DataError, match=rf"a\.{suffix}:\d+: (cannot be decompressed|not JSON)"):
-            found.extend(read(path))
-        assert found == TEXTS[: len(found)]
+            texts.extend(read(path))
+        assert texts == TEXTS[: len(texts)]
     path.write_bytes(b"text")
     with pytest.raises(DataError, match=r":1: cannot be decompressed"):
         list(read(path))
@@ -127,10 +127,10 @@ def test_an_arrow_file_is_read_as_a_stream_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_damaged_table_is_an_error_of_its_file(tmp_path: Path, suffix: str) -> None:
     """Whatever the C++ reader does, even if it ends its process."""
-    whole = write(tmp_path / f"good{suffix}", pa.table({"text": TEXTS})).read_bytes()
+    intact = write(tmp_path / f"good{suffix}", pa.table({"text": TEXTS})).read_bytes()
     draw = random.Random(1)
     path = tmp_path / f"bad{suffix}"
-    for content in (b"", whole[: len(whole) // 2], _scrambled(whole, draw)):
+    for content in (b"", intact[: len(intact) // 2], _scrambled(intact, draw)):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"bad\{suffix}: "):
             list(read(path))
@@ -188,10 +188,10 @@ def saved(folder: Path, parts: list[list[str]], **state: Any) -> Path:
 def test_a_data_set_on_disk_is_its_files_and_not_its_caches(tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", [TEXTS[:100], TEXTS[100:]])
     write(folder / "cache-0123456789abcdef.arrow", pa.table({"text": ["of a map"]}))
-    found = find("saved", tmp_path)
-    assert [text for file in found.files for text in documents(file)] == TEXTS
-    assert dict(found.skipped) == {"not listed in the state.json beside it": 1}
-    assert find("saved/*", tmp_path) == found
+    matches = find("saved", tmp_path)
+    assert [text for file in matches.files for text in documents(file)] == TEXTS
+    assert dict(matches.skipped) == {"not listed in the state.json beside it": 1}
+    assert find("saved/*", tmp_path) == matches
 
 
 def test_splits_are_not_mixed_silently(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_a_missing_package_is_named(tmp_path: Path, name: str, monkeypatch: pyte
 def test_a_reader_process_ends_when_reading_stops(tmp_path: Path) -> None:
     """If reading stops in the middle of a table, no process stays behind."""
     path = write(tmp_path / "a.parquet", pa.table({"text": ["x" * 100_000] * 200}))
-    found = read(path)
-    assert next(found)
-    found.close()  # type: ignore[attr-defined]
+    texts = read(path)
+    assert next(texts)
+    texts.close()  # type: ignore[attr-defined]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert not any("tables" in Path(f"/proc/{child}/cmdline").read_text() for child in children)

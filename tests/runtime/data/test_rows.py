@@ -25,13 +25,13 @@ VOCAB = 400
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     """Conversations of different lengths, every seventh without an assistant, and completions."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for i in range(count):
         turns = [said("user", f"{i} plus {j}?") for j in range(1 + i % 3)]
         if i % 7:
             turns.insert(1, said("assistant", "it is " + "1" * (i % 23)))
-        found.append({"messages": turns} if i % 5 else {"prompt": f"say {i}", "completion": " yes" * (1 + i % 4)})
-    return found
+        rows.append({"messages": turns} if i % 5 else {"prompt": f"say {i}", "completion": " yes" * (1 + i % 4)})
+    return rows
 
 
 @pytest.fixture
@@ -80,13 +80,13 @@ def all_rows(found: Prepared, split: str) -> list[list[int]]:
 
 
 def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[..., Prepared]) -> None:
-    found = prepared()
-    sides = [all_rows(found, split) for split in ("train", "validation")]
+    data = prepared()
+    sides = [all_rows(data, split) for split in ("train", "validation")]
     assert sorted(sides[0] + sides[1]) == sorted(encoded(folder).values()) and min(map(len, sides)) > 0
-    facts = found.meta["splits"]
+    facts = data.meta["splits"]
     assert [facts[name]["documents"] for name in ("train", "validation")] == [len(side) for side in sides]
     assert facts["train"]["tokens"] == sum(map(len, sides[0]))
-    assert sorted(path.name for path in found.folder.iterdir()) == sorted(
+    assert sorted(path.name for path in data.folder.iterdir()) == sorted(
         [
             "meta.json",
             *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -96,15 +96,15 @@ def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[...,
 
 
 def test_the_unigram_loss_covers_only_tokens_with_loss(prepared: Callable[..., Prepared]) -> None:
-    found = prepared()
-    vocab = found.meta["tokenizer"]["vocab"]
+    data = prepared()
+    vocab = data.meta["tokenizer"]["vocab"]
     counts = []
     for split in ("train", "validation"):
-        ids = [i for row in all_rows(found, split) for i in row if i >= 0]
+        ids = [i for row in all_rows(data, split) for i in row if i >= 0]
         counts.append(np.bincount(ids, minlength=vocab))
     probability_V = (counts[0] + 1) / (counts[0].sum() + vocab)
     expected = -(counts[1] * np.log(probability_V)).sum() / counts[1].sum()
-    assert found.meta["unigram_nats"] == pytest.approx(expected, rel=1e-12)
+    assert data.meta["unigram_nats"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_everything_that_affects_tokens_affects_the_key(folder: Path, prepared: Callable[..., Prepared]) -> None:
@@ -132,8 +132,8 @@ def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[.
     first = prepared()
     (folder / "chat").rename(folder / "gone")
     (folder / "model").rename(folder / "no model")
-    found = prepared(resumed=[first.meta["sha256"]])
-    assert found.reused and found.folder == first.folder
+    data = prepared(resumed=[first.meta["sha256"]])
+    assert data.reused and data.folder == first.folder
     with pytest.raises(DataError):
         prepared(resumed=[first.meta["sha256"]], chat=ChatRecipe("other.jinja", "cut"))
 
@@ -169,12 +169,12 @@ def write_shard(folder: Path, rows: Sequence[Sequence[int]]) -> Path:
 def random_rows(seed: int, count: int) -> list[list[int]]:
     """Rows of 1 to 12 tokens, ~id for tokens without loss. Some have no loss, or only on their first token."""
     source = np.random.default_rng(seed)
-    found = []
+    rows = []
     for _ in range(count):
         ids = source.integers(0, 1000, source.integers(1, 13))
         loss = source.random(len(ids)) < source.choice([0.0, 0.2, 0.9])
-        found.append(np.where(loss, ids, ~ids).tolist())
-    return [*found, [5], [5, ~6], [~5, 6]]
+        rows.append(np.where(loss, ids, ~ids).tolist())
+    return [*rows, [5], [5, ~6], [~5, 6]]
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 22])
@@ -191,32 +191,32 @@ def test_first_targets_are_found_in_pieces(tmp_path: Path, piece: int) -> None:
 def test_samples_are_rows_padded_and_cut(tmp_path: Path, sequence: int, long: Any) -> None:
     rows = random_rows(2, 80)
     write_shard(tmp_path, rows)
-    kept = [row for row in rows if long == "cut" or len(row) <= sequence]
-    with_target = [row for row in kept if any(token >= 0 for token in row[1:sequence])]
+    remaining = [row for row in rows if long == "cut" or len(row) <= sequence]
+    with_target = [row for row in remaining if any(token >= 0 for token in row[1:sequence])]
     if not with_target:
         with pytest.raises(DataError, match="train: no row is left to be a sample; "):
             RowSamples(tmp_path, "train", sequence, seed=1, long=long)
         return
     samples = RowSamples(tmp_path, "train", sequence, seed=1, long=long)
-    found = [samples.tokens(i).tolist() for i in range(samples.num_windows)]
+    sampled = [samples.tokens(i).tolist() for i in range(samples.num_windows)]
     expected = [(row[:sequence] + [PADDING] * sequence)[:sequence] + [PADDING] * 2 for row in with_target]
-    assert sorted(found) == sorted(expected)
+    assert sorted(sampled) == sorted(expected)
     assert samples.survey.facts == {
         "rows": len(rows),
         "samples": len(with_target),
         "padding": sum(sequence - min(len(row), sequence) for row in with_target),
         "cut": sum(len(row) > sequence for row in with_target),
-        "dropped": len(rows) - len(kept),
-        "without_loss": len(kept) - len(with_target),
+        "dropped": len(rows) - len(remaining),
+        "without_loss": len(remaining) - len(with_target),
     }
-    said = " ".join(samples.survey.notes())
+    notes = " ".join(samples.survey.notes())
     assert all(
-        (f"{samples.survey.facts[name]} of" in said)
+        (f"{samples.survey.facts[name]} of" in notes)
         for name in ("cut", "dropped", "without_loss")
         if samples.survey.facts[name]
     )
     again = [samples.tokens(i + samples.num_windows).tolist() for i in range(samples.num_windows)]
-    assert sorted(again) == sorted(found) and (again != found or len(found) < 4), "another epoch, another order"
+    assert sorted(again) == sorted(sampled) and (again != sampled or len(sampled) < 4), "another epoch, another order"
 
 
 def test_a_shard_without_its_marks_is_refused(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_permutations_look_random() -> None:
 
 def test_huge_corpora_need_no_table() -> None:
     num = 10**15 + 7
-    found = [permuted(i, num, 1, 2) for i in range(200)]
-    assert all(0 <= f < num for f in found) and len(set(found)) == 200
+    indices = [permuted(i, num, 1, 2) for i in range(200)]
+    assert all(0 <= f < num for f in indices) and len(set(indices)) == 200
 
 
 def test_an_epoch_reads_each_window_once_with_its_targets(folder: Path) -> None:
@@ -80,13 +80,13 @@ def test_order_does_not_depend_on_the_number_of_ranks(folder: Path, num_ranks: i
     """Each rank opens the data and reads its share of every batch of 12, in its own order."""
     reference = Samples(folder, "train", SEQUENCE, seed=4)
     wanted = [reference.tokens(i).tolist() for i in range(120)]
-    found: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
     for rank in range(num_ranks):
-        own = Samples(folder, "train", SEQUENCE, seed=4)
+        samples = Samples(folder, "train", SEQUENCE, seed=4)
         for step in reversed(range(10)):
             for i in range(step * 12 + rank, (step + 1) * 12, num_ranks):
-                found[i] = own.tokens(i).tolist()
-    assert [found[i] for i in range(120)] == wanted
+                tokens[i] = samples.tokens(i).tolist()
+    assert [tokens[i] for i in range(120)] == wanted
 
 
 def test_order_depends_on_the_seed(folder: Path) -> None:

@@ -33,8 +33,8 @@ def test_one_file_of_lines_is_divided(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], fraction: float, seed: int
 ) -> None:
     """Both splits get documents, whatever the share."""
-    held = _held(_lines(tmp_path_factory.mktemp("split") / "a.jsonl", texts), fraction, seed)
-    assert len(held) == len(texts) and set(held.values()) == {True, False}
+    held_out = _held(_lines(tmp_path_factory.mktemp("split") / "a.jsonl", texts), fraction, seed)
+    assert len(held_out) == len(texts) and set(held_out.values()) == {True, False}
 
 
 def test_files_are_divided_as_wholes_and_both_sides_get_some(tmp_path: Path) -> None:
@@ -52,16 +52,16 @@ def test_documents_keep_their_split_when_others_are_added(tmp_path: Path) -> Non
     after = _held(_lines(tmp_path / "a.jsonl", ["new first", *texts, "new last"]), 0.3, 7)
     assert before.items() <= after.items() and len(after) == 302
     (tmp_path / "one.txt").write_text("a whole file")
-    both = _held(find("*", tmp_path).files, 0.3, 7)
-    assert after.items() <= both.items() and len(both) == 303
+    extended = _held(find("*", tmp_path).files, 0.3, 7)
+    assert after.items() <= extended.items() and len(extended) == 303
 
 
 def test_lines_of_equal_text_are_in_one_split_in_any_file(tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(200)]
     _lines(tmp_path / "a.jsonl", texts)
-    held = _held(_lines(tmp_path / "b.jsonl", texts[::-1]), 0.5, 1)
-    assert len(held) == 400
-    assert all(held["a.jsonl", text] == held["b.jsonl", text] for text in texts)
+    held_out = _held(_lines(tmp_path / "b.jsonl", texts[::-1]), 0.5, 1)
+    assert len(held_out) == 400
+    assert all(held_out["a.jsonl", text] == held_out["b.jsonl", text] for text in texts)
 
 
 def test_the_held_out_share_counts_documents_and_not_files(tmp_path: Path) -> None:

@@ -55,13 +55,13 @@ def test_a_file_is_read_in_place(tmp_path: Path, source: str) -> None:
     """The last documents are held out; the run's folder has no copy of the tokens; samples equal the file."""
     text = documents(40)
     write(tmp_path / "corpus_text_document", text)
-    found = prepare(tmp_path, replace(DATA, source=source))
-    assert [path.name for path in found.folder.iterdir()] == ["meta.json"]
-    train, validation = (open_split(found.folder, split) for split in ("train", "validation"))
+    prepared = prepare(tmp_path, replace(DATA, source=source))
+    assert [path.name for path in prepared.folder.iterdir()] == ["meta.json"]
+    train, validation = (open_split(prepared.folder, split) for split in ("train", "validation"))
     assert train.tokens(0, train.num_tokens).tolist() == flat(text[:30])
     assert validation.tokens(0, validation.num_tokens).tolist() == flat(text[30:])
-    assert found.meta["splits"]["train"]["tokens"] == train.num_tokens
-    samples = Samples(found.folder, "train", 16, seed=1)
+    assert prepared.meta["splits"]["train"]["tokens"] == train.num_tokens
+    samples = Samples(prepared.folder, "train", 16, seed=1)
     assert samples.tokens(3).tolist() == flat(text[:30])[samples.window(3) * 16 :][:18]
     assert prepare(tmp_path, replace(DATA, source=source)).reused
 
@@ -72,20 +72,20 @@ def test_several_files_are_one_stream(tmp_path: Path) -> None:
     for name, part in zip("abd", parts, strict=True):
         write(tmp_path / "c" / name, part, "uint16")
     text = [document for part in parts for document in part]
-    found = prepare(tmp_path, replace(DATA, source="c/*.idx", validation=0.7))
-    train, validation = (open_split(found.folder, split) for split in ("train", "validation"))
+    prepared = prepare(tmp_path, replace(DATA, source="c/*.idx", validation=0.7))
+    train, validation = (open_split(prepared.folder, split) for split in ("train", "validation"))
     assert train.tokens(0, train.num_tokens).tolist() == flat(text[:5])
-    whole = flat(text[5:])
-    assert validation.tokens(0, len(whole)).tolist() == whole
-    for first in range(0, len(whole), 7):
-        assert validation.tokens(first, min(len(whole), first + 40)).tolist() == whole[first : first + 40]
-    assert [validation.document(i).tolist() for i in range(11)] == [flat([each]) for each in text[5:]]
+    expected = flat(text[5:])
+    assert validation.tokens(0, len(expected)).tolist() == expected
+    for first in range(0, len(expected), 7):
+        assert validation.tokens(first, min(len(expected), first + 40)).tolist() == expected[first : first + 40]
+    assert [validation.document(i).tolist() for i in range(11)] == [flat([document]) for document in text[5:]]
 
 
 def test_starts_mark_documents_and_not_sequences(tmp_path: Path) -> None:
     write(tmp_path / "corpus_text_document", [[[1, 2], [3, 0]], [[4], [5], [0]], [[6] * 9 + [0]]])
-    found = prepare(tmp_path, replace(DATA, validation=0.0))
-    assert Samples(found.folder, "train", 8, 2, seed=1).starts(0).tolist() == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
+    prepared = prepare(tmp_path, replace(DATA, validation=0.0))
+    assert Samples(prepared.folder, "train", 8, 2, seed=1).starts(0).tolist() == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
 
 
 def test_ids_outside_of_the_vocabulary_are_named(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_an_index_that_points_outside_is_refused(tmp_path: Path) -> None:
     good = path.read_bytes()
     places = [(34 + 4 * i, 4) for i in range(6)] + [(34 + 24 + 8 * i, 8) for i in range(6)]
     places += [(34 + 24 + 48 + 8 * i, 8) for i in (0, 6)]
-    for at, width in places:
+    for offset, width in places:
         for value in (-1, 1 << 20, (1 << 8 * width - 1) - 1, -(1 << 8 * width - 1)):
-            path.write_bytes(good[:at] + value.to_bytes(width, "little", signed=True) + good[at + width :])
+            path.write_bytes(good[:offset] + value.to_bytes(width, "little", signed=True) + good[offset + width :])
             with pytest.raises(DataError, match=r"corpus_text_document\.(idx|bin)"):
                 prepare(tmp_path)
     middle = 34 + 24 + 48 + 8 * 3
@@ -193,14 +193,14 @@ def test_a_blend_of_text_and_token_ids(tmp_path: Path) -> None:
     write(tmp_path / "code", text)
     sources = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code", 3))
     data = DataRecipe(None, "tokenizer.json", 0.2, sources=sources)
-    found = prepare(tmp_path, data, vocab=400)
-    assert {path.name for path in found.folder.iterdir()} >= {"web.train.bin", "tokenizer.json"}
-    code = open_split(found.folder, "train", "code")
+    prepared = prepare(tmp_path, data, vocab=400)
+    assert {path.name for path in prepared.folder.iterdir()} >= {"web.train.bin", "tokenizer.json"}
+    code = open_split(prepared.folder, "train", "code")
     assert code.tokens(0, code.num_tokens).tolist() == flat(text[:7])
-    assert found.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
-    web = open_split(found.folder, "train", "web")
-    assert np.array_equal(web.tokens(0, 9), ShardReader(found.folder / "web.train").tokens(0, 9))
-    assert prepare(tmp_path, data, vocab=400, resumed=[found.meta["sha256"]]).reused
+    assert prepared.meta["sources"]["code"]["train"]["tokens"] == code.num_tokens
+    web = open_split(prepared.folder, "train", "web")
+    assert np.array_equal(web.tokens(0, 9), ShardReader(prepared.folder / "web.train").tokens(0, 9))
+    assert prepare(tmp_path, data, vocab=400, resumed=[prepared.meta["sha256"]]).reused
     text[3][0][0] = 270
     write(tmp_path / "code", text)
     with pytest.raises(DataError, match=r"has the id 270, and those of the tokenizer tokenizer\.json are 0 to 269"):

@@ -21,10 +21,10 @@ def mla_attention(
     documents: bool = False,
     some: bool = False,
 ) -> Args:
-    T, where = B * S, places(source, B, S, documents, some)
-    queries = T if where[1] is None else len(where[1])
+    T, spans = B * S, places(source, B, S, documents, some)
+    queries = T if spans[1] is None else len(spans[1])
     tensors = source.normal(queries, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
-    return *tensors, S, H, nope, rope, value, 0.0 if some else theta, *where
+    return *tensors, S, H, nope, rope, value, 0.0 if some else theta, *spans
 
 
 def gqa_attention(
@@ -38,10 +38,10 @@ def gqa_attention(
     documents: bool = False,
     some: bool = False,
 ) -> Args:
-    T, where = B * S, places(source, B, S, documents, some)
-    queries = T if where[1] is None else len(where[1])
+    T, spans = B * S, places(source, B, S, documents, some)
+    queries = T if spans[1] is None else len(spans[1])
     tensors = source.normal(queries, G * r * C), source.normal(T, G * C), source.normal(T, G * C)
-    return *tensors, S, G * r, G, 0.0 if some else theta, *where
+    return *tensors, S, G * r, G, 0.0 if some else theta, *spans
 
 
 def bounded_attention(
@@ -73,10 +73,10 @@ def select_keys(
     documents: bool = False,
     some: bool = False,
 ) -> Args:
-    where = places(source, B, S, documents, some)
-    T = B * S if where[1] is None else len(where[1])
+    spans = places(source, B, S, documents, some)
+    T = B * S if spans[1] is None else len(spans[1])
     tensors = source.normal(T, H * C), source.normal(B * (S // rate), C), source.normal(T, H)
-    return *tensors, S, H, top_k, rate, *where
+    return *tensors, S, H, top_k, rate, *spans
 
 
 def chosen(source: Source, B: int, S: int, top_k: int, documents: bool = False) -> Tensor:
@@ -85,8 +85,8 @@ def chosen(source: Source, B: int, S: int, top_k: int, documents: bool = False) 
     rows = []
     for t in range(B * S):
         first = 0 if begins is None else int(begins[t])
-        seen = first + torch.randperm(t % S - first + 1, generator=source.generator)
-        row = seen[:top_k].sort().values.tolist()
+        visible = first + torch.randperm(t % S - first + 1, generator=source.generator)
+        row = visible[:top_k].sort().values.tolist()
         rows.append(row + [-1] * (top_k - len(row)))
     return torch.tensor(rows, dtype=torch.int32)
 
@@ -121,13 +121,13 @@ def indexer_loss(
     some: bool = False,
 ) -> Args:
     """Over the chosen keys; over all if `top_k` is 0."""
-    where = places(source, B, S, documents, some)
-    T = B * S if where[1] is None else len(where[1])
+    spans = places(source, B, S, documents, some)
+    T = B * S if spans[1] is None else len(spans[1])
     ours = source.normal(T, index_heads * C), source.normal(B * S, C), source.normal(T, index_heads)
     *theirs, _, _, _, _, _, _, _, _ = mla_attention(source, B, S, heads, nope, rope, value)
     theirs[0] = source.normal(T, heads * (nope + rope))
-    keys = select_of(ours, S, index_heads, top_k, where) if top_k else None
-    return *ours, *theirs, keys, S, index_heads, heads, nope, 1, *where
+    keys = select_of(ours, S, index_heads, top_k, spans) if top_k else None
+    return *ours, *theirs, keys, S, index_heads, heads, nope, 1, *spans
 
 
 def select_of(ours: tuple[Tensor, ...], S: int, heads: int, top_k: int, where: tuple[Tensor | None, ...]) -> Tensor:
@@ -151,7 +151,7 @@ def rotate(
 ) -> Args:
     """Frequencies of 50^(−i/3): with `original`, the second of three is on the ramp; without it, all are."""
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
-    where = places(source, B, S, documents, some)
-    x = source.normal(B * (S // abs(stride)) if where[1] is None else len(where[1]), H * (first + width + behind))
+    spans = places(source, B, S, documents, some)
+    x = source.normal(B * (S // abs(stride)) if spans[1] is None else len(spans[1]), H * (first + width + behind))
     options = 50.0, 8.0, low, high, original, magnitude, scale
-    return x, S, H, first, width, *options, *where, stride
+    return x, S, H, first, width, *options, *spans, stride

@@ -104,13 +104,13 @@ def counted_balance(
     """Arguments of the first of `ranks` that share B sequences of S tokens, with the choices on all of them."""
     rows = S // ranks
     chosen = source.choices(B * S, E, K).view(ranks * B, -1)
-    counts_NE = torch.stack([torch.bincount(each, minlength=E) for each in chosen])
+    counts_NE = torch.stack([torch.bincount(choices, minlength=E) for choices in chosen])
     return source.normal(B * rows, E), counts_NE, rows, S, softmax
 
 
 def counted_balance_scores(source: Source) -> Args:
-    logits_TE, *rest, _ = counted_balance(source)
-    return logits_TE.abs() + 0.1, *rest
+    logits_TE, *sizes, _ = counted_balance(source)
+    return logits_TE.abs() + 0.1, *sizes
 
 
 def blank_rows(source: Source, T: int = 6, N: int = 5) -> Args:
@@ -133,8 +133,8 @@ def real_balance(
 
 
 def real_balance_scores(source: Source) -> Args:
-    logits_TE, *rest, _ = real_balance(source)
-    return logits_TE.abs() + 0.1, *rest
+    logits_TE, *sizes, _ = real_balance(source)
+    return logits_TE.abs() + 0.1, *sizes
 
 
 def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
@@ -340,8 +340,8 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
     """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`, with random tangents."""
     rule = RULES[op]
     values = dict(zip((*rule.args, *rule.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
-    made = {name: values[name] for name in rule.differentiable}
-    values |= {f"d_{name}": source.normal(*output.shape).to(output.dtype) for name, output in made.items()}
+    outputs = {name: values[name] for name in rule.differentiable}
+    values |= {f"d_{name}": source.normal(*output.shape).to(output.dtype) for name, output in outputs.items()}
 
     def given(read: str | Extent) -> Any:
         return values[read.argument].shape[read.dim] if isinstance(read, Extent) else values[read]

@@ -27,8 +27,8 @@ def compressed_attention(
 ) -> Args:
     """With `top_k` 0, queries see all entries."""
     tensors = source.normal(B * S, H * C), source.normal(B * S, C), source.normal(B * (S // rate), C)
-    given = choices(source, B, S, rate, top_k) if top_k else None
-    return *tensors, given, source.normal(H) if sinks else None, S, H, window, rate
+    chosen = choices(source, B, S, rate, top_k) if top_k else None
+    return *tensors, chosen, source.normal(H) if sinks else None, S, H, window, rate
 
 
 def entry_loss(
@@ -44,8 +44,8 @@ def entry_loss(
     """Arguments of `indexer_loss` over chosen entries, or over all if `top_k` is 0."""
     E, width = B * (S // rate), 5
     ours = source.normal(B * S, J * width), source.normal(E, width), source.normal(B * S, J)
-    given = choices(source, B, S, rate, top_k) if top_k else None
-    return *ours, source.normal(B * S, H * C), None, source.normal(E, C), given, S, J, H, 0, rate, None, None
+    chosen = choices(source, B, S, rate, top_k) if top_k else None
+    return *ours, source.normal(B * S, H * C), None, source.normal(E, C), chosen, S, J, H, 0, rate, None, None
 
 
 def choices(source: Source, B: int, S: int, rate: int, top_k: int) -> Tensor:

@@ -49,8 +49,8 @@ def indexer_loss(
     for t in range(q.shape[0]):
         position = t % Q if positions is None else int(positions[t])
         start = 0 if starts is None else int(starts[t])
-        seen = range(start, (position + 1) // rate) if chosen is None else [s for s in chosen[t].tolist() if s >= 0]
-        keys = [t // Q * (sequence // rate) + s for s in seen]
+        visible = range(start, (position + 1) // rate) if chosen is None else [s for s in chosen[t].tolist() if s >= 0]
+        keys = [t // Q * (sequence // rate) + s for s in visible]
         if not keys:
             continue
         with torch.no_grad():

@@ -22,12 +22,12 @@ def of_some(
 ) -> Tensor:
     """The rows at `positions` of the op on whole sequences with `x` in these rows and zeros in the others."""
     rows = (positions.view(B, -1) + sequence * torch.arange(B)[:, None]).flatten()
-    whole = x.new_zeros(B * sequence, x.shape[1]).index_copy(0, rows, x)
+    full = x.new_zeros(B * sequence, x.shape[1]).index_copy(0, rows, x)
     if starts is None:
-        return op(whole, None)[rows]
+        return op(full, None)[rows]
     begins = torch.zeros(B, sequence, dtype=torch.int64)
     begins.scatter_(1, starts.view(B, -1).long(), starts.view(B, -1).long())
-    return op(whole, begins.cummax(dim=1).values.flatten())[rows]
+    return op(full, begins.cummax(dim=1).values.flatten())[rows]
 
 
 def turn(x: Tensor, theta: float) -> Tensor:
@@ -126,8 +126,8 @@ def bounded_attention(
     """Query by query, over the visible keys."""
     if positions is not None:
         sizes, B = (sequence, heads, kv_heads, theta, window, softcap), len(k) // sequence
-        whole = lambda q, begins: bounded_attention(q, k, v, sinks, *sizes, begins)  # noqa: E731
-        return of_some(whole, q, B, sequence, starts, positions)
+        of_all = lambda q, begins: bounded_attention(q, k, v, sinks, *sizes, begins)  # noqa: E731
+        return of_some(of_all, q, B, sequence, starts, positions)
     if starts is not None:
         options = heads, kv_heads, theta, window, softcap
         alone = lambda q, k, v, size: bounded_attention(q, k, v, sinks, size, *options)  # noqa: E731
@@ -136,7 +136,7 @@ def bounded_attention(
     k_BSGC = k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads)
     q_BSHC, k_BSGC = turn(q_BSHC, theta), turn(k_BSGC, theta)
     v_BSGC = v.reshape(k_BSGC.shape)
-    found = []
+    rows = []
     for position in range(sequence):
         first = max(0, position + 1 - window) if window else 0
         heads_BC = []
@@ -151,8 +151,8 @@ def bounded_attention(
             if sinks is not None:
                 total_B1 = total_B1 + torch.exp(sinks[head])
             heads_BC.append(torch.einsum("bk,bkc->bc", weights_BK / total_B1, values_BKC))
-        found.append(torch.cat(heads_BC, dim=1))
-    return torch.stack(found, dim=1).reshape(q.shape)
+        rows.append(torch.cat(heads_BC, dim=1))
+    return torch.stack(rows, dim=1).reshape(q.shape)
 
 
 def rotate(
@@ -186,8 +186,8 @@ def rotate(
         matrix = torch.eye(C, dtype=torch.float64)
         for pair in range(width // 2):
             frequency = theta ** (-2 * pair / width)
-            at = original * frequency / (2 * torch.pi) if original else pair
-            share = min(1.0, max(0.0, (at - low) / (high - low)))
+            rotations = original * frequency / (2 * torch.pi) if original else pair
+            share = min(1.0, max(0.0, (rotations - low) / (high - low)))
             divided = 1 - share if original else share
             turned = row * stride * (divided * frequency / factor + (1 - divided) * frequency)
             angle = torch.tensor(turned, dtype=torch.float64)

@@ -37,17 +37,17 @@ def compressed_attention(
 ) -> Tensor:
     """Query by query and head by head, over the visible keys and entries."""
     C, of_sequence = q.shape[1] // heads, sequence // rate
-    found = []
+    outputs = []
     for t, q_X in enumerate(q):
         b, position = divmod(t, sequence)
-        seen = range((position + 1) // rate) if chosen is None else [e for e in chosen[t].tolist() if e >= 0]
+        visible = range((position + 1) // rate) if chosen is None else [e for e in chosen[t].tolist() if e >= 0]
         keys = kv[b * sequence + max(0, position + 1 - window) : t + 1]
-        keys = torch.cat([keys, *(entries[b * of_sequence + e][None] for e in seen)])
+        keys = torch.cat([keys, *(entries[b * of_sequence + e][None] for e in visible)])
         for head, q_C in enumerate(q_X.split(C)):
             weights = torch.exp(keys @ q_C / C**0.5)
             total = weights.sum() if sinks is None else weights.sum() + sinks[head].exp()
-            found.append(weights @ keys / total)
-    return torch.stack(found).reshape(q.shape)
+            outputs.append(weights @ keys / total)
+    return torch.stack(outputs).reshape(q.shape)
 
 
 def block_linear(x: Tensor, w: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def delta_rule(
         alone = lambda *tensors: delta_rule(*tensors, key_heads)  # noqa: E731
         return by_document(alone, (q, k, v, beta, decay), starts, sequence)
     H, K = beta.shape[1], q.shape[1] // key_heads
-    found = []
+    heads = []
     for head in range(H):
         shared = head // (H // key_heads)
         q_TK, k_TK = (x[:, shared * K : (shared + 1) * K] for x in (q, k))
@@ -55,5 +55,5 @@ def delta_rule(
             wrong_V = v_TV[token] - k_TK[token] @ state_KV
             state_KV = state_KV + torch.outer(k_TK[token], wrong_V) / (1 + torch.exp(-beta[token, head]))
             rows.append(q_TK[token] @ state_KV / K**0.5)
-        found.append(torch.stack(rows))
-    return torch.cat(found, dim=1)
+        heads.append(torch.stack(rows))
+    return torch.cat(heads, dim=1)

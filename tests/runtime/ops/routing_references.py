@@ -42,9 +42,9 @@ def chosen(
     for score_E in score_TE:
         choice = (score_E if bias_E is None else score_E + bias_E).tolist()
         best = [sum(sorted(choice[group * size : (group + 1) * size])[-num_best:]) for group in range(groups)]
-        kept = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
-        candidates = [expert for expert in range(len(choice)) if expert // size in kept]
-        best_ones = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
+        best_groups = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
+        candidates = [expert for expert in range(len(choice)) if expert // size in best_groups]
+        best_ones = sorted(candidates, key=lambda expert, values=choice: -values[expert])[:top_k]
         gate_K = score_E[best_ones]
         gates.append((gate_K / (gate_K.sum() + 1e-20) if normalize else gate_K) * scale)
         experts.append(best_ones)
@@ -65,7 +65,7 @@ def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, seque
         score_nE, of_all = score_TE[b * rows : (b + 1) * rows], counts_NE[b :: T // rows].tolist()
         total = sum(map(sum, of_all))
         for expert in range(E):
-            frequency = E * sum(each[expert] for each in of_all) / total
+            frequency = E * sum(counts_E[expert] for counts_E in of_all) / total
             loss = loss + frequency * (score_nE[:, expert] / score_nE.sum(1)).sum() / sequence
     return loss
 
@@ -82,11 +82,11 @@ def real_balance_scores(score_TE: Tensor, counts_NE: Tensor, real_T: Tensor, row
     """Sequence by sequence, the loss over its real tokens, whose number over all ranks follows from the counts."""
     (T, E), loss = score_TE.shape, score_TE.new_zeros(())
     for b in range(T // rows):
-        kept = [t for t in range(b * rows, (b + 1) * rows) if real_T[t]]
+        real = [t for t in range(b * rows, (b + 1) * rows) if real_T[t]]
         counts_E = counts_NE[b :: T // rows].sum(0).tolist()
         tokens = sum(counts_E) / top_k
-        for expert in range(E) if kept else ():
-            share = (score_TE[kept, expert] / score_TE[kept].sum(1)).sum()
+        for expert in range(E) if real else ():
+            share = (score_TE[real, expert] / score_TE[real].sum(1)).sum()
             loss = loss + E / (top_k * tokens) * counts_E[expert] * share / tokens
     return loss
 

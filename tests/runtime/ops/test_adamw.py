@@ -53,13 +53,15 @@ def test_equals_adamw_of_torch() -> None:
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("elements", [0, 1, 999])
 def test_blocks_do_not_change_results(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
-    whole, parts = (state(torch.float32, torch.bfloat16, elements) for _ in range(2))
+    unblocked, parts = (state(torch.float32, torch.bfloat16, elements) for _ in range(2))
     rounded = [torch.empty(elements, dtype=torch.bfloat16) for _ in range(2)]
-    adamw(*whole, rounded[0], 0.5, *NUMBERS, 3)
+    adamw(*unblocked, rounded[0], 0.5, *NUMBERS, 3)
     monkeypatch.setattr(MODULE, "BLOCK", 100)
     adamw(*parts, rounded[1], 0.5, *NUMBERS, 3)
-    assert all(torch.equal(one, two) for one, two in zip((*whole, rounded[0]), (*parts, rounded[1]), strict=True))
-    assert torch.equal(rounded[0], whole[0].to(torch.bfloat16))
+    assert all(
+        torch.equal(left, right) for left, right in zip((*unblocked, rounded[0]), (*parts, rounded[1]), strict=True)
+    )
+    assert torch.equal(rounded[0], unblocked[0].to(torch.bfloat16))
 
 
 @pytest.mark.usefixtures("either")
@@ -72,11 +74,11 @@ def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None
     adamw(*wide, None, 0.5, *NUMBERS, 3)
     assert torch.equal(short[1], gradients)
     assert short[2].dtype == short[3].dtype == torch.bfloat16
-    for found, exact in zip(short[2:], wide[2:], strict=True):
+    for moment, exact in zip(short[2:], wide[2:], strict=True):
         nearest, half_unit = exact.bfloat16(), 2.0**-8 * exact.abs().log2().floor().exp2()
         clear = (exact - nearest.double()).abs() < 0.998 * half_unit  # not halfway, despite FP32 errors
-        assert torch.equal(found[clear], nearest[clear]) and clear.double().mean() > 0.9
-        assert ((found.double() - exact).abs() < 1.002 * half_unit).all()
+        assert torch.equal(moment[clear], nearest[clear]) and clear.double().mean() > 0.9
+        assert ((moment.double() - exact).abs() < 1.002 * half_unit).all()
     # If moments were rounded before, the error of weights would be 2⁻⁹ of the rate.
     torch.testing.assert_close(short[0].double(), wide[0], rtol=2.0**-22, atol=RATE * 2.0**-19)
 
@@ -98,5 +100,5 @@ def test_bf16_weights_and_gradients_are_computed_with_in_fp32() -> None:
     exact = [tensor.double() for tensor in short]
     adamw(*short, None, 0.5, *NUMBERS, 3)
     adamw(*exact, None, 0.5, *NUMBERS, 3)
-    for found, expected in zip(short, exact, strict=True):
-        assert ((found.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-7).all()
+    for tensor, expected in zip(short, exact, strict=True):
+        assert ((tensor.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-7).all()

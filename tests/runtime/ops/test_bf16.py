@@ -60,17 +60,17 @@ def check(op: str, args: Args, seed: int = 1) -> dict[str, list[bool]]:
     """Check a forward op and its gradients, pure and accumulating, on BF16 arguments. Returns which are nearest."""
     hits: dict[str, list[bool]] = {}
     args = widened(op, args)
-    for index, (found, exact) in enumerate(
+    for index, (result, exact) in enumerate(
         zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*raised(args))), strict=True)
     ):
-        within(found, exact, f"{op}, result {index}")
-        hits[f"{op}, result {index}"] = nearest(found, exact)
+        within(result, exact, f"{op}, result {index}")
+        hits[f"{op}, result {index}"] = nearest(result, exact)
     assert_pure(op, args)
     for name, gradient_args in gradient_arguments(op, args, Source(torch.bfloat16, seed)):
         exact = as_tuple(OPS[name](*raised(gradient_args)))
-        for index, (found, one) in enumerate(zip(as_tuple(OPS[name](*gradient_args)), exact, strict=True)):
-            within(found, one, f"{name}, result {index}")
-            hits[f"{name}, result {index}"] = nearest(found, one)
+        for index, (result, wanted) in enumerate(zip(as_tuple(OPS[name](*gradient_args)), exact, strict=True)):
+            within(result, wanted, f"{name}, result {index}")
+            hits[f"{name}, result {index}"] = nearest(result, wanted)
         assert_pure(name, gradient_args)
         if name.endswith("wgrad"):
             accumulates(f"{name}_", gradient_args, exact[0])
@@ -91,10 +91,12 @@ def test_every_op_rounds_once(op: str) -> None:
     mostly within the bounds."""
     hits: dict[str, list[bool]] = {}
     for seed in range(8):
-        for name, each in check(op, FORWARD[op](Source(torch.bfloat16, seed)), seed + 1).items():
-            hits.setdefault(name, []).extend(each)
-    for name, each in hits.items():
-        assert each.count(False) <= 1 + len(each) / 500, f"{name}: {each.count(False)} of {len(each)} are rounded twice"
+        for name, nearest_hits in check(op, FORWARD[op](Source(torch.bfloat16, seed)), seed + 1).items():
+            hits.setdefault(name, []).extend(nearest_hits)
+    for name, nearest_hits in hits.items():
+        assert nearest_hits.count(False) <= 1 + len(nearest_hits) / 500, (
+            f"{name}: {nearest_hits.count(False)} of {len(nearest_hits)} are rounded twice"
+        )
 
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
@@ -103,13 +105,13 @@ def test_dtypes_match_the_rules(op: str) -> None:
     args = widened(op, FORWARD[op](Source(torch.bfloat16, seed=0)))
     rule = RULES[op]
     tensors = [abstract(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    for found, tensor in zip(as_tuple(OPS[op](*args)), rule.infer(*tensors), strict=True):
-        assert abstract(found) == tensor
+    for result, tensor in zip(as_tuple(OPS[op](*args)), rule.infer(*tensors), strict=True):
+        assert abstract(result) == tensor
     for name, gradient_args in gradient_arguments(op, args, Source(torch.bfloat16, seed=1)):
-        (gradient,) = (each for each in rule.gradients if each.op == name)
+        (gradient,) = (rule_gradient for rule_gradient in rule.gradients if rule_gradient.op == name)
         given_to = dict(zip(rule.args, args, strict=True))
-        for found, argument in zip(as_tuple(OPS[name](*gradient_args)), gradient.gives, strict=True):
-            assert found.dtype == given_to[argument].dtype, (name, argument)
+        for result, argument in zip(as_tuple(OPS[name](*gradient_args)), gradient.gives, strict=True):
+            assert result.dtype == given_to[argument].dtype, (name, argument)
 
 
 def abstract(tensor: Tensor) -> Abstract:

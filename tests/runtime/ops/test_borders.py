@@ -27,7 +27,7 @@ from tests.runtime.ops.test_ops import assert_close, compare
 SEQUENCE = 2 * CHUNK + 5
 # Rows of a block: 32 in C++ (runtime/ops/native/attention.cpp), 64 on torch, 64 in chunks of states; 42 positions if
 # three heads share a key.
-BORDERS = sorted({size * times + more for size in (32, 42, 64) for times in (1, 2) for more in (-1, 0, 1)})
+BORDERS = sorted({size * times + shift for size in (32, 42, 64) for times in (1, 2) for shift in (-1, 0, 1)})
 assert BLOCK_ROWS == CHUNK == 64
 Case = Callable[..., Args]
 OF_DOCUMENTS: dict[str, tuple[str, Case]] = {
@@ -65,15 +65,15 @@ def test_no_bit_of_a_document_crosses_a_border(kind: str, dtype: torch.dtype) ->
     """In C++, too: the contents of one document do not change a bit of the other's results and gradients."""
     for border in BORDERS:
         op, args = of_documents(kind, dtype, (border,))
-        kept = [slice(border, SEQUENCE), slice(SEQUENCE, SEQUENCE + border)]  # one document of each sequence
-        other = tuple(_changed(arg, kept) for arg in args)
-        for name, given in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
+        unchanged = [slice(border, SEQUENCE), slice(SEQUENCE, SEQUENCE + border)]  # one document of each sequence
+        changed_args = tuple(_changed(arg, unchanged) for arg in args)
+        for name, operands in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
             if name.endswith(("wgrad", "dgrad_w")) or "_wgrad" in name:
                 continue  # sums over all documents
-            changed = other if name == op else dict(gradient_arguments(op, other, Source(dtype, 1)))[name]
-            for one, two in zip(as_tuple(OPS[name](*given)), as_tuple(OPS[name](*changed)), strict=True):
-                if one.shape[:1] == (2 * SEQUENCE,):
-                    assert all(torch.equal(one[rows], two[rows]) for rows in kept), (name, border)
+            changed = changed_args if name == op else dict(gradient_arguments(op, changed_args, Source(dtype, 1)))[name]
+            for result, expected in zip(as_tuple(OPS[name](*operands)), as_tuple(OPS[name](*changed)), strict=True):
+                if result.shape[:1] == (2 * SEQUENCE,):
+                    assert all(torch.equal(result[rows], expected[rows]) for rows in unchanged), (name, border)
 
 
 def _changed(arg: Any, kept: list[slice]) -> Any:
@@ -120,9 +120,9 @@ def test_caches_continue_at_any_token(kind: str) -> None:
     """Prompts that end before, at and after every border of a window, a pool and taps."""
     op, case = CACHED[kind]
     tokens, rule = 4 * RATE + 1, RULES[op]
-    given = zip(rule.args, case(Source(torch.float64, 2), 1, tokens), strict=True)
-    args = [arg for name, arg in given if name not in PLACES]
-    whole = getattr(Forward(tokens), op)(*args)
+    arguments = zip(rule.args, case(Source(torch.float64, 2), 1, tokens), strict=True)
+    args = [arg for name, arg in arguments if name not in PLACES]
+    expected = getattr(Forward(tokens), op)(*args)
     weights = [arg for arg in args if isinstance(arg, Tensor) and len(arg) != tokens]
     for first in range(1, tokens):
         for ends in ((first, tokens), tuple(range(first, tokens + 1))):
@@ -132,17 +132,17 @@ def test_caches_continue_at_any_token(kind: str) -> None:
                 new = (x[start:end] if isinstance(x, Tensor) and len(x) == tokens else x for x in args)
                 rows.append(getattr(cached, op)(*new))
                 start = end
-            found = rows[-1] if op == "compress" else torch.cat(rows)
-            assert_close(found, whole, 1e-12)
+            output = rows[-1] if op == "compress" else torch.cat(rows)
+            assert_close(output, expected, 1e-12)
 
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_states_continue_at_the_borders_of_chunks(channels: bool) -> None:
     *tensors, S, G, _ = cases.delta_rule(Source(torch.float64, 5), 1, SEQUENCE, 1, 1, 3, 2, channels)
-    whole = OPS["delta_rule"](*tensors, S, G)
+    expected = OPS["delta_rule"](*tensors, S, G)
     for first in (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1):
-        state, found = None, []
-        for q, k, v, beta, decay in zip(*(each.split([first, S - first]) for each in tensors), strict=True):
+        state, outputs = None, []
+        for q, k, v, beta, decay in zip(*(tensor.split([first, S - first]) for tensor in tensors), strict=True):
             o, state = continued_delta_rule(q, k, v, beta, decay, G, state)
-            found.append(o)
-        assert_close(torch.cat(found), whole, 1e-12)
+            outputs.append(o)
+        assert_close(torch.cat(outputs), expected, 1e-12)

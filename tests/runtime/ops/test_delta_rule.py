@@ -46,21 +46,21 @@ def test_strong_decays_do_not_overflow(channels: bool) -> None:
     decay = torch.where(decay < -1, 20 * decay, 0.01 * decay)
     exact = references.delta_rule(*tensors, decay, S, G)
     assert_close(OPS["delta_rule"](*tensors, decay, S, G), exact, 1e-12)
-    narrow = [each.float() for each in (*tensors, decay)]
+    narrow = [tensor.float() for tensor in (*tensors, decay)]
     assert_close(OPS["delta_rule"](*narrow, S, G), exact, 1e-4)
     gradients = OPS["delta_rule_dgrad"](torch.ones_like(narrow[2]), *narrow, S, G)
-    assert all(each.isfinite().all() for each in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("split", [(1,) * 9, (4, 5), (8, 1)])
 def test_states_continue_token_by_token(split: tuple[int, ...]) -> None:
     *tensors, S, G, _ = cases.delta_rule(Source(torch.float64, 5), 1, sum(split))
-    state, found = None, []
-    for rows in zip(*(each.split(split) for each in tensors), strict=True):
+    state, outputs = None, []
+    for rows in zip(*(tensor.split(split) for tensor in tensors), strict=True):
         q, k, v, beta, decay = rows
         o, state = continued_delta_rule(q, k, v, beta, decay, G, state)
-        found.append(o)
-    assert_close(torch.cat(found), OPS["delta_rule"](*tensors, S, G), 1e-13)
+        outputs.append(o)
+    assert_close(torch.cat(outputs), OPS["delta_rule"](*tensors, S, G), 1e-13)
 
 
 @pytest.mark.parametrize("op", ["delta_rule", "convolve"])
@@ -76,5 +76,5 @@ def test_tokens_of_other_documents_change_no_bit(op: str, dtype: torch.dtype) ->
     for x in changed:
         if isinstance(x, torch.Tensor) and x.dim() == 2 and len(x) == 50:
             x[:first], x[end:] = -3, -3
-    one, two = (cases.as_tuple(OPS[op](*each))[0][first:end] for each in (args, changed))
-    assert torch.equal(one, two)
+    before, after = (cases.as_tuple(OPS[op](*operands))[0][first:end] for operands in (args, changed))
+    assert torch.equal(before, after)

@@ -18,12 +18,12 @@ ALL = pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 def numbers(element: Element) -> Tensor:
     """The non-negative numbers (FP64), from the definition of floating-point formats."""
     bias, fractions = 2 ** (element.exponent - 1) - 1, 2**element.mantissa
-    found = []
+    values = []
     for exponent in range(2**element.exponent):
         for fraction in range(fractions):
             hidden, power = (1, exponent - bias) if exponent else (0, 1 - bias)
-            found.append((hidden + fraction / fractions) * 2.0**power)
-    return torch.tensor(found[:-1] if element.nan else found, dtype=torch.float64)
+            values.append((hidden + fraction / fractions) * 2.0**power)
+    return torch.tensor(values[:-1] if element.nan else values, dtype=torch.float64)
 
 
 def nearest(x: Tensor, element: Element) -> Tensor:
@@ -39,8 +39,8 @@ def nearest(x: Tensor, element: Element) -> Tensor:
 def neighbours(element: Element) -> Tensor:
     """Numbers, midpoints of neighbours, and the adjacent FP32 numbers of each; with both signs."""
     table = numbers(element)
-    at = torch.cat((table, (table[1:] + table[:-1]) / 2)).float()
-    around = torch.cat((at, torch.nextafter(at, at * 2 + 1), torch.nextafter(at, at * 0)))
+    points = torch.cat((table, (table[1:] + table[:-1]) / 2)).float()
+    around = torch.cat((points, torch.nextafter(points, points * 2 + 1), torch.nextafter(points, points * 0)))
     return torch.cat((around, -around))
 
 
@@ -56,11 +56,11 @@ def test_numbers_equal_the_standards() -> None:
 def test_every_code_round_trips(element: Element) -> None:
     codes = torch.arange(2 * element.sign)
     wide = decode(codes, element)
-    some = ~wide.isnan()
-    assert some.sum() == 2 * len(numbers(element))
-    assert torch.equal(wide[: element.sign][some[: element.sign]].double(), numbers(element))
-    assert torch.equal(encode(wide, element)[some], codes[some].int())
-    assert (encode(wide, element)[~some] == codes[~some]).all()
+    defined = ~wide.isnan()
+    assert defined.sum() == 2 * len(numbers(element))
+    assert torch.equal(wide[: element.sign][defined[: element.sign]].double(), numbers(element))
+    assert torch.equal(encode(wide, element)[defined], codes[defined].int())
+    assert (encode(wide, element)[~defined] == codes[~defined]).all()
 
 
 @ALL
@@ -85,9 +85,9 @@ def test_stochastic_rounding_has_no_bias(element: Element) -> None:
         exact = torch.tensor([(f * 2**BITS).denominator == 1 for f in fractions])
         assert exact[x >= float(table[2**element.mantissa])].all(), "no threshold lies between"
         for k, wanted in ((ups - 1, low + 1), (ups, low)):  # the last threshold that rounds up, and the next
-            there = (k >= 0) & (k < 2**BITS)
-            found = encode(x[there], element, k[there].float() * 2.0**-BITS)
-            assert torch.equal(found.long(), wanted[there])
+            inside = (k >= 0) & (k < 2**BITS)
+            rounded = encode(x[inside], element, k[inside].float() * 2.0**-BITS)
+            assert torch.equal(rounded.long(), wanted[inside])
 
 
 @ALL

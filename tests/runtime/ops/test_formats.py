@@ -24,43 +24,43 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def whole_scale(x: Tensor, form: Format) -> float:
-    most = x.double().abs().amax().item() if x.numel() else 0.0
-    return most / (6 * 448) if form.scale == "e4m3" and most else 1.0
+    largest = x.double().abs().amax().item() if x.numel() else 0.0
+    return largest / (6 * 448) if form.scale == "e4m3" and largest else 1.0
 
 
 def tile_scale(tile: Tensor, form: Format, whole: float) -> float:
     """The exact scale of a tile, before it is rounded to FP32 or E4M3."""
-    most = tile.double().abs().amax().item()
-    if most == 0:
+    largest = tile.double().abs().amax().item()
+    if largest == 0:
         return 0.0 if form.scale == "e4m3" else 1.0
     if form.scale == "e8m0":
-        exponent = math.frexp(most / numbers(form.element)[-1].item())
+        exponent = math.frexp(largest / numbers(form.element)[-1].item())
         return 2.0 ** (exponent[1] - (exponent[0] == 0.5))
-    return most / numbers(form.element)[-1].item() / whole
+    return largest / numbers(form.element)[-1].item() / whole
 
 
 def check(planes: tuple[Tensor, ...], x: Tensor, form: Format, tile: tuple[int, int]) -> None:
     """Assert that every number of x is rounded to a nearest one, and that every scale is right for its tile."""
     s = planes[form.planes - 1 - (form.scale == "e4m3")]
-    whole = whole_scale(x, form)
+    tensor_scale = whole_scale(x, form)
     if form.scale == "e4m3":
-        assert abs(planes[-1].item() - whole) <= 2 * U * whole
+        assert abs(planes[-1].item() - tensor_scale) <= 2 * U * tensor_scale
     wide = unpacked(planes, form, tile)[:, : x.shape[1]]
     assert s.shape == (-(-x.shape[0] // tile[0]), -(-x.shape[1] // tile[1]))
     for r in range(s.shape[0]):
         for c in range(s.shape[1]):
-            at = slice(r * tile[0], (r + 1) * tile[0]), slice(c * tile[1], (c + 1) * tile[1])
-            scale, exact = s[r, c].double().item(), tile_scale(x[at], form, whole)
+            block = slice(r * tile[0], (r + 1) * tile[0]), slice(c * tile[1], (c + 1) * tile[1])
+            scale, exact = s[r, c].double().item(), tile_scale(x[block], form, tensor_scale)
             error = {"fp32": 2 * U * exact, "e8m0": 0.0, "e4m3": max(2.0**-4 * exact, 2.0**-10) * (1 + 8 * U)}
             assert abs(scale - exact) <= error[form.scale]
             if scale:
-                ratio = x[at].double() / (scale * (planes[-1].double() if form.scale == "e4m3" else 1.0))
+                ratio = x[block].double() / (scale * (planes[-1].double() if form.scale == "e4m3" else 1.0))
                 best = numbers(form.element)[nearest(ratio, form.element) % form.element.sign]
-                found = wide[at].double().abs() / scale
-                assert ((found - ratio.abs()).abs() - (best - ratio.abs()).abs() <= 8 * U * ratio.abs()).all()
-                assert (wide[at].sign() * x[at].sign() >= 0).all()
+                magnitude = wide[block].double().abs() / scale
+                assert ((magnitude - ratio.abs()).abs() - (best - ratio.abs()).abs() <= 8 * U * ratio.abs()).all()
+                assert (wide[block].sign() * x[block].sign() >= 0).all()
             else:
-                assert not wide[at].any()
+                assert not wide[block].any()
 
 
 @ALL
@@ -79,8 +79,8 @@ def test_every_power_of_two_is_a_scale(name: str) -> None:
     """largest · 2^e has the scale 2^e, the next number twice that; the scale is 2⁻¹²⁶ below 2⁻¹²⁶, and 1 for zero."""
     form, largest = FORMATS[name], FORMATS[name].element.largest
     exponents = torch.arange(-126, 128 - math.ceil(math.log2(largest)))
-    most = (largest * 2.0 ** exponents.double()).float()
-    for x, wanted in ((most, exponents), (torch.nextafter(most, most * 2), exponents + 1)):
+    values = (largest * 2.0 ** exponents.double()).float()
+    for x, wanted in ((values, exponents), (torch.nextafter(values, values * 2), exponents + 1)):
         *_, s = packed(x[:, None], form, form.tile)
         assert s.dtype == torch.float8_e8m0fnu and (s.view(torch.uint8)[:, 0].long() - 127 == wanted).all()
     *_, s = packed(torch.tensor([[0.0], [2.0**-149]]), form, form.tile)
@@ -131,8 +131,8 @@ def test_nothing_and_zero(form: Format) -> None:
 
 def test_bytes_are_exact() -> None:
     x = random(64, 256)
-    taken = {name: sum(p.nbytes for p in packed(x, form, form.tile)) for name, form in FORMATS.items()}
-    assert taken == {
+    num_bytes = {name: sum(p.nbytes for p in packed(x, form, form.tile)) for name, form in FORMATS.items()}
+    assert num_bytes == {
         "fp8_blocks": 64 * 256 + 2 * 4,
         "mxfp8": 64 * 256 + 64 * 8,
         "nvfp4": 64 * 128 + 64 * 16 + 4,
@@ -167,7 +167,7 @@ def test_products_equal_those_of_dequantised_operands(name: str, rows: int, out:
     )
     x64 = wide(xq, form, form.tile)[:, :inner]
     dy64 = wide(dyq[:n], form, form.tile)[:, :out]
-    w64, wt64 = (wide(each, form, form.weight_tile) for each in (wq[:n], wq[n:]))
+    w64, wt64 = (wide(planes, form, form.weight_tile) for planes in (wq[:n], wq[n:]))
     w64, wt64 = w64[:, :inner], wt64[:, :out]
     if form.weight_tile[0] == form.weight_tile[1]:
         assert torch.equal(w64, wt64.t()), "square tiles of a weight are those of the transposed one"
@@ -176,7 +176,7 @@ def test_products_equal_those_of_dequantised_operands(name: str, rows: int, out:
     within(y, x64 @ w64.t(), x64.abs() @ w64.abs().t(), inner)
     within(OPS[f"linear_{name}_dgrad"](*dyq[:n], *wq[n:]), dy64 @ wt64.t(), dy64.abs() @ wt64.abs().t(), out)
     xc, acc = OPS[f"quantise_columns_{name}"](x, rounding[0]), torch.ones(out, inner)
-    a, b = (wide(each, form, form.tile)[:, :rows] for each in (dyq[n:], xc))
+    a, b = (wide(planes, form, form.tile)[:, :rows] for planes in (dyq[n:], xc))
     assert OPS[f"linear_{name}_wgrad_"](acc, *dyq[n:], *xc) is None
     within(acc, 1 + a @ b.t(), 1 + a.abs() @ b.abs().t(), rows)
 
@@ -186,8 +186,8 @@ def test_columns_are_the_transposed_rows(name: str) -> None:
     x = random(64, 48)
     for transform, turned in ((False, x.t()), (True, hadamard(x).t())):
         rows, columns = OPS[f"quantise_{name}"](turned), OPS[f"quantise_columns_{name}"](x, transform)
-        both = OPS[f"quantise_both_{name}"](x, transform)
-        for a, b, c in zip(rows, columns, both[len(rows) :], strict=True):
+        all_planes = OPS[f"quantise_both_{name}"](x, transform)
+        for a, b, c in zip(rows, columns, all_planes[len(rows) :], strict=True):
             assert (
                 a.dtype == b.dtype == c.dtype
                 and torch.equal(a.float(), b.float())
@@ -211,14 +211,14 @@ def test_groups_meet_their_experts(name: str, sizes: tuple[int, ...]) -> None:
     y = OPS[f"grouped_linear_{name}"](*xq, *wq[:n], offsets)
     dx = OPS[f"grouped_linear_{name}_dgrad"](*dyq[:n], *wq[n:], offsets)
     OPS[f"grouped_linear_{name}_wgrad_"](acc, *dyq[n:], *xc, offsets)
-    a, b = (wide(each, form, form.tile)[:, :rows] for each in (dyq[n:], xc))
-    x64, dy64 = (wide(each, form, form.tile)[:, :size] for each, size in ((xq, K), (dyq[:n], N)))
-    w64, wt64 = (wide(each, form, form.weight_tile) for each in (wq[:n], wq[n:]))
+    a, b = (wide(planes, form, form.tile)[:, :rows] for planes in (dyq[n:], xc))
+    x64, dy64 = (wide(planes, form, form.tile)[:, :size] for planes, size in ((xq, K), (dyq[:n], N)))
+    w64, wt64 = (wide(planes, form, form.weight_tile) for planes in (wq[:n], wq[n:]))
     magnitude, start = total.clone(), 0
     for e, end in enumerate(offsets.tolist()):
         mine = slice(start, end)
-        for found, left, right in ((y, x64, w64[e, :, :K]), (dx, dy64, wt64[e, :, :N])):
-            within(found[mine], left[mine] @ right.t(), left[mine].abs() @ right.abs().t(), K)
+        for result, left, right in ((y, x64, w64[e, :, :K]), (dx, dy64, wt64[e, :, :N])):
+            within(result[mine], left[mine] @ right.t(), left[mine].abs() @ right.abs().t(), K)
         total[e] += a[:, mine] @ b[:, mine].t()
         magnitude[e] += a[:, mine].abs() @ b[:, mine].abs().t()
         start = end

@@ -31,7 +31,7 @@ def chosen_one_by_one(
     """The chosen keys of each query, by comparing every key with every other."""
     keys = sequence // rate
     B = k.shape[0] // keys if keys else q.shape[0] // sequence
-    Q, found = q.shape[0] // B, []
+    Q, rows = q.shape[0] // B, []
     for t in range(q.shape[0]):
         position = t % Q if positions is None else int(positions[t])
         start = 0 if starts is None else int(starts[t])
@@ -40,11 +40,11 @@ def chosen_one_by_one(
             tokens = range(s * rate, (s + 1) * rate)
             if tokens[0] >= start and tokens[-1] <= position:
                 products = [torch.dot(q_C, k[t // Q * keys + s]) for q_C in q[t].double().split(k.shape[1])]
-                score[s] = sum(float(w) * max(0.0, float(one)) for w, one in zip(weights[t], products, strict=True))
+                score[s] = sum(float(w) * max(0.0, float(hit)) for w, hit in zip(weights[t], products, strict=True))
         before = {s: sum(o > mine or (o == mine and r < s) for r, o in score.items()) for s, mine in score.items()}
         best = sorted(s for s, rank in before.items() if rank < top_k)
-        found.append(best + [-1] * (top_k - len(best)))
-    return found
+        rows.append(best + [-1] * (top_k - len(best)))
+    return rows
 
 
 @few
@@ -53,19 +53,19 @@ def test_the_best_keys_are_chosen(
     seed: int, B: int, S: int, top_k: int, rate: int, documents: bool, some: bool
 ) -> None:
     args = cases.select_keys(Source(torch.float64, seed), B, S, 3, 4, top_k, rate, documents, some)
-    found = select_keys(*args)
-    assert found.dtype == torch.int32 and found.tolist() == chosen_one_by_one(*args)
+    keys = select_keys(*args)
+    assert keys.dtype == torch.int32 and keys.tolist() == chosen_one_by_one(*args)
     register()
-    assert torch.equal(torch.ops.dsc.select_keys(*args), found)
+    assert torch.equal(torch.ops.dsc.select_keys(*args), keys)
 
 
 @pytest.mark.parametrize("rate", [1, 4])
 @pytest.mark.parametrize("some", [False, True])
 def test_blocks_do_not_change_results(monkeypatch: pytest.MonkeyPatch, rate: int, some: bool) -> None:
     args = cases.select_keys(Source(torch.float64, 3), 2, 60, rate=rate, top_k=7, documents=True, some=some)
-    whole = select_keys(*args)
+    unblocked = select_keys(*args)
     monkeypatch.setitem(indexer.BLOCK_BYTES, "cpu", 8 * 3 * (60 // rate) * 5)  # five queries
-    assert torch.equal(select_keys(*args), whole)
+    assert torch.equal(select_keys(*args), unblocked)
 
 
 def test_ties_choose_the_earlier_keys() -> None:
@@ -77,25 +77,25 @@ def test_ties_choose_the_earlier_keys() -> None:
 
 
 def test_queries_before_the_first_compressed_key_see_none() -> None:
-    q, k, weights, S, *rest = cases.select_keys(Source(torch.float32, 1), 1, 3, rate=1)
-    chosen = select_keys(q, k[:0], weights, S, *rest[:2], 4)
+    q, k, weights, S, *options = cases.select_keys(Source(torch.float32, 1), 1, 3, rate=1)
+    chosen = select_keys(q, k[:0], weights, S, *options[:2], 4)
     assert chosen.tolist() == [[-1, -1, -1]] * 3
 
 
 def test_bf16_is_scored_in_fp32() -> None:
     args = cases.select_keys(Source(torch.bfloat16, 5), 2, 40, top_k=6)
-    wide = (each.float() if isinstance(each, Tensor) else each for each in args)
+    wide = (arg.float() if isinstance(arg, Tensor) else arg for arg in args)
     assert torch.equal(select_keys(*args), select_keys(*wide))
 
 
 def test_later_keys_and_other_documents_change_nothing() -> None:
-    q, k, weights, *rest = cases.select_keys(Source(torch.float64, 0), 1, 50, documents=True, top_k=5)
-    begins = sorted({*rest[-2].tolist()})
+    q, k, weights, *options = cases.select_keys(Source(torch.float64, 0), 1, 50, documents=True, top_k=5)
+    begins = sorted({*options[-2].tolist()})
     first, end = begins[1], [*begins, 50][2]
-    other = k.clone()
-    other[:first], other[end:] = 7, 7
-    one, two = (select_keys(q, each, weights, *rest)[first:end] for each in (k, other))
-    assert torch.equal(one, two)
+    changed = k.clone()
+    changed[:first], changed[end:] = 7, 7
+    before, after = (select_keys(q, keys, weights, *options)[first:end] for keys in (k, changed))
+    assert torch.equal(before, after)
 
 
 @few
@@ -126,9 +126,9 @@ def test_loss_and_gradients_of_an_indexer(seed: int, B: int, S: int, top_k: int,
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_blocks_add_up_to_the_loss(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
     args = cases.indexer_loss(Source(torch.float64, 3), 2, 40, top_k=top_k, documents=True)
-    whole = OPS["indexer_loss"](*args)
+    unblocked = OPS["indexer_loss"](*args)
     monkeypatch.setitem(indexer.BLOCK_BYTES, "cpu", 8 * 3 * 40 * 7)  # seven queries
-    torch.testing.assert_close(OPS["indexer_loss"](*args), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(OPS["indexer_loss"](*args), unblocked, rtol=1e-12, atol=1e-12)
 
 
 def test_an_indexer_that_agrees_has_no_loss_and_no_gradient() -> None:
@@ -138,4 +138,4 @@ def test_an_indexer_that_agrees_has_no_loss_and_no_gradient() -> None:
     none, weights = torch.zeros(9, 2, dtype=torch.float64), torch.ones(9, 1, dtype=torch.float64)
     kv, wider = torch.cat((k, values), dim=1), torch.cat((query, none), dim=1)
     loss, *gradients = OPS["indexer_loss"](query / 6**0.5, k, weights, wider, kv, none, None, 9, 1, 1, 4, 1)
-    assert abs(loss) < 1e-14 and all(each.abs().max() < 1e-14 for each in gradients)
+    assert abs(loss) < 1e-14 and all(gradient.abs().max() < 1e-14 for gradient in gradients)

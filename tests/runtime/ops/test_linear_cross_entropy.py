@@ -62,10 +62,10 @@ def composed_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, 
 
 def fused_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
     lse_T, picked_T = OPS["linear_cross_entropy_part"](h_TD, w_VD, targets_T)
-    given = (*tangents(dloss, lse_T), h_TD, w_VD, targets_T, lse_T)
-    assert OPS["linear_cross_entropy_part_wgrad_"](acc_VD, *given) is None
-    both = (OPS[f"linear_cross_entropy_part_{gradient}"](*given) for gradient in ("dgrad", "wgrad"))
-    return lse_T, picked_T, *both, acc_VD
+    operands = (*tangents(dloss, lse_T), h_TD, w_VD, targets_T, lse_T)
+    assert OPS["linear_cross_entropy_part_wgrad_"](acc_VD, *operands) is None
+    gradients = (OPS[f"linear_cross_entropy_part_{gradient}"](*operands) for gradient in ("dgrad", "wgrad"))
+    return lse_T, picked_T, *gradients, acc_VD
 
 
 def tangents(dloss: Tensor, lse_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,9 +75,9 @@ def tangents(dloss: Tensor, lse_T: Tensor) -> tuple[Tensor, Tensor]:
 
 def fused(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
     loss, lse_T = OPS["linear_cross_entropy"](h_TD, w_VD, targets_T)
-    given = (dloss, h_TD, w_VD, targets_T, lse_T)
-    assert OPS["linear_cross_entropy_wgrad_"](acc_VD, *given) is None
-    return loss, lse_T, *(OPS[f"linear_cross_entropy_{gradient}"](*given) for gradient in ("dgrad", "wgrad")), acc_VD
+    operands = (dloss, h_TD, w_VD, targets_T, lse_T)
+    assert OPS["linear_cross_entropy_wgrad_"](acc_VD, *operands) is None
+    return loss, lse_T, *(OPS[f"linear_cross_entropy_{gradient}"](*operands) for gradient in ("dgrad", "wgrad")), acc_VD
 
 
 def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: int) -> None:
@@ -98,12 +98,12 @@ def test_equals_the_unfused_ops(
     args = arguments(dtype, *extents)
     acc_VD = Source(ops_dtype(dtype), seed=9).normal(*args[2].shape)
     before = [arg.clone() for arg in args]
-    found, expected = fused(*args, acc_VD.clone()), composed(*args, acc_VD.clone())
-    for one, two in zip(found, expected, strict=True):
-        assert (one.dtype, one.shape) == (two.dtype, two.shape) and one.is_contiguous()
-        as_exact(one, two, args, max(extents))
+    results, expected = fused(*args, acc_VD.clone()), composed(*args, acc_VD.clone())
+    for result, wanted in zip(results, expected, strict=True):
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape) and result.is_contiguous()
+        as_exact(result, wanted, args, max(extents))
     assert all(torch.equal(arg, copy) for arg, copy in zip(args, before, strict=True))
-    assert all(torch.equal(one, two) for one, two in zip(fused(*args, acc_VD.clone()), found, strict=True))
+    assert all(torch.equal(again, result) for again, result in zip(fused(*args, acc_VD.clone()), results, strict=True))
 
 
 def test_equals_the_derivative_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_equals_the_derivative_of_the_reference(monkeypatch: pytest.MonkeyPatch)
     loss = references.cross_entropy(references.linear(*leaves), targets_T)
     expected = (loss, *torch.autograd.grad(loss, leaves, dloss))
     found_loss, _, dh_TD, dw_VD, _ = fused(dloss, h_TD, w_VD, targets_T, torch.zeros_like(w_VD))
-    for one, two in zip((found_loss, dh_TD, dw_VD), expected, strict=True):
-        torch.testing.assert_close(one, two.detach(), rtol=1e-12, atol=1e-12)
+    for result, wanted in zip((found_loss, dh_TD, dw_VD), expected, strict=True):
+        torch.testing.assert_close(result, wanted.detach(), rtol=1e-12, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
@@ -149,7 +149,7 @@ def test_nan_and_infinity_equal_those_of_the_unfused_ops(monkeypatch: pytest.Mon
     h_TD[70], targets_T[70] = torch.inf, 3
     if multiplies(h_TD, w_VD):
         targets_T[5] = 90
-    found, expected = (run(dloss, h_TD, w_VD, targets_T, torch.zeros_like(w_VD)) for run in (fused, composed))
-    for one, two in zip(found, expected, strict=True):
-        as_exact(one, two, (dloss, h_TD, w_VD), 150)
-    assert found[0].isnan() and found[2][70].isnan().all() and found[2][71:].isfinite().all()
+    results, expected = (run(dloss, h_TD, w_VD, targets_T, torch.zeros_like(w_VD)) for run in (fused, composed))
+    for result, wanted in zip(results, expected, strict=True):
+        as_exact(result, wanted, (dloss, h_TD, w_VD), 150)
+    assert results[0].isnan() and results[2][70].isnan().all() and results[2][71:].isfinite().all()

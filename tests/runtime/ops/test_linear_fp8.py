@@ -54,9 +54,9 @@ def test_products_equal_those_of_the_scaled_operands(rows: int, out: int, inner:
 
 def test_sums_of_integers_are_exact() -> None:
     x, w = (torch.randint(-8, 9, shape).to(E4M3) for shape in ((9, 200), (7, 200)))
-    ones = torch.ones(9, 2), torch.ones(1, 2)
+    scales = torch.ones(9, 2), torch.ones(1, 2)
     exact_sum = (x.double() @ w.double().t()).to(torch.bfloat16)
-    assert torch.equal(ops.linear_fp8(x, ones[0], w, ones[1]), exact_sum)
+    assert torch.equal(ops.linear_fp8(x, scales[0], w, scales[1]), exact_sum)
 
 
 def test_quantised_operands_give_the_product() -> None:

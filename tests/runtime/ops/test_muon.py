@@ -41,10 +41,10 @@ def test_the_iteration_is_its_polynomial_of_the_singular_values(row: Muon, rows:
     u, s, v = torch.linalg.svd(x, full_matrices=False)
     for a, b, c in [FAST] * row.newton_schulz + [EXACT] * row.polish:
         s = a * s + b * s**3 + c * s**5
-    found = orthogonal(x, row.newton_schulz, row.polish)
-    torch.testing.assert_close(found, u @ torch.diag(s) @ v, rtol=0, atol=1e-11)
+    result = orthogonal(x, row.newton_schulz, row.polish)
+    torch.testing.assert_close(result, u @ torch.diag(s) @ v, rtol=0, atol=1e-11)
     low, high = (0.68, 1.21) if row is MOONLIGHT else (1 - 1e-4, 1 + 6e-4)
-    values = torch.linalg.svdvals(found)
+    values = torch.linalg.svdvals(result)
     assert low <= values.min() and values.max() <= high
 
 
@@ -75,21 +75,23 @@ def test_weights_and_momentum_in_bf16_are_rounded_once(row: Muon) -> None:
     """They are the BF16 numbers nearest to the results of an FP32 update of the same values."""
     random = torch.Generator().manual_seed(3)
     weights, gradients, momentum = (torch.randn(24, 64, generator=random) for _ in range(3))
-    found = weights.bfloat16(), momentum.bfloat16()
-    exact = found[0].float(), found[1].float()
-    for one, other in (found, exact):
-        muon(one, gradients, other, None, 0.7, 1e-2, row.momentum, row.nesterov, 5, 0, row.rms, 0.1, 1, torch.float32)
-    for one, other in zip(found, exact, strict=True):
-        assert torch.equal(one, other.bfloat16())
+    short = weights.bfloat16(), momentum.bfloat16()
+    exact = short[0].float(), short[1].float()
+    for first, second in (short, exact):
+        muon(
+            first, gradients, second, None, 0.7, 1e-2, row.momentum, row.nesterov, 5, 0, row.rms, 0.1, 1, torch.float32
+        )
+    for first, second in zip(short, exact, strict=True):
+        assert torch.equal(first, second.bfloat16())
 
 
 def test_settings_of_the_other_parameters_follow_those_of_muon() -> None:
     """The settings of the optimizer of the other parameters follow a change of Muon's settings."""
-    matrices, rest = MOONLIGHT.rows
-    assert MOONLIGHT.rows[1] is rest and matrices == MOONLIGHT
+    matrices, remaining = MOONLIGHT.rows
+    assert MOONLIGHT.rows[1] is remaining and matrices == MOONLIGHT
     changed = MOONLIGHT.model_copy(update={"beta1": 0.5, "weight_decay": 0.3})
     assert changed.rows == (changed, AdamW(beta1=0.5, weight_decay=0.3))
-    assert Muon(polish=1).rows[1] == rest == AdamW() and AdamW().rows == (AdamW(),)
+    assert Muon(polish=1).rows[1] == remaining == AdamW() and AdamW().rows == (AdamW(),)
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
@@ -108,12 +110,12 @@ def test_scratch_memory_equals_the_allocation_of_torch(
 ) -> None:
     weights, gradients, momentum = (torch.ones(rows, columns, dtype=dtype) for _ in range(3))
     update(MOONLIGHT, weights, gradients, momentum, dtype)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         update(MOONLIGHT, weights, gradients, momentum, dtype)
-    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
-    most = max(accumulate(sizes))
+    peak = max(accumulate(sizes))
     few = 16 * 64  # norms, and other tensors smaller than a matrix
     planned = MOONLIGHT.scratch_bytes((rows, columns), dtype.itemsize)
-    assert planned - few <= most <= planned + few
+    assert planned - few <= peak <= planned + few

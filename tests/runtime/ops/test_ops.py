@@ -35,13 +35,13 @@ def gradients(
     op: str, function: Any, args: tuple[Any, ...], tangents: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(differentiable outputs, gradients of every differentiable argument) of `function`."""
-    rule, given = RULES[op], given_gradients(op)
+    rule, names = RULES[op], given_gradients(op)
     values = [
-        arg.detach().clone().requires_grad_() if name in given else arg
+        arg.detach().clone().requires_grad_() if name in names else arg
         for name, arg in zip(rule.args, args, strict=True)
     ]
     outputs = [output for output in as_tuple(function(*values))][: len(rule.differentiable)]
-    leaves = [value for name, value in zip(rule.args, values, strict=True) if name in given]
+    leaves = [value for name, value in zip(rule.args, values, strict=True) if name in names]
     return outputs, list(torch.autograd.grad(outputs, leaves, tangents))
 
 
@@ -69,13 +69,13 @@ def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -
     for gradient_op, gradient_args in gradient_arguments(op, lowered, source):
         assert_pure(gradient_op, gradient_args)
     tangents = [source.normal(*plain[index].shape) for index in range(len(rule.differentiable))]
-    got, got_gradients = gradients(op, getattr(torch.ops.dsc, op), lowered, tangents)
+    results, got_gradients = gradients(op, getattr(torch.ops.dsc, op), lowered, tangents)
     wanted, wanted_gradients = gradients(op, REFERENCES[op], raised, [tangent.double() for tangent in tangents])
-    for one, two, three in zip(got, wanted, plain, strict=False):
-        assert_close(one, two, TOLERANCE[dtype])
-        assert torch.equal(one, three), "the dispatcher and the plain function differ"
-    for one, two in zip(got_gradients, wanted_gradients, strict=True):
-        assert_close(one, two, TOLERANCE[dtype])
+    for result, expected, direct in zip(results, wanted, plain, strict=False):
+        assert_close(result, expected, TOLERANCE[dtype])
+        assert torch.equal(result, direct), "the dispatcher and the plain function differ"
+    for result, expected in zip(got_gradients, wanted_gradients, strict=True):
+        assert_close(result, expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -108,14 +108,14 @@ def test_results_are_contiguous_repeatable_and_own_their_storage(op: str) -> Non
 
 @pytest.mark.parametrize("op", PURE)
 def test_sizes_of_one_do_not_return_views(op: str) -> None:
-    ones = {"mla_attention": {"B": 1, "H": 1, "rope": 2}, "gqa_attention": {"B": 1, "G": 1, "r": 1, "C": 2}}
-    ones |= {"head_rmsnorm": {"T": 1, "H": 1, "C": 1}, "grouped_linear": {"R": 1, "E": 1}}
-    ones |= {"permute": {"T": 1, "E": 1, "K": 1}, "unpermute": {"T": 1, "E": 1, "K": 1}}
-    ones |= {
+    sizes = {"mla_attention": {"B": 1, "H": 1, "rope": 2}, "gqa_attention": {"B": 1, "G": 1, "r": 1, "C": 2}}
+    sizes |= {"head_rmsnorm": {"T": 1, "H": 1, "C": 1}, "grouped_linear": {"R": 1, "E": 1}}
+    sizes |= {"permute": {"T": 1, "E": 1, "K": 1}, "unpermute": {"T": 1, "E": 1, "K": 1}}
+    sizes |= {
         "route": {"T": 1, "groups": 1, "members": 1, "top_groups": 1, "top_k": 1, "normalize": False, "scale": 1.0}
     }
-    ones["route_scores"] = ones["route"]
-    assert_pure(op, arguments(op, torch.float32, sizes=ones))
+    sizes["route_scores"] = sizes["route"]
+    assert_pure(op, arguments(op, torch.float32, sizes=sizes))
 
 
 @pytest.mark.parametrize("op", ACCUMULATIONS)
@@ -139,9 +139,9 @@ def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
         else arg
         for name, arg in zip(names, args, strict=True)
     ]
-    for got, wanted in zip(as_tuple(OPS[op](*strided)), as_tuple(OPS[op](*args)), strict=True):
-        assert got.is_contiguous()
-        assert_close(got, wanted, 1e-13)
+    for result, wanted in zip(as_tuple(OPS[op](*strided)), as_tuple(OPS[op](*args)), strict=True):
+        assert result.is_contiguous()
+        assert_close(result, wanted, 1e-13)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
 )
 def test_finite_differences_agree(op: str) -> None:
     register()
-    rule, args, given = RULES[op], arguments(op, torch.float64), given_gradients(op)
-    inputs = tuple(arg.requires_grad_() if name in given else arg for name, arg in zip(rule.args, args, strict=True))
+    rule, args, names = RULES[op], arguments(op, torch.float64), given_gradients(op)
+    inputs = tuple(arg.requires_grad_() if name in names else arg for name, arg in zip(rule.args, args, strict=True))
 
     def differentiable(*values: Any) -> tuple[Tensor, ...]:
         return as_tuple(getattr(torch.ops.dsc, op)(*values))[: len(rule.differentiable)]

@@ -36,8 +36,8 @@ def test_without_padding_the_loss_equals_that_of_whole_sequences(softmax: bool) 
     logits_TE, chosen_TK = source.normal(24, 6), source.choices(24, 6, 2)
     real_T = torch.ones(24, dtype=torch.int32)
     counts_BE = real_counts(chosen_TK, real_T, None, 6, 8)
-    found = real_balance(logits_TE, counts_BE, real_T, 8, 2, softmax)
-    torch.testing.assert_close(found, sequence_balance(logits_TE, chosen_TK, 8, softmax))
+    loss = real_balance(logits_TE, counts_BE, real_T, 8, 2, softmax)
+    torch.testing.assert_close(loss, sequence_balance(logits_TE, chosen_TK, 8, softmax))
 
 
 def test_a_sequence_of_padding_alone_has_no_loss() -> None:

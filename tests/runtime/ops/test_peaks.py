@@ -31,8 +31,8 @@ def queries_and_keys(op: str, args: Args) -> tuple[Tensor, Tensor]:
         k_BSHC = torch.cat([kv_BSHW[..., :nope], shared_BS1R.expand(-1, -1, H, -1)], -1)
         q_BQHC = q.view(len(kv_BSHW), -1, H, nope + rope)
         return torch.cat([q_BQHC[..., :nope], turn(q_BQHC[..., nope:], theta)], -1), k_BSHC
-    q, k, *rest = args
-    S, H, G, theta = rest[-8:-4] if op == "bounded_attention" else rest[-6:-2]
+    q, k, *options = args
+    S, H, G, theta = options[-8:-4] if op == "bounded_attention" else options[-6:-2]
     k_BSGC = turn(k.view(-1, S, G, k.shape[1] // G), theta)
     q_BQHC = q.view(len(k_BSGC), -1, H, q.shape[1] // H)
     return turn(q_BQHC, theta), k_BSGC.repeat_interleave(H // G, dim=2)
@@ -48,10 +48,10 @@ def brute_force(op: str, args: Args) -> Tensor:
     largest = [-torch.inf] * H
     for b in range(B):
         for query in range(Q):
-            at = query if positions is None else int(positions.view(B, Q)[b, query])
+            position = query if positions is None else int(positions.view(B, Q)[b, query])
             first = 0 if starts is None else int(starts.view(B, Q)[b, query])
-            first = max(first, at + 1 - window) if window else first
-            logits_KH = torch.einsum("hc,khc->kh", q_BQHC[b, query], k_BSHC[b, first : at + 1]) / C**0.5
+            first = max(first, position + 1 - window) if window else first
+            logits_KH = torch.einsum("hc,khc->kh", q_BQHC[b, query], k_BSHC[b, first : position + 1]) / C**0.5
             largest = [max(pair) for pair in zip(largest, logits_KH.amax(0).tolist(), strict=True)]
     assert S >= Q
     return torch.tensor(largest, dtype=torch.float64)
@@ -95,8 +95,8 @@ def test_softcaps_and_sinks_leave_peaks_as_they_are(bounds: tuple[int, float, bo
 @pytest.mark.parametrize("op", CASES)
 def test_logits_that_are_all_negative_have_a_negative_peak(op: str) -> None:
     """If a hidden key or a row of padding counted, its logit would be 0."""
-    q, k, *rest = CASES[op](Source(torch.float32, 0), 1, 33)
-    args: list[Any] = [torch.ones_like(q), -torch.ones_like(k), *rest]
+    q, k, *options = CASES[op](Source(torch.float32, 0), 1, 33)
+    args: list[Any] = [torch.ones_like(q), -torch.ones_like(k), *options]
     if op == "mla_attention":
         args[2] = -torch.ones_like(args[2])
         args[8] = 0.0

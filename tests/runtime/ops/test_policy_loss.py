@@ -34,13 +34,13 @@ def test_logp_is_bit_identical_to_cross_entropy_beside_any_rows(
     if torch_alone:
         monkeypatch.setattr(import_module("runtime.ops.cross_entropy"), "takes", lambda *_: False)
     args = arguments(dtype, T=300, V=2000)
-    logits_TV, targets_T, *more = args
+    logits_TV, targets_T, *options = args
     logp_T = policy_loss(*args)[1]
     losses = [cross_entropy(logits_TV[t : t + 1], targets_T[t : t + 1])[0] for t in range(300)]
     assert torch.equal(-logp_T, torch.stack(losses))
-    some = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:77]
-    fewer = (each_T[some] if isinstance(each_T, Tensor) else each_T for each_T in more)
-    assert torch.equal(policy_loss(logits_TV[some], targets_T[some], *fewer)[1], logp_T[some])
+    chosen = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:77]
+    fewer = (each_T[chosen] if isinstance(each_T, Tensor) else each_T for each_T in options)
+    assert torch.equal(policy_loss(logits_TV[chosen], targets_T[chosen], *fewer)[1], logp_T[chosen])
 
 
 @DTYPES
@@ -50,8 +50,8 @@ def test_void_tokens_have_no_effect(dtype: torch.dtype) -> None:
     plain, changed = (
         (logits_TV, targets_T, *four, low, high, kl, corrected) for four in ((*per_token, reference_T), wild)
     )
-    for one, two in zip(policy_loss(*plain), policy_loss(*changed), strict=True):
-        assert torch.equal(one, two)
+    for result, expected in zip(policy_loss(*plain), policy_loss(*changed), strict=True):
+        assert torch.equal(result, expected)
     assert torch.equal(gradient(plain), gradient(changed))
     assert not gradient(plain)[targets_T < 0].any() and not policy_loss(*plain)[1][targets_T < 0].any()
 
@@ -71,12 +71,12 @@ def test_void_tokens_have_no_effect(dtype: torch.dtype) -> None:
     ],
 )
 def test_the_gradient_stops_where_the_clipped_side_is_smaller(ratio: float, advantage: float, is_clipped: bool) -> None:
-    one = torch.ones(1, dtype=torch.float64)
+    unit = torch.ones(1, dtype=torch.float64)
     logits_TV = Source(torch.float64, 3).normal(1, 5)
     target = torch.tensor([2])
     logp_T = -cross_entropy(logits_TV, target)[0][None]
     old_T = logp_T - torch.tensor(ratio, dtype=torch.float64).log()
-    args = (logits_TV, target, old_T, advantage * one, 3 * one, None, LOW, HIGH, 0.0, True)
+    args = (logits_TV, target, old_T, advantage * unit, 3 * unit, None, LOW, HIGH, 0.0, True)
     bound = 1 + HIGH if advantage > 0 else 1 - LOW
     expected = -3 * advantage * (bound if is_clipped else ratio)
     assert policy_loss(*args)[0].item() == pytest.approx(expected, rel=1e-14)
@@ -101,9 +101,9 @@ def test_blocks_of_rows_of_bf16_give_the_gradient_of_fp32() -> None:
 
 
 def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
-    logits_TV, targets_T, *more = arguments(torch.float32)
+    logits_TV, targets_T, *options = arguments(torch.float32)
     targets_T = torch.where(torch.arange(len(targets_T)) == 4, logits_TV.shape[1], targets_T)
-    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *more)
+    loss, logp_T, _ = OPS["policy_loss"](logits_TV, targets_T, *options)
     assert loss.isnan() and logp_T.isnan().nonzero().flatten().tolist() == [4]
 
 
@@ -111,7 +111,7 @@ def test_a_target_outside_the_vocabulary_makes_the_loss_nan() -> None:
 def test_the_mean_gradient_over_all_words_equals_that_of_a_divergence(corrected: bool) -> None:
     """Each of five words occurs once, weighted by its probability under the policy; all advantages are 0."""
     source = Source(torch.float64, 11)
-    policy_V, reference_V = (source.normal(5).requires_grad_(own) for own in (True, False))
+    policy_V, reference_V = (source.normal(5).requires_grad_(trained) for trained in (True, False))
     logp_V, away_V = policy_V.log_softmax(0), reference_V.log_softmax(0)
     divergence = (logp_V.exp() * (logp_V - away_V)) if corrected else (away_V.exp() * (away_V - logp_V))
     divergence.sum().backward()

@@ -48,8 +48,8 @@ def test_bf16_on_cuda_is_multiplied_into_fp32(monkeypatch: pytest.MonkeyPatch, t
     """A BF16 product on CUDA is added to the FP32 sum without rounding in between; in one pass if torch can."""
     monkeypatch.setattr(product, "takes_wide_summand", lambda: takes)
     fp32 = (torch.float32, (N, K))
-    two = [("aten.mm.dtype", *fp32), ("aten.add_.Tensor", *fp32)]
-    assert products("cuda", torch.bfloat16, torch.float32) == ([("aten.addmm.dtype_out", *fp32)] if takes else two)
+    passes = [("aten.mm.dtype", *fp32), ("aten.add_.Tensor", *fp32)]
+    assert products("cuda", torch.bfloat16, torch.float32) == ([("aten.addmm.dtype_out", *fp32)] if takes else passes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -59,14 +59,14 @@ def test_one_dtype_is_added_to_in_place(dtype: torch.dtype) -> None:
 
 def wide_products(device: str) -> list[tuple[str, torch.dtype]]:
     """The products of a BF16 router, forward and backward, with the dtypes of their operands."""
-    found = []
+    records = []
 
     class Operands(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = called(func, args, kwargs)
             if "mm" in str(func):
                 assert result.dtype == torch.float32, func
-                found.append((str(func), args[1].dtype))
+                records.append((str(func), args[1].dtype))
             return result
 
     with FakeTensorMode(), Operands():
@@ -77,7 +77,7 @@ def wide_products(device: str) -> list[tuple[str, torch.dtype]]:
         dx_TK = linear_wide_dgrad(dy_TN, w_NK)
         assert dx_TK.dtype == torch.bfloat16 and dx_TK.shape == (T, K)
         linear_wide_wgrad_(acc_NK, dy_TN, x_TK)
-    return found
+    return records
 
 
 def test_a_router_of_bf16_multiplies_on_the_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:

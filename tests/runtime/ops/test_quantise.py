@@ -24,10 +24,10 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> T
 
 def expected(tile: Tensor, pow2: bool) -> tuple[Tensor, float]:
     """The nearest E4M3 numbers of a tile and its scale, in FP64; ties to even codes."""
-    most = tile.double().abs().amax()
-    if most == 0:
+    largest = tile.double().abs().amax()
+    if largest == 0:
         return torch.zeros_like(tile, dtype=torch.float64), 1.0
-    scale = max(float((most.float() * (1 / 448)).double()), 2.0**-126)
+    scale = max(float((largest.float() * (1 / 448)).double()), 2.0**-126)
     if pow2:
         scale = 2.0 ** (torch.frexp(torch.tensor(scale * (1 - 2.0**-30), dtype=torch.float64)).exponent.item())
     ratio = tile.double() / scale
@@ -118,12 +118,12 @@ def test_blocks(shape: tuple[int, ...], pow2: bool) -> None:
     q, s, turned = quantise_blocks(w, pow2)
     assert s.shape == (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128)) and s.is_contiguous()
     assert turned.is_contiguous() and torch.equal(turned.float(), q.float().transpose(-1, -2))
-    experts = (each.reshape(-1, *each.shape[-2:]) for each in (w, q, s))
-    for one, data, scale in zip(*experts, strict=True):
+    experts = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (w, q, s))
+    for weight, data, scale in zip(*experts, strict=True):
         for n in range(s.shape[-2]):
             for k in range(s.shape[-1]):
-                at = slice(128 * n, 128 * n + 128), slice(128 * k, 128 * k + 128)
-                assert_rounded(data[at], scale[n, k], one[at], pow2)
+                tile = slice(128 * n, 128 * n + 128), slice(128 * k, 128 * k + 128)
+                assert_rounded(data[tile], scale[n, k], weight[tile], pow2)
     wide = dequantise(q, s)
     assert torch.equal(wide.transpose(-1, -2), dequantise(turned, s.transpose(-1, -2))), (
         "its scales are these transposed"
@@ -141,8 +141,8 @@ def test_fused_ops_equal_their_composition() -> None:
     pair, dy2 = random(5, 512, seed=5), random(5, 256, seed=7)
     y, r = ops.rmsnorm(x, w, 1e-6)
     ys, rs = ops.rmsnorm(h + x, w, 1e-6)
-    kept = quantise(pair)
-    wide = dequantise(*kept)
+    packed = quantise(pair)
+    wide = dequantise(*packed)
     dwide, dgate = ops.gated_swiglu_dgrad(dy2.float(), wide, gate)
     dh, dg = ops.gated_swiglu_dgrad(dy2, pair, gate)
     silu = {(): ops.swiglu(pair), (gate,): ops.gated_swiglu(pair, gate)}
@@ -153,26 +153,26 @@ def test_fused_ops_equal_their_composition() -> None:
         ("rmsnorm_quantise_wide", (x, w, 1e-6), (y, *quantise(y), r)),
         ("add_rmsnorm_quantise", (h, x, w, 1e-6), (h + x, *quantise(ys), rs)),
         ("add_rmsnorm_quantise_wide", (h, x, w, 1e-6), (h + x, ys, *quantise(ys), rs)),
-        ("swiglu_fp8", kept, (ops.swiglu(wide).bfloat16(),)),
-        ("gated_swiglu_fp8", (*kept, gate), (ops.gated_swiglu(wide, gate).bfloat16(),)),
-        ("swiglu_fp8_dgrad", (dy2, *kept), (ops.swiglu_dgrad(dy2.float(), wide).bfloat16(),)),
-        ("gated_swiglu_fp8_dgrad", (dy2, *kept, gate), (dwide.bfloat16(), dgate)),
+        ("swiglu_fp8", packed, (ops.swiglu(wide).bfloat16(),)),
+        ("gated_swiglu_fp8", (*packed, gate), (ops.gated_swiglu(wide, gate).bfloat16(),)),
+        ("swiglu_fp8_dgrad", (dy2, *packed), (ops.swiglu_dgrad(dy2.float(), wide).bfloat16(),)),
+        ("gated_swiglu_fp8_dgrad", (dy2, *packed, gate), (dwide.bfloat16(), dgate)),
         ("swiglu_dgrad_quantise_both", (dy2, pair), quantise_both(ops.swiglu_dgrad(dy2, pair))),
         ("gated_swiglu_dgrad_quantise_both", (dy2, pair, gate), (*quantise_both(dh), dg)),
-        ("gated_swiglu_fp8_dgrad_quantise_both", (dy2, *kept, gate), (*quantise_both(dwide.bfloat16()), dgate)),
+        ("gated_swiglu_fp8_dgrad_quantise_both", (dy2, *packed, gate), (*quantise_both(dwide.bfloat16()), dgate)),
         *(
-            (f"{'gated_' * len(more)}swiglu_quantise{kind}", (pair, *more), (*quantise(value), *rest))
-            for more, value in silu.items()
-            for kind, rest in (("", ()), ("_kept", kept))
+            (f"{'gated_' * len(gates)}swiglu_quantise{kind}", (pair, *gates), (*quantise(value), *saved))
+            for gates, value in silu.items()
+            for kind, saved in (("", ()), ("_kept", packed))
         ),
         (
             "gated_swiglu_fp8_quantise_requantise",
-            (*kept, gate),
+            (*packed, gate),
             requantise(*quantise(ops.gated_swiglu(wide, gate).bfloat16())),
         ),
         ("quantise_requantise", (x,), requantise(*quantise(x))),
     ]
     for name, arguments, wanted in cases:
-        found = OPS[name](*arguments)
-        for a, b in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+        result = OPS[name](*arguments)
+        for a, b in zip(result if isinstance(result, tuple) else (result,), wanted, strict=True):
             assert a.dtype == b.dtype and torch.equal(a.float(), b.float()), name

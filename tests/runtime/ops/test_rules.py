@@ -64,14 +64,14 @@ def check_gradient(gradient: Gradient, values: dict[str, Any]) -> None:
     if not gradient.op:
         assert [abstract(reads[0])] * len(wanted) == wanted
         return
-    found = as_tuple(FUNCTIONS[gradient.op](*reads))
-    assert list(map(abstract, found)) == wanted, f"results of {gradient.op}"
+    results = as_tuple(FUNCTIONS[gradient.op](*reads))
+    assert list(map(abstract, results)) == wanted, f"results of {gradient.op}"
     if gradient.op.endswith("_wgrad"):
         (tensor,) = wanted
         buffer = torch.full(tensor.shape, 8.0, dtype=getattr(torch, statistics_dtype(tensor.dtype)))
         assert FUNCTIONS[f"{gradient.op}_"](buffer, *(read for read in reads if isinstance(read, Tensor))) is None
         assert abstract(buffer) == Abstract(tensor.shape, statistics_dtype(tensor.dtype))
-        torch.testing.assert_close((buffer - 8.0).double(), found[0].double(), rtol=2e-2, atol=2e-5)
+        torch.testing.assert_close((buffer - 8.0).double(), results[0].double(), rtol=2e-2, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -83,9 +83,9 @@ def test_a_rule_describes_the_results_of_its_functions(op: str, dtype: torch.dty
 def inferring(index: int, **changes: Any) -> Callable[[Rule], Rule]:
     def changed(rule: Rule) -> Rule:
         def infer(*args: Any) -> tuple[Abstract, ...]:
-            found = list(rule.infer(*args))
-            found[index] = replace(found[index], **changes)
-            return tuple(found)
+            results = list(rule.infer(*args))
+            results[index] = replace(results[index], **changes)
+            return tuple(results)
 
         return replace(rule, infer=infer)
 
@@ -140,7 +140,7 @@ def test_ops_with_documents_have_a_separate_kernel(op: str) -> None:
 def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:
     """Either is stated explicitly for ops that layers call, their gradients, and fused ops."""
     ends = {f"{gradient.op}_" if f"{gradient.op}_" in ACCUMULATIONS else gradient.op for gradient in GRADIENTS.values()}
-    fused = {node.op for passes in PASSES.values() for each in passes for node in each.make}
+    fused = {node.op for passes in PASSES.values() for fusion in passes for node in fusion.make}
     fused = {f"{op}_" if f"{op}_" in OPS else op for op in fused if op in OPS or f"{op}_" in OPS}
     inward = {"add_bias_wgrad", "rmsnorm_wgrad"}  # sums of input gradients, which action I computes
     called = ({*RULES} | ends | fused | inward | {"columns", "quantise", "quantise_both", "requantise"}) - {"split2"}
@@ -153,7 +153,7 @@ def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:
 def test_context_ranks_share_the_flops_of_attention(op: str, window: int) -> None:
     """Each of four ranks has a fourth of the queries and all keys, and computes a fourth of the FLOPs."""
     rule, sizes = RULES[op], {"sequence": 64, "heads": 4, "nope": 8, "rope": 4, "value": 8, "window": window}
-    whole, part = (SimpleNamespace(q=(rows, 48), **sizes) for rows in (64, 16))
+    full, part = (SimpleNamespace(q=(rows, 48), **sizes) for rows in (64, 16))
     assert rule.dgrad
     for flops in (rule.flops, rule.dgrad.flops):
-        assert flops(whole) == 4 * flops(part) > 0
+        assert flops(full) == 4 * flops(part) > 0

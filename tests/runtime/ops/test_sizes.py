@@ -200,8 +200,8 @@ def test_tokens_of_other_documents_change_nothing() -> None:
             for x in changed:
                 if isinstance(x, torch.Tensor) and x.dim() == 2:
                     x[:first], x[end:] = 7, 7
-            one, two = (cases.as_tuple(OPS[op](*each))[0][first:end] for each in (args, changed))
-            assert torch.equal(one, two), (op, dtype)
+            before, after = (cases.as_tuple(OPS[op](*operands))[0][first:end] for operands in (args, changed))
+            assert torch.equal(before, after), (op, dtype)
 
 
 def compare_bounded(args: tuple[Any, ...], sinks: bool) -> None:
@@ -209,15 +209,15 @@ def compare_bounded(args: tuple[Any, ...], sinks: bool) -> None:
     if sinks:
         compare("bounded_attention", args, torch.float64)
         return
-    inputs = [each.requires_grad_() for each in args[:3]]
+    inputs = [tensor.requires_grad_() for tensor in args[:3]]
     o = references.bounded_attention(*args)
     do = torch.randn(o.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(o, inputs, do)
     with torch.no_grad():
-        found, lse = OPS["bounded_attention"](*args)
-        gradients = OPS["bounded_attention_dgrad"](do, *args[:3], found, lse, *args[4:])
-    for one, two in zip((found, *gradients), (o, *wanted), strict=True):
-        torch.testing.assert_close(one, two.detach(), rtol=1e-12, atol=1e-12)
+        output, lse = OPS["bounded_attention"](*args)
+        gradients = OPS["bounded_attention_dgrad"](do, *args[:3], output, lse, *args[4:])
+    for result, expected in zip((output, *gradients), (o, *wanted), strict=True):
+        torch.testing.assert_close(result, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
 @few
@@ -269,13 +269,13 @@ def test_loss_of_an_indexer_of_entries(seed: int, B: int, S: int, rate: int, top
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_short_sequence_has_no_entry(top_k: int) -> None:
     source = Source(torch.float64, 0)
-    x, bias, *how = compress_cases.compress(source, 2, 3, 4)
-    assert OPS["compress"](x, bias, *how)[0].shape == (0, 4)
+    x, bias, *options = compress_cases.compress(source, 2, 3, 4)
+    assert OPS["compress"](x, bias, *options)[0].shape == (0, 4)
     args = compress_cases.compressed_attention(source, S=3, rate=4, top_k=top_k)
     q, kv, _, _, sinks, sequence, heads, window, _ = args
     alone = OPS["bounded_attention"](q, kv, kv, sinks, sequence, heads, 1, 0.0, window, 0.0)
-    for one, two in zip(OPS["compressed_attention"](*args), alone, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-13, atol=1e-13)
+    for result, expected in zip(OPS["compressed_attention"](*args), alone, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("window", [1, FEW_POSITIONS, 40])
@@ -291,15 +291,15 @@ def compare_compressed(args: tuple[Any, ...], sinks: bool) -> None:
     if sinks:
         compare("compressed_attention", args, torch.float64)
         return
-    inputs = [each.requires_grad_() for each in args[:3]]
+    inputs = [tensor.requires_grad_() for tensor in args[:3]]
     o = references.compressed_attention(*args)
     do = torch.randn(o.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(o, inputs, do)
     with torch.no_grad():
-        found, lse = OPS["compressed_attention"](*args)
-        gradients = OPS["compressed_attention_dgrad"](do, *args[:4], found, lse, *args[5:])
-    for one, two in zip((found, *gradients), (o, *wanted), strict=True):
-        torch.testing.assert_close(one, two.detach(), rtol=1e-12, atol=1e-12)
+        output, lse = OPS["compressed_attention"](*args)
+        gradients = OPS["compressed_attention_dgrad"](do, *args[:4], output, lse, *args[5:])
+    for result, expected in zip((output, *gradients), (o, *wanted), strict=True):
+        torch.testing.assert_close(result, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_gated_swiglu_over_several_blocks_of_rows() -> None:

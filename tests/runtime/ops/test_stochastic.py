@@ -32,7 +32,7 @@ def test_numbers_depend_on_seed_step_tensor_row_and_column() -> None:
     u = thresholds(x, KEY, 5)
     moved = x.clone()
     moved[:, 0] = torch.nextafter(moved[:, 0], moved[:, 0] + 1)
-    others = (
+    different = (
         thresholds(x, torch.tensor([2, 7, 4]), 5),
         thresholds(x, torch.tensor([1, 8, 4]), 5),
         thresholds(x, torch.tensor([7, 1, 4]), 5),
@@ -42,9 +42,9 @@ def test_numbers_depend_on_seed_step_tensor_row_and_column() -> None:
         u.roll(1, 0),
         u.roll(1, 1),
     )
-    for other in others:
-        assert (u == other).float().mean() < 0.01
-        assert torch.corrcoef(torch.stack((u.flatten(), other.flatten())))[0, 1].abs() < 5 / 64
+    for numbers in different:
+        assert (u == numbers).float().mean() < 0.01
+        assert torch.corrcoef(torch.stack((u.flatten(), numbers.flatten())))[0, 1].abs() < 5 / 64
 
 
 def test_numbers_are_uniform() -> None:
@@ -64,11 +64,11 @@ def test_gradients_are_exact_on_average() -> None:
     E4M3 may round a scale down, so that numbers saturate. The bound holds for all but one number in e²⁰.
     """
     dy, steps, likely = random(32, 48, seed=4), 400, 20.0
-    found = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step, 5])) for step in range(steps)]
+    quantised = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step, 5])) for step in range(steps)]
     table = torch.tensor(magnitudes(E2M1), dtype=torch.float64)
     for half, source in ((slice(0, 3), dy), (slice(3, 6), hadamard(dy).t())):
-        wide = torch.stack([dequantised(planes[half], NVFP4, NVFP4.tile) for planes in found]).double()
-        _, s, tensor = found[0][half]
+        wide = torch.stack([dequantised(planes[half], NVFP4, NVFP4.tile) for planes in quantised]).double()
+        _, s, tensor = quantised[0][half]
         unit = s.double().repeat_interleave(16, 1) * tensor.double()
         ratio = (source.double().abs() / unit).clamp(max=6.0)
         above = torch.searchsorted(table, ratio.contiguous()).clamp(min=1)

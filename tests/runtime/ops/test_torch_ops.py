@@ -89,13 +89,13 @@ def test_tables_name_the_same_ops() -> None:
     }  # they have no gradient
     assert {*RULES} == {*FORWARD, *TORCH, *integers} and not {*FORWARD} & {*TORCH, *integers}
     assert {*PURE, *ACCUMULATIONS} < {*OPS}
-    passed = {node.op for passes in PASSES.values() for each in passes for node in each.make}
+    passed = {node.op for passes in PASSES.values() for fusion in passes for node in fusion.make}
     for op in {*OPS} - {*PURE, *ACCUMULATIONS}:
         name = re.sub(f"_({'|'.join(FORMATS)}|fp8)(?![a-z0-9])", "", op).removesuffix("_")
-        known = (
+        has_use = (
             name in passed or name in PURE or name in RULES or name.startswith(("quantise", "requantise", "dequantise"))
         )
-        assert known, f"{op} is of no layer, no pass and no operand of eight bits"
+        assert has_use, f"{op} is of no layer, no pass and no operand of eight bits"
 
 
 def test_registration_is_explicit_and_happens_once() -> None:
@@ -120,8 +120,8 @@ def test_fake_results_match_real_ones(op: str, dtype: torch.dtype) -> None:
     like = {name: list(map(faked, tensors)) for name, tensors in with_like(op, args, inputs).items()}
     with mode:
         fake = getattr(torch.ops.dsc, op)(*map(faked, args), **like)
-    for got, wanted in zip(as_tuple(fake), as_tuple(real), strict=True):
-        assert (got.shape, got.dtype, got.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+    for result, wanted in zip(as_tuple(fake), as_tuple(real), strict=True):
+        assert (result.shape, result.dtype, result.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
 
 
 @pytest.mark.parametrize("op", PURE)
@@ -131,8 +131,8 @@ def test_torch_accepts_the_registration(op: str) -> None:
     args, inputs = list(arguments(op, torch.float32)), arguments(forward_of(op), torch.float32)
     like = with_like(op, tuple(args), inputs)
     if op in FORWARD:
-        given = given_gradients(op)
-        args = [arg.requires_grad_() if name in given else arg for name, arg in zip(RULES[op].args, args, strict=True)]
+        names = given_gradients(op)
+        args = [arg.requires_grad_() if name in names else arg for name, arg in zip(RULES[op].args, args, strict=True)]
     torch.library.opcheck(getattr(torch.ops.dsc, op).default, tuple(args), like, test_utils=tests)
 
 
@@ -167,18 +167,18 @@ def test_each_requested_gradient_is_one_node(op: str) -> None:
     everything = tuple(rule.args.index(name) for gradient in rule.gradients for name in gradient.gives)
     for gradients, wanted in [
         (rule.gradients, everything),
-        *(((one,), tuple(rule.args.index(name) for name in one.gives)) for one in rule.gradients),
+        *(((gradient,), tuple(rule.args.index(name) for name in gradient.gives)) for gradient in rule.gradients),
     ]:
         module = in_fake((tangent, *args), joint(getattr(torch.ops.dsc, op), wanted))
         counts = call_counts(module)
         computed = [gradient.op for gradient in gradients if gradient.op]
-        others = set(counts) - {f"dsc.{op}", *(f"dsc.{name}" for name in computed)}
+        extra = set(counts) - {f"dsc.{op}", *(f"dsc.{name}" for name in computed)}
         # the unused tangent of permute's gate, or of logits at targets; torch marks an output that the backward reads
         reads = {read for gradient in gradients for read in gradient.reads}
         expected = {"aten.detach"} if reads & {*rule.differentiable} else set()
         several = ("permute", "permute_placed", "cross_entropy_part", "hyper_mix")
         expected |= {"aten.new_zeros"} if op in several else set()
-        assert others == expected
+        assert extra == expected
         assert all(counts[f"dsc.{name}"] == 1 for name in (op, *computed))
 
 
@@ -207,8 +207,8 @@ def test_experts_trace_with_a_symbolic_number_of_rows() -> None:
     }
     for R, ends in ((5, [0, 2, 2, 5]), (0, [0, 0, 0, 0]), (9, [1, 1, 9, 9])):
         args = example(R, ends)
-        for got, wanted in zip(module(*args), experts(*(arg.clone() for arg in args)), strict=True):
-            assert torch.equal(got, wanted)
+        for result, wanted in zip(module(*args), experts(*(arg.clone() for arg in args)), strict=True):
+            assert torch.equal(result, wanted)
 
 
 def test_tracing_a_layer_hides_outputs_read_only_by_the_backward() -> None:

@@ -41,14 +41,14 @@ class Given:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        prompts = {f"prompt_{i:03}": torch.tensor(each) for i, each in enumerate(self.prompts)}
+        prompts = {f"prompt_{i:03}": torch.tensor(prompt) for i, prompt in enumerate(self.prompts)}
         save_file({"tokens": self.tokens_NC, "old": self.old_NC, "reference": self.reference_NC} | prompts, path)
 
     @staticmethod
     def load(path: Path) -> Given:
-        found = load_file(path)
-        prompts = [found[name].numpy() for name in sorted(found) if name.startswith("prompt_")]
-        return Given(prompts, found["tokens"], found["old"], found["reference"])
+        tensors = load_file(path)
+        prompts = [tensors[name].numpy() for name in sorted(tensors) if name.startswith("prompt_")]
+        return Given(prompts, tensors["tokens"], tensors["old"], tensors["reference"])
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Replay:
     def generate(self, prompts: Sequence[Any], numbers: Sequence[int], columns: Sequence[int]) -> Rollouts:
         assert len(numbers) == len(columns) == self.num and numbers[0] % self.num == 0
         self.last = self._of(numbers[0])
-        assert all(np.array_equal(*each) for each in zip(prompts, self.last.prompts, strict=True))
+        assert all(np.array_equal(*pair) for pair in zip(prompts, self.last.prompts, strict=True))
         tokens_NC, old_NC = self.last.tokens_NC.numpy(), self.last.old_NC.numpy()
         return Rollouts(prompts, tokens_NC, old_NC, np.ones_like(old_NC))
 

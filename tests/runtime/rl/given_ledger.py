@@ -20,9 +20,9 @@ def measured(folder: Path, build: Build, rank: int, board: Board) -> dict[str, A
     plan = build.plan
     samples, policy = RandomSamples(plan.model.vocab, plan.train.sequence), partial(policy_of, folder=folder / "given")
     trainer = Trainer(build, rank, samples, None, board, policy=policy)
-    with trainer.ledger() as found:
+    with trainer.ledger() as ledger:
         trainer.accumulate()
-    return {"peak": found.peak, "rows": found.rows}
+    return {"peak": ledger.peak, "rows": ledger.rows}
 
 
 if __name__ == "__main__":

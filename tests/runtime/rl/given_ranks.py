@@ -45,7 +45,7 @@ def policy_of(trainer: Trainer, folder: Path) -> Stale:
     plan, rank, grpo = trainer.plan, trainer.rank, trainer.plan.train.grpo
     assert grpo is not None
     replay = Replay(folder, plan.batches[0][1], grpo.group)
-    scorer, reference = (replay if there else None for there in (trainer.pp_rank == 0, grpo.kl > 0))
+    scorer, reference = (replay if needed else None for needed in (trainer.pp_rank == 0, grpo.kl > 0))
     return Stale(plan, rank, replay, replay, scorer, trainer.links.sums, trainer.time, reference)  # type: ignore[arg-type]
 
 
@@ -76,10 +76,10 @@ def train(build: Build, rank: int, board: Board, given: Path) -> dict[str, Tenso
 def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for path in sorted((folder / "builds").iterdir()):
-            out = folder / "out" / path.name
-            out.mkdir(parents=True, exist_ok=True)
+            output = folder / "out" / path.name
+            output.mkdir(parents=True, exist_ok=True)
             result = train(Build.open(path), rank, board, folder / "given" / path.name)
-            save_file(result, out / f"rank_{rank}.safetensors")
+            save_file(result, output / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder)
     print(outcome)

@@ -51,7 +51,7 @@ class SmallTokens:
     vocab: int
 
     def score(self, cases: Sequence[Case]) -> npt.NDArray[np.float64]:
-        shares = [np.mean([int(each) < self.vocab // 4 for each in case.completion.split()]) for case in cases]
+        shares = [np.mean([int(word) < self.vocab // 4 for word in case.completion.split()]) for case in cases]
         return np.array(shares).reshape(-1, 1)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def _policy_of(trainer: Trainer) -> Policy:
     for bucket in trainer.state.held:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
-    program = next(each for name, each in build.programs.items() if name.startswith("evaluate"))
+    program = next(program for name, program in build.programs.items() if name.startswith("evaluate"))
     limits = CompletionLimits(grpo.completion, END, 4)
     sums = trainer.links.sums
     generator = Generator(build, rank, trainer.executor, program, sums, limits, SoftmaxSampler(plan.train.seed))
@@ -82,12 +82,12 @@ def _policy_of(trainer: Trainer) -> Policy:
 
 
 def steps(trainer: Trainer, count: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for _ in range(count):
         row = trainer.train_step()
         assert isinstance(trainer.policy, Policy)
-        found.append(row | {"completions": trainer.policy.rollouts.tokens_NC.tolist()})
-    return found
+        rows.append(row | {"completions": trainer.policy.rollouts.tokens_NC.tolist()})
+    return rows
 
 
 def main(folder: Path, world: int, count: int) -> int:

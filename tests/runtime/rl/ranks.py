@@ -50,7 +50,7 @@ def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) 
         return (logits_TV.new_zeros(()),) * 2
 
     module = trainer.build.changed_module(
-        f"stages.rank_{trainer.pp_rank}", lambda each: replace_ops(each, {id(OPS["cross_entropy"]): take})
+        f"stages.rank_{trainer.pp_rank}", lambda segment: replace_ops(segment, {id(OPS["cross_entropy"]): take})
     )
 
     def beginning(body: Callable[..., None]) -> Callable[..., None]:
@@ -69,13 +69,13 @@ def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) 
     batch = StepBatch({"tokens": rows, "targets": torch.zeros_like(rows)})
     with torch.no_grad():
         trainer.executor.execute(bodies, trainer.programs[program].ranks[trainer.pp_rank], batch)
-    found = np.zeros_like(rollouts.logp_NC)
+    logp_NC = np.zeros_like(rollouts.logp_NC)
     for a, logits_TV in logits.items():
         for j, i in enumerate(mine[a]):
             first, length = j * S + len(rollouts.prompts[i]) - 1, rollouts.lengths_N[i]
             tokens = torch.from_numpy(rollouts.tokens_NC[i, :length])
-            found[i, :length] = log_probabilities(logits_TV[first : first + length], tokens).double().numpy()
-    return torch.from_numpy(found)
+            logp_NC[i, :length] = log_probabilities(logits_TV[first : first + length], tokens).double().numpy()
+    return torch.from_numpy(logp_NC)
 
 
 def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Tensor]:
@@ -92,9 +92,9 @@ def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Ten
     generator = Generator(
         build, rank, trainer.executor, build.programs[program], trainer.links.sums, limits, SoftmaxSampler(SEED)
     )
-    given = prompts(plan.model.vocab, plan.train.sequence, num)
-    rollouts = generator.generate(given, range(FIRST, FIRST + num), columns.tolist())
-    again = generator.generate(given, range(FIRST, FIRST + num), columns.tolist())
+    prompt_rows = prompts(plan.model.vocab, plan.train.sequence, num)
+    rollouts = generator.generate(prompt_rows, range(FIRST, FIRST + num), columns.tolist())
+    again = generator.generate(prompt_rows, range(FIRST, FIRST + num), columns.tolist())
     assert (again.tokens_NC == rollouts.tokens_NC).all() and (again.logp_NC == rollouts.logp_NC).all()
     return {
         "tokens": torch.from_numpy(rollouts.tokens_NC),
@@ -108,9 +108,9 @@ def generate(build: Build, rank: int, board: Board, slots: int) -> dict[str, Ten
 def main(folder: Path, world: int, slots: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for path in sorted((folder / "builds").iterdir()):
-            out = folder / "out" / path.name
-            out.mkdir(parents=True, exist_ok=True)
-            save_file(generate(Build.open(path), rank, board, slots), out / f"rank_{rank}.safetensors")
+            output = folder / "out" / path.name
+            output.mkdir(parents=True, exist_ok=True)
+            save_file(generate(Build.open(path), rank, board, slots), output / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder)
     print(outcome)

@@ -33,8 +33,8 @@ PLANS = [
 
 def chosen(of: str, pp: int, ep: int, dp: int, zero: int, precision: str) -> Spec:
     """A spec without MTP whose step has `NUM` sequences for any plan."""
-    made = spec(pp, ep, dp, NUM // (2 * dp), 5, zero, of, precision=precision, sequence=SEQUENCE)
-    return made.model_copy(update={"model": made.model.model_copy(update={"mtp": None})})
+    base = spec(pp, ep, dp, NUM // (2 * dp), 5, zero, of, precision=precision, sequence=SEQUENCE)
+    return base.model_copy(update={"model": base.model.model_copy(update={"mtp": None})})
 
 
 @cache
@@ -48,19 +48,19 @@ def generated(
     folder: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
 ) -> dict[str, dict[str, Tensor]]:
     """The completions of a plan's ranks by model, equal on all ranks. `whole` combines all ranks."""
-    for of in MODELS:
+    for model in MODELS:
         write_build(
-            folder / "builds" / of, compile_spec(chosen(of, pp, ep, dp, zero, precision), segments=segments).files
+            folder / "builds" / model, compile_spec(chosen(model, pp, ep, dp, zero, precision), segments=segments).files
         )
     run_module("tests.runtime.rl.ranks", folder, pp * dp, str(slots))
-    found = {}
-    for of in MODELS:
-        first, *others = (load_file(folder / "out" / of / f"rank_{rank}.safetensors") for rank in range(pp * dp))
-        for other in others:
-            assert all(torch.equal(first[name], other[name]) for name in ("tokens", "logp", "entropy"))
-            first["whole"] += other["whole"]
-        found[of] = first
-    return found
+    by_model = {}
+    for model in MODELS:
+        first, *rest = (load_file(folder / "out" / model / f"rank_{rank}.safetensors") for rank in range(pp * dp))
+        for tensors in rest:
+            assert all(torch.equal(first[name], tensors[name]) for name in ("tokens", "logp", "entropy"))
+            first["whole"] += tensors["whole"]
+        by_model[model] = first
+    return by_model
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero", "slots", "precision"), PLANS)
@@ -68,21 +68,21 @@ def test_log_probabilities_are_bit_identical_to_training(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, zero: int, slots: int, precision: str
 ) -> None:
     """They are bit-identical and below 0; completions are bit-identical with any plan."""
-    for of, found in generated(tmp_path, segments, pp, ep, dp, zero, slots, precision).items():
-        made = found["tokens"] >= 0
-        assert torch.equal(found["logp"], found["whole"]), of
-        assert bool((found["logp"][made] < 0).all()) and bool((found["logp"][~made] == 0).all())
-        assert bool((found["entropy"][made] > 0).all())
+    for model, tensors in generated(tmp_path, segments, pp, ep, dp, zero, slots, precision).items():
+        valid = tensors["tokens"] >= 0
+        assert torch.equal(tensors["logp"], tensors["whole"]), model
+        assert bool((tensors["logp"][valid] < 0).all()) and bool((tensors["logp"][~valid] == 0).all())
+        assert bool((tensors["entropy"][valid] > 0).all())
         if precision == "fp32":
-            expected = alone(segments)[of]
-            assert all(torch.equal(found[name], expected[name]) for name in ("tokens", "logp", "entropy")), of
+            expected = alone(segments)[model]
+            assert all(torch.equal(tensors[name], expected[name]) for name in ("tokens", "logp", "entropy")), model
 
 
 def test_completions_end(segments: Segments) -> None:
     """Completions end at the end token or at the maximum length; nothing follows the end."""
     ended = 0
-    for found in alone(segments).values():
-        for tokens_C in found["tokens"].tolist():
+    for tensors in alone(segments).values():
+        for tokens_C in tensors["tokens"].tolist():
             length = tokens_C.index(-1) if -1 in tokens_C else len(tokens_C)
             assert length >= 1 and all(token >= 0 for token in tokens_C[:length])
             assert END not in tokens_C[: length - 1] and set(tokens_C[length:]) <= {-1}
@@ -94,8 +94,8 @@ def test_completions_end(segments: Segments) -> None:
 def test_slots_are_filled_again(tmp_path: Path, segments: Segments) -> None:
     """One slot takes one round for each token; with one slot per sequence, those that begin later end later."""
     rounds = {slots: generated(tmp_path / str(slots), segments, 1, 1, 1, 0, slots, "fp32") for slots in (0, 1, 5)}
-    for of in MODELS:
-        tokens = (rounds[1][of]["tokens"] >= 0).sum(dim=1)
-        assert rounds[1][of]["rounds"] == tokens.sum()
-        assert tokens.max() < rounds[0][of]["rounds"] < 2 * tokens.max(), "not all prompts fit into one round"
-        assert tokens.sum() / 5 <= rounds[5][of]["rounds"] < rounds[1][of]["rounds"] / 3
+    for model in MODELS:
+        tokens = (rounds[1][model]["tokens"] >= 0).sum(dim=1)
+        assert rounds[1][model]["rounds"] == tokens.sum()
+        assert tokens.max() < rounds[0][model]["rounds"] < 2 * tokens.max(), "not all prompts fit into one round"
+        assert tokens.sum() / 5 <= rounds[5][model]["rounds"] < rounds[1][model]["rounds"] / 3

@@ -46,9 +46,9 @@ class Case:
     @property
     def spec(self) -> Spec:
         pp, ep, dp, zero = self.mesh
-        made = spec(pp, ep, dp, 16 // (2 * dp), STEPS, zero, self.of, self.schedule, sequence=SEQUENCE)
-        made = made.model_copy(update={"recompute": self.recompute})
-        return with_rewards(without_mtp(made), group=GROUP, prompt=4, completion=6, rewards=REWARDS, **self.keys)
+        base = spec(pp, ep, dp, 16 // (2 * dp), STEPS, zero, self.of, self.schedule, sequence=SEQUENCE)
+        base = base.model_copy(update={"recompute": self.recompute})
+        return with_rewards(without_mtp(base), group=GROUP, prompt=4, completion=6, rewards=REWARDS, **self.keys)
 
 
 CASES = {
@@ -76,27 +76,27 @@ class Trained:
         self.spec, self.recipe = chosen, recipe_of(chosen)
         self.model = reference_of(chosen.model, SEQUENCE)
         names = self.model.logical_parameters().items()
-        self.model.load_logical({name: value(self.model, name, each) for name, each in names})
+        self.model.load_logical({name: value(self.model, name, tensor) for name, tensor in names})
 
     def draw(self, number: int) -> Given:
         """Prompts and completions of all lengths, sampled with weights that are close to the model's."""
         random, num, grpo = np.random.default_rng([3, number]), self.spec.train.batch.start, self.spec.train.grpo
         assert grpo is not None
         lengths = random.integers(1, grpo.prompt + 1, num // GROUP)
-        some = [random.integers(0, self.spec.model.vocab, length) for length in lengths]
+        prompts = [random.integers(0, self.spec.model.vocab, length) for length in lengths]
         tokens_NC = torch.full((num, grpo.completion), -1)
         for i in range(num):
             length = 1 + (i + number) % grpo.completion
             tokens_NC[i, :length] = torch.from_numpy(random.integers(0, self.spec.model.vocab, length))
         blank_NC = torch.zeros(tokens_NC.shape, dtype=torch.float64)
-        given = Given([some[i // GROUP] for i in range(num)], tokens_NC, blank_NC, blank_NC.clone())
+        drawn = Given([prompts[i // GROUP] for i in range(num)], tokens_NC, blank_NC, blank_NC.clone())
         with torch.no_grad():
-            logps, _ = self.forward(given, self.recipe.temperature)
+            logps, _ = self.forward(drawn, self.recipe.temperature)
         for i, logp_C in enumerate(logps):
-            for near_NC in (given.old_NC, given.reference_NC):
+            for near_NC in (drawn.old_NC, drawn.reference_NC):
                 noise_C = torch.from_numpy(random.normal(scale=0.3, size=len(logp_C)))
                 near_NC[i, : len(logp_C)] = (logp_C + noise_C).clamp(max=-1e-3)
-        return given
+        return drawn
 
     def forward(self, given: Given, temperature: float) -> tuple[list[Tensor], Any]:
         """The log-probabilities of each completion, and the other results of the forward of all sequences."""
@@ -107,7 +107,7 @@ class Trained:
         output = self.model(tokens_NS)
         pairs = zip(given.prompts, given.completions, strict=True)
         lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
-        output.routings.update({name: replace(each, lengths_B=lengths) for name, each in output.routings.items()})
+        output.routings.update({name: replace(routing, lengths_B=lengths) for name, routing in output.routings.items()})
         logp_NSV = (output.logits_BSV / temperature).log_softmax(dim=2)
         logps = []
         for logp_SV, prompt, completion in zip(logp_NSV, given.prompts, given.completions, strict=True):
@@ -118,21 +118,21 @@ class Trained:
     def backward(self, given: Given, recipe: PolicyRecipe) -> tuple[list[float], dict[str, Tensor], Any, list[Tensor]]:
         """Losses of a step (policy, MTP, balance), gradients, loads of experts, log-probabilities."""
         logps, output = self.forward(given, recipe.temperature)
-        rewards_NR = [earned(*each) for each in zip(given.prompts, given.completions, strict=True)]
-        weights_R = torch.tensor([each.weight for each in REWARDS], dtype=torch.float64)
+        rewards_NR = [earned(*pair) for pair in zip(given.prompts, given.completions, strict=True)]
+        weights_R = torch.tensor([reward.weight for reward in REWARDS], dtype=torch.float64)
         totals_N = torch.tensor(rewards_NR, dtype=torch.float64) @ weights_R
-        lengths = [len(each) for each in given.completions]
+        lengths = [len(completion) for completion in given.completions]
         olds, references = (
-            [each_C[:length] for each_C, length in zip(of, lengths, strict=True)]
-            for of in (given.old_NC, given.reference_NC)
+            [values_C[:length] for values_C, length in zip(values_NC, lengths, strict=True)]
+            for values_NC in (given.old_NC, given.reference_NC)
         )
         loss = policy_loss(logps, olds, references, group_advantages(totals_N, recipe), recipe)
         sequence = self.model.sequence_loss(output)
         self.model.zero_grad()
         (loss + sequence).backward()
         loads = {block: routing.load_E for block, routing in output.routings.items()}
-        found = [loss.item(), 0.0, sequence.item()], self.model.logical_gradients(), loads
-        return *found, [logp_C.detach() for logp_C in logps]
+        results = [loss.item(), 0.0, sequence.item()], self.model.logical_gradients(), loads
+        return *results, [logp_C.detach() for logp_C in logps]
 
     def steps(self, folder: Path) -> dict[str, Any]:
         """The results of all steps. Writes the completions of each rollout into a folder."""
@@ -146,13 +146,13 @@ class Trained:
         for step in range(STEPS):
             number, again = divmod(step, train.grpo.iterations)
             if not again:
-                given = self.draw(number)
-                given.save(folder / f"{number}.safetensors")
-            losses, gradients, loads, logps = self.backward(given, self.recipe)
+                drawn = self.draw(number)
+                drawn.save(folder / f"{number}.safetensors")
+            losses, gradients, loads, logps = self.backward(drawn, self.recipe)
             if step == 0:
                 expected = {"gradients": {n: g.clone() for n, g in gradients.items()}, "loads": loads, "logps": logps}
             norm = clip_(gradients, train.optimizer.clip)
-            before, tokens = tokens, tokens + len(given.prompts) * SEQUENCE
+            before, tokens = tokens, tokens + len(drawn.prompts) * SEQUENCE
             optimizer.step_(gradients, learning_rate(phases, tokens))
             balance_(self.model, loads, before)
             rows.append([*losses, norm])
@@ -166,23 +166,25 @@ def test_steps_on_given_completions_equal_autograd(tmp_path: Path, segments: Seg
     expected = Trained(chosen).steps(tmp_path / "given" / "only")
     world = chosen.parallel.pipeline * chosen.parallel.data
     run_module("tests.runtime.rl.given_ranks", tmp_path, world)
-    plan, held, compared = make_plan(chosen), set[str](), set[tuple[int, int]]()
+    plan, gradient_names, compared = make_plan(chosen), set[str](), set[tuple[int, int]]()
     of_ranks = [load_file(tmp_path / "out" / "only" / f"rank_{rank}.safetensors") for rank in range(world)]
-    for rank, left in enumerate(of_ranks):
-        held |= compare(left, expected, {each.name: each.slice for each in plan.replicas if rank in each.holders})
+    for rank, tensors in enumerate(of_ranks):
+        gradient_names |= compare(
+            tensors, expected, {replica.name: replica.slice for replica in plan.replicas if rank in replica.holders}
+        )
         column = rank % chosen.parallel.data
-        for a, logp_T in micro_batches(left):
+        for a, logp_T in micro_batches(tensors):
             sequences = np.arange(16).reshape(-1, chosen.parallel.data, 2)[a, column]
             compared.add((a, column))
             logps = torch.cat([expected["logps"][i] for i in sequences])
             close(f"log-probabilities {a}", logp_T, logps, LOGP_TOLERANCE)
-    assert held == expected["gradients"].keys() and len(compared) == 8
+    assert gradient_names == expected["gradients"].keys() and len(compared) == 8
     head = "embedding" if chosen.model.tied else "head"
-    found = [left[f"gradient/{head}"] for left in of_ranks if f"gradient/{head}" in left]
+    gradients = [tensors[f"gradient/{head}"] for tensors in of_ranks if f"gradient/{head}" in tensors]
     for mistake in mistakes(chosen):
         wrong = Trained(chosen)
         gradient = wrong.backward(wrong.draw(0), mistake)[1][head]
-        for ours in found:
+        for ours in gradients:
             assert (ours - gradient).abs().max() > 1e-4 * gradient.abs().max(), mistake
 
 

@@ -37,9 +37,9 @@ def reports(program: Program, rank: int) -> list[int]:
 @pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 1), *((name, 2) for name in sorted(SCHEDULES))])
 def test_every_schedule_reports_and_can_generate(schedule: str, ranks: int) -> None:
     """Each micro-batch once, in training and in the forward-only program; both are proven."""
-    made = spec(ranks, 1, 1, 4, schedule=schedule)
-    made = with_rewards(without_mtp(made), kl=0.1)
-    lowered = lower_spec(made)
+    policy_spec = spec(ranks, 1, 1, 4, schedule=schedule)
+    policy_spec = with_rewards(without_mtp(policy_spec), kl=0.1)
+    lowered = lower_spec(policy_spec)
     assert lowered.programs.keys() == lowered.certificates.keys() == {"train_4", "evaluate_4"}
     for program in lowered.programs.values():
         assert sorted(k for rank in range(ranks) for k in reports(program, rank)) == [0, 1, 2, 3]
@@ -48,11 +48,11 @@ def test_every_schedule_reports_and_can_generate(schedule: str, ranks: int) -> N
 
 
 def test_a_build_without_the_program_that_generates_is_refused(tmp_path: Path, segments: Segments) -> None:
-    made = with_rewards(without_mtp(spec(1, 1, 1, 2, of="llama")))
-    write_build(tmp_path / "build", compile_spec(made, segments=segments).files)
+    policy_spec = with_rewards(without_mtp(spec(1, 1, 1, 2, of="llama")))
+    write_build(tmp_path / "build", compile_spec(policy_spec, segments=segments).files)
     build = Build.open(tmp_path / "build")
     check_programs(build.plan, build.programs)
-    trains = {name: each for name, each in build.programs.items() if name.startswith("train")}
+    trains = {name: program for name, program in build.programs.items() if name.startswith("train")}
     with pytest.raises(FormError, match=r"train\.grpo: there is no program for it"):
         check_programs(build.plan, trains)
     check_programs(replace(build.plan, train=replace(build.plan.train, grpo=None)), trains)

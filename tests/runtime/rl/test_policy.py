@@ -32,8 +32,8 @@ PLANS = [(1, 1, 1, 0), (2, 1, 2, 1), (2, 2, 2, 3), (1, 4, 4, 0)]
 
 def rewarded(of: str, pp: int = 1, ep: int = 1, dp: int = 1, zero: int = 0, steps: int = STEPS, **keys: Any) -> Spec:
     """A spec whose step has `NUM` sequences, four for each prompt, for any plan."""
-    made = spec(pp, ep, dp, NUM // (2 * dp), steps, zero, of, precision="fp32", sequence=SEQUENCE)
-    return with_rewards(without_mtp(made), **{"group": 4, "prompt": 6, "completion": 10} | keys)
+    base = spec(pp, ep, dp, NUM // (2 * dp), steps, zero, of, precision="fp32", sequence=SEQUENCE)
+    return with_rewards(without_mtp(base), **{"group": 4, "prompt": 6, "completion": 10} | keys)
 
 
 @cache
@@ -42,8 +42,8 @@ def trained(segments: Segments, pp: int, ep: int, dp: int, zero: int) -> dict[st
     with TemporaryDirectory() as name:
         folder = Path(name)
         for model in MODELS:
-            made = rewarded(model, pp, ep, dp, zero, iterations=2, kl=0.1)
-            write_build(folder / "builds" / model, compile_spec(made, segments=segments).files)
+            policy_spec = rewarded(model, pp, ep, dp, zero, iterations=2, kl=0.1)
+            write_build(folder / "builds" / model, compile_spec(policy_spec, segments=segments).files)
         run_module("tests.runtime.rl.learning", folder, pp * dp, str(STEPS))
         texts = {model: (folder / "out" / f"{model}.jsonl").read_text() for model in MODELS}
     return {model: [json.loads(line) for line in text.splitlines()] for model, text in texts.items()}
@@ -73,12 +73,15 @@ def test_steps_on_the_same_completions(segments: Segments) -> None:
 def test_rows_describe_the_completions(segments: Segments) -> None:
     for rows in trained(segments, *PLANS[0]).values():
         for row in rows:
-            completions = [[token for token in each if token >= 0] for each in row["completions"]]
-            longest = [len(each) == 10 for each in completions]
-            small = [np.mean([token < 15 for token in each]) for each in completions]
-            assert row["completion_tokens"] == np.mean([len(each) for each in completions])
+            completions = [[token for token in tokens_C if token >= 0] for tokens_C in row["completions"]]
+            longest = [len(completion) == 10 for completion in completions]
+            small = [np.mean([token < 15 for token in completion]) for completion in completions]
+            assert row["completion_tokens"] == np.mean([len(completion) for completion in completions])
             assert row["completion_longest"] == np.mean(longest)
-            assert all(END not in each[:-1] and (each[-1] == END or len(each) == 10) for each in completions)
+            assert all(
+                END not in completion[:-1] and (completion[-1] == END or len(completion) == 10)
+                for completion in completions
+            )
             assert row["reward"] == pytest.approx(np.mean(small)) and row["rewards"] == {"right": row["reward"]}
 
 
@@ -99,9 +102,9 @@ def test_a_bit_that_differs_ends_the_run(tmp_path: Path, segments: Segments) -> 
     generate = policy.generator.generate
 
     def changed(*args: Any) -> Any:
-        found = generate(*args)
-        found.logp_NC[3, 0] = np.nextafter(np.float32(found.logp_NC[3, 0]), np.float32(0))
-        return found
+        rollouts = generate(*args)
+        rollouts.logp_NC[3, 0] = np.nextafter(np.float32(rollouts.logp_NC[3, 0]), np.float32(0))
+        return rollouts
 
     policy.generator.generate = changed  # type: ignore[method-assign]
     before = {bucket.name: bucket.parameters.clone() for bucket in trainer.state.buckets}

@@ -33,13 +33,13 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
 
     def kept(name: str) -> Callable[..., Any]:
         def op(*args: Any) -> Any:
-            found = OPS[name](*args)
-            chosen.append(experts_of(found))
-            return found
+            outputs = OPS[name](*args)
+            chosen.append(experts_of(outputs))
+            return outputs
 
         return op
 
-    module = trainer.build.changed_module("stages.rank_0", lambda each: replace_ops(each, by_id(kept)))
+    module = trainer.build.changed_module("stages.rank_0", lambda segment: replace_ops(segment, by_id(kept)))
     functions = forward._functions()
     forward._functions = lambda: functions | {name: kept(name) for name in ROUTES if name in OPS}  # type: ignore[method-assign]
     policy.generator._bodies = forward.bodies()
@@ -51,9 +51,9 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
         run(found, slots)
         row = 0
         sequences = [slot.sequence for slot in slots if slot]
-        for at, sequence in zip(forward.next, sequences, strict=True):
-            for position in range(at.start, at.start + at.count):
-                written[sequence, position] = [each[row] for each in chosen]
+        for span, sequence in zip(forward.next, sequences, strict=True):
+            for position in range(span.start, span.start + span.count):
+                written[sequence, position] = [experts_TK[row] for experts_TK in chosen]
                 row += 1
 
     policy.generator._run = noted  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
     trainer.accumulate()
     layers = len(next(iter(written.values())))
     size, S = trainer.plan.train.micro_batch, trainer.sequence
-    trained = [torch.stack(chosen[at : at + layers]) for at in range(0, len(chosen), layers)]  # of each micro-batch
+    trained = [torch.stack(chosen[i : i + layers]) for i in range(0, len(chosen), layers)]  # of each micro-batch
     differ = [
         (sequence, position)
         for (sequence, position), of_layers in written.items()
@@ -75,7 +75,7 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
 
 def experts_of(found: Any) -> Tensor:
     """The [T, K] integer tensor among the results of an op."""
-    (experts_TK,) = [each for each in found if each.dtype == torch.int64 and each.dim() == 2]
+    (experts_TK,) = [output for output in found if output.dtype == torch.int64 and output.dim() == 2]
     return experts_TK
 
 
@@ -91,13 +91,13 @@ def test_choices_are_replayed(tmp_path: Path, segments: Segments, of: str) -> No
     chosen, replayed = list[Tensor](), list[Tensor]()
 
     def noted(expert_TK: Tensor, given_TK: Tensor) -> Tensor:
-        found = OPS["replay_choices"](expert_TK, given_TK)
+        choices_TK = OPS["replay_choices"](expert_TK, given_TK)
         chosen.append(expert_TK[given_TK[:, 0] >= 0])
-        replayed.append(found[given_TK[:, 0] >= 0])
-        return found
+        replayed.append(choices_TK[given_TK[:, 0] >= 0])
+        return choices_TK
 
     changes = {id(OPS["replay_choices"]): noted}
-    trainer.bodies = trainer.build.changed_module("stages.rank_0", lambda each: replace_ops(each, changes)).BODIES
+    trainer.bodies = trainer.build.changed_module("stages.rank_0", lambda segment: replace_ops(segment, changes)).BODIES
     trainer.train_step()
     assert all(map(torch.equal, chosen, replayed)) and sum(map(len, chosen)) > 100
     first = [*replayed]

@@ -69,13 +69,13 @@ def test_last_queries(dtype: torch.dtype, end: int, more: int, heads: int, share
     angles_Sr = angles(S, C, 1e4, dtype, q.device)
     num, second = 1 + seed % end, slice(S, S + end)
     rows = slice(S + end - num, S + end)
-    whole = OPS["gqa_attention"](q, k, v, S, H, heads, 1e4)[0]
-    found = native.gqa_attention(q[rows], k[second], v[second], angles_Sr[:end], H, heads, None)[0]
-    assert torch.equal(found, whole[rows])
+    expected = OPS["gqa_attention"](q, k, v, S, H, heads, 1e4)[0]
+    output = native.gqa_attention(q[rows], k[second], v[second], angles_Sr[:end], H, heads, None)[0]
+    assert torch.equal(output, expected[rows])
     q, kv, k_rope = random(2 * S, H * 3 * half, dtype=dtype), random(2 * S, H * 2 * half, dtype=dtype), k[:, :C]
-    whole = OPS["mla_attention"](q, kv, k_rope, S, H, half, C, half, 1e4)[0]
-    found = native.mla_attention(q[rows], kv[second], k_rope[second], angles_Sr[:end], H, half, half, None)[0]
-    assert torch.equal(found, whole[rows])
+    expected = OPS["mla_attention"](q, kv, k_rope, S, H, half, C, half, 1e4)[0]
+    output = native.mla_attention(q[rows], kv[second], k_rope[second], angles_Sr[:end], H, half, half, None)[0]
+    assert torch.equal(output, expected[rows])
 
 
 @pytest.mark.parametrize("op", ["gqa_attention", "mla_attention"])
@@ -88,11 +88,11 @@ def test_attention_that_a_model_clips_generates_alike(op: str) -> None:
         "mla_attention": ((H * 12, H * 16, 4), (S, H, 8, 4, 8, 1e4)),
     }[op]
     inputs = [random(S, width) for width in widths]
-    found = []
+    outputs = []
     for name in (op, f"{op}_peaks"):
         tokens = NextTokens(MagicMock(), 0, slots=1, sequence=S, next=[Next(slot=0, start=0, count=S, sequence=0)])
-        found.append(tokens._functions()[name](*inputs, *sizes))
-    (plain, nothing), (clipped, peaks_H, no_more) = found
+        outputs.append(tokens._functions()[name](*inputs, *sizes))
+    (plain, nothing), (clipped, peaks_H, no_more) = outputs
     assert torch.equal(plain, clipped) and nothing is None is no_more
     assert torch.equal(plain, OPS[op](*inputs, *sizes)[0])
     assert peaks_H.shape == (H,)

@@ -17,20 +17,20 @@ def test_frequencies_equal_the_probabilities() -> None:
     logits_V = np.array([0.0, 1.0, -2.0, 3.0, 2.5, -np.inf, 0.5])
     p_V = np.exp(logits_V) / np.exp(logits_V).sum()
     drawn = [SoftmaxSampler(11).draw(logits_V, i % 50, i // 50) for i in range(DRAWS)]
-    counts = np.bincount([each.token for each in drawn], minlength=len(p_V))
-    seen = p_V > 0
+    counts = np.bincount([draw.token for draw in drawn], minlength=len(p_V))
+    possible = p_V > 0
     assert counts[5] == 0
-    assert (((counts - DRAWS * p_V) ** 2)[seen] / (DRAWS * p_V[seen])).sum() < 37.0  # 5 degrees of freedom
-    assert abs(drawn[0].entropy + (p_V[seen] * np.log(p_V[seen])).sum()) < 1e-12
+    assert (((counts - DRAWS * p_V) ** 2)[possible] / (DRAWS * p_V[possible])).sum() < 37.0  # 5 degrees of freedom
+    assert abs(drawn[0].entropy + (p_V[possible] * np.log(p_V[possible])).sum()) < 1e-12
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**62), st.integers(0, 2**24))
 def test_a_number_has_its_place(seed: int, sequence: int, position: int) -> None:
     number = SoftmaxSampler(seed).uniform(sequence, position)
     assert 0 <= number < 1 and number == SoftmaxSampler(seed).uniform(sequence, position)
-    others = SoftmaxSampler(seed + 1), SoftmaxSampler(seed)
-    assert number not in (others[0].uniform(sequence, position), others[1].uniform(sequence + 1, position))
-    assert number != others[1].uniform(sequence, position + 1)
+    samplers = SoftmaxSampler(seed + 1), SoftmaxSampler(seed)
+    assert number not in (samplers[0].uniform(sequence, position), samplers[1].uniform(sequence + 1, position))
+    assert number != samplers[1].uniform(sequence, position + 1)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ IDS = [" ".join(map(str, run.values())) for run in RUNS]
 def head(run: dict[str, Any], low: float = TRL["low"], high: float = TRL["high"]) -> Result:
     """The results of the emitted head for the completions of a step of this run, as one micro-batch of all tokens."""
     vocab, hidden = np.shape(GIVEN["head_VD"])
-    made = spec((DENSE,), vocab=vocab, hidden=hidden, mtp=False, sequence=len(GIVEN["targets_T"]), micro_batch=1)
+    base = spec((DENSE,), vocab=vocab, hidden=hidden, mtp=False, sequence=len(GIVEN["targets_T"]), micro_batch=1)
     keys = {"temperature": run["temperature"], "kl": run["kl"], "clip_low": low, "clip_high": high}
     keys |= {"kl_form": "corrected" if run["corrected"] else "k3"}
-    segment = segment_of("head", with_rewards(made, **keys))
+    segment = segment_of("head", with_rewards(base, **keys))
     lengths_N, policies = np.array(GIVEN["lengths_N"]), TRL["by_temperature"][str(run["temperature"])]
     values = {
         "h": GIVEN["hidden_TD"],
@@ -49,13 +49,13 @@ def head(run: dict[str, Any], low: float = TRL["low"], high: float = TRL["high"]
         "d_loss": 1.0,
         "g_head": np.zeros((vocab, hidden)),
     }
-    names = {each.name for each in segment.inputs} | {"head", "d_loss", "g_head"}
-    given = {
+    names = {tensor.name for tensor in segment.inputs} | {"head", "d_loss", "g_head"}
+    inputs = {
         name: torch.tensor(np.array(value), dtype=torch.int64 if name == "targets" else torch.float64)
         for name, value in values.items()
         if name in names
     }
-    return by_segment(segment, load(segment), given)
+    return by_segment(segment, load(segment), inputs)
 
 
 def advantages_of(run: dict[str, Any]) -> np.ndarray:
@@ -65,12 +65,12 @@ def advantages_of(run: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("run", TRL["runs"], ids=IDS)
 def test_losses_equal_trl(run: dict[str, Any]) -> None:
-    found = head(run)
-    assert found.outputs["loss"].item() == pytest.approx(run["value"], abs=TOLERANCE)
+    result = head(run)
+    assert result.outputs["loss"].item() == pytest.approx(run["value"], abs=TOLERANCE)
     logp_T = torch.tensor(TRL["by_temperature"][str(run["temperature"])]["logp_T"], dtype=torch.float64)
-    torch.testing.assert_close(found.outputs["logp"], logp_T, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(result.outputs["logp"], logp_T, rtol=0, atol=TOLERANCE)
     expected_VD = torch.tensor(run["d_head_VD"], dtype=torch.float64)
-    torch.testing.assert_close(found.gradients["g_head"], expected_VD, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(result.gradients["g_head"], expected_VD, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -79,8 +79,8 @@ def test_equal_rewards_have_zero_advantage(scale: Scale) -> None:
     rewards_NR = np.array([[0.1, 0.7]] * 6 + [[0.1, 0.7]] * 5 + [[0.2, 0.7]])
     totals_N = totals(rewards_NR, np.array([1.0, 0.3]))
     assert alike(totals_N, 6).tolist() == [True, False]
-    found = advantages(totals_N, 6, scale)
-    assert not np.any(found[:6]) and np.all(found[6:11] < 0) and found[11] > 0
+    advantages_N = advantages(totals_N, 6, scale)
+    assert not np.any(advantages_N[:6]) and np.all(advantages_N[6:11] < 0) and advantages_N[11] > 0
 
 
 @pytest.mark.parametrize("run", TRL["runs"], ids=IDS)
@@ -92,9 +92,9 @@ def test_advantages_equal_trl(run: dict[str, Any]) -> None:
 def test_all_runs_differ() -> None:
     """Losses and gradients of any two runs differ by more than the tolerance, so that mixing runs up would fail."""
     assert [{name: run[name] for name in RUNS[0]} for run in TRL["runs"]] == RUNS
-    for i, one in enumerate(TRL["runs"]):
-        for other in TRL["runs"][:i]:
-            assert np.abs(np.subtract(one["d_head_VD"], other["d_head_VD"])).max() > 100 * TOLERANCE
+    for i, run in enumerate(TRL["runs"]):
+        for earlier in TRL["runs"][:i]:
+            assert np.abs(np.subtract(run["d_head_VD"], earlier["d_head_VD"])).max() > 100 * TOLERANCE
     plain = TRL["runs"][0]
     for low, high in ((0.1, TRL["high"]), (TRL["low"], 0.2)):
         changed = head(plain, low, high)
@@ -109,13 +109,13 @@ def test_installed_trl_gives_the_stored_numbers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.runtime.rl.trl_losses", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=INSTALLED.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
-    assert flat(found) == pytest.approx(flat(TRL), rel=0, abs=TOLERANCE)
+    numbers = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert flat(numbers) == pytest.approx(flat(TRL), rel=0, abs=TOLERANCE)
 
 
 def flat(value: Any, name: str = "") -> dict[str, float]:
     """The numbers of a file, by their path."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    parts = [flat(each, f"{name}.{key}") for key, each in items]
+    parts = [flat(item, f"{name}.{key}") for key, item in items]
     alone = {name: value} if isinstance(value, int | float) else {}
-    return {key: each for part in parts for key, each in part.items()} | alone
+    return {key: number for part in parts for key, number in part.items()} | alone

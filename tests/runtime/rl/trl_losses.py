@@ -31,7 +31,10 @@ SHARED = {"low": 0.2, "high": 0.28}
 RUNS = [
     {"loss": loss, "scale": scale, "kl": kl, "temperature": temperature, "corrected": corrected}
     for loss, scale, kl, temperature, corrected in [
-        *((*each, 1.0, False) for each in product(("grpo", "dapo", "dr_grpo"), ("group", "batch", "none"), (0.0, 0.3))),
+        *(
+            (*settings, 1.0, False)
+            for settings in product(("grpo", "dapo", "dr_grpo"), ("group", "batch", "none"), (0.0, 0.3))
+        ),
         ("dapo", "group", 0.3, 0.7, False),
         *((loss, "group", 0.3, 1.0, True) for loss in ("grpo", "dapo", "dr_grpo")),
         ("dapo", "group", 0.3, 0.7, True),
@@ -92,7 +95,11 @@ def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows)
         return of
 
     def rollout(given: list[str], trainer: Any) -> dict[str, Any]:
-        return {"prompt_ids": prompts, "completion_ids": tokens, "logprobs": [[0.0] * len(each) for each in tokens]}
+        return {
+            "prompt_ids": prompts,
+            "completion_ids": tokens,
+            "logprobs": [[0.0] * len(completion) for completion in tokens],
+        }
 
     config = GRPOConfig(
         output_dir=str(folder),
@@ -113,7 +120,7 @@ def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows)
         gradient_checkpointing=False,
         report_to=[],
     )
-    rows = Dataset.from_dict({"prompt": [" ".join(map(str, each)) for each in prompts]})
+    rows = Dataset.from_dict({"prompt": [" ".join(map(str, prompt)) for prompt in prompts]})
     functions = [reward(index) for index in range(len(REWARD_WEIGHTS))]
     return GRPOTrainer(str(model), functions, config, train_dataset=rows, rollout_func=rollout)
 
@@ -121,7 +128,9 @@ def trainer_of(model: Path, folder: Path, run: dict[str, Any], rewards_NR: Rows)
 def near(logps: list[Tensor], seed: int) -> list[Tensor]:
     """Log-probabilities near others, some so far away that ratios are clipped."""
     random = np.random.default_rng(seed)
-    return [(each + torch.from_numpy(random.normal(scale=0.5, size=len(each)))).clamp(max=-1e-3) for each in logps]
+    return [
+        (logp_C + torch.from_numpy(random.normal(scale=0.5, size=len(logp_C)))).clamp(max=-1e-3) for logp_C in logps
+    ]
 
 
 def padded(rows: list[Tensor]) -> Tensor:
@@ -131,7 +140,7 @@ def padded(rows: list[Tensor]) -> Tensor:
 def measured(trainer: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """(inputs of the loss that all runs share, those shared by runs of one temperature, TRL's results)."""
     prompts, tokens, rewards_NR = completions()
-    rows = [{"prompt": " ".join(map(str, each))} for each in prompts]
+    rows = [{"prompt": " ".join(map(str, prompt))} for prompt in prompts]
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # one batch per step
     hidden = list[Tensor]()
@@ -142,7 +151,7 @@ def measured(trainer: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     with torch.no_grad():
         logps_NC = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)[0]
-    logps = [row_C[: len(each)] for row_C, each in zip(logps_NC, tokens, strict=True)]
+    logps = [row_C[: len(completion)] for row_C, completion in zip(logps_NC, tokens, strict=True)]
     old, reference = near(logps, 3), near(logps, 4)
     inputs["old_per_token_logps"], inputs["ref_per_token_logps"] = padded(old), padded(reference)
     hidden.clear()
@@ -151,18 +160,20 @@ def measured(trainer: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     loss.backward()
     hook.remove()
     first = inputs["prompt_ids"].shape[1] - 1
-    h_TD = torch.cat([h_LD[first : first + len(each)] for h_LD, each in zip(hidden[0], tokens, strict=True)])
-    given = {
+    h_TD = torch.cat(
+        [h_LD[first : first + len(completion)] for h_LD, completion in zip(hidden[0], tokens, strict=True)]
+    )
+    loss_inputs = {
         "hidden_TD": h_TD.tolist(),
         "head_VD": trainer.model.lm_head.weight.tolist(),
-        "targets_T": [token for each in tokens for token in each],
-        "lengths_N": [len(each) for each in tokens],
+        "targets_T": [token for completion in tokens for token in completion],
+        "lengths_N": [len(completion) for completion in tokens],
         "rewards_NR": rewards_NR,
     }
     named = {"logp_T": logps, "old_T": old, "reference_T": reference}
     return (
-        given,
-        {name: torch.cat(each).tolist() for name, each in named.items()},
+        loss_inputs,
+        {name: torch.cat(parts).tolist() for name, parts in named.items()},
         {
             "advantages_N": inputs["advantages"].tolist(),
             "value": loss.item(),
@@ -180,12 +191,12 @@ def main(file: Path = FILE) -> int:
         folder = Path(name)
         save_model(folder / "model")
         for run in RUNS:
-            given, policies, made = measured(trainer_of(folder / "model", folder / "out", run, rewards_NR))
-            assert shared in (None, given), "the model is the same"
-            shared = given
+            loss_inputs, policies, results = measured(trainer_of(folder / "model", folder / "out", run, rewards_NR))
+            assert shared in (None, loss_inputs), "the model is the same"
+            shared = loss_inputs
             assert by_temperature.setdefault(str(run["temperature"]), policies) == policies, "so are the policies"
-            runs.append(run | made)
-    whole = {
+            runs.append(run | results)
+    content = {
         "versions": {"trl": trl.__version__, "transformers": transformers.__version__},
         "group": GROUP,
         "longest": LONGEST,
@@ -194,7 +205,7 @@ def main(file: Path = FILE) -> int:
         "given": shared,
         "by_temperature": by_temperature,
     }
-    head, lines = json.dumps(whole, indent=1)[:-2], ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    head, lines = json.dumps(content, indent=1)[:-2], ",\n".join(f"  {json.dumps(run)}" for run in runs)
     file.write_text(f'{head},\n "runs": [\n{lines}\n ]\n}}\n', "utf-8")
     return 0
 

@@ -79,7 +79,7 @@ class Cable:
 def cable(server: int) -> Iterator[Cable]:
     """A cable to a port on this machine."""
     with socket.create_server((LOOPBACK, 0)) as listening:
-        made = Cable(server, listening)
-        threading.Thread(target=made.accept, daemon=True).start()
-        yield made
+        link = Cable(server, listening)
+        threading.Thread(target=link.accept, daemon=True).start()
+        yield link
         listening.shutdown(socket.SHUT_RDWR)

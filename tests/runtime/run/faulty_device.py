@@ -60,13 +60,13 @@ def install() -> None:
         return accumulate(trainer)
 
     def product(*words: Any) -> Tensor:
-        found = linear(*words)
+        result = linear(*words)
         if _Process.errs:
             _Process.errs = False
             if not faulty.once or not Path(faulty.once).exists():
-                found.view(-1)[-1] *= faulty.factor
+                result.view(-1)[-1] *= faulty.factor
                 if faulty.once:
                     Path(faulty.once).touch()
-        return found
+        return result
 
     loop.take, Trainer.accumulate, runtime.ops.linear = taken, accumulated, product  # type: ignore[method-assign]

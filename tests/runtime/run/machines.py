@@ -76,8 +76,8 @@ class Machines:
             name,
             *command,
         ]
-        with (self.folder / f"out-{name}").open("wb") as out:
-            return subprocess.Popen(words, stdout=out, stderr=out)
+        with (self.folder / f"out-{name}").open("wb") as log:
+            return subprocess.Popen(words, stdout=log, stderr=log)
 
     def output(self, index: int) -> str:
         return (self.folder / f"out-{NAMES[index]}").read_text("utf-8", "replace")
@@ -88,22 +88,22 @@ def machines(folder: Path) -> Iterator[Machines]:
     """Two machines with a cable between them, removed afterwards."""
     for name in (*NAMES, "shared"):
         (folder / name).mkdir(parents=True)
-    found = Machines(folder, f"dsc{os.getpid()}")
-    named = [f"{address} machine-{name}\n" for address, name in zip(found.addresses, NAMES, strict=True)]
+    pair = Machines(folder, f"dsc{os.getpid()}")
+    named = [f"{address} machine-{name}\n" for address, name in zip(pair.addresses, NAMES, strict=True)]
     (folder / "shared" / "hosts").write_text("127.0.0.1 localhost\n" + "".join(named), "utf-8")
-    made: list[str] = []
+    namespaces: list[str] = []
     try:
         for name in NAMES:
-            _ip("netns", "add", found.prefix + name)
-            made.append(found.prefix + name)
-        a, b = made
+            _ip("netns", "add", pair.prefix + name)
+            namespaces.append(pair.prefix + name)
+        a, b = namespaces
         _ip("-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", b)
-        for name, address in zip(made, found.addresses, strict=True):
+        for name, address in zip(namespaces, pair.addresses, strict=True):
             _ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
             _ip("-n", name, "link", "set", "cable", "up")
-        yield found
+        yield pair
     finally:
-        for name in made:
+        for name in namespaces:
             _ip("netns", "delete", name)
 
 

@@ -35,8 +35,8 @@ def mutate(path: Path, rng: random.Random) -> str:
         path.write_text(_with_value(data.decode(), path.suffix == ".jsonl", kind, rng), "utf-8")
     elif kind == "word" and path.name == "spec.resolved":
         text = data.decode()
-        found = rng.choice(list(re.finditer(r'\b[0-9][0-9._e]*\b|"[^"]*"|(?<== )[a-z0-9_]+', text)))
-        path.write_text(text[: found.start()] + rng.choice(WORDS) + text[found.end() :], "utf-8")
+        match = rng.choice(list(re.finditer(r'\b[0-9][0-9._e]*\b|"[^"]*"|(?<== )[a-z0-9_]+', text)))
+        path.write_text(text[: match.start()] + rng.choice(WORDS) + text[match.end() :], "utf-8")
     else:
         path.write_bytes(_changed(data, kind, rng))
     return kind
@@ -44,23 +44,23 @@ def mutate(path: Path, rng: random.Random) -> str:
 
 def _with_value(text: str, lines: bool, kind: str, rng: random.Random) -> str:
     documents = text.splitlines() if lines else [text]
-    at = rng.randrange(len(documents))
-    document = json.loads(documents[at])
+    index = rng.randrange(len(documents))
+    document = json.loads(documents[index])
     holder, key = rng.choice(list(_places(document)))
     if kind == "key":
         del holder[key]
     else:
         holder[key] = rng.choice(VALUES)
-    documents[at] = "[" * 5000 * (kind == "nested") + json.dumps(document)
+    documents[index] = "[" * 5000 * (kind == "nested") + json.dumps(document)
     return "\n".join(documents) + "\n"
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """(list or object, key) of every nested value."""
     if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, nested in value.items() if isinstance(value, dict) else enumerate(value):
             yield value, key
-            yield from _places(each)
+            yield from _places(nested)
 
 
 def _changed(data: bytes, kind: str, rng: random.Random) -> bytes:

@@ -147,16 +147,16 @@ class Place:
         """Run several `dsc` commands to their ends, in concurrent forks."""
         forks.server()
         with ThreadPoolExecutor(len(commands)) as pool:
-            return [*pool.map(lambda each: forks.run("compiler.cli.main", [*map(str, each)], self.folder), commands)]
+            return [*pool.map(lambda words: forks.run("compiler.cli.main", [*map(str, words)], self.folder), commands)]
 
     @contextmanager
     def started(self, *words: object, anew: bool = False) -> Iterator[Running]:
         """A running `dsc`. Afterwards no process of it is left, whatever the test did. anew: start as a user does."""
         start = forks.start_anew if anew else forks.start
-        out, err = self.folder / "stdout", self.folder / "stderr"
-        out.write_bytes(b"")
-        err.write_bytes(b"")
-        process = start("compiler.cli.main", list(map(str, words)), self.folder, out, err)
+        stdout, stderr = self.folder / "stdout", self.folder / "stderr"
+        stdout.write_bytes(b"")
+        stderr.write_bytes(b"")
+        process = start("compiler.cli.main", list(map(str, words)), self.folder, stdout, stderr)
         running = Running(process, self.folder)
         try:
             yield running
@@ -189,17 +189,17 @@ class Running:
 
         The id of an ended process may belong to another by now, which must not be killed.
         """
-        found = [self.process.pid]
-        for pid in found:
-            found += children(pid)
-        for pid in found:
+        pids = [self.process.pid]
+        for pid in pids:
+            pids += children(pid)
+        for pid in pids:
             self._seen.setdefault(pid, started(pid))
         return tuple(pid for pid, start in self._seen.items() if started(pid) in (0, start))
 
     def ranks(self, run: Path) -> dict[int, int]:
         """Rank → process id, from the log that each has open."""
         logs = {str((run / "logs" / f"rank_{rank}.log").resolve()): rank for rank in range(64)}
-        return {logs[out]: pid for pid in self.seen() if (out := _output(pid)) in logs}
+        return {logs[log]: pid for pid in self.seen() if (log := _output(pid)) in logs}
 
     def wait_for_step(self, run: Path, step: int) -> None:
         def reached() -> bool:

@@ -29,10 +29,10 @@ def train(build: Path, run: Path, corpus: Path, steps: int, *faults: Fault, code
     usual: dict[str, Any] = {"hang_timeout_s": 30.0, "device": "cpu", "transport": "auto", "profile": None}
     usual |= {"resume": False, "skip_batch": False, "cache": None, "start_timeout_s": 30.0}
     chosen = RunOptions(run=run, data=corpus, steps=steps, **usual | options)
-    made = Trainer.__init__
+    initialize = Trainer.__init__
 
     def make(self: Trainer, *args: Any, **words: Any) -> None:
-        made(self, *args, **words)
+        initialize(self, *args, **words)
         for fault in faults:
             fault(self)
 
@@ -43,8 +43,8 @@ def train(build: Path, run: Path, corpus: Path, steps: int, *faults: Fault, code
             return starts.train(Build.open(build), chosen, corpus)
 
     with forked(main) as process:
-        found = process.exit_code()
-    assert found == code, said(run)
+        exit_code = process.exit_code()
+    assert exit_code == code, said(run)
 
 
 def said(run: Path) -> str:
@@ -106,8 +106,8 @@ def loss_times(factor: float, samples: set[int]) -> Fault:
         real = trainer._losses
 
         def losses(sums: Sums) -> dict[str, float]:
-            found = real(sums)
-            return found | {"loss": found["loss"] * (factor if samples & {*trainer.batch.samples.tolist()} else 1)}
+            values = real(sums)
+            return values | {"loss": values["loss"] * (factor if samples & {*trainer.batch.samples.tolist()} else 1)}
 
         trainer._losses = losses  # type: ignore[method-assign]
 

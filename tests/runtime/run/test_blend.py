@@ -76,16 +76,16 @@ def straight(place: Place) -> Path:
 
 def test_samples_are_drawn_from_sources_by_weight(straight: Path) -> None:
     """Within one sample after every step, in both phases; the validation loss is the weighted mean over sources."""
-    found = rows(straight)
+    metrics = rows(straight)
     order = saved(straight).meta["position"]["order"]
     windows = {share["name"]: share["order"]["windows"] for share in order["shares"]}
-    counts = [{name: round(epochs * windows[name]) for name, epochs in row["epochs"].items()} for row in found]
-    assert [sum(count.values()) for count in counts] == [4 * row["step"] for row in found]
+    counts = [{name: round(epochs * windows[name]) for name, epochs in row["epochs"].items()} for row in metrics]
+    assert [sum(count.values()) for count in counts] == [4 * row["step"] for row in metrics]
     for step, count in enumerate(counts, 1):
         begin = counts[5]["web"] if step > 6 else 0
         weight, samples = (1 / 6, 4 * (step - 6)) if step > 6 else (0.5, 4 * step)
         assert abs(count["web"] - begin - weight * samples) < 1
-    last = found[-1]
+    last = metrics[-1]
     mean = math.fsum(last[f"validation_loss_{name}"] * w for name, w in (("web", 1), ("code", 3), ("ids", 2))) / 6
     assert last["validation_loss"] == pytest.approx(mean)
 
@@ -111,8 +111,8 @@ def test_training_data_is_arranged(place: Place, straight: Path) -> None:
     assert not list(meta.parent.glob("ids.*"))
     code, begin = open_split(meta.parent, "train", "code"), 1  # the id after the end token's
     (first, *_) = np.flatnonzero(code.tokens(0, code.num_tokens) == begin)
-    shown = place.dsc("data", "show", "blend.dsc", "--of", "code", "--row", first // 16).stdout
-    assert "<|fim_begin|>" in shown
+    output = place.dsc("data", "show", "blend.dsc", "--of", "code", "--row", first // 16).stdout
+    assert "<|fim_begin|>" in output
     shutil.copytree(straight, place.folder / "other")
     changed = place.dsc("train", "blend.dsc", "--out", "other", "--resume", "-s", "data.fim=0.2", "--steps", 13)
     assert "other text" in changed.stdout + changed.stderr

@@ -38,15 +38,15 @@ TINY_BUILD = Path(__file__).parents[2] / "golden" / "tiny"
 def test_two_runs_of_one_name_train_their_own_settings(place: Place, number: int) -> None:
     """Started at once in one folder, both compile different specs into build/tiny."""
     place.write(ONE_RANK)  # and the text
-    specs = [place.folder / f"{which}.dsc" for which in range(2)]
+    specs = [place.folder / f"{index}.dsc" for index in range(2)]
     for path, rate in zip(specs, RATES, strict=True):
         path.write_text(spec_text(dict(ONE_RANK, rate=rate, decay=0.01 * (number + 1))), "utf-8")
-    runs = [place.folder / f"run-{which}" for which in range(2)]
+    runs = [place.folder / f"run-{index}" for index in range(2)]
     words = [("train", spec.name, "--out", run.name, "--steps", "1") for spec, run in zip(specs, runs, strict=True)]
-    said = place.at_once(*words)
-    assert [done.returncode for done in said] == [0, 0], said
+    results = place.at_once(*words)
+    assert [done.returncode for done in results] == [0, 0], results
     for run, rate in zip(runs, RATES, strict=True):
-        assert [row["rate"] for row in rows(run)] == [float(rate) / 2], said
+        assert [row["rate"] for row in rows(run)] == [float(rate) / 2], results
         assert f"to {float(rate)}" in (run / "spec.resolved").read_text("utf-8").replace("1e-03", "0.001")
 
 
@@ -58,14 +58,14 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     from compiler.tools import training
 
     place.compile(ONE_RANK)
-    other = compile_spec(load(place.write(dict(ONE_RANK, rate="9e-3"), "other.dsc")), segments=place.segments).files
+    files = compile_spec(load(place.write(dict(ONE_RANK, rate="9e-3"), "other.dsc")), segments=place.segments).files
     monkeypatch.chdir(place.folder)
     calls = []
 
     def replaced(command: list[str], **streams: Any) -> int:
         calls.append(command)
         if len(calls) <= 3:
-            write_build(Path("build/tiny"), other)
+            write_build(Path("build/tiny"), files)
         return before(command, **streams)
 
     before = training.call
@@ -73,8 +73,8 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     assert main(["train", "tiny.dsc", "--steps", "1"]) == 0
     assert len(calls) == 4
     assert [row["rate"] for row in rows(place.folder / "runs" / "tiny")] == [1e-3]
-    out, err = capfd.readouterr()
-    assert "error" not in err and "proven" not in out, "what is compiled again is not told"
+    stdout, stderr = capfd.readouterr()
+    assert "error" not in stderr and "proven" not in stdout, "what is compiled again is not told"
 
 
 # ---------------------------------------------------------------- a run uses the build that it opened
@@ -95,8 +95,8 @@ def test_only_verified_modules_are_run(place: Place) -> None:
     try:
         bodies["F0"](None, None, None, 0)
     except AttributeError as error:
-        shown = "".join(traceback.format_exception(error))
-    assert f'File "{folder}/stages/rank_0.py", line' in shown and "v = c.values(0, a)" in shown
+        trace = "".join(traceback.format_exception(error))
+    assert f'File "{folder}/stages/rank_0.py", line' in trace and "v = c.values(0, a)" in trace
     run = place.folder / "run"
     run.mkdir()
     (run / "placement.json").write_text("of an earlier build")
@@ -239,7 +239,7 @@ def whole(new_place: Callable[[], Place]) -> Place:
     return place
 
 
-@pytest.mark.parametrize(("edit", "said"), REFUSED, ids=[said.split()[-1] for _, said in REFUSED])
+@pytest.mark.parametrize(("edit", "said"), REFUSED, ids=[message.split()[-1] for _, message in REFUSED])
 def test_changed_builds_are_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
     """`dsc train BUILD` refuses such a build with one line and exit code 2, before it runs any of it."""
     shutil.copytree(whole.folder / "build" / "tiny", tmp_path / "b")
@@ -320,18 +320,18 @@ def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> N
 def mutated(data: bytes, generator: random.Random) -> bytes:
     text = data.decode("utf-8")
     kind = generator.randrange(6)
-    at = generator.randrange(len(data) + 1)
+    offset = generator.randrange(len(data) + 1)
     if kind == 0:
-        return data[:at] + bytes([generator.randrange(256)]) + data[at + 1 :]
+        return data[:offset] + bytes([generator.randrange(256)]) + data[offset + 1 :]
     if kind == 1:
-        return data[:at]
+        return data[:offset]
     if kind == 2:
         return generator.choice([b"", b"[]", b"{}", b"null", b"[" * 100_000, b"9" * 5000, b'"\\u001b[2J"', b"\xff\xfe"])
     if kind == 3:  # a number becomes another
         words = [i for i, c in enumerate(text) if c.isdigit()]
-        at = generator.choice(words or [0])
+        offset = generator.choice(words or [0])
         number = generator.choice(["-1", "1000000000", "1e999", "0.5", "null", '"x"', "[]", "{}", "9" * 400])
-        return (text[:at] + number + text[at + 1 :]).encode()
+        return (text[:offset] + number + text[offset + 1 :]).encode()
     lines = text.splitlines(keepends=True)
     index = generator.randrange(max(1, len(lines)))
     if kind == 4:

@@ -68,10 +68,11 @@ def test_cut_and_dropped_rows_are_reported_and_recorded(place: Place) -> None:
     assert train["rows"] + validation["rows"] == ROWS
     assert train["cut"] + validation["cut"] == LONG and train["without_loss"] + validation["without_loss"] == SILENT
     assert all(
-        each["samples"] == each["rows"] - each["without_loss"] and each["dropped"] == 0 for each in (train, validation)
+        event["samples"] == event["rows"] - event["without_loss"] and event["dropped"] == 0
+        for event in (train, validation)
     )
-    said_of_it = (place.folder / "said").read_text("utf-8")
-    assert f"data: {train['cut']} of {train['rows']} train rows are longer than 32 tokens, and cut there" in said_of_it
+    output = (place.folder / "said").read_text("utf-8")
+    assert f"data: {train['cut']} of {train['rows']} train rows are longer than 32 tokens, and cut there" in output
 
 
 def test_the_model_learns_its_answers(place: Place) -> None:
@@ -87,11 +88,11 @@ def test_an_evaluation_counts_the_tokens_of_a_validation(place: Place) -> None:
     assert source.data is not None
     streams = held_out(source.data, None, source.spec).ids
     assert 8 < len(streams) < 16
-    found = loss_of(load_model(source, "", average=False, progress=lambda _: None), streams, lambda _: None)
-    assert found.mean == pytest.approx(untimed(run)[-1]["validation_loss"], rel=1e-12)
-    assert found.tokens < sum(len(stream) - 1 for stream in streams)
+    loss = loss_of(load_model(source, "", average=False, progress=lambda _: None), streams, lambda _: None)
+    assert loss.mean == pytest.approx(untimed(run)[-1]["validation_loss"], rel=1e-12)
+    assert loss.tokens < sum(len(stream) - 1 for stream in streams)
     document = json.loads(place.dsc("eval", run, "--format", "json").stdout)
-    assert document["loss"] == pytest.approx(found.mean, rel=1e-12)
+    assert document["loss"] == pytest.approx(loss.mean, rel=1e-12)
     assert document["tokens"] == sum(int((stream[1:] >= 0).sum()) for stream in streams)
 
 
@@ -99,8 +100,8 @@ def test_data_ranks_divide_the_rows(place: Place) -> None:
     """The losses of two data ranks equal those of one."""
     written(place, "two", devices=2)
     place.dsc("train", "two.dsc", "--out", "two")
-    one, two = (untimed(place.folder / name) for name in ("straight", "two"))
-    for a, b in zip(one, two, strict=True):
+    on_one, on_two = (untimed(place.folder / name) for name in ("straight", "two"))
+    for a, b in zip(on_one, on_two, strict=True):
         assert a.keys() == b.keys()
         assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
 
@@ -135,9 +136,9 @@ def packed(place: Place) -> Place:
 
 def test_a_run_says_how_its_rows_are_packed(packed: Place) -> None:
     train, validation = events(packed.folder / "packed", "rows")
-    for each in (train, validation):
-        assert each["samples"] < (each["rows"] - each["without_loss"]) / 2
-        assert 0 <= each["padding"] < 64 * each["samples"]
+    for event in (train, validation):
+        assert event["samples"] < (event["rows"] - event["without_loss"]) / 2
+        assert 0 <= event["padding"] < 64 * event["samples"]
     source = find_source(str(packed.folder / "packed"))
     streams = held_out(source.data, None, source.spec).ids
     assert len(streams) == validation["rows"] - validation["without_loss"], "each row is evaluated by itself"
@@ -146,8 +147,8 @@ def test_a_run_says_how_its_rows_are_packed(packed: Place) -> None:
 def test_data_ranks_divide_packed_rows(packed: Place) -> None:
     written(packed, "packed_two", devices=2, more="pack = true", sequence=64)
     packed.dsc("train", "packed_two.dsc", "--out", "packed_two")
-    one, two = (untimed(packed.folder / name) for name in ("packed", "packed_two"))
-    for a, b in zip(one, two, strict=True):
+    on_one, on_two = (untimed(packed.folder / name) for name in ("packed", "packed_two"))
+    for a, b in zip(on_one, on_two, strict=True):
         assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
 
 
@@ -183,9 +184,9 @@ def test_unusable_held_out_rows_are_an_error_before_the_first_step(place: Place)
     """The only held-out row has no text of the assistant."""
     silent = (json.dumps({"messages": [said("user", f"nobody {i}")]}) for i in range(1000))
     heard = ({"messages": [said("user", f"{i}?"), said("assistant", "yes")]} for i in range(1000))
-    held = next(line for line in silent if rank(1, line) < 0.3 * RANKS)
+    silent_line = next(line for line in silent if rank(1, line) < 0.3 * RANKS)
     trained = [row for row in heard if rank(1, json.dumps(row)) >= 0.3 * RANKS][:20]
-    write_rows(place.folder / "unheard" / "rows.jsonl", [json.loads(held), *trained])
+    write_rows(place.folder / "unheard" / "rows.jsonl", [json.loads(silent_line), *trained])
     path = written(place, "unheard")
     path.write_text(path.read_text("utf-8").replace("chat/*.jsonl", "unheard/*.jsonl"), "utf-8")
     warned = place.dsc("data", "prepare", path, "--jobs", 1)

@@ -47,8 +47,8 @@ def test_compile_and_train(place: Place) -> None:
 
     trained = metrics.read_bytes()
     done = place.dsc("train", code=2)
-    said = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
-    assert done.stderr == said and "report: " not in done.stdout
+    message = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
+    assert done.stderr == message and "report: " not in done.stdout
     assert metrics.read_bytes() == trained
 
     spec.write_text(spec_text(dict(ONE_RANK, rate="1e-3")), "utf-8")
@@ -165,8 +165,8 @@ def test_a_used_run_folder_is_reported_instead_of_compiling(place: Place) -> Non
     place.write(ONE_RANK)
     (place.folder / "runs" / "tiny" / "checkpoints" / "step-00000003").mkdir(parents=True)
     done = place.dsc("train", code=2)
-    said = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
-    assert done.stderr == said and done.stdout == ""
+    message = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
+    assert done.stderr == message and done.stdout == ""
     assert not (place.folder / "build").exists()
 
 
@@ -194,14 +194,14 @@ def test_data_errors_after_the_compiler_has_started(place: Place) -> None:
 def test_lines_of_compiler_and_data_are_not_mixed(place: Place) -> None:
     """Compiler and data preparation run concurrently; their lines are printed in order."""
     place.write(ONE_RANK)
-    both = place.folder / "both"
-    both.touch()
-    process = forks.start("compiler.cli.main", ["train", "--steps", "1"], place.folder, both, both)
-    assert progress.end(process, lambda: both.stat().st_size) == 0
-    said = both.read_text("utf-8")
+    log = place.folder / "both"
+    log.touch()
+    process = forks.start("compiler.cli.main", ["train", "--steps", "1"], place.folder, log, log)
+    assert progress.end(process, lambda: log.stat().st_size) == 0
+    text = log.read_text("utf-8")
     named = ["tiny:", "mesh:", "proven:", "build:", "data: find text", "data: train tokenizer", "data: encode text"]
-    lines = [next(i for i, line in enumerate(said.splitlines()) if line.startswith(n)) for n in named]
-    assert lines == sorted(lines), said
+    line_numbers = [next(i for i, line in enumerate(text.splitlines()) if line.startswith(n)) for n in named]
+    assert line_numbers == sorted(line_numbers), text
 
 
 # ---------------------------------------------------------------- immediate refusals
@@ -239,10 +239,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_build_is_refused(shop: Place, name: str) -> None:
-    words, said = REFUSED[name]
+    words, message = REFUSED[name]
     build = shop.folder / "build" / "first"
     done = shop.dsc("train", build, *words, code=2)
-    assert done.stderr == said.replace("build/tiny", str(build))
+    assert done.stderr == message.replace("build/tiny", str(build))
     assert not (shop.folder / "new").exists()
 
 
@@ -301,8 +301,8 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", tmp_path / "run")
     done = shop.dsc("train", *words)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
-    assert len(said) == 1 and said[0].endswith(
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
+    assert len(errors) == 1 and errors[0].endswith(
         "/run/report.html is a folder, but the report is written there: move it away"
     )
     assert done.stdout.endswith(f"report: dsc report {tmp_path}/run\nrun: {tmp_path}/run\n")
@@ -316,12 +316,12 @@ def test_a_spec_of_several_nodes_is_reported_to_run_on_one_machine(place: Place)
     (place.folder / "tiny.dsc").write_text(text)
     build = compile_spec(load(place.folder / "tiny.dsc"), segments=place.segments)
     write_build(place.folder / "build" / "tiny", build.files)
-    said = "cluster here has 2 nodes, but dsc train starts all ranks on this machine; to start them on 2 nodes: "
-    said += "dsc compile, then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
+    message = "cluster here has 2 nodes, but dsc train starts all ranks on this machine; to start them on 2 nodes: "
+    message += "dsc compile, then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
     done = place.dsc("train", "--steps", 1, "--out", "a")
-    assert done.stdout.startswith(f"{said} a (docs/torchrun.md)\n")
+    assert done.stdout.startswith(f"{message} a (docs/torchrun.md)\n")
     done = place.dsc("train", "build/tiny", "--steps", 1, "--out", "b")
-    assert done.stdout.startswith(f"{said} b (docs/torchrun.md)\n")
+    assert done.stdout.startswith(f"{message} b (docs/torchrun.md)\n")
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def test_a_cache_elsewhere_and_a_build_from_elsewhere(place: Place, tmp_path: Pa
 def test_a_held_lock_is_reported_and_can_be_interrupted(place: Place) -> None:
     run = place.folder / "held"
     (run / "data").mkdir(parents=True)
-    with (run / "data" / ".lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        held.write("process 7, which prepares data for runs/other")
-        held.flush()
+    with (run / "data" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("process 7, which prepares data for runs/other")
+        lock.flush()
         with place.started("train", "tiny.dsc", "--out", run) as running:
             line = f"data: waiting for process 7, which prepares data for runs/other (lock: {run}/data/.lock)\n"
             wait_for(lambda: line in running.stderr(), "what is waited for")
@@ -139,8 +139,8 @@ def test_a_failing_tokenizer_gives_a_one_line_error(place: Place) -> None:
     (place.folder / "bad.dsc").write_text(spec_text(dict(ONE_RANK, name="bad", source="bad/*.txt")), "utf-8")
     words = ("train", "bad.dsc", "--out", run, "-s", 'data.tokenizer="own.json"')
     done = place.dsc(*words, code=2)
-    (said,) = (line for line in done.stderr.splitlines() if "error" in line)
-    assert said.startswith(
+    (message,) = (line for line in done.stderr.splitlines() if "error" in line)
+    assert message.startswith(
         f"error: {place.folder}/own.json: cannot encode {folder}/\\x1b[2Jc.txt: ".replace(f"{place.folder}/", "")
     )
     assert "panicked" not in done.stderr and "Traceback" not in done.stderr
@@ -176,10 +176,10 @@ def test_a_text_shorter_than_a_sample_is_one_error_before_the_first_step(place: 
     write_build(place.folder / "build" / name, compile_spec(load(path, name), segments=place.segments).files)
     warned = place.dsc("data", "prepare", path, "--jobs", 1)
     done = place.dsc("train", path, code=2)
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    reason = said.removeprefix("error: the text is too short: ")
-    found = re.findall(r"(\w+ has) \d tokens ([ a-z]+), and a sample takes 66\b", reason)
-    assert {" ".join(each) for each in found} == wanted
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    reason = message.removeprefix("error: the text is too short: ")
+    short_splits = re.findall(r"(\w+ has) \d tokens ([ a-z]+), and a sample takes 66\b", reason)
+    assert {" ".join(words) for words in short_splits} == wanted
     assert f"warning: `dsc train` will refuse this data: the text is too short: {reason}" in warned.stderr
     assert not (place.folder / "runs" / name / "metrics.jsonl").exists()
 
@@ -196,5 +196,5 @@ def test_data_too_short_for_a_later_phase_is_reported_at_the_start(place: Place)
     path.write_text(text, "utf-8")
     write_build(place.folder / "build" / "growing", compile_spec(load(path, "growing"), segments=place.segments).files)
     done = place.dsc("train", path, "--steps", 1)
-    said = "a phase of longer sequences cannot validate: the text is too short: it has 41 tokens held out"
-    assert f"data: warning: {said}, and a sample takes 66" in done.stdout + done.stderr
+    message = "a phase of longer sequences cannot validate: the text is too short: it has 41 tokens held out"
+    assert f"data: warning: {message}, and a sample takes 66" in done.stdout + done.stderr

@@ -70,10 +70,10 @@ class Terminal:
         return progress.end(self.process)
 
     def processes(self) -> list[int]:
-        found = [self.process.pid]
-        for pid in found:
-            found += children(pid)
-        return found
+        pids = [self.process.pid]
+        for pid in pids:
+            pids += children(pid)
+        return pids
 
 
 @contextmanager
@@ -93,9 +93,9 @@ def with_breakpoint(place: Place, settings: dict[str, object], rank: int, statem
     build = place.compile(settings)
     stage = build / "stages" / f"rank_{rank}.py"
     text = stage.read_text("utf-8")
-    at = text.index("\n    v = c.values(", text.index("\ndef F0(")) + 1
-    at = text.index("\n", at) + 1
-    stage.write_text(f"{text[:at]}    {statement}\n{text[at:]}", "utf-8")
+    offset = text.index("\n    v = c.values(", text.index("\ndef F0(")) + 1
+    offset = text.index("\n", offset) + 1
+    stage.write_text(f"{text[:offset]}    {statement}\n{text[offset:]}", "utf-8")
     return build
 
 

@@ -73,26 +73,26 @@ def refit(spec: Path, nodes: int, devices: int) -> Spec | tuple[str, ...]:
         return next(alternatives(spec, None, more), None) is not None
 
     overrides = refitted(load(spec), nodes, devices, variants(spec), can_be)
-    return overrides if any(each.endswith("auto") for each in overrides) else load(spec, None, overrides)
+    return overrides if any(override.endswith("auto") for override in overrides) else load(spec, None, overrides)
 
 
 def test_data_ranks_change_first(place: Place) -> None:
     path = place.folder / "tiny.dsc"
     spec = load(path)
     for nodes, data, expert in ((1, 1, 1), (2, 2, 2), (4, 4, 2)):
-        found = refit(path, nodes, 2)
-        assert isinstance(found, Spec)
-        p = found.parallel
+        new_spec = refit(path, nodes, 2)
+        assert isinstance(new_spec, Spec)
+        p = new_spec.parallel
         assert (p.pipeline, p.data, p.expert) == (spec.parallel.pipeline, data, expert)
-        assert found.cluster.world == 2 * nodes
-        assert (found.train, found.model) == (spec.train, spec.model)
+        assert new_spec.cluster.world == 2 * nodes
+        assert (new_spec.train, new_spec.model) == (spec.train, spec.model)
 
 
 def test_then_the_other_degrees() -> None:
     """Three ranks are not a multiple of two pipeline ranks, and dualpipe needs an even number of ranks."""
-    found = refit(Path("specs/quickstart.dsc"), 1, 3)
-    assert isinstance(found, tuple)
-    assert {"parallel.pipeline=auto", "parallel.data=auto", "schedule.name=auto"} <= {*found}
+    overrides = refit(Path("specs/quickstart.dsc"), 1, 3)
+    assert isinstance(overrides, tuple)
+    assert {"parallel.pipeline=auto", "parallel.data=auto", "schedule.name=auto"} <= {*overrides}
 
 
 def test_devices_without_a_plan(place: Place) -> None:

@@ -102,13 +102,13 @@ def exported(new_place: Callable[[], Place]) -> Iterator[Exported]:
             (rank,) = running.ranks(run).values()
             os.kill(rank, signal.SIGSTOP)
             wait_for(lambda: exports(run).keys() == {*WANTED}, "all exporters")
-            there = rows(run)
+            scraped_rows = rows(run)
 
             def scrape() -> str:
                 with urllib.request.urlopen(exports(run)["prometheus"]) as answer:
                     return str(answer.read().decode())
 
-            wait_for(lambda: f'dsc_step{{run="tiny"}} {float(there[-1]["step"])}' in scrape(), "the last row")
+            wait_for(lambda: f'dsc_step{{run="tiny"}} {float(scraped_rows[-1]["step"])}' in scrape(), "the last row")
             text = scrape()
             os.kill(rank, signal.SIGCONT)
             assert running.ends() == 0
@@ -118,17 +118,17 @@ def exported(new_place: Callable[[], Place]) -> Iterator[Exported]:
                 shutil.rmtree(checkpoint)
         place.dsc("train", build, "--out", "run", "--resume", anew=True)
     server.shutdown()
-    yield Exported(place, run, (text, there), before[BACK:], receiver.requests)
+    yield Exported(place, run, (text, scraped_rows), before[BACK:], receiver.requests)
     server.server_close()
 
 
 def scalars(row: dict[str, Any]) -> dict[str, float]:
     """The numbers of a row, by the names that exporters use."""
-    found = {}
+    numbers = {}
     for name, value in row.items():
-        parts = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-        found |= {path: float(n) for path, n in parts.items() if isinstance(n, int | float) and path != "step"}
-    return found
+        parts = {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+        numbers |= {path: float(n) for path, n in parts.items() if isinstance(n, int | float) and path != "step"}
+    return numbers
 
 
 def single(value: float) -> float:
@@ -150,10 +150,10 @@ def test_tensorboard_has_each_step_once(exported: Exported) -> None:
 
 
 def test_prometheus_reads_the_last_row_while_the_run_trains(exported: Exported) -> None:
-    text, there = exported.scraped
-    row, families = there[-1], {family.name: family for family in text_string_to_metric_families(text)}
+    text, scraped_rows = exported.scraped
+    row, families = scraped_rows[-1], {family.name: family for family in text_string_to_metric_families(text)}
     assert families.keys() == {series.name.removesuffix("_total") for series in SERIES}
-    found = {}
+    values = {}
     for series in SERIES:
         family = families[series.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (series.kind, series.help)
@@ -162,31 +162,31 @@ def test_prometheus_reads_the_last_row_while_the_run_trains(exported: Exported) 
             assert labels.pop("run") == "tiny" and labels.keys() == {*series.labels}
             if not sample.name.endswith("_created"):
                 assert sample.name == series.name
-                found[(sample.name, *labels.values())] = sample.value
+                values[(sample.name, *labels.values())] = sample.value
     for name, key in (
         ("dsc_loss", "loss"),
         ("dsc_gradient_norm", "grad_norm"),
         ("dsc_process_memory_bytes", "process_bytes"),
     ):
-        assert found[(name,)] == row[key]
-    assert found[("dsc_last_step",)] == STEPS and found[("dsc_running",)] == found[("dsc_finite",)] == 1
+        assert values[(name,)] == row[key]
+    assert values[("dsc_last_step",)] == STEPS and values[("dsc_running",)] == values[("dsc_finite",)] == 1
     for layer, ratio in row["layer_imbalance"].items():
-        assert found[("dsc_expert_load_ratio", layer)] == ratio
+        assert values[("dsc_expert_load_ratio", layer)] == ratio
     for part in row["spent_s"]:
-        total = math.fsum(each["spent_s"][part] for each in there)
-        assert found[("dsc_spent_seconds_total", part)] == pytest.approx(total, rel=1e-9)
-    assert found[("dsc_trained_tokens_total",)] == row["tokens"]
-    assert ("dsc_mfu_ratio",) not in found, "a CPU has no peak"
+        total = math.fsum(step_row["spent_s"][part] for step_row in scraped_rows)
+        assert values[("dsc_spent_seconds_total", part)] == pytest.approx(total, rel=1e-9)
+    assert values[("dsc_trained_tokens_total",)] == row["tokens"]
+    assert ("dsc_mfu_ratio",) not in values, "a CPU has no peak"
     assert exports(exported.run)["prometheus"].startswith("http://127.0.0.1:")
 
 
 def test_mlflow_has_every_number(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((exported.run / "mlruns").resolve().as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    assert found.info.status == "FINISHED" and found.info.run_name == "tiny"
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == "tiny"
     for name in ("loss", "validation_loss", "layer_imbalance/layers.1"):
-        points = {(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)}
+        points = {(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)}
         written = [*rows(exported.run), *exported.gone]
         assert points == {(row["step"], scalars(row)[name]) for row in written if name in scalars(row)}
 
@@ -195,17 +195,17 @@ def log_records(data: bytes) -> Iterator[bytes]:
     """Records of a W&B file: a header of 7 bytes, then a LevelDB log, which has blocks of 32 KiB with pieces of
     records (https://github.com/google/leveldb/blob/main/doc/log_format.md)."""
     assert data[:4] == b":W&B"
-    at, whole, kept = 7, 32768, b""
-    while at + 7 <= len(data):
-        if whole - at % whole < 7:
-            at += whole - at % whole
+    offset, block, record = 7, 32768, b""
+    while offset + 7 <= len(data):
+        if block - offset % block < 7:
+            offset += block - offset % block
             continue
-        size, kind = struct.unpack_from("<HB", data, at + 4)
-        kept += data[at + 7 : at + 7 + size]
-        at += 7 + size
+        size, kind = struct.unpack_from("<HB", data, offset + 4)
+        record += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
         if kind in (1, 4):  # whole, or the last piece
-            yield kept
-            kept = b""
+            yield record
+            record = b""
 
 
 def wandb_records(run: Path, kind: str) -> Iterator[Any]:
@@ -220,7 +220,7 @@ def test_wandb_has_every_number(exported: Exported) -> None:
     keys = {(record.project, record.run_id) for record in wandb_records(exported.run, "run")}
     points = set()
     for record in wandb_records(exported.run, "history"):
-        named = ((each.key or "/".join(each.nested_key), each.value_json) for each in record.item)
+        named = ((item.key or "/".join(item.nested_key), item.value_json) for item in record.item)
         items = {name: json.loads(value) for name, value in named}
         points.add((items["step"], items["loss"]))
     assert [record.exit_code for record in wandb_records(exported.run, "exit")] == [0, 0]
@@ -246,7 +246,7 @@ def test_spans_match_the_steps(exported: Exported) -> None:
         parent = starts[span.parent_span_id]
         assert span.trace_id == parent.trace_id
         length = span.end_time_unix_nano - span.start_time_unix_nano
-        assert min(abs(length - each) for each in lengths) < 1_000, "a time of a row has milliseconds"
+        assert min(abs(length - step_length) for step_length in lengths) < 1_000, "a time of a row has milliseconds"
     losses = {next(a.value.double_value for a in span.attributes if a.key == "dsc.loss") for span in steps}
     assert losses == {row["loss"] for row in written}
     assert {span.name for span in spans} - {f"step {n}" for n in range(1, STEPS + 1)} == {"start", "save"}
@@ -273,7 +273,7 @@ def test_exporters_do_not_change_training(exported: Exported, tmp_path: Path) ->
     assert "not bit for bit" not in done.stdout + done.stderr
     assert untimed(tmp_path / "run") == untimed(exported.run)
     again = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text("utf-8").splitlines()]
-    starts = [at for at, event in enumerate(again) if event["event"] == "start"]
+    starts = [index for index, event in enumerate(again) if event["event"] == "start"]
     assert not [event for event in again[starts[-1] :] if event["event"] == "export"]
 
 
@@ -289,9 +289,9 @@ def test_a_killed_supervisor_leaves_its_numbers_and_no_exporter(place: Place) ->
     with place.started("train", build, "--out", "run", anew=True) as running:
         running.wait_for_step(run, 3)
         wait_for(lambda: exports(run).keys() == {"tensorboard", "prometheus"}, "the exporters")
-        seen = running.seen()
-        (exporter,) = (pid for pid in seen if b"runtime.observe.sinks" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        (supervisor,) = (pid for pid in seen if b"runtime.run.train" in parent_command(exporter, pid))
+        pids = running.seen()
+        (exporter,) = (pid for pid in pids if b"runtime.observe.sinks" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        (supervisor,) = (pid for pid in pids if b"runtime.run.train" in parent_command(exporter, pid))
         os.kill(supervisor, signal.SIGKILL)
         assert running.ends() != 0
         assert is_gone(exporter)
@@ -374,13 +374,13 @@ def test_a_failing_exporter_retries_at_the_end(tmp_path: Path) -> None:
 
 def test_exporters_wait_for_those_of_the_previous_start(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    others = os.open(tmp_path / "logs", os.O_RDONLY)
-    fcntl.flock(others, fcntl.LOCK_EX)
+    lock = os.open(tmp_path / "logs", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     with exporting(tmp_path, MetricsSinks(tensorboard=True)) as process:
         looked = polls(process.pid)
         wait_for(lambda: polls(process.pid) > looked + 10, "looks of a process that waits")
         assert not (tmp_path / "exports.json").exists()
-        os.close(others)
+        os.close(lock)
         wait_for(lambda: "step" in exports_of(tmp_path, "tensorboard"), "the row")
 
 

@@ -63,8 +63,8 @@ def test_a_killed_rank(place: Place) -> None:
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:
         running.wait_for_step(run, BEGUN)
         os.kill(running.ranks(run)[2], signal.SIGKILL)
-        said = failure(running, code=1)
-    assert re.fullmatch(rf"error: rank 2 failed during {ACTION}, step \d+: killed by SIGKILL.*", said), said
+        message = failure(running, code=1)
+    assert re.fullmatch(rf"error: rank 2 failed during {ACTION}, step \d+: killed by SIGKILL.*", message), message
     assert f"report: dsc report {run}" in running.stdout() and not (run / "report.html").exists(), (
         "nothing is waited for"
     )
@@ -77,8 +77,8 @@ def test_a_stopped_rank(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER, "--hang-timeout", 5) as running:
         running.wait_for_step(run, BEGUN)
         os.kill(running.ranks(run)[1], signal.SIGSTOP)
-        said = failure(running, code=3)
-    assert re.fullmatch(rf"error: rank 1 hung during {ACTION}, step \d+: .*its process is stopped", said), said
+        message = failure(running, code=3)
+    assert re.fullmatch(rf"error: rank 1 hung during {ACTION}, step \d+: .*its process is stopped", message), message
     assert running.stderr().count("\n  rank ") == 4, "what every rank waits in is said"
     assert saved(run).step >= 3
 
@@ -91,9 +91,9 @@ def test_an_exception_in_a_segment(place: Place) -> None:
         data = shard(run)
         with data.open("r+b") as file:  # it must not become shorter: ranks have mapped it
             file.write(b"\xff" * data.stat().st_size)
-        said = failure(running, code=1)
-    place_of_it = r"rank \d failed during \(?[FB]\d\.\d.*, step \d+"
-    assert re.fullmatch(rf"error: {place_of_it}: IndexError: .*", said), said
+        message = failure(running, code=1)
+    location = r"rank \d failed during \(?[FB]\d\.\d.*, step \d+"
+    assert re.fullmatch(rf"error: {location}: IndexError: .*", message), message
     assert "segments/embed" in running.stderr(), "the traceback shows the emitted line"
     assert saved(run).step >= 3
     place.dsc(
@@ -106,8 +106,8 @@ def test_data_that_goes_away(place: Place) -> None:
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:
         running.wait_for_step(run, BEGUN)
         os.truncate(shard(run), 0)
-        said = failure(running, code=1)
-    assert re.fullmatch(rf"error: rank \d failed during {ACTION}, step \d+: killed by SIGBUS", said), said
+        message = failure(running, code=1)
+    assert re.fullmatch(rf"error: rank \d failed during {ACTION}, step \d+: killed by SIGBUS", message), message
     assert saved(run).step >= 3
 
 
@@ -146,8 +146,8 @@ def test_signals_stop_a_run(place: Place, number: signal.Signals) -> None:
     with place.started("train", "tiny.dsc", "--out", run, *FOREVER) as running:
         running.wait_for_step(run, BEGUN)
         running.process.send_signal(number)
-        said = failure(running, code=128 + number)
-    assert said == f"stopped: the supervisor received {name}; go on with --resume"
+        message = failure(running, code=128 + number)
+    assert message == f"stopped: the supervisor received {name}; go on with --resume"
     assert saved(run).step == rows(run)[-1]["step"], "the last step is saved, whichever it was"
     lines = running.stdout().splitlines()
     assert lines[-2:] == [f"report: dsc report {run}", f"run: {run}"] and not (run / "report.html").exists()
@@ -175,8 +175,8 @@ def test_a_killed_launcher_leaves_nothing(place: Place) -> None:
         command, launcher, *_ = running.seen()
         assert command == running.process.pid
         os.kill(launcher, signal.SIGKILL)
-        said = failure(running, code=128 + signal.SIGKILL)
-    assert said.startswith("error: the supervisor of the ranks was killed by SIGKILL, from outside or by the kernel")
+        message = failure(running, code=128 + signal.SIGKILL)
+    assert message.startswith("error: the supervisor of the ranks was killed by SIGKILL, from outside or by the kernel")
     assert saved(run).step >= 3
 
 
@@ -224,10 +224,10 @@ def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
         wait_for_preparation(place, run)
         _, compiler, launcher, _ = running.seen()
         os.kill((0, compiler, launcher)[which], signal.SIGKILL)
-        said = failure(running, code=128 + signal.SIGKILL)
+        message = failure(running, code=128 + signal.SIGKILL)
         assert all(map(is_gone, running.seen()))
-    what = ("", "the compiler", "the supervisor of the ranks")[which]
-    assert said.startswith(f"error: {what} was killed by SIGKILL, ") and running.stdout() == ""
+    process = ("", "the compiler", "the supervisor of the ranks")[which]
+    assert message.startswith(f"error: {process} was killed by SIGKILL, ") and running.stdout() == ""
     assert not (place.folder / "build" / name).exists()
 
 
@@ -238,14 +238,14 @@ def test_a_killed_preparation_may_be_tried_again(place: Place) -> None:
         wait_for_preparation(place, run)
         _, _, preparation = running.seen()
         os.kill(preparation, signal.SIGKILL)
-        said = failure(running, code=75)
-    assert said.startswith("error: the data could not be prepared: its process was killed by SIGKILL")
+        message = failure(running, code=75)
+    assert message.startswith("error: the data could not be prepared: its process was killed by SIGKILL")
 
 
 def wait_for_preparation(place: Place, run: Path) -> None:
     """Wait until data is being written, to the run or to the shared cache."""
     places = (place.folder / "build" / ".data", run / "data")
-    wait_for(lambda: [each for folder in places for each in folder.glob(".building-*")], "the preparation of the data")
+    wait_for(lambda: [path for folder in places for path in folder.glob(".building-*")], "the preparation of the data")
 
 
 def slow_data(place: Place, name: str) -> dict[str, Any]:

@@ -86,9 +86,9 @@ def test_no_plan_for_the_remaining_devices_is_reported(
         raise UsageError(f"the run cannot be compiled for {on} devices:\nno degrees keep the rules there", code)
 
     monkeypatch.setattr(elastic, "_compile", refused)
-    with pytest.raises(UsageError, match="compiled for 1x1 devices:\nno degrees") as found:
+    with pytest.raises(UsageError, match="compiled for 1x1 devices:\nno degrees") as raised:
         elastic.build_without(build, 3, tmp_path, lambda _: None)
-    assert (found.value.code, tried) == (EXIT_USAGE, ["1x3", "1x2", "1x1"])
+    assert (raised.value.code, tried) == (EXIT_USAGE, ["1x3", "1x2", "1x1"])
     monkeypatch.setattr(elastic, "_compile", lambda *words: refused(*words, code=75))
     with pytest.raises(UsageError):
         elastic.build_without(build, 3, tmp_path, lambda _: None)

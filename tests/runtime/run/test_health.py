@@ -71,8 +71,8 @@ class Runs:
         run = self.place.folder / f"{build.name}-without"
         run.mkdir()
         position = Position(order=order_of(Build.open(build), self.corpus))
-        for each in samples:
-            bad = BadStepError(1, Verdict("stop", "loss nan"), math.nan, math.nan, each)
+        for span in samples:
+            bad = BadStepError(1, Verdict("stop", "loss nan"), math.nan, math.nan, span)
             record(run, identity(position, text_of(self.corpus)), bad)
         train(build, run, self.corpus, steps, resume=True, skip_batch=True)
         return run
@@ -154,14 +154,14 @@ def test_what_passes_is_told_from_what_is_real(runs: Runs) -> None:
     assert not events(run, "bad_step")
     real = runs.train(build, "real", nan_weight(1, {33}), steps=6, code=1)
     assert not events(real, "fault"), "it came again"
-    assert [(each["step"], each["action"]) for each in events(real, "bad_step")] == [(5, "stop")]
+    assert [(event["step"], event["action"]) for event in events(real, "bad_step")] == [(5, "stop")]
 
 
 def test_what_does_not_help_ends_the_run(runs: Runs) -> None:
     """All batches after step 4 are bad: two are skipped, then the run ends."""
     build = runs.build(dict(ONE_RANK, name="most", model=DENSE), SKIP.replace("skip,", "skip, most = 2,"))
     run = runs.train(build, "run", nan_weight(0, {*range(32, 99)}), code=1)
-    assert [each["action"] for each in events(run, "bad_step")] == ["skip", "skip", "stop"]
+    assert [event["action"] for event in events(run, "bad_step")] == ["skip", "skip", "stop"]
     assert "2 skips or rollbacks in 128 steps were not enough" in said(run)
     assert saved(run).step == 3 and len(untimed(run)) == 4
 
@@ -169,11 +169,11 @@ def test_what_does_not_help_ends_the_run(runs: Runs) -> None:
 def test_a_skip_takes_no_collective(runs: Runs) -> None:
     """A skipped step has the same sums as a trained one, except the all-gather of weights after it."""
     build = runs.build(dict(TWO, name="counted", model=DENSE, zero=1), SKIP)
-    out = runs.place.folder / "asked"
-    runs.train(build, "run", nan_weight(1, {33}), recorded(out), steps=6)
-    good, *rest = asked = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert len(asked) == 7 and asked[4] == [each for each in good if each[0] != "gather"]
-    assert all(each == good for at, each in enumerate(rest, 1) if at != 4)
+    log = runs.place.folder / "asked"
+    runs.train(build, "run", nan_weight(1, {33}), recorded(log), steps=6)
+    good, *later = step_sums = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    assert len(step_sums) == 7 and step_sums[4] == [entry for entry in good if entry[0] != "gather"]
+    assert all(sums == good for step, sums in enumerate(later, 1) if step != 4)
 
 
 @pytest.mark.parametrize("mesh", ["dp", "dualpipe"])
@@ -183,7 +183,7 @@ def test_a_flipped_bit_is_found_within_an_interval(runs: Runs, mesh: str) -> Non
     build = runs.build(MESHES[mesh], "health { hash = 2 }")
 
     def flipped(trainer: Any) -> None:
-        bucket = next(each for each in trainer.state.buckets if len(each.holders) > 1)
+        bucket = next(bucket for bucket in trainer.state.buckets if len(bucket.holders) > 1)
         entry = bucket.entries[-1]
         (runs.place.folder / "flipped").write_text(json.dumps([entry.name, bucket.holders]), "utf-8")
         flip(bucket.parameters, entry.end - 1, 3)
@@ -192,8 +192,8 @@ def test_a_flipped_bit_is_found_within_an_interval(runs: Runs, mesh: str) -> Non
     name, holders = json.loads((runs.place.folder / "flipped").read_text("utf-8"))
     (fault,) = events(run, "fault")
     assert fault["step"] == 6 and fault["ranks"] == ([1] if len(holders) > 2 else holders)
-    who = "rank 1 has other" if len(holders) > 2 else "ranks 0 and 1 have different"
-    assert f"{who} bits of {name} (weights)" in fault["reason"]
+    culprits = "rank 1 has other" if len(holders) > 2 else "ranks 0 and 1 have different"
+    assert f"{culprits} bits of {name} (weights)" in fault["reason"]
     assert saved(run).step == 3
     runs.train(build, "run", resume=True)
     check_equal(run, runs.without(build))

@@ -48,16 +48,16 @@ def place(new_place: Callable[[], Place]) -> Place:
 @pytest.fixture(scope="module")
 def straight(place: Place) -> Path:
     """The uninterrupted run."""
-    said = place.dsc("train", "chosen.dsc", "--out", "straight").stdout
-    assert "phase 2 of 2 begins after step 4: nothing differs" in said and "not bit for bit" not in said
+    output = place.dsc("train", "chosen.dsc", "--out", "straight").stdout
+    assert "phase 2 of 2 begins after step 4: nothing differs" in output and "not bit for bit" not in output
     return place.folder / "straight"
 
 
 def test_only_indexers_change_in_the_first_phase(straight: Path) -> None:
     """All other weights and moments stay unchanged in the first phase; then all change."""
-    one, last, end = (saved(straight, step) for step in (3, LAST, END))
+    early, last, end = (saved(straight, step) for step in (3, LAST, END))
     names = {name for name in last.shapes if not name.startswith("bias/")}
-    before, after, behind = (each.read(names) for each in (one, last, end))
+    before, after, behind = (checkpoint.read(names) for checkpoint in (early, last, end))
     of_indexers = {name for name in names if ".indexer." in name}
     assert of_indexers and {name for name in names if not torch.equal(before[name], after[name])} == of_indexers
     moments = {name for name in names - of_indexers if not name.startswith("weight/")}
@@ -95,9 +95,10 @@ def test_a_checkpoint_without_indexers_begins_a_run(place: Place) -> None:
     place.dsc("train", "tiny.dsc", "--out", "dense", "--steps", 2)
     text = TEXT.replace("run chosen", "run begun").replace("only = indexer", 'only = indexer, initial = "dense"')
     (place.folder / "begun.dsc").write_text(text, "utf-8")
-    said = place.dsc("train", "begun.dsc", "--out", "begun", "--steps", 1).stdout
+    output = place.dsc("train", "begun.dsc", "--out", "begun", "--steps", 1).stdout
     assert (
-        "tensors initialized at random, because the checkpoint does not have them: layers.0.attention.indexer.k" in said
+        "tensors initialized at random, because the checkpoint does not have them: layers.0.attention.indexer.k"
+        in output
     )
     dense, begun = saved(place.folder / "dense", 2), saved(place.folder / "begun", 1)
     names = {name for name in dense.shapes if name.startswith("weight/")}

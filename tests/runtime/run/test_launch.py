@@ -65,10 +65,10 @@ def end(pids: list[int]) -> None:
 
 def below(pid: int) -> list[int]:
     """A process and its descendants."""
-    found = [pid]
-    for each in found:
-        found += children(each)
-    return found
+    pids = [pid]
+    for descendant in pids:
+        pids += children(descendant)
+    return pids
 
 
 def test_two_shells_train_as_one_machine(place: Place, straight: Straight) -> None:
@@ -101,7 +101,7 @@ def test_a_slurm_job_stops_at_its_time_limit_and_resumes(
     try:
         wait_for(lambda: has_reached(run, BEGUN), f"step {BEGUN}")
         tasks = [int(pid) for pid in (tmp_path / "tasks").read_text().split()]
-        for pid in [each for task in tasks for each in below(task)] if everybody else tasks:
+        for pid in [pid for task in tasks for pid in below(task)] if everybody else tasks:
             os.kill(pid, signal.SIGUSR1)
         assert progress.end(job) == 128 + signal.SIGUSR1
         assert (tmp_path / "requeued").read_text() == "7\n"
@@ -128,8 +128,8 @@ def test_an_elastic_slurm_job_loses_and_regains_a_node(place: Place, tmp_path: P
     words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
     place.dsc("launch", "slurm", "build/tiny", *words, "--elastic", 1, "--gather", 2, "--steps", 10**6)
     batch = ("bash", str(tmp_path / "files" / "job.sbatch"))
-    with (tmp_path / "out").open("wb") as out:
-        job = subprocess.Popen(batch, cwd=place.folder, env=in_job(fake_slurm(tmp_path)), stdout=out, stderr=out)
+    with (tmp_path / "out").open("wb") as log:
+        job = subprocess.Popen(batch, cwd=place.folder, env=in_job(fake_slurm(tmp_path)), stdout=log, stderr=log)
     try:
         wait_for(lambda: starts(run)[-1:] == [4], "the start of four ranks")
         wait_for(lambda: has_reached(run, BEGUN), f"step {BEGUN}")

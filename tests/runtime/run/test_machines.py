@@ -53,14 +53,14 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """All weights are bit-identical to one machine's, over the detected interface, and no rank is left. Ranks on one
     machine share memory, which all ranks of `straight` do: so bits do not depend on the transport of sums."""
-    with machines(tmp_path / "host") as both:
-        shutil.copytree(place.folder / "corpus", both.folder / "shared" / "corpus")
+    with machines(tmp_path / "host") as pair:
+        shutil.copytree(place.folder / "corpus", pair.folder / "shared" / "corpus")
         words = ("--build-path", "/mnt/own/build", "--run-folder", "/mnt/shared/run", "--data", "/mnt/shared")
         place.dsc("launch", "torchrun", "build/tiny", "--out", "files", "--steps", STEPS, *words)
         for name in ("a", "b"):
-            shutil.copytree(place.folder / "build" / "tiny", both.folder / name / "build")
-            shutil.copy(place.folder / "files" / "node.sh", both.folder / name)
-        started = [both.start(i, "bash", "/mnt/own/node.sh", both.addresses[0], str(i)) for i in range(2)]
+            shutil.copytree(place.folder / "build" / "tiny", pair.folder / name / "build")
+            shutil.copy(place.folder / "files" / "node.sh", pair.folder / name)
+        started = [pair.start(i, "bash", "/mnt/own/node.sh", pair.addresses[0], str(i)) for i in range(2)]
         try:
             codes = [progress.end(process) for process in started]
         except progress.HangError:
@@ -69,15 +69,15 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
             for process in started:
                 process.kill()  # and all processes of its machine with it
                 process.wait()
-        assert codes == [0, 0], both.output(0) + both.output(1)
-        shared = both.folder / "shared"
+        assert codes == [0, 0], pair.output(0) + pair.output(1)
+        shared = pair.folder / "shared"
         of_a, of_b = (set((shared / f"namespaces-{name}").read_text().split()) for name in ("a", "b"))
         assert len(of_a) == len(of_b) == 4 and not of_a & of_b
     assert all(is_gone(process.pid) for process in started)
     run = shared / "run"
     assert untimed(run) == untimed(place.folder / "straight")
     assert bits(saved(run)) == bits(saved(place.folder / "straight"))
-    assert [each["transport"] for each in events(place.folder / "straight", "start")] == ["memory"]
+    assert [event["transport"] for event in events(place.folder / "straight", "start")] == ["memory"]
     (start,) = events(run, "start")
     assert start["transport"] == "memory and gloo" and start["ranks"] == 4
     check_channels(place, events(run, "channels"), SPECS[request.node.callspec.params["place"]][1])
@@ -86,13 +86,13 @@ def test_two_machines_train_as_one(place: Place, request: pytest.FixtureRequest,
 def check_channels(place: Place, said: list[dict[str, Any]], counts: Counter[str]) -> None:
     """Check the channels that each rank reports: those of the plan, over memory if all ranks are on one machine."""
     plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
-    assert sorted(each["rank"] for each in said) == [0, 1, 2, 3]
-    for each in said:
+    assert sorted(event["rank"] for event in said) == [0, 1, 2, 3]
+    for event in said:
         expected: dict[str, list[str]] = {"memory": [], "gloo": []}
         for opening in plan.openings:
-            if (ranks := opening.channel_of(plan.mesh, each["rank"])) is not None:
+            if (ranks := opening.channel_of(plan.mesh, event["rank"])) is not None:
                 carrier = "memory" if len({rank // 2 for rank in ranks}) == 1 else "gloo"
                 expected[carrier].append(name_of((opening.kind, ranks)))
-        assert {carrier: each[carrier] for carrier in expected} == expected
-        assert faults(each, FORMS["event_channels"]) == []
-    assert sum((Counter({carrier: len(each[carrier]) for carrier in counts}) for each in said), Counter()) == counts
+        assert {carrier: event[carrier] for carrier in expected} == expected
+        assert faults(event, FORMS["event_channels"]) == []
+    assert sum((Counter({carrier: len(event[carrier]) for carrier in counts}) for event in said), Counter()) == counts

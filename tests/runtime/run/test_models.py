@@ -76,5 +76,5 @@ def test_the_report_shows_only_parts_of_the_model(trained: tuple[str, Place]) ->
 
 def test_the_plain_lines_show_a_load_only_where_there_are_experts(trained: tuple[str, Place]) -> None:
     name, place = trained
-    shown = [line for line in (place.folder / "stdout").read_text().splitlines() if line.startswith("step 6/6")]
-    assert shown and ("expert load" in shown[0]) == (name == "softmax")
+    lines = [line for line in (place.folder / "stdout").read_text().splitlines() if line.startswith("step 6/6")]
+    assert lines and ("expert load" in lines[0]) == (name == "softmax")

@@ -48,19 +48,19 @@ def test_a_batch_that_overflows_is_skipped_by_all_ranks(runs: Runs, mesh: str) -
     build = runs.build(large(OVERFLOWS[mesh]), "health { not_finite = skip, most = 3 }")
     run = runs.train(build, "run", steps=30, code=1)
     met, rows = events(run, "bad_step"), untimed(run)
-    assert [each["action"] for each in met] == ["skip", "skip", "skip", "stop"]
-    for each in met:
-        assert not faults({"time": "", "event": "bad_step", **each}, FORMS["event_bad_step"])
-        wrong = [value for value in (each["loss"], each["grad_norm"]) if isinstance(value, str) or value == 0]
-        assert wrong and len(each["prints"]) == OVERFLOWS[mesh]["devices"], "it was computed again, to the same bits"
+    assert [event["action"] for event in met] == ["skip", "skip", "skip", "stop"]
+    for event in met:
+        assert not faults({"time": "", "event": "bad_step", **event}, FORMS["event_bad_step"])
+        wrong = [value for value in (event["loss"], event["grad_norm"]) if isinstance(value, str) or value == 0]
+        assert wrong and len(event["prints"]) == OVERFLOWS[mesh]["devices"], "it was computed again, to the same bits"
     assert not events(run, "fault")
     assert rows and all(math.isfinite(row[name]) and row[name] > 0 for row in rows for name in ("loss", "grad_norm"))
     last = rows[-1]["step"]
-    left_out = [tuple(each["samples"]) for each in met if each["action"] == "skip" and each["step"] <= last]
+    left_out = [tuple(event["samples"]) for event in met if event["action"] == "skip" and event["step"] <= last]
     assert sum(row.get("left_out", 0) for row in rows) == len(left_out)
     assert "3 skips or rollbacks in 128 steps were not enough" in said(run)
-    other = runs.without(build, *((first, end + 1) for first, end in left_out), steps=last)
-    assert trained(numbers(run)) == trained(numbers(other))
+    undisturbed = runs.without(build, *((first, end + 1) for first, end in left_out), steps=last)
+    assert trained(numbers(run)) == trained(numbers(undisturbed))
 
 
 @pytest.mark.parametrize("mesh", ["tp", "zero"])
@@ -69,7 +69,7 @@ def test_an_overflow_rolls_back_and_ends(runs: Runs, mesh: str) -> None:
     has finite weights."""
     build = runs.build(large(OVERFLOWS[mesh]), "health { not_finite = rollback, back = 1, most = 2, rerun = false }")
     run = runs.train(build, "run", steps=30, code=1)
-    assert [each["action"] for each in events(run, "bad_step")] == ["rollback", "rollback", "stop"]
+    assert [event["action"] for event in events(run, "bad_step")] == ["rollback", "rollback", "stop"]
     checkpoint = saved(run)
     assert all(tensor.isfinite().all() for tensor in checkpoint.read(checkpoint.shapes).values())
 

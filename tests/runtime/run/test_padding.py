@@ -40,8 +40,8 @@ def numbers(run: Path) -> dict[str, Any]:
     """The rows of steps without token counts, which include padding, and the final biases and loads of experts."""
     rows = [{name: value for name, value in row.items() if name != "tokens"} for row in untimed(run)]
     checkpoint = saved(run, 3)
-    found = checkpoint.read(name for name in checkpoint.shapes if name.startswith("bias/"))
-    biases = {name: bias.tolist() for name, bias in found.items()}
+    tensors = checkpoint.read(name for name in checkpoint.shapes if name.startswith("bias/"))
+    biases = {name: bias.tolist() for name, bias in tensors.items()}
     return {"rows": rows, "biases": biases, "loads": checkpoint.meta["loads"]}
 
 
@@ -52,14 +52,14 @@ SUMS = {"largest_logit": (BALANCED, "clip = 1.0, qk_clip = 0.001 }"), "index_los
 @pytest.mark.parametrize("what", SUMS)
 def test_sums_of_attention_leave_padding_out(place: Place, what: str) -> None:
     model, clip = SUMS[what]
-    wanted, *others = (
+    wanted, *longer = (
         numbers(trained(place, f"{what}_{name}", sequence, model, clip, **mesh))["rows"]
         for name, sequence, mesh in (("short", 32, {}), ("long", 96, {}), ("context", 96, MESHES["context"]))
     )
     assert all(row[what] for row in wanted)
-    for found in others:
-        for one, two in zip(found, wanted, strict=True):
-            assert one == {name: pytest.approx(value, rel=1e-9) for name, value in two.items()}
+    for actual in longer:
+        for row, wanted_row in zip(actual, wanted, strict=True):
+            assert row == {name: pytest.approx(value, rel=1e-9) for name, value in wanted_row.items()}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def place(new_place: Callable[[], Place]) -> Place:
 @pytest.mark.parametrize("mesh", ["", *MESHES])
 def test_longer_sequences_train_to_the_same_numbers(place: Place, mesh: str) -> None:
     wanted = numbers(place.folder / "short")
-    found = numbers(trained(place, f"long{mesh}", 96, **MESHES.get(mesh, {})))
+    actual = numbers(trained(place, f"long{mesh}", 96, **MESHES.get(mesh, {})))
     assert any(any(load) for load in wanted["loads"].values())
-    assert found["loads"] == wanted["loads"] and found["biases"] == wanted["biases"]
-    for one, two in zip(found["rows"], wanted["rows"], strict=True):
-        assert one == {name: pytest.approx(value, rel=1e-9) for name, value in two.items()}
+    assert actual["loads"] == wanted["loads"] and actual["biases"] == wanted["biases"]
+    for row, wanted_row in zip(actual["rows"], wanted["rows"], strict=True):
+        assert row == {name: pytest.approx(value, rel=1e-9) for name, value in wanted_row.items()}

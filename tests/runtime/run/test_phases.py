@@ -79,10 +79,10 @@ def _compile(place: Place, run: str, text: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def straight(place: Place) -> Path:
     """The uninterrupted run."""
-    said = place.dsc("train", "grow.dsc", "--out", "straight").stdout
-    assert "phase 2 of 3 begins after step 4: train.sequence 16 → 32" in said
-    assert "the rotation of positions" in said and "not bit for bit" not in said
-    assert "mesh.pp 2 → 1" in said
+    output = place.dsc("train", "grow.dsc", "--out", "straight").stdout
+    assert "phase 2 of 3 begins after step 4: train.sequence 16 → 32" in output
+    assert "the rotation of positions" in output and "not bit for bit" not in output
+    assert "mesh.pp 2 → 1" in output
     return place.folder / "straight"
 
 
@@ -123,16 +123,16 @@ def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
         while step < end:
             drawn = position.draw(chosen.train.batch.end)
             position = position.after(drawn, chosen.train.sequence)
-            found = model.losses(torch.from_numpy(np.stack([samples.tokens(int(i)) for i in drawn])))
+            result = model.losses(torch.from_numpy(np.stack([samples.tokens(int(i)) for i in drawn])))
             model.zero_grad()
-            found.total(0.3).backward()
+            result.total(0.3).backward()
             gradients = model.logical_gradients()
             clip_(gradients, 1.0)
             before, step = tokens, step + 1
             tokens += len(drawn) * chosen.train.sequence
             optimizer.step_(gradients, learning_rate(_rate(chosen), tokens))
-            balance_(model, found.loads, before)
-            losses.append(found.main.item())
+            balance_(model, result.loads, before)
+            losses.append(result.main.item())
             for key, weight in dict(model.named_parameters()).items():
                 average[key] = 0.9 * average[key] + 0.1 * weight.detach()
         weights, moments = model.logical_parameters(), [optimizer.m, optimizer.v]
@@ -149,9 +149,9 @@ def test_phases_equal_a_plain_loop(place: Place, straight: Path) -> None:
 
 def _held(checkpoint: LoadedCheckpoint, kind: str) -> dict[str, torch.Tensor]:
     """Tensors of one kind in a checkpoint, by parameter name."""
-    found = checkpoint.read(name for name in checkpoint.shapes if name.startswith(f"{kind}/"))
-    assert found
-    return {name.removeprefix(f"{kind}/"): tensor for name, tensor in found.items()}
+    tensors = checkpoint.read(name for name in checkpoint.shapes if name.startswith(f"{kind}/"))
+    assert tensors
+    return {name.removeprefix(f"{kind}/"): tensor for name, tensor in tensors.items()}
 
 
 def _reference(chosen: Spec) -> Reference:
@@ -197,8 +197,8 @@ def test_a_damaged_checkpoint_leads_back_to_the_phase_before(place: Place, strai
     for step in (4, 6):
         shard = next((place.folder / name / "checkpoints" / f"step-{step:08}").glob("shard.*.safetensors"))
         shard.write_bytes(shard.read_bytes()[:-1])
-    said = place.dsc("train", "grow.dsc", "--out", name, "--resume").stdout
-    assert "going on from damaged/checkpoints/step-00000003" in said
+    output = place.dsc("train", "grow.dsc", "--out", name, "--resume").stdout
+    assert "going on from damaged/checkpoints/step-00000003" in output
     _assert_equal(place.folder / name, straight)
 
 
@@ -235,9 +235,9 @@ def test_torchrun_trains_all_phases(place: Place, straight: Path) -> None:
         assert progress.end(process) == 128 + signal.SIGTERM
     assert rows(run)[-1]["step"] < 8
     done = progress.run(script, place.folder)
-    said = done.stdout
+    output = done.stdout
     assert done.returncode == 0, done.stderr
-    assert "nothing to do: phase 1 of 3 ends after 256 tokens, and scripted/checkpoints/step-0000000" in said
+    assert "nothing to do: phase 1 of 3 ends after 256 tokens, and scripted/checkpoints/step-0000000" in output
     _assert_equal(run, straight)
 
 
@@ -257,7 +257,7 @@ def _began(run: Path, phase: int) -> bool:
     """Whether the ranks of a phase were started."""
     events = run / "events.jsonl"
     lines = events.read_text("utf-8").splitlines() if events.exists() else ()
-    return any(each["event"] == "start" and each["phase"] == phase for each in map(json.loads, lines))
+    return any(event["event"] == "start" and event["phase"] == phase for event in map(json.loads, lines))
 
 
 def _compilers(running: Running) -> list[int]:
@@ -269,8 +269,8 @@ def test_phases_end_by_tokens_for_any_batch(place: Place) -> None:
     """With half the batch from step 3 on, the phase ends after its 256 tokens, although the spec counts other steps."""
     place.dsc("train", "grow.dsc", "--out", "halved", "--steps", 3)
     _compile(place, "halved", GROW.replace("train { ema", "train { batch = 2, steps = 8, ema"))
-    said = place.dsc("train", "halved.dsc", "--out", "halved", "--resume").stdout
-    assert "phase 2 of 3 begins after step 5" in said and "phase 3 of 3 begins after step 9" in said
+    output = place.dsc("train", "halved.dsc", "--out", "halved", "--resume").stdout
+    assert "phase 2 of 3 begins after step 5" in output and "phase 3 of 3 begins after step 9" in output
     written = rows(place.folder / "halved")
     assert [row["tokens"] for row in written] == np.cumsum([64] * 3 + [32] * 2 + [64] * 4 + [128] * 2).tolist()
     assert [row["phase"] for row in written] == [1] * 5 + [2] * 4 + [3] * 2
@@ -281,13 +281,13 @@ def test_extending_a_trained_phase_suggests_what_to_do(place: Place, straight: P
     run = place.folder / "longer"
     shutil.copytree(straight, run)
     _compile(place, "longer", GROW.replace("train { ema", "train { steps = 16, ema"))
-    said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", code=2).stderr
-    assert "Phase 3 wrote it, but by the spec the run is still in phase 1" in said
-    assert "move the checkpoints after phase 1 out of longer/checkpoints" in said
+    output = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", code=2).stderr
+    assert "Phase 3 wrote it, but by the spec the run is still in phase 1" in output
+    assert "move the checkpoints after phase 1 out of longer/checkpoints" in output
     for step in (6, 8, 9, 10):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
-    said = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 5).stdout
-    assert "going on from longer/checkpoints/step-00000004" in said and rows(run)[-1]["step"] == 5
+    output = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 5).stdout
+    assert "going on from longer/checkpoints/step-00000004" in output and rows(run)[-1]["step"] == 5
 
 
 def test_a_phase_is_added_at_the_end(place: Place, straight: Path) -> None:
@@ -295,34 +295,34 @@ def test_a_phase_is_added_at_the_end(place: Place, straight: Path) -> None:
     run = place.folder / "added"
     shutil.copytree(straight, run)
     _compile(place, "added", GROW.replace("steps = 2 } }\n}", "steps = 2 } }\n  phase more { train { steps = 1 } }\n}"))
-    said = place.dsc("train", "added.dsc", "--out", "added", "--resume").stdout
-    assert "phase 4 of 4 begins after step 10: nothing differs" in said
-    assert "of the rest of epoch 1 0 tokens are skipped and 0 repeated" in said
+    output = place.dsc("train", "added.dsc", "--out", "added", "--resume").stdout
+    assert "phase 4 of 4 begins after step 10: nothing differs" in output
+    assert "of the rest of epoch 1 0 tokens are skipped and 0 repeated" in output
     assert rows(run)[:10] == rows(straight) and [rows(run)[-1][key] for key in ("step", "tokens")] == [11, 896]
 
 
 def _assert_equal(run: Path, straight: Path) -> None:
     ours, theirs = saved(run, 10), saved(straight, 10)
     assert bits(ours) == bits(theirs) and ours.meta["position"] == theirs.meta["position"]
-    plain = [[{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(each)] for each in (run, straight)]
+    plain = [[{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(folder)] for folder in (run, straight)]
     assert plain[0] == plain[1]
 
 
 def test_a_later_phase_begins_with_a_checkpoint(place: Place) -> None:
-    said = place.dsc("train", "build/grow.to_32", "--out", "alone", code=2).stderr
-    assert "this is phase 2 of 3 of a run; it starts from the checkpoint that the previous phase leaves" in said
-    assert "train that one first, into the same folder" in said
+    stderr = place.dsc("train", "build/grow.to_32", "--out", "alone", code=2).stderr
+    assert "this is phase 2 of 3 of a run; it starts from the checkpoint that the previous phase leaves" in stderr
+    assert "train that one first, into the same folder" in stderr
 
 
 def test_commands_work_on_a_run_with_phases(place: Place, straight: Path) -> None:
     """A checkpoint's model is that of its phase; the plan covers all phases."""
     for step, sequence in ((4, 16), (10, 64)):
-        found = json.loads(place.dsc("eval", f"straight@{step}", "--format", "json").stdout)
-        assert found["sequence"] == sequence and found["step"] == step
+        evaluation = json.loads(place.dsc("eval", f"straight@{step}", "--format", "json").stdout)
+        assert evaluation["sequence"] == sequence and evaluation["step"] == step
     assert find_source(f"{straight}@4").spec.model.attention.rope.scaling is None
     assert find_source(f"{straight}@6").spec.model.attention.rope.scaling is not None
-    shown = place.dsc("inspect", "straight", "--phase", 2).stdout
-    assert "traced" in shown and "rank 1 measured" in shown
+    output = place.dsc("inspect", "straight", "--phase", 2).stdout
+    assert "traced" in output and "rank 1 measured" in output
     assert "straight has not trained phase 4" in place.dsc("inspect", "straight", "--phase", 4, code=2).stderr
     assert "grow.dsc:grow.to_32, grow.dsc:grow.to_64" in place.dsc("show", "grow.dsc", "train.sequence").stderr
     place.dsc("report", "straight")
@@ -330,10 +330,10 @@ def test_commands_work_on_a_run_with_phases(place: Place, straight: Path) -> Non
     assert "steps 1 to 4, loss" in page and "steps 9 to 10, loss" in page
     place.dsc("generate", "straight", "import", "--tokens", 2)
     planned = json.loads(place.dsc("plan", "grow.dsc", "--format", "json").stdout)
-    assert [each["run"] for each in planned["phases"]] == [*NAMES]
+    assert [phase["run"] for phase in planned["phases"]] == [*NAMES]
     total = planned["total"]
     assert total["steps"] == 10 and total["tokens"] == 768 and total["fits"] and total["usd"] is None
-    seconds = sum(each["whole_run"]["seconds"] for each in planned["phases"])
+    seconds = sum(phase["whole_run"]["seconds"] for phase in planned["phases"])
     assert total["seconds"] == pytest.approx(seconds)
     assert total["device_hours"] == pytest.approx(2 * seconds / 3600)
     text = place.dsc("plan", "grow.dsc").stdout

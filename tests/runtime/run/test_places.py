@@ -34,15 +34,15 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = (run / "events.jsonl").read_text("utf-8").splitlines()
-    found = [each for each in map(json.loads, lines) if each["event"] == kind]
-    assert not any(faults(each, FORMS[f"event_{kind}"]) for each in found)
-    return found
+    of_kind = [event for event in map(json.loads, lines) if event["event"] == kind]
+    assert not any(faults(event, FORMS[f"event_{kind}"]) for event in of_kind)
+    return of_kind
 
 
 def test_a_copy_has_the_bytes_of_the_checkpoint(place: Place) -> None:
     run, slow = place.folder / "straight", place.folder / "slow"
-    assert [each["step"] for each in events(run, "copy")][-1] == 6
-    for name in ("step-00000006", *(each["checkpoint"] for each in events(run, "copy"))):
+    assert [event["step"] for event in events(run, "copy")][-1] == 6
+    for name in ("step-00000006", *(event["checkpoint"] for event in events(run, "copy"))):
         for file in (run / "checkpoints" / name).iterdir():
             assert (slow / name / file.name).read_bytes() == file.read_bytes()
 
@@ -50,8 +50,8 @@ def test_a_copy_has_the_bytes_of_the_checkpoint(place: Place) -> None:
 def test_a_run_whose_folder_is_lost_resumes_from_the_copy(place: Place) -> None:
     """The resumed run is bit-identical to the undisturbed one."""
     run, slow = place.folder / "lost", place.folder / "slow"
-    kept = place.folder / "slow of straight"
-    slow.rename(kept)
+    moved = place.folder / "slow of straight"
+    slow.rename(moved)
     place.dsc("train", "tiny.dsc", "--out", "lost", "--steps", 3)
     assert [path.name for path in slow.iterdir()] == ["step-00000003"]
     shutil.rmtree(run)
@@ -59,24 +59,24 @@ def test_a_run_whose_folder_is_lost_resumes_from_the_copy(place: Place) -> None:
     assert "slow holds step-00000003 of an earlier run: go on with --resume" in refused.stderr
     done = place.dsc("train", "tiny.dsc", "--out", "lost", "--resume")
     assert "step-00000003 is taken from slow\n" in done.stdout
-    assert [(each["checkpoint"], each["place"]) for each in events(run, "restore")] == [("step-00000003", "slow")]
+    assert [(event["checkpoint"], event["place"]) for event in events(run, "restore")] == [("step-00000003", "slow")]
     assert bits(saved(run)) == bits(saved(place.folder / "straight"))
     assert untimed(run) == untimed(place.folder / "straight")[-len(untimed(run)) :]
     shutil.rmtree(slow)
-    kept.rename(slow)
+    moved.rename(slow)
 
 
 def test_an_unwritable_place_is_reported_and_training_continues(place: Place) -> None:
     slow = place.folder / "slow"
-    kept = slow.rename(place.folder / "slow of straight")
+    moved = slow.rename(place.folder / "slow of straight")
     slow.symlink_to("mnt/slow")  # a store that is not mounted
     done = place.dsc("train", "tiny.dsc", "--out", "failing")
     run = place.folder / "failing"
     assert "step 6 was not copied to slow, the next checkpoint will be: slow: " in done.stdout + done.stderr
-    assert {each["place"] for each in events(run, "copy_failed")} == {"slow"}
+    assert {event["place"] for event in events(run, "copy_failed")} == {"slow"}
     assert bits(saved(run)) == bits(saved(place.folder / "straight"))
     slow.unlink()
-    kept.rename(slow)
+    moved.rename(slow)
 
 
 def test_a_replay_does_not_change_the_places(place: Place) -> None:

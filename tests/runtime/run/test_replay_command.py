@@ -84,7 +84,7 @@ class Ranks:
         begun = max((int(path.name[5:]) for path in (folder / "checkpoints").glob("*")), default=0)
         loss = self.losses.pop(0) if self.losses else None
         if self.leaves_rows:
-            rows = [row_of(at, loss if at == step else None) for at in range(begun + 1, step + 1)]
+            rows = [row_of(row_step, loss if row_step == step else None) for row_step in range(begun + 1, step + 1)]
             written(folder, "metrics.jsonl", rows)
         written(folder, "events.jsonl", [self.start, *([{"event": "resume", "step": begun}] if begun else [])])
         for rank in range(3):
@@ -132,14 +132,14 @@ def document(capsys: Captured, *words: object, code: int = 0) -> Any:
 
 def said(capsys: Captured, *words: object, code: int = 0) -> tuple[str, str]:
     assert main(["replay", "run", *map(str, words)]) == code
-    shown = capsys.readouterr()
-    return shown.out, shown.err
+    captured = capsys.readouterr()
+    return captured.out, captured.err
 
 
 def test_a_step_is_compiled_and_trained_from_the_checkpoint_before(run: Path, ranks: Ranks, capsys: Captured) -> None:
-    out, err = said(capsys, 5)
-    assert out == "steps 4 to 5: equal to the run, bit for bit\n"
-    assert err == "training step 5 again\n"
+    stdout, stderr = said(capsys, 5)
+    assert stdout == "steps 4 to 5: equal to the run, bit for bit\n"
+    assert stderr == "training step 5 again\n"
     compiled, trained = ranks.told
     assert compiled == ["compiler.cli.main", "compile", "run/spec.resolved", "-o", "run/replay-5/build"]
     words = "--out run/replay-5/run --data . --steps 5 --resume --device cpu --replay any"
@@ -158,13 +158,13 @@ def test_only_checkpoints_before_the_step_are_taken(
 ) -> None:
     assert said(capsys, step)[0] == f"{steps}: equal to the run, bit for bit\n"
     names = {name for name in ranks.found[0] if name.startswith("checkpoints/")}
-    assert names == {f"checkpoints/step-{each:08d}/manifest.json" for each in checkpoints}
+    assert names == {f"checkpoints/step-{saved_step:08d}/manifest.json" for saved_step in checkpoints}
 
 
 def test_json_output_is_one_document(run: Path, ranks: Ranks, capsys: Captured) -> None:
     nothing: dict[str, list[object]] = {name: [] for name in ("differs", "ranks", "surroundings", "suspects", "faults")}
-    found = document(capsys, 5, "--device", "shared", "--data", "corpus")
-    assert found == {"version": 1, "from_step": 3, "step": 5, "equal": True, "verdict": None, **nothing}
+    result = document(capsys, 5, "--device", "shared", "--data", "corpus")
+    assert result == {"version": 1, "from_step": 3, "step": 5, "equal": True, "verdict": None, **nothing}
     assert ranks.quiet == [True, True], "ranks print no lines between"
     words = ranks.told[1]
     assert words[words.index("--device") + 1] == "shared" and words[words.index("--data") + 1] == "corpus"
@@ -179,11 +179,11 @@ def test_a_replay_uses_the_device_of_the_run(run: Path, ranks: Ranks, device: st
 
 def test_a_number_that_differs_is_kept_and_named(run: Path, ranks: Ranks, capsys: Captured) -> None:
     ranks.losses = [9.0]
-    out, err = said(capsys, 5, code=1)
-    assert out == "steps 4 to 5: the first difference is in step 5\n  loss: 0.625 in the run, 9.0 now\n"
-    assert err.endswith("the new trainings are in run/replay-5\n")
-    shown = json.loads((run / "replay-5" / "replay.json").read_text("utf-8"))
-    assert shown["equal"] is False and shown["differs"][0]["step"] == 5
+    stdout, stderr = said(capsys, 5, code=1)
+    assert stdout == "steps 4 to 5: the first difference is in step 5\n  loss: 0.625 in the run, 9.0 now\n"
+    assert stderr.endswith("the new trainings are in run/replay-5\n")
+    stored = json.loads((run / "replay-5" / "replay.json").read_text("utf-8"))
+    assert stored["equal"] is False and stored["differs"][0]["step"] == 5
     assert "run/replay-5 already exists" in said(capsys, 5, code=2)[1]
     ranks.losses = [9.0]
     assert document(capsys, 5, "--out", "why/not", code=1)["equal"] is False
@@ -195,32 +195,32 @@ def test_a_number_that_differs_is_kept_and_named(run: Path, ranks: Ranks, capsys
 def test_differing_environments_are_reported(run: Path, ranks: Ranks, capsys: Captured) -> None:
     written(run, "events.jsonl", [start(build="other"), {"event": "fault", "step": 5, "reason": "sums"}])
     ranks.start = start(torch="3")
-    out, err = said(capsys, 5)
+    stdout, stderr = said(capsys, 5)
     lines = [f"  build: other in the run, {BUILD} now", "  torch: 2 in the run, 3 now"]
     lines.append("the run computed this step again because of sums: a transient error")
-    assert out.splitlines() == ["steps 4 to 5: equal to the run, bit for bit", *lines]
-    assert f"the run trained step 5 with build other, and this is {BUILD}: rounding may differ" in err
-    out, err = said(capsys, 4)
-    assert "sums" not in out, "that was at another step"
+    assert stdout.splitlines() == ["steps 4 to 5: equal to the run, bit for bit", *lines]
+    assert f"the run trained step 5 with build other, and this is {BUILD}: rounding may differ" in stderr
+    stdout, stderr = said(capsys, 4)
+    assert "sums" not in stdout, "that was at another step"
 
 
 def test_the_same_bits_on_other_devices_are_real(run: Path, ranks: Ranks, capsys: Captured) -> None:
-    out, err = said(capsys, 5, "--swap", "all")
-    assert "verdict: real: the same bits with each rank on the device of another, so" in out
-    where = [", each rank on the device 1 further on", ", each rank on its own device"]
-    assert err == "".join(f"training step 5 again{each}\n" for each in where)
+    stdout, stderr = said(capsys, 5, "--swap", "all")
+    assert "verdict: real: the same bits with each rank on the device of another, so" in stdout
+    placements = [", each rank on the device 1 further on", ", each rank on its own device"]
+    assert stderr == "".join(f"training step 5 again{placement}\n" for placement in placements)
     assert [words[words.index("--out") + 1] for words in ranks.told[1:]] == ["run/replay-5/swapped", "run/replay-5/run"]
     assert not (run / "replay-5").exists()
-    out, err = said(capsys, 5, "--swap", "0,1")
-    assert "real: the same bits with the devices of ranks 0 and 1 exchanged, so" in out
-    assert err.startswith("training step 5 again, with the devices of ranks 0 and 1 exchanged\n")
+    stdout, stderr = said(capsys, 5, "--swap", "0,1")
+    assert "real: the same bits with the devices of ranks 0 and 1 exchanged, so" in stdout
+    assert stderr.startswith("training step 5 again, with the devices of ranks 0 and 1 exchanged\n")
 
 
 def test_an_error_that_passed_is_transient(run: Path, ranks: Ranks, capsys: Captured) -> None:
     written(run, "metrics.jsonl", [row_of(step, 9.0 if step == 5 else None) for step in range(1, 8)])
-    out, err = said(capsys, 5, "--swap", "all", code=4)
-    assert "not reproduced on the devices of the run, nor with each rank on the device of another" in out
-    assert "the new trainings are in run/replay-5" in err
+    stdout, stderr = said(capsys, 5, "--swap", "all", code=4)
+    assert "not reproduced on the devices of the run, nor with each rank on the device of another" in stdout
+    assert "the new trainings are in run/replay-5" in stderr
     written(run, "events.jsonl", [start(torch="1")])
     assert "unknown: the run cannot be compared" in said(capsys, 5, "--swap", "all", "--out", "other", code=1)[0]
 
@@ -228,15 +228,15 @@ def test_an_error_that_passed_is_transient(run: Path, ranks: Ranks, capsys: Capt
 def test_a_third_training_tells_which_device_is_wrong(run: Path, ranks: Ranks, capsys: Captured) -> None:
     """A third training only runs if two leave the question open."""
     ranks.errs = 1
-    out, err = said(capsys, 5, "--swap", "all", code=5)
+    stdout, stderr = said(capsys, 5, "--swap", "all", code=5)
     named = "verdict: device: core 1 of node (rank 1) computes other bits from the same inputs than another device"
-    assert out.splitlines()[1:] == [named, "  first as rank 0, in 'send 1' of step 5"]
+    assert stdout.splitlines()[1:] == [named, "  first as rank 0, in 'send 1' of step 5"]
     assert [words[-1] for words in ranks.told[1:]] == ["+1", "+0"]
     ranks.errs_as = [1]
-    out, err = said(capsys, 5, "--swap", "all", "--out", "again", code=5)
-    assert out.splitlines()[1:] == [named, "  first as rank 1, in 'send 1' of step 5"]
+    stdout, stderr = said(capsys, 5, "--swap", "all", "--out", "again", code=5)
+    assert stdout.splitlines()[1:] == [named, "  first as rank 1, in 'send 1' of step 5"]
     assert [words[-1] for words in ranks.told[4:]] == ["+1", "+0", "+2"]
-    assert err.splitlines()[2] == "training step 5 again, each rank on the device 2 further on"
+    assert stderr.splitlines()[2] == "training step 5 again, each rank on the device 2 further on"
     assert Path("again/third/witness").is_dir()
     (suspect,) = document(capsys, 5, "--swap", "0,1", "--out", "pair", code=5)["suspects"]
     assert suspect == {"rank": 1, "host": "node", "device": "core 1", "as": 1, "step": 5, "first": "send 1"}
@@ -267,8 +267,8 @@ def test_a_failed_replay_keeps_its_folder_if_it_has_results(
 
 def test_missing_results_of_a_training_are_an_error(run: Path, ranks: Ranks, capsys: Captured) -> None:
     ranks.leaves_rows = False
-    found = document(capsys, 5, code=1)
-    assert found["differs"][0]["keys"] == {"step": {"run": 4, "replay": None}}, "ranks that saw nothing good"
+    result = document(capsys, 5, code=1)
+    assert result["differs"][0]["keys"] == {"step": {"run": 4, "replay": None}}, "ranks that saw nothing good"
     ranks.train = lambda *_: None  # type: ignore[method-assign]
     assert "run/metrics.jsonl" in said(capsys, 5, "--out", "why", code=2)[1]
 

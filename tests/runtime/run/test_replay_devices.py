@@ -42,11 +42,11 @@ def with_fault(place: Place, faulty: Faulty, *words: object, code: int) -> str:
 
 def replayed(place: Place, *words: object, code: int, faulty: Faulty | None = None) -> dict[str, Any]:
     """The JSON document of a replay, after a check of its form."""
-    asked = ("replay", *words, "--format", "json")
-    text = with_fault(place, faulty, *asked, code=code) if faulty else place.dsc(*asked, code=code).stdout
-    found: dict[str, Any] = json.loads(text)
-    assert not faults(found, FORMS["replay"])
-    return found
+    command = ("replay", *words, "--format", "json")
+    text = with_fault(place, faulty, *command, code=code) if faulty else place.dsc(*command, code=code).stdout
+    document: dict[str, Any] = json.loads(text)
+    assert not faults(document, FORMS["replay"])
+    return document
 
 
 def test_a_device_that_errs_each_time_is_named(place: Place) -> None:
@@ -56,23 +56,25 @@ def test_a_device_that_errs_each_time_is_named(place: Place) -> None:
     (met,) = events(place.folder / "broken", "bad_step")
     assert not faults({"time": "", "event": "bad_step", **met}, FORMS["event_bad_step"])
     assert met["replay"] == "dsc replay broken 5 --swap all" and len(met["prints"]) == 2
-    found = replayed(place, *shlex.split(met["replay"])[2:], code=5, faulty=faulty)
-    assert found["equal"] and found["verdict"] == "device", "it is reproduced on the same devices"
-    (suspect,) = found["suspects"]
+    document = replayed(place, *shlex.split(met["replay"])[2:], code=5, faulty=faulty)
+    assert document["equal"] and document["verdict"] == "device", "it is reproduced on the same devices"
+    (suspect,) = document["suspects"]
     assert (suspect["rank"], suspect["host"], suspect["device"]) == (1, socket.gethostname(), f"core {CORES[1]}")
     assert (place.folder / "broken" / "replay-5" / "run" / "witness" / "rank_1.jsonl").exists(), "kept, to look at"
     shutil.rmtree(place.folder / "broken" / "replay-5")
-    found = replayed(place, "broken", 5, "--swap", "1,0", code=4)
-    assert found["verdict"] == "transient" and found["ranks"] == [0, 1], "the device is mended: gradients are sums"
-    assert {key: each["run"] for key, each in found["differs"][0]["keys"].items()}["loss"] == "nan"
+    document = replayed(place, "broken", 5, "--swap", "1,0", code=4)
+    assert document["verdict"] == "transient" and document["ranks"] == [0, 1], (
+        "the device is mended: gradients are sums"
+    )
+    assert {key: difference["run"] for key, difference in document["differs"][0]["keys"].items()}["loss"] == "nan"
 
 
 def test_a_transient_error_is_distinguished_from_a_real_number(place: Place) -> None:
     once = Faulty(1, 5, 1.5, once=str(place.folder / "once"))
     with_fault(place, once, "train", "tiny.dsc", "--out", "passed", "--steps", 6, code=0)
     assert rows(place.folder / "passed")[4]["loss"] != rows(place.folder / "run")[4]["loss"]
-    said = place.dsc("replay", "passed", 5, "--swap", "0,1", "--out", "why", code=4).stdout
-    assert "verdict: transient: not reproduced on the devices of the run" in said
+    output = place.dsc("replay", "passed", 5, "--swap", "0,1", "--out", "why", code=4).stdout
+    assert "verdict: transient: not reproduced on the devices of the run" in output
     before = digests(place.folder / "run")
     real = place.dsc("replay", "run", 5, "--swap", "all", code=0).stdout
     assert "steps 4 to 5: equal to the run, bit for bit\nverdict: real: the same bits" in real
@@ -86,9 +88,9 @@ def test_a_rolled_back_attempt_is_replayed(place: Place) -> None:
     with_fault(place, once, "train", "back.dsc", "--out", "back", "--steps", 8, code=0)
     (met,) = events(place.folder / "back", "bad_step")
     assert (met["step"], met["action"], met["to"], met["prints"]) == (7, "rollback", 4, [])
-    found = replayed(place, "back", 7, "--swap", "0,1", code=4)
-    (differs,) = found["differs"]
-    assert differs["step"] == 7 and {each["run"] for each in differs["keys"].values()} == {"nan"}
+    document = replayed(place, "back", 7, "--swap", "0,1", code=4)
+    (differs,) = document["differs"]
+    assert differs["step"] == 7 and {difference["run"] for difference in differs["keys"].values()} == {"nan"}
     assert differs["keys"]["loss"]["replay"] == rows(place.folder / "run")[6]["loss"], "on the samples of step 7"
 
 
@@ -131,9 +133,9 @@ def test_a_run_of_another_build_gets_no_verdict(place: Place) -> None:
     text = spec.read_text("utf-8")
     assert "weight_decay = 0.1" in text
     spec.write_text(text.replace("weight_decay = 0.1", "weight_decay = 0.2"), "utf-8")
-    found = replayed(place, run, 5, "--swap", "0,1", code=1)
-    assert found["verdict"] == "unknown" and not found["equal"] and not found["suspects"]
-    assert [each.partition(":")[0] for each in found["surroundings"]] == ["build"]
+    document = replayed(place, run, 5, "--swap", "0,1", code=1)
+    assert document["verdict"] == "unknown" and not document["equal"] and not document["suspects"]
+    assert [line.partition(":")[0] for line in document["surroundings"]] == ["build"]
 
 
 def test_interrupted(place: Place) -> None:

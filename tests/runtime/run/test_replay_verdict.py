@@ -44,22 +44,22 @@ def simulated(
         for action in range(ACTIONS):
             sources = [draws.randrange(world) for _ in range(world)]
             sensitive = [draws.random() < 0.6 for _ in range(world)]
-            made = []
+            outputs = []
             for rank in range(world):
                 value = hash((rank, action, values[rank])) & (1 << 63) - 1
                 errs = devices[slots.device_of(rank, world)] == faulty and sensitive[rank] and step > 1
-                made.append(value ^ errs)
-                entries[rank].append((f"> send {action}", made[-1], errs and wild))
+                outputs.append(value ^ errs)
+                entries[rank].append((f"> send {action}", outputs[-1], errs and wild))
             for rank, source in enumerate(sources):
-                entries[rank].append((f"< receive {action}", made[source], False))
-            values = [hash((made[rank], made[source])) & (1 << 63) - 1 for rank, source in enumerate(sources)]
-        for rank, each in entries.items():
-            names, prints, flags = zip(*each, strict=True)
-            not_finite = frozenset(at for at, flag in enumerate(flags) if flag)
+                entries[rank].append((f"< receive {action}", outputs[source], False))
+            values = [hash((outputs[rank], outputs[source])) & (1 << 63) - 1 for rank, source in enumerate(sources)]
+        for rank, records in entries.items():
+            names, prints, flags = zip(*records, strict=True)
+            not_finite = frozenset(index for index, flag in enumerate(flags) if flag)
             digits = "".join(f"{n:016x}" for n in prints)
             logs[rank].append(ComputedStep(step, 8 * step, digits[-16:], names, digits, not_finite))
     return RecordedTraining(
-        {}, (), {rank: ComputedLog(devices[slots.device_of(rank, world)], tuple(each)) for rank, each in logs.items()}
+        {}, (), {rank: ComputedLog(devices[slots.device_of(rank, world)], tuple(steps)) for rank, steps in logs.items()}
     )
 
 
@@ -75,20 +75,20 @@ def test_the_faulty_device_is_named(swap: str) -> None:
         first, second = draws.sample(range(world), 2)
         bad = draws.randrange(world) if swap == "+1" else draws.choice((first, second))
         texts = ["+0", "+1" if swap == "+1" else f"{first},{second}"]
-        made = [simulated(world, Slots.parse(each), devices, devices[bad], seed) for each in texts]
-        if are_equal(*made):  # it did not err in these trainings
+        trainings = [simulated(world, Slots.parse(text), devices, devices[bad], seed) for text in texts]
+        if are_equal(*trainings):  # it did not err in these trainings
             continue
-        found = suspects(made)
-        assert 1 <= len(found) <= 2 and devices[bad] in [each.device for each in found]
-        alone_in_two += len(found) == 1
-        third = third_slots(texts[1], made)
-        assert third or len(found) == 1
-        made += [simulated(world, Slots.parse(third), devices, devices[bad], seed)] if third else []
-        (found_alone,) = suspects(made)
-        assert (found_alone.device, found_alone.of) == (devices[bad], bad)
-        wild = [simulated(world, Slots.parse(each), devices, devices[bad], seed, wild=True) for each in texts]
-        assert [each.device for each in suspects(wild)] == [devices[bad]]
-        sound = [simulated(world, Slots.parse(each), devices, None, seed) for each in texts]
+        suspected = suspects(trainings)
+        assert 1 <= len(suspected) <= 2 and devices[bad] in [suspect.device for suspect in suspected]
+        alone_in_two += len(suspected) == 1
+        third = third_slots(texts[1], trainings)
+        assert third or len(suspected) == 1
+        trainings += [simulated(world, Slots.parse(third), devices, devices[bad], seed)] if third else []
+        (suspect,) = suspects(trainings)
+        assert (suspect.device, suspect.of) == (devices[bad], bad)
+        wild = [simulated(world, Slots.parse(text), devices, devices[bad], seed, wild=True) for text in texts]
+        assert [suspect.device for suspect in suspects(wild)] == [devices[bad]]
+        sound = [simulated(world, Slots.parse(text), devices, None, seed) for text in texts]
         assert are_equal(sound[0], sound[1]) and suspects(sound) == []
     assert alone_in_two > 100 if swap == "+1" else alone_in_two == 0
 
@@ -97,8 +97,8 @@ def test_slots() -> None:
     for text in ("+0", "+3", "0,2", "2,0", "any"):
         slots = Slots.parse(text)
         assert str(slots) == text
-        at = [slots.device_of(rank, 4) for rank in range(4)]
-        assert sorted(at) == [0, 1, 2, 3] and [slots.rank_on(device, 4) for device in at] == [0, 1, 2, 3]
+        devices = [slots.device_of(rank, 4) for rank in range(4)]
+        assert sorted(devices) == [0, 1, 2, 3] and [slots.rank_on(device, 4) for device in devices] == [0, 1, 2, 3]
     assert [Slots.parse("1,9").device_of(rank, 4) for rank in range(4)] == [0, 9, 2, 3], "a device of no rank"
     for text in ("", "1", "1,", "-1,2", "1,2,3", "+", "+-1", "all", "0x1,2", "١,٢"):
         with pytest.raises(ValueError, match="is not A,B"):
@@ -139,39 +139,39 @@ def training(loss: float, *, numbers: str = "a", sample: int = 39, **bad: Any) -
 
 def test_verdicts() -> None:
     """Each combination of agreement between a run and two trainings."""
-    good, other, third = training(1.0), training(2.0, numbers="b"), training(3.0, numbers="c")
+    good, second, third = training(1.0), training(2.0, numbers="b"), training(3.0, numbers="c")
     assert verdict(good, [good, good], 5, comparable=True) == ("real", [])
-    assert verdict(good, [other, other], 5, comparable=True) == ("transient", [])
-    assert verdict(good, [other, other], 5, comparable=False) == ("unknown", [])
-    assert verdict(good, [other, good], 5, comparable=True) == ("transient", [])
-    assert verdict(good, [other, third], 5, comparable=True) == ("unknown", [])
+    assert verdict(good, [second, second], 5, comparable=True) == ("transient", [])
+    assert verdict(good, [second, second], 5, comparable=False) == ("unknown", [])
+    assert verdict(good, [second, good], 5, comparable=True) == ("transient", [])
+    assert verdict(good, [second, third], 5, comparable=True) == ("unknown", [])
     step = ComputedStep(5, 39, "a", ("> send",), "1" * 16, frozenset())
     logs = good.logs | {1: ComputedLog(("node", "1"), (step,))}
     odd = logs | {1: ComputedLog(("node", "0"), (replace(step, prints="2" * 16),))}
-    found, of = verdict(good, [replace(good, logs=logs), replace(good, logs=odd)], 5, comparable=True)
-    assert found == "device" and [each.device for each in of] == [("node", "0"), ("node", "1")]
+    outcome, blamed = verdict(good, [replace(good, logs=logs), replace(good, logs=odd)], 5, comparable=True)
+    assert outcome == "device" and [suspect.device for suspect in blamed] == [("node", "0"), ("node", "1")]
 
 
 def test_differing_inputs_or_missing_results_blame_no_device() -> None:
     """A rank with other inputs, or with fewer results than another, says nothing about its device."""
 
     def of(*names: str, prints: str) -> ComputedStep:
-        return ComputedStep(5, 39, prints, names, "".join(16 * each for each in prints), frozenset())
+        return ComputedStep(5, 39, prints, names, "".join(16 * digit for digit in prints), frozenset())
 
     def named(one: ComputedStep, other: ComputedStep) -> list[tuple[str, int, str]]:
-        logs = [{0: ComputedLog(("node", device), (each,))} for device, each in (("0", one), ("1", other))]
-        found = suspects([RecordedTraining({}, (), each) for each in logs])
-        return [(each.device[1], each.step, each.what) for each in found]
+        logs = [{0: ComputedLog(("node", device), (step,))} for device, step in (("0", one), ("1", other))]
+        suspected = suspects([RecordedTraining({}, (), log) for log in logs])
+        return [(suspect.device[1], suspect.step, suspect.what) for suspect in suspected]
 
-    got = of("< weights", "> send 1", prints="aa")
-    assert named(got, got) == []
-    assert named(got, of("< weights", "> send 1", prints="ba")) == [], "it got something else"
-    both = [("0", 5, "send 1"), ("1", 5, "send 1")]
-    assert named(got, of("< weights", "> send 1", prints="ab")) == both
-    assert named(of("> send 1", prints="a"), of("> send 1", prints="b")) == both
+    step = of("< weights", "> send 1", prints="aa")
+    assert named(step, step) == []
+    assert named(step, of("< weights", "> send 1", prints="ba")) == [], "it got something else"
+    blamed = [("0", 5, "send 1"), ("1", 5, "send 1")]
+    assert named(step, of("< weights", "> send 1", prints="ab")) == blamed
+    assert named(of("> send 1", prints="a"), of("> send 1", prints="b")) == blamed
     shorter = of("< weights", prints="a")
-    assert named(shorter, got) == [], "the first made nothing there"
-    assert named(got, shorter) == both
+    assert named(shorter, step) == [], "the first made nothing there"
+    assert named(step, shorter) == blamed
 
 
 def test_a_bad_step_is_compared_with_its_event() -> None:
@@ -219,15 +219,15 @@ def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> 
     """Two trainings leave identical fingerprints. If one rank's numbers differ in a step, that rank is the first with
     other results for the same inputs."""
     build, last = runs.build(MESHES[mesh], ""), MESHES[mesh]["devices"] - 1
-    made = {
-        name: RecordedTraining.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(where)))
-        for name, where, *faults in (("one", "any"), ("two", "+0"), ("odd", "any", product_of(last, {17})))
+    trainings = {
+        name: RecordedTraining.read(runs.train(build, name, *faults, steps=4, slots=Slots.parse(slots)))
+        for name, slots, *faults in (("one", "any"), ("two", "+0"), ("odd", "any", product_of(last, {17})))
     }
-    assert {*made["one"].logs} == {*range(last + 1)}
-    assert are_equal(made["one"], made["two"])
-    assert not any(compared(made["one"], made["two"], 4))
-    found = suspects([made["one"], made["odd"]])
-    assert {each.rank for each in found} == {last} and {each.step for each in found} == {3}
+    assert {*trainings["one"].logs} == {*range(last + 1)}
+    assert are_equal(trainings["one"], trainings["two"])
+    assert not any(compared(trainings["one"], trainings["two"], 4))
+    suspected = suspects([trainings["one"], trainings["odd"]])
+    assert {suspect.rank for suspect in suspected} == {last} and {suspect.step for suspect in suspected} == {3}
     assert not (Path(runs.place.folder) / f"{build.name}-one" / "checkpoints").exists()
 
 
@@ -237,9 +237,9 @@ def test_the_third_device_is_one_that_no_suspect_used(monkeypatch: pytest.Monkey
 
     def third(kind: str, world: int, swap: str) -> str | None:
         devices = [("node", f"{kind} {n}") for n in range(4)]
-        one, other = (simulated(world, Slots.parse(slots), devices, devices[0], 3) for slots in ("+0", swap))
-        assert len(suspects([one, other])) == 2
-        return third_slots(swap, [one, other])
+        plain, swapped = (simulated(world, Slots.parse(slots), devices, devices[0], 3) for slots in ("+0", swap))
+        assert len(suspects([plain, swapped])) == 2
+        return third_slots(swap, [plain, swapped])
 
     assert third("device", 3, "0,1") == third("core", 3, "0,1") == "0,2"
     assert third("device", 2, "0,1") is None

@@ -40,14 +40,14 @@ def test_a_rank_that_fails_twice(place: Place, number: signal.Signals, monkeypat
     monkeypatch.setenv(forks.RUNS_FIRST, "tests.runtime.hangs")
     run = place.folder / f"failed-{number.name}"
     with place.started("train", "tiny.dsc", "--out", run, *OFTEN, "--restarts", 1, "--hang-timeout", 3) as running:
-        for failures, (rank, at) in enumerate([(2, 12), (0, 32)]):  # with a new checkpoint in between
-            running.wait_for_step(run, at)
+        for failures, (rank, step) in enumerate([(2, 12), (0, 32)]):  # with a new checkpoint in between
+            running.wait_for_step(run, step)
             os.kill(running.ranks(run)[rank], number)
             wait_for(lambda done=failures: len(events(run, "restart")) > done, "the restart")
         assert running.ends() == 0, running.stderr()
     restarts = events(run, "restart")
-    assert not any(faults(each, FORMS["event_restart"]) for each in restarts)
-    assert [each["number"] for each in restarts] == [1, 1]
+    assert not any(faults(restart, FORMS["event_restart"]) for restart in restarts)
+    assert [restart["number"] for restart in restarts] == [1, 1]
     assert restarts[0]["saved_step"] < restarts[1]["saved_step"]
     assert running.stderr().count("error: rank ") == 2
     assert running.stdout().count("restart 1 of 1") == 2

@@ -95,10 +95,10 @@ def test_plain_lines(folder: Path, done: subprocess.CompletedProcess[str]) -> No
     assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", done.stdout + done.stderr)
     lines = done.stdout.splitlines()
     last = rows_of(folder)[-1]
-    shown = [line for line in lines if line.startswith("step ")]
-    assert re.match(rf"step [1-6]/{STEPS}  loss \d\.\d{{4}}  ", shown[0])
+    step_lines = [line for line in lines if line.startswith("step ")]
+    assert re.match(rf"step [1-6]/{STEPS}  loss \d\.\d{{4}}  ", step_lines[0])
     unigram = unigram_nats(folder)
-    assert shown[-1].startswith(
+    assert step_lines[-1].startswith(
         f"step {STEPS}/{STEPS}  loss {last['loss']:.4f}  validation {last['validation_loss']:.4f}"
         f" (unigram {unigram:.4f})  {last['tokens_per_s']:,.0f} tokens/s  expert load {last['imbalance']:.2f}x"
     )
@@ -149,12 +149,12 @@ def test_a_run_resumed_with_other_programs_measures_them(place: Place) -> None:
 
     first, report = measured("--steps", 1)
     assert first["step"] == 1 and "to the byte" in report
-    then, report = measured("--steps", 2, "-s", "train.batch=16", "--resume")
-    assert then["step"] == 2 and then["program"] != first["program"] and "to the byte" in report
+    second, report = measured("--steps", 2, "-s", "train.batch=16", "--resume")
+    assert second["step"] == 2 and second["program"] != first["program"] and "to the byte" in report
     again, _ = measured("--steps", 3, "-s", "train.batch=16", "--resume")
-    assert again == then
+    assert again == second
     wide, report = measured("--steps", 4, "-s", "train.batch=16", "-s", "precision=fp64", "--resume")
-    assert wide["step"] == 4 and wide["peak"] > then["peak"] and "to the byte" in report
+    assert wide["step"] == 4 and wide["peak"] > second["peak"] and "to the byte" in report
 
 
 def test_torchrun_with_another_world_is_refused(place: Place) -> None:

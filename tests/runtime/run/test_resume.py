@@ -85,16 +85,16 @@ def test_resuming_is_bit_exact(trained: Trained, name: str) -> None:
     early, late = bits(saved(broken, 3)), bits(saved(broken, 6))
     assert {name.partition("/")[0] for name in late} == {"weight", "moment1", "moment2", "ema", "bias"}
     assert {"validation_loss", "validation_ema_loss"} < untimed(straight)[-1].keys()
-    same = [name for name in late if early[name] == late[name]]
-    assert not same, "these did not change in three steps, so that they are equal shows nothing"
+    unchanged = [name for name in late if early[name] == late[name]]
+    assert not unchanged, "these did not change in three steps, so that they are equal shows nothing"
 
 
 @pytest.mark.parametrize("name", TRAINED[1:])
 def test_plans_of_one_model_train_alike(trained: Trained, name: str) -> None:
     """Losses differ only by the order of sums or by rounding, so one plan can resume from another's checkpoint."""
-    first, other = ([row["loss"] for row in untimed(trained[n].folder / "straight")] for n in (TRAINED[0], name))
+    expected, losses = ([row["loss"] for row in untimed(trained[n].folder / "straight")] for n in (TRAINED[0], name))
     narrow = PLANS[name].get("precision") == "bf16"
-    assert other == pytest.approx(first, rel=2.0**-8 if narrow else 1e-5)
+    assert losses == pytest.approx(expected, rel=2.0**-8 if narrow else 1e-5)
 
 
 # ---------------------------------------------------------------- another plan
@@ -111,11 +111,11 @@ def test_any_plan_loads_any_checkpoint(
 ) -> None:
     """The state of all ranks of the reading plan after loading, put together, is bit-identical to what was saved."""
     checkpoint = saved(trained[writer].folder / "straight")
-    whole = checkpoint.read(checkpoint.shapes)
+    tensors = checkpoint.read(checkpoint.shapes)
     for reader, build in builds.items():
         assert checkpoint.shapes == expected_shapes(build.plan), reader
         again, elements = held(build, checkpoint)
-        for name, tensor in whole.items():
+        for name, tensor in tensors.items():
             assert torch.equal(again[name].view(torch.int32), tensor.view(torch.int32)), (reader, name)
             assert elements[name] == tensor.numel(), f"{reader}: {name}: an element is saved by no rank, or by two"
     record_property("loads", len(builds))
@@ -124,7 +124,7 @@ def test_any_plan_loads_any_checkpoint(
 def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Tensors that all ranks would save after loading, and the number of elements of each; compares replicas."""
     plan = build.plan
-    whole: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     elements: dict[str, int] = {}
     weights: dict[str, Tensor] = {}
     for rank in range(plan.mesh.world):
@@ -132,13 +132,13 @@ def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor],
         snapshot.put(state, checkpoint.read)
         for name, tensor in snapshot.take(state, plan, rank).items():
             part = tensor if isinstance(tensor, TensorPart) else TensorPart(tensor.reshape(-1), 0, tuple(tensor.shape))
-            target = whole.setdefault(name, torch.full(part.shape, torch.nan))
+            target = tensors.setdefault(name, torch.full(part.shape, torch.nan))
             target.view(-1)[part.start : part.start + part.values.numel()] = part.values
             elements[name] = elements.get(name, 0) + part.values.numel()
-        whole_here = replace(state, buckets=tuple(bucket for bucket in state.buckets if not bucket.gathered))
-        for _, entry, value in whole_here.logical(lambda bucket: bucket.parameters):
+        ungathered = replace(state, buckets=tuple(bucket for bucket in state.buckets if not bucket.gathered))
+        for _, entry, value in ungathered.logical(lambda bucket: bucket.parameters):
             assert torch.equal(weights.setdefault(entry.name, value), value), f"copies of {entry.name} differ"
-    return whole, elements
+    return tensors, elements
 
 
 def test_resuming_with_another_plan_is_reported(trained: Trained, place: Place) -> None:
@@ -185,20 +185,20 @@ def begun(trained: Trained) -> tuple[Path, Build, Path]:
 
 def changed(build: Build, path: str, value: Any) -> Build:
     """The build with one value of its plan changed, as if from another spec."""
-    whole = tree(build.plan)
+    document = tree(build.plan)
     *parents, last = path.split(".")
-    node = whole
+    node = document
     for key in parents:
         node = node[int(key) if isinstance(node, list) else key]
     assert node[last] != value
     node[last] = value
-    return replace(build, plan=RunPlan.from_json(json.dumps(whole)), digest="0" * 64)
+    return replace(build, plan=RunPlan.from_json(json.dumps(document)), digest="0" * 64)
 
 
 def test_the_same_build_prints_no_note(begun: tuple[Path, Build, Path]) -> None:
-    found = find(*begun, "cpu")
-    assert found.checkpoint.step == 6
-    assert found.notes == (f"going on from {found.checkpoint.path}",)
+    resumption = find(*begun, "cpu")
+    assert resumption.checkpoint.step == 6
+    assert resumption.notes == (f"going on from {resumption.checkpoint.path}",)
 
 
 def without_average(build: Build) -> Build:
@@ -221,12 +221,12 @@ def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -
     tensors = snapshot.take(build_state(plain, 0, torch.device("cpu")), plain, 0)
     publisher = Publisher(tmp_path / "checkpoints", 0, 1, lambda: None, Keep())
     publisher.save(6, tensors, load(folder).meta)
-    found = find(tmp_path / "checkpoints", build, corpus, "cpu")
-    assert "the checkpoint has no moving average of the weights: it begins with them" in found.notes
+    resumption = find(tmp_path / "checkpoints", build, corpus, "cpu")
+    assert "the checkpoint has no moving average of the weights: it begins with them" in resumption.notes
     state = build_state(build.plan, 0, torch.device("cpu"))
     for bucket in state.buckets:
         bucket.parameters.zero_()
-    snapshot.put(state, found.checkpoint.read, averaged=False)
+    snapshot.put(state, resumption.checkpoint.read, averaged=False)
     for bucket in state.buckets:
         for piece in bucket.owned:
             assert piece.average is not None and torch.equal(piece.average, piece.master) and piece.average.any()
@@ -321,8 +321,8 @@ def forged(begun: tuple[Path, Build, Path], folder: Path, edit: Callable[[dict[s
 def test_a_forged_range_of_layers_is_refused_at_once(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
     """Each would expand to 10⁹ entries or more."""
     huge = {"first": 0, "last": 10**9, "ffn": {"kind": "dense"}}
-    many = [{"first": 0, "last": 9999, "ffn": list(range(1000))}]
-    for layers in ([huge], [dict(huge, last=10**30)], [dict(huge, last=5000)] * 10_000, many, 7, [[]], [{"first": 0}]):
+    wide = [{"first": 0, "last": 9999, "ffn": list(range(1000))}]
+    for layers in ([huge], [dict(huge, last=10**30)], [dict(huge, last=5000)] * 10_000, wide, 7, [[]], [{"first": 0}]):
 
         def edit(meta: dict[str, Any], layers: Any = layers) -> None:
             meta["plan"]["model"]["layers"] = layers
@@ -338,8 +338,8 @@ def test_no_escape_of_a_manifest_or_a_name_reaches_the_terminal(
         meta |= {"torch": "\x1b[2J", "ops": {"\x9b31m": "\x07"}}
         meta["plan"] |= {"\x1b]0;title\x07": "\u202e", "train": {"seed": "\x1b[31m\n" * 500}}
 
-    found = find(forged(begun, tmp_path / "checkpoints", edit), *begun[1:], "cpu")
-    assert len(found.notes) == 2 + 2 and all(note.isprintable() and len(note) < 3000 for note in found.notes)
+    resumption = find(forged(begun, tmp_path / "checkpoints", edit), *begun[1:], "cpu")
+    assert len(resumption.notes) == 2 + 2 and all(note.isprintable() and len(note) < 3000 for note in resumption.notes)
     (tmp_path / "checkpoints" / "step-00000006" / "shard.\x1b[2J").touch()
     with pytest.raises(CheckpointError, match=r"shard\.\\x1b\[2J: does not belong") as refused:
         find(tmp_path / "checkpoints", *begun[1:], "cpu")
@@ -371,27 +371,27 @@ def test_any_meta_data_is_used_or_refused_in_words(begun: tuple[Path, Build, Pat
 
         folder = forged(begun, tmp_path / "forged", edit)
         try:
-            found = find(folder, *begun[1:], "cpu")
+            resumption = find(folder, *begun[1:], "cpu")
         except CheckpointError as error:
             refused += 1
             assert all(line.isprintable() for line in str(error).splitlines())
         else:
-            found.position.draw(8)
-            assert all(note.isprintable() for note in found.notes)
-            loads = found.checkpoint.meta["loads"]
+            resumption.position.draw(8)
+            assert all(note.isprintable() for note in resumption.notes)
+            loads = resumption.checkpoint.meta["loads"]
             assert all(torch.tensor(row).dtype == torch.int64 for row in loads.values())
     assert 100 < refused < 300
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """(container, key) of all values nested in a JSON value."""
-    for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+    for key, nested in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
-        if isinstance(each, dict | list):
-            yield from places(each)
+        if isinstance(nested, dict | list):
+            yield from places(nested)
 
 
 def test_a_checkpoint_without_position_uses_that_of_this_build(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
-    found = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:], "cpu")
-    assert (found.position.next, found.position.tokens) == (48, 768)
-    assert "does not say which samples it has seen: taken as 48" in found.notes[1]
+    resumption = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:], "cpu")
+    assert (resumption.position.next, resumption.position.tokens) == (48, 768)
+    assert "does not say which samples it has seen: taken as 48" in resumption.notes[1]

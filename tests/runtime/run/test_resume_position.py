@@ -56,26 +56,28 @@ def go_on(place: Place, name: str, monkeypatch: pytest.MonkeyPatch, **values: st
         place.dsc("train", "tiny.dsc", "--out", name, "--steps", FIRST)
     build = Build.open(with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3", **values))
     (corpus,) = (path.parent for path in (run / "data").glob("*/meta.json"))
-    found = find(run / "checkpoints", build, corpus, "cpu")
+    resumption = find(run / "checkpoints", build, corpus, "cpu")
     drawn: list[int] = []
     real = Trainer.accumulate
 
     def accumulate(self: Trainer) -> dict[str, Tensor]:
-        found = real(self)
+        sums = real(self)
         drawn.extend(self.batch.samples.tolist())
-        return found
+        return sums
 
     monkeypatch.setattr(Trainer, "accumulate", accumulate)
-    loop = Loop(build, run, corpus, found.checkpoint.step + MORE, Start(found.position, saved=found.checkpoint))
+    loop = Loop(
+        build, run, corpus, resumption.checkpoint.step + MORE, Start(resumption.position, saved=resumption.checkpoint)
+    )
     loop.rank(0, 1, Board(1).bind(0))
     monkeypatch.undo()
-    return run, drawn, "\n".join(found.notes)
+    return run, drawn, "\n".join(resumption.notes)
 
 
 @pytest.mark.parametrize("size", [16, 4])
 def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
-    run, drawn, said = go_on(place, f"batch {size}", monkeypatch, batch=f"batch = {size},")
+    run, drawn, notes = go_on(place, f"batch {size}", monkeypatch, batch=f"batch = {size},")
     done = FIRST * BATCH
     assert drawn == [*range(done, done + MORE * size)], "none is skipped, none is drawn again"
     tokens = [row["tokens"] for row in rows(run)]
@@ -84,17 +86,17 @@ def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: 
     phases = Build.open(place.folder / "build" / "tiny").plan.train.rate
     assert [row["rate"] for row in rows(run)] == [learning_rate(phases, n) for n in tokens], "the rate goes by tokens"
     assert rows(run)[-1]["rate"] < 2e-3, "the warm-up goes on, so that it shows by what it goes"
-    assert f"40 samples (640 tokens) were trained on; step 6 takes {size} of samples 40 to {39 + size}, which" in said
+    assert f"40 samples (640 tokens) were trained on; step 6 takes {size} of samples 40 to {39 + size}, which" in notes
     total = 40 * size * SEQUENCE
     end = FIRST + -(-(total - 640) // (size * SEQUENCE))
-    assert f"the run ends at {total:,} tokens, after step {end}" in said
+    assert f"the run ends at {total:,} tokens, after step {end}" in notes
     position = saved(run).meta["position"]
     assert (position["samples"], position["tokens"], position["next"]) == (
         done + MORE * size,
         tokens[-1],
         drawn[-1] + 1,
     )
-    assert f"train.batch.end 8 → {size}" in said
+    assert f"train.batch.end 8 → {size}" in notes
 
 
 def test_a_jump_of_the_rate_is_reported(place: Place) -> None:
@@ -102,7 +104,7 @@ def test_a_jump_of_the_rate_is_reported(place: Place) -> None:
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     place.dsc("train", "tiny.dsc", "--out", "jump", "--steps", FIRST)
     (corpus,) = (path.parent for path in (place.folder / "jump" / "data").glob("*/meta.json"))
-    said = {
+    notes = {
         name: find(place.folder / "jump" / "checkpoints", Build.open(build()), corpus, "cpu").notes
         for name, build in {
             "longer warm-up": lambda: with_keys(place, SETTINGS, rate="warmup 4000 tokens to 2e-3"),
@@ -110,8 +112,8 @@ def test_a_jump_of_the_rate_is_reported(place: Place) -> None:
         }.items()
     }
     jump = "the learning rate of the next step is 0.000384, and was 0.000768 in the previous plan: "
-    assert any(note.startswith(jump) for note in said["longer warm-up"])
-    assert not any("learning rate" in note for note in said["more steps"])
+    assert any(note.startswith(jump) for note in notes["longer warm-up"])
+    assert not any("learning rate" in note for note in notes["more steps"])
 
 
 @pytest.mark.parametrize("sequence", [8, 32])
@@ -120,19 +122,19 @@ def test_another_sequence_trains_on_the_rest_of_the_epoch(
 ) -> None:
     """Windows of 8 tokens: no seen window is repeated. Windows of 32: only those of which at most half was seen."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
-    run, drawn, said = go_on(place, f"sequence {sequence}", monkeypatch, sequence=f"sequence = {sequence},")
+    run, drawn, notes = go_on(place, f"sequence {sequence}", monkeypatch, sequence=f"sequence = {sequence},")
     assert len(drawn) == MORE * BATCH == len({*drawn})
     tokens = [row["tokens"] for row in rows(run)]
     assert np.diff(tokens).tolist() == [BATCH * SEQUENCE] * (FIRST - 1) + [BATCH * sequence] * MORE
     (corpus,) = (path.parent for path in (run / "data").glob("*/meta.json"))
     before, after = (Samples(corpus, "train", n, seed=1) for n in (SEQUENCE, sequence))
-    seen = np.zeros(before.reader.num_tokens, dtype=bool)
+    is_read = np.zeros(before.reader.num_tokens, dtype=bool)
     for index in range(FIRST * BATCH):
-        seen[before.window(index) * SEQUENCE :][:SEQUENCE] = True
-    shares = [seen[after.window(i) * sequence :][:sequence].mean() for i in range(drawn[-1] + 1)]
+        is_read[before.window(index) * SEQUENCE :][:SEQUENCE] = True
+    shares = [is_read[after.window(i) * sequence :][:sequence].mean() for i in range(drawn[-1] + 1)]
     assert drawn == [i for i, share in enumerate(shares) if share <= 0.5]
-    assert f"windows of 16 tokens are cut again into {sequence}: of the rest of epoch 1 " in said
-    assert ("0 tokens are skipped and 0 repeated; its order changes" in said) == (sequence == 8)
+    assert f"windows of 16 tokens are cut again into {sequence}: of the rest of epoch 1 " in notes
+    assert ("0 tokens are skipped and 0 repeated; its order changes" in notes) == (sequence == 8)
 
 
 def test_a_run_with_a_token_budget_ends_by_tokens(place: Place) -> None:
@@ -157,7 +159,7 @@ def test_a_ramp_resumes_by_trained_tokens(place: Place, monkeypatch: pytest.Monk
     """Five steps of 8 are 640 tokens, however the new spec counts steps; the next batch has the size for 640 tokens."""
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     grow = "batch { from = 6, to = 10, over = 1400 tokens },"
-    _, drawn, said = go_on(place, "grown", monkeypatch, batch=grow)
+    _, drawn, notes = go_on(place, "grown", monkeypatch, batch=grow)
     plan = Build.open(place.folder / "build" / "tiny").plan
     reached = {6: 0}  # sequences of a step → tokens trained on before
     for (first, size), (end, following) in pairwise(plan.batches):
@@ -169,4 +171,4 @@ def test_a_ramp_resumes_by_trained_tokens(place: Place, monkeypatch: pytest.Monk
         tokens += sizes[-1] * SEQUENCE
     assert len(reached) > 2 and len({*sizes}) > 1, "the batch grows in these steps"
     assert drawn == [*range(FIRST * BATCH, FIRST * BATCH + sum(sizes))]
-    assert f"step 6 takes {sizes[0]} of samples 40 to" in said
+    assert f"step 6 takes {sizes[0]} of samples 40 to" in notes

@@ -101,7 +101,7 @@ def test_a_kill_leaves_no_trace(place: Place) -> None:
     assert "not bit for bit" not in done.stdout + done.stderr
     assert untimed(run) == untimed(place.folder / "straight")
     assert bits(saved(run, 8)) == bits(saved(place.folder / "straight", 8))
-    names = sorted(each.name for each in (place.folder / "straight" / "checkpoints").glob("step-*"))
+    names = sorted(path.name for path in (place.folder / "straight" / "checkpoints").glob("step-*"))
     assert [int(name.removeprefix("step-")) for name in names] == [4, 6, 8]
 
 
@@ -116,10 +116,10 @@ def test_a_run_ends_after_all_steps_of_a_rollout(place: Place) -> None:
 def test_other_plans_have_the_same_completions(place: Place) -> None:
     settings = [dict(name="data", devices=2, zero=1), dict(name="pipeline", devices=2, pipeline=2, schedule="zbv")]
     alone = untimed(place.folder / "straight")[0]
-    for each in settings:
-        compiled(place, **each)
-        place.dsc("train", f"{each['name']}.dsc", "--out", each["name"], "--steps", 2)
-        first = untimed(place.folder / str(each["name"]))[0]
+    for changes in settings:
+        compiled(place, **changes)
+        place.dsc("train", f"{changes['name']}.dsc", "--out", changes["name"], "--steps", 2)
+        first = untimed(place.folder / str(changes["name"]))[0]
         assert {name: first[name] for name in ("reward", "rewards", "completion_tokens", "entropy")} == {
             name: alone[name] for name in ("reward", "rewards", "completion_tokens", "entropy")
         }
@@ -145,8 +145,8 @@ def test_a_reward_that_fails_ends_the_run(place: Place, text: str, message: str)
 
 def test_a_step_is_trained_again(place: Place) -> None:
     """A replay uses the recorded completions, from the checkpoint before the step."""
-    said = place.dsc("replay", "straight", 7).stdout
-    assert "equal to the run, bit for bit" in said
+    output = place.dsc("replay", "straight", 7).stdout
+    assert "equal to the run, bit for bit" in output
 
 
 def test_ops_of_torch_are_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,5 +161,5 @@ def test_the_report_and_dsc_watch_show_rewards(place: Place) -> None:
     for title in ("Reward", "Tokens per completion", "Entropy of the sampling distribution", "Divergence from the"):
         assert title in page
     assert "Loss of the main head" not in page and "Policy loss" in page
-    shown = place.dsc("watch", "straight").stdout
-    assert "reward" in shown and "entropy" in shown
+    output = place.dsc("watch", "straight").stdout
+    assert "reward" in output and "entropy" in output

@@ -71,9 +71,9 @@ def test_a_resume_after_a_damaged_row_keeps_all_others(again: tuple[Place, Path]
         *range(1, 6),
         *range(7, 33),
     ]
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     for name in ("metrics", "rank_2"):
-        assert said.count(f"{name}.jsonl: 1 damaged line is now in {name}.damaged.jsonl") == 1
+        assert output.count(f"{name}.jsonl: 1 damaged line is now in {name}.damaged.jsonl") == 1
     assert place.dsc("inspect", run).stdout
 
 
@@ -93,10 +93,10 @@ def test_rows_replaced_by_a_resume_are_moved_aside(again: tuple[Place, Path]) ->
 def test_a_resume_by_another_transport_has_the_same_bits(again: tuple[Place, Path], tmp_path: Path) -> None:
     place, run = again
     shutil.copytree(run, tmp_path / "by-gloo")
-    for out, transport in ((run, "memory"), (tmp_path / "by-gloo", "gloo")):
-        done = place.dsc("train", "--out", out, "--resume", "--steps", STEPS + 3, "--transport", transport)
+    for folder, transport in ((run, "memory"), (tmp_path / "by-gloo", "gloo")):
+        done = place.dsc("train", "--out", folder, "--resume", "--steps", STEPS + 3, "--transport", transport)
         assert "going on from" in done.stdout and "not bit for bit" not in done.stdout
-        assert [each["transport"] for each in events(out) if each["event"] == "start"] == ["memory", transport]
+        assert [event["transport"] for event in events(folder) if event["event"] == "start"] == ["memory", transport]
     assert bits(saved(run)) == bits(saved(tmp_path / "by-gloo"))
 
 
@@ -108,11 +108,11 @@ def test_inspect_after_a_resume_under_another_plan(again: tuple[Place, Path], pl
     for step in range(6, STEPS + 1):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
     place.dsc("train", "--out", run, "--resume", "--steps", 6)
-    shown = place.dsc("inspect", run).stdout
-    assert "1f1b" in shown and "traced steps 3" in " ".join(shown.split())
+    output = place.dsc("inspect", run).stdout
+    assert "1f1b" in output and "traced steps 3" in " ".join(output.split())
     assert (
         "3 traced steps are left out: they ran other programs, of another phase or of a plan before a resume"
-        in " ".join(shown.split())
+        in " ".join(output.split())
     )
     traced = [json.loads(line) for line in (run / "trace" / "rank_0.jsonl").open()]
     assert [line["step"] for line in traced] == [1, 2, 3, 4, 5, 6]
@@ -128,23 +128,23 @@ def test_events_tell_the_life_of_a_run(again: tuple[Place, Path]) -> None:
     newest = run / "checkpoints" / f"step-{STEPS:08d}" / "shard.0.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     place.dsc("train", "--out", run, "--resume", "--steps", STEPS)
-    found = events(run)
-    assert [event["time"] for event in found] == sorted(event["time"] for event in found)
-    assert [event["event"] for event in found if event["event"] != "notice"] == [
+    recorded = events(run)
+    assert [event["time"] for event in recorded] == sorted(event["time"] for event in recorded)
+    assert [event["event"] for event in recorded if event["event"] != "notice"] == [
         *("start", *["save"] * 14, "end"),
         *("start", "refused", "resume", "save", "end"),
     ]
-    assert [fault for event in found for fault in faults(event, FORMS[f"event_{event['event']}"])] == []
-    start, end = found[0], found[-1]
+    assert [fault for event in recorded for fault in faults(event, FORMS[f"event_{event['event']}"])] == []
+    start, end = recorded[0], recorded[-1]
     assert start["step"] == 0 and start["last_step"] == STEPS and start["ranks"] == 4 and start["transport"] == "memory"
     assert end["outcome"] == "finished" and end["exit_code"] == 0 and end["step"] == STEPS
-    refused, resume, save = [event for event in found if event["event"] != "notice"][-4:-1]
+    refused, resume, save = [event for event in recorded if event["event"] != "notice"][-4:-1]
     assert "shard.0.safetensors" in refused["reason"] and resume["step"] == save["step"] - 1 == 39
-    notices = [event["text"] for event in found if event["event"] == "notice"]
+    notices = [event["text"] for event in recorded if event["event"] == "notice"]
     assert [text for text in notices if "waited for that of step" not in text] == [
         f"{run}/metrics.jsonl: rows of step 40, later than step 39, are now in metrics.1.jsonl"
     ]
-    assert found[-3]["event"] == "notice", "after the start"
+    assert recorded[-3]["event"] == "notice", "after the start"
     assert sum("waited for that of step" in text for text in notices) <= 1
     folder = run / "checkpoints" / save["checkpoint"]
     assert save["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
@@ -216,10 +216,10 @@ def test_mutated_files_end_in_a_report_or_a_message(
         for command in done:
             with limited():
                 code = main([command, str(copy)])
-            out, err = capsys.readouterr()
-            case = f"{command} after {kind} in {file} (number {number}): {err}"
-            assert code == 0 or (code == 2 and err.startswith("error")) or (command == "inspect" and code == 1), case
-            assert "\x1b" not in out + err and "\x07" not in out + err and "Errno" not in err, case
+            stdout, stderr = capsys.readouterr()
+            case = f"{command} after {kind} in {file} (number {number}): {stderr}"
+            assert code == 0 or (code == 2 and stderr.startswith("error")) or (command == "inspect" and code == 1), case
+            assert "\x1b" not in stdout + stderr and "\x07" not in stdout + stderr and "Errno" not in stderr, case
             done[command] += code == 0
         shutil.rmtree(copy)
     assert all(MUTATIONS // 4 < number < MUTATIONS for number in done.values()), done

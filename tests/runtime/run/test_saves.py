@@ -121,9 +121,11 @@ def test_in_the_background_and_at_once_the_same_bytes_are_saved(place: Place) ->
     spec = renamed(place, "at_once", ONE_RANK, checkpoint="checkpoint { every = 3 steps, background = false }")
     place.dsc("train", spec, "--out", "at once")
     for step in (3, 6):
-        here, there = (saved(place.folder / run, step).manifest for run in ("at once", "straight"))
-        assert here.shards == there.shards and here.serial == there.serial, "the sha256 of every shard among them"
-        differs = {name for name in here.meta if here.meta[name] != there.meta[name]}
+        at_once, in_background = (saved(place.folder / run, step).manifest for run in ("at once", "straight"))
+        assert at_once.shards == in_background.shards and at_once.serial == in_background.serial, (
+            "the sha256 of every shard among them"
+        )
+        differs = {name for name in at_once.meta if at_once.meta[name] != in_background.meta[name]}
         assert differs == {"build", "plan"}, "what says that it is another spec"
 
 
@@ -182,8 +184,8 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
 ) -> None:
     spec = renamed(place, "wide", ONE_RANK, hidden="hidden = 256")
     plan = RunPlan.from_json((place.folder / "build" / "wide" / "plan.json").read_bytes())
-    each = checkpoint_bytes(plan)
-    assert each > 4 << 20
+    num_bytes = checkpoint_bytes(plan)
+    assert num_bytes > 4 << 20
     if can_mount(tmp_path):
         disk = tmp_path / "disk"
         with small_disk(disk, "4m"):
@@ -191,12 +193,12 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
             assert re.search(r"disk/run has [34]\.\d?MB free, and 2 checkpoints of \d+\.\dMB will be", done.stderr)
             assert "Traceback" not in done.stderr and not (disk / "run" / "metrics.jsonl").exists()
     free = os.statvfs(tmp_path)
-    small = os.statvfs_result((*free[:4], -(-4 * each // free.f_frsize), *free[5:]))
+    small = os.statvfs_result((*free[:4], -(-4 * num_bytes // free.f_frsize), *free[5:]))
     monkeypatch.setattr(room.os, "statvfs", lambda _: small)
     assert cannot_save(plan, tmp_path, steps=12) is None
     assert cannot_save(plan, tmp_path, steps=11) is None  # the last step is saved, too
-    found, code = cannot_save(plan, tmp_path, steps=13)
-    assert "and 5 checkpoints of" in found and "free" in found and code == EXIT_RETRY
+    message, code = cannot_save(plan, tmp_path, steps=13)
+    assert "and 5 checkpoints of" in message and "free" in message and code == EXIT_RETRY
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     assert cannot_save(plan, tmp_path, steps=13) is None, "one of the five is there already"
 
@@ -204,8 +206,8 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
 def test_the_size_of_a_checkpoint_is_known(place: Place) -> None:
     plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     checkpoint = saved(place.folder / "straight")
-    held = sum(entry.num_bytes for shard in checkpoint.manifest.shards for entry in shard.entries)
-    assert checkpoint_bytes(plan) == held
+    num_bytes = sum(entry.num_bytes for shard in checkpoint.manifest.shards for entry in shard.entries)
+    assert checkpoint_bytes(plan) == num_bytes
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: Place, tmp_path: Path) -> None:
@@ -218,9 +220,9 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
     assert f"{run} cannot be a run folder: Not a directory" in done.stderr and "Traceback" not in done.stderr
     plan = RunPlan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
-    found, code = cannot_save(plan, Path("/proc/none"), steps=1)
+    message, code = cannot_save(plan, Path("/proc/none"), steps=1)
     assert code == EXIT_USAGE
-    assert found.startswith("/proc/none: ") and found.endswith("cannot be written; name a folder with --out")
+    assert message.startswith("/proc/none: ") and message.endswith("cannot be written; name a folder with --out")
 
 
 # ---------------------------------------------------------------- failing saves
@@ -294,7 +296,7 @@ def test_failure_stop_ends_the_run(place: Place) -> None:
     spec = renamed(place, "strict", ONE_RANK, checkpoint="checkpoint { every = 3 steps, failure = stop }")
     done = train_failing(place, spec, "strict", 1, error="EACCES", steps={".tmp-3"})
     line = r"rank 0 failed during checkpoint, step (\d): step 3 was not saved: strict/checkpoints: Permission denied"
-    assert (found := re.search(line, done.stderr)) and int(found[1]) == len(rows(place.folder / "strict")) > 3
+    assert (match := re.search(line, done.stderr)) and int(match[1]) == len(rows(place.folder / "strict")) > 3
     stops = "checkpoint { every = 3 steps, failure = stop, background = false }"
     spec = renamed(place, "strict_at_once", ONE_RANK, checkpoint=stops)
     done = train_failing(place, spec, "strict_at_once", 1, error="EACCES", steps={".tmp-3"})
@@ -324,6 +326,6 @@ def test_the_best_and_every_nth_stay_beside_the_newest(place: Place) -> None:
     losses = {row["step"]: row["validation_loss"] for row in rows(run)}
     assert len(losses) == 8, "a checkpoint that may be the best is validated"
     assert min(losses, key=losses.__getitem__) == 1 and max(losses.values()) > 2 * losses[1], "it has diverged"
-    kept = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert kept == [1, 5, 7, 8]
-    assert all(saved(run, step).meta["validation_loss"] == losses[step] for step in kept)
+    steps = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    assert steps == [1, 5, 7, 8]
+    assert all(saved(run, step).meta["validation_loss"] == losses[step] for step in steps)

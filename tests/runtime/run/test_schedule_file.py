@@ -75,22 +75,22 @@ def test_a_file_that_cannot_run_is_refused_by_all_commands(place: Place, old: st
     path.write_text(before.replace(old, new, 1))
     try:
         for command in ("check", "compile", "train", "schedule"):
-            said = place.dsc(command, "tiny.dsc", code=2).stderr
-            assert "error[S0101]: mine/own.schedule: " in said and message in said
-            assert "--> tiny.dsc:5:21" in said
+            stderr = place.dsc(command, "tiny.dsc", code=2).stderr
+            assert "error[S0101]: mine/own.schedule: " in stderr and message in stderr
+            assert "--> tiny.dsc:5:21" in stderr
     finally:
         path.write_text(before)
 
 
 def test_a_file_of_other_sizes_is_refused(place: Place) -> None:
-    said = place.dsc("check", "tiny.dsc", "-s", "train.batch=16", code=2).stderr
-    assert "is for 8 micro-batches, but the largest step, of 16 sequences, has 16 on each data rank" in said
+    stderr = place.dsc("check", "tiny.dsc", "-s", "train.batch=16", code=2).stderr
+    assert "is for 8 micro-batches, but the largest step, of 16 sequences, has 16 on each data rank" in stderr
 
 
 def test_smaller_steps_of_a_growing_batch_use_a_stand_in(place: Place, tmp_path: Path) -> None:
-    out = tmp_path / "build"
+    build = tmp_path / "build"
     batch = "train.batch { from = 4, to = 8, over = 500 }"
-    done = place.dsc("compile", "tiny.dsc", "-o", out, "-s", batch, "-s", "train.steps=30")
+    done = place.dsc("compile", "tiny.dsc", "-o", build, "-s", batch, "-s", "train.steps=30")
     assert "proven: 4 programs" in done.stdout  # for 4, 6 and 8 micro-batches, and the evaluation
-    assert '"schedule": "zbv"' in (out / "program" / "train_4.json").read_text()
-    assert '"schedule": "dualpipe"' in (out / "program" / "train_8.json").read_text()
+    assert '"schedule": "zbv"' in (build / "program" / "train_4.json").read_text()
+    assert '"schedule": "dualpipe"' in (build / "program" / "train_8.json").read_text()

@@ -32,11 +32,11 @@ PAIRS = [("zbv", 3), ("gpipe", 3)]
 
 def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int = 1) -> Spec:
     """`layers`: of the model, without MTP's. `columns`: data and expert ranks of each pipeline rank."""
-    made = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
-    dense, moe = made.model.layers
-    model = made.model.model_copy(update={"layers": (dense, LayerRange(first=1, last=layers - 1, ffn=moe.ffn))})
+    base = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
+    dense, moe = base.model.layers
+    model = base.model.model_copy(update={"layers": (dense, LayerRange(first=1, last=layers - 1, ffn=moe.ffn))})
     schedule = ScheduleBlock(name=name, chunks=2 if name in CHUNKED else None)
-    return made.model_copy(update={"model": model, "schedule": schedule})
+    return base.model_copy(update={"model": model, "schedule": schedule})
 
 
 def test_on_two_ranks(tmp_path: Path, segments: Segments) -> None:

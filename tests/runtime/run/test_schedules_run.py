@@ -55,7 +55,7 @@ def test_traces_agree_on_the_time(run: Path) -> None:
 def test_the_ledger_of_the_first_step_is_the_plan(run: Path) -> None:
     """Each rank's peak, replayed with its received rows, and stated by the report."""
     ledgers = [json.loads((run / "memory" / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(each["step"], each["program"]) for each in ledgers] == [(1, "train_8")] * 2
+    assert [(ledger["step"], ledger["program"]) for ledger in ledgers] == [(1, "train_8")] * 2
     assert "every rank matches the plan for the rows it received, to the byte" in (run / "report.html").read_text()
 
 

@@ -43,8 +43,8 @@ def life(
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     checkpoint, position = None, Position(order=order_of(build, corpus))
     if (run / "checkpoints").exists():
-        found = find(run / "checkpoints", build, corpus, "cpu")
-        checkpoint, position = found.checkpoint, found.position
+        resumption = find(run / "checkpoints", build, corpus, "cpu")
+        checkpoint, position = resumption.checkpoint, resumption.position
     if skip:
         position, _ = skipping(run, position, corpus)
     drawn: list[int] = []
@@ -55,8 +55,8 @@ def life(
         return real_accumulate(self)
 
     def losses(self: Trainer, sums: dict[str, Tensor]) -> dict[str, float]:
-        found = real_losses(self, sums)
-        return found | {"loss": math.nan} if bad and BAD & {*drawn[-BATCH:]} else found
+        values = real_losses(self, sums)
+        return values | {"loss": math.nan} if bad and BAD & {*drawn[-BATCH:]} else values
 
     monkeypatch.setattr(Trainer, "accumulate", accumulate)
     monkeypatch.setattr(Trainer, "_losses", losses)
@@ -85,22 +85,22 @@ def test_a_resume_skips_recorded_batches(place: Place, monkeypatch: pytest.Monke
     diverged = "on samples 40 to 47; nothing was updated; the same step failed on samples 32 to 39, too, so the weights"
     with pytest.raises(BadStepError, match=rf"step 5: .* {diverged}"):
         life(place, run, monkeypatch, STEPS, skip=True)
-    found = json.loads((run / "health.json").read_text("utf-8"))
-    met = [(row["step"], row["samples"], row["reason"].partition(",")[0]) for row in found["batches"]]
-    assert met == [(5, [32, 39], "loss nan"), (5, [40, 47], "loss nan")] and found["rollbacks"] == []
+    health = json.loads((run / "health.json").read_text("utf-8"))
+    met = [(row["step"], row["samples"], row["reason"].partition(",")[0]) for row in health["batches"]]
+    assert met == [(5, [32, 39], "loss nan"), (5, [40, 47], "loss nan")] and health["rollbacks"] == []
     drawn = life(place, run, monkeypatch, STEPS, skip=True)
     assert drawn == [*range(24, 32), *range(48, 48 + 5 * BATCH)]
     assert [row["tokens"] for row in untimed(run)] == [16 * BATCH * n for n in range(1, STEPS + 1)]
     # From the checkpoint of step 4, resumed plainly after a process that had skipped them and saved step 5.
-    other = place.folder / "other"
+    rerun = place.folder / "other"
     for steps, skip in ((3, False), (4, False)):
-        life(place, other, monkeypatch, steps, skip=skip)
-    (other / "health.json").write_bytes((run / "health.json").read_bytes())
-    assert life(place, other, monkeypatch, 5, skip=True) == [*range(48, 56)]
-    (other / "health.json").unlink()
-    assert life(place, other, monkeypatch, STEPS, skip=False) == [*range(56, 56 + 4 * BATCH)]
-    assert bits(saved(other)) == bits(saved(run))
-    assert [row["loss"] for row in untimed(other)] == [row["loss"] for row in untimed(run)]
+        life(place, rerun, monkeypatch, steps, skip=skip)
+    (rerun / "health.json").write_bytes((run / "health.json").read_bytes())
+    assert life(place, rerun, monkeypatch, 5, skip=True) == [*range(48, 56)]
+    (rerun / "health.json").unlink()
+    assert life(place, rerun, monkeypatch, STEPS, skip=False) == [*range(56, 56 + 4 * BATCH)]
+    assert bits(saved(rerun)) == bits(saved(run))
+    assert [row["loss"] for row in untimed(rerun)] == [row["loss"] for row in untimed(run)]
 
 
 def test_samples_to_skip_are_in_the_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
     order = record.identity(position, "0" * 64)
     record.record(run, order, bad(5, (32, 40)))
     assert record.read(run, order) == ((32, 40),)
-    same, said = skipping(run, position, corpus)
-    assert same == position and said.startswith(f"no batch to skip: {run}/health.json has none")
+    unchanged, note = skipping(run, position, corpus)
+    assert unchanged == position and note.startswith(f"no batch to skip: {run}/health.json has none")
     for text in ("", "[]", "{", '{"order": 1, "batches": 1}', "[" * 100_000, '{"order": 0}'):
         (run / "health.json").write_text(text, "utf-8")
         assert record.read(run, order) == ()

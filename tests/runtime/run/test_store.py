@@ -33,14 +33,14 @@ def to_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cable]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = (sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port))
-    with (tmp_path / "store.out").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:
+    with (tmp_path / "store.out").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
             wait_for(lambda: _has_bucket(port), "the store")
-            with cable(port) as made:
+            with cable(port) as link:
                 account = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
-                for name, value in (account | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{made.port}"}).items():
+                for name, value in (account | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{link.port}"}).items():
                     monkeypatch.setenv(name, value)
-                yield made
+                yield link
         finally:
             server.kill()
 
@@ -75,8 +75,8 @@ def test_a_network_that_is_cut_in_a_copy(new_place: Callable[[], Place], to_stor
         wait_for(lambda: events(run, "copy")[-1]["step"] > failed["step"], "another copy")
         os.kill(running.process.pid, signal.SIGTERM)
         assert running.ends() == 128 + signal.SIGTERM
-        said = running.stdout() + running.stderr()
-    assert f"step {failed['step']} was not copied to {BUCKET}, the next checkpoint will be: {BUCKET}: " in said
+        output = running.stdout() + running.stderr()
+    assert f"step {failed['step']} was not copied to {BUCKET}, the next checkpoint will be: {BUCKET}: " in output
     last = saved(run).step
     assert events(run, "copy")[-1]["step"] == last, "the last checkpoint is waited for"
     shutil.rmtree(run)

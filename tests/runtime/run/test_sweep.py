@@ -25,9 +25,9 @@ def test_a_sweep_resumes_unfinished_variants(
     words += ["-s", "data.validation=30%"]
     assert main([*words, "-s", "train.seed=1,2"]) == 0
     page = tmp_path / "sweeps/tiny/compared.html"
-    said = capfd.readouterr().out
-    assert f"compared: {page.relative_to(tmp_path)}" in said
-    table = said[said.index("\nrun ", said.index("2 of 2")) :].splitlines()[1:4]
+    output = capfd.readouterr().out
+    assert f"compared: {page.relative_to(tmp_path)}" in output
+    table = output[output.index("\nrun ", output.index("2 of 2")) :].splitlines()[1:4]
     assert [line.split("  ")[0] for line in table] == ["run", "seed 1", "seed 2"] and "loss" in table[0]
     first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/tiny/*/metrics.jsonl")}
     assert {path.parent.name for path in first} == {"seed=1", "seed=2"}

@@ -25,14 +25,14 @@ EXACT = 1e-10
 @pytest.fixture(scope="module")
 def trained(new_place: Callable[[], Place]) -> Callable[[str], Place]:
     """A function from a name in RUNS to a place with its run `straight`; each is trained once."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
 
     def run(name: str) -> Place:
-        if name not in found:
-            found[name] = new_place()
-            found[name].compile(RUNS[name])
-            found[name].dsc("train", "--out", "straight")
-        return found[name]
+        if name not in places:
+            places[name] = new_place()
+            places[name].compile(RUNS[name])
+            places[name].dsc("train", "--out", "straight")
+        return places[name]
 
     return run
 
@@ -42,14 +42,14 @@ def trained(new_place: Callable[[], Place]) -> Callable[[str], Place]:
     [("dense", "split dense"), ("experts", "split experts"), ("experts", "split sequences")],
 )
 def test_four_ranks_train_as_one(trained: Callable[[str], Place], name: str, split: str) -> None:
-    first, other = (trained(each).folder / "straight" for each in (name, split))
-    for row, wanted in zip(untimed(other), untimed(first), strict=True):
+    first, divided = (trained(run_name).folder / "straight" for run_name in (name, split))
+    for row, wanted in zip(untimed(divided), untimed(first), strict=True):
         for key in ("loss", "grad_norm"):
             assert row[key] == pytest.approx(wanted[key], rel=EXACT)
-    one, several = (saved(each) for each in (first, other))
-    assert one.shapes == several.shapes and (one.world, several.world) == (1, 4)
+    single, several = (saved(run) for run in (first, divided))
+    assert single.shapes == several.shapes and (single.world, several.world) == (1, 4)
     tensors = several.read(several.shapes)
-    for key, wanted in one.read(one.shapes).items():
+    for key, wanted in single.read(single.shapes).items():
         assert torch.allclose(tensors[key], wanted, rtol=1e-8, atol=1e-12), key
 
 

@@ -49,9 +49,9 @@ class Agents:
     def start_another(self) -> None:
         """Start another torchrun process."""
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with (self.folder / f"{self.name}-{len(self.processes)}.out").open("wb") as out:
+        with (self.folder / f"{self.name}-{len(self.processes)}.out").open("wb") as log:
             self.processes.append(
-                subprocess.Popen(self.command, cwd=self.folder, stdout=out, stderr=out, env=environment)
+                subprocess.Popen(self.command, cwd=self.folder, stdout=log, stderr=log, env=environment)
             )
 
     def ranks(self) -> dict[int, int]:
@@ -104,8 +104,18 @@ def agents(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    where = ("--nnodes", f"{nodes}", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
-    command = (*TORCHRUN, *where, "--rdzv-id", name, *torchrun, "build/tiny/train.py", "--out", name, *map(str, words))
+    options = ("--nnodes", f"{nodes}", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    command = (
+        *TORCHRUN,
+        *options,
+        "--rdzv-id",
+        name,
+        *torchrun,
+        "build/tiny/train.py",
+        "--out",
+        name,
+        *map(str, words),
+    )
     started = Agents([], place.folder, name, command)
     try:
         started.start_another()
@@ -131,40 +141,40 @@ def check_equals_straight(place: Place, name: str, last: int) -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_ends_both_machines_by_name(place: Place, rank: int) -> None:
     """The watch ends the ranks of the other machine, which would otherwise wait half an hour for torch's timeout."""
-    with agents(place, f"killed-{rank}", *FOREVER, "--hang-timeout", "none") as both:
-        both.wait_for_step(BEGUN)
-        os.kill(both.ranks()[rank], signal.SIGKILL)
-        assert both.end() == [1, 1]
-        for said in both.said("error: "):
-            assert len(said) == 1, "once for each machine"
-            assert re.match(rf"error: rank {rank} failed during {ACTION}, step \d+: its process was killed", said[0])
+    with agents(place, f"killed-{rank}", *FOREVER, "--hang-timeout", "none") as pair:
+        pair.wait_for_step(BEGUN)
+        os.kill(pair.ranks()[rank], signal.SIGKILL)
+        assert pair.end() == [1, 1]
+        for lines in pair.said("error: "):
+            assert len(lines) == 1, "once for each machine"
+            assert re.match(rf"error: rank {rank} failed during {ACTION}, step \d+: its process was killed", lines[0])
 
 
 def test_stopping_one_machine_saves_and_the_run_resumes(place: Place) -> None:
-    with agents(place, "stopped", *FOREVER) as both:
-        both.wait_for_step(BEGUN)
-        both.processes[1].send_signal(signal.SIGTERM)
-        both.end()
-        for said in both.said("stopped: "):
-            assert len(said) == 1 and re.fullmatch(r"stopped: rank \d received SIGTERM; go on with --resume", said[0])
+    with agents(place, "stopped", *FOREVER) as pair:
+        pair.wait_for_step(BEGUN)
+        pair.processes[1].send_signal(signal.SIGTERM)
+        pair.end()
+        for lines in pair.said("stopped: "):
+            assert len(lines) == 1 and re.fullmatch(r"stopped: rank \d received SIGTERM; go on with --resume", lines[0])
     last = rows(place.folder / "stopped")[-1]["step"]
     assert saved(place.folder / "stopped").step == last, "the last step is saved, whichever it was"
     last += 3 - last % 3  # a step with a validation in both runs
     assert last <= STRAIGHT, "the undisturbed run must be longer"
-    with agents(place, "stopped", "--resume", "--steps", last) as both:
-        assert both.end() == [0, 0]
+    with agents(place, "stopped", "--resume", "--steps", last) as pair:
+        assert pair.end() == [0, 0]
     check_equals_straight(place, "stopped", last)
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
 def test_ranks_restarted_by_torchrun_resume(place: Place, transport: str) -> None:
     words = ("--steps", STRAIGHT, "--transport", transport)
-    with agents(place, f"again-{transport}", *words, torchrun=("--max-restarts", "1")) as both:
-        both.wait_for_step(BEGUN)
-        first = both.ranks()
+    with agents(place, f"again-{transport}", *words, torchrun=("--max-restarts", "1")) as pair:
+        pair.wait_for_step(BEGUN)
+        first = pair.ranks()
         os.kill(first[2], signal.SIGKILL)
-        assert both.end() == [0, 0], both.output(0)
-        assert "torchrun started the ranks again: they go on from a checkpoint" in both.output(0) + both.output(1)
+        assert pair.end() == [0, 0], pair.output(0)
+        assert "torchrun started the ranks again: they go on from a checkpoint" in pair.output(0) + pair.output(1)
     theirs = place.folder / f"again-{transport}"
     assert [row["step"] for row in rows(theirs)] == list(range(1, STRAIGHT + 1))
     if transport == "memory":
@@ -191,52 +201,52 @@ def test_a_rollback_and_a_kill_change_no_bit(new_place: Callable[[], Place]) -> 
     Events, rows and weights equal those of the same run under dsc's supervisor, without a kill."""
     place = new_place()
     write_spiky_text(place.folder / "corpus")
-    two = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=2, model=DENSE)
-    place.compile(dict(two, rate="2e-2", more=SPIKY))
+    settings = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=2, model=DENSE)
+    place.compile(dict(settings, rate="2e-2", more=SPIKY))
     words = ("--steps", 26)
     place.dsc("train", "build/tiny", "--out", "straight", *words)
     expected = events(place.folder / "straight", "bad_step")
-    assert expected and all(each["action"] == "rollback" for each in expected)
+    assert expected and all(event["action"] == "rollback" for event in expected)
     again, run_folder = ("--max-restarts", "9"), place.folder / "run"
-    with agents(place, "run", *words, torchrun=again, nodes=1) as one:
+    with agents(place, "run", *words, torchrun=again, nodes=1) as agent:
         wait_for(lambda: (run_folder / "health.json").exists(), "a rollback")
         wait_for(lambda: len(events(run_folder, "start")) > 1, "ranks that go back")
-        assert one.processes[0].poll() is None
-        killed = [*one.ranks().values()]
-        one.processes[0].kill()
+        assert agent.processes[0].poll() is None
+        killed = [*agent.ranks().values()]
+        agent.processes[0].kill()
         wait_for(lambda: all(map(is_gone, killed)), "the end of every rank")
-    with agents(place, "run", *words, "--resume", torchrun=again, nodes=1) as one:
-        assert one.end() == [0], one.output(0)
+    with agents(place, "run", *words, "--resume", torchrun=again, nodes=1) as agent:
+        assert agent.end() == [0], agent.output(0)
     theirs, straight = place.folder / "run", place.folder / "straight"
     assert untimed(theirs) == untimed(straight) and bits(saved(theirs)) == bits(saved(straight))
-    steps = [(each["step"], each["samples"], each["to"]) for each in events(theirs, "bad_step")]
-    assert steps == [(each["step"], each["samples"], each["to"]) for each in expected]
+    steps = [(event["step"], event["samples"], event["to"]) for event in events(theirs, "bad_step")]
+    assert steps == [(event["step"], event["samples"], event["to"]) for event in expected]
     assert len(json.loads((theirs / "health.json").read_text("utf-8"))["rollbacks"]) == len(expected)
 
 
 def test_a_second_run_in_the_folder_is_refused(place: Place) -> None:
     """Whichever way it is started; and the first goes on."""
-    with agents(place, "one", *FOREVER) as both:
-        both.wait_for_step(BEGUN)
+    with agents(place, "one", *FOREVER) as pair:
+        pair.wait_for_step(BEGUN)
         command = (*TORCHRUN, "--nproc-per-node", "4", "build/tiny/train.py", "--out", "one", "--resume", *FOREVER)
         done = run(command, 1, place.folder)
         assert done.stderr.count("error: another run is using one\n") == 1
         assert "exitcode  : 75" in done.stderr
         done = place.dsc("train", "build/tiny", "--out", "one", "--resume", *FOREVER, code=75)
         assert done.stderr.endswith("error: another run is using one\n")
-        both.wait_for_step(len(rows(place.folder / "one")) + 2)
-        both.processes[0].send_signal(signal.SIGTERM)
-        both.end()
+        pair.wait_for_step(len(rows(place.folder / "one")) + 2)
+        pair.processes[0].send_signal(signal.SIGTERM)
+        pair.end()
     steps = [row["step"] for row in rows(place.folder / "one")]
     assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_killed_torchrun_takes_its_ranks_with_it(place: Place) -> None:
-    with agents(place, "orphans", *FOREVER) as both:
-        both.wait_for_step(BEGUN)
-        assert len(both.ranks()) == 4
-        both.processes[0].send_signal(signal.SIGKILL)
-        assert both.end() == [-signal.SIGKILL, 1]
+    with agents(place, "orphans", *FOREVER) as pair:
+        pair.wait_for_step(BEGUN)
+        assert len(pair.ranks()) == 4
+        pair.processes[0].send_signal(signal.SIGKILL)
+        assert pair.end() == [-signal.SIGKILL, 1]
 
 
 def test_the_documented_setting_leaves_no_open_port(place: Place, tmp_path: Path) -> None:
@@ -244,16 +254,16 @@ def test_the_documented_setting_leaves_no_open_port(place: Place, tmp_path: Path
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meeting"), "--rdzv-conf", "store_type=file")
     command = (*TORCHRUN, "--nproc-per-node", "4", *meeting, "build/tiny/train.py", "--out", "closed", *FOREVER)
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with (place.folder / "closed.out").open("wb") as out:
-        process = subprocess.Popen(command, cwd=place.folder, stdout=out, stderr=out, env=environment)
-    both = Agents([process], place.folder, "closed")
+    with (place.folder / "closed.out").open("wb") as log:
+        process = subprocess.Popen(command, cwd=place.folder, stdout=log, stderr=log, env=environment)
+    pair = Agents([process], place.folder, "closed")
     try:
         wait_for(lambda: len(rows(place.folder / "closed")) >= 1, "the first step")
-        found = {address for pid in (process.pid, *both.ranks().values()) for address in listeners(pid)}
+        addresses = {address for pid in (process.pid, *pair.ranks().values()) for address in listeners(pid)}
         process.send_signal(signal.SIGTERM)
         progress.end(process)
     finally:
         process.kill()
         progress.end(process)
-    assert found == {"0100007F"}
+    assert addresses == {"0100007F"}
     assert saved(place.folder / "closed").step == rows(place.folder / "closed")[-1]["step"]

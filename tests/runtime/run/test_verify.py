@@ -41,10 +41,10 @@ def damaged(trained: Place, tmp_path: Path) -> Place:
 def verified(place: Place, path: str, code: int) -> dict[str, Any]:
     done = place.dsc("verify", path, "--format", "json", code=code)
     assert done.stderr == ""
-    found: dict[str, Any] = parsed(done.stdout, "verify")
-    assert found["whole"] == (code == 0) == (found["problems"] == []) and found["path"] == path
-    assert [each for each in ("build", "checkpoint", "run") if found[each] is not None] == [found["kind"]]
-    return found
+    document: dict[str, Any] = parsed(done.stdout, "verify")
+    assert document["whole"] == (code == 0) == (document["problems"] == []) and document["path"] == path
+    assert [kind for kind in ("build", "checkpoint", "run") if document[kind] is not None] == [document["kind"]]
+    return document
 
 
 def test_intact_folders_are_whole_and_are_not_written_to(trained: Place) -> None:
@@ -54,7 +54,9 @@ def test_intact_folders_are_whole_and_are_not_written_to(trained: Place) -> None
     assert build["versions"] == build["installed"]
     run = verified(trained, "runs/tiny", 0)["run"]
     assert run["steps"] == run["last_step"] == 4
-    assert [each["step"] for each in run["checkpoints"]] == [3, 4] and run["resumes_from"] == "step-00000004"
+    assert [checkpoint["step"] for checkpoint in run["checkpoints"]] == [3, 4] and run[
+        "resumes_from"
+    ] == "step-00000004"
     assert len(run["data"]) == 1
     checkpoint = verified(trained, f"runs/tiny/checkpoints/{STEP}", 0)["checkpoint"]
     assert checkpoint["saved_by"]["build"] == build["digest"]
@@ -71,8 +73,8 @@ def test_every_changed_or_added_file_of_a_build_is_named(damaged: Place) -> None
     build = damaged.folder / "build" / "tiny"
     (build / "stages" / "rank_1.py").write_text("pass\n")
     (build / "notes").touch()
-    found = verified(damaged, "build/tiny", 1)
-    assert found["problems"] == [
+    document = verified(damaged, "build/tiny", 1)
+    assert document["problems"] == [
         "build/tiny/notes is not in its manifest: remove it, or run dsc compile again",
         "build/tiny/stages/rank_1.py is not the file that was compiled; run dsc compile again",
     ]
@@ -82,8 +84,8 @@ def test_a_build_whose_manifest_is_a_pipe_has_no_digest(damaged: Place) -> None:
     manifest = damaged.folder / "build" / "tiny" / "manifest.json"
     manifest.unlink()
     os.mkfifo(manifest)
-    found = verified(damaged, "build/tiny", 1)
-    assert found["build"]["digest"] is None and "no regular file" in found["problems"][0]
+    document = verified(damaged, "build/tiny", 1)
+    assert document["build"]["digest"] is None and "no regular file" in document["problems"][0]
 
 
 LAST = "runs/tiny/checkpoints/step-00000004"
@@ -116,9 +118,9 @@ def test_a_line_of_the_metrics_that_is_not_json_is_named_except_an_unfinished_la
     metrics = damaged.folder / "runs" / "tiny" / "metrics.jsonl"
     lines = metrics.read_text("utf-8").splitlines(keepends=True)
     metrics.write_text(lines[0] + '{"step": \x1b[2J\n' + lines[2] + lines[3][:9], "utf-8")
-    found = verified(damaged, "runs/tiny", 1)
-    assert found["problems"] == ["runs/tiny/metrics.jsonl: line 2 is no JSON object"]
-    assert found["run"]["steps"] == 2, "the last line is still being written"
+    document = verified(damaged, "runs/tiny", 1)
+    assert document["problems"] == ["runs/tiny/metrics.jsonl: line 2 is no JSON object"]
+    assert document["run"]["steps"] == 2, "the last line is still being written"
 
 
 def test_changed_tokens_of_a_run_are_named(damaged: Place) -> None:
@@ -131,15 +133,17 @@ def test_changed_tokens_of_a_run_are_named(damaged: Place) -> None:
 
 
 def test_the_version_of_torch_that_saved_a_checkpoint_is_named_if_it_differs(tmp_path: Path) -> None:
-    here = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
+    current = {"torch": torch.__version__.partition("+")[0], "ops": library.identity()}
     for step, torch_then, words in (
-        (1, here["torch"], ""),
-        (2, "1.13.1", f" (saved by torch 1.13.1, here {here['torch']})"),
+        (1, current["torch"], ""),
+        (2, "1.13.1", f" (saved by torch 1.13.1, here {current['torch']})"),
     ):
-        assert save_all(tmp_path, step, [{"weight/head": torch.ones(2)}], meta=here | {"torch": torch_then}) == [None]
-        found = verify(tmp_path / f"step-{step:08}")["checkpoint"]
-        assert found["saved_by"]["torch"] == torch_then
-        assert found["loads"][-1] == f"bit for bit as without a break: the same build, text, torch and ops{words}"
+        assert save_all(tmp_path, step, [{"weight/head": torch.ones(2)}], meta=current | {"torch": torch_then}) == [
+            None
+        ]
+        checkpoint = verify(tmp_path / f"step-{step:08}")["checkpoint"]
+        assert checkpoint["saved_by"]["torch"] == torch_then
+        assert checkpoint["loads"][-1] == f"bit for bit as without a break: the same build, text, torch and ops{words}"
 
 
 @pytest.mark.parametrize("name", ["empty", "file", "absent", "a\x1b[2Jb"])
@@ -162,8 +166,8 @@ def test_pipes_folders_and_bytes_in_place_of_run_files_are_reported(damaged: Pla
         path.write_bytes(b"\xff\xfe\n")
     else:
         path.mkdir()
-    found = verified(damaged, "runs/tiny", 1)
-    assert any(f"runs/tiny/{name}" in problem for problem in found["problems"])
+    document = verified(damaged, "runs/tiny", 1)
+    assert any(f"runs/tiny/{name}" in problem for problem in document["problems"])
 
 
 def test_a_plan_that_is_a_pipe_is_the_only_problem_of_its_build(damaged: Place) -> None:

@@ -70,13 +70,13 @@ class CountedWriter:
 def counted(trainer: Trainer) -> list[CountedWriter]:
     """Count the bytes of every pipe for shards of gradients or weights to other holders, or for rows to other tensor
     ranks."""
-    found: list[CountedWriter] = []
+    writers: list[CountedWriter] = []
     split = trainer.executor.tensor_rows, trainer.executor.sequences, trainer.executor.choices
-    for parts in (*trainer.executor.sharding.parts.values(), *(each.parts for each in split)):
+    for parts in (*trainer.executor.sharding.parts.values(), *(exchange.parts for exchange in split)):
         if isinstance(parts, HostParts):
-            parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
-            found += [each for each in parts.writers if isinstance(each, CountedWriter)]
-    return found
+            parts.writers = [CountedWriter(pipe) if pipe else None for pipe in parts.writers]  # type: ignore[misc]
+            writers += [writer for writer in parts.writers if isinstance(writer, CountedWriter)]
+    return writers
 
 
 @dataclass
@@ -96,9 +96,9 @@ class CountedMessages:
 
 def counted_messages(trainer: Trainer) -> list[CountedMessages]:
     """Count the bytes of every channel to a neighbouring pipeline rank."""
-    found = {peer: CountedMessages(edge) for peer, edge in trainer.executor.edges_out.items()}
-    trainer.executor.edges_out = found
-    return list(found.values())
+    channels = {peer: CountedMessages(edge) for peer, edge in trainer.executor.edges_out.items()}
+    trainer.executor.edges_out = channels
+    return list(channels.values())
 
 
 @dataclass
@@ -116,18 +116,18 @@ class Routed:
         exchange = trainer.executor.exchange
         if not isinstance(exchange, RankExchange) or not isinstance(exchange.rows, HostSwap):
             return None
-        writers = [CountedWriter(each) if each else None for each in exchange.rows.writers]
+        writers = [CountedWriter(writer) if writer else None for writer in exchange.rows.writers]
         exchange.rows.writers = writers  # type: ignore[assignment]
-        found = Routed(exchange, exchange.wait_counts, [each for each in writers if each])
-        exchange.wait_counts = found.wait_counts  # type: ignore[method-assign]
-        return found
+        routed = Routed(exchange, exchange.wait_counts, [writer for writer in writers if writer])
+        exchange.wait_counts = routed.wait_counts  # type: ignore[method-assign]
+        return routed
 
     def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
         route, ends = self.wait(name)
-        site, here = name.site, self.exchange.rows.index  # type: ignore[attr-defined]
-        both = route.sent, route.received.of_members
+        site, own_index = name.site, self.exchange.rows.index  # type: ignore[attr-defined]
+        directions = route.sent, route.received.of_members
         if name.action.kind == "F":  # a backward may count them again
-            moved = torch.tensor([sum(counts) - counts[here] for counts in both])
+            moved = torch.tensor([sum(counts) - counts[own_index] for counts in directions])
             self.rows[site] = self.rows.get(site, torch.zeros_like(moved)) + moved
         return route, ends
 
@@ -157,9 +157,9 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     Recorded(trainer)
     give_weights(trainer)
-    for each in plan.tables:
-        if (mine := trainer.state.tables.get(each.name)) is not None:
-            mine.copy_(torch.from_numpy(table(each.name, each.shape, each.below)))
+    for planned in plan.tables:
+        if (mine := trainer.state.tables.get(planned.name)) is not None:
+            mine.copy_(torch.from_numpy(table(planned.name, planned.shape, planned.below)))
     result: dict[str, Tensor] = {}
     rows, index, logits, routed = [], [], list[list[float]](), Routed.watched(trainer)
     writers, messages = counted(trainer), counted_messages(trainer)
@@ -170,10 +170,10 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
             sums = trainer.accumulate()
             trace.write(step + 1, trainer.batch.program, trainer.batch.spans)
             if step == 0:
-                result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
-                result["messages"] = torch.tensor(sum(each.sent for each in messages))
+                result["sent"] = torch.tensor([writer.sent for writer in writers], dtype=torch.int64).sum()
+                result["messages"] = torch.tensor(sum(channel.sent for channel in messages))
                 if routed is not None:
-                    result["exchanged"] = torch.tensor(sum(each.sent for each in routed.writers))
+                    result["exchanged"] = torch.tensor(sum(writer.sent for writer in routed.writers))
                     result |= {f"routed/{site}": moved for site, moved in routed.rows.items()}
                 owned_everywhere(trainer)
                 result |= logical(trainer, "gradient", "gradients")
@@ -205,11 +205,11 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
 def main(folder: Path, world: int, transport: Transport) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for path in sorted((folder / "builds").iterdir()):
-            out = folder / "out" / path.name
-            out.mkdir(parents=True, exist_ok=True)
+            results = folder / "out" / path.name
+            results.mkdir(parents=True, exist_ok=True)
             build = Build.open(path)
-            result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
-            save_file(result, out / f"rank_{rank}.safetensors")
+            result = train(build, rank, board, Trace(results, rank, 0, run_copy.program_digest(build.files)), transport)
+            save_file(result, results / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder)
     print(outcome)

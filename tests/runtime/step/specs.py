@@ -151,14 +151,14 @@ def model(attention: AnyAttention, first: Dense | Moe, rest: Dense | Moe, mtp: b
 
 def pattern() -> Model:
     """Four layers of three kinds in turn, two with their own attention, and a tied embedding and head."""
-    dense, own = (
+    dense, own_attention = (
         Dense(inner=22, activation="geglu_tanh"),
         gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=7.0)}),
     )
     base = model(gqa(qk_norm=None), dense, dense, mtp=True)
     spans = (
         LayerRange(first=0, last=3, ffn=dense),
-        LayerRange(first=1, last=3, by=2, ffn=PATTERN_MOE, attention=own),
+        LayerRange(first=1, last=3, by=2, ffn=PATTERN_MOE, attention=own_attention),
         LayerRange(first=2, last=2, by=2, ffn=Dense(inner=12, activation="relu2")),
     )
     ends = {"tied": True, "embedding_scale": 4.0, "logit_scale": 0.5, "logit_cap": 2.0}
@@ -199,10 +199,10 @@ def v4() -> Model:
     )
     window = entries.model_copy(update={"compress": None, "rope": Rope(theta=100.0, width=4)})
     base = model(entries, Dense(inner=22), MOE.model_copy(update={"score": "sqrt_softplus"}), mtp=True)
-    first, rest = base.layers
+    first, second = base.layers
     chosen = Csa(rate=2, indexer=Indexer(heads=2, head_dim=4, top_k=2, loss=0.7))
     of_chosen = LayerRange(first=2, last=3, by=2, ffn=MOE, attention=entries.model_copy(update={"compress": chosen}))
-    return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), rest, of_chosen)})
+    return base.model_copy(update={"layers": (first.model_copy(update={"attention": window}), second, of_chosen)})
 
 
 def streams(of: Model, streams: int = 3) -> Model:

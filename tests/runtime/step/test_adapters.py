@@ -71,16 +71,16 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
             name: base[name] + factor * adapters[name + B] @ adapters[name + A]
             for name in dict.fromkeys(map(weight_of, adapters))
         }
-        model.load_logical(base | {name: each.detach() for name, each in merged.items()})
+        model.load_logical(base | {name: merged_weight.detach() for name, merged_weight in merged.items()})
         model.zero_grad()
         losses = batch_losses(model, samples, range(step * size, (step + 1) * size), chosen.data.documents)
         losses.total(0.3).backward()
         of_sums = model.logical_gradients()
         optimizer.zero_grad()
         torch.autograd.backward([*merged.values()], [of_sums[name] for name in merged])
-        gradients = {name: each.grad for name, each in adapters.items() if each.grad is not None}
+        gradients = {name: adapter.grad for name, adapter in adapters.items() if adapter.grad is not None}
         if step == 0:
-            first = {name: each.clone() for name, each in gradients.items()}
+            first = {name: gradient.clone() for name, gradient in gradients.items()}
         norm = clip_(gradients, train.optimizer.clip)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(phases, (step + 1) * size * SEQUENCE)
@@ -89,7 +89,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
     return {
         "gradients": first,
         "rows": rows_,
-        "weights": {n: each.detach() for n, each in adapters.items()},
+        "weights": {n: adapter.detach() for n, adapter in adapters.items()},
         "base": base,
     }
 
@@ -131,21 +131,23 @@ def test_training_equals_autograd(
     expected, plan = reference_run(chosen), make_plan(chosen)
     trained, frozen = set[str](), set[str]()
     for rank in range(pp * dp * tp):
-        left = load_file(tmp_path / "out" / "only" / f"rank_{rank}.safetensors")
-        slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
-        held = {name.removeprefix("gradient/") for name in left if name.startswith("gradient/")}
-        for name in held:
-            gradient, after = (cut(expected[which][name], slices[name]) for which in ("gradients", "weights"))
-            close(f"gradient of {name}", left[f"gradient/{name}"], gradient, GRADIENT_TOLERANCE)
-            close(name, left[f"weight/{name}"], after, WEIGHT_TOLERANCE)
-        for name, each in left.items():
+        results = load_file(tmp_path / "out" / "only" / f"rank_{rank}.safetensors")
+        slices = {replica.name: replica.slice for replica in plan.replicas if rank in replica.holders}
+        trained_here = {name.removeprefix("gradient/") for name in results if name.startswith("gradient/")}
+        for name in trained_here:
+            gradient, after = (cut(expected[key][name], slices[name]) for key in ("gradients", "weights"))
+            close(f"gradient of {name}", results[f"gradient/{name}"], gradient, GRADIENT_TOLERANCE)
+            close(name, results[f"weight/{name}"], after, WEIGHT_TOLERANCE)
+        for name, tensor in results.items():
             kind, _, logical = name.partition("/")
             if kind in ("frozen", "bias"):
-                given = cut(expected["base"][logical], slices.get(logical))
-                assert torch.equal(each, given), f"{logical} has moved"
+                original = cut(expected["base"][logical], slices.get(logical))
+                assert torch.equal(tensor, original), f"{logical} has moved"
                 frozen |= {logical} if kind == "frozen" else set()
-        close("losses and norms", left["rows"], torch.tensor(expected["rows"], dtype=torch.float64), WEIGHT_TOLERANCE)
-        trained |= held
+        close(
+            "losses and norms", results["rows"], torch.tensor(expected["rows"], dtype=torch.float64), WEIGHT_TOLERANCE
+        )
+        trained |= trained_here
     assert trained == expected["gradients"].keys(), "some adapter is on no rank"
     assert frozen == {r.name for r in plan.replicas if r.role == "frozen"}
 
@@ -171,12 +173,14 @@ def test_held_memory_equals_the_plan(tmp_path: Path, segments: Segments, of: str
     weights = sum(r.num_elements for r in planned.replicas if r.role == "frozen")
     text = (tmp_path / "build" / "plan.txt").read_text("utf-8")
     assert f"{adapters + weights:,} parameters" in text and f"trained: {adapters:,} in adapters" in text
-    assert {each.name for each in plan.parameters} == {r.name for r in planned.replicas if r.role == "parameter"}
+    assert {parameter.name for parameter in plan.parameters} == {
+        r.name for r in planned.replicas if r.role == "parameter"
+    }
     for pipeline_rank, memory in enumerate(rank_states(chosen, planned)):
         state = build_state(plan, plan.mesh.dp * pipeline_rank, torch.device("cpu"))
-        biases = sum(each.nbytes for each in state.biases.values())
+        biases = sum(bias.nbytes for bias in state.biases.values())
         assert memory.weights == biases + sum(bucket.parameters.nbytes for bucket in state.held)
         assert memory.gradients == sum(bucket.gradients.nbytes for bucket in state.held)
-        kept = [t for bucket in state.held for piece in bucket.owned for t in piece.state.values()]
-        assert memory.optimizer == sum(each.nbytes for each in kept) > 0
+        moments = [t for bucket in state.held for piece in bucket.owned for t in piece.state.values()]
+        assert memory.optimizer == sum(moment.nbytes for moment in moments) > 0
         assert not any(bucket.owned or bucket.gradients.numel() for bucket in state.frozen)

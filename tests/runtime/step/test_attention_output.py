@@ -40,15 +40,17 @@ def rounded(o: Tensor) -> Tensor:
 def test_a_step_equals_one_whose_backward_reads_it_rounded(
     tmp_path: Path, segments: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = gradients(trainer_of(tmp_path / "found", segments, KEPT))
+    results = gradients(trainer_of(tmp_path / "found", segments, KEPT))
     trainer = trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])
-    out = {value.data_ptr() for name, value in vars(trainer.state.gradients).items() if name.endswith("attention_out")}
+    addresses = {
+        value.data_ptr() for name, value in vars(trainer.state.gradients).items() if name.endswith("attention_out")
+    }
 
     def dgrad(d: Tensor, q: Tensor, kv: Tensor, k: Tensor, o: Tensor, *more: object) -> tuple[Tensor, ...]:
         return OPS["mla_attention_dgrad"](d, q, kv, k, rounded(o), *more)
 
     def wgrad_(acc: Tensor, dy: Tensor, x: Tensor) -> None:
-        OPS["linear_wgrad_"](acc, dy, rounded(x) if acc.data_ptr() in out else x)
+        OPS["linear_wgrad_"](acc, dy, rounded(x) if acc.data_ptr() in addresses else x)
 
     package = f"dsc_build_{Build.open(tmp_path / 'plain').digest[:16]}.segments.attention"
     for name, module in list(sys.modules.items()):
@@ -57,11 +59,11 @@ def test_a_step_equals_one_whose_backward_reads_it_rounded(
                 if op in (OPS["mla_attention_dgrad"], OPS["linear_wgrad_"]):
                     monkeypatch.setattr(module, alias, dgrad if op is OPS["mla_attention_dgrad"] else wgrad_)
     expected = gradients(trainer)
-    assert all(torch.equal(found[name], wanted) for name, wanted in expected.items())
+    assert all(torch.equal(results[name], wanted) for name, wanted in expected.items())
     monkeypatch.undo()
     in_bf16 = gradients(trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"]))
-    assert not torch.equal(found["layers.0.attention.q_up"], in_bf16["layers.0.attention.q_up"])
-    assert torch.equal(found["losses"], in_bf16["losses"])
+    assert not torch.equal(results["layers.0.attention.q_up"], in_bf16["layers.0.attention.q_up"])
+    assert torch.equal(results["losses"], in_bf16["losses"])
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8_block", "mxfp8"])
@@ -70,18 +72,18 @@ def test_the_backward_keeps_twelve_bits_of_the_output(name: str) -> None:
 
     def kept(precision: Precision) -> dict[str, int]:
         uses = model_steps(chosen(precision))
-        use = next(each for each in uses if isinstance(each, ir.Use) and each.segment.kind == "attention")
+        use = next(step for step in uses if isinstance(step, ir.Use) and step.segment.kind == "attention")
         return {buffer.name: buffer.fixed_bytes for buffer in cut(use.segment).saved}
 
     wide = kept(BUILT_IN[name])
     short = kept(BUILT_IN[name].model_copy(update={"attention_output": "e5m6"}))
-    (value,) = (each for each in wide if "attention" in each and not each.endswith("_lse"))
-    less = {each: size for each, size in short.items() if each.startswith(f"{value}_kept")}
+    (value,) = (buffer for buffer in wide if "attention" in buffer and not buffer.endswith("_lse"))
+    parts = {buffer: size for buffer, size in short.items() if buffer.startswith(f"{value}_kept")}
     rows, columns = chosen(BUILT_IN[name]).train.micro_batch * chosen(BUILT_IN[name]).train.sequence, 10
     assert wide[value] == rows * columns * 2
-    assert [*less.values()] == [rows * columns, rows * columns // 2, rows]
-    assert {each: size for each, size in wide.items() if each != value} == {
-        each: size for each, size in short.items() if each not in less
+    assert [*parts.values()] == [rows * columns, rows * columns // 2, rows]
+    assert {buffer: size for buffer, size in wide.items() if buffer != value} == {
+        buffer: size for buffer, size in short.items() if buffer not in parts
     }
 
 

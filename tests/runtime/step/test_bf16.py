@@ -48,13 +48,13 @@ MESHES = {
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> dict[str, list[dict[str, Tensor]]]:
     """The results of two BF16 steps of the ranks of each mesh."""
-    found = {}
+    results = {}
     for name, (pp, ep, dp, zero, transport) in MESHES.items():
         folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
         write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=segments).files)
         run_module("tests.runtime.step.ranks", folder, world, transport)
-        found[name] = [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
-    return found
+        results[name] = [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -75,30 +75,32 @@ def test_a_step_differs_from_fp32_by_its_roundings(
 ) -> None:
     """Every gradient on every rank that holds it, against the FP32 run."""
     exact, samples = wide
-    held = set()
+    names = set()
     for rank in ranks[mesh]:
         for name in (key.removeprefix("gradient/") for key in rank if key.startswith("gradient/")):
-            found = rank[f"gradient/{name}"]
-            assert found.dtype == torch.float32
-            assert_rounded(found, exact[name], [sample[name] for sample in samples], f"{mesh}: {name}")
-            held.add(name)
-    assert held == exact.keys() - {"loss", "mtp_loss"}
+            gradient = rank[f"gradient/{name}"]
+            assert gradient.dtype == torch.float32
+            assert_rounded(gradient, exact[name], [sample[name] for sample in samples], f"{mesh}: {name}")
+            names.add(name)
+    assert names == exact.keys() - {"loss", "mtp_loss"}
 
 
 def test_meshes_agree(ranks: dict[str, list[dict[str, Tensor]]]) -> None:
     """Weights are BF16 and equal on all holders; weights and losses are the same with and without ZeRO."""
-    for left, right in zip(ranks["dualpipe"], ranks["dualpipe, zero 1"], strict=True):
-        assert left.keys() == right.keys()
-        assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []
-        assert torch.equal(left["rows"][:, :3], right["rows"][:, :3]), "all but the norm, whose sum has another order"
-    whole: dict[str, Tensor] = {}
+    for plain, divided in zip(ranks["dualpipe"], ranks["dualpipe, zero 1"], strict=True):
+        assert plain.keys() == divided.keys()
+        assert [name for name in plain if name != "rows" and not torch.equal(plain[name], divided[name])] == []
+        assert torch.equal(plain["rows"][:, :3], divided["rows"][:, :3]), (
+            "all but the norm, whose sum has another order"
+        )
+    weights: dict[str, Tensor] = {}
     for rank in ranks["dualpipe"]:
         for name in (key for key in rank if key.startswith("weight/")):
             assert rank[name].dtype == torch.bfloat16
-            assert torch.equal(whole.setdefault(name, rank[name]), rank[name]), name
-    one = ranks["one"][0]
-    assert whole.keys() == {name for name in one if name.startswith("weight/")}
-    assert torch.allclose(ranks["dualpipe"][0]["rows"], one["rows"], rtol=2.0**-8)
+            assert torch.equal(weights.setdefault(name, rank[name]), rank[name]), name
+    alone = ranks["one"][0]
+    assert weights.keys() == {name for name in alone if name.startswith("weight/")}
+    assert torch.allclose(ranks["dualpipe"][0]["rows"], alone["rows"], rtol=2.0**-8)
 
 
 @pytest.mark.parametrize(
@@ -125,26 +127,26 @@ def test_proven_peak_is_the_measured_one(
     for folder in folders:
         folder.mkdir()
     peaks = [
-        measured_peaks(folder, segments, again(each, *recompute))
-        for folder, each in zip(folders, (narrow, wide), strict=True)
+        measured_peaks(folder, segments, again(variant, *recompute))
+        for folder, variant in zip(folders, (narrow, wide), strict=True)
     ]
-    assert all(less < more for less, more in zip(*peaks, strict=True)), peaks
+    assert all(narrow_peak < wide_peak for narrow_peak, wide_peak in zip(*peaks, strict=True)), peaks
 
 
 def test_random_rounding_keeps_bf16_numbers() -> None:
     """Random rounding keeps BF16 numbers and rounds others to one of their two neighbours, with the right mean."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, generator=generator, dtype=torch.float64)
-    held = x.to(torch.bfloat16).double()
-    assert torch.equal(at_random(held, generator), held)
-    many = torch.stack([at_random(x, generator) for _ in range(400)])
-    assert ((many - x).abs() <= 2.0**-7 * x.abs()).all() and torch.equal(many.to(torch.bfloat16).double(), many)
-    assert (many.mean(0) - x).abs().max() <= 5 * 2.0**-8 * x.abs().max() / 400**0.5
+    representable = x.to(torch.bfloat16).double()
+    assert torch.equal(at_random(representable, generator), representable)
+    draws = torch.stack([at_random(x, generator) for _ in range(400)])
+    assert ((draws - x).abs() <= 2.0**-7 * x.abs()).all() and torch.equal(draws.to(torch.bfloat16).double(), draws)
+    assert (draws.mean(0) - x).abs().max() <= 5 * 2.0**-8 * x.abs().max() / 400**0.5
 
 
 def test_the_page_quotes_the_last_results() -> None:
     """The last results of `python -m benchmarks.precision`."""
     root = Path(__file__).parents[3]
-    found = (root / "benchmarks" / "results" / "precision.txt").read_text("utf-8").splitlines()[-1]
+    quote = (root / "benchmarks" / "results" / "precision.txt").read_text("utf-8").splitlines()[-1]
     page = (root / "docs" / "precision.md").read_text("utf-8").replace("\n> ", " ")
-    assert found.startswith("after ") and found in page
+    assert quote.startswith("after ") and quote in page

@@ -72,7 +72,7 @@ OPTIONS: dict[str, Model] = {
     "query_rank = none": latent(query_rank=None),
     "scale of mla": latent(scale=0.2),
     "yarn of mla": latent(rope=ROPE.model_copy(update={"scaling": YARN})),
-    **{f"activation = {each}": both(activation=each) for each in get_args(Act)},
+    **{f"activation = {activation}": both(activation=activation) for activation in get_args(Act)},
     "clamp": both(clamp=Clamp(limit=0.7)),
     "clamp of gpt-oss": both(clamp=Clamp(limit=0.7, alpha=1.702, shift=1.0)),
     "bias of ffn": both(bias=True),
@@ -94,13 +94,13 @@ OPTIONS: dict[str, Model] = {
 def together(name: str) -> Model:
     """A model with many options, without a clamp: a gradient jumps at its limit, so in a deep model one number rounded
     to the other side outweighs all roundings."""
-    found = MODELS[name]
+    base = MODELS[name]
     changes = EVERYONE | {"clamp": None}
     spans = (
         span.model_copy(update={"ffn": span.ffn.model_copy(update=changes)}) if isinstance(span.ffn, Moe) else span
-        for span in found.layers
+        for span in base.layers
     )
-    return found.model_copy(update={"layers": tuple(spans)})
+    return base.model_copy(update={"layers": tuple(spans)})
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -119,21 +119,21 @@ def assert_off_by_roundings(chosen: Model, segments: Segments, folder: Path) -> 
     wide = spec(1, 1, 1, MICRO_BATCHES, 2, precision="fp32").model_copy(
         update={"model": chosen, "unfused": get_args(Fusion)}  # so that all roundings are between ops
     )
-    for each, name in ((narrow, "narrow"), (wide, "wide")):
-        write_build(folder / name, compile_spec(each, segments=segments).files)
-    found, exact = first_step(folder / "narrow"), first_step(folder / "wide")
+    for variant, name in ((narrow, "narrow"), (wide, "wide")):
+        write_build(folder / name, compile_spec(variant, segments=segments).files)
+    gradients, exact = first_step(folder / "narrow"), first_step(folder / "wide")
     nearest = first_step(folder / "wide", "nearest")
     samples = [first_step(folder / "wide", seed) for seed in range(SAMPLES)]
-    assert found.keys() == exact.keys()
+    assert gradients.keys() == exact.keys()
     off, apart = [], []
     for name, value in exact.items():
         size = spread([sample[name] for sample in samples], value)
-        error, least = distance(found[name], value), distance(nearest[name], value)
+        error, least = distance(gradients[name], value), distance(nearest[name], value)
         narrow_sums = 1e-5 * float(value.double().norm())  # the error of FP32
         assert error <= SPREADS * max(size, least) + narrow_sums, f"{name}: off by {error:.3g}, roundings {size:.3g}"
         if size > 10 * narrow_sums:
             off.append(error / size)
-            apart.append(distance(found[name], nearest[name]) / size)
+            apart.append(distance(gradients[name], nearest[name]) / size)
     assert len(apart) > len(exact) / 2
     assert median(off) >= OFF and median(apart) <= APART, (median(off), median(apart))
 

@@ -61,8 +61,8 @@ def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, 
     labels_BS, lengths_B = torch.full((SAMPLES, SEQUENCE), IGNORED), []
     for i in range(SAMPLES):
         row = rows[int(samples.rows(samples.window(i))[0]) - 1]
-        found = theirs.apply_chat_template(**row_arguments(row), return_dict=True, return_assistant_tokens_mask=True)
-        ids, mask = (torch.tensor(found[name][:SEQUENCE]) for name in ("input_ids", "assistant_masks"))
+        encoded = theirs.apply_chat_template(**row_arguments(row), return_dict=True, return_assistant_tokens_mask=True)
+        ids, mask = (torch.tensor(encoded[name][:SEQUENCE]) for name in ("input_ids", "assistant_masks"))
         tokens_BS[i, : len(ids)], labels_BS[i, : len(ids)] = ids, torch.where(mask == 1, ids, IGNORED)
         lengths_B.append(len(ids))
     return samples, tokens_BS, labels_BS, lengths_B
@@ -116,16 +116,16 @@ def test_gradients_with_mtp_and_experts_equal_autograd(tmp_path: Path, segments:
     model = Reference(Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}))
     model.load_logical(weights)
     inputs_BZ, labels_BZ = (
-        torch.cat([each, torch.full((SAMPLES, EXTRA_TOKENS), fill)], dim=1)
-        for each, fill in ((tokens_BS, 0), (labels_BS, IGNORED))
+        torch.cat([values_BS, torch.full((SAMPLES, EXTRA_TOKENS), fill)], dim=1)
+        for values_BS, fill in ((tokens_BS, 0), (labels_BS, IGNORED))
     )
     targets_BZ = torch.where(labels_BZ == IGNORED, -1, labels_BZ)
     targets = targets_BZ[:, 1 : SEQUENCE + 1], targets_BZ[:, 2 : SEQUENCE + 2]
     wanted = model.losses(inputs_BZ, *targets, lengths_B=lengths_B)
     wanted.total(0.3).backward()
-    found = trainer._losses(trainer.accumulate())
-    assert found["loss"] == pytest.approx(wanted.main.item(), rel=1e-12)
-    assert found["mtp_loss"] == pytest.approx(wanted.mtp.item(), rel=1e-12)
+    losses = trainer._losses(trainer.accumulate())
+    assert losses["loss"] == pytest.approx(wanted.main.item(), rel=1e-12)
+    assert losses["mtp_loss"] == pytest.approx(wanted.mtp.item(), rel=1e-12)
     expected = model.logical_gradients()
     for name, gradient in gradients(trainer).items():
         largest = expected[name].abs().max()

@@ -102,11 +102,11 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     """The results of five steps of the reference, on the same samples in one global batch."""
     sequence = chosen.train.sequence
     model = make(chosen.model, sequence)
-    indexers = [each for each in model.modules() if isinstance(each, LightningIndexer)]
+    indexers = [indexer for indexer in model.modules() if isinstance(indexer, LightningIndexer)]
     alone = chosen.train.only == "indexer"
-    for each in indexers:
-        each.dense = alone
-    model.load_logical({name: value(model, name, each) for name, each in model.logical_parameters().items()})
+    for indexer in indexers:
+        indexer.dense = alone
+    model.load_logical({name: value(model, name, tensor) for name, tensor in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
     optimizer = optimizer_of(model, train.optimizer, recipe)
@@ -133,7 +133,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
             logits.append(clip_logits_(model, bound))
         if not alone:
             balance_(model, losses.loads, before * sequence)
-        nats = sum(part.item() for each in indexers for part in each.nats)
+        nats = sum(part.item() for indexer in indexers for part in indexer.nats)
         index.append(nats / (max(1, len(indexers)) * size * sequence))
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
         before = after
@@ -141,8 +141,8 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
         last = batch_losses(model, samples, range(num_held_out(sizes[-1])), chosen.data.documents)
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
-    found = {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
-    return found | {"index": torch.tensor(index, dtype=torch.float64), "logits": logits}
+    results = {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
+    return results | {"index": torch.tensor(index, dtype=torch.float64), "logits": logits}
 
 
 def optimizer_of(model: Reference, row: AnyOptimizer, recipe: Recipe) -> AdamW | Muon:
@@ -161,8 +161,8 @@ def batch_losses(model: Reference, samples: RandomSamples, indices: range, docum
     if documents == "joined":
         return model.losses(z.clamp(min=0), *targets)
     starts = torch.from_numpy(np.stack([samples.starts(i) for i in indices]))
-    for ahead, each in enumerate(targets, start=1):  # of another document than the token that predicts it
-        each[starts[:, ahead : sequence + ahead] != starts[:, :sequence]] = -1
+    for ahead, shifted in enumerate(targets, start=1):  # of another document than the token that predicts it
+        shifted[starts[:, ahead : sequence + ahead] != starts[:, :sequence]] = -1
     return model.losses(z.clamp(min=0), *targets, starts[:, :sequence])
 
 
@@ -189,27 +189,27 @@ def check(
     for name, chosen in specs.items():
         recipe = f"{chosen.model!r} {chosen.train!r} {chosen.data!r}"
         expected = references[recipe] = references.get(recipe) or reference_run(chosen, make)
-        held: set[str] = set()
+        names: set[str] = set()
         plan, parallel = make_plan(chosen), chosen.parallel
         count = chosen.train.batch.start // (parallel.data * chosen.train.micro_batch)
         batches = Build.open(tmp_path / "builds" / name).plan.batches
         drawn = tokens_after(batches, chosen.train.sequence, STEPS) // chosen.train.sequence
         for rank in range(world):
-            left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
-            slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
-            held |= compare(left, expected, slices)
+            results = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
+            slices = {replica.name: replica.slice for replica in plan.replicas if rank in replica.holders}
+            names |= compare(results, expected, slices)
             if parallel.tensor == 1:  # else it is the mean of the losses of the heads of each tensor rank
-                close("losses of indexers", left["index"], expected["index"], WEIGHT_TOLERANCE)
-            each = drawn // parallel.data if reads(plan, rank // parallel.columns) else 0
-            assert left["read"].item() == each, "samples that were read, each once"
+                close("losses of indexers", results["index"], expected["index"], WEIGHT_TOLERANCE)
+            num_samples = drawn // parallel.data if reads(plan, rank // parallel.columns) else 0
+            assert results["read"].item() == num_samples, "samples that were read, each once"
             if transport == "memory":
                 crossing = crossing_of(plan, rank // parallel.columns, count)
-                assert left["sent"].item() == sum(crossing), "bytes of gradients, weights and rows"
-                if "exchanged" in left:
-                    assert left["exchanged"].item() == exchanged_bytes(plan, rank // parallel.columns, left)
+                assert results["sent"].item() == sum(crossing), "bytes of gradients, weights and rows"
+                if "exchanged" in results:
+                    assert results["exchanged"].item() == exchanged_bytes(plan, rank // parallel.columns, results)
                 divided = parallel.zero if parallel.columns > 1 else 0
                 assert (crossing.gradients > 0, crossing.weights > 0) == (divided >= 2, divided == 3)
-        assert held == expected["gradients"].keys(), "some parameter is on no rank"
+        assert names == expected["gradients"].keys(), "some parameter is on no rank"
         rows = sum(crossing_of(plan, rank, count).rows for rank in range(parallel.pipeline))
         assert (rows > 0) == (parallel.tensor * parallel.context > 1)
 
@@ -225,12 +225,12 @@ def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
     stages = [plan.stages[stage] for stage in plan.stages_of(rank)]
     steps = [s for stage in stages for s in stage.steps if isinstance(s, Communication) and s.axis == "ep"]
     assert {f"routed/{step.site}" for step in steps} == {name for name in left if name.startswith("routed/")}
-    found = 0
+    total = 0
     for step in steps:
-        there, back = left[f"routed/{step.site}"].tolist()
-        forward, backward = (there, back) if step.kind == "dispatch" else (back, there)
-        found += forward * (1 + step.again) * row_bytes(step.sizes) + backward * row_bytes(step.arriving)
-    return found
+        outward, back = left[f"routed/{step.site}"].tolist()
+        forward, backward = (outward, back) if step.kind == "dispatch" else (back, outward)
+        total += forward * (1 + step.again) * row_bytes(step.sizes) + backward * row_bytes(step.arriving)
+    return total
 
 
 def row_bytes(buffers: Sequence[Buffer]) -> int:
@@ -276,9 +276,11 @@ def test_sums_under_the_backward_have_the_same_bits(
         write_build(tmp_path / "builds" / name, compile_spec(chosen, segments=segments).files)
     run_module("tests.runtime.step.ranks", tmp_path, 4, transport)
     for rank in range(4):
-        left, right = (load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors") for name in ("early", "late"))
-        assert left.keys() == right.keys()
-        assert [name for name in left if not torch.equal(left[name], right[name])] == []
+        early_results, late_results = (
+            load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors") for name in ("early", "late")
+        )
+        assert early_results.keys() == late_results.keys()
+        assert [name for name in early_results if not torch.equal(early_results[name], late_results[name])] == []
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)
@@ -314,9 +316,9 @@ def compare(
     ours: Mapping[str, Tensor], expected: Mapping[str, Any], slices: Mapping[str, Slice | None] = MappingProxyType({})
 ) -> set[str]:
     """Compare all tensors of a rank, which has `slices` of the reference. Returns its parameters."""
-    held = {name.removeprefix("gradient/") for name in ours if name.startswith("gradient/")}
-    for name in held:
-        gradient, weight = (cut(expected[which][name], slices.get(name)) for which in ("gradients", "weights"))
+    names = {name.removeprefix("gradient/") for name in ours if name.startswith("gradient/")}
+    for name in names:
+        gradient, weight = (cut(expected[key][name], slices.get(name)) for key in ("gradients", "weights"))
         close(f"gradient of {name}", ours[f"gradient/{name}"], gradient, GRADIENT_TOLERANCE)
         close(name, ours[f"weight/{name}"], weight, WEIGHT_TOLERANCE)
     for name in (n.removeprefix("bias/") for n in ours if n.startswith("bias/")):
@@ -331,4 +333,4 @@ def compare(
         largest, clipped = torch.tensor(expected["logits"], dtype=torch.float64).T
         close("largest logits", ours["logits"][:, 0], largest, WEIGHT_TOLERANCE)
         assert torch.equal(ours["logits"][:, 1], clipped), "heads that are clipped"
-    return held
+    return names

@@ -52,7 +52,7 @@ def chosen(mesh: str, recipe: str) -> Spec:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Ranks:
     """The results of the ranks of each case. Cases with the same number of ranks train in one launch, in order."""
-    found = {}
+    results = {}
     for world in (1, 4):
         folder = tmp_path_factory.mktemp("ranks")
         cases = [case for case in CASES if (case[0] != "one") == (world == 4)]
@@ -60,9 +60,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Ranks
             write_build(folder / "builds" / "-".join(case), compile_spec(chosen(*case), segments=segments).files)
         run_module("tests.runtime.step.ranks", folder, world, "memory")
         for case in cases:
-            out = folder / "out" / "-".join(case)
-            found[case] = [load_file(out / f"rank_{rank}.safetensors") for rank in range(world)]
-    return found
+            outputs = folder / "out" / "-".join(case)
+            results[case] = [load_file(outputs / f"rank_{rank}.safetensors") for rank in range(world)]
+    return results
 
 
 def off(one: Tensor, other: Tensor) -> float:
@@ -71,31 +71,33 @@ def off(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize(("mesh", "recipe"), [("experts", "mxfp8"), ("data", "nvfp4")])
 def test_a_step_on_any_mesh_equals_one_rank(ranks: Ranks, mesh: str, recipe: str) -> None:
-    (one,), held = ranks["one", recipe], set()
+    (alone,), names = ranks["one", recipe], set()
     for rank in ranks[mesh, recipe]:
         for name in (key for key in rank if key.startswith("gradient/")):
-            assert off(rank[name], one[name]) <= SUMS, name
-            held.add(name)
-        assert torch.allclose(rank["rows"][0], one["rows"][0], rtol=SUMS, atol=0)
-        assert torch.allclose(rank["rows"][1], one["rows"][1], rtol=2.0**-8), "the step after it"
-    assert held == {key for key in one if key.startswith("gradient/")}
+            assert off(rank[name], alone[name]) <= SUMS, name
+            names.add(name)
+        assert torch.allclose(rank["rows"][0], alone["rows"][0], rtol=SUMS, atol=0)
+        assert torch.allclose(rank["rows"][1], alone["rows"][1], rtol=2.0**-8), "the step after it"
+    assert names == {key for key in alone if key.startswith("gradient/")}
 
 
 def test_with_expert_ranks_nvfp4_differs_by_roundings(ranks: Ranks) -> None:
     """They differ less than half as much as from BF16, in the loss and in gradients overall."""
-    (one,), (bf16,) = ranks["one", "nvfp4"], ranks["one", "bf16"]
+    (alone,), (bf16,) = ranks["one", "nvfp4"], ranks["one", "bf16"]
     for rank in ranks["experts", "nvfp4"]:
         names = [key for key in rank if key.startswith("gradient/")]
-        found = torch.tensor([off(rank[name], one[name]) for name in names])
-        apart = torch.tensor([off(one[name], bf16[name]) for name in names])
-        assert found.norm() < 0.5 * apart.norm()
-        loss, wide = one["rows"][0, :1], bf16["rows"][0, :1]
+        errors = torch.tensor([off(rank[name], alone[name]) for name in names])
+        apart = torch.tensor([off(alone[name], bf16[name]) for name in names])
+        assert errors.norm() < 0.5 * apart.norm()
+        loss, wide = alone["rows"][0, :1], bf16["rows"][0, :1]
         assert off(rank["rows"][0, :1], loss) < 0.5 * off(loss, wide)
 
 
 def test_with_zero_bits_are_equal(ranks: Ranks) -> None:
     """Weights and losses do not depend on which rank updates a weight."""
-    for left, right in zip(ranks["data", "nvfp4"], ranks["data, zero 1", "nvfp4"], strict=True):
-        assert left.keys() == right.keys()
-        assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []
-        assert torch.equal(left["rows"][:, :3], right["rows"][:, :3]), "all but the norm, whose sum has another order"
+    for plain, divided in zip(ranks["data", "nvfp4"], ranks["data, zero 1", "nvfp4"], strict=True):
+        assert plain.keys() == divided.keys()
+        assert [name for name in plain if name != "rows" and not torch.equal(plain[name], divided[name])] == []
+        assert torch.equal(plain["rows"][:, :3], divided["rows"][:, :3]), (
+            "all but the norm, whose sum has another order"
+        )

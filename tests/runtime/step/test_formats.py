@@ -74,8 +74,8 @@ def trainer_of(folder: Path, segments: Segments, precision: Precision, steps: in
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
     """The gradients of a step, and its losses."""
     sums = trainer.accumulate()
-    found = {e.name: value.clone() for _, e, value in trainer.state.logical(lambda bucket: bucket.gradients)}
-    return found | {"losses": torch.stack([sums["loss"], sums["mtp_loss"]])}
+    tensors = {e.name: value.clone() for _, e, value in trainer.state.logical(lambda bucket: bucket.gradients)}
+    return tensors | {"losses": torch.stack([sums["loss"], sums["mtp_loss"]])}
 
 
 # ---------------------------------------------------------------- the independent products
@@ -89,8 +89,8 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def random_numbers(x: Tensor, seeds: tuple[int, ...], salt: int) -> Tensor:
     """Random numbers in [0, 1) for a tensor's elements, from the bits of their rows."""
-    golden, whole = np.uint64(0x9E3779B97F4A7C15), 2**64 - 1
-    seed, step, number = (np.array([each & whole], np.uint64) for each in seeds)
+    golden, mask = np.uint64(0x9E3779B97F4A7C15), 2**64 - 1
+    seed, step, number = (np.array([value & mask], np.uint64) for value in seeds)
     with np.errstate(over="ignore"):
         start = mixed(mixed(mixed(seed * golden + np.uint64(salt)) + step) + number)
         columns = mixed(np.arange(1, x.shape[1] + 1, dtype=np.uint64) * golden)
@@ -116,16 +116,16 @@ def rounded(x: Tensor, precision: Precision, tile: tuple[int, int], u: Tensor | 
     """Round x to a format, tile by tile."""
     element = E2M1 if precision.linear == "e2m1" else E4M3
     largest, result = float(numbers(element)[-1]), torch.zeros(x.shape)
-    whole = np.float32(x.abs().max().item()) / np.float32(largest * 448) if precision.tensor_scale else np.float32(1)
+    x_scale = np.float32(x.abs().max().item()) / np.float32(largest * 448) if precision.tensor_scale else np.float32(1)
     for r in range(0, x.shape[0], tile[0]):
         for c in range(0, x.shape[1], tile[1]):
-            at = slice(r, r + tile[0]), slice(c, c + tile[1])
-            scale = scale_of(np.float32(x[at].abs().max().item()), precision.scale, largest, whole)
+            block = slice(r, r + tile[0]), slice(c, c + tile[1])
+            scale = scale_of(np.float32(x[block].abs().max().item()), precision.scale, largest, x_scale)
             if scale:
-                inverse = torch.tensor(np.float32(1) / (scale * whole))  # numbers are multiplied by this, in FP32
-                ratio = (x[at].float() * inverse).double().clamp(-largest, largest)
-                result[at] = at_codes(ratio, element, None if u is None else u[at]) * torch.tensor(scale)
-    return result, float(whole)
+                inverse = torch.tensor(np.float32(1) / (scale * x_scale))  # numbers are multiplied by this, in FP32
+                ratio = (x[block].float() * inverse).double().clamp(-largest, largest)
+                result[block] = at_codes(ratio, element, None if u is None else u[block]) * torch.tensor(scale)
+    return result, float(x_scale)
 
 
 def scale_of(most: np.float32, dtype: str, largest: float, whole: np.float32) -> np.float32:
@@ -156,8 +156,8 @@ class Products:
 
     def __init__(self, trainer: Trainer, precision: Precision) -> None:
         self.precision, self.trainer = precision, trainer
-        of = [(p.rows, p.columns) for p in (precision.activation_tile, precision.weight_tile) if p]
-        self.tile, self.weight_tile = of
+        tiles = [(p.rows, p.columns) for p in (precision.activation_tile, precision.weight_tile) if p]
+        self.tile, self.weight_tile = tiles
         tensors = {p.tensor.replace(".", "_"): p.tensor for p in trainer.plan.parameters}
         spaces = (trainer.state.parameters, trainer.state.gradients)
         self.names = {
@@ -203,9 +203,11 @@ class Products:
         (x, scale), start = of, 0
         y = x.new_zeros(len(x), w.shape[1])
         for group, end in enumerate([len(x)] if offsets is None else offsets.tolist()):
-            v, other = rounded(w[group % len(w)], self.precision, self.weight_tile)
+            w_rounded, w_scale = rounded(w[group % len(w)], self.precision, self.weight_tile)
             y[start:end] = (
-                product(x[start:end], v.t()) * (torch.tensor(scale) * torch.tensor(other)) if start < end else 0
+                product(x[start:end], w_rounded.t()) * (torch.tensor(scale) * torch.tensor(w_scale))
+                if start < end
+                else 0
             )
             start = end
         return y.to(torch.bfloat16)
@@ -215,11 +217,11 @@ class Products:
         u = random_numbers(dy, self._key(acc), 1) if stochastic else None
         if self.precision.hadamard:
             dy, x = transformed(dy), transformed(x)
-        left, scale = rounded(dy, self.precision, turned, u)
-        (right, other), start = rounded(x, self.precision, turned), 0
+        dy_rounded, dy_scale = rounded(dy, self.precision, turned, u)
+        (x_rounded, x_scale), start = rounded(x, self.precision, turned), 0
         for group, end in enumerate([len(x)] if offsets is None else offsets.tolist()):
-            sums = product(left[start:end].t().contiguous(), right[start:end])
-            acc[group % len(acc)] += sums * (torch.tensor(scale) * torch.tensor(other))
+            sums = product(dy_rounded[start:end].t().contiguous(), x_rounded[start:end])
+            acc[group % len(acc)] += sums * (torch.tensor(dy_scale) * torch.tensor(x_scale))
             start = end
 
 
@@ -228,10 +230,10 @@ def test_a_step_equals_an_independent_one(
     tmp_path: Path, segments: Segments, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precision = RECIPES[recipe]
-    found = gradients(trainer_of(tmp_path / "found", segments, precision))
+    results = gradients(trainer_of(tmp_path / "found", segments, precision))
     monkeypatch.setattr(Precision, "row_alignment", precision.row_alignment)  # so that the same rows share a scale
     trainer = trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])
-    in_bf16, others = (
+    in_bf16, replacements = (
         gradients(trainer_of(tmp_path / "plain", segments, BUILT_IN["bf16"])),
         Products(trainer, precision).ops(),
     )
@@ -239,16 +241,16 @@ def test_a_step_equals_an_independent_one(
     for name, module in list(sys.modules.items()):
         if name.startswith(package) and name.removeprefix(package).startswith(PRODUCTS):
             for alias, op in list(vars(module).items()):
-                if op in OPS.values() and op.__name__ in others:
-                    monkeypatch.setattr(module, alias, others[op.__name__])
+                if op in OPS.values() and op.__name__ in replacements:
+                    monkeypatch.setattr(module, alias, replacements[op.__name__])
                     replaced += 1
     assert replaced >= 15, "three ops each of five kinds of segments"
     expected = gradients(trainer)
     for name, wanted in expected.items():
         assert not torch.equal(wanted, in_bf16[name]), f"{name} is as in BF16"
         # a product is added to a buffer term by term, or as a whole, and FP32 rounds there
-        assert (found[name] - wanted).norm() <= 1e-6 * wanted.norm(), name
-    assert torch.equal(found["losses"], expected["losses"])
+        assert (results[name] - wanted).norm() <= 1e-6 * wanted.norm(), name
+    assert torch.equal(results["losses"], expected["losses"])
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
@@ -270,27 +272,30 @@ def test_layers_kept_high_have_segments_of_their_own() -> None:
         for step in model_steps(chosen(precision))
         if hasattr(step, "segment") and step.segment.kind in PRODUCTS
     }
-    low = {site for site, of in stored.items() if of.get("operands") == "nvfp4[1x16]"}
+    low = {site for site, layout in stored.items() if layout.get("operands") == "nvfp4[1x16]"}
     assert low == {site for site in stored if site.startswith(("L1.", "L2."))} and len(low) == 6
-    assert not any(of for site, of in stored.items() if site not in low)
+    assert not any(layout for site, layout in stored.items() if site not in low)
 
 
 def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path, segments: Segments) -> None:
     """In `fp8_block` other experts take rows in E4M3; only the padding of rows is the same in all layers."""
     precision = BUILT_IN["fp8_block"].model_copy(update={"high": High(first=0, last=2)})
-    found, wide = ({step.site: step for step in model_steps(chosen(each))} for each in (precision, BUILT_IN["bf16"]))
-    high = [site for site in found if site.startswith(("L2", "L3", "M0"))]
+    steps, wide = (
+        {step.site: step for step in model_steps(chosen(recipe))} for recipe in (precision, BUILT_IN["bf16"])
+    )
+    high = [site for site in steps if site.startswith(("L2", "L3", "M0"))]
     assert {"L2", "L3", "M0", "L2.experts"} <= {*high}
     for site in high:
-        step, plain = found[site], wide[site]
+        step, plain = steps[site], wide[site]
         if isinstance(step, ir.Communication):
             assert isinstance(plain, ir.Communication)
             shapes = (
-                [(b.shape, b.dtype) for b in (*each.sizes, *each.outputs, *each.arriving)] for each in (step, plain)
+                [(b.shape, b.dtype) for b in (*communication.sizes, *communication.outputs, *communication.arriving)]
+                for communication in (step, plain)
             )
             assert next(shapes) == next(shapes), site
         else:
             assert isinstance(plain, ir.Use) and step.segment.key == plain.segment.key, site
-    assert dict(found["L1.experts"].segment.stored)["rows"] == "float8_e4m3fn[1x128 pow2]"
+    assert dict(steps["L1.experts"].segment.stored)["rows"] == "float8_e4m3fn[1x128 pow2]"
     trainer = trainer_of(tmp_path, segments, precision)
     assert all(bool(value.isfinite().all()) and bool(value.any()) for value in gradients(trainer).values())

@@ -55,11 +55,11 @@ def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str 
     layers = (small_model.layers[0], small_model.layers[1].model_copy(update={"last": 1}))
     base = spec(1, 1, 1, 2)
     train = base.train.model_copy(update={"sequence": SEQUENCE, "batch": Batch(start=4, end=4)})
-    kept = {"attention_output": "e5m6"} if recompute == PUBLISHED else {}
+    options = {"attention_output": "e5m6"} if recompute == PUBLISHED else {}
     return base.model_copy(
         update={
             "model": small_model.model_copy(update={"hidden": 144, "layers": layers}),
-            "precision": BUILT_IN[precision].model_copy(update=kept),
+            "precision": BUILT_IN[precision].model_copy(update=options),
             "recompute": RECOMPUTE[recompute],
             "train": train.model_copy(update={"tokens": 5 * 4 * SEQUENCE}),
         }
@@ -104,11 +104,11 @@ def _in_float64(trainer: Trainer, wide: Wide) -> SimpleNamespace:
     parameters = {
         name: p.double() if p.is_floating_point() else p for name, p in vars(trainer.state.parameters).items()
     }
-    for each in trainer.quantised:
-        parameters |= wide.weights(each.name, parameters[each.name])
+    for entry in trainer.quantised:
+        parameters |= wide.weights(entry.name, parameters[entry.name])
     trainer.quantised = ()
     tangents = trainer._tangents
-    trainer._tangents = lambda counts: {name: each.double() for name, each in tangents(counts).items()}
+    trainer._tangents = lambda counts: {name: tangent.double() for name, tangent in tangents(counts).items()}
     gradients = SimpleNamespace(**{k: torch.zeros_like(g).double() for k, g in vars(trainer.state.gradients).items()})
     trainer.executor.parameters, trainer.executor.gradients = SimpleNamespace(**parameters), gradients
     return gradients
@@ -143,9 +143,9 @@ class Roundings:
             assert error <= SPREADS * size, f"{name}: off by {error:.3g}, roundings alone {size:.3g}"
             if value.numel() >= 64:
                 assert error >= size / 3, f"{name}: off by {error:.3g} only, roundings {size:.3g}"
-                other = float((tensor.double() - self.nearest[name]).norm())
-                assert other <= size * 3 / 4, f"{name}: {other:.3g} from nearest roundings, roundings {size:.3g}"
-                apart.append(other / size)
+                away = float((tensor.double() - self.nearest[name]).norm())
+                assert away <= size * 3 / 4, f"{name}: {away:.3g} from nearest roundings, roundings {size:.3g}"
+                apart.append(away / size)
         assert median(apart) <= 1 / 2
 
 
@@ -157,8 +157,8 @@ def built(folder: Path, of: Spec, segments: Segments) -> Path:
 def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
     """The relative error of each tensor."""
     assert found.keys() == wanted.keys()
-    pairs = ((name, found[name].double(), each.double()) for name, each in wanted.items())
-    return {name: float((one - other).norm() / other.norm()) for name, one, other in pairs}
+    pairs = ((name, found[name].double(), tensor.double()) for name, tensor in wanted.items())
+    return {name: float((tensor - expected).norm() / expected.norm()) for name, tensor, expected in pairs}
 
 
 @pytest.mark.parametrize(
@@ -184,16 +184,16 @@ def test_adapters_beside_products_in_eight_bits(tmp_path: Path, segments: Segmen
     """Products of frozen weights are quantised as usual, those of adapters are not."""
     lora = Lora(rank=4, alpha=6.0, on=("q_down", "q_up", "kv_up", "out", "up", "down", "projection"))
     narrow, wide = chosen(recompute=recompute), chosen(precision="fp64")
-    hold_to_roundings(tmp_path, segments, *(each.model_copy(update={"adapter": lora}) for each in (narrow, wide)))
+    hold_to_roundings(tmp_path, segments, *(variant.model_copy(update={"adapter": lora}) for variant in (narrow, wide)))
 
 
 def hold_to_roundings(tmp_path: Path, segments: Segments, of: Spec, exactly: Spec) -> None:
     """Assert that the errors of a spec's step are those of its roundings. `exactly`: the spec in FP64."""
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
-    found = step(built(tmp_path / "fused", of, segments), None)
+    tensors = step(built(tmp_path / "fused", of, segments), None)
     folder = built(tmp_path / "apart", apart, segments)
-    assert max(off(step(folder, None), found).values()) == 0.0, "a fused op rounds where its parts do"
+    assert max(off(step(folder, None), tensors).values()) == 0.0, "a fused op rounds where its parts do"
     exact = step(folder, False)
     wide = step(built(tmp_path / "wide", exactly, segments), None)
     assert max(off(exact, wide).values()) < 1e-6  # losses are scaled by constants of FP32
-    Roundings.of(folder, exact).hold(found)
+    Roundings.of(folder, exact).hold(tensors)

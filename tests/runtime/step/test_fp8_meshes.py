@@ -70,17 +70,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Calla
 
 @pytest.mark.parametrize("mesh", ["dualpipe", "dualpipe, gloo", "zbv, zero 2"])
 def test_a_step_on_any_mesh_equals_one_rank(ranks: Callable[[str], list[dict[str, Tensor]]], mesh: str) -> None:
-    (one,) = ranks("one")
-    held = set()
+    (alone,) = ranks("one")
+    names = set()
     for rank in ranks(mesh):
         for name in (key for key in rank if key.startswith("gradient/")):
-            error = float((rank[name] - one[name]).norm() / one[name].norm())
+            error = float((rank[name] - alone[name]).norm() / alone[name].norm())
             assert error <= SUMS, f"{name}: {error:.2g}"
-            held.add(name)
-        losses = rank["rows"][0, :3], one["rows"][0, :3]
+            names.add(name)
+        losses = rank["rows"][0, :3], alone["rows"][0, :3]
         assert torch.allclose(*losses, rtol=SUMS, atol=0), losses
-        assert torch.allclose(rank["rows"][1], one["rows"][1], rtol=2.0**-8), "the step after it"
-    assert held == {key for key in one if key.startswith("gradient/")}
+        assert torch.allclose(rank["rows"][1], alone["rows"][1], rtol=2.0**-8), "the step after it"
+    assert names == {key for key in alone if key.startswith("gradient/")}
 
 
 def test_context_ranks_differ_only_by_roundings(
@@ -92,28 +92,32 @@ def test_context_ranks_differ_only_by_roundings(
     split = base.parallel.model_copy(update={"context": 2})
     machine = base.cluster.node.model_copy(update={"devices": 2})
     in_two = {"parallel": split, "cluster": base.cluster.model_copy(update={"node": machine})}
-    left = {}
+    results = {}
     for name, update in {"exact": {"precision": BUILT_IN["fp64"]}, "context": in_two}.items():
         files = compile_spec(base.model_copy(update=update), segments=segments).files
         write_build(tmp_path / name / "builds" / "it", files)
         run_module("tests.runtime.step.ranks", tmp_path / name, 2 if name == "context" else 1, "memory")
-        left[name] = load_file(tmp_path / name / "out" / "it" / "rank_0.safetensors")
-    (one,) = ranks("one")
+        results[name] = load_file(tmp_path / name / "out" / "it" / "rank_0.safetensors")
+    (alone,) = ranks("one")
     ratios = []
-    for name in (key for key in one if key.startswith("gradient/")):
-        exact = left["exact"][name]
-        wanted, found = (float((each[name] - exact).norm() / exact.norm()) for each in (one, left["context"]))
-        assert found <= 2 * wanted, f"{name}: {found:.2g}, on one rank {wanted:.2g}"
-        ratios.append(found / wanted)
+    for name in (key for key in alone if key.startswith("gradient/")):
+        exact = results["exact"][name]
+        wanted, error = (
+            float((gradients[name] - exact).norm() / exact.norm()) for gradients in (alone, results["context"])
+        )
+        assert error <= 2 * wanted, f"{name}: {error:.2g}, on one rank {wanted:.2g}"
+        ratios.append(error / wanted)
     assert 0.8 < median(ratios) < 1.25
 
 
 def test_with_zero_bits_are_equal(ranks: Callable[[str], list[dict[str, Tensor]]]) -> None:
     """Weights and losses do not depend on which rank updates a weight."""
-    for left, right in zip(ranks("dualpipe"), ranks("dualpipe, zero 1"), strict=True):
-        assert left.keys() == right.keys()
-        assert [name for name in left if name != "rows" and not torch.equal(left[name], right[name])] == []
-        assert torch.equal(left["rows"][:, :3], right["rows"][:, :3]), "all but the norm, whose sum has another order"
+    for plain, divided in zip(ranks("dualpipe"), ranks("dualpipe, zero 1"), strict=True):
+        assert plain.keys() == divided.keys()
+        assert [name for name in plain if name != "rows" and not torch.equal(plain[name], divided[name])] == []
+        assert torch.equal(plain["rows"][:, :3], divided["rows"][:, :3]), (
+            "all but the norm, whose sum has another order"
+        )
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "recompute"), [(1, 1, 1, "nothing"), (2, 2, 2, "as published")])

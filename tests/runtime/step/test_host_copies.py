@@ -88,8 +88,8 @@ def test_host_buffers_equal_the_plan(tmp_path: Path, segments: Segments) -> None
     measured_peaks(tmp_path, segments, chosen)
     lowered = lower_spec(chosen)
     for rank in range(2):
-        held = json.loads((tmp_path / f"rank_{rank}.json").read_text())["host_bytes"]
-        assert held == host_buffers(chosen, lowered.lowering, lowered.main_schedule, rank) > 0
+        num_bytes = json.loads((tmp_path / f"rank_{rank}.json").read_text())["host_bytes"]
+        assert num_bytes == host_buffers(chosen, lowered.lowering, lowered.main_schedule, rank) > 0
 
 
 def with_file(chosen: Spec, schedule: Schedule) -> Spec:
@@ -112,4 +112,4 @@ def test_proven_peak_is_the_measured_one_and_lower(tmp_path: Path, segments: Seg
     without = lower_spec(plain)
     schedule = without.schedules[f"train_{case.micro_batches}"]
     planned = rank_memories(plain, without.lowering, schedule)
-    assert sum(peaks) < case.dp * sum(each.activations + each.buffers for each in planned)
+    assert sum(peaks) < case.dp * sum(memory.activations + memory.buffers for memory in planned)

@@ -66,8 +66,8 @@ def test_messages_are_as_wide_as_all_streams(tmp_path: Path, segments: Segments)
         first, last = make_plan(chosen).stages
         assert first.output is not None and first.output == last.input
         for rank in range(2):
-            left = load_file(tmp_path / "out" / model / f"rank_{rank}.safetensors")
-            assert left["messages"].item() == 4 * first.output.fixed_bytes
+            results = load_file(tmp_path / "out" / model / f"rank_{rank}.safetensors")
+            assert results["messages"].item() == 4 * first.output.fixed_bytes
         sizes[model] = first.output.fixed_bytes
     assert sizes["v3_streams"] == 3 * sizes["v3"] > 0
 
@@ -78,9 +78,11 @@ def test_recomputation_is_bit_identical(tmp_path: Path, segments: Segments, name
     again = plain.model_copy(update={"recompute": names})
     check(tmp_path, segments, {"plain": plain, "again": again}, 4)
     for rank in range(4):
-        one, other = (load_file(tmp_path / "out" / of / f"rank_{rank}.safetensors") for of in ("plain", "again"))
-        assert one.keys() == other.keys()
-        assert {name for name in one if not torch.equal(one[name], other[name])} <= {"exchanged"}
+        saved, recomputed = (
+            load_file(tmp_path / "out" / run / f"rank_{rank}.safetensors") for run in ("plain", "again")
+        )
+        assert saved.keys() == recomputed.keys()
+        assert {name for name in saved if not torch.equal(saved[name], recomputed[name])} <= {"exchanged"}
 
 
 def published(config: Config) -> DeepseekV4Config:

@@ -36,9 +36,9 @@ def equal_to_the_bit(folder: Path, segments: Segments, plain: Spec, others: dict
     for rank in range(world):
         expected = load_file(folder / "out" / "none" / f"rank_{rank}.safetensors")
         for name in others:
-            found = load_file(folder / "out" / name / f"rank_{rank}.safetensors")
-            assert found.keys() == expected.keys()
-            different = {name for name in found if not torch.equal(found[name], expected[name])}
+            results = load_file(folder / "out" / name / f"rank_{rank}.safetensors")
+            assert results.keys() == expected.keys()
+            different = {name for name in results if not torch.equal(results[name], expected[name])}
             assert different <= {"sent", "exchanged"}, (
                 "bytes between ranks may differ: those are held to the plan's by `check`"
             )
@@ -63,8 +63,8 @@ def test_training_is_equal_to_the_bit(
     plain = spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)
     plain = with_layout(plain) if of == "split" else plain
     # at zero = 3, norms recomputed by two segments are in another bucket, and squares are summed in another order
-    others = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
-    equal_to_the_bit(tmp_path, segments, plain, others)
+    variants = {"all": again(plain), "one": again(plain, 1, *(("rmsnorm",) if zero < 3 else ()), "swiglu")}
+    equal_to_the_bit(tmp_path, segments, plain, variants)
 
 
 def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, segments: Segments) -> None:
@@ -105,11 +105,14 @@ def test_proven_peak_is_the_measured_one_and_lower(
     folders = [tmp_path / "kept", tmp_path / "again"]
     for folder in folders:
         folder.mkdir()
-    kept, lower = (
+    peaks, lower = (
         measured_peaks(folders[0], segments, plain),
         measured_peaks(folders[1], segments, again(plain, layers)),
     )
-    assert max(lower) < max(kept) and all(one <= other for one, other in zip(lower, kept, strict=True)), (lower, kept)
+    assert max(lower) < max(peaks) and all(lower_peak <= peak for lower_peak, peak in zip(lower, peaks, strict=True)), (
+        lower,
+        peaks,
+    )
 
 
 def test_forwarded_rows_are_counted_again(tmp_path: Path, segments: Segments) -> None:

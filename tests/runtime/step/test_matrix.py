@@ -56,10 +56,10 @@ def meshes_of(pp: int, dp: int, cp: int, tp: int) -> Iterator[tuple[str, Spec]]:
         turn += 1
         names = schedules(pp)
         shape = {"tensor": tp, "context": cp, "expert_tensor": etp, "sequence": SEQUENCE, "vocab": VOCAB}
-        made = spec(pp, ep, dp, 2 * pp, STEPS, zero, **shape)  # type: ignore[arg-type]
+        base = spec(pp, ep, dp, 2 * pp, STEPS, zero, **shape)  # type: ignore[arg-type]
         changed = {"model": wide(num_layers(pp)), "schedule": ScheduleBlock(name=names[turn % len(names)])}
         changed |= {"recompute": ("layer",)} if turn % 3 == 0 else {}
-        yield f"ep{ep}_etp{etp}_zero{zero}", made.model_copy(update=changed)
+        yield f"ep{ep}_etp{etp}_zero{zero}", base.model_copy(update=changed)
 
 
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), MESHES)
@@ -75,5 +75,5 @@ def test_one_way_of_each_mesh(tmp_path: Path, segments: Segments, pp: int, dp: i
 def test_every_way_of_each_mesh(
     tmp_path: Path, segments: Segments, pp: int, dp: int, cp: int, tp: int, zero: int
 ) -> None:
-    specs = {name: each for name, each in meshes_of(pp, dp, cp, tp) if each.parallel.zero == zero}
+    specs = {name: chosen for name, chosen in meshes_of(pp, dp, cp, tp) if chosen.parallel.zero == zero}
     check(tmp_path, segments, specs, pp * dp * cp * tp)

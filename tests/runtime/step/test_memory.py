@@ -92,22 +92,22 @@ def measured_peaks(
     lowered = lower_spec(chosen)
     peaks = []
     for rank in range(pp * dp):
-        found = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        measured = json.loads((tmp_path / f"rank_{rank}.json").read_text())
         column, pipeline_rank = rank % dp, rank // dp
         rows = {p: json.loads((tmp_path / f"rank_{p * dp + column}.json").read_text())["rows"] for p in range(pp)}
 
         def recorded(p: int, layer: str, m: int, rows: dict[int, Any] = rows) -> Received:
-            given = rows[p][f"{layer} {m}"]
-            return Received(given) if isinstance(given, int) else Received(*given)
+            received = rows[p][f"{layer} {m}"]
+            return Received(received) if isinstance(received, int) else Received(*received)
 
         certificate = prove(lowered.programs[f"train_{n}"], lowered.plan, recorded)
-        assert found["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
-        held = rank_memories(
+        assert measured["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
+        planned = rank_memories(
             chosen,
             lowered.lowering,
             lowered.schedules[f"train_{n}"],
             rows=recorded,
         )[pipeline_rank]
-        assert found["peak"] == held.activations + held.buffers, f"rank {rank}"
-        peaks.append(found["peak"])
+        assert measured["peak"] == planned.activations + planned.buffers, f"rank {rank}"
+        peaks.append(measured["peak"])
     return peaks

@@ -32,8 +32,8 @@ NARROW = {
 
 
 def mirrored(zero: int, of: str = "llama", steps: int = STEPS, n: int = 4, precision: Precision | None = None) -> Spec:
-    made = spec(PP, 1, DP, n, steps, zero, of, "dualpipe")
-    return made.model_copy(update={"precision": precision}) if precision else made
+    base = spec(PP, 1, DP, n, steps, zero, of, "dualpipe")
+    return base.model_copy(update={"precision": precision}) if precision else base
 
 
 def growing(chosen: Spec) -> Spec:
@@ -59,12 +59,12 @@ def test_short_weights_and_moments(tmp_path: Path, segments: Segments, name: str
         chosen = mirrored(zero, steps=1, precision=NARROW[name])
         write_build(tmp_path / "builds" / f"{zero}", compile_spec(chosen, segments=segments).files)
     run_module("tests.runtime.step.ranks", tmp_path, PP * DP, "memory")
-    found: list[list[dict[str, Tensor]]] = [
+    results: list[list[dict[str, Tensor]]] = [
         [load_file(tmp_path / "out" / f"{zero}" / f"rank_{rank}.safetensors") for rank in range(PP * DP)]
         for zero in range(4)
     ]
-    assert differing(found[0], found[1]) == [] and differing(found[2], found[3]) == []
-    for before, after in zip(found[1], found[2], strict=True):
+    assert differing(results[0], results[1]) == [] and differing(results[2], results[3]) == []
+    for before, after in zip(results[1], results[2], strict=True):
         for key, wanted in before.items():
             if key.startswith("gradient/"):
                 assert (after[key] - wanted).abs().max() <= 2.0**-18 * wanted.abs().max(), key

@@ -43,8 +43,8 @@ def held(trainer: Trainer) -> dict[str, Tensor]:
     """The tensors that a checkpoint would have."""
     tensors = snapshot.take(trainer.state, trainer.plan, 0)
     return {
-        name: (each.values.view(each.shape) if isinstance(each, TensorPart) else each).clone()
-        for name, each in tensors.items()
+        name: (tensor.values.view(tensor.shape) if isinstance(tensor, TensorPart) else tensor).clone()
+        for name, tensor in tensors.items()
     }
 
 
@@ -56,15 +56,15 @@ def test_the_first_update_equals_that_of_fp32_moments(tmp_path: Path, segments: 
         trainer.train_step()
         after[precision.name] = held(trainer)
     for name, exact in after["wide"].items():
-        found = after["short"][name]
+        tensor = after["short"][name]
         if name.startswith("moment"):
-            assert found.dtype == torch.bfloat16
+            assert tensor.dtype == torch.bfloat16
             # half a unit of BF16, and what both are off in FP32
-            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs()).all(), name
+            assert ((tensor.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs()).all(), name
         else:
-            assert found.dtype == torch.float32
+            assert tensor.dtype == torch.float32
             # an update of at most the rate, of some ten operations
-            assert ((found - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
+            assert ((tensor - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
 
 
 def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segments: Segments) -> None:
@@ -78,14 +78,14 @@ def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path, segm
         after[precision.name] = held(trainer)
     assert {name.partition("/")[0] for name in after["none"]} == {"weight", "moment1", "moment2", "bias"}
     for name, exact in after["wide"].items():
-        found = after["none"][name]
+        tensor = after["none"][name]
         if name.startswith("weight"):
-            assert found.dtype == torch.bfloat16
+            assert tensor.dtype == torch.bfloat16
             # half a unit of BF16, and what both are off in FP32
-            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs() + 2.0**-20 * RATE).all(), name
+            assert ((tensor.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs() + 2.0**-20 * RATE).all(), name
         else:
-            assert found.dtype == torch.float32
-            assert ((found - exact).abs() <= 2.0**-21 * exact.abs()).all(), name
+            assert tensor.dtype == torch.float32
+            assert ((tensor - exact).abs() <= 2.0**-21 * exact.abs()).all(), name
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -> None:
@@ -93,31 +93,33 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
         trainer_of(tmp_path / name, segments, chosen(SHORT)) for name in ("straight", "before", "after")
     )
     losses = [straight.train_step()["loss"] for _ in range(STEPS)]
-    found = [before.train_step()["loss"] for _ in range(STEPS // 2)]
+    resumed_losses = [before.train_step()["loss"] for _ in range(STEPS // 2)]
     saved = held(before)
     snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
-    found += [after.train_step()["loss"] for _ in range(STEPS // 2)]
-    assert found == losses
+    resumed_losses += [after.train_step()["loss"] for _ in range(STEPS // 2)]
+    assert resumed_losses == losses
     assert_equal(held(after), held(straight))
 
 
 def test_moments_sharded_over_two_ranks_give_the_same_weights(tmp_path: Path, segments: Segments) -> None:
     """ZeRO may cut buckets anywhere: the update of an element does not depend on its neighbours."""
-    whole, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
-    assert_same_under_zero(tmp_path, segments, whole, divided)
+    full, divided = (chosen(SHORT, dp=2, zero=zero) for zero in (0, 1))
+    assert_same_under_zero(tmp_path, segments, full, divided)
 
 
 def assert_same_under_zero(folder: Path, segments: Segments, whole: Spec, divided: Spec) -> None:
     """Assert that two ranks with all state train the same weights as two with half of it each."""
-    for name, of in (("whole", whole), ("divided", divided)):
-        write_build(folder / "builds" / name, compile_spec(of, segments=segments).files)
+    for name, variant in (("whole", whole), ("divided", divided)):
+        write_build(folder / "builds" / name, compile_spec(variant, segments=segments).files)
     run_module("tests.runtime.step.ranks", folder, 2, "memory")
     for rank in range(2):
-        one, other = (load_file(folder / "out" / name / f"rank_{rank}.safetensors") for name in ("whole", "divided"))
-        for norms in (one, other):
-            del norms["rows"]  # they are summed over the parts of a bucket, in another order
-        assert_equal(other, one)
+        full_tensors, divided_tensors = (
+            load_file(folder / "out" / name / f"rank_{rank}.safetensors") for name in ("whole", "divided")
+        )
+        for tensors in (full_tensors, divided_tensors):
+            del tensors["rows"]  # they are summed over the parts of a bucket, in another order
+        assert_equal(divided_tensors, full_tensors)
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -70,10 +70,10 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
         trainer_of(tmp_path / name, segments, chosen) for name in ("straight", "before", "after")
     )
     losses = [straight.train_step()["loss"] for _ in range(4)]
-    found = [before.train_step()["loss"] for _ in range(2)]
+    resumed_losses = [before.train_step()["loss"] for _ in range(2)]
     saved = held(before)
-    assert {name: each.shape for name, each in saved.items()} == expected_shapes(before.plan)
-    assert sum(each.nbytes for each in saved.values()) == checkpoint_bytes(before.plan)
+    assert {name: tensor.shape for name, tensor in saved.items()} == expected_shapes(before.plan)
+    assert sum(tensor.nbytes for tensor in saved.values()) == checkpoint_bytes(before.plan)
     assert checkpoint_bytes(before.plan) == predicted_bytes(chosen, make_plan(chosen).replicas)
     of_rest = {name.partition("/")[2] for name in saved if name.startswith("moment1/")}
     of_matrices = {name.partition("/")[2] for name in saved if name.startswith("momentum/")}
@@ -82,6 +82,6 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     assert all(saved[f"weight/{name}"].dim() == 2 for name in of_matrices)
     snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
-    found += [after.train_step()["loss"] for _ in range(2)]
-    assert found == losses
+    resumed_losses += [after.train_step()["loss"] for _ in range(2)]
+    assert resumed_losses == losses
     assert_equal(held(after), held(straight))

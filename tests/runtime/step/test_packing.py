@@ -93,16 +93,16 @@ def test_loss_and_gradients_equal_llama_with_a_block_mask(tmp_path: Path, segmen
     assert isinstance(source, RowSamples)
     weights = {e.name: w.clone() for _, e, w in trainer.state.logical(lambda bucket: bucket.parameters)}
     theirs = to_transformers(weights, Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}))
-    tokens, labels, positions, seen = [], [], [], []
+    tokens, labels, positions, masks = [], [], [], []
     for index in range(source.num_windows):
         ids, starts = source.tokens(index)[:SEQUENCE], source.starts(index)[:SEQUENCE]
         row = np.searchsorted(np.unique(starts), starts, "right")
         tokens.append(np.where(ids == PADDING, 0, np.where(ids < 0, ~ids, ids)))
         labels.append(np.where((ids < 0) | (np.arange(SEQUENCE) == starts), -100, ids))
         positions.append(np.arange(SEQUENCE) - starts)
-        seen.append((row[:, None] == row[None]) & np.tri(SEQUENCE, dtype=bool))
-    tokens_BS, labels_BS, positions_BS = (torch.from_numpy(np.stack(each)) for each in (tokens, labels, positions))
-    mask_B1SS = torch.where(torch.from_numpy(np.stack(seen)), 0.0, -torch.inf)[:, None]
+        masks.append((row[:, None] == row[None]) & np.tri(SEQUENCE, dtype=bool))
+    tokens_BS, labels_BS, positions_BS = (torch.from_numpy(np.stack(rows)) for rows in (tokens, labels, positions))
+    mask_B1SS = torch.where(torch.from_numpy(np.stack(masks)), 0.0, -torch.inf)[:, None]
     wanted = theirs(
         input_ids=tokens_BS, labels=labels_BS, position_ids=positions_BS, attention_mask=mask_B1SS, use_cache=False
     ).loss

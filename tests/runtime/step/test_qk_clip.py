@@ -107,11 +107,11 @@ def test_owners_clip_to_the_same_bits_in_bf16(tmp_path: Path, segments: Segments
         write_build(tmp_path / "builds" / f"zero_{zero}", compile_spec(short(2, zero), segments=segments).files)
     run_module("tests.runtime.step.ranks", tmp_path, 2, "memory")
     for rank in range(2):
-        whole, parts = (load_file(tmp_path / "out" / f"zero_{zero}" / f"rank_{rank}.safetensors") for zero in (0, 1))
-        assert whole["logits"][:, 1].all(), "heads are clipped in each step"
-        for norms in (whole, parts):
-            del norms["rows"]  # they are summed over the parts of a bucket, in another order
-        assert_equal(parts, whole)
+        full, parts = (load_file(tmp_path / "out" / f"zero_{zero}" / f"rank_{rank}.safetensors") for zero in (0, 1))
+        assert full["logits"][:, 1].all(), "heads are clipped in each step"
+        for tensors in (full, parts):
+            del tensors["rows"]  # they are summed over the parts of a bucket, in another order
+        assert_equal(parts, full)
 
 
 def test_segments_read_the_clipped_weights_rounded(tmp_path: Path, segments: Segments) -> None:
@@ -129,20 +129,22 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     )
     keys = ("loss", "largest_logit", "clipped_heads")
     rows = [[straight.train_step()[key] for key in keys] for _ in range(4)]
-    found = [[before.train_step()[key] for key in keys] for _ in range(2)]
+    resumed_rows = [[before.train_step()[key] for key in keys] for _ in range(2)]
     saved = held(before)
     assert saved.keys() == held(trainer_of(tmp_path / "plain", segments, with_muon(short(1, 0)))).keys()
     snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
-    found += [[after.train_step()[key] for key in keys] for _ in range(2)]
-    assert found == rows and rows[0][-1] and rows[2][-1], rows
+    resumed_rows += [[after.train_step()[key] for key in keys] for _ in range(2)]
+    assert resumed_rows == rows and rows[0][-1] and rows[2][-1], rows
     assert_equal(held(after), held(straight))
 
 
 def test_an_unreached_bound_changes_no_bit(tmp_path: Path, segments: Segments) -> None:
     """Attention that returns its largest logits computes the same output as without."""
     plain, bounded = with_muon(short(1, 0)), clipped(short(1, 0), 1e9)
-    trainers = [trainer_of(tmp_path / name, segments, of) for name, of in (("plain", plain), ("bounded", bounded))]
+    trainers = [
+        trainer_of(tmp_path / name, segments, variant) for name, variant in (("plain", plain), ("bounded", bounded))
+    ]
     for _ in range(2):
         without, row = (trainer.train_step() for trainer in trainers)
         assert "largest_logit" not in without and row["clipped_heads"] == 0 < row["largest_logit"]

@@ -49,9 +49,9 @@ def test_training_is_equal_to_the_bit(
     for rank in range(pp * dp):
         expected = load_file(tmp_path / "out" / "none" / f"rank_{rank}.safetensors")
         for names in choices:
-            found = load_file(tmp_path / "out" / "_".join(names) / f"rank_{rank}.safetensors")
-            assert found.keys() == expected.keys()
-            assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+            results = load_file(tmp_path / "out" / "_".join(names) / f"rank_{rank}.safetensors")
+            assert results.keys() == expected.keys()
+            assert [name for name in results if not torch.equal(results[name], expected[name])] == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ def test_proven_peak_is_the_measured_one_and_lower(
     folders = [tmp_path / "kept", tmp_path / "again"]
     for folder in folders:
         folder.mkdir()
-    kept = measured_peaks(folders[0], segments, plain)
+    peaks = measured_peaks(folders[0], segments, plain)
     lower = measured_peaks(folders[1], segments, again(plain, *names))
-    assert all(one < other for one, other in zip(lower, kept, strict=True)), (lower, kept)
+    assert all(lower_peak < peak for lower_peak, peak in zip(lower, peaks, strict=True)), (lower, peaks)

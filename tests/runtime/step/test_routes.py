@@ -45,7 +45,7 @@ def of(experts: int, route: str | None) -> Spec:
     base = chosen(1, ep, ep)
     moe = EVERYONE.model_copy(update={"experts": experts, "top_k": experts})
     layers = tuple(
-        each.model_copy(update={"ffn": moe}) if isinstance(each.ffn, Moe) else each for each in base.model.layers
+        layer.model_copy(update={"ffn": moe}) if isinstance(layer.ffn, Moe) else layer for layer in base.model.layers
     )
     base = base.model_copy(update={"model": base.model.model_copy(update={"layers": layers})})
     return on_nodes(base, NODES, route) if route else base
@@ -108,10 +108,10 @@ def step(folder: Path, add: Add | None = None) -> dict[str, Tensor]:
     replaced = []
     package = f"dsc_build_{build.digest[:16]}"
     for namespace in [vars(m) for name, m in sys.modules.items() if name.startswith(f"{package}.segments.")]:
-        for name, at in READERS.items():
+        for name, argument in READERS.items():
             if add is not None and name in namespace:
                 replaced.append((namespace, name, namespace[name]))
-                namespace[name] = reading(namespace[name], at, add)
+                namespace[name] = reading(namespace[name], argument, add)
     assert add is None or {name for _, name, _ in replaced} == READERS.keys()
     sums = trainer.accumulate()
     for namespace, name, value in replaced:
@@ -125,15 +125,15 @@ def step(folder: Path, add: Add | None = None) -> dict[str, Tensor]:
 
 def of_ranks(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Gradients and losses of the first step of a mesh, as `step` gives them."""
-    found = {name: value for rank in ranks for name, value in rank.items() if name.startswith("gradient/")}
-    return found | {"losses": ranks[0]["rows"][0, :2]}
+    gradients = {name: value for rank in ranks for name, value in rank.items() if name.startswith("gradient/")}
+    return gradients | {"losses": ranks[0]["rows"][0, :2]}
 
 
 def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
     """(largest relative error of a tensor, its name)."""
     assert found.keys() == wanted.keys()
-    pairs = ((name, found[name].double(), each.double()) for name, each in wanted.items())
-    return max((float((one - other).norm() / other.norm()), name) for name, one, other in pairs)
+    pairs = ((name, found[name].double(), tensor.double()) for name, tensor in wanted.items())
+    return max((float((tensor - expected).norm() / expected.norm()), name) for name, tensor, expected in pairs)
 
 
 def test_routes_differ_by_one_rounding_of_the_sums(
@@ -143,12 +143,15 @@ def test_routes_differ_by_one_rounding_of_the_sums(
     write_build(tmp_path / "one", compile_spec(of(4, None), segments=segments).files)
     exact = step(tmp_path / "one")
     assert off(of_ranks(by(4, "flat")), exact) <= (SUMS, "")
-    found = of_ranks(by(4, "nodes"))
-    assert off(found, step(tmp_path / "one", to_nearest)) <= (SUMS, "")
+    results = of_ranks(by(4, "nodes"))
+    assert off(results, step(tmp_path / "one", to_nearest)) <= (SUMS, "")
     generators = (torch.Generator().manual_seed(seed) for seed in range(SAMPLES))
     samples = [step(tmp_path / "one", randomly(generator)) for generator in generators]
     for name, value in exact.items():
-        size, error = spread([each[name] for each in samples], value), float((found[name] - value.double()).norm())
+        size, error = (
+            spread([sample[name] for sample in samples], value),
+            float((results[name] - value.double()).norm()),
+        )
         assert 0 < error <= SPREADS * size, f"{name}: off by {error:.3g}, roundings alone {size:.3g}"
 
 

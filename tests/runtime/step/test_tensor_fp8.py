@@ -44,19 +44,19 @@ def steps(folder: Path, of: Spec, segments: Segments, *ways: str) -> list[dict[s
     write_build(folder / "build", compile_spec(of, segments=segments).files)
     run_module("tests.runtime.step.wide_ranks", folder, RANKS, *ways)
     split = slices_of(of, 0)
-    found: list[dict[str, dict[str, Tensor]]] = [{} for _ in range(RANKS)]
+    results: list[dict[str, dict[str, Tensor]]] = [{} for _ in range(RANKS)]
     for way in ways:
         ranks = [load_file(folder / way / f"rank_{rank}.safetensors") for rank in range(RANKS)]
         summed = set() if way == "run" else ranks[0].keys() - split.keys() - {"losses"}
-        for mine, result in zip(ranks, found, strict=True):
-            result[way] = mine | {name: torch.stack([each[name] for each in ranks]).sum(0) for name in summed}
-    return found
+        for mine, result in zip(ranks, results, strict=True):
+            result[way] = mine | {name: torch.stack([gradients[name] for gradients in ranks]).sum(0) for name in summed}
+    return results
 
 
 def slices_of(of: Spec, rank: int) -> dict[str, Slice]:
     """The slices that a rank has, by the names of gradients."""
-    held = ((each.tensor, each.slice) for each in make_plan(of).replicas if rank in each.holders)
-    return {tensor.replace(".", "_"): its for tensor, its in held if its}
+    slices = ((replica.tensor, replica.slice) for replica in make_plan(of).replicas if rank in replica.holders)
+    return {tensor.replace(".", "_"): part for tensor, part in slices if part}
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_a_step_on_tensor_ranks_differs_from_fp64_by_its_roundings(
     fused = chosen(attention, recompute=recompute)
     samples = [str(seed) for seed in range(SAMPLES)]
     apart = fused.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
-    found = steps(tmp_path / "apart", apart, segments, "run", "exact", "nearest", *samples)
-    for mine, other in zip(steps(tmp_path / "fused", fused, segments, "run"), found, strict=True):
-        assert max(off(mine["run"], other["run"]).values()) == 0.0, "a fused op rounds where its parts do"
+    results = steps(tmp_path / "apart", apart, segments, "run", "exact", "nearest", *samples)
+    for mine, separate in zip(steps(tmp_path / "fused", fused, segments, "run"), results, strict=True):
+        assert max(off(mine["run"], separate["run"]).values()) == 0.0, "a fused op rounds where its parts do"
     alone = chosen(attention, "fp64", tensor=1)
     write_build(tmp_path / "whole", compile_spec(alone, segments=segments).files)
-    whole = step(tmp_path / "whole", None)
-    for rank, mine in enumerate(found):
+    full = step(tmp_path / "whole", None)
+    for rank, mine in enumerate(results):
         slices = slices_of(fused, rank)
-        wanted = {name: cut(value, slices.get(name)) for name, value in whole.items()}
+        wanted = {name: cut(value, slices.get(name)) for name, value in full.items()}
         assert max(off(mine["exact"], wanted).values()) < 1e-6  # losses are scaled by constants of FP32
         Roundings(mine["exact"], [mine[seed] for seed in samples], mine["nearest"]).hold(mine["run"])
 

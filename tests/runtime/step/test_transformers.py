@@ -77,18 +77,18 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         trainer.train_step()
     after = weights(trainer)
     assert all(not torch.equal(before[name], after[name]) for name in after), "every tensor was trained"
-    seen: list[tuple[Tensor, Tensor | None]] = []
-    trainer.bodies = trainer.bodies | {"F0": watched(trainer.bodies["F0"], seen)}
+    logits: list[tuple[Tensor, Tensor | None]] = []
+    trainer.bodies = trainer.bodies | {"F0": watched(trainer.bodies["F0"], logits)}
     trainer.accumulate()
-    assert len(seen) == MICRO_BATCHES
+    assert len(logits) == MICRO_BATCHES
     shape = (MICRO_BATCHES * MICRO_BATCH, SEQUENCE)
     return Trained(
         config=Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}),
         logical=after,
         tokens_BS=trainer.batch.data["tokens"].reshape(shape),
         mtp_tokens_BS=trainer.batch.data["mtp_tokens"].reshape(shape) if with_mtp else None,
-        logits_BSV=torch.cat([main for main, _ in seen]).view(*shape, -1),
-        mtp_logits_BSV=torch.cat([mtp for _, mtp in seen]).view(*shape, -1) if with_mtp else None,
+        logits_BSV=torch.cat([main for main, _ in logits]).view(*shape, -1),
+        mtp_logits_BSV=torch.cat([mtp for _, mtp in logits]).view(*shape, -1) if with_mtp else None,
     )
 
 

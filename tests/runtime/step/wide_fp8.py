@@ -105,8 +105,8 @@ class Wide:
         OPS["grouped_linear_wgrad_"](acc, dy.t().contiguous(), x.t().contiguous(), offsets)
 
     def permute_fp8(self, x: Tensor, _: Tensor, gate: Tensor, expert: Tensor, experts: int) -> tuple[Tensor, ...]:
-        rows, *rest = OPS["permute"](x, gate, expert, experts)
-        return rows, _scales(rows), *rest
+        rows, *permutation = OPS["permute"](x, gate, expert, experts)
+        return rows, _scales(rows), *permutation
 
     def unpermute_fp8_dgrad(self, dy: Tensor, _: Tensor, order: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         rows = OPS["unpermute_dgrad"](dy, order, top_k)
@@ -127,8 +127,8 @@ class Wide:
 
     def weights(self, name: str, w: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The operands made from a weight, or from several experts' weights, in blocks of 128 × 128."""
-        each = [self.eight(one, False, 128, 128) for one in (w if w.dim() == 3 else w[None])]
-        data = torch.stack(each) if w.dim() == 3 else each[0]
+        quantised = [self.eight(expert, False, 128, 128) for expert in (w if w.dim() == 3 else w[None])]
+        data = torch.stack(quantised) if w.dim() == 3 else quantised[0]
         yield from ((f"{name}_fp8", data), (f"{name}_scales", torch.ones(1)))
         yield from ((f"{name}_fp8_t", data.transpose(-1, -2).contiguous()), (f"{name}_scales_t", torch.ones(1)))
 
@@ -152,11 +152,11 @@ class Wide:
 
         def rounded(*args: Any) -> Any:
             flags = rounded_results(op)
-            made = tuple(
-                self.sixteen(each) if flag else each
-                for each, flag in zip(as_tuple(function(*args)), flags, strict=True)
+            results = tuple(
+                self.sixteen(result) if flag else result
+                for result, flag in zip(as_tuple(function(*args)), flags, strict=True)
             )
-            return made if len(made) > 1 else made[0]
+            return results if len(results) > 1 else results[0]
 
         return rounded
 

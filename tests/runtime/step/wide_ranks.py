@@ -25,9 +25,9 @@ def main(folder: Path, world: int, ways: list[str]) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for way in ways:
             rounding = WAYS[way] if way in WAYS else torch.Generator().manual_seed(world * int(way) + rank)
-            found = step(folder / "build", rounding, rank, board, Endpoint(checked=True))
+            results = step(folder / "build", rounding, rank, board, Endpoint(checked=True))
             (folder / way).mkdir(exist_ok=True)
-            save_file(found, folder / way / f"rank_{rank}.safetensors")
+            save_file(results, folder / way / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder)
     print(outcome)

@@ -75,10 +75,12 @@ class Accesses:
     def check(self) -> None:
         assert self.programs <= MAX_PROGRAMS, f"{self.programs} programs"
         assert self.queue is None or not self.queue.any(), "the queue is not left as it was"
-        every = (*self.read, *self.written, *self.added)
-        unit = min((size for program in every for _, size in program), default=1)
+        all_accesses = (*self.read, *self.written, *self.added)
+        unit = min((size for program in all_accesses for _, size in program), default=1)
         written, added = ([_union(program, unit) for program in kind] for kind in (self.written, self.added))
-        touched = [np.union1d(_union(program, unit), own) for program, own in zip(self.read, written, strict=True)]
+        touched = [
+            np.union1d(_union(program, unit), writes) for program, writes in zip(self.read, written, strict=True)
+        ]
         writers, by_writer = _labelled(written)
         # Of the programs that touch a written address, all must be its only writer.
         assert all(first != second for first, second in pairwise(writers)), "two programs write one address"
@@ -86,8 +88,8 @@ class Accesses:
         adders, by_adder = _labelled(added)
         first = np.concatenate([np.ones(min(1, len(adders)), bool), adders[1:] != adders[:-1]])
         shared = np.unique(adders[~first])
-        others = _labelled(touched)
-        ordered = _alone(adders[first], by_adder[first], *others) and not np.isin(shared, others[0]).any()
+        touches = _labelled(touched)
+        ordered = _alone(adders[first], by_adder[first], *touches) and not np.isin(shared, touches[0]).any()
         assert ordered, "a program reads or writes what another adds to"
 
 
@@ -100,7 +102,7 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
 
 def _union(parts: list[tuple[np.ndarray, int]], unit: int) -> np.ndarray:
     """All addresses of accesses, each access cut into pieces of `unit` bytes; ascending."""
-    pieces = [(at[:, None] + np.arange(0, size, unit, dtype=np.uint64)).ravel() for at, size in parts]
+    pieces = [(addresses[:, None] + np.arange(0, size, unit, dtype=np.uint64)).ravel() for addresses, size in parts]
     return np.unique(np.concatenate([np.empty(0, np.uint64), *pieces]))
 
 
@@ -114,10 +116,10 @@ def _labelled(programs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 def _alone(owned: np.ndarray, owner: np.ndarray, others: np.ndarray, by_other: np.ndarray) -> bool:
     """Whether every access to an address that has an owner is its owner's. `owned`: ascending, without repetition."""
-    where = np.searchsorted(owned, others)
-    found = where < len(owned)
-    found[found] = owned[where[found]] == others[found]
-    return bool((owner[where[found]] == by_other[found]).all())
+    positions = np.searchsorted(owned, others)
+    has_owner = positions < len(owned)
+    has_owner[has_owner] = owned[positions[has_owner]] == others[has_owner]
+    return bool((owner[positions[has_owner]] == by_other[has_owner]).all())
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -126,8 +128,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, TensorDescriptor):
         yield value.base
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _tensors(each)
+        for part in value:
+            yield from _tensors(part)
 
 
 def launch(self: Any, *args: Any, **options: Any) -> Any:

@@ -45,10 +45,10 @@ def terms(op: str, x: Tensor) -> tuple[Tensor, Tensor]:
     argument = math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)
     growth = math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x.square())
     share, off = torch.sigmoid(argument), 1 + argument.abs()
-    rest = (1 - share) * off + (argument.abs() < 40)  # 1 − share: beyond 40, exactly 0
+    tail = (1 - share) * off + (argument.abs() < 40)  # 1 − share: beyond 40, exactly 0
     # The reference computes 1 + tanh in FP64, with an error of 2⁻⁵³ where it cancels: 2⁻²⁹ of FP32's unit.
     cancelled = 2.0**-29
-    return x.abs() * (share * off + cancelled), share * off + x.abs() * growth * (share * rest + cancelled) + cancelled
+    return x.abs() * (share * off + cancelled), share * off + x.abs() * growth * (share * tail + cancelled) + cancelled
 
 
 def activation(op: str, dtype: torch.dtype, rows: int, inner: int) -> None:

@@ -23,7 +23,7 @@ def adamw(moments: torch.dtype, elements: int, rounded: bool, factor: float, dec
 
     exact, g, m1, m2 = (x.double() for x in before)
     terms1 = (BETA1 * m1).abs() + ((1 - BETA1) * factor * g).abs()
-    kept = (1 - RATE * decay) * exact.abs()
+    decayed = (1 - RATE * decay) * exact.abs()
     reference("adamw")(exact, g, m1, m2, None, *numbers)
     scale = RATE / (1 - BETA1**step) / ((m2 / (1 - BETA2**step)).sqrt() + EPS)
     assert torch.equal(gradients, before[1])
@@ -31,7 +31,7 @@ def adamw(moments: torch.dtype, elements: int, rounded: bool, factor: float, dec
     within(moment1, m1, terms1, 6)
     within(moment2, m2, m2, 10)
     # The root halves the 10; root, factor and eps add 4, quotient and numerator 3, the difference 2.
-    within(master, exact, 3 * kept + scale * (6 * terms1 + 16 * m1.abs()), 1)
+    within(master, exact, 3 * decayed + scale * (6 * terms1 + 16 * m1.abs()), 1)
     if copy is not None:
         assert torch.equal(copy, master.bfloat16())
 
@@ -46,7 +46,7 @@ def gradients_that_are_no_numbers() -> None:
         gradients[[5, 2099]] = bad
         run("adamw", master, gradients, moment1, moment2, None, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 2)
         results.append((master, moment1, moment2))
-    usual = torch.ones(2100, dtype=torch.bool)
-    usual[[5, 2099]] = False
-    for found, expected in zip(results[1], results[0], strict=True):
-        assert torch.equal(found[usual], expected[usual]) and found[~usual].isnan().all()
+    is_good = torch.ones(2100, dtype=torch.bool)
+    is_good[[5, 2099]] = False
+    for output, expected in zip(results[1], results[0], strict=True):
+        assert torch.equal(output[is_good], expected[is_good]) and output[~is_good].isnan().all()

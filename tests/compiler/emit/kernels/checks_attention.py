@@ -46,11 +46,11 @@ def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
     sequence has them in reverse order."""
     if not lengths:
         return ()
-    found = torch.empty(B, S, dtype=torch.int32)
+    starts = torch.empty(B, S, dtype=torch.int32)
     for b in range(B):
         begins = torch.tensor([0, *lengths[:: -1 if b % 2 else 1]]).cumsum(0)
-        found[b] = begins[torch.searchsorted(begins, torch.arange(S), right=True) - 1]
-    return (found.flatten(),)
+        starts[b] = begins[torch.searchsorted(begins, torch.arange(S), right=True) - 1]
+    return (starts.flatten(),)
 
 
 def angles_of(B: int, S: int, width: int, theta: float, starts: tuple[Tensor | None, ...]) -> Tensor:
@@ -61,7 +61,7 @@ def angles_of(B: int, S: int, width: int, theta: float, starts: tuple[Tensor | N
 
 def heads_of(places: tuple[Tensor | None, ...], queries: int, heads: int) -> tuple[Tensor | None, ...]:
     """Where documents begin, and positions, for the heads of all sequences, PQ."""
-    return tuple(of_heads(each, queries, heads) for each in places)
+    return tuple(of_heads(place, queries, heads) for place in places)
 
 
 def some_rows(x: Tensor, B: int, S: int, some: Some | None) -> Tensor:
@@ -89,13 +89,13 @@ def mla_operands(dtype: torch.dtype, sizes: Sizes) -> tuple[Any, ...]:
 
 def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | None = None) -> None:
     B, S, H, nope, rope, value = sizes
-    q, kv, k_rope, *more, theta = mla_operands(dtype, sizes)
+    q, kv, k_rope, *options, theta = mla_operands(dtype, sizes)
     theta, places = (0.0, some) if some else (theta, starts_of(B, S, lengths))
-    more = [*more, theta, *places]
+    options = [*options, theta, *places]
     q, do = (some_rows(x, B, S, some) for x in (q, random(B * S, H * value, dtype=dtype, seed=4)))
-    o, lse = run("mla_attention", q, kv, k_rope, *more)
+    o, lse = run("mla_attention", q, kv, k_rope, *options)
     q64, kv64, k_rope64, do64, o64, lse64 = double(q, kv, k_rope, do, o, lse)
-    o_exact, lse_exact = ops.mla_attention(q64, kv64, k_rope64, *more)
+    o_exact, lse_exact = ops.mla_attention(q64, kv64, k_rope64, *options)
 
     Q, bounds = len(q) // B, Bounds(0, 0.0, None, *heads_of(places, len(q) // B, H))
     angles_BSr = angles_of(B, S, rope, theta, places)
@@ -109,21 +109,21 @@ def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | No
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse, torch.float32, lse_exact)
-    largest = gives_peaks("mla_attention", (q, kv, k_rope, *more), (o, lse))
-    exact = ops.mla_attention_peaks(q64, kv64, k_rope64, *more)[1]
+    largest = gives_peaks("mla_attention", (q, kv, k_rope, *options), (o, lse))
+    exact = ops.mla_attention_peaks(q64, kv64, k_rope64, *options)[1]
     close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
 
-    found = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
-    expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *more)
+    gradients = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *options)
+    expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *options)
     do_by_head, o_by_head = (split_heads(x, Q, H).flatten(0, 1) for x in (do64, o64))
     lse_by_head = lse64.view(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, bounds=bounds)
     dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_PQr)))
     dkv = cat(dk.map(lambda x: x[..., :nope]), dv)
     dk_rope = dk.map(lambda x: x[..., nope:].unflatten(0, (B, H))).sum(1)
-    close(found[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
-    close(found[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
-    close(found[2], turned(dk_rope, back(angles_BSr)), dtype, expected[2])
+    close(gradients[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
+    close(gradients[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
+    close(gradients[2], turned(dk_rope, back(angles_BSr)), dtype, expected[2])
 
 
 def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
@@ -132,48 +132,48 @@ def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
     `special`: zeros in one head, NaN and an infinity in others.
     """
     B, S, H, nope, _, value = sizes
-    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    q, kv, k_rope, *options = mla_operands(torch.bfloat16, sizes)
     do = random(B * S, H * value, dtype=torch.bfloat16, seed=4)
     if special:
         kv[:, nope : nope + value] = 0
         kv[S // 2, -1], kv[S // 2 + 1, -2] = torch.nan, torch.inf
         do[: S // 2] *= 1e-30
-    o, lse = run("mla_attention", q, kv, k_rope, *more)
+    o, lse = run("mla_attention", q, kv, k_rope, *options)
     wide = ops.OPS["quantise_kept_e5m6"](o, pow2)
-    *data, high, low, s, lse_beside = run("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *more, pow2)
+    *data, high, low, s, lse_beside = run("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *options, pow2)
     same((*data, lse_beside), (*wide[:2], lse))
     same(unsigned((high, low, s)), unsigned(wide[2:]))
 
     planes = wide[2:]
     narrow = ops.OPS["dequantise_e5m6"](*planes)
     assert special or not torch.equal(narrow, o)
-    dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, narrow, lse, *more)
-    same(run("dequantise_mla_attention_dgrad_e5m6", do, q, kv, k_rope, *planes, lse, *more), (dq, dkv, dk_rope))
+    dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, narrow, lse, *options)
+    same(run("dequantise_mla_attention_dgrad_e5m6", do, q, kv, k_rope, *planes, lse, *options), (dq, dkv, dk_rope))
     if nope == value and not S % 128:
-        both = dq, *ops.quantise_both(dkv, pow2), dk_rope
-        same(run("mla_attention_dgrad_quantise_both", do, q, kv, k_rope, narrow, lse, *more, pow2), both)
+        expected = dq, *ops.quantise_both(dkv, pow2), dk_rope
+        same(run("mla_attention_dgrad_quantise_both", do, q, kv, k_rope, narrow, lse, *options, pow2), expected)
         op = "dequantise_mla_attention_dgrad_quantise_both_e5m6"
-        same(run(op, do, q, kv, k_rope, *planes, lse, *more, pow2), both)
+        same(run(op, do, q, kv, k_rope, *planes, lse, *options, pow2), expected)
 
 
 def moves_tiles_once() -> None:
     """Quantised output is written once, and kept values are read once, instead of the wide numbers."""
     sizes = 1, 256, 1, 128, 16, 128
-    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    q, kv, k_rope, *options = mla_operands(torch.bfloat16, sizes)
     do = random(256, 128, dtype=torch.bfloat16, seed=4)
 
     def bytes_moved(op: str, *arguments: Any) -> tuple[int, tuple[Tensor, ...]]:
         with moved() as count:
-            found = run(op, *arguments)
-        return count[0], found
+            outputs = run(op, *arguments)
+        return count[0], outputs
 
-    plain, (o, lse) = bytes_moved("mla_attention", q, kv, k_rope, *more)
-    fused, (*kept, _) = bytes_moved("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *more)
-    assert fused == plain - bytes_of(o) + bytes_of(*kept)
-    plain, (_, dkv, _) = bytes_moved("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
+    plain, (o, lse) = bytes_moved("mla_attention", q, kv, k_rope, *options)
+    fused, (*o_tiles, _) = bytes_moved("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *options)
+    assert fused == plain - bytes_of(o) + bytes_of(*o_tiles)
+    plain, (_, dkv, _) = bytes_moved("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *options)
     op = "dequantise_mla_attention_dgrad_quantise_both_e5m6"
-    fused, (_, *both, _) = bytes_moved(op, do, q, kv, k_rope, *kept[2:], lse, *more)
-    assert fused == plain - bytes_of(o, dkv) + bytes_of(*kept[2:], *both)
+    fused, (_, *dkv_tiles, _) = bytes_moved(op, do, q, kv, k_rope, *o_tiles[2:], lse, *options)
+    assert fused == plain - bytes_of(o, dkv) + bytes_of(*o_tiles[2:], *dkv_tiles)
 
 
 # ---------------------------------------------------------------- grouped
@@ -210,14 +210,14 @@ def bounded(
 
 def sinks_of_nothing(sizes: Grouped, window: int) -> None:
     """A sink of −∞ gives the same bits as no sink, and a sink of NaN makes only its head's results NaN."""
-    q, k, v, *more = gqa_operands(torch.bfloat16, sizes)
+    q, k, v, *options = gqa_operands(torch.bfloat16, sizes)
     H, constants = sizes[2] * sizes[3], (window, 0.0)
-    without = run("bounded_attention", q, k, v, None, *more, *constants)
+    without = run("bounded_attention", q, k, v, None, *options, *constants)
     sinks = torch.full((H,), -torch.inf)
-    for found, expected in zip(run("bounded_attention", q, k, v, sinks, *more, *constants), without, strict=True):
-        assert torch.equal(found, expected)
+    for output, expected in zip(run("bounded_attention", q, k, v, sinks, *options, *constants), without, strict=True):
+        assert torch.equal(output, expected)
     sinks[0] = torch.nan
-    o, lse = run("bounded_attention", q, k, v, sinks, *more, *constants)
+    o, lse = run("bounded_attention", q, k, v, sinks, *options, *constants)
     by_head = o.view(len(o), H, -1)
     assert by_head[:, 0].isnan().all() and torch.equal(by_head[:, 1:], without[0].view(by_head.shape)[:, 1:])
     assert lse[:, 0, :, 0].isnan().all()
@@ -245,9 +245,9 @@ def moves_what_windows_need() -> None:
         return count[0] - turn - queue - bytes_of(args[0], o, lse), S // M
 
     for S in (256, 512):
-        found, blocks = forward(S)
+        bytes_moved, blocks = forward(S)
         reached = 4 * blocks - 2  # blocks of keys: two of its own and two before it, except for the first
-        assert found == 2 * C * N * (reached + reached + blocks), S  # keys, values, the last keys again
+        assert bytes_moved == 2 * C * N * (reached + reached + blocks), S  # keys, values, the last keys again
 
 
 def grouped(
@@ -262,16 +262,16 @@ def grouped(
 ) -> None:
     """The op with more arguments: sinks after the values, constants at the end, and the places of rows."""
     B, S, G, group, C = sizes
-    q, k, v, *rest, theta = gqa_operands(dtype, sizes)
+    q, k, v, *shape, theta = gqa_operands(dtype, sizes)
     H = G * group
     theta, places = (0.0, some) if some else (theta, starts_of(B, S, lengths))
-    more = (*rest, theta, *constants, *places)
+    options = (*shape, theta, *constants, *places)
     q, do = (some_rows(x, B, S, some) for x in (q, random(B * S, H * C, dtype=dtype, seed=4)))
     Q = len(q) // B
-    o, lse = run(op, q, k, v, *sinks, *more)
+    o, lse = run(op, q, k, v, *sinks, *options)
     q64, k64, v64, do64, o64, lse64 = double(q, k, v, do, o, lse)
-    wide_sinks = tuple(each if each is None else each.double() for each in sinks)
-    o_exact, lse_exact = ops.OPS[op](q64, k64, v64, *wide_sinks, *more)
+    wide_sinks = tuple(sink if sink is None else sink.double() for sink in sinks)
+    o_exact, lse_exact = ops.OPS[op](q64, k64, v64, *wide_sinks, *options)
 
     def shared(x: Tensor) -> Tensor:
         return x.unflatten(0, (B, G)).repeat_interleave(group, dim=1).flatten(0, 1)
@@ -288,19 +288,19 @@ def grouped(
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, Q).mT), torch.float32, lse_exact)
     if not bounds.softcap and bounds.sinks_P is None:  # with a softcap or sinks, torch computes the largest logits
-        largest = gives_peaks(op, (q, k, v, *sinks, *more), (o, lse))
-        exact = ops.OPS[f"{op}_peaks"](q64, k64, v64, *wide_sinks, *more)[1]
+        largest = gives_peaks(op, (q, k, v, *sinks, *options), (o, lse))
+        exact = ops.OPS[f"{op}_peaks"](q64, k64, v64, *wide_sinks, *options)[1]
         close(largest, peaks(queries, keys, bounds, H), torch.float32, exact)
 
-    found = run(f"{op}_dgrad", do, q, k, v, o, lse, *more)
-    expected = ops.OPS[f"{op}_dgrad"](do64, q64, k64, v64, o64, lse64, *more)
+    gradients = run(f"{op}_dgrad", do, q, k, v, o, lse, *options)
+    expected = ops.OPS[f"{op}_dgrad"](do64, q64, k64, v64, o64, lse64, *options)
     do_by_head, o_by_head = (split_heads(x, Q, H).flatten(0, 1) for x in (do64, o64))
     lse_by_head = lse64.mT.reshape(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group, bounds)
     dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
-    close(found[0], turned(dq, back(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
-    close(found[1], turned(dk, back(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
-    close(found[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
+    close(gradients[0], turned(dq, back(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
+    close(gradients[1], turned(dk, back(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
+    close(gradients[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
 
 
 # ---------------------------------------------------------------- all
@@ -343,8 +343,8 @@ def random_documents(seed: int) -> None:
 
 def one_document_is_none(op: str, dtype: torch.dtype, sizes: Any) -> None:
     """With one document per sequence, kernels give the same bits as without document starts."""
-    for found, expected in zip(results(op, dtype, sizes, (sizes[1],)), results(op, dtype, sizes), strict=True):
-        assert torch.equal(found, expected)
+    for output, expected in zip(results(op, dtype, sizes, (sizes[1],)), results(op, dtype, sizes), strict=True):
+        assert torch.equal(output, expected)
 
 
 def nothing(op: str, sizes: Any, lengths: Lengths) -> None:
@@ -368,12 +368,12 @@ def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
     B, S = sizes[:2]
 
     def found(value: float) -> list[Tensor]:
-        q, k, v, *more = OPERANDS[op](dtype, sizes)
+        q, k, v, *options = OPERANDS[op](dtype, sizes)
         for x in (q, k, v):
             x[S : 2 * S] = value
-        o, lse = run(f"{op}_attention", q, k, v, *more)
+        o, lse = run(f"{op}_attention", q, k, v, *options)
         do = random(*o.shape, dtype=dtype, seed=4)
-        return [o, lse, *run(f"{op}_attention_dgrad", do, q, k, v, o, lse, *more)]
+        return [o, lse, *run(f"{op}_attention_dgrad", do, q, k, v, o, lse, *options)]
 
     for with_nan, without in zip(found(torch.nan), found(1.0), strict=True):
         with_nan, without = (x.reshape(B, -1) for x in (with_nan, without))
@@ -386,13 +386,13 @@ def moves_what_tiles_need() -> None:
     """
     B, S, H, nope, rope, value = sizes = 2, 256, 2, 32, 16, 32
     T, blocks = B * S, B * H * (S // 128)
-    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    q, kv, k_rope, *options = mla_operands(torch.bfloat16, sizes)
     turn = 2 * 2 * T * (H + 1) * rope + 2 * 4 * T * rope  # what turns, read and written; angles of q, of k_rope
     queues = 4 * (
         2 * LEGS * NUM_SMS + blocks + 1
     )  # offsets of the tiles of each ticket, the tiles, and the 0 at the end
     with moved() as count:
-        o, lse = run("mla_attention", q, kv, k_rope, *more)
+        o, lse = run("mla_attention", q, kv, k_rope, *options)
     earlier = B * H * sum(range(128, S + 1, 128))  # keys up to the last query of each block
     keys, values = earlier + 64 * blocks, earlier  # 64 of the last keys again
     once = bytes_of(q, o, lse)
@@ -400,7 +400,7 @@ def moves_what_tiles_need() -> None:
 
     do = random(*o.shape, dtype=torch.bfloat16, seed=4)
     with moved() as count:
-        dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
+        dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *options)
     rows = bytes_of(do, o) + 3 * bytes_of(lse)  # delta and lse in base 2
     angles_read = 4 * T * (H + 1) * rope
     by_queries = bytes_of(q, do, dq) + 2 * bytes_of(lse) + 2 * earlier * (nope + rope + value)

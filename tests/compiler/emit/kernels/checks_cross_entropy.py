@@ -98,21 +98,21 @@ def linear_cross_entropy(dtype: torch.dtype, rows: int, vocab: int, hidden: int,
         h[:, 0], w[:, 0] = below**0.5, -(below**0.5)
     targets, dloss = targets_of(rows, vocab), torch.tensor(-0.37)
     h64, w64 = double(h, w)
-    logits, other = stored(h64 @ w64.T, hidden * U * (h64.abs() @ w64.T.abs()), dtype)
+    logits, distance = stored(h64 @ w64.T, hidden * U * (h64.abs() @ w64.T.abs()), dtype)
 
     loss, lse = run("linear_cross_entropy", h, w, targets)
     loss_exact, lse_exact = ops.cross_entropy(logits, targets)
     weights = (logits - lse_exact[:, None]).exp()
-    moved = (weights * other.expm1()).sum(1).log1p() / U  # of the logarithm of a sum, if all its logits are another
+    moved = (weights * distance.expm1()).sum(1).log1p() / U  # of the logarithm of a sum, if all its logits are another
     size = magnitude_of_lse(logits, lse_exact) + moved
     within(lse, lse_exact, size, 1)
-    at = targets.clamp(min=0)[:, None]
-    losses = (lse_exact - logits.gather(1, at)[:, 0]).abs() + other.gather(1, at)[:, 0] / U
+    column = targets.clamp(min=0)[:, None]
+    losses = (lse_exact - logits.gather(1, column)[:, 0]).abs() + distance.gather(1, column)[:, 0] / U
     within(loss, loss_exact, ((size + losses) * (targets >= 0)).sum() + loss_exact.abs(), 1)
 
     part_lse, picked = run("linear_cross_entropy_part", h, w, targets)
     assert torch.equal(part_lse, lse)
-    within(picked, logits.gather(1, at)[:, 0] * (targets >= 0), other.gather(1, at)[:, 0] / U, 1)
+    within(picked, logits.gather(1, column)[:, 0] * (targets >= 0), distance.gather(1, column)[:, 0] / U, 1)
 
     dloss_T, dlse, dpicked = dloss * (targets >= 0), *tangents_of(rows)
     for op, tangents, by_row in (
@@ -122,7 +122,7 @@ def linear_cross_entropy(dtype: torch.dtype, rows: int, vocab: int, hidden: int,
         dlse64, dpicked64 = double(*by_row)
         exact, size = part_gradients_of(dlse64, dpicked64, logits, targets, lse.double())
         weights = (logits - lse.double()[:, None]).exp() * dlse64.abs()[:, None]
-        dlogits, off = stored(exact, U * size + weights * other.expm1(), dtype)
+        dlogits, off = stored(exact, U * size + weights * distance.expm1(), dtype)
         product, sizes = dlogits @ w64, dlogits.abs() @ w64.abs() * (vocab + 2)
         args = (*tangents, h, w, targets, lse)
         within(run(f"{op}_dgrad", *args), product, sizes + off @ w64.abs() / U, 1)
@@ -138,14 +138,14 @@ def what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
     """A row of NaN and an invalid target affect the loss, and otherwise only their own rows."""
     rows, vocab, hidden, bad = 70, 300, 24, [3, 66]
     h, w = random(rows, hidden, dtype=dtype, seed=1), random(vocab, hidden, dtype=dtype, seed=2)
-    good, dloss, usual = targets_of(rows, vocab), torch.tensor(0.5), [t for t in range(rows) if t not in bad]
+    good, dloss, good_rows = targets_of(rows, vocab), torch.tensor(0.5), [t for t in range(rows) if t not in bad]
     h_bad, bad_targets = h.clone(), good.clone()
     h_bad[3], bad_targets[66] = torch.nan, vocab
 
     def results(h: Tensor, targets: Tensor) -> list[Tensor]:
         loss, lse = run("linear_cross_entropy", h, w, targets)
         acc = torch.zeros(vocab, hidden)
-        run("linear_cross_entropy_wgrad_", acc, dloss, h[usual], w, targets[usual], lse[usual])
+        run("linear_cross_entropy_wgrad_", acc, dloss, h[good_rows], w, targets[good_rows], lse[good_rows])
         logits = ops.linear(h, w)
         plain, plain_lse = run("cross_entropy", logits, targets)
         dlogits = run("cross_entropy_dgrad", dloss, logits, targets, plain_lse)
@@ -155,8 +155,8 @@ def what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
 
     (loss, acc, *by_row), (_, acc_good, *good_by_row) = results(h_bad, bad_targets), results(h, good)
     assert loss.isnan() and torch.equal(acc, acc_good)
-    for found, expected in zip(by_row, good_by_row, strict=True):
-        assert torch.equal(found[usual], expected[usual]) and found[3].isnan().all()
+    for output, expected in zip(by_row, good_by_row, strict=True):
+        assert torch.equal(output[good_rows], expected[good_rows]) and output[3].isnan().all()
     for gradient in by_row[2:]:
         assert gradient[66].isnan().all()
 
@@ -170,5 +170,5 @@ def weights_at_any_address(dtype: torch.dtype) -> None:
     """Parameters are parts of one flat tensor; block copies need addresses that are multiples of 16 bytes."""
     flat, h, targets = random(1 + 60 * 16, dtype=dtype, seed=1), random(9, 16, dtype=dtype, seed=2), targets_of(9, 60)
     w = flat[1:].view(60, 16)
-    found, expected = (run("linear_cross_entropy", h, weight, targets) for weight in (w, w.clone()))
-    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    outputs, expected = (run("linear_cross_entropy", h, weight, targets) for weight in (w, w.clone()))
+    assert all(torch.equal(output, wanted) for output, wanted in zip(outputs, expected, strict=True))

@@ -35,8 +35,8 @@ def grouped_linear_of_random_sizes(seed: int) -> None:
     experts = int(torch.randint(1, 7, (), generator=generator))
     sizes = torch.randint(0, 250, (experts,), generator=generator)
     sizes[torch.rand(sizes.shape, generator=generator) < 0.3] = 0
-    out, inner = (int(torch.randint(1, 100, (), generator=generator)) for _ in range(2))
-    grouped_linear(torch.bfloat16 if seed % 2 else torch.float32, out, inner, experts, tuple(sizes.tolist()))
+    out_features, inner = (int(torch.randint(1, 100, (), generator=generator)) for _ in range(2))
+    grouped_linear(torch.bfloat16 if seed % 2 else torch.float32, out_features, inner, experts, tuple(sizes.tolist()))
 
 
 def grouped_linear_with_nan(dtype: torch.dtype, out: int, inner: int) -> None:
@@ -51,9 +51,9 @@ def grouped_linear_with_nan(dtype: torch.dtype, out: int, inner: int) -> None:
         run("grouped_linear_wgrad_", acc, dy, x, offsets)
         return [run("grouped_linear", x, w, offsets), run("grouped_linear_dgrad", dy, w, offsets), acc]
 
-    usual = results(1.0, 1.0)
-    for with_nan, without in zip(results(torch.nan, 1.0), usual, strict=True):
+    without_nan = results(1.0, 1.0)
+    for with_nan, without in zip(results(torch.nan, 1.0), without_nan, strict=True):
         assert with_nan[0].isnan().all() and torch.equal(with_nan[1:], without[1:])
-    for with_nan, without in zip(results(1.0, torch.nan)[:2], usual, strict=False):
+    for with_nan, without in zip(results(1.0, torch.nan)[:2], without_nan, strict=False):
         second = torch.tensor([row >= 35 for row in range(57)])
         assert with_nan[second].isnan().all() and torch.equal(with_nan[~second], without[~second])

@@ -41,20 +41,20 @@ def grouped_linear_fp8_of_random_sizes(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     experts = int(torch.randint(1, 4, (), generator=generator))
     sizes = 128 * torch.randint(0, 3, (experts,), generator=generator)
-    out, inner = (16 * int(torch.randint(1, 11, (), generator=generator)) for _ in range(2))
-    grouped_linear_fp8(out, inner, experts, tuple(sizes.tolist()))
+    out_features, inner = (16 * int(torch.randint(1, 11, (), generator=generator)) for _ in range(2))
+    grouped_linear_fp8(out_features, inner, experts, tuple(sizes.tolist()))
 
 
 def nan_stays_where_it_is() -> None:
     """What one row holds must not reach other rows or other experts."""
-    out, inner, experts, offsets = 48, 32, 2, torch.tensor([128, 256], dtype=torch.int32)
+    out_features, inner, experts, offsets = 48, 32, 2, torch.tensor([128, 256], dtype=torch.int32)
 
     def results(first: float) -> list[Tensor]:
-        (x, xs), (dy, dys) = operand(256, inner, seed=1), operand(256, out, seed=2)
-        w, ws, w_turned = weight(experts, out, inner, seed=3)
+        (x, xs), (dy, dys) = operand(256, inner, seed=1), operand(256, out_features, seed=2)
+        w, ws, w_turned = weight(experts, out_features, inner, seed=3)
         x[0], dy[0] = first, first
-        acc = random(experts, out, inner, seed=4)
-        (x_turned, xs_turned), (dy_turned, dys_turned) = operand(inner, 256, seed=5), operand(out, 256, seed=6)
+        acc = random(experts, out_features, inner, seed=4)
+        (x_turned, xs_turned), (dy_turned, dys_turned) = operand(inner, 256, seed=5), operand(out_features, 256, seed=6)
         x_turned[:, 0], dy_turned[:, 0] = first, first
         run("grouped_linear_fp8_wgrad_", acc, dy_turned, dys_turned, x_turned, xs_turned, offsets)
         dx = run("grouped_linear_fp8_dgrad", dy, dys, w_turned, ws.transpose(1, 2), offsets)

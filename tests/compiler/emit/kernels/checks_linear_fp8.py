@@ -69,11 +69,11 @@ def linear_fp8(rows: int, out: int, inner: int) -> None:
 def nan_stays_where_it_is() -> None:
     """A NaN stays in its row of y and of a weight's gradient; so does a NaN of a scale."""
     (x, xs), (w, ws, _) = operand(40, 144, seed=1), weight(48, 144, seed=3)
-    usual = run("linear_fp8", x, xs, w, ws)
+    without_nan = run("linear_fp8", x, xs, w, ws)
     for bad in (x, xs):
         bad[39, -1], before = torch.nan, bad[39, -1].clone()
-        found = run("linear_fp8", x, xs, w, ws)
-        assert found[39].isnan().all() and torch.equal(found[:39], usual[:39])
+        output = run("linear_fp8", x, xs, w, ws)
+        assert output[39].isnan().all() and torch.equal(output[:39], without_nan[:39])
         bad[39, -1] = before
 
     (dy, dys), (x, xs) = operand(48, 40, seed=5), operand(144, 40, seed=6)
@@ -114,8 +114,8 @@ def e4m3_casts() -> None:
 
 @triton.jit
 def _multiply(a: Any, b: Any, c: Any, BLOCK: tl.constexpr) -> None:
-    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+    offsets = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(c + offsets, tl.dot(tl.load(a + offsets), tl.load(b + offsets)))
 
 
 def e4m3_products() -> None:

@@ -66,38 +66,38 @@ def gradient(dtype: torch.dtype, rows: int, columns: int, k: int) -> None:
     w = random(columns, dtype=dtype, seed=2)
     norm = x, w, run("rmsnorm", x, w, EPS)[1], add
     order = ops.permute(x, *chosen(rows, k + 3, k), k + 3)[2]
-    more = random(rows, columns, dtype=dtype, seed=8)
+    addend = random(rows, columns, dtype=dtype, seed=8)
     permuted = random(rows * k, columns, dtype=dtype, seed=6), order, k, random(rows, columns, dtype=dtype, seed=7)
     summed = tuple(view(dtype, rows, columns, seed=seed) for seed in (9, 10))
     for sums, parts in (
         ("", summed[:1]),
         ("sum_", summed),
         ("permuted_", (*permuted, None)),
-        ("permuted_", (*permuted, more)),
+        ("permuted_", (*permuted, addend)),
     ):
         for remade in ("", "_again", "_again_quantise"):
             op = f"{sums}rmsnorm{remade}_dgrad_add"
             if op in CHECKED:
                 pow2 = (columns % 2 > 0,) if "quantise" in remade else ()
-                found = run(op, *parts, x, w, EPS if remade else norm[2], add, *pow2)
-                same(found, apart(sums, remade, parts, norm, *pow2 or (False,)))
-                of_dy = (found[0], found[1:]) if sums else (parts[0], found)
+                outputs = run(op, *parts, x, w, EPS if remade else norm[2], add, *pow2)
+                same(outputs, apart(sums, remade, parts, norm, *pow2 or (False,)))
+                of_dy = (outputs[0], outputs[1:]) if sums else (parts[0], outputs)
                 against_fp64(of_dy[1], of_dy[0], norm, remade)
-                assert all(each.is_contiguous() or each.t().is_contiguous() for each in found)
+                assert all(output.is_contiguous() or output.t().is_contiguous() for output in outputs)
 
 
 def moves_each_byte_once() -> None:
     """Each byte moves once, except the weight, which each program reads, mostly from L1; and the order, inverted."""
     rows, columns, k = 4, 1100, 3
-    a, b, x, add, other, more = (random(rows, columns, dtype=torch.bfloat16, seed=seed) for seed in range(6))
+    a, b, x, add, shared, addend = (random(rows, columns, dtype=torch.bfloat16, seed=seed) for seed in range(6))
     w, rstd = random(columns, dtype=torch.bfloat16), random(rows)
     drows, order = random(rows * k, columns, dtype=torch.bfloat16), ops.permute(x, *chosen(rows, 5, k), 5)[2]
     for op in CHECKED:
         sums = op.split("rmsnorm")[0]
-        parts = {"": (a,), "sum_": (a, b), "permuted_": (drows, order, k, other, more)}[sums]
+        parts = {"": (a,), "sum_": (a, b), "permuted_": (drows, order, k, shared, addend)}[sums]
         arguments = *parts, x, w, EPS if "again" in op else rstd, add
         with moved() as count:
             results = run(op, *arguments)
-        read = [each for each in arguments if isinstance(each, Tensor) and each is not w]
+        read = [tensor for tensor in arguments if isinstance(tensor, Tensor) and tensor is not w]
         places = 2 * 4 * rows * k if sums == "permuted_" else 0
         assert count[0] == bytes_of(*read, *results) + rows * bytes_of(w) + places, op

@@ -33,10 +33,10 @@ def chosen(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
 
 
 def equal(found: Any, wanted: Any) -> None:
-    found, wanted = (each if isinstance(each, tuple) else (each,) for each in (found, wanted))
+    found, wanted = (value if isinstance(value, tuple) else (value,) for value in (found, wanted))
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype and (a.stride() == b.stride() or not a.numel())
-        assert torch.equal(*(each.view(torch.uint8) if each.element_size() == 1 else each for each in (a, b)))
+        assert torch.equal(*(tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in (a, b)))
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def route_permute(
     x_TD, slots_E = random(tokens, 40, dtype=dtype), torch.randperm(experts, generator=generated(4))
     options = (softmax, groups, top_groups, k, True, 2.5)
     assert_apart(logits_TE, bias_E, *options[:4])
-    found = run("route_permute", logits_TE, bias_E, x_TD, slots_E if by_slots else None, *options)
+    outputs = run("route_permute", logits_TE, bias_E, x_TD, slots_E if by_slots else None, *options)
     gate_TK, expert_TK = run("route", logits_TE, bias_E, *options)
     assert torch.equal(expert_TK, ops.route(logits_TE, bias_E, *options)[1])
     moved = (x_TD, gate_TK, expert_TK)
-    rest = ops.permute_placed(*moved, slots_E) if by_slots else ops.permute(*moved, experts)
-    equal(found, (gate_TK, expert_TK, *rest))
+    permuted = ops.permute_placed(*moved, slots_E) if by_slots else ops.permute(*moved, experts)
+    equal(outputs, (gate_TK, expert_TK, *permuted))
 
 
 def back(dtype: torch.dtype, tokens: int, k: int, columns: int) -> None:
@@ -106,8 +106,8 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
     slots_E = torch.randperm(experts, generator=generated(4))
     for op, last in (("permute_fp8", experts), ("permute_placed_fp8", slots_E)):
         arguments = (x_TD, scales_TB, gate_TK, expert_TK, last)
-        rows_SD, scales_SB, *_ = found = run(op, *arguments)
-        equal(found, ops.OPS[op](*arguments))
+        rows_SD, scales_SB, *_ = outputs = run(op, *arguments)
+        equal(outputs, ops.OPS[op](*arguments))
         equal(run("requantise", rows_SD, scales_SB), ops.requantise(rows_SD, scales_SB))
     order_S = ops.permute(gate_TK, gate_TK, expert_TK, experts)[2]
     equal(
@@ -116,16 +116,16 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
     )
     for dtype, pow2 in ((torch.float32, False), (torch.bfloat16, True)):
         dy_TD = random(tokens, columns, dtype=dtype, seed=5)
-        found = run("unpermute_dgrad_quantise", dy_TD, order_S, k, pow2)
-        equal(found, ops.unpermute_dgrad_quantise(dy_TD, order_S, k, pow2))
+        outputs = run("unpermute_dgrad_quantise", dy_TD, order_S, k, pow2)
+        equal(outputs, ops.unpermute_dgrad_quantise(dy_TD, order_S, k, pow2))
     logits_TE, options = 2 * random(tokens, experts, seed=1), (False, 1, 1, k, True, 2.5)
     assert_apart(logits_TE, None, *options[:4])
     for slots in (None, slots_E):
-        gate_TK, expert_TK, *rest = run("route_permute_fp8", logits_TE, None, x_TD, scales_TB, slots, *options)
+        gate_TK, expert_TK, *permuted = run("route_permute_fp8", logits_TE, None, x_TD, scales_TB, slots, *options)
         equal((gate_TK, expert_TK), run("route", logits_TE, None, *options))
         moved = (x_TD, scales_TB, gate_TK, expert_TK)
         wanted = ops.permute_fp8(*moved, experts) if slots is None else ops.permute_placed_fp8(*moved, slots)
-        equal(tuple(rest), wanted)
+        equal(tuple(permuted), wanted)
 
 
 def embedding(dtype: torch.dtype, tokens: int, vocab: int, columns: int) -> None:

@@ -54,7 +54,7 @@ def bytes_of(*tensors: Tensor) -> int:
 
 def same(found: Any, wanted: Any) -> None:
     """Assert that tensors, or tuples of them, have equal dtypes, shapes, strides and numbers; NaN equals NaN."""
-    found, wanted = (each if isinstance(each, tuple) else (each,) for each in (found, wanted))
+    found, wanted = (value if isinstance(value, tuple) else (value,) for value in (found, wanted))
     for a, b in zip(found, wanted, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert a.numel() == 0 or a.stride() == b.stride() or min(a.shape) == 1
@@ -96,9 +96,9 @@ def casts(dtype: torch.dtype, rows: int, columns: int, pow2: bool) -> None:
 
 def blocks(dtype: torch.dtype, shape: tuple[int, ...], pow2: bool) -> None:
     w = random(*shape, dtype=dtype, seed=2)
-    found = run("quantise_blocks", w, pow2)
-    same(found, ops.quantise_blocks(w, pow2))
-    q, s, turned = found
+    outputs = run("quantise_blocks", w, pow2)
+    same(outputs, ops.quantise_blocks(w, pow2))
+    q, s, turned = outputs
     assert torch.equal(q.transpose(-1, -2).float(), turned.float())
     error = (dequantise(q, s).double() - w.double()).abs()
     scale = s.double().repeat_interleave(128, -1).repeat_interleave(128, -2)[..., : shape[-2], : shape[-1]]
@@ -116,9 +116,9 @@ def special() -> None:
     x[5] *= 5e37
     x[6, :128] = torch.tensor([2.0e38, -1e-30]).repeat(64)
     for pow2 in (False, True):
-        found = run("quantise_both", x, pow2)
-        same(found, ops.quantise_both(x, pow2))
-        q, s = found[:2]
+        outputs = run("quantise_both", x, pow2)
+        same(outputs, ops.quantise_both(x, pow2))
+        q, s = outputs[:2]
         wide = dequantise(q, s)
         assert (s[0] == 1).all() and not wide[0].any()
         assert wide[2].isnan().sum() == 1 and wide[3, 128:].isnan().all() and not wide[3, :128].isnan().any()

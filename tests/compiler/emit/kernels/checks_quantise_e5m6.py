@@ -24,11 +24,11 @@ def unsigned(planes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def all_ops(x: Tensor) -> None:
-    kept = unsigned(KEPT(x))
-    same(unsigned(run("quantise_e5m6", x)), kept)
+    expected_planes = unsigned(KEPT(x))
+    same(unsigned(run("quantise_e5m6", x)), expected_planes)
     for pow2 in (False, True):
         q, s, *planes = run("quantise_kept_e5m6", x, pow2)
-        same(unsigned(tuple(planes)), kept)
+        same(unsigned(tuple(planes)), expected_planes)
         same((q, s), ops.quantise(x, pow2))
         again = run("dequantise_quantise_requantise_e5m6", *KEPT(x), pow2)
         same(again, ops.OPS["dequantise_quantise_requantise_e5m6"](*KEPT(x), pow2))
@@ -48,8 +48,8 @@ def codes() -> None:
     normal = [(1 + f / 64) * 2.0**e for e in range(-14, 17) for f in range(64) if (e, f) != (16, 63)]
     table = torch.cat((table, torch.tensor(normal)))
     assert table[-1] == E5M6.largest
-    at = torch.cat((table, (table[1:] + table[:-1]) / 2))
-    around = torch.cat((at, torch.nextafter(at, at * 2 + 1), torch.nextafter(at, at * 0)))
+    numbers = torch.cat((table, (table[1:] + table[:-1]) / 2))
+    around = torch.cat((numbers, torch.nextafter(numbers, numbers * 2 + 1), torch.nextafter(numbers, numbers * 0)))
     around = torch.cat((around, -around)).clamp(-E5M6.largest, E5M6.largest)
     filled = torch.cat((around, torch.zeros(-len(around) % 127))).view(-1, 127)
     x = torch.cat((filled, torch.full((len(filled), 1), E5M6.largest)), 1)
@@ -83,12 +83,12 @@ def special() -> None:
 
 def moves_each_byte_once() -> None:
     x = random(128, 256, dtype=torch.bfloat16)
-    kept = KEPT(x)
+    planes = KEPT(x)
     for name, arguments in (
         ("quantise_e5m6", (x,)),
         ("quantise_kept_e5m6", (x,)),
-        ("dequantise_e5m6", kept),
-        ("dequantise_quantise_requantise_e5m6", kept),
+        ("dequantise_e5m6", planes),
+        ("dequantise_quantise_requantise_e5m6", planes),
     ):
         with moved() as count:
             results = run(name, *arguments)

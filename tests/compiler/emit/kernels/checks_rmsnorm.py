@@ -57,14 +57,14 @@ def fused(dtype: torch.dtype, rows: int, columns: int) -> None:
     within(rstd, rstd_exact, rstd_exact, columns + 6)
     within(y, y_exact, y_exact.abs(), columns + 8)
 
-    found = run("rmsnorm_dgrad_add", dy, x, w, rstd, h)
-    same(found, run("rmsnorm_dgrad", dy, x, w, rstd) + h)
+    dx = run("rmsnorm_dgrad_add", dy, x, w, rstd, h)
+    same(dx, run("rmsnorm_dgrad", dy, x, w, rstd) + h)
     exact = dy64, x64, w64, rstd64, _ = double(dy, x, w, rstd, h)
     dx_exact = ops.rmsnorm_dgrad(dy64, x64, w64, rstd64)
     before = rounded(dx_exact, dtype, gradient_magnitude(dy64, x64, w64, rstd64), columns + 10)
     sum_exact = ops.rmsnorm_dgrad_add(*exact)
     after = rounded(sum_exact.abs() + before, dtype, sum_exact.abs() + before, 1)
-    assert ((found.double() - sum_exact).abs() <= before + after).all()
+    assert ((dx.double() - sum_exact).abs() <= before + after).all()
 
 
 def heads(dtype: torch.dtype, rows: int, count: int, columns: int) -> None:
@@ -77,7 +77,7 @@ def heads(dtype: torch.dtype, rows: int, count: int, columns: int) -> None:
     within(y, y_exact, y_exact.abs(), columns + 8)
 
     exact = dy64, x64, w64, rstd64 = double(dy, x, w, rstd)
-    by_head = (each.unflatten(1, (count, columns)) for each in (dy64, x64))
+    by_head = (tensor.unflatten(1, (count, columns)) for tensor in (dy64, x64))
     magnitude = gradient_magnitude(*by_head, w64, rstd64).flatten(1)
     within(run("head_rmsnorm_dgrad", dy, x, w, rstd), ops.head_rmsnorm_dgrad(*exact), magnitude, columns + 10)
 
@@ -121,7 +121,7 @@ def moves_each_byte_once() -> None:
     ):
         with moved() as count:
             results = run(name, *tensors, w, *constants)
-        read = (*tensors, *(each for each in constants if isinstance(each, Tensor)))
+        read = (*tensors, *(constant for constant in constants if isinstance(constant, Tensor)))
         written = results if isinstance(results, tuple) else (results,)
         assert count[0] == bytes_of(*read, *written) + rows * bytes_of(w), name
     dy, x, rstd = random(40, columns, dtype=torch.bfloat16), random(40, columns, dtype=torch.bfloat16), random(40)

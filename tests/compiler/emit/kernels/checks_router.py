@@ -67,8 +67,8 @@ def route(
     # A gate is a chosen score over the sum of chosen scores: errors of scores and of the softmax's sum count twice.
     scores_T1 = 2 * score_errors(logits_TE, softmax).gather(1, wanted_TK).sum(1, keepdim=True)
     softmax_sums = 2 * experts if softmax else 0
-    sum_of_chosen, rest = k, 4  # the rest: the division, the scale and a margin
-    within(gate_TK, exact_TK, exact_TK * (scores_T1 + softmax_sums + sum_of_chosen + rest), 1)
+    sum_of_chosen, other_errors = k, 4  # the others: the division, the scale and a margin
+    within(gate_TK, exact_TK, exact_TK * (scores_T1 + softmax_sums + sum_of_chosen + other_errors), 1)
 
 
 def ties(softmax: bool, groups: int, top_groups: int) -> None:
@@ -134,7 +134,7 @@ def balance(sequences: int, sequence: int, experts: int, k: int, softmax: bool) 
     exact_TE = ops.sequence_balance_dgrad(*double(dloss, logits_TE), *options)
     share_TE = scores(logits_TE.double(), softmax)
     share_TE = share_TE / share_TE.sum(1, keepdim=True)
-    counts_BE = torch.stack([each.flatten().bincount(minlength=experts) for each in expert_TK.split(sequence)])
+    counts_BE = torch.stack([choices.flatten().bincount(minlength=experts) for choices in expert_TK.split(sequence)])
     dshare_TE = counts_BE.double().repeat_interleave(sequence, 0) * experts / (k * sequence**2) * float(dloss.abs())
     magnitude_TE = share_TE * (dshare_TE + (share_TE * dshare_TE).sum(1, keepdim=True))
     within(dlogits_TE, exact_TE, magnitude_TE, operations)

@@ -33,11 +33,11 @@ _leg = _emitted()
 @triton.jit
 def _draws(queue: Any, drawn: Any, num_tiles: Any, PROGRAMS: tl.constexpr) -> None:
     """Every program draws once."""
-    low, high, more = _leg(queue, num_tiles, PROGRAMS)
-    at = drawn + tl.program_id(0) * 3
-    tl.store(at, low)
-    tl.store(at + 1, high)
-    tl.store(at + 2, more.to(tl.int32))
+    low, high, has_leg = _leg(queue, num_tiles, PROGRAMS)
+    address = drawn + tl.program_id(0) * 3
+    tl.store(address, low)
+    tl.store(address + 1, high)
+    tl.store(address + 2, has_leg.to(tl.int32))
 
 
 def tickets(tiles: int, programs: int) -> None:
@@ -46,7 +46,7 @@ def tickets(tiles: int, programs: int) -> None:
     queue, drawn = torch.zeros(4, dtype=torch.int32), torch.zeros(len(expected) + programs, 3, dtype=torch.int32)
     for _ in range(2):  # the second launch finds the queue as the first did
         _draws[(len(drawn),)](queue, drawn.zero_(), tiles, programs)
-        found = [range(low, high, programs) for low, high, more in drawn.tolist() if more]
-        assert len(expected) <= LEGS * programs and list(map(list, found)) == list(map(list, expected))
+        drawn_legs = [range(low, high, programs) for low, high, has_leg in drawn.tolist() if has_leg]
+        assert len(expected) <= LEGS * programs and list(map(list, drawn_legs)) == list(map(list, expected))
         assert drawn[len(expected) :, 2].tolist() == [0] * programs
-        assert sorted(tile for leg in found for tile in leg) == list(range(tiles))
+        assert sorted(tile for leg in drawn_legs for tile in leg) == list(range(tiles))

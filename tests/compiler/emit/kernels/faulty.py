@@ -34,9 +34,9 @@ def two_writers() -> None:
 
 
 def writer_and_reader() -> None:
-    same = torch.zeros(128)
+    buffer = torch.zeros(128)
     with pytest.raises(AssertionError, match="a program reads what another writes"):
-        _shift[(4,)](same, same, 2, 16)
+        _shift[(4,)](buffer, buffer, 2, 16)
 
 
 def outside() -> None:
@@ -74,14 +74,14 @@ def _count(total: Any, seen: Any, ADDEND: tl.constexpr) -> None:
 
 
 def atomics() -> None:
-    total, other = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    _count[(4,)](total, other, 3)
+    total, source = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    _count[(4,)](total, source, 3)
     assert total[0] == 12
     with pytest.raises(AssertionError, match="reads or writes what another adds to"):
         _count[(4,)](total, total, 1)
     _count[(1,)](total, total, 1)  # of one program, in its own order
     with pytest.raises(InterpreterError, match="whose order shows"):
-        _count[(4,)](torch.zeros(4), other, 1.0)
+        _count[(4,)](torch.zeros(4), source, 1.0)
 
 
 @triton.jit
@@ -191,8 +191,8 @@ def bf16_arithmetic() -> None:
 
 @triton.jit
 def _multiply(a: Any, b: Any, c: Any, BLOCK: tl.constexpr) -> None:
-    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision="ieee"))
+    offsets = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(c + offsets, tl.dot(tl.load(a + offsets), tl.load(b + offsets), input_precision="ieee"))
 
 
 def bf16_products() -> None:

@@ -133,7 +133,9 @@ class Gate:
         target, streams = self._target, streams_of(op) if streams is None else streams
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             module = load(file, Path(folder))
-            launches = [each for each in record(module, op, arguments) if target.eight_bits or not each.eight_bits]
+            launches = [
+                launch for launch in record(module, op, arguments) if target.eight_bits or not launch.eight_bits
+            ]
             return tuple(self._verdict(launch, streams) for launch in launches)
 
     def _verdict(self, launch: Launch, streams: Streams) -> Verdict:
@@ -216,46 +218,51 @@ def occupancy(target: Target, registers: int, shared_bytes: int, threads: int) -
 
 def _of_products(target: Target, ttir: str, instructions: frozenset[str]) -> list[str]:
     """Faults of matrix products."""
-    meant = products(ttir)
-    assert len(meant) == len(re.findall(r"= tt\.dot ", ttir)), "a product that was not understood"
-    names = "·".join(sorted({product.dtype for product in meant}))
+    dots = products(ttir)
+    assert len(dots) == len(re.findall(r"= tt\.dot ", ttir)), "a product that was not understood"
+    names = "·".join(sorted({product.dtype for product in dots}))
     failures = []
-    if any(product.tf32 for product in meant):
+    if any(product.tf32 for product in dots):
         failures.append("multiplies f32 rounded to TF32")
-    wanted = {dict(target.products)[product.dtype] for product in meant if product.dtype != "f32"}
-    found = {name for name in instructions if PRODUCTS.match(name)}
-    if found != wanted:
-        failures.append(f"multiplies {names or 'nothing'} with {sorted(found)}, not {sorted(wanted)}")
-    if target is SM_90 and any(product.short for product in meant):
+    wanted = {dict(target.products)[product.dtype] for product in dots if product.dtype != "f32"}
+    multiplies = {name for name in instructions if PRODUCTS.match(name)}
+    if multiplies != wanted:
+        failures.append(f"multiplies {names or 'nothing'} with {sorted(multiplies)}, not {sorted(wanted)}")
+    if target is SM_90 and any(product.short for product in dots):
         failures.append("sums products of eight bits over more than 128 in the tensor cores")
     return failures
 
 
 def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[str]:
     """Missing features: copies by descriptor, and specialised warps."""
-    asked = {
+    instruction_of_op = {
         "tt.descriptor_load": "UTMALDG",
         "tt.descriptor_store": "UTMASTG",
         "tt.warp_specialize": "USETMAXREG",
     }
     failures = [
-        f"asks for {op} and has no {name}" for op, name in asked.items() if op in ttir and name not in instructions
+        f"asks for {op} and has no {name}"
+        for op, name in instruction_of_op.items()
+        if op in ttir and name not in instructions
     ]
     used = len(set(re.findall(r"tt\.descriptor_\w+ (%\w+)", ttir)))
-    given = launch.num_descriptors + ttir.count("tt.make_tensor_descriptor")
-    return [*failures, *([f"takes {given} descriptors and copies by {used}"] if used < given else [])]
+    num_descriptors = launch.num_descriptors + ttir.count("tt.make_tensor_descriptor")
+    return [
+        *failures,
+        *([f"takes {num_descriptors} descriptors and copies by {used}"] if used < num_descriptors else []),
+    ]
 
 
 def _of_streams(streams: tuple[str, ...], found: tuple[Move, ...], in_rows: bool) -> list[str]:
     """Faults of loads and stores of data that is touched once."""
     failures = []
     for text in streams:
-        these = [move for move in found if move.text.startswith(text)]
-        narrow = [move for move in these if move.bytes < 16]
-        if not these:
+        streamed = [move for move in found if move.text.startswith(text)]
+        narrow = [move for move in streamed if move.bytes < 16]
+        if not streamed:
             failures.append(f"has no {text}")
         # A few bytes of statistics may be among them.
-        elif in_rows and not text.startswith("st") and 8 * _bytes(narrow) > _bytes(these):
+        elif in_rows and not text.startswith("st") and 8 * _bytes(narrow) > _bytes(streamed):
             failures.append(f"loads {min(move.bytes for move in narrow)} bytes at a time with {text}")
     return failures
 

@@ -40,30 +40,30 @@ class Move:
 def products(ttir: str) -> tuple[Product, ...]:
     """Every product of a kernel, in order."""
     zeros = set(re.findall(r"(%\w+) = arith\.constant dense<0\.0+e\+00>", ttir))
-    found = re.findall(
+    matches = re.findall(
         r"tt\.dot %\S+, %\S+, (%[\w#]+)(.*?) : tensor<\d+x(\d+)x(\w+)> \*", ttir.replace("tensor<1x", "tensor<")
     )
 
     def short(dtype: str, depth: int, total: str, options: str) -> bool:
         promoted = re.search(r"maxNumImpreciseAcc = (\d+)", options)
-        whole = total in zeros and depth <= 128
-        return dtype.startswith("f8") and not whole and not (promoted and int(promoted[1]) <= 128)
+        is_one_sum = total in zeros and depth <= 128
+        return dtype.startswith("f8") and not is_one_sum and not (promoted and int(promoted[1]) <= 128)
 
     return tuple(
         Product(dtype, int(depth), dtype == "f32" and "tf32" in options, short(dtype, int(depth), total, options))
-        for total, options, depth, dtype in found
+        for total, options, depth, dtype in matches
     )
 
 
 def moves(ptx: str) -> tuple[Move, ...]:
     """Every load and store of global memory, in order; of `cp.async` the loads."""
-    found = []
+    accesses = []
     for name in re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:ld|st)\.global\S*)", ptx, re.MULTILINE):
         vector, bits = re.search(r"(?:\.v(\d))?\.[bfsu](\d+)\Z", name).groups()  # type: ignore[union-attr]
-        found.append(Move(name, int(vector or 1) * int(bits) // 8))
+        accesses.append(Move(name, int(vector or 1) * int(bits) // 8))
     for name, size in re.findall(r"(cp\.async\.c[ag]\.shared\S*) \[.*?\], \[.*?\], (\w+)", ptx):
-        found.append(Move(name, int(size, 0)))
-    return tuple(found)
+        accesses.append(Move(name, int(size, 0)))
+    return tuple(accesses)
 
 
 def threads(ptx: str) -> int:
@@ -93,17 +93,17 @@ class Instruction:
 def sass(cubin: bytes) -> tuple[Instruction, ...]:
     """The instructions of a kernel, by address."""
     line = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([\w.]+)(.*?);", re.MULTILINE)
-    found = [
-        Instruction(int(at, 16), bool(guard), name, rest)
-        for at, guard, name, rest in line.findall(_cuobjdump("-sass", cubin))
+    instructions = [
+        Instruction(int(address, 16), bool(guard), name, operands)
+        for address, guard, name, operands in line.findall(_cuobjdump("-sass", cubin))
     ]
-    assert any(each.name == "EXIT" for each in found), "cuobjdump showed no kernel"
-    return tuple(found)
+    assert any(instruction.name == "EXIT" for instruction in instructions), "cuobjdump showed no kernel"
+    return tuple(instructions)
 
 
 def names_of(instructions: Iterable[Instruction]) -> frozenset[str]:
     """Names of instructions, without suffixes."""
-    return frozenset(each.name.partition(".")[0] for each in instructions)
+    return frozenset(instruction.name.partition(".")[0] for instruction in instructions)
 
 
 def idle_of(instructions: Sequence[Instruction]) -> int:
@@ -122,48 +122,50 @@ def _loops(instructions: Sequence[Instruction]) -> list[Sequence[Instruction]]:
 
     An unguarded branch back ends out-of-line code that waits for a copy.
     """
-    at = {each.address: place for place, each in enumerate(instructions)}
+    place_of = {instruction.address: place for place, instruction in enumerate(instructions)}
     spans = []
-    for place, each in enumerate(instructions):
-        start = at.get(_target(each), place)
-        if each.guarded and start < place and any(_multiplies(one) for one in instructions[start:place]):
+    for place, instruction in enumerate(instructions):
+        start = place_of.get(_target(instruction), place)
+        if instruction.guarded and start < place and any(_multiplies(inside) for inside in instructions[start:place]):
             spans.append((start, place + 1))
     inner = [
-        one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in spans)
+        span
+        for span in spans
+        if not any(span != other and span[0] <= other[0] and other[1] <= span[1] for other in spans)
     ]
     return [instructions[start:end] for start, end in inner]
 
 
 def _idle(loop: Sequence[Instruction]) -> int:
     run = _shortest(loop)
-    first = next(place for place, each in enumerate(run) if _multiplies(each))
+    first = next(place for place, instruction in enumerate(run) if _multiplies(instruction))
     idle, waits = 0, False
-    for each in (*run[first:], *run[:first]):
-        if _multiplies(each):
+    for instruction in (*run[first:], *run[:first]):
+        if _multiplies(instruction):
             waits = False
-        elif each.name.startswith("WARPGROUP.DEPBAR") and each.operands.split()[-1] == "0x0":
+        elif instruction.name.startswith("WARPGROUP.DEPBAR") and instruction.operands.split()[-1] == "0x0":
             waits = True
-        elif waits and each.name != "NOP":
+        elif waits and instruction.name != "NOP":
             idle += 1
     return idle
 
 
 def _shortest(loop: Sequence[Instruction]) -> list[Instruction]:
     """The instructions of a round that takes every branch forward over what does not multiply."""
-    at = {each.address: place for place, each in enumerate(loop)}
+    place_of = {instruction.address: place for place, instruction in enumerate(loop)}
     run, place = [], 0
     while place < len(loop):
         run.append(loop[place])
-        target = at.get(_target(loop[place]), 0)
-        over = target > place and not any(_multiplies(each) for each in loop[place:target])
-        place = target if over else place + 1
+        target = place_of.get(_target(loop[place]), 0)
+        skips = target > place and not any(_multiplies(skipped) for skipped in loop[place:target])
+        place = target if skips else place + 1
     return run
 
 
 def _target(instruction: Instruction) -> int:
     """The target address of a branch; -1 if the instruction is not a branch."""
-    found = re.search(r"\b0x([0-9a-f]+)\s*$", instruction.operands) if instruction.name == "BRA" else None
-    return int(found[1], 16) if found else -1
+    match = re.search(r"\b0x([0-9a-f]+)\s*$", instruction.operands) if instruction.name == "BRA" else None
+    return int(match[1], 16) if match else -1
 
 
 def _multiplies(instruction: Instruction) -> bool:

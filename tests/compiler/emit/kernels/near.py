@@ -127,9 +127,9 @@ def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE)
     weights, largest = (exact - lse).exp(), scores.most.masked_fill(unseen, 0).amax(-1, keepdim=True)
     # Each of at most S/16 + 1 blocks scales the results of the earlier ones.
     shrunk = (S // 16 + 1) * 6 * U + 8 * U * largest
-    each = (1 + exponents(scores, largest)) * (1 + shrunk) - 1
-    total = (weights * each).sum(-1, keepdim=True) + (S + 2) * U
-    share = (1 + each) * (1 + STORED[dtype]) * (1 + (S + 4) * U) / (1 - total) - 1
+    weight_errors = (1 + exponents(scores, largest)) * (1 + shrunk) - 1
+    total = (weights * weight_errors).sum(-1, keepdim=True) + (S + 2) * U
+    share = (1 + weight_errors) * (1 + STORED[dtype]) * (1 + (S + 4) * U) / (1 - total) - 1
     o = Near(weights @ v.exact, (weights * share) @ v.exact.abs())
     return o.rounded(dtype), Near(
         lse, total / (1 - total) + 4 * U * (lse.abs() + largest + torch.tensor(2.0 * S).log())

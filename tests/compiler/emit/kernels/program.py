@@ -29,10 +29,10 @@ def main(folder: Path, out: Path) -> None:
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(steady_weight(entry.name, entry.shape)))
     sums = trainer.accumulate()
-    found = {name: gradient.clone() for name, gradient in vars(trainer.state.gradients).items()}
+    tensors = {name: gradient.clone() for name, gradient in vars(trainer.state.gradients).items()}
     trainer.apply(sums)  # by the kernel that updates weights
-    found |= {"loss": sums["loss"].clone(), "files": torch.tensor(load_kernels.cache_info().currsize)}
-    save_file(found, out)
+    tensors |= {"loss": sums["loss"].clone(), "files": torch.tensor(load_kernels.cache_info().currsize)}
+    save_file(tensors, out)
 
 
 if __name__ == "__main__":

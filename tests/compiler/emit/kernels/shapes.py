@@ -43,13 +43,13 @@ OTHERWISE: tuple[tuple[str, ...], ...] = (
 GROUPED, DENSE = "model.attention", "model.layers.0.ffn"
 MISTRAL = (f"{GROUPED}.window=4096",)
 GEMMA2 = (
-    *(f"{GROUPED}.{each}" for each in ("heads=16", "head_dim=256", "softcap=50", "window=4096")),
+    *(f"{GROUPED}.{setting}" for setting in ("heads=16", "head_dim=256", "softcap=50", "window=4096")),
     f"{DENSE}.activation=geglu_tanh",
 )
-GEMMA2_27B = (*(f"{GROUPED}.{each}" for each in ("kv_heads=16", "softcap=50")), f"{DENSE}.activation=geglu")
+GEMMA2_27B = (*(f"{GROUPED}.{setting}" for setting in ("kv_heads=16", "softcap=50")), f"{DENSE}.activation=geglu")
 GPT_OSS = (
-    *(f"{GROUPED}.{each}" for each in ("heads=64", "head_dim=64", "window=128", "sinks=true")),
-    *(f"{DENSE}.clamp.{each}" for each in ("limit=7", "alpha=1.702", "shift=1")),
+    *(f"{GROUPED}.{setting}" for setting in ("heads=64", "head_dim=64", "window=128", "sinks=true")),
+    *(f"{DENSE}.clamp.{setting}" for setting in ("limit=7", "alpha=1.702", "shift=1")),
 )
 NEMOTRON, GPT_2 = (f"{DENSE}.activation=relu2",), (f"{DENSE}.activation=gelu_tanh",)
 SMALL = (f"{GROUPED}.window=50", f"{GROUPED}.softcap=20", f"{GROUPED}.sinks=true", f"{DENSE}.activation=gelu")
@@ -57,7 +57,7 @@ CLIPPED = "train.optimizer.qk_clip=100"
 CONTEXT_LAPTOP = (*SMALL, CONTEXT, "parallel.pipeline=1", MASKED)
 BOUNDED = (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS, NEMOTRON, GPT_2)
 LARGE = ("deepseek-v3.dsc", "llama3-8b.dsc")
-ON_DEVICES = tuple(each for each in RUNS if each[0] != "r1-tiny.dsc")  # the second run generates completions, on CPUs
+ON_DEVICES = tuple(row for row in RUNS if row[0] != "r1-tiny.dsc")  # the second run generates completions, on CPUs
 VARIANTS: tuple[Variant, ...] = (
     *((file, run, values) for file, run in ON_DEVICES for values in OTHERWISE),
     ("quickstart.dsc", "quickstart", ("train.sequence=127", "train.micro_batch=1")),  # an odd number of tokens
@@ -124,11 +124,13 @@ def calls_in(spec: Spec) -> tuple[KernelCall, ...]:
 
 def by_number(spec: Spec) -> ExpertPlacement:
     """The placement that gives each expert rank equally many experts, in numerical order."""
-    found = {}
+    placements = {}
     for name, ffn in layers_with_experts(spec):
         size = ffn.experts // spec.parallel.expert
-        found[name] = LayerPlacement(name, tuple(tuple(range(at, at + size)) for at in range(0, ffn.experts, size)))
-    return ExpertPlacement(found)
+        placements[name] = LayerPlacement(
+            name, tuple(tuple(range(first, first + size)) for first in range(0, ffn.experts, size))
+        )
+    return ExpertPlacement(placements)
 
 
 @cache
@@ -139,9 +141,11 @@ def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tup
         spec = with_expert_placement(spec, by_number(spec))
     if UNFUSED in values:  # all names; a spec may only list ops that it fuses
         spec = spec.model_copy(update={"unfused": get_args(Fusion)})
-    found = [call for call in calls_in(spec) if call.op in KERNELS]
-    found += [replace(call, op=op) for op, other in NOT_IN_A_SPEC.items() for call in found if call.op == other]
-    return tuple((call, num_sms(spec)) for call in found)
+    spec_calls = [call for call in calls_in(spec) if call.op in KERNELS]
+    spec_calls += [
+        replace(call, op=op) for op, listed_op in NOT_IN_A_SPEC.items() for call in spec_calls if call.op == listed_op
+    ]
+    return tuple((call, num_sms(spec)) for call in spec_calls)
 
 
 def rows_of(call: KernelCall) -> tuple[int, ...]:

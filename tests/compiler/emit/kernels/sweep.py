@@ -92,11 +92,11 @@ def plan(variants: Iterable[Variant], targets: Sequence[Target], ops: str = "") 
     for spec, run, values in variants:
         name = " ".join([spec, *values])
         try:
-            found = kernel_calls(spec, run, values)
+            calls = kernel_calls(spec, run, values)
         except Exception as error:
             sweep.refuse(name, None, "any", f"is not planned: {error!r}")
             continue
-        for call, sms in found:
+        for call, sms in calls:
             if (call, sms) in seen or not re.search(ops, call.op):
                 continue
             seen.add((call, sms))
@@ -157,12 +157,12 @@ def _of_the_gate() -> str:
 
 def recall(path: Path) -> dict[str, Verdict]:
     """Verdicts by their keys. The last line may be incomplete, if a run was killed while it wrote the line."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):
-            key, kept = json.loads(line)
-            found[key] = VERDICT.validate_python(kept)
-    return found
+            key, stored = json.loads(line)
+            verdicts[key] = VERDICT.validate_python(stored)
+    return verdicts
 
 
 def written(key: str, verdict: Verdict) -> str:
@@ -172,11 +172,11 @@ def written(key: str, verdict: Verdict) -> str:
 def complete(sweep: Sweep, path: Path, processes: int, done: Callable[[Job, Verdict], None]) -> None:
     """Fills the verdicts that are missing. What passes is kept in a file; what fails is tried again in the next run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = recall(path)
-    sweep.verdicts.update((key, kept[key]) for key in sweep.jobs if key in kept)
+    recalled = recall(path)
+    sweep.verdicts.update((key, recalled[key]) for key in sweep.jobs if key in recalled)
     order = [target.name for target in TARGETS]  # those that must fit come first
     missing = sorted(
-        (job for key, job in sweep.jobs.items() if key not in kept), key=lambda job: order.index(job.target)
+        (job for key, job in sweep.jobs.items() if key not in recalled), key=lambda job: order.index(job.target)
     )
     with path.open("a") as file:
         file.write("\n")  # after an incomplete line
@@ -206,15 +206,17 @@ def table(sweep: Sweep, colour: bool) -> str:
     keys: dict[str, dict[str, set[str]]] = {}
     for row in sweep.rows:
         keys.setdefault(row.op, {}).setdefault(sweep.verdicts[row.key].target, set()).add(row.key)
-    targets = [target.name for target in TARGETS if any(target.name in found for found in keys.values())]
+    targets = [target.name for target in TARGETS if any(target.name in by_target for by_target in keys.values())]
     lines = [("", *(cell for name in targets for cell in (name, "", "", ""))), ("op", *COLUMNS * len(targets))]
-    for op, found in sorted(keys.items()):
+    for op, by_target in sorted(keys.items()):
         cells: list[str] = []
         for name in targets:
-            verdicts = [sweep.verdicts[key] for key in found.get(name, ())]
+            verdicts = [sweep.verdicts[key] for key in by_target.get(name, ())]
             failed = sum(bool(verdict.failures) for verdict in verdicts)
-            most = [max((n for n in each), default=0) for each in zip(*map(_takes, verdicts), strict=True)] or [0, 0]
-            cells += [str(n) if n else "-" for n in (len(verdicts), failed, *most)]
+            largest = [
+                max((n for n in amounts), default=0) for amounts in zip(*map(_takes, verdicts), strict=True)
+            ] or [0, 0]
+            cells += [str(n) if n else "-" for n in (len(verdicts), failed, *largest)]
         lines.append((op, *cells))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
@@ -222,14 +224,17 @@ def table(sweep: Sweep, colour: bool) -> str:
         for pairs in (list(zip(line, widths, strict=True)) for line in lines)
     ]
     red, plain = ("\033[31m", "\033[0m") if colour else ("", "")
-    where: dict[str, list[str]] = {}
+    callers: dict[str, list[str]] = {}
     for row in sweep.rows:
         verdict = sweep.verdicts[row.key]
         for failure in verdict.failures:
             kernel = f"{row.file}.{verdict.kernel}" if row.file else verdict.kernel or row.spec
-            what = f"{red}{kernel} on {verdict.target} {failure}{plain}"
-            where.setdefault(what, []).append(f"{row.call or 'all'} of {row.spec}")
-    text += [f"{what}: {calls[0]}" + f", and {len(calls) - 1} more" * (len(calls) > 1) for what, calls in where.items()]
+            headline = f"{red}{kernel} on {verdict.target} {failure}{plain}"
+            callers.setdefault(headline, []).append(f"{row.call or 'all'} of {row.spec}")
+    text += [
+        f"{headline}: {calls[0]}" + f", and {len(calls) - 1} more" * (len(calls) > 1)
+        for headline, calls in callers.items()
+    ]
     return "\n".join(line.rstrip() for line in text)
 
 
@@ -251,8 +256,8 @@ class Progress:
         self.done += 1
         if verdict.failures:
             self.failed += 1
-            what = "; ".join(verdict.failures)
-            print(f"{self.back}{verdict.target} {job.file.name}.{verdict.kernel} {what}", file=sys.stderr)
+            failures = "; ".join(verdict.failures)
+            print(f"{self.back}{verdict.target} {job.file.name}.{verdict.kernel} {failures}", file=sys.stderr)
         if self.live or time.monotonic() - self.said >= 30 or self.done == self.total:
             self.say()
 
@@ -272,34 +277,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="", help="only targets that have this in their name")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; as many as cores")
     parser.add_argument("--kept", type=Path, default=KEPT, help="the folder of verdicts, of this run and the last")
-    asked = parser.parse_args(arguments)
-    if asked.jobs < 1:
-        parser.error(f"--jobs {asked.jobs}: at least one process is needed")
+    args = parser.parse_args(arguments)
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: at least one process is needed")
     try:
-        re.compile(asked.op)
+        re.compile(args.op)
     except re.error as error:
-        parser.error(f"--op {asked.op!r} is no regular expression: {error}")
+        parser.error(f"--op {args.op!r} is no regular expression: {error}")
     begun = time.monotonic()
-    variants = [variant for variant in VARIANTS if asked.spec in variant[0]]
-    targets = [target for target in TARGETS if asked.target in target.name]
-    sweep = plan(variants, targets, asked.op)
+    variants = [variant for variant in VARIANTS if args.spec in variant[0]]
+    targets = [target for target in TARGETS if args.target in target.name]
+    sweep = plan(variants, targets, args.op)
     if not sweep.rows:
-        parser.error(f"no launch is of --spec {asked.spec!r}, --op {asked.op!r} and --target {asked.target!r}")
-    path = asked.kept / f"{triton.__version__}.jsonl"
-    kept = recall(path)
-    done = sum(key in kept for key in sweep.jobs)
+        parser.error(f"no launch is of --spec {args.spec!r}, --op {args.op!r} and --target {args.target!r}")
+    path = args.kept / f"{triton.__version__}.jsonl"
+    recalled = recall(path)
+    done = sum(key in recalled for key in sweep.jobs)
     progress = Progress(len(sweep.jobs), done, len(sweep.verdicts))
     try:
-        complete(sweep, path, asked.jobs, progress.add)
+        complete(sweep, path, args.jobs, progress.add)
     except KeyboardInterrupt:
         print(f"\nstopped; what passed is kept in {path}, and the next run goes on from there", file=sys.stderr)
         return 130
-    if not (asked.spec or asked.op or asked.target):  # what no spec has any more is forgotten
+    if not (args.spec or args.op or args.target):  # what no spec has any more is forgotten
         path.write_text(
             "".join(written(job.key, v) for job in sweep.jobs.values() if not (v := sweep.verdicts[job.key]).failures)
         )
     failed = sum(bool(verdict.failures) for verdict in sweep.verdicts.values())
-    if asked.format == "json":
+    if args.format == "json":
         rows = [{**asdict(row), "verdict": asdict(sweep.verdicts[row.key])} for row in sweep.rows]
         print(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1))
     else:

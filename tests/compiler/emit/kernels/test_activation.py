@@ -46,5 +46,5 @@ def test_different_constants_give_different_names() -> None:
         (7.0, 1e16, 1.0),
         (7, 1, 1),
     )
-    files = [emit_kernel("clamped_swiglu", (h, *each), 132) for each in constants]
+    files = [emit_kernel("clamped_swiglu", (h, *numbers), 132) for numbers in constants]
     assert len({file.name for file in files if file}) == len({file.source for file in files if file}) == len(files)

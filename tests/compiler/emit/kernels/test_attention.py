@@ -211,9 +211,9 @@ def test_where_no_kernel_applies(arguments: tuple[Any, ...]) -> None:
     ],
 )
 def test_where_no_kernel_makes_tiles(op: str, sizes: tuple[Any, ...]) -> None:
-    q, kv, k_rope, *rest = mla_arguments(*sizes)
+    q, kv, k_rope, *options = mla_arguments(*sizes)
     o, lse = Buffer("o", ("R", 4 * sizes[4]), q.dtype), Buffer("lse", (1, 4, sizes[0]), "float32")
-    arguments = (o, q, kv, k_rope, o, lse, *rest) if "_dgrad" in op else (q, kv, k_rope, *rest)
+    arguments = (o, q, kv, k_rope, o, lse, *options) if "_dgrad" in op else (q, kv, k_rope, *options)
     assert emit_kernel(op, arguments, 132) is None
 
 
@@ -252,7 +252,7 @@ def test_tiles_of_wide_heads_in_fp32_are_small() -> None:
 def test_different_bounds_give_different_names() -> None:
     """Files of one build have different names if their texts differ; a window as wide as a sequence has no effect."""
     bounds = [(64, 0.0, False), (65, 0.0, False), (0, 0.0, False), (0, 0.0, True), (64, 2.5, True), (64, 25.0, True)]
-    files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *each), 132) for each in bounds]
+    files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *bound), 132) for bound in bounds]
     assert len({file.name for file in files if file}) == len({file.source for file in files if file}) == len(files)
     assert emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, 200, 0.0, False), 132) == files[2]
 
@@ -260,10 +260,10 @@ def test_different_bounds_give_different_names() -> None:
 def test_heads_that_are_too_wide_have_no_kernel() -> None:
     """Wider than any model's; or in FP32, where products wait in registers."""
     assert emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 512, 64, 0.0, False), 132) is None
-    q, k, v, *rest = bounded_arguments(128, 4, 2, 256, 64, 0.0, False)
-    assert emit_kernel("bounded_attention", (q, k, v, *rest), 132)
+    q, k, v, *options = bounded_arguments(128, 4, 2, 256, 64, 0.0, False)
+    assert emit_kernel("bounded_attention", (q, k, v, *options), 132)
     wide = (Buffer("x", part.shape, "float32") for part in (q, k, v))
-    assert emit_kernel("bounded_attention", (*wide, *rest), 132) is None
+    assert emit_kernel("bounded_attention", (*wide, *options), 132) is None
 
 
 @pytest.mark.parametrize("rising", [True, False])

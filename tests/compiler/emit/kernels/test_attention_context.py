@@ -136,11 +136,16 @@ def test_documents_do_not_change_the_kernel_text() -> None:
     """Document starts and positions are data. A different number of queries gives a different text."""
     rows = Buffer("rows", (1024,), "int32")
     with_them, without = (emit_kernel("mla_attention", mla_arguments(4096, 4, 2, x, rows), 132) for x in (rows, None))
-    fewer, whole = (
-        emit_kernel("mla_attention", mla_arguments(4096, *each), 132) for each in ((8, 2, None, rows), (1, 2))
+    few_queries, all_queries = (
+        emit_kernel("mla_attention", mla_arguments(4096, *options), 132) for options in ((8, 2, None, rows), (1, 2))
     )
     assert with_them == without
-    assert with_them and fewer and whole and len({each.name for each in (with_them, fewer, whole)}) == 3
+    assert (
+        with_them
+        and few_queries
+        and all_queries
+        and len({file.name for file in (with_them, few_queries, all_queries)}) == 3
+    )
 
 
 @pytest.mark.parametrize("context", [2, 16])

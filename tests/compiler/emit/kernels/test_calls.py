@@ -27,8 +27,8 @@ def test_calls_give_the_kernels_of_the_emitted_segments(file: str) -> None:
     spec = shipped(file)
     for segment in {use.segment.key: use.segment for use in make_plan(spec).uses}.values():
         files = [emit_kernel(call.op, call.arguments, num_sms(spec)) for call in calls_of(segment)]
-        made = {(file.name, file.source) for file in files if file}
-        assert made == set(emit(segment, num_sms(spec)).kernels), segment.kind
+        kernels = {(file.name, file.source) for file in files if file}
+        assert kernels == set(emit(segment, num_sms(spec)).kernels), segment.kind
 
 
 @cache
@@ -75,7 +75,7 @@ def found(op: str) -> list[KernelCall]:
     ],
 )
 def test_eight_bits(call: str, layouts: dict[int, TensorLayout]) -> None:
-    (match,) = [each for each in found(call.partition("(")[0]) if str(each) == call]
+    (match,) = [candidate for candidate in found(call.partition("(")[0]) if str(candidate) == call]
     assert {index: layout for index, layout in enumerate(match.layouts) if layout} == layouts
 
 

@@ -23,8 +23,8 @@ def test_the_cpu_runs_the_reference_op(tmp_path: Path) -> None:
     op = on_cuda(str(tmp_path / "segments" / "any.py"), "absent", ops.rmsnorm)
     x, w = torch.randn(3, 8), torch.randn(8)
     assert op.__name__ == "rmsnorm"
-    for found, expected in zip(op(x, w, 1e-6), ops.rmsnorm(x, w, 1e-6), strict=True):
-        assert torch.equal(found, expected)
+    for output, expected in zip(op(x, w, 1e-6), ops.rmsnorm(x, w, 1e-6), strict=True):
+        assert torch.equal(output, expected)
 
 
 def test_the_interpreter_runs_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def digest() -> str:
 def test_the_text_is_a_function_of_the_arguments(seed: str) -> None:
     code = "from tests.compiler.emit.kernels.test_emit import digest; print(digest())"
     environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": "C"}
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True)
-    assert found.stdout.decode().strip() == digest()
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True)
+    assert process.stdout.decode().strip() == digest()
 
 
 def test_equal_names_imply_equal_text() -> None:
@@ -62,14 +62,14 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
     for source in sources:
         functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         reference = OPS[op] if op in OPS else reference_update(op)
-        rest, parameters = functions[op].args.vararg, list(inspect.signature(reference).parameters)
-        given = [each.arg for each in functions[op].args.args]
+        vararg, parameters = functions[op].args.vararg, list(inspect.signature(reference).parameters)
+        argument_names = [argument.arg for argument in functions[op].args.args]
         places = [name for name in parameters if name in ("starts", "positions")]
-        if rest:  # one argument, of as many as there are
-            assert rest.arg == "places" and places
-            given += places
-        assert len(given) == len(parameters)
-        assert [name for name in given if name in ("starts", "positions")] == places
+        if vararg:  # one argument, of as many as there are
+            assert vararg.arg == "places" and places
+            argument_names += places
+        assert len(argument_names) == len(parameters)
+        assert [name for name in argument_names if name in ("starts", "positions")] == places
         assert ast.get_docstring(functions[op])
 
 
@@ -129,9 +129,9 @@ def test_the_number_of_rows_does_not_change_the_text() -> None:
 
 
 def test_launches_leave_sms_to_communication() -> None:
-    few, many = (emit_kernel("grouped_linear", (X, W, OFFSETS), sms) for sms in (112, 132))
-    assert few and many
-    assert many.source.replace("PROGRAMS = 132", "PROGRAMS = 112") == few.source
+    with_112, with_132 = (emit_kernel("grouped_linear", (X, W, OFFSETS), sms) for sms in (112, 132))
+    assert with_112 and with_132
+    assert with_132.source.replace("PROGRAMS = 132", "PROGRAMS = 112") == with_112.source
 
 
 SWIGLU = KERNELS["swiglu"](132, Buffer("h", ("R", 16), "float32"))

@@ -21,11 +21,11 @@ HERE = Path(__file__).parent
 
 def distinct() -> dict[str, tuple[KernelCall, int]]:
     """The calls of the sample by a name of the first variant that makes them."""
-    found: dict[tuple[KernelCall, int], str] = {}
+    name_of: dict[tuple[KernelCall, int], str] = {}
     for file, run, values in SAMPLE:
-        for index, each in enumerate(kernel_calls(file, run, values)):
-            found.setdefault(each, "-".join([file.removesuffix(".dsc"), *values, str(index), each[0].op]))
-    return {name: each for each, name in found.items()}
+        for index, call in enumerate(kernel_calls(file, run, values)):
+            name_of.setdefault(call, "-".join([file.removesuffix(".dsc"), *values, str(index), call[0].op]))
+    return {name: call for call, name in name_of.items()}
 
 
 CALLS = distinct()
@@ -109,14 +109,14 @@ def test_a_change_that_idles_the_tensor_cores_shows() -> None:
     assert judged("multiply_tiles", "bf16").idle == 0 < judged("multiply_tiles", "fp8").idle
     touched = SOURCE.replace(promoted, "total = total * 0.5 + tl.dot(")
     assert judged("multiply_tiles", "bf16", touched).idle > judged("multiply_tiles", "bf16").idle
-    more = SOURCE.replace(promoted, "total = tl.sqrt(total) + tl.dot(")
-    assert judged("multiply_tiles", "fp8", more).idle > judged("multiply_tiles", "fp8").idle
+    with_root = SOURCE.replace(promoted, "total = tl.sqrt(total) + tl.dot(")
+    assert judged("multiply_tiles", "fp8", with_root).idle > judged("multiply_tiles", "fp8").idle
 
 
 def test_other_targets() -> None:
-    found = {target.name: judged("multiply", "bf16", target=target) for target in TARGETS}
-    assert not any(verdict.failures for verdict in found.values())
-    assert "UTCHMMA" in found["sm_100"].instructions and "HMMA" in found["sm_80"].instructions
+    verdicts = {target.name: judged("multiply", "bf16", target=target) for target in TARGETS}
+    assert not any(verdict.failures for verdict in verdicts.values())
+    assert "UTCHMMA" in verdicts["sm_100"].instructions and "HMMA" in verdicts["sm_80"].instructions
     assert "UTCQMMA" in judged("multiply_tiles", "fp8", target=SM_100).instructions
     for target in TARGETS:
         file = KernelFile("gated", SOURCE)
@@ -165,8 +165,8 @@ def test_shared_memory_is_limited_by_the_target() -> None:
     size = enough.shared_bytes
     assert not enough.failures and size > 4096
     assert not judged("multiply", "bf16", source, replace(SM_90, shared_bytes=size)).failures
-    less = judged("multiply", "bf16", source, replace(SM_90, shared_bytes=4096))
-    assert less.failures == (f"wants {size} bytes of shared memory of 4096",)
+    too_little = judged("multiply", "bf16", source, replace(SM_90, shared_bytes=4096))
+    assert too_little.failures == (f"wants {size} bytes of shared memory of 4096",)
 
 
 def test_occupancy() -> None:

@@ -82,9 +82,9 @@ def test_a_step_in_blocks_of_fp8(
     apart = base.model_copy(update=update)
     write_build(tmp_path / "apart", compile_spec(apart).files)
     roundings = Roundings.of(tmp_path / "apart")
-    for found in (plain, emitted):
-        del found["loss"]
-        roundings.hold(found)
+    for gradients in (plain, emitted):
+        del gradients["loss"]
+        roundings.hold(gradients)
 
 
 @pytest.mark.parametrize("of", ["v3", "together"])
@@ -93,7 +93,11 @@ def test_builds_have_kernels_for_context_ranks(of: str) -> None:
     files = dict(compile_spec(spec(1, 1, 1, 2, of=of, context=2, sequence=8, precision="fp32")).files)
     segments = json.loads(files["kernels.json"])["segments"]
     ops = {
-        op["op"]: op for each in segments if each["kind"] == "attend" for op in each["ops"] if "attention" in op["op"]
+        op["op"]: op
+        for segment in segments
+        if segment["kind"] == "attend"
+        for op in segment["ops"]
+        if "attention" in op["op"]
     }
     assert len(ops) == (3 if of == "together" else 2)
     for op in ops.values():

@@ -38,8 +38,8 @@ def test_without_a_queue_programs_wait(tiles: int) -> None:
         assert sum(lengths) == sum(strides(tiles, programs)) == tiles
         rounds = -(-tiles // programs)
         assert time_of(lengths, programs) == time_of(strides(tiles, programs), programs) == rounds
-        for taken in (1, 8, 20, programs // 2):
-            sms = programs - taken
+        for num_taken in (1, 8, 20, programs // 2):
+            sms = programs - num_taken
             queued, strided = time_of(lengths, sms), time_of(strides(tiles, programs), sms)
             assert -(-tiles // sms) <= queued <= strided
             assert rounds < 8 or queued <= 1.11 * time_of([1] * tiles, sms)
@@ -48,18 +48,18 @@ def test_without_a_queue_programs_wait(tiles: int) -> None:
 def test_four_legs_balance_missing_sms() -> None:
     """8 SMs that are missing cost 1.8 times the time with strides, and with legs little more than their share."""
     assert time_of(strides(4096, 112), 104) == 72 and time_of([1] * 4096, 104) == 40
-    with_legs = [time_of([len(leg) for leg in legs(4096, 112, most)], 104) for most in (1, 2, 3, 4, 6)]
+    with_legs = [time_of([len(leg) for leg in legs(4096, 112, num_legs)], 104) for num_legs in (1, 2, 3, 4, 6)]
     assert with_legs == [72, 53, 45, 41, 40]
-    worst = {most: 0.0 for most in (3, LEGS)}
+    worst = {num_legs: 0.0 for num_legs in (3, LEGS)}
     for tiles in range(1024, 16384, 512):
         for sms in (128, 124, 116, 112):
-            for most in worst:
-                queued = time_of([len(leg) for leg in legs(tiles, 132, most)], sms)
-                worst[most] = max(worst[most], queued / time_of([1] * tiles, sms))
+            for num_legs in worst:
+                queued = time_of([len(leg) for leg in legs(tiles, 132, num_legs)], sms)
+                worst[num_legs] = max(worst[num_legs], queued / time_of([1] * tiles, sms))
     assert worst[LEGS] < 1.11 < 1.2 < worst[3]
     for shape in PRODUCTS.values():
-        whole, short = (times(*size_of(*shape, gathered=False), taken) for taken in (0, 8))
-        assert whole["legs"] < 1.05 * whole["strides"] and short["legs"] < 1.05 * short["strides"]
+        all_sms, fewer_sms = (times(*size_of(*shape, gathered=False), num_taken) for num_taken in (0, 8))
+        assert all_sms["legs"] < 1.05 * all_sms["strides"] and fewer_sms["legs"] < 1.05 * fewer_sms["strides"]
 
 
 @pytest.mark.parametrize(("heads", "band", "rising"), [(0, 4, True), (1, 1, False), (6, 4, True), (32, 8, False)])
@@ -74,8 +74,8 @@ def test_tickets_of_attention(tmp_path: Path, heads: int, band: int, rising: boo
     assert len(starts) == LEGS * programs + 1 and starts[-1] == len(tiles)
     for lane in zip(*[iter(starts.diff().view(LEGS, programs).t().tolist())], strict=True):
         (counts,) = lane
-        left = [sum(counts[leg:]) for leg in range(LEGS)]
-        assert left == [left[0] >> leg for leg in range(LEGS)]
+        remaining = [sum(counts[leg:]) for leg in range(LEGS)]
+        assert remaining == [remaining[0] >> leg for leg in range(LEGS)]
 
 
 def test_streams_have_queues_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

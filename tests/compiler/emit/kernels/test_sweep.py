@@ -20,23 +20,23 @@ TINY = ["--spec", "tiny", "--op", "^rmsnorm_wgrad_$", "--target", "sm_90"]
 
 
 def test_a_sweep_prints_its_verdicts_and_reuses_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    kept = ["--kept", str(tmp_path)]
-    assert main([*TINY, *kept, "--format", "json"]) == 0
+    kept_option = ["--kept", str(tmp_path)]
+    assert main([*TINY, *kept_option, "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert all(row["verdict"]["registers"] and not row["verdict"]["failures"] for row in found["rows"])
-    calls = [row["call"] for row in found["rows"]]
+    report = json.loads(out)
+    assert all(row["verdict"]["registers"] and not row["verdict"]["failures"] for row in report["rows"])
+    calls = [row["call"] for row in report["rows"]]
     assert any("bfloat16[16, 16]" in call for call in calls) and any("float32[16, 8]" in call for call in calls)
-    num = len({row["key"] for row in found["rows"]})
+    num = len({row["key"] for row in report["rows"]})
     assert num > 2 and f"{num} of {num} launches" in err
 
-    assert main([*TINY, *kept]) == 0
+    assert main([*TINY, *kept_option]) == 0
     assert f"{num} distinct launches, 0 of them compiled" in capsys.readouterr().out
 
     (path,) = tmp_path.glob("*.jsonl")
     lines = [line for line in path.read_text().splitlines() if line]
     path.write_text("\n".join([*lines[:-2], lines[-1][:50]]))  # stopped as it wrote the last but one
-    assert main([*TINY, *kept]) == 0
+    assert main([*TINY, *kept_option]) == 0
     assert f"{num} distinct launches, 2 of them compiled" in capsys.readouterr().out
     assert len(recall(path)) == num
 
@@ -75,19 +75,19 @@ def test_invalid_lines_of_stored_verdicts_are_skipped(tmp_path: Path) -> None:
 
 
 def test_a_spec_that_cannot_be_planned_fails() -> None:
-    found = plan([("no such.dsc", "pretrain", ())], TARGETS)
-    assert not found.jobs and ["is not planned" in text for v in found.verdicts.values() for text in v.failures] == [
-        True
-    ]
-    assert " on any is not planned" in table(found, colour=False)
+    planned = plan([("no such.dsc", "pretrain", ())], TARGETS)
+    assert not planned.jobs and [
+        "is not planned" in text for v in planned.verdicts.values() for text in v.failures
+    ] == [True]
+    assert " on any is not planned" in table(planned, colour=False)
 
 
 def test_a_launch_is_compiled_once_for_all_specs_and_ops() -> None:
     tiny = [variant for variant in VARIANTS if variant[0] == "tiny.dsc"]
-    found = plan(tiny, TARGETS, "^(rmsnorm|add_rmsnorm|rmsnorm_wgrad_)$")
-    assert {row.key for row in found.rows} == set(found.jobs) and len(found.jobs) < len(found.rows)
-    assert set(plan(tiny * 2, TARGETS, "^(rmsnorm|add_rmsnorm|rmsnorm_wgrad_)$").jobs) == set(found.jobs)
-    per_target = Counter(job.target for job in found.jobs.values())
+    planned = plan(tiny, TARGETS, "^(rmsnorm|add_rmsnorm|rmsnorm_wgrad_)$")
+    assert {row.key for row in planned.rows} == set(planned.jobs) and len(planned.jobs) < len(planned.rows)
+    assert set(plan(tiny * 2, TARGETS, "^(rmsnorm|add_rmsnorm|rmsnorm_wgrad_)$").jobs) == set(planned.jobs)
+    per_target = Counter(job.target for job in planned.jobs.values())
     assert len(set(per_target.values())) == 1 and len(per_target) == len(TARGETS)
 
 
@@ -97,9 +97,9 @@ def test_a_verdict_is_reused_only_for_equal_inputs(monkeypatch: pytest.MonkeyPat
 
     def keys() -> set[str]:
         sweep._of_the_gate.cache_clear()
-        found = set(plan(tiny, [SM_90], "^rmsnorm$").jobs)
-        assert found
-        return found
+        job_keys = set(plan(tiny, [SM_90], "^rmsnorm$").jobs)
+        assert job_keys
+        return job_keys
 
     def other(old: str, new: str) -> None:
         def emit(*arguments: object) -> sweep.KernelFile | None:
@@ -139,9 +139,9 @@ def test_wide_loads_are_required_of_views_with_known_strides() -> None:
 def test_few_stages_for_few_bytes() -> None:
     tiny = [variant for variant in VARIANTS if variant[0] == "tiny.dsc"]
     jobs = list(plan(tiny, TARGETS, "^grouped_linear_wgrad_$").jobs.values())
-    for target, most in ((SM_90, 4), (GFX942, 2)):
-        keys = [key_of(each, target) for job in jobs for each in launches(job.file, job.call, job.rows)]
-        assert max(int(stages) for key in keys for stages in re.findall(r"'num_stages', (\d+)", key)) == most
+    for target, max_stages in ((SM_90, 4), (GFX942, 2)):
+        keys = [key_of(launch, target) for job in jobs for launch in launches(job.file, job.call, job.rows)]
+        assert max(int(stages) for key in keys for stages in re.findall(r"'num_stages', (\d+)", key)) == max_stages
 
 
 def test_verdicts_are_read_back(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_the_table() -> None:
         "c": Verdict("_forward", "sm_100", ("spills 8 bytes",), 255, 0, 8, 128, 4),
     }
     rows = [Row(spec, "f", "f(x)", "f_d8", key) for key in verdicts for spec in ("a.dsc", "b.dsc")]
-    found = Sweep([*rows, Row("a.dsc", "g", "g(x)", "f_d8", "b")], {}, verdicts)
-    assert table(found, colour=False).splitlines() == [
+    small_sweep = Sweep([*rows, Row("a.dsc", "g", "g(x)", "f_d8", "b")], {}, verdicts)
+    assert table(small_sweep, colour=False).splitlines() == [
         "       sm_90                               sm_100",
         "op  launches  failed  registers  shared  launches  failed  registers  shared",
         "f          2       -         48    1024         1       1        255       -",
         "g          1       -         48     512         -       -          -       -",
         "f_d8._forward on sm_100 spills 8 bytes: f(x) of a.dsc, and 1 more",
     ]
-    assert "\033[31mf_d8._forward on sm_100 spills 8 bytes\033[0m" in table(found, colour=True)
+    assert "\033[31mf_d8._forward on sm_100 spills 8 bytes\033[0m" in table(small_sweep, colour=True)

@@ -36,22 +36,22 @@ TRACE = TABLES.parent / "traces" / "deepseek-pair.json"
 
 def tasks(file: str) -> tuple[CalibrationTask, ...]:
     spec = shipped(file)
-    found, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
+    op_tasks, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
     assert not large
-    return found
+    return op_tasks
 
 
 # ---------------------------------------------------------------- measurements
 
 
 def test_every_op_of_a_spec_is_measured_once_as_it_is_called() -> None:
-    found = tasks("quickstart.dsc")
-    assert len({(task.op, task.args) for task in found}) == len(found)
-    assert {task.op for task in found} >= {"linear", "linear_dgrad", "linear_wgrad", "grouped_linear_wgrad", "route"}
-    products = [task for task in found if task.op == "linear" and task.shape == (256, 4096, 192)]
+    op_tasks = tasks("quickstart.dsc")
+    assert len({(task.op, task.args) for task in op_tasks}) == len(op_tasks)
+    assert {task.op for task in op_tasks} >= {"linear", "linear_dgrad", "linear_wgrad", "grouped_linear_wgrad", "route"}
+    products = [task for task in op_tasks if task.op == "linear" and task.shape == (256, 4096, 192)]
     assert [task.count for task in products] == [2], "the head, of the model and of its MTP module"
-    written = json.dumps(job(found, "cpu", 2, 2, 1.0))
-    weights = next(task for task in json.loads(written)["tasks"] if task["op"] == "embedding_wgrad")
+    job_text = json.dumps(job(op_tasks, "cpu", 2, 2, 1.0))
+    weights = next(task for task in json.loads(job_text)["tasks"] if task["op"] == "embedding_wgrad")
     assert [arg["shape"] for arg in weights["args"]] == [[4096, 192], [256, 192], [256]]
     assert weights["args"][2]["holds"] == "below" and weights["args"][2]["bound"] == 4096
 
@@ -71,14 +71,14 @@ def measured(found: tuple[CalibrationTask, ...], rate: float, launch_s: float) -
 
 def test_a_table_predicts_what_was_measured() -> None:
     """Were every op to run at 10 GFLOP/s or GB/s, a micro-batch is its work over that, and a launch for each op."""
-    spec, found = shipped("quickstart.dsc"), tasks("quickstart.dsc")
-    table = table_of(measured(found, 1e10, 2e-6), found, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
+    spec, op_tasks = shipped("quickstart.dsc"), tasks("quickstart.dsc")
+    table = table_of(measured(op_tasks, 1e10, 2e-6), op_tasks, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
     assert table.device.cores == 2 and all(row.when == "paired" for row in table.rows)
     rates = rates_of(spec, table)
     assert rates.cores == 2 and rates.launch_s == 2e-6
     plan = make_plan(spec)
-    calls = sum(task.count for task in found)
-    expected = sum(task.count * task.work for task in found) / 1e10 + calls * 2e-6
+    calls = sum(task.count for task in op_tasks)
+    expected = sum(task.count * task.work for task in op_tasks) / 1e10 + calls * 2e-6
     assert predicted_s(rates, plan, balanced_rows(spec)) == pytest.approx(expected, rel=2e-3)
     message = next(stage.output.fixed_bytes for stage in plan.stages if stage.output)
     assert rates.fabric.message_s(0, 2, message) == pytest.approx(1e-4 + message / 1e9, rel=1e-2)
@@ -92,17 +92,17 @@ def predicted_s(rates: Rates, plan, rows: int) -> float:  # type: ignore[no-unty
 
 
 def test_ops_of_one_shape_share_a_row_that_gives_their_sum() -> None:
-    one = CalibrationTask("rmsnorm", "norm", "any", (8, 8), 100.0, (), 1)
-    two = replace(one, op="rmsnorm_dgrad", work=300.0, count=3)
-    found = measured((one, two), 1.0, 1e-9) | {"ops_s": [1.0, 5.0]}
-    table = table_of(found, (one, two), MeasuredDevice(name="c"), "here", "2025")
+    forward = CalibrationTask("rmsnorm", "norm", "any", (8, 8), 100.0, (), 1)
+    backward = replace(forward, op="rmsnorm_dgrad", work=300.0, count=3)
+    timings = measured((forward, backward), 1.0, 1e-9) | {"ops_s": [1.0, 5.0]}
+    table = table_of(timings, (forward, backward), MeasuredDevice(name="c"), "here", "2025")
     assert [row.rate for row in table.rows if row.kind == "norm"] == [1000.0 / 16]
 
 
 def test_ops_that_are_too_large_are_skipped() -> None:
     spec = shipped("deepseek-v3.dsc", "pretrain")
-    found, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
-    assert large > 10 and all(task.work <= 2e11 for task in found)
+    op_tasks, large = tasks_of(make_plan(spec), rates_of(spec), balanced_rows(spec))
+    assert large > 10 and all(task.work <= 2e11 for task in op_tasks)
 
 
 class Clock:
@@ -123,16 +123,16 @@ def test_calls_are_timed_in_turn_within_the_budget(
 ) -> None:
     """A round is always complete; there are at least four, and the first is not counted."""
     called, board = list[str](), Board(1).bind(0)
-    taken = {"a": iter(range(99)), "b": iter(range(0, 990, 10))}
+    durations_s = {"a": iter(range(99)), "b": iter(range(0, 990, 10))}
 
     def timed(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, Any]:
         called.append(function(*args))
-        return next(taken[called[-1]]), None
+        return next(durations_s[called[-1]]), None
 
     monkeypatch.setattr(calibrate, "time", Clock(*read))
     monkeypatch.setattr(calibrate, "_processor_s", timed)
-    found = calibrate.timed_in_turn([(str, ("a",)), (str, ("b",))], torch.device("cpu"), 1.0, board)
-    assert called == ["a", "b"] * rounds and found == [rounds / 2, 10 * rounds / 2]
+    medians_s = calibrate.timed_in_turn([(str, ("a",)), (str, ("b",))], torch.device("cpu"), 1.0, board)
+    assert called == ["a", "b"] * rounds and medians_s == [rounds / 2, 10 * rounds / 2]
 
 
 def test_time_is_measured_on_the_cpu_or_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +161,13 @@ def test_time_is_measured_on_the_cpu_or_the_device(monkeypatch: pytest.MonkeyPat
 def test_operands_suit_their_ops() -> None:
     def operand(shape: list[int], dtype: str, **more: Any) -> torch.Tensor:
         task = {"args": [{"shape": shape, "dtype": dtype, **more}, 3]}
-        found, other = calibrate.arguments(task, torch.Generator().manual_seed(1), torch.device("cpu"))
-        assert other == 3 and list(found.shape) == shape and found.dtype == getattr(torch, dtype)
-        return found
+        tensor, constant = calibrate.arguments(task, torch.Generator().manual_seed(1), torch.device("cpu"))
+        assert constant == 3 and list(tensor.shape) == shape and tensor.dtype == getattr(torch, dtype)
+        return tensor
 
     assert set(operand([500], "int64", holds="below", bound=3).tolist()) == {0, 1, 2}
     chosen = operand([50, 2], "int64", holds="choices", bound=3).tolist()
-    assert all(len({*row}) == 2 for row in chosen) and {each for row in chosen for each in row} == {0, 1, 2}
+    assert all(len({*row}) == 2 for row in chosen) and {choice for row in chosen for choice in row} == {0, 1, 2}
     assert sorted(operand([9], "int32", holds="order").tolist()) == [*range(9)]
     assert operand([4], "int32", holds="ends", bound=10).tolist() == [2, 5, 7, 10]
     values = operand([4000], "bfloat16").float()
@@ -185,12 +185,12 @@ def test_parts_are_reported_and_the_first_failure_ends_them(
     transfers: int,
 ) -> None:
     """The time of an op is the median over its processes; a single process skips transfers."""
-    left = iter(ends)
+    outcomes = iter(ends)
 
     def launched(target: Callable[..., None], world: int, **_: Any) -> Any:
         for rank in range(world):
             target(rank, world, Board(world).bind(rank))
-        return Outcome(next(left), "no memory", 0)
+        return Outcome(next(outcomes), "no memory", 0)
 
     ops = iter([1.0, 5.0, 2.0])
     monkeypatch.setattr(calibrate, "launch", launched)
@@ -200,13 +200,13 @@ def test_parts_are_reported_and_the_first_failure_ends_them(
     question.write_text(json.dumps(job(tasks("tiny.dsc")[:1], "cpu", 3, transfers, 1.0)), "utf-8")
     code = calibrate.main([str(question), str(answer)])
     begun = ["calibrate: 1 ops on 3 processes at a time", "calibrate: transfers between 2 processes"][: len(ends)]
-    said = capsys.readouterr().err.splitlines()
-    assert said[: len(begun)] == begun
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[: len(begun)] == begun
     if "failed" in ends:
-        assert code == 1 and not answer.exists() and "no memory" in said[-1]
+        assert code == 1 and not answer.exists() and "no memory" in lines[-1]
         return
     expected = {"ops_s": [2.0], "launch_s": 1.0, "device": "cpu"}
-    assert (code, said) == (0, begun)
+    assert (code, lines) == (0, begun)
     assert json.loads(answer.read_text("utf-8")) == expected | ({"message": [[4096, 0.5]]} if transfers > 1 else {})
 
 
@@ -214,11 +214,11 @@ def test_parts_are_reported_and_the_first_failure_ends_them(
 
 
 def test_measures_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rates.json"
-    assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(out)]) == 0
-    said = capfd.readouterr()
-    assert "ops on 1 processes" in said.err and f'cluster one {{ rates = "{out}" }}' in said.out
-    table = read_table(out)
+    path = tmp_path / "rates.json"
+    assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(path)]) == 0
+    printed = capfd.readouterr()
+    assert "ops on 1 processes" in printed.err and f'cluster one {{ rates = "{path}" }}' in printed.out
+    table = read_table(path)
     assert {row.kind for row in table.rows} >= {"gemm", "wgrad", "attention", "norm", "copy", "optimizer", "launch"}
     assert {row.kind for row in table.rows} >= {"dispatch_node", "message_node", "all_reduce_node", "latency_node"}
     assert table.device.cores and all(row.source.startswith("measured on ") for row in table.rows)
@@ -226,9 +226,9 @@ def test_measures_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_a_trace_gives_class_factors(tmp_path: Path) -> None:
-    out = tmp_path / "rates.json"
-    assert main(["calibrate", str(SPECS / "deepseek-v3.dsc"), "--trace", str(TRACE), "-o", str(out)]) == 0
-    assert out.read_text("utf-8") == (TABLES / "h800-calibrated.json").read_text("utf-8")
+    path = tmp_path / "rates.json"
+    assert main(["calibrate", str(SPECS / "deepseek-v3.dsc"), "--trace", str(TRACE), "-o", str(path)]) == 0
+    assert path.read_text("utf-8") == (TABLES / "h800-calibrated.json").read_text("utf-8")
 
 
 def test_skipped_ops_are_reported(
@@ -278,8 +278,8 @@ def named(tmp_path: Path) -> Path:
 
 
 def write(named: Path, rate: float) -> None:
-    found = tasks("quickstart.dsc")
-    table = table_of(measured(found, rate, 1e-6), found, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
+    op_tasks = tasks("quickstart.dsc")
+    table = table_of(measured(op_tasks, rate, 1e-6), op_tasks, MeasuredDevice(name="c", cores=2), "here", "2025-01-01")
     (named.parents[1] / "lib" / "rates.json").write_text(table.to_json(), "utf-8")
 
 
@@ -302,13 +302,13 @@ def test_a_spec_uses_the_table_relative_to_the_file_that_names_it(named: Path) -
 def test_an_invalid_file_is_reported_where_it_is_named(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("check", "show", "plan"):
         assert main([command, str(named)]) == 2
-        said = capsys.readouterr()
-        assert "error[R0101]: there is no file" in said.err + said.out
-        assert "cluster.dsc:2:22" in said.err + said.out
+        printed = capsys.readouterr()
+        assert "error[R0101]: there is no file" in printed.err + printed.out
+        assert "cluster.dsc:2:22" in printed.err + printed.out
     (named.parents[1] / "lib" / "rates.json").write_text('{"name": "x",\n "rows": 1}', "utf-8")
     assert main(["check", str(named)]) == 2
-    said = capsys.readouterr()
-    assert "rates.json: device: field required (and 1 more)" in said.err + said.out
+    printed = capsys.readouterr()
+    assert "rates.json: device: field required (and 1 more)" in printed.err + printed.out
 
 
 def test_a_spec_without_its_table_is_not_planned_by_another() -> None:
@@ -321,13 +321,13 @@ def test_a_spec_without_its_table_is_not_planned_by_another() -> None:
 
 def test_tables_of_two_specs_are_compared(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(named, 1e9)
-    other = named.parents[1] / "other"
-    shutil.copytree(named.parents[1] / "lib", other / "lib")
-    shutil.copytree(named.parent, other / "run")
-    assert main(["diff", str(named), str(other / "run" / "spec.dsc")]) == 0
+    second = named.parents[1] / "other"
+    shutil.copytree(named.parents[1] / "lib", second / "lib")
+    shutil.copytree(named.parent, second / "run")
+    assert main(["diff", str(named), str(second / "run" / "spec.dsc")]) == 0
     write(named, 2e9)
     capsys.readouterr()
-    assert main(["diff", str(named), str(other / "run" / "spec.dsc")]) == 1
+    assert main(["diff", str(named), str(second / "run" / "spec.dsc")]) == 1
     assert "rows" in capsys.readouterr().out
 
 

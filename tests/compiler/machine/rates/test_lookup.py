@@ -24,7 +24,7 @@ def test_rates_are_between_the_extremes_of_the_rows(
 ) -> None:
     rates = [rate for _, rate in points]
     assert min(rates) * (1 - 1e-9) <= rate_at(points, shape) <= max(rates) * (1 + 1e-9)
-    assert rate_at([(at, 2 * rate) for at, rate in points], shape) == pytest.approx(2 * rate_at(points, shape))
+    assert rate_at([(sizes, 2 * rate) for sizes, rate in points], shape) == pytest.approx(2 * rate_at(points, shape))
 
 
 def test_the_nearer_row_weighs_more() -> None:

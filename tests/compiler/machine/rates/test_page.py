@@ -22,14 +22,25 @@ def compared() -> str:
     spec, plan = shipped("deepseek-v3.dsc", "pretrain"), deepseek_v3().plan
     cuts = plan.cuts
     names = ("h800", "h800-calibrated")
-    found = [layer_times(plan, cuts, rates_of(spec, with_base(shipped_table(name))), "L10") for name in names]
+    predictions = [layer_times(plan, cuts, rates_of(spec, with_base(shipped_table(name))), "L10") for name in names]
     trace = shipped_trace("deepseek-pair")
     rows: list[tuple[str, float, list[float]]] = []
     for entry in trace.classes:
         name = ", ".join(entry.classes[:2]) + (", …" if len(entry.classes) > 2 else "")
-        rows.append((name, entry.ms, [sum(t.classes.get(kind, 0.0) for kind in entry.classes) for t in found]))
+        rows.append(
+            (
+                name,
+                entry.ms,
+                [sum(prediction.classes.get(kind, 0.0) for kind in entry.classes) for prediction in predictions],
+            )
+        )
     rows += [
-        (f"exchanges, {each.phase}", each.ms, [t.exchanges[each.phase] for t in found]) for each in trace.exchanges
+        (
+            f"exchanges, {exchange.phase}",
+            exchange.ms,
+            [prediction.exchanges[exchange.phase] for prediction in predictions],
+        )
+        for exchange in trace.exchanges
     ]
     lines = [f"| | profile | {' | '.join(f'`{name}`' for name in names)} |", "|---|---|" + "---|" * len(names)]
     for name, ms, seconds in rows:
@@ -39,12 +50,12 @@ def compared() -> str:
 
 def test_the_page_matches_the_tables(bless: bool) -> None:
     text = PAGE.read_text("utf-8")
-    head, mark, shown = text.partition(LAST)
+    head, mark, table = text.partition(LAST)
     assert mark
     if bless:
         PAGE.write_text(head + mark + compared(), "utf-8")
-        shown = compared()
-    assert shown == compared(), "pytest --bless"
+        table = compared()
+    assert table == compared(), "pytest --bless"
 
 
 def test_the_page_names_every_class_and_table() -> None:

@@ -103,31 +103,31 @@ def test_calibrated_tables_are_preferred() -> None:
 
 def test_few_rows_are_slower() -> None:
     rates = rates_of(shipped(*V3), "h800")
-    few, many = (rates.rate("gemm", "e4m3", (rows, 7168, 16384)) for rows in (100, 4000))
-    assert few < 0.6 * many
+    slow, fast = (rates.rate("gemm", "e4m3", (rows, 7168, 16384)) for rows in (100, 4000))
+    assert slow < 0.6 * fast
 
 
 def test_exchanges_of_deepseek_v3() -> None:
     """Four nodes per token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP); the spec reserves 20."""
     rates = rates_of(shipped(*V3), "h800")
-    there, back = (exchange_s(rates, TOKENS * TOP_K, to) for to in (True, False))
-    assert there == pytest.approx(TOKENS * 4 * 7392 / (51e9 * 20 / 24), rel=0.01)
-    assert back == pytest.approx(TOKENS * 4 * 14336 / (50e9 * 20 / 24), rel=0.01)
+    dispatch_s, combine_s = (exchange_s(rates, TOKENS * TOP_K, to_experts) for to_experts in (True, False))
+    assert dispatch_s == pytest.approx(TOKENS * 4 * 7392 / (51e9 * 20 / 24), rel=0.01)
+    assert combine_s == pytest.approx(TOKENS * 4 * 14336 / (50e9 * 20 / 24), rel=0.01)
 
 
 def test_sms_that_communicate_do_not_compute() -> None:
     spec = shipped(*V3)
-    shared, more = rates_of(spec), rates_of(spec.model_copy(update={"sm": Sm(communication=24)}))
-    whole = rates_of(spec.model_copy(update={"sm": Sm(communication=0)}))
-    for kind, dtype in shared.points:
-        for (_, rate), (_, all_of_them) in zip(shared.points[kind, dtype], whole.points[kind, dtype], strict=True):
+    sms_20, sms_24 = rates_of(spec), rates_of(spec.model_copy(update={"sm": Sm(communication=24)}))
+    sms_0 = rates_of(spec.model_copy(update={"sm": Sm(communication=0)}))
+    for kind, dtype in sms_20.points:
+        for (_, rate), (_, full_rate) in zip(sms_20.points[kind, dtype], sms_0.points[kind, dtype], strict=True):
             if kind in FLOPS:
-                assert rate == pytest.approx(all_of_them * 112 / 132)
+                assert rate == pytest.approx(full_rate * 112 / 132)
             elif kind in MEMORY:
-                assert rate == all_of_them
-    assert exchange_s(more) < exchange_s(shared)
-    most = rates_of(spec.model_copy(update={"sm": Sm(communication=100)}))
-    assert exchange_s(most) == exchange_s(more), "24 SMs fill the links"
+                assert rate == full_rate
+    assert exchange_s(sms_24) < exchange_s(sms_20)
+    sms_100 = rates_of(spec.model_copy(update={"sm": Sm(communication=100)}))
+    assert exchange_s(sms_100) == exchange_s(sms_24), "24 SMs fill the links"
 
 
 def layer_s(rates: Rates) -> float:
@@ -152,18 +152,18 @@ def test_a_faster_device_is_never_slower(name: str, faster: float) -> None:
 def test_an_unknown_accelerator_reaches_the_same_shares_of_its_peaks() -> None:
     spec = shipped(*V3)
     assert table_for(spec.cluster.node.device) == "h800"
-    other = with_device(spec, name="l40s")  # type: ignore[arg-type]
-    rates = rates_of(other)
+    unknown = with_device(spec, name="l40s")  # type: ignore[arg-type]
+    rates = rates_of(unknown)
     note = "device l40s has no rate table: it reaches the same shares of its peaks as H100"
     assert rates.table == "h100" and note in rates.assumptions
-    twice = rates_of(with_device(other, bf16=2 * 989e12, fp8=2 * 1979e12))
+    twice = rates_of(with_device(unknown, bf16=2 * 989e12, fp8=2 * 1979e12))
     shape = (4096, 7168, 2048)
     assert twice.rate("gemm", "e4m3", shape) == pytest.approx(2 * rates.rate("gemm", "e4m3", shape))
 
 
 def test_classes_without_rows_are_reported() -> None:
-    said = rates_of(shipped(*V3), "h800").notes.values()
-    assert "table h800 has no row of wgrad in bf16: rows of gemm in bf16 stand in" in said
+    notes = rates_of(shipped(*V3), "h800").notes.values()
+    assert "table h800 has no row of wgrad in bf16: rows of gemm in bf16 stand in" in notes
     table = shipped_table("h800")
     bare = table.model_copy(update={"rows": tuple(row for row in table.rows if row.kind != "attention")})
     attention = rates_of(shipped(*V3), bare)
@@ -208,8 +208,8 @@ def test_ranks_that_share_cores_take_no_less_than_their_work() -> None:
     rates = rates_of(shipped("quickstart.dsc"))
     assert rates.shared_s(1.0, [0.9] * 4) == 1.0, "the shipped table has a core for each"
     table = shipped_table("cpu")
-    two = table.model_copy(update={"device": table.device.model_copy(update={"cores": 2})})
-    rates = rates_of(shipped("quickstart.dsc"), two)
+    two_cores = table.model_copy(update={"device": table.device.model_copy(update={"cores": 2})})
+    rates = rates_of(shipped("quickstart.dsc"), two_cores)
     assert rates.shared_s(1.0, [0.9] * 4) == pytest.approx(1.8)
     assert rates.shared_s(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
 
@@ -227,4 +227,4 @@ def test_rope_is_a_separate_pass_if_the_table_has_its_rate() -> None:
         )
         kernels[name] = [kind for kind, _ in rates.kernels_s("attention", "mla_attention", work, 0)]
         assert rates.rope == any(row.kind == "rope" for row in shipped_table(rates.table).rows)
-    assert [len(each) for each in kernels.values()] == [1, 2] and kernels["moe-8gpu.dsc"][1] == "rope"
+    assert [len(kinds) for kinds in kernels.values()] == [1, 2] and kernels["moe-8gpu.dsc"][1] == "rope"

@@ -43,6 +43,6 @@ def test_every_op_has_a_rate(file: str, run: str) -> None:
         costs = costs_of(spec)
         for table in shipped_tables():
             rates = rates_of(spec, table)
-            for each in (rates.beside, rates.undivided):
-                assert all(isfinite(each.kernel_s(kind, op, work, ROWS)) for kind, op, work in costs)
+            for variant in (rates.beside, rates.undivided):
+                assert all(isfinite(variant.kernel_s(kind, op, work, ROWS)) for kind, op, work in costs)
     assert "bf16" in planned

@@ -114,40 +114,40 @@ WRONG = {
 
 @pytest.mark.parametrize("case", sorted(WRONG))
 def test_an_invalid_table_is_reported_at_its_key(case: str) -> None:
-    written, said = WRONG[case]
+    text, message = WRONG[case]
     with pytest.raises(RateError) as caught:
-        table_of_json(written, "t.json")
-    assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+        table_of_json(text, "t.json")
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    for name, said in {
+    for name, message in {
         "none.json": "there is no file",
         "": "is not a regular file",
         "a\0b": "there is no file",
         "binary.json": "is not text in UTF-8",
         "large.json": "is larger than 8 MiB",
     }.items():
-        with pytest.raises(RateError, match=said):
+        with pytest.raises(RateError, match=message):
             read_table(tmp_path / name)
 
 
 def test_agreement_of_rows_is_checked_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    compared: list[int] = []
 
     def counted(points: Sequence[Point], shape: tuple[int, ...]) -> float:
-        asked.append(len(points))
+        compared.append(len(points))
         return rate_at(points, shape)
 
     monkeypatch.setattr(interval, "rate_at", counted)
     points = tuple(((k, 1), 1e9 if k % 2 else 1e9 * (1 + k / MAX_ROWS)) for k in range(1, MAX_ROWS + 1))
-    assert interval.spread_of(points[:100]) > 0 and asked == [99] * 100
-    asked.clear()
+    assert interval.spread_of(points[:100]) > 0 and compared == [99] * 100
+    compared.clear()
     assert interval.spread_of(points) > 0
-    assert sum(asked) < interval.MOST_COMPARED**2
+    assert sum(compared) < interval.MOST_COMPARED**2
 
 
 def test_each_class_has_one_unit() -> None:

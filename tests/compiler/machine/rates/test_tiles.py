@@ -63,8 +63,8 @@ def test_no_product_is_faster_than_the_fastest_that_was_found(
     rates = rates_of(shipped("llama3-8b.dsc"), table)
     device, spec = shipped_table(table).device, 989e12
     assert device.bf16 is not None
-    here = rates.rate("gemm", "bf16", shape) * device.bf16 / spec
-    assert 0.5 * fastest < here < fastest / 1.1291 * 1.05
+    rate = rates.rate("gemm", "bf16", shape) * device.bf16 / spec
+    assert 0.5 * fastest < rate < fastest / 1.1291 * 1.05
 
 
 def test_a_row_gives_its_own_rate() -> None:
@@ -75,8 +75,8 @@ def test_a_row_gives_its_own_rate() -> None:
 
 def test_small_micro_batches_and_few_tokens_of_an_expert_are_slower() -> None:
     rates = rates_of(shipped("llama3-8b.dsc"))
-    for few, many in (((100, 4096, 4096), (8192, 4096, 4096)), ((8192, 4096, 128), (8192, 4096, 8192))):
-        assert rates.rate("gemm", "bf16", few) < 0.9 * rates.rate("gemm", "bf16", many)
+    for small, large in (((100, 4096, 4096), (8192, 4096, 4096)), ((8192, 4096, 128), (8192, 4096, 8192))):
+        assert rates.rate("gemm", "bf16", small) < 0.9 * rates.rate("gemm", "bf16", large)
     assert rates.rate("grouped_gemm", "bf16", (64, 40, 4096, 4096)) < 0.5 * rates.rate(
         "gemm", "bf16", (8192, 4096, 4096)
     )

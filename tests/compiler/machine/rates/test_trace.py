@@ -48,9 +48,9 @@ def test_the_published_figures_agree_with_each_other() -> None:
         parts = sum(part.ms for part in trace.parts if part.phase == phase)
         assert LAYERS * parts == pytest.approx(lanes["compute"][phase], rel=0.02)
     for phase, name in (("F", "F"), ("I", "B")):
-        exchanged = sum(each.ms for each in trace.exchanges if each.phase == phase)
+        exchanged = sum(exchange.ms for exchange in trace.exchanges if exchange.phase == phase)
         assert LAYERS * exchanged == pytest.approx(lanes["communication"][name], rel=0.01)
-    busy = LAYERS * sum(each.ms for each in trace.classes)
+    busy = LAYERS * sum(entry.ms for entry in trace.classes)
     assert busy == pytest.approx(trace.busy_ms, rel=0.01)
     assert LAYERS * sum(part.ms for part in trace.parts) == pytest.approx(busy, rel=0.07)
 
@@ -58,22 +58,24 @@ def test_the_published_figures_agree_with_each_other() -> None:
 def test_a_calibrated_table_gives_the_trace_back() -> None:
     trace = shipped_trace("deepseek-pair")
     table = with_base(factors_of(trace))
-    found = times(table)
+    prediction = times(table)
     for entry in trace.classes:
-        assert sum(found.classes.get(kind, 0.0) for kind in entry.classes) == pytest.approx(entry.ms * 1e-3, rel=3e-3)
-    assert sum(found.exchanges.values()) == pytest.approx(28.3e-3, rel=1e-3)
-    norm = found.moved_bytes["norm"] / found.classes["norm"]
+        assert sum(prediction.classes.get(kind, 0.0) for kind in entry.classes) == pytest.approx(
+            entry.ms * 1e-3, rel=3e-3
+        )
+    assert sum(prediction.exchanges.values()) == pytest.approx(28.3e-3, rel=1e-3)
+    norm = prediction.moved_bytes["norm"] / prediction.classes["norm"]
     assert norm / 3.35e12 == pytest.approx(0.30, rel=1e-3)
     launch = next(row.seconds for row in table.rows if row.kind == "launch")
-    assert launch is not None and launch * found.launches * LAYERS == pytest.approx(1.8e-3, rel=1e-3)
+    assert launch is not None and launch * prediction.launches * LAYERS == pytest.approx(1.8e-3, rel=1e-3)
 
 
 def test_phases_not_used_for_calibration_are_predicted() -> None:
     """Factors belong to classes; the times of forward, backward and weight gradients are then predictions."""
     trace = shipped_trace("deepseek-pair")
-    found = times(with_base(factors_of(trace)))
+    prediction = times(with_base(factors_of(trace)))
     for phase in "FIW":
-        predicted = sum(time_s for (at, _), time_s in found.parts.items() if at == phase)
+        predicted = sum(time_s for (part_phase, _), time_s in prediction.parts.items() if part_phase == phase)
         assert predicted == pytest.approx(sum(p.ms for p in trace.parts if p.phase == phase) * 1e-3, rel=0.1)
 
 
@@ -128,8 +130,10 @@ def test_a_calibrated_table_with_a_long_name_reads_back() -> None:
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
     changed = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
     assert table_of_json(changed.to_json(), "t.json") == changed and changed.name.endswith("x-calibrated")
-    launch, *others = changed.rows
-    assert launch.kind == "launch" and others == [row for row in table.rows if row.kind != "launch"] != [*table.rows]
+    launch, *factor_rows = changed.rows
+    assert launch.kind == "launch" and factor_rows == [row for row in table.rows if row.kind != "launch"] != [
+        *table.rows
+    ]
     kinds = [(factor.kind, factor.dtype) for factor in changed.factors]
     assert len({*kinds}) == len(kinds) and {(factor.kind, factor.dtype) for factor in table.factors} <= {*kinds}
 
@@ -153,20 +157,20 @@ WRONG = {
 
 @pytest.mark.parametrize("case", sorted(WRONG))
 def test_an_invalid_trace_is_reported_at_its_key(case: str, tmp_path: Path) -> None:
-    written, said = WRONG[case]
-    (tmp_path / "t.json").write_text(json.dumps(written), "utf-8")
+    trace_document, message = WRONG[case]
+    (tmp_path / "t.json").write_text(json.dumps(trace_document), "utf-8")
     with pytest.raises(RateError) as caught:
         read_trace(tmp_path / "t.json", "t.json")
-    assert str(caught.value).startswith("t.json: ") and said in str(caught.value)
+    assert str(caught.value).startswith("t.json: ") and message in str(caught.value)
 
 
 def test_a_trace_that_does_not_fit_its_spec() -> None:
     with pytest.raises(RateError, match="no layer L99"):
         factors_of(TracedPair.model_validate_json(json.dumps(document(layer="L99"))))
-    for factor, said in ((1e4, r"gemm takes 1.13e\+04 times as"), (1e-9, "gemm takes 1.13e-09 times as")):
+    for factor, message in ((1e4, r"gemm takes 1.13e\+04 times as"), (1e-9, "gemm takes 1.13e-09 times as")):
         classes = [{"classes": ["gemm"], "ms": 4.7 * factor}]
         measured = document(classes=classes, shares=[], layers=1, busy_ms=4.7 * factor, span_ms=5e4, gaps_ms=0.0)
-        with pytest.raises(RateError, match=said):
+        with pytest.raises(RateError, match=message):
             factors_of(TracedPair.model_validate_json(json.dumps(measured)))
     with pytest.raises(RateError, match=r"pair takes .* as the table says, which is not between 0.001 and 1000:"):
         factors_of(TracedPair.model_validate_json(json.dumps(document(span_ms=1e6))))

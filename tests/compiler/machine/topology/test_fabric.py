@@ -50,14 +50,14 @@ SMALL = [
 
 def best_path(graph: nx.Graph, a: int, b: int, num_bytes: float) -> tuple[float, list[tuple[object, ...]]]:
     """(seconds, nodes) of the soonest of all paths: for each bandwidth, the shortest over edges that have it."""
-    found = []
+    timed_paths = []
     for least in {bandwidth for _, _, bandwidth in graph.edges(data="bandwidth")}:
         wide = nx.subgraph_view(graph, filter_edge=lambda x, y, least=least: graph.edges[x, y]["bandwidth"] >= least)
         if nx.has_path(wide, ("device", a), ("device", b)):
             latency_s, path = nx.single_source_dijkstra(wide, ("device", a), ("device", b), weight="latency_s")
             narrowest = min(graph.edges[edge]["bandwidth"] for edge in pairwise(path))
-            found.append((latency_s + num_bytes / narrowest, path))
-    return min(found, key=lambda each: each[0])
+            timed_paths.append((latency_s + num_bytes / narrowest, path))
+    return min(timed_paths, key=lambda timed_path: timed_path[0])
 
 
 def random_links(generator: random.Random) -> NodeLinks:
@@ -109,8 +109,8 @@ def test_many_messages_take_as_long_as_the_slowest() -> None:
             continue
         count = generator.randrange(1, fabric.num_devices // 2 + 1)
         a, b = (generator.randrange(fabric.num_devices - count + 1) for _ in range(2))
-        each = [fabric.message_s(a + i, b + i, 1e7) for i in range(count)]
-        assert fabric.message_s(a, b, 1e7, count) == max(each)
+        seconds = [fabric.message_s(a + i, b + i, 1e7) for i in range(count)]
+        assert fabric.message_s(a, b, 1e7, count) == max(seconds)
 
 
 def test_levels() -> None:
@@ -265,23 +265,23 @@ def test_traffic_of_a_step_by_hand() -> None:
     """Quickstart: one node, so everything is NVLink's; a message from every action but those at the ends."""
     spec = load("specs/quickstart.dsc")
     plan, schedule = make_plan(spec), schedule_of("dualpipe", 2, 4)
-    found = traffic(rates_of(spec).fabric, plan, schedule)
+    sent = traffic(rates_of(spec).fabric, plan, schedule)
     hidden = 2 * 128 * 192 * 4
-    assert found["pipeline"] == {"nvlink": 2 * 4 * hidden * plan.mesh.dp}  # 4 micro-batches, forth and back
+    assert sent["pipeline"] == {"nvlink": 2 * 4 * hidden * plan.mesh.dp}  # 4 micro-batches, forth and back
     rows = 2 * 128 * 4 * 192 * 4
     moe = 4  # three layers and the MTP block; half of the rows leave the rank
-    assert found["experts"] == {"nvlink": moe * 4 * 2 * 2 * rows // 2 * plan.mesh.dp}
+    assert sent["experts"] == {"nvlink": moe * 4 * 2 * 2 * rows // 2 * plan.mesh.dp}
     trained = sum(r.num_elements * 2 * 4 * (len(r.holders) - 1) for r in plan.replicas if r.role == "parameter")
-    assert found["gradients"] == {"nvlink": trained}
+    assert sent["gradients"] == {"nvlink": trained}
 
 
 def test_traffic_between_nodes_is_on_rails() -> None:
     """DeepSeek-V3 on 256 nodes: neighbours are 16 nodes apart, and every second one is under another leaf."""
     spec = load("specs/deepseek-v3.dsc")
-    found = traffic(rates_of(spec).fabric, make_plan(spec), schedule_of("dualpipe", 16, 32))
-    assert found["pipeline"].keys() == {"leaf", "spine"} and "nvlink" not in found["pipeline"]
-    assert found["experts"].keys() == {"nvlink", "leaf"}
-    assert found["pipeline"]["leaf"] + found["pipeline"]["spine"] == 2 * 15 * 32 * 128 * 4096 * 7168 * 2
+    sent = traffic(rates_of(spec).fabric, make_plan(spec), schedule_of("dualpipe", 16, 32))
+    assert sent["pipeline"].keys() == {"leaf", "spine"} and "nvlink" not in sent["pipeline"]
+    assert sent["experts"].keys() == {"nvlink", "leaf"}
+    assert sent["pipeline"]["leaf"] + sent["pipeline"]["spine"] == 2 * 15 * 32 * 128 * 4096 * 7168 * 2
 
 
 def test_a_token_crosses_once_to_each_node() -> None:

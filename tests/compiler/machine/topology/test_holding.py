@@ -42,11 +42,11 @@ def test_bytes_kept_per_micro_batch_equal_those_of_its_actions(of: str) -> None:
     values = RankValues(program, schedule, 0, balanced_rows(spec), Effects(), 1)
     ends = curve_of(values, program, schedule).ends
     chains = chains_of(rates, cut_model(spec))
-    kept, late = (sum(kept_bytes(each, kind) for each in chains) for kind in "FI")
+    for_backward, for_weights = (sum(kept_bytes(chain, kind) for chain in chains) for kind in "FI")
     forwards = {after - before for before, after in pairwise(ends[:6])}
     backwards = {after - before for before, after in pairwise(ends[5:12])}
-    assert forwards == {kept}
-    assert backwards == {late - kept}
+    assert forwards == {for_backward}
+    assert backwards == {for_weights - for_backward}
 
 
 def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
@@ -54,9 +54,9 @@ def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
     spec = small_spec(2, 2, 2, 4)
     chains = chains_of(rates_of(spec), cut_model(spec))
     pairs, alone = (blocks_of(chains, overlaps) for overlaps in (True, False))
-    for lanes, (whole,) in zip(pairs.layers, alone.layers, strict=True):
+    for lanes, (summed,) in zip(pairs.layers, alone.layers, strict=True):
         compute, exchanges = lanes
-        assert max(compute, exchanges) <= whole <= compute + exchanges
+        assert max(compute, exchanges) <= summed <= compute + exchanges
     dense, *with_experts = (exchanges for _, exchanges in pairs.layers)
     assert dense == 0 and all(with_experts)
 
@@ -65,14 +65,14 @@ def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
 def test_assumed_memory_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     """Temporary values of the running action are not counted, and of a pair the forward counts as if it ended first."""
     spec = shipped(f"{name}.dsc")
-    found = timed(spec)
-    placement, num_stages = found.plan.stage_placement, len(found.plan.stages)
+    timed_plan = timed(spec)
+    placement, num_stages = timed_plan.plan.stage_placement, len(timed_plan.plan.stages)
     pipeline = Splitting(cut_model(spec), num_stages, placement).pipeline
     assert pipeline.holding is not None
     runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))
-    most = max(memory.peak_bytes for memory in memories(found))
-    assert pipeline.held(runs) == pytest.approx(most, rel=0.05)
-    assert schedule_on(spec, placement, found.plan.mesh.pp) == found.schedule
+    peak = max(memory.peak_bytes for memory in memories(timed_plan))
+    assert pipeline.held(runs) == pytest.approx(peak, rel=0.05)
+    assert schedule_on(spec, placement, timed_plan.plan.mesh.pp) == timed_plan.schedule
 
 
 def test_deepseek_v3_begins_with_four_layers() -> None:
@@ -80,12 +80,14 @@ def test_deepseek_v3_begins_with_four_layers() -> None:
     spec = shipped("deepseek-v3.dsc")
     five = resolve(SPECS / "deepseek-v3.dsc", None, ["parallel.layout=Et*5|(tttt|)*14mL"]).spec
     assert runs_of(spec) == [4] * 15 + [1] and runs_of(five) == [5, *[4] * 14, 0]
-    four, other = timed(spec), timed(five)
-    assert four.step.seconds < other.step.seconds * (1 + 1 / NEAR)
-    held, more = ([memory.peak_bytes for memory in memories(each)] for each in (four, other))
-    assert max(held) <= max(more) and held[0] < more[0] - 2**30
-    assert any("at most 1% more" in said for said in make_plan(spec).assumptions)
-    assert not any("at most 1% more" in said for said in make_plan(five).assumptions)
+    plan_of_four, plan_of_five = timed(spec), timed(five)
+    assert plan_of_four.step.seconds < plan_of_five.step.seconds * (1 + 1 / NEAR)
+    peaks_of_four, peaks_of_five = (
+        [memory.peak_bytes for memory in memories(timed_plan)] for timed_plan in (plan_of_four, plan_of_five)
+    )
+    assert max(peaks_of_four) <= max(peaks_of_five) and peaks_of_four[0] < peaks_of_five[0] - 2**30
+    assert any("at most 1% more" in assumption for assumption in make_plan(spec).assumptions)
+    assert not any("at most 1% more" in assumption for assumption in make_plan(five).assumptions)
 
 
 def test_a_slightly_slower_split_is_chosen_if_only_it_fits() -> None:

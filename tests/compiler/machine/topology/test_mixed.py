@@ -75,8 +75,8 @@ def test_stages_are_sized_to_the_pace_of_their_ranks(mixed, schedule: str) -> No
     plan = make_plan(spec)
     layers = layers_of(plan)
     assert sum(layers) == 32
-    held = [sum(layers[s] for s in plan.stage_placement.stages_of(4, rank)) for rank in range(4)]
-    assert held[0] > 1.8 * held[2] and held[1] > 1.8 * held[3]
+    layers_per_rank = [sum(layers[s] for s in plan.stage_placement.stages_of(4, rank)) for rank in range(4)]
+    assert layers_per_rank[0] > 1.8 * layers_per_rank[2] and layers_per_rank[1] > 1.8 * layers_per_rank[3]
     fast, _, slow, _ = rank_rates(spec)
     assert (fast is not slow and rank_rates(spec)[0].table != slow.table) or fast.points != slow.points
 

@@ -23,13 +23,13 @@ PLACEMENTS = [loop(1), loop(2), loop(3), V, BIDIRECTIONAL]
 
 def splits(num_layers: int, num_stages: int) -> list[Runs]:
     """All: the first and the last stage may be empty."""
-    found = []
+    all_runs = []
     for cuts in combinations(range(num_layers + num_stages - 1), num_stages - 1):
         ends = (*(cut - i for i, cut in enumerate(cuts)), num_layers)
         runs = tuple(zip((0, *ends[:-1]), ends, strict=True))
         if all(end > begin for begin, end in runs[1:-1]):
-            found.append(runs)
-    return found
+            all_runs.append(runs)
+    return all_runs
 
 
 def by_hand(pipeline: Pipeline, runs: Runs) -> tuple[int, int, int, int]:
@@ -43,28 +43,28 @@ def by_hand(pipeline: Pipeline, runs: Runs) -> tuple[int, int, int, int]:
 
     ranks = []
     for rank, blocks in enumerate(pipeline.blocks):
-        each = [lanes(stage, blocks) for stage in pipeline.stage_placement.stages_of(pipeline.num_ranks, rank)]
-        ranks.append(max(map(sum, zip(*each, strict=True))))
+        stage_lanes = [lanes(stage, blocks) for stage in pipeline.stage_placement.stages_of(pipeline.num_ranks, rank)]
+        ranks.append(max(map(sum, zip(*stage_lanes, strict=True))))
     stages = []
     for stage in range(len(runs)):
         holders = pipeline.stage_placement.ranks_of_stage(pipeline.num_ranks, stage)
         stages.append(max(max(lanes(stage, pipeline.blocks[rank])) for rank in holders))
-    return bytes_by_hand(pipeline, runs), max(ranks), max(stages), sum(each * each for each in stages)
+    return bytes_by_hand(pipeline, runs), max(ranks), max(stages), sum(load * load for load in stages)
 
 
 def bytes_by_hand(pipeline: Pipeline, runs: Runs) -> int:
     """Bytes of the fullest rank, counted as if no device had more room than another."""
-    held, last = pipeline.holding, len(runs) - 1
-    if held is None:
+    holding, last = pipeline.holding, len(runs) - 1
+    if holding is None:
         return 0
     fullest = 0
-    for rank, moments in enumerate(held.moments):
+    for rank, moments in enumerate(holding.moments):
         stages = pipeline.stage_placement.stages_of(pipeline.num_ranks, rank)
         for moment in moments:
-            total = max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
+            total = max(holding.room) - holding.room[rank] - (holding.shared if {0, last} <= {*stages} else 0)
             for stage, often in zip(stages, moment, strict=True):
-                blocks = [held.layers[i] for i in range(*runs[stage])]
-                blocks += [held.first] * (stage == 0) + [held.last] * (stage == last)
+                blocks = [holding.layers[i] for i in range(*runs[stage])]
+                blocks += [holding.first] * (stage == 0) + [holding.last] * (stage == last)
                 total += sum(count * size for block in blocks for count, size in zip(often, block, strict=True))
             fullest = max(fullest, total)
     return fullest
@@ -77,8 +77,8 @@ def best_of(pipeline: Pipeline, every: list[Runs]) -> tuple[int, int, int, int]:
     if pipeline.holding is None:
         return min(score for score in scores if score[1:] == fastest)
     load, stage, squares = fastest
-    most = load + load // NEAR, stage + stage // NEAR, squares + 2 * squares // NEAR
-    return min(score for score in scores if all(a <= b for a, b in zip(score[1:], most, strict=True)))
+    limits = load + load // NEAR, stage + stage // NEAR, squares + 2 * squares // NEAR
+    return min(score for score in scores if all(a <= b for a, b in zip(score[1:], limits, strict=True)))
 
 
 def random_blocks(generator: random.Random, num_layers: int, lanes: int) -> Blocks:
@@ -87,7 +87,7 @@ def random_blocks(generator: random.Random, num_layers: int, lanes: int) -> Bloc
     def cost() -> tuple[int, ...]:
         return tuple(generator.randint(0 if generator.random() < 0.1 else 1, top) for _ in range(lanes))
 
-    return Blocks(tuple(cost() for _ in range(num_layers)), cost(), tuple(3 * each for each in cost()))
+    return Blocks(tuple(cost() for _ in range(num_layers)), cost(), tuple(3 * time for time in cost()))
 
 
 def near_blocks(generator: random.Random, num_layers: int, lanes: int) -> Blocks:
@@ -96,7 +96,7 @@ def near_blocks(generator: random.Random, num_layers: int, lanes: int) -> Blocks
     def cost() -> tuple[int, ...]:
         return tuple(1000 + generator.choice([0, 0, 3, 7, 12]) for _ in range(lanes))
 
-    return Blocks(tuple(cost() for _ in range(num_layers)), cost(), tuple(2 * each for each in cost()))
+    return Blocks(tuple(cost() for _ in range(num_layers)), cost(), tuple(2 * time for time in cost()))
 
 
 def random_holding(generator: random.Random, num_layers: int, schedule: Schedule) -> Holding:
@@ -151,14 +151,14 @@ def alike_pipeline(
     unlike = generator.randint(0, num_ranks // placement.copies - 1)
     num_layers = generator.randint(max(num_stages - 2, unlike + 1), num_stages + 4)
     kinds = [
-        replace(each, layers=(*each.layers[:unlike], *each.layers[-1:] * (num_layers - unlike)))
-        for each in (random_blocks(generator, num_layers, lanes) for _ in range(num_kinds))
+        replace(blocks, layers=(*blocks.layers[:unlike], *blocks.layers[-1:] * (num_layers - unlike)))
+        for blocks in (random_blocks(generator, num_layers, lanes) for _ in range(num_kinds))
     ]
     holding = None
     if holds:
         schedule = stand_in(placement, num_ranks, 4 * num_ranks)
-        found = random_holding(generator, num_layers, schedule)
-        holding = replace(found, layers=(*found.layers[:unlike], *found.layers[-1:] * (num_layers - unlike)))
+        drawn = random_holding(generator, num_layers, schedule)
+        holding = replace(drawn, layers=(*drawn.layers[:unlike], *drawn.layers[-1:] * (num_layers - unlike)))
     return Pipeline(placement, tuple(generator.choice(kinds) for _ in range(num_ranks)), holding)
 
 
@@ -178,22 +178,22 @@ def test_layers_that_are_alike_are_split_by_their_counts(
         limits, runs = quick.fastest()
         assert (limits, runs) == CellSearch(replace(pipeline, holding=None)).fastest()
         if holds:
-            held = pipeline.held(runs)
-            runs = search_of(pipeline).fullest_least(limits, held)
-            assert runs == CellSearch(pipeline).fullest_least(limits, held)
+            fullest = pipeline.held(runs)
+            runs = search_of(pipeline).fullest_least(limits, fullest)
+            assert runs == CellSearch(pipeline).fullest_least(limits, fullest)
         assert by_hand(pipeline, runs) == best_of(pipeline, splits(pipeline.num_layers, pipeline.num_stages))
 
 
 def test_more_stages_than_can_be_filled_are_refused() -> None:
-    one = Blocks(((1,),), (1,), (1,))
-    assert partition(Pipeline(loop(1), (one,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
+    blocks = Blocks(((1,),), (1,), (1,))
+    assert partition(Pipeline(loop(1), (blocks,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
     with pytest.raises(AssertionError, match="more stages than layers can fill"):
-        partition(Pipeline(loop(1), (one,) * 4))
+        partition(Pipeline(loop(1), (blocks,) * 4))
 
 
 def test_a_slow_rank_gets_fewer_layers() -> None:
     """Half as fast, half as many: two of six."""
-    fast, slow = (Blocks(((each,),) * 6, (0,), (0,)) for each in (10, 20))
+    fast, slow = (Blocks(((time,),) * 6, (0,), (0,)) for time in (10, 20))
     split = partition(Pipeline(loop(1), (fast, slow)))
     assert split.runs == ((0, 4), (4, 6)) and (split.rank_load, split.stage_load) == (40, 40)
     assert partition(Pipeline(loop(1), (slow, fast))).runs == ((0, 2), (2, 6))
@@ -222,8 +222,8 @@ def test_mirrored_models_have_mirrored_splits(placement: StagePlacement) -> None
     generator = random.Random(str(placement))
     for _ in range(30):
         pipeline = random_pipeline(generator, placement, 2, 1 if placement == V else 2, True)
-        held = pipeline.holding
-        assert held is not None
+        holding = pipeline.holding
+        assert holding is not None
         turned = replace(
             pipeline,
             blocks=tuple(
@@ -231,22 +231,22 @@ def test_mirrored_models_have_mirrored_splits(placement: StagePlacement) -> None
                 for b in (pipeline.blocks if placement == V else pipeline.blocks[::-1])
             ),
             holding=replace(
-                held,
-                layers=held.layers[::-1],
-                first=held.last,
-                last=held.first,
+                holding,
+                layers=holding.layers[::-1],
+                first=holding.last,
+                last=holding.first,
                 moments=tuple(
-                    tuple(moment[::-1] for moment in each)
-                    for each in (held.moments if placement == V else held.moments[::-1])
+                    tuple(moment[::-1] for moment in rank_moments)
+                    for rank_moments in (holding.moments if placement == V else holding.moments[::-1])
                 ),
-                room=held.room if placement == V else held.room[::-1],
+                room=holding.room if placement == V else holding.room[::-1],
             ),
         )
-        there, back = partition(pipeline), partition(turned)
-        assert pipeline.score(there.runs) == turned.score(back.runs)
-        assert turned.score(mirrored(there.runs, pipeline.num_layers)) == turned.score(back.runs)
-        longer = replace(pipeline, holding=_scaled(held, 1000))
-        assert partition(longer).runs == there.runs
+        split, turned_split = partition(pipeline), partition(turned)
+        assert pipeline.score(split.runs) == turned.score(turned_split.runs)
+        assert turned.score(mirrored(split.runs, pipeline.num_layers)) == turned.score(turned_split.runs)
+        longer = replace(pipeline, holding=_scaled(holding, 1000))
+        assert partition(longer).runs == split.runs
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
@@ -262,15 +262,15 @@ def test_the_unit_of_time_does_not_matter(placement: StagePlacement) -> None:
 
 def _longer(blocks: Blocks, by: int) -> Blocks:
     def times(cost: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(by * each for each in cost)
+        return tuple(by * time for time in cost)
 
     return Blocks(tuple(map(times, blocks.layers)), times(blocks.first), times(blocks.last))
 
 
 def _scaled(held: Holding, by: int) -> Holding:
     def times(block: Bytes) -> Bytes:
-        always, kept, late = (by * each for each in block)
-        return always, kept, late
+        always, until_backward, until_weights = (by * size for size in block)
+        return always, until_backward, until_weights
 
     return Holding(
         tuple(map(times, held.layers)),
@@ -278,7 +278,7 @@ def _scaled(held: Holding, by: int) -> Holding:
         times(held.last),
         by * held.shared,
         held.moments,
-        tuple(by * each for each in held.room),
+        tuple(by * size for size in held.room),
     )
 
 
@@ -326,15 +326,15 @@ def test_the_fullest_moments_of_a_schedule(name: str) -> None:
     schedule = row.generate(4, 16, 2)
     for rank, moments in enumerate(moments_of(schedule)):
         stages = schedule.stage_placement.stages_of(4, rank)
-        kept, late = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+        until_backward, until_weights = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
         met = set()
         for step in schedule.actions[rank]:
-            for action in sorted(actions_of(step), key=lambda each: each.kind != "F"):
-                kept[action.stage] += {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
-                late[action.stage] += {"F": 0, "B": 0, "I": 1, "W": -1}[action.kind]
-                now = tuple((1, kept[s], late[s]) for s in stages)
-                met.add(now)
-                assert any(all(x <= y for a, b in zip(now, one, strict=True) for x, y in zip(a, b, strict=True))
-                           for one in moments), (rank, str(step))  # fmt: skip
+            for action in sorted(actions_of(step), key=lambda action: action.kind != "F"):
+                until_backward[action.stage] += {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
+                until_weights[action.stage] += {"F": 0, "B": 0, "I": 1, "W": -1}[action.kind]
+                reached = tuple((1, until_backward[s], until_weights[s]) for s in stages)
+                met.add(reached)
+                assert any(all(x <= y for a, b in zip(reached, moment, strict=True) for x, y in zip(a, b, strict=True))
+                           for moment in moments), (rank, str(step))  # fmt: skip
         assert set(moments) <= met
-        assert not any(kept.values()) and not any(late.values())
+        assert not any(until_backward.values()) and not any(until_weights.values())

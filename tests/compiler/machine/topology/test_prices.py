@@ -45,13 +45,13 @@ def test_a_message_within_a_node_goes_over_nvlink() -> None:
     """360 GB/s within, 40 GB/s between; rank 1 is on the upper half of its node and 2 on the lower, other rails."""
     spec = two_nodes()
     plan, fabric = make_plan(spec), rates_of(spec).fabric
-    found = messages_of(fabric, plan, plan.stage_placement).seconds
-    assert set(found) == {(a, b) for a in range(4) for b in range(4) if abs(a - b) == 1}
+    seconds = messages_of(fabric, plan, plan.stage_placement).seconds
+    assert set(seconds) == {(a, b) for a in range(4) for b in range(4) if abs(a - b) == 1}
     inside, between = fabric.link(0, 4), fabric.link(4, 8)
     assert inside is not None and between is not None
     assert fabric.path(0, 4) == ("nvlink",) and fabric.path(4, 8) == ("leaf", "nvlink")
-    assert found[0, 1] == found[1, 0] == found[2, 3] == pytest.approx(3.3e-6 + HIDDEN / 360e9)
-    assert found[1, 2] == found[2, 1] == pytest.approx(2.8e-6 + 3.3e-6 + HIDDEN / 40e9)
+    assert seconds[0, 1] == seconds[1, 0] == seconds[2, 3] == pytest.approx(3.3e-6 + HIDDEN / 360e9)
+    assert seconds[1, 2] == seconds[2, 1] == pytest.approx(2.8e-6 + 3.3e-6 + HIDDEN / 40e9)
     assert (inside.bandwidth, between.bandwidth) == (360e9, 40e9)
 
 
@@ -64,14 +64,14 @@ def test_an_action_ends_when_its_message_is_there() -> None:
     messages = messages_of(lowering.rates[0].fabric, plan, schedule.stage_placement).seconds
     times = step_times(lowering, schedule)
     for rank in range(4):
-        for kind, to in (("F", rank + 1), ("B", rank - 1)):
+        for kind, peer in (("F", rank + 1), ("B", rank - 1)):
             alone = run_of_chains([lowering.chains(rank, rank).of(kind)], (0,), lowering.orders)
-            message = round(messages.get((rank, to), 0) * 1e9)
-            taken = times.of(Action(kind, rank, 0), rank) * 10**6
-            assert times.exchanged_s(Action(kind, rank, 0), rank) == pytest.approx(message * 1e-9)
-            assert alone.end <= taken <= alone.end + message
+            message_ns = round(messages.get((rank, peer), 0) * 1e9)
+            action_ns = times.of(Action(kind, rank, 0), rank) * 10**6
+            assert times.exchanged_s(Action(kind, rank, 0), rank) == pytest.approx(message_ns * 1e-9)
+            assert alone.end <= action_ns <= alone.end + message_ns
             if kind == "F":
-                assert taken == alone.end + message
+                assert action_ns == alone.end + message_ns
     assert messages[1, 2] > 8 * messages[0, 1]
     work = sum((times.of(step, rank) for rank, steps in enumerate(schedule.actions) for step in steps), Fraction(0))
     assert simulate(schedule, times).makespan == work
@@ -80,17 +80,20 @@ def test_an_action_ends_when_its_message_is_there() -> None:
 def test_chunks_cost_messages() -> None:
     """With three chunks for each rank, a micro-batch is sent three times as often, and between nodes that is seen."""
     plain, chunked = (
-        timed(load(PUBLISHED, overrides=["train.batch=48", *more]))
-        for more in ((), ("schedule.name=interleaved", "schedule.chunks=3", 'parallel.layout="E|(t|)*46L"'))
+        timed(load(PUBLISHED, overrides=["train.batch=48", *overrides]))
+        for overrides in ((), ("schedule.name=interleaved", "schedule.chunks=3", 'parallel.layout="E|(t|)*46L"'))
     )
     messages = messages_of(plain.rates[0].fabric, plain.plan, plain.plan.stage_placement).seconds
     sent_s = [
-        sum(step_times(found.lowering, found.schedule).exchanged_s(step, 7) for step in found.schedule.actions[7])
-        for found in (plain, chunked)
+        sum(
+            step_times(timed_plan.lowering, timed_plan.schedule).exchanged_s(step, 7)
+            for step in timed_plan.schedule.actions[7]
+        )
+        for timed_plan in (plain, chunked)
     ]
     assert sent_s[0] == pytest.approx(48 * (messages[7, 8] + messages[7, 6]))
     assert sent_s[1] == pytest.approx(3 * sent_s[0])
-    busy_s = [found.step.ranks[7].busy_s for found in (plain, chunked)]  # of the same three layers
+    busy_s = [timed_plan.step.ranks[7].busy_s for timed_plan in (plain, chunked)]  # of the same three layers
     assert busy_s[1] - busy_s[0] == pytest.approx(2 * 48 * messages[7, 8], rel=0.1), "forwards wait for two more each"
 
 
@@ -102,16 +105,18 @@ def test_a_searched_schedule_has_the_price_of_steps() -> None:
     times, costs = step_times(lowering, schedule), stage_costs(lowering)
     assert costs.latency == 0
     for kind, rank in product("FB", range(4)):
-        took = Action(kind, rank, 0)
-        assert costs.of(took, rank) == times.of(took, rank)
+        action = Action(kind, rank, 0)
+        assert costs.of(action, rank) == times.of(action, rank)
 
 
 # ---------------------------------------------------------------- reductions
 
 
 def with_rows(table: RateTable, *rows: dict[str, object]) -> RateTable:
-    said = {"source": "here", "date": "2025-01-01"}
-    return table.model_copy(update={"rows": (*table.rows, *(RateRow.model_validate({**row, **said}) for row in rows))})
+    origin = {"source": "here", "date": "2025-01-01"}
+    return table.model_copy(
+        update={"rows": (*table.rows, *(RateRow.model_validate({**row, **origin}) for row in rows))}
+    )
 
 
 def test_measured_sums_price_the_reduction_of_a_cpu_plan() -> None:
@@ -145,9 +150,9 @@ def test_expert_groups_are_priced_by_their_nodes() -> None:
     parallel = spec.parallel.model_copy(update={"pipeline": 4, "data": 6, "expert": 6})
     cluster = spec.cluster.model_copy(update={"nodes": 3})
     rates = rank_rates(spec.model_copy(update={"parallel": parallel, "cluster": cluster}))
-    assert [each.experts.spread.nodes for each in rates] == [1, 2, 2, 1]
+    assert [of_rank.experts.spread.nodes for of_rank in rates] == [1, 2, 2, 1]
     assert rates[0] is rates[3] and rates[0] is not rates[1]
-    inside, across = (each.fabric.exchange_s(each.experts, True, ROWS, 4096) for each in rates[:2])
+    inside, across = (of_rank.fabric.exchange_s(of_rank.experts, True, ROWS, 4096) for of_rank in rates[:2])
     assert across > 2 * inside
 
 
@@ -169,13 +174,13 @@ def priced(spec: Spec, nvlink: float, nic: float) -> dict[str, float]:
     rates: Rates = rates_of(spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})}))
     fabric, inside = rates.fabric, rates_of(shipped("moe-8gpu.dsc")).experts
     ends = {"nvlink": 1, "leaf": 8, "spine": 8 * 32}
-    found = {f"message {level}": fabric.message_s(0, b, 1e7) for level, b in ends.items()}
+    seconds = {f"message {level}": fabric.message_s(0, b, 1e7) for level, b in ends.items()}
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
-        found |= {f"{kind} {level}": fabric.reduce_s(1e9, range(0, 2 * b, b), kind) for level, b in ends.items()}
+        seconds |= {f"{kind} {level}": fabric.reduce_s(1e9, range(0, 2 * b, b), kind) for level, b in ends.items()}
     for way in (True, False):
-        found[f"exchange {way} leaf"] = fabric.exchange_s(rates.experts, way, ROWS, 4096)
-        found[f"exchange {way} nvlink"] = fabric.exchange_s(inside, way, ROWS, 4096)
-    return found
+        seconds[f"exchange {way} leaf"] = fabric.exchange_s(rates.experts, way, ROWS, 4096)
+        seconds[f"exchange {way} nvlink"] = fabric.exchange_s(inside, way, ROWS, 4096)
+    return seconds
 
 
 @given(st.sampled_from(["nvlink", "nic"]), st.floats(1.01, 4.0))

@@ -90,8 +90,8 @@ class LinearAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).split(x.shape[-1], dim=-1)
-        at = torch.arange(x.shape[1], device=x.device)
-        distance = (at[:, None] - at[None, :]).to(x.dtype)
+        positions = torch.arange(x.shape[1], device=x.device)
+        distance = (positions[:, None] - positions[None, :]).to(x.dtype)
         weights = torch.exp(-functional.softplus(self.fade) * distance.clamp(min=0))
         weights = torch.where(distance >= 0, weights, 0.0)
         return ((functional.elu(q) + 1) @ (functional.elu(k) + 1).transpose(1, 2) * weights) @ v

@@ -53,18 +53,18 @@ def segment_of(name: str, **changes: Any) -> ir.Segment:
 def arguments(segment: ir.Segment) -> dict[str, Tensor]:
     """Random parameters, inputs, tangents and accumulators."""
     source = torch.Generator().manual_seed(1)
-    shapes = {each.name: each.shape for each in (*segment.params, *segment.inputs)}
-    shapes |= {f"g_{each.name}": each.shape for each in segment.params}
-    shapes |= {f"d_{each.name}": segment.inputs[0].shape for each in segment.outputs}
+    shapes = {argument.name: argument.shape for argument in (*segment.params, *segment.inputs)}
+    shapes |= {f"g_{param.name}": param.shape for param in segment.params}
+    shapes |= {f"d_{output.name}": segment.inputs[0].shape for output in segment.outputs}
     return {name: torch.randn(shape, generator=source, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The results of F, I and W: outputs, gradients of inputs, and accumulators."""
-    whole, functions = cut(segment), load(segment)
+    segment_cut, functions = cut(segment), load(segment)
     values = {name: tensor.clone() for name, tensor in given.items()}
     for phase in "FIW":
-        values |= call(functions, whole, phase, values)
+        values |= call(functions, segment_cut, phase, values)
     assert all(torch.equal(values[name], given[name]) for name in given if not name.startswith("g_"))
     return values
 
@@ -72,9 +72,11 @@ def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
 def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same results from torch for the user's module between its norms."""
     constants = dict(segment.constants)
-    leaves = {each.name: given[each.name].clone().requires_grad_() for each in (*segment.params, *segment.inputs)}
+    leaves = {
+        argument.name: given[argument.name].clone().requires_grad_() for argument in (*segment.params, *segment.inputs)
+    }
     module = getattr(layers, name)(HIDDEN)
-    parameters = {each.path.partition("module.")[2]: leaves[each.name] for each in segment.params if each.path}
+    parameters = {param.path.partition("module.")[2]: leaves[param.name] for param in segment.params if param.path}
     assert parameters.keys() == dict(module.named_parameters()).keys()
     h = leaves["h"] + leaves["y"] if name in layers.FFNS else leaves["h"]
     x = rmsnorm(h, leaves.get("norm"), 1e-6)
@@ -82,10 +84,10 @@ def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dic
     out = torch.func.functional_call(module, parameters, (x.view(shape),)).reshape(x.shape)
     out = rmsnorm(out, leaves.get("post_norm"), 1e-6) * constants.get("factor", 1.0)
     outputs = (h + out,) if name in layers.FFNS else (h, out)
-    tangents = [given[f"d_{each.name}"] for each in segment.outputs]
+    tangents = [given[f"d_{output.name}"] for output in segment.outputs]
     gradients = torch.autograd.grad(outputs, list(leaves.values()), tangents)
-    names = {each.name: f"g_{each.name}" for each in segment.params}
-    result = {each.name: tensor.detach() for each, tensor in zip(segment.outputs, outputs, strict=True)}
+    names = {param.name: f"g_{param.name}" for param in segment.params}
+    result = {output.name: tensor.detach() for output, tensor in zip(segment.outputs, outputs, strict=True)}
     for leaf, gradient in zip(leaves, gradients, strict=True):
         key = names.get(leaf)
         result[key or f"d_{leaf}"] = gradient + given[key] if key else gradient
@@ -93,10 +95,10 @@ def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dic
 
 
 def compare(name: str, segment: ir.Segment) -> None:
-    given = arguments(segment)
-    found, expected = emitted(segment, given), by_autograd(name, segment, given)
+    operands = arguments(segment)
+    results, expected = emitted(segment, operands), by_autograd(name, segment, operands)
     for key, wanted in expected.items():
-        torch.testing.assert_close(found[key], wanted, rtol=1e-10, atol=1e-11, msg=f"{key} of {name} differs")
+        torch.testing.assert_close(results[key], wanted, rtol=1e-10, atol=1e-11, msg=f"{key} of {name} differs")
 
 
 @pytest.mark.parametrize("name", [*layers.FFNS, *layers.ATTENTIONS])
@@ -112,23 +114,27 @@ def test_gradients_behind_other_norms_equal_autograd(name: str, norm: str) -> No
 @pytest.mark.parametrize(("name", "again"), [("Geglu", "dense"), ("GatedAttention", "attention")])
 def test_a_whole_module_is_computed_again(name: str, again: str) -> None:
     """The backward keeps less, and gives the same bits."""
-    kept, repeated = segment_of(name), segment_of(name, recompute=("rmsnorm", again))
-    given = arguments(kept)
-    one, other = emitted(kept, given), emitted(repeated, given)
-    assert all(torch.equal(one[key], other[key]) for key in one.keys() & other.keys() if key[:2] in ("g_", "d_"))
-    saved = [sum(each.fixed_bytes for each in cut(segment).saved) for segment in (kept, repeated)]
+    plain, repeated = segment_of(name), segment_of(name, recompute=("rmsnorm", again))
+    operands = arguments(plain)
+    plain_results, repeated_results = emitted(plain, operands), emitted(repeated, operands)
+    assert all(
+        torch.equal(plain_results[key], repeated_results[key])
+        for key in plain_results.keys() & repeated_results.keys()
+        if key[:2] in ("g_", "d_")
+    )
+    saved = [sum(buffer.fixed_bytes for buffer in cut(segment).saved) for segment in (plain, repeated)]
     assert saved[1] < saved[0]
 
 
 def test_the_cut_saves_only_what_the_backward_reads() -> None:
     """F saves the operands of gradients and no masks, W reads no weights, and I defers gradients for weights."""
     segment = segment_of("GatedAttention")
-    whole = cut(segment)
-    assert not {each.name for each in segment.params} & {*whole.W.args}
-    assert "bool" not in {each.dtype for each in whole.saved} and whole.deferred
+    segment_cut = cut(segment)
+    assert not {param.name for param in segment.params} & {*segment_cut.W.args}
+    assert "bool" not in {buffer.dtype for buffer in segment_cut.saved} and segment_cut.deferred
     joint = interpret(segment)
     views = view_nodes(joint)
-    assert not {each.name for each in (*whole.saved, *whole.deferred)} & views.keys()
+    assert not {buffer.name for buffer in (*segment_cut.saved, *segment_cut.deferred)} & views.keys()
     assert {node.op for node in split(joint).W if node.op.startswith("aten.mm")} == {"aten.mm.default"}
 
 
@@ -138,11 +144,11 @@ def flops_of(name: str) -> int:
     wanted = WantedModule(f"layers.py:{name}", role, MICRO_BATCH, SEQUENCE, HIDDEN, "float32", "float32")
     module = FILES.module(wanted)
     shapes = {value: shape for value, shape, _ in module.tensors}
-    found = 0
+    flops = 0
     for node in (*module.forward, *module.backward):
         if node.op in PRODUCTS or "convolution" in node.op:
-            found += torch_flops(node.op, *([shapes[value] for value in side] for side in (node.reads, node.outputs)))
-    return found
+            flops += torch_flops(node.op, *([shapes[value] for value in side] for side in (node.reads, node.outputs)))
+    return flops
 
 
 @pytest.mark.parametrize("name", [name for name in (*layers.FFNS, *layers.ATTENTIONS) if name != "Convolution"])
@@ -158,14 +164,14 @@ def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_t
     """Once per function, with the bytes written; views cost nothing."""
     joint = interpret(segment_of("LinearAttention"))
     apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
-    found = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
-    made = ["aten.arange", "aten.clamp", "aten.ge", "aten.scalar_tensor", "aten.sub", "aten._to_copy"]
-    for phase, ops in (("F", made), ("I", made), ("W", [])):
+    entries = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
+    computed = ["aten.arange", "aten.clamp", "aten.ge", "aten.scalar_tensor", "aten.sub", "aten._to_copy"]
+    for phase, ops in (("F", computed), ("I", computed), ("W", [])):
         names = [
-            apart[name].rpartition(".")[0] for node_phase, name, _ in found if node_phase == phase and name in apart
+            apart[name].rpartition(".")[0] for node_phase, name, _ in entries if node_phase == phase and name in apart
         ]
         assert sorted(names) == sorted(ops)
-    assert all(works[0][1].bytes > 0 for _, name, works in found if name in apart)
+    assert all(works[0][1].bytes > 0 for _, name, works in entries if name in apart)
 
 
 def test_flops_of_a_convolution_count_its_groups() -> None:
@@ -196,7 +202,7 @@ def test_a_build_has_modules_only_at_its_own_sizes() -> None:
 
 def test_initial_values_are_constant_or_random() -> None:
     """A number is the module's; a random parameter has the model's deviation, and matrices decay."""
-    params = {each.path: each for name in ("Geglu", "Shared") for each in segment_of(name).params}
+    params = {param.path: param for name in ("Geglu", "Shared") for param in segment_of(name).params}
     std = spec(1, 1, 1, 2, of="llama").model.init_std
     assert params["ffn.module.gain"].init is None and params["ffn.module.scale"].init == 0.0
     slope = params["ffn.module.slope"]

@@ -35,7 +35,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
     (segment,) = (path for path in (build / "segments").glob("dense_*.py") if "layers.py:Gated" in path.read_text())
     assert "aten.mish.default(" in segment.read_text()
     listed = json.loads((build / "kernels.json").read_text())
-    ops = {op["op"] for each in listed["segments"] for op in each["ops"]}
+    ops = {op["op"] for entry in listed["segments"] for op in entry["ops"]}
     assert any(map(is_torch_call, ops))
 
     (tmp_path / "layers.py").rename(tmp_path / "text.md")  # a run has the graphs, and its source is text as any other

@@ -126,19 +126,19 @@ def written(folder: Path, **lines: str) -> Path:
 
 def mistake(path: Path) -> tuple[str, str, str]:
     """(place, message, hint) of the one mistake that planning a spec finds."""
-    found = resolve(str(path), None, [])
+    resolved = resolve(str(path), None, [])
     with pytest.raises(SpecError) as raised:
-        with_files(found.spec, found.origins, path.parent)
-    (each,) = raised.value.diagnostics
-    assert each.span is not None and each.code == "M0101"
-    return f"{each.span.line}:{each.span.text}", each.message, each.hint
+        with_files(resolved.spec, resolved.origins, path.parent)
+    (diagnostic,) = raised.value.diagnostics
+    assert diagnostic.span is not None and diagnostic.code == "M0101"
+    return f"{diagnostic.span.line}:{diagnostic.span.text}", diagnostic.message, diagnostic.hint
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_modules_that_cannot_be_traced_are_refused(name: str, tmp_path: Path) -> None:
     lines, message, hint = WRONG[name]
-    place, said, mends = mistake(written(tmp_path, **lines))
-    assert place == '4:"own.py:Own"' and said.startswith(message) and mends == hint
+    place, error, advice = mistake(written(tmp_path, **lines))
+    assert place == '4:"own.py:Own"' and error.startswith(message) and advice == hint
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_modules_that_cannot_be_traced_are_refused(name: str, tmp_path: Path) ->
 def test_a_file_without_the_class_is_refused(text: str | None, message: str, hint: str, tmp_path: Path) -> None:
     path = written(tmp_path)
     (tmp_path / "own.py").write_text(text) if text is not None else (tmp_path / "own.py").unlink()
-    place, said, mends = mistake(path)
-    assert place == '4:"own.py:Own"' and said.startswith(message) and mends.startswith(hint)
+    place, error, advice = mistake(path)
+    assert place == '4:"own.py:Own"' and error.startswith(message) and advice.startswith(hint)
 
 
 def test_a_text_that_names_no_class_is_refused(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_checking_runs_no_user_code(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(code + "class Own:\n    pass\n")
     assert mistakes_of(analyse(str(path), None, []), str(path)) == ()
     (tmp_path / "own.py").write_text(code)
-    (found,) = mistakes_of(analyse(str(path), None, []), str(path))
-    assert found.message == "own.py has no class Own" and not ran.exists()
+    (diagnostic,) = mistakes_of(analyse(str(path), None, []), str(path))
+    assert diagnostic.message == "own.py has no class Own" and not ran.exists()
 
 
 def test_another_graph_is_another_segment(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_another_graph_is_another_segment(tmp_path: Path) -> None:
 
     def key(**lines: str) -> tuple[object, str]:
         path = written(tmp_path, **lines)
-        found = resolve(str(path), None, [])
-        spec = with_files(found.spec, found.origins, tmp_path)
+        resolved = resolve(str(path), None, [])
+        spec = with_files(resolved.spec, resolved.origins, tmp_path)
         segment = LAYERS["dense"].build(Place(spec, spec.model.layers[0].ffn))
         return segment.key, key_of(segment, 100, "tools")
 
-    plain, same, other = key(), key(step="y = 2  # nothing"), key(result="x * self.weight * 2")
-    assert plain == same and plain[0] != other[0] and plain[1] != other[1]
+    plain, commented, doubled = key(), key(step="y = 2  # nothing"), key(result="x * self.weight * 2")
+    assert plain == commented and plain[0] != doubled[0] and plain[1] != doubled[1]

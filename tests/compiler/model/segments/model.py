@@ -64,18 +64,18 @@ class Ranks:
         experts = range(counts.shape[2])
         moved = 2 if step.kind == "dispatch" else 1  # rows and gate weights, or rows
         for before, after in zip(step.inputs[:moved], step.outputs[:moved], strict=True):
-            taken, made = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
+            source, target = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
             at_source = [(s, r, e) for s in ranks for r in ranks for e in experts]  # as the rows, rank after rank
             at_expert = [(s, r, e) for r in ranks for e in experts for s in ranks]
             to_experts = (step.kind == "dispatch") != backward
-            here, there = (at_source, at_expert) if to_experts else (at_expert, at_source)
+            before_order, after_order = (at_source, at_expert) if to_experts else (at_expert, at_source)
             owner = 0 if to_experts else 1  # which of a piece's three numbers is the rank that has it here
             pieces: dict[tuple[int, int, int], torch.Tensor] = {}
             for rank, values in enumerate(self.values):
-                mine = [piece for piece in here if piece[owner] == rank]
-                pieces |= zip(mine, values[taken].split([count[s][r][e] for s, r, e in mine]), strict=True)
+                mine = [piece for piece in before_order if piece[owner] == rank]
+                pieces |= zip(mine, values[source].split([count[s][r][e] for s, r, e in mine]), strict=True)
             for rank, values in enumerate(self.values):
-                values[made] = torch.cat([pieces[piece] for piece in there if piece[1 - owner] == rank])
+                values[target] = torch.cat([pieces[piece] for piece in after_order if piece[1 - owner] == rank])
         if step.kind == "dispatch" and not backward:
             for rank, values in enumerate(self.values):
                 values[step.outputs[2].name] = counts[:, rank].sum(0).cumsum(0).to(torch.int32)

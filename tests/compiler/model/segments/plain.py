@@ -168,17 +168,17 @@ def rotate(
 ) -> Tensor:
     """Pair by pair: the share of its frequency that is divided follows a ramp over pairs or over turns. Rows `stride`
     apart rotate `stride` times as fast."""
-    found = []
+    frequencies = []
     for i in range(width // 2):
         frequency = theta ** (-2 * i / width)
         share = (i - low) / (high - low)
         if original:
             share = (high - original * frequency / (2 * math.pi)) / (high - low)
         share = min(max(share, 0.0), 1.0)
-        found.append(stride * frequency * (1 - share + share / factor))
+        frequencies.append(stride * frequency * (1 - share + share / factor))
     x_BSHC = x.unflatten(0, (-1, sequence // abs(stride))).unflatten(2, (heads, -1))
     before, pairs, behind = x_BSHC.split([first, width, x_BSHC.shape[3] - first - width], dim=3)
-    pairs = magnitude * turned(pairs, torch.tensor(found, dtype=x.dtype))
+    pairs = magnitude * turned(pairs, torch.tensor(frequencies, dtype=x.dtype))
     return scale * torch.cat([before, pairs, behind], dim=3).flatten(2).flatten(0, 1)
 
 
@@ -327,9 +327,9 @@ def chosen_of(
     for biased_E in (score_TE if bias_E is None else score_TE + bias_E).detach():
         by_group = biased_E.view(groups, -1)
         best = by_group.sort(dim=1, descending=True).values[:, :counted].sum(dim=1)
-        kept = best.argsort(descending=True)[:top_groups].tolist()
+        best_groups = best.argsort(descending=True)[:top_groups].tolist()
         size = by_group.shape[1]
-        allowed = [e for e in range(len(biased_E)) if e // size in kept]
+        allowed = [e for e in range(len(biased_E)) if e // size in best_groups]
         chosen.append(sorted(allowed, key=lambda e: -float(biased_E[e]))[:top_k])
     expert_TK = torch.tensor(chosen)
     gate_TK = score_TE.gather(1, expert_TK)

@@ -13,8 +13,8 @@ def select_keys(q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int
     """Choose by masks, in whole sequences."""
     scores = _index_scores(q, k, weights, sequence, heads, rate).detach()
     best = scores.sort(dim=-1, descending=True, stable=True)  # many scores are 0
-    kept = torch.where(best.values > -torch.inf, best.indices, -1)[..., :top_k]
-    return functional.pad(kept, (0, top_k - kept.shape[-1]), value=-1).flatten(0, 1).to(torch.int32)
+    indices = torch.where(best.values > -torch.inf, best.indices, -1)[..., :top_k]
+    return functional.pad(indices, (0, top_k - indices.shape[-1]), value=-1).flatten(0, 1).to(torch.int32)
 
 
 def _index_scores(q: Tensor, k: Tensor, weights: Tensor, sequence: int, heads: int, rate: int = 1) -> Tensor:
@@ -85,10 +85,10 @@ def indexer_loss(
 ) -> Tensor:
     """Return the sum over the queries that see a key."""
     operands = query.detach(), None if kv is None else kv.detach(), k_rope.detach()
-    seen = _is_chosen(chosen, sequence, len(q), rate)
-    some = seen.any(dim=-1)
-    theirs = _latent_scores(*operands, sequence // rate, heads, nope).transpose(1, 2)[some]
-    p = torch.softmax(theirs.masked_fill(~seen[some][:, None], -torch.inf), dim=-1).mean(dim=1)
-    scores = _index_scores(q, k, weights, sequence, index_heads, rate)[some]
-    ours = torch.softmax(scores.masked_fill(~seen[some], -torch.inf), dim=-1)
+    visible = _is_chosen(chosen, sequence, len(q), rate)
+    sees_any = visible.any(dim=-1)
+    theirs = _latent_scores(*operands, sequence // rate, heads, nope).transpose(1, 2)[sees_any]
+    p = torch.softmax(theirs.masked_fill(~visible[sees_any][:, None], -torch.inf), dim=-1).mean(dim=1)
+    scores = _index_scores(q, k, weights, sequence, index_heads, rate)[sees_any]
+    ours = torch.softmax(scores.masked_fill(~visible[sees_any], -torch.inf), dim=-1)
     return torch.where(p > 0, p * torch.log(p / torch.where(p > 0, ours, 1.0)), 0.0).sum()

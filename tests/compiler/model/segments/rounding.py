@@ -63,8 +63,8 @@ def _rounding(op: str, function: Callable[..., Any], rounded: Callable[[Tensor],
     def pure(*args: Any) -> Any:
         results = as_tuple(function(*args))
         flags = rounded_results(op)
-        made = tuple(rounded(r) if flag else r for r, flag in zip(results, flags, strict=True))
-        return made if len(made) > 1 else made[0]
+        outputs = tuple(rounded(r) if flag else r for r, flag in zip(results, flags, strict=True))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     return accumulating if op.endswith("_") else pure
 

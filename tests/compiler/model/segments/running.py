@@ -80,7 +80,7 @@ def _check_buffers(values: dict[str, Tensor], buffers: tuple[ir.Buffer, ...]) ->
         if buffer.alias:
             assert values[buffer.alias].data_ptr() == tensor.data_ptr() and buffer.alias in shares, buffer
         else:
-            aliases = {other.name for other in buffers if other.alias == buffer.name}
+            aliases = {view.name for view in buffers if view.alias == buffer.name}
             assert set(shares) <= aliases, (buffer, shares)
 
 

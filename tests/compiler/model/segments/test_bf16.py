@@ -50,17 +50,17 @@ def test_bf16_differs_from_float64_by_its_roundings(name: str) -> None:
     layers, sizes = (DENSE, ffn, ffn), {"hidden": 24, "sequence": 16} | changes
     narrow, wide = (segment_of(kind, spec(layers, precision=p, **sizes), ffn) for p in ("bf16", "fp64"))
     operands = rounded_arguments(narrow, arguments(wide, 31, ROWS))
-    found = by_segment(narrow, load(narrow), operands)
+    result = by_segment(narrow, load(narrow), operands)
     operands = {key: value.double() if value.is_floating_point() else value for key, value in operands.items()}
     exact = by_autograd(wide, operands)
     samples = [by_segment(wide, at_random(wide, seed), operands) for seed in range(SAMPLES)]
     for part in ("outputs", "gradients"):
-        for key, tensor in values(found, part).items():
+        for key, tensor in values(result, part).items():
             compared = [values(sample, part)[key] for sample in samples]
             reference = values(exact, part)[key]
             if tensor.is_floating_point():
                 before = operands[key] if key.startswith("g_") else torch.zeros(())
-                changed = [each.double() - before for each in compared]
+                changed = [sample_tensor.double() - before for sample_tensor in compared]
                 assert_rounded(tensor.double() - before, reference - before, changed, f"{name}: {key}")
             elif key != "order":  # the order of a token's choices depends on scores that may be equal
                 assert torch.equal(tensor, reference), key

@@ -102,19 +102,19 @@ def test_a_function_outside_the_layers_has_no_key(function: Any) -> None:
 
 
 def test_versions_and_sources_are_among_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {cache.tools()}
+    digests = {cache.tools()}
     for package in cache.PACKAGES:
         version = cache.metadata.version
         with monkeypatch.context() as patch:
             patch.setattr(cache.metadata, "version", lambda name, p=package, v=version: v(name) + "+x" * (name == p))
-            seen.add(cache.tools())
+            digests.add(cache.tools())
     with monkeypatch.context() as patch:
         patch.setattr(cache, "sources_digest", lambda root: "other")
-        seen.add(cache.tools())
+        digests.add(cache.tools())
     with monkeypatch.context() as patch:
         patch.setattr(cache.sys, "version_info", (3, 99, 0))
-        seen.add(cache.tools())
-    assert len(seen) == 3 + len(cache.PACKAGES)
+        digests.add(cache.tools())
+    assert len(digests) == 3 + len(cache.PACKAGES)
     assert "torch" in cache.PACKAGES
 
 
@@ -189,10 +189,10 @@ def test_an_entry_is_read_back() -> None:
 
 
 def test_a_damaged_entry_is_ignored() -> None:
-    for at in range(len(ENTRY)):
-        assert cache.read(ENTRY[:at], KEY, SEGMENT) is None, at
-        other = "0" if ENTRY[at] != "0" else "1"
-        assert cache.read(ENTRY[:at] + other + ENTRY[at + 1 :], KEY, SEGMENT) is None, at
+    for index in range(len(ENTRY)):
+        assert cache.read(ENTRY[:index], KEY, SEGMENT) is None, index
+        digit = "0" if ENTRY[index] != "0" else "1"
+        assert cache.read(ENTRY[:index] + digit + ENTRY[index + 1 :], KEY, SEGMENT) is None, index
 
 
 @pytest.mark.parametrize(

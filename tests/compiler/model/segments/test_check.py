@@ -36,9 +36,9 @@ def segment(
 ) -> ir.Segment:
     """A segment of a matrix `w`, a vector `g` and inputs [T, D]."""
     shapes = {"w": (D, D), "g": (D,)}
-    given = tuple(ir.Input(name, (T, D), "float64") for name in inputs)
+    arguments = tuple(ir.Input(name, (T, D), "float64") for name in inputs)
     weights = tuple(ir.Param(name, shapes[name], "float64") for name in params)
-    return ir.Segment("any", function, weights, given, tuple(ir.Output(name) for name in outputs))
+    return ir.Segment("any", function, weights, arguments, tuple(ir.Output(name) for name in outputs))
 
 
 def both(subject: ir.Segment) -> Joint:
@@ -137,9 +137,9 @@ def test_compiling_new_segments_runs_the_check(monkeypatch: pytest.MonkeyPatch) 
 
 def test_returned_gradients_are_compared() -> None:
     interpreted = base_graph(segments(spec())["join"])
-    (name, value), *others = interpreted.gradients
+    (name, value), *rest = interpreted.gradients
     with pytest.raises(AssertionError, match=r"segment join: gradients: h is residual by the op rules, and d_\w+"):
-        check.base_graph(interpreted, replace(interpreted, gradients=((name, "residual"), *others)))
+        check.base_graph(interpreted, replace(interpreted, gradients=((name, "residual"), *rest)))
     assert (name, value) == ("h", "d_y")
 
 
@@ -159,15 +159,15 @@ def test_a_value_that_differs_is_refused() -> None:
 
 
 def test_a_node_too_many_or_too_few_is_refused() -> None:
-    whole = base_graph(segments(spec())["shared"])
-    less = replace(whole, weights=whole.weights[:-1])
-    assert len(less.needed) < len(whole.needed)
-    for one, other, message in (
-        (less, whole, "torch traced no such node"),
-        (whole, less, "op rules give no such node"),
+    complete = base_graph(segments(spec())["shared"])
+    reduced = replace(complete, weights=complete.weights[:-1])
+    assert len(reduced.needed) < len(complete.needed)
+    for traced, interpreted, message in (
+        (reduced, complete, "torch traced no such node"),
+        (complete, reduced, "op rules give no such node"),
     ):
         with pytest.raises(AssertionError, match=message):
-            check.base_graph(one, other)
+            check.base_graph(traced, interpreted)
 
 
 # ---------------------------------------------------------------- names
@@ -218,8 +218,8 @@ def test_names_of_gradient_sums_differ_from_those_of_the_forward() -> None:
 
     joint = both(segment(function, "y"))
     assert dict(joint.weights)["w"] == "add_1"
-    made = [value for node in joint.nodes for value in node.outputs]
-    assert len(made) == len({*made})
+    results = [value for node in joint.nodes for value in node.outputs]
+    assert len(results) == len({*results})
 
 
 # ---------------------------------------------------------------- graphs of any ops
@@ -245,8 +245,8 @@ def test_graphs_of_any_ops_are_equal(steps: list[tuple[str, int, int]]) -> None:
             elif op == "swiglu":
                 values.append(ops.swiglu(ops.cat2(a, b)))
             elif op == "split2":
-                left, right = ops.split2(a, 1 + second % (D - 1))
-                values.append(ops.cat2(right, left))
+                first_part, second_part = ops.split2(a, 1 + second % (D - 1))
+                values.append(ops.cat2(second_part, first_part))
         values = [ops.rmsnorm(ops.linear(value, p.w), p.g, 1e-6) for value in values]
         return (reduce(ops.add, values), x)
 

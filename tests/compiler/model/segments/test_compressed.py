@@ -121,7 +121,7 @@ def by_module(kind: str, sizes: Compressed, operands: dict[str, Tensor], length:
     x_TD = h_TD * torch.rsqrt(h_TD.square().mean(1, keepdim=True) + EPS) * gain_D
     x_BSD = x_TD.unflatten(0, (-1, length))
     positions = torch.arange(length)[None].expand(len(x_BSD), -1)
-    angles = {each: rotary(x_BSD, positions, layer_type=each) for each in ("main", "compress")}
+    angles = {layer_type: rotary(x_BSD, positions, layer_type=layer_type) for layer_type in ("main", "compress")}
     distance_SS = torch.arange(length)[:, None] - torch.arange(length)
     hidden_SS = (distance_SS < 0) | (distance_SS >= sizes.window)
     mask = torch.zeros(hidden_SS.shape).double().masked_fill(hidden_SS, -torch.inf).expand(len(x_BSD), 1, -1, -1)

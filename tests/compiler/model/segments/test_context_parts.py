@@ -22,8 +22,8 @@ SEQUENCE, ROWS = 8, 2  # tokens of a sequence, sequences of a micro-batch
 def outputs(segment: ir.Segment, operands: Arguments) -> dict[str, Tensor]:
     """Run the function of a layer. Returns its outputs by name."""
     params = SimpleNamespace(**{param.name: operands[param.name] for param in segment.params})
-    found = segment.function(ops(), params, *(operands[argument.name] for argument in segment.inputs))
-    return dict(zip((output.name for output in segment.outputs), found, strict=True))
+    results = segment.function(ops(), params, *(operands[argument.name] for argument in segment.inputs))
+    return dict(zip((output.name for output in segment.outputs), results, strict=True))
 
 
 def built(kind: str, model_spec: Spec) -> ir.Segment:
@@ -44,21 +44,22 @@ def built(kind: str, model_spec: Spec) -> ir.Segment:
 )
 def test_context_ranks_equal_one_rank(attention: Gqa | Mla) -> None:
     """One of two ranks projects the first and last quarter of each sequence, the other the rest; keys are gathered."""
-    whole = spec(attention=attention, sequence=SEQUENCE, micro_batch=ROWS)
-    split = parallel(whole, expert=1, context=2)
-    alone, project, attend = built("attention", whole), built("project", split), built("attend", split)
+    unsplit = spec(attention=attention, sequence=SEQUENCE, micro_batch=ROWS)
+    split = parallel(unsplit, expert=1, context=2)
+    alone, project, attend = built("attention", unsplit), built("project", split), built("attend", split)
     operands = arguments(alone, 31)
     quarters = torch.arange(SEQUENCE).chunk(4)
-    held = [torch.cat([quarters[0], quarters[3]]), torch.cat([quarters[1], quarters[2]])]
-    of_rank = [torch.cat([row * SEQUENCE + mine for row in range(ROWS)]) for mine in held]
-    places = [{"positions": mine.repeat(ROWS).int()} for mine in held]
+    positions = [torch.cat([quarters[0], quarters[3]]), torch.cat([quarters[1], quarters[2]])]
+    of_rank = [torch.cat([row * SEQUENCE + mine for row in range(ROWS)]) for mine in positions]
+    places = [{"positions": mine.repeat(ROWS).int()} for mine in positions]
     projected = [
-        outputs(project, operands | at | {"h": operands["h"][rows]}) for rows, at in zip(of_rank, places, strict=True)
+        outputs(project, operands | place | {"h": operands["h"][rows]})
+        for rows, place in zip(of_rank, places, strict=True)
     ]
     keys = torch.empty(ROWS * SEQUENCE, projected[0]["keys"].shape[1], dtype=torch.float64)
-    for rows, found in zip(of_rank, projected, strict=True):
-        keys[rows] = found["keys"]
+    for rows, projection in zip(of_rank, projected, strict=True):
+        keys[rows] = projection["keys"]
     wanted = outputs(alone, operands)["y"]
-    for rows, found, at in zip(of_rank, projected, places, strict=True):
-        y = outputs(attend, operands | found | at | {"keys": keys})["y"]
+    for rows, projection, place in zip(of_rank, projected, places, strict=True):
+        y = outputs(attend, operands | projection | place | {"keys": keys})["y"]
         assert (y - wanted[rows]).abs().max() < 1e-12

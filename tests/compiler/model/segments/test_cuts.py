@@ -137,8 +137,8 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
         mtp=data.draw(st.booleans()),
         precision=data.draw(st.sampled_from(["fp64", "fp32"])),
     )
-    for each in segments(model_spec):
-        emit(each, NUM_SMS)
+    for layer in segments(model_spec):
+        emit(layer, NUM_SMS)
 
 
 # ---------------------------------------------------------------- contents of a cut
@@ -216,24 +216,31 @@ def test_segments_without_input_or_weight_gradients() -> None:
 def test_every_cut_is_closed(kind: str) -> None:
     """I and W read only their arguments, W reads no weights, and every saved value is read."""
     layer = segment(kind)
-    made = cut(layer)
+    segment_cut = cut(layer)
     params = {param.name for param in layer.params}
     inputs, outputs = {i.name for i in layer.inputs}, {o.name for o in layer.outputs}
-    saved, deferred = {b.name for b in made.saved}, {b.name for b in made.deferred}
+    saved, deferred = {b.name for b in segment_cut.saved}, {b.name for b in segment_cut.deferred}
     tangents = {f"d_{o.name}" for o in layer.outputs if o.grad}
     accumulators = {f"g_{param.name}" for param in layer.params if param.grad}
     assert len(inputs | outputs | params) == len(layer.inputs) + len(layer.outputs) + len(layer.params)
     assert (
         ir.Signature(
             (*(p.name for p in layer.params), *(i.name for i in layer.inputs)),
-            (*(o.name for o in layer.outputs), *(b.name for b in made.saved)),
+            (*(o.name for o in layer.outputs), *(b.name for b in segment_cut.saved)),
         )
-        == made.F
+        == segment_cut.F
     )
-    assert set(made.I.args) <= params | inputs | outputs | saved | tangents
-    assert set(made.W.args) <= accumulators | inputs | outputs | saved | tangents | deferred
-    assert saved <= {*made.I.args, *made.W.args} and deferred <= set(made.W.args) and accumulators <= set(made.W.args)
-    assert made.I.returns == (*(f"d_{i.name}" for i in layer.inputs if i.grad), *(b.name for b in made.deferred))
+    assert set(segment_cut.I.args) <= params | inputs | outputs | saved | tangents
+    assert set(segment_cut.W.args) <= accumulators | inputs | outputs | saved | tangents | deferred
+    assert (
+        saved <= {*segment_cut.I.args, *segment_cut.W.args}
+        and deferred <= set(segment_cut.W.args)
+        and accumulators <= set(segment_cut.W.args)
+    )
+    assert segment_cut.I.returns == (
+        *(f"d_{i.name}" for i in layer.inputs if i.grad),
+        *(b.name for b in segment_cut.deferred),
+    )
     names = saved | deferred
     assert all(name.isidentifier() and not name.startswith("split2") for name in names)
 
@@ -273,27 +280,35 @@ def test_matrix_products_cost_the_same_three_times() -> None:
 def test_every_rule_is_used() -> None:
     """Each rule is used by some layer, or as the gradient of a rule that is."""
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
-    activations = [Dense(inner=10, activation=each) for each in get_args(Act)] + [Dense(inner=10, clamp=Clamp(limit=1))]
+    activations = [Dense(inner=10, activation=activation) for activation in get_args(Act)] + [
+        Dense(inner=10, clamp=Clamp(limit=1))
+    ]
     mixtures = [moe(activation=dense.activation, clamp=dense.clamp, shared_gate=True) for dense in activations]
     scores = ("sigmoid", "sqrt_softplus")
-    more = moe(score=scores[1]), moe(bias=True)
-    options = spec((*activations, *mixtures, *more), embedding_scale=2, logit_cap=1)
-    by_table = [moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=each) for each in scores]
+    extra = moe(score=scores[1]), moe(bias=True)
+    options = spec((*activations, *mixtures, *extra), embedding_scale=2, logit_cap=1)
+    by_table = [moe(choice="table", groups=1, top_groups=1, balance=Balance(), score=score) for score in scores]
     indexer = Indexer(heads=2, head_dim=8, top_k=2)
     windowed = gqa(bias="qkv", scale=0.3, window=3)
     gated = spec((*by_table,), attention=gqa(output_gate=True))
     in_context = (spec(), GROUPED, placed, options, SPLIT, SLICED, STREAMS, spec(attention=windowed), gated)
-    whole = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
-    whole += [spec(attention=compressed(compress=each)) for each in (Hca(rate=4), Csa(rate=4, indexer=indexer))]
-    whole += [spec(attention=mla(indexer=indexer))]
-    whole += [
-        padded(clipped(spec(tuple(moe(score=each) for each in scores)))),
+    not_in_context = [spec(attention=deltanet("head")), spec(attention=deltanet("channel"))]
+    not_in_context += [
+        spec(attention=compressed(compress=compression)) for compression in (Hca(rate=4), Csa(rate=4, indexer=indexer))
+    ]
+    not_in_context += [spec(attention=mla(indexer=indexer))]
+    not_in_context += [
+        padded(clipped(spec(tuple(moe(score=score) for score in scores)))),
         with_rewards(spec(mtp=False), iterations=2),
     ]
-    whole += [clipped(spec(attention=each)) for each in (mla(), gqa(), windowed)]
+    not_in_context += [clipped(spec(attention=attention)) for attention in (mla(), gqa(), windowed)]
     ops = {
         node.op
-        for model_spec in (*in_context, *(parallel(each, context=2) for each in in_context), *whole)
+        for model_spec in (
+            *in_context,
+            *(parallel(context_spec, context=2) for context_spec in in_context),
+            *not_in_context,
+        )
         for s in segments(model_spec)
         for node in interpret(replace(s, fused=())).nodes
     }
@@ -403,5 +418,5 @@ def test_planning_is_deterministic_and_without_torch() -> None:
 
 def test_modules_of_different_constants_have_different_names() -> None:
     places = [Place(spec(layers=(ffn,)), ffn) for ffn in (moe(), moe(scale=1.0))]
-    one, other = (printer.module_name(LAYERS["router"].build(place)) for place in places)
-    assert one != other and one.split("_")[:3] == other.split("_")[:3] == ["router", "T16", "D12"]
+    first, second = (printer.module_name(LAYERS["router"].build(place)) for place in places)
+    assert first != second and first.split("_")[:3] == second.split("_")[:3] == ["router", "T16", "D12"]

@@ -30,8 +30,8 @@ def of_document(model_spec: Spec, parameters: dict[str, Tensor], tokens_BZ: Tens
     rows = len(tokens_BZ)
 
     def targets(ahead: int) -> Tensor:
-        held = (number_S == only) & (position_S + ahead < end)
-        return tokens_BZ[:, ahead : SEQUENCE + ahead].masked_fill(~held, -1).flatten()
+        is_target = (number_S == only) & (position_S + ahead < end)
+        return tokens_BZ[:, ahead : SEQUENCE + ahead].masked_fill(~is_target, -1).flatten()
 
     data = {
         "tokens": tokens_BZ[:, :SEQUENCE].flatten(),
@@ -80,5 +80,5 @@ def test_a_changed_document_changes_no_bit_of_another(ffn: Dense | Moe, attentio
                 assert LENGTHS[only] == 1 or not torch.equal(losses, before[only][0]), "one token predicts nothing"
                 continue
             assert torch.equal(losses, before[only][0]), (changed, only)
-            most = 1e-15 if ffn is UNBALANCED else 0
-            torch.testing.assert_close(gradients, before[only][1], rtol=0, atol=most)
+            tolerance = 1e-15 if ffn is UNBALANCED else 0
+            torch.testing.assert_close(gradients, before[only][1], rtol=0, atol=tolerance)

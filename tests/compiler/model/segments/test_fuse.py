@@ -73,7 +73,7 @@ def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
     moes = [ffn for _, ffn in blocks if isinstance(ffn, Moe)]
     trained, streams = model_spec.train.only is None, model.hyper_connections is not None
     split = model_spec.parallel.tensor > 1 or model_spec.parallel.context > 1
-    by_attention = ["" if isinstance(each, Gqa) or not trained else "sum_" for each, _ in blocks if not split]
+    by_attention = ["" if isinstance(attention, Gqa) or not trained else "sum_" for attention, _ in blocks if not split]
     by_ffn = ["permuted_" if isinstance(ffn, Moe) and trained else "" for _, ffn in blocks]
     expected = Counter() if streams else Counter(by_attention + by_ffn)
     assert sum(op.startswith("add_rmsnorm") for op in ops) == (0 if streams else len(blocks))
@@ -103,9 +103,9 @@ def test_fp8_passes_match_under_any_recomputation(name: str) -> None:
                 readers = Counter(value for node in joint.nodes for value in node.reads)
                 for node in joint.nodes:
                     if node.op in ("quantise", "quantise_both") and readers[node.reads[0]] == 1:
-                        made = makers.get(node.reads[0], "")
-                        assert made not in ("rmsnorm", "add_rmsnorm", "swiglu", "gated_swiglu"), (segment.kind, chosen)
-                        assert not made.endswith("swiglu_dgrad")
+                        maker = makers.get(node.reads[0], "")
+                        assert maker not in ("rmsnorm", "add_rmsnorm", "swiglu", "gated_swiglu"), (segment.kind, chosen)
+                        assert not maker.endswith("swiglu_dgrad")
                     assert node.op != "unpermute_dgrad", "gradients of rows are quantised as they are copied"
 
 
@@ -150,9 +150,9 @@ def test_a_name_for_every_pass() -> None:
 
 def test_unfused_passes_are_left_out_of_segments() -> None:
     for name in Fusion.__args__:  # type: ignore[attr-defined]
-        whole, less = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
-        for kind, segment in whole.items():
-            assert less[kind].fused == tuple(each for each in segment.fused if each != name)
+        complete, reduced = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
+        for kind, segment in complete.items():
+            assert reduced[kind].fused == tuple(fusion for fusion in segment.fused if fusion != name)
 
 
 @pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
@@ -165,11 +165,11 @@ def test_an_unfused_name_is_refused_where_it_has_no_effect(
     roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
     precision = EIGHT_BITS.precision.model_copy(update=roles)
     model_spec = model_spec.model_copy(update={"precision": precision})
-    whole = {kind: interpret(segment).nodes for kind, segment in segments(model_spec).items()}
+    complete = {kind: interpret(segment).nodes for kind, segment in segments(model_spec).items()}
     for name in Fusion.__args__:  # type: ignore[attr-defined]
-        less = model_spec.model_copy(update={"unfused": (name,)})
-        same = whole == {kind: interpret(segment).nodes for kind, segment in segments(less).items()}
-        assert bool([*unfused_ops_exist(less)]) == same, name
+        reduced = model_spec.model_copy(update={"unfused": (name,)})
+        has_no_effect = complete == {kind: interpret(segment).nodes for kind, segment in segments(reduced).items()}
+        assert bool([*unfused_ops_exist(reduced)]) == has_no_effect, name
 
 
 GROUPED = spec(layers=(DENSE,), attention=gqa())
@@ -187,9 +187,11 @@ GROUPED = spec(layers=(DENSE,), attention=gqa())
     ids=["a norm alone", "norms again", "norms of attention again", "all again", "too wide"],
 )
 def test_unfusing_the_gradient_of_a_norm_is_refused_where_it_has_no_effect(model_spec: Spec) -> None:
-    less = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
-    whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (model_spec, less))
-    assert bool([*unfused_ops_exist(less)]) == (whole == apart_)
+    reduced = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
+    complete_nodes, reduced_nodes = (
+        [interpret(segment).nodes for segment in segments(variant).values()] for variant in (model_spec, reduced)
+    )
+    assert bool([*unfused_ops_exist(reduced)]) == (complete_nodes == reduced_nodes)
 
 
 def test_a_pass_without_its_match_is_an_error() -> None:
@@ -216,12 +218,17 @@ def test_equal_to_the_bit(model_spec: Spec, precision: str) -> None:
     for segment in (*segments(with_logits(model_spec)).values(), *segments(again(model_spec, "rmsnorm")).values()):
         if not segment.fused or segment.kind == "head":
             continue
-        given_ = arguments(segment, 31, ROWS)
-        if "slots" in given_:
-            given_["slots"] = torch.randperm(len(given_["slots"]))
-        given_ = rounded_arguments(segment, given_) if precision != "fp64" else given_
-        one, other = (by_segment(each, load(each), given_) for each in (segment, apart(segment)))
-        for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+        operands = arguments(segment, 31, ROWS)
+        if "slots" in operands:
+            operands["slots"] = torch.randperm(len(operands["slots"]))
+        operands = rounded_arguments(segment, operands) if precision != "fp64" else operands
+        fused_result, apart_result = (
+            by_segment(variant, load(variant), operands) for variant in (segment, apart(segment))
+        )
+        for mine, theirs in (
+            (fused_result.outputs, apart_result.outputs),
+            (fused_result.gradients, apart_result.gradients),
+        ):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs), segment.kind
 
@@ -229,9 +236,9 @@ def test_equal_to_the_bit(model_spec: Spec, precision: str) -> None:
 def test_the_cut_keeps_its_bytes() -> None:
     """Values passed between F, I and W are the same; only temporaries inside one of them disappear."""
     for segment in segments(spec()).values():
-        one, other = (split(interpret(each)).cut for each in (segment, apart(segment)))
+        fused_cut, apart_cut = (split(interpret(variant)).cut for variant in (segment, apart(segment)))
         for part in ("outputs", "saved", "gradients", "deferred"):
-            assert sorted(map(repr, getattr(one, part))) == sorted(map(repr, getattr(other, part)))
+            assert sorted(map(repr, getattr(fused_cut, part))) == sorted(map(repr, getattr(apart_cut, part)))
 
 
 @settings(max_examples=12)
@@ -254,7 +261,7 @@ def test_traced_and_planned_graphs_agree_for_any_choice(
 
 def test_logits_in_blocks_are_never_a_whole_tensor() -> None:
     model_spec = spec()
-    plain, blocks = (segments(each)["head"] for each in (model_spec, with_logits(model_spec)))
+    plain, blocks = (segments(variant)["head"] for variant in (model_spec, with_logits(model_spec)))
     T, V = 16, 31
     assert any(tensor.shape == (T, V) for tensor in split(interpret(plain)).cut.saved)
     cut = split(interpret(blocks)).cut
@@ -269,12 +276,15 @@ def test_logits_in_blocks_give_the_results_of_whole_logits(precision: str) -> No
     from dsl.schema import BUILT_IN
 
     model_spec = spec().model_copy(update={"precision": BUILT_IN[precision]})
-    plain, blocks = (segments(each)["head"] for each in (model_spec, with_logits(model_spec)))
-    given_ = arguments(plain, 31)
-    given_ = rounded_arguments(plain, given_) if precision != "fp64" else given_
-    one, other = (by_segment(each, load(each), given_) for each in (blocks, plain))
+    plain, blocks = (segments(variant)["head"] for variant in (model_spec, with_logits(model_spec)))
+    operands = arguments(plain, 31)
+    operands = rounded_arguments(plain, operands) if precision != "fp64" else operands
+    blocks_result, plain_result = (by_segment(head, load(head), operands) for head in (blocks, plain))
     unit = 2.0**-52 if precision == "fp64" else 2.0**-23
-    for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+    for mine, theirs in (
+        (blocks_result.outputs, plain_result.outputs),
+        (blocks_result.gradients, plain_result.gradients),
+    ):
         for name, tensor in theirs.items():
             bound = 64 * unit * tensor.abs().max()  # sums of at most 31 terms, in another order
             assert (mine[name] - tensor).abs().max() <= bound, name
@@ -289,7 +299,7 @@ def test_bytes_saved_equal_those_counted_by_hand() -> None:
     tensor, gates, choices = T * D * size, T * K * size, T * K * 8
     saved = {}
     for segment in segments(spec()).values():
-        saved |= {(segment.kind, node.op): each for node, each in bytes_saved(interpret(segment)).items()}
+        saved |= {(segment.kind, node.op): saving for node, saving in bytes_saved(interpret(segment)).items()}
     assert saved["router", "add_rmsnorm"] == (tensor, 0), "the sum is not read again"
     assert saved["router", "route_permute"] == (gates + choices, 0), "gates and choices are not read again"
     assert saved["router", "permuted_rmsnorm_dgrad_add"] == (7 * tensor, 0), "three sums; dy is not read again"
@@ -301,14 +311,14 @@ def test_bytes_saved_equal_those_counted_by_hand() -> None:
 def test_bytes_saved_with_a_norm_that_is_computed_again() -> None:
     """Neither x, nor rstd, nor the gain is read again."""
     T, D, size = 16, 12, 8
-    less = (T * D + T + D) * size
+    unread = (T * D + T + D) * size
     plain, repeated = (
-        {(segment.kind, node.op.replace("_again", "")): saved for segment in segments(each).values()
+        {(segment.kind, node.op.replace("_again", "")): saved for segment in segments(variant).values()
          for node, saved in bytes_saved(interpret(segment)).items()}
-        for each in (spec(), again(spec(), "rmsnorm"))
+        for variant in (spec(), again(spec(), "rmsnorm"))
     )  # fmt: skip
     names = [name for name in plain if name[1].endswith("rmsnorm_dgrad_add")]
-    assert len(names) == 3 and all(repeated[name] == (plain[name][0] + less, 0) for name in names)
+    assert len(names) == 3 and all(repeated[name] == (plain[name][0] + unread, 0) for name in names)
 
 
 def test_the_build_lists_every_call() -> None:
@@ -382,12 +392,12 @@ def test_a_value_that_the_segment_returns_is_not_lost() -> None:
 
 
 def test_a_sum_matches_in_either_operand_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = Pass(
+    sum_pass = Pass(
         (OpNode("a", ("x",), ("y",)), OpNode("add", ("y", "z"), ("w",))),
         (OpNode("az", ("x", "z"), ("w",)),),
         lambda _: 1,
     )
-    monkeypatch.setitem(PASSES, "test", (each,))
+    monkeypatch.setitem(PASSES, "test", (sum_pass,))
     for args in (("t", "q"), ("q", "t")):
         after = fused(graph(OpNode("a", ("p",), ("t",)), OpNode("add", args, ("out",))))
         assert after.nodes == (OpNode("az", ("p", "q"), ("out",)),)

@@ -42,10 +42,10 @@ def test_ends_and_grouped_queries() -> None:
 def test_widths() -> None:
     """A segment takes and returns three streams of width 12; values in between have width 12."""
     model_spec = segments(spec(hyper_connections=STREAMS))
-    assert {each.name: each.shape[1] for each in model_spec["join"].inputs if each.name != "order"} == {
+    assert {argument.name: argument.shape[1] for argument in model_spec["join"].inputs if argument.name != "order"} == {
         "h": 36, "shared": 12, "rows": 12, "post": 3, "comb": 9,
     }  # fmt: skip
-    assert {each.name: each.shape[1] for each in cut(model_spec["attention"]).outputs} == {
+    assert {buffer.name: buffer.shape[1] for buffer in cut(model_spec["attention"]).outputs} == {
         "entered": 36, "y": 12, "next_post": 3, "next_comb": 9,
     }  # fmt: skip
     assert dict((p.name, p.shape) for p in model_spec["attention"].params[:3]) == {
@@ -57,15 +57,15 @@ def test_widths() -> None:
 def test_values_saved_with_and_without_recomputation() -> None:
     """A mixing keeps its logits and no round; with `hyper` it keeps nothing, for the streams are there."""
     model_spec = spec(layers=(DENSE, moe()), hyper_connections=STREAMS)
-    plain, made = (segments(again(model_spec, *names)) for names in ((), ("hyper",)))
+    plain, recomputed = (segments(again(model_spec, *names)) for names in ((), ("hyper",)))
     for kind in ("attention", "router", "dense", "final_norm"):
-        kept, fewer = (names_of(cut(each[kind]).saved) for each in (plain, made))
-        mixing = {name for name in kept if name.startswith(("hyper_", "add_bias", "scale_parts"))}
+        saved, fewer = (names_of(cut(by_kind[kind]).saved) for by_kind in (plain, recomputed))
+        mixing = {name for name in saved if name.startswith(("hyper_", "add_bias", "scale_parts"))}
         assert mixing >= {"hyper_products_0", "hyper_products_0_rstd", "add_bias_0"}
-        assert kept - fewer >= mixing - {"hyper_products_0_rstd"} and fewer <= kept, kind
-        assert interpret(made[kind]).again
+        assert saved - fewer >= mixing - {"hyper_products_0_rstd"} and fewer <= saved, kind
+        assert interpret(recomputed[kind]).again
     assert "hyper_add_0" in names_of(cut(plain["dense"]).saved), "the sum inside of a dense layer"
-    assert [each.value for kind in ("router", "join") for each in made[kind].remade] == ["residual", "h"]
-    of_join = {*cut(made["join"]).I.args}
+    assert [remade.value for kind in ("router", "join") for remade in recomputed[kind].remade] == ["residual", "h"]
+    of_join = {*cut(recomputed["join"]).I.args}
     assert of_join >= {"stream", "attended", "attended_post", "attended_comb"} and "h" not in of_join
-    assert "h" in cut(plain["join"]).I.args and "residual" not in cut(made["router"]).I.args
+    assert "h" in cut(plain["join"]).I.args and "residual" not in cut(recomputed["router"]).I.args

@@ -32,7 +32,7 @@ def test_equals_autograd(model_spec: Spec) -> None:
 
 @pytest.mark.parametrize("names", [("rmsnorm",), ("mla_up",), ("rmsnorm", "mla_up"), ("attention",)], ids=str)
 def test_recomputation_changes_no_result(names: tuple[str, ...]) -> None:
-    plain, again = (segment_of("attention", sparse(recompute=each)) for each in ((), names))
+    plain, again = (segment_of("attention", sparse(recompute=recompute)) for recompute in ((), names))
     assert cut(again).saved != cut(plain).saved
     check(again)
 
@@ -47,12 +47,16 @@ def test_attention_and_indexer_do_not_train_each_other() -> None:
     """The indexer's loss gives gradients only to the indexer, and the attention's output gives it none."""
     segment = segment_of("attention", sparse())
     operands = arguments(segment, 31)
-    operands |= {name: each * 0 for name, each in operands.items() if name.startswith("g_")}
+    operands |= {name: tensor * 0 for name, tensor in operands.items() if name.startswith("g_")}
     everything = {param.name for param in segment.params}
     for zeros, wanted in ((("d_y", "d_entered"), {*OURS}), (("d_index_loss",), everything - {*OURS})):
-        found = by_segment(segment, load(segment), operands | {name: operands[name] * 0 for name in zeros}).gradients
-        assert {name.removeprefix("g_") for name, each in found.items() if name[:2] == "g_" and each.any()} == wanted
-        assert found["d_h"].any() == ("d_y" not in zeros)
+        gradients = by_segment(
+            segment, load(segment), operands | {name: operands[name] * 0 for name in zeros}
+        ).gradients
+        assert {
+            name.removeprefix("g_") for name, gradient in gradients.items() if name[:2] == "g_" and gradient.any()
+        } == wanted
+        assert gradients["d_h"].any() == ("d_y" not in zeros)
 
 
 def test_only_the_indexer_is_trained() -> None:

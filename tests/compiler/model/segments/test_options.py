@@ -55,7 +55,7 @@ def test_a_head_that_learns_from_rewards(kl: float, temperature: float) -> None:
     for keys in ({}, {"logit_scale": 0.6}, {"logit_scale": 0.25, "logit_cap": 0.5}):
         model_spec = with_rewards(spec(mtp=False, **keys), kl=kl, temperature=temperature, clip_high=0.4)
         segment = segment_of("head", model_spec)
-        assert [each.name for each in segment.inputs][4:] == ["weight", *(["reference"] if kl else [])]
+        assert [argument.name for argument in segment.inputs][4:] == ["weight", *(["reference"] if kl else [])]
         check(segment)
         operands = arguments(segment, 31)
         scale, cap = keys.get("logit_scale", 1.0), keys.get("logit_cap")
@@ -63,11 +63,11 @@ def test_a_head_that_learns_from_rewards(kl: float, temperature: float) -> None:
         logits_TV = logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
         targets_T = operands["targets"]
         logp_T = (logits_TV / temperature).log_softmax(dim=1).gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
-        found_T = by_segment(segment, load(segment), operands).outputs["logp"]
-        torch.testing.assert_close(found_T, logp_T.masked_fill(targets_T < 0, 0), rtol=1e-12, atol=1e-12)
+        output_T = by_segment(segment, load(segment), operands).outputs["logp"]
+        torch.testing.assert_close(output_T, logp_T.masked_fill(targets_T < 0, 0), rtol=1e-12, atol=1e-12)
 
 
-ACTIVATIONS = [{"activation": each} for each in get_args(Act) if each != "swiglu"]
+ACTIVATIONS = [{"activation": activation} for activation in get_args(Act) if activation != "swiglu"]
 GPT_OSS = Clamp(limit=0.7, alpha=1.702, shift=1.0)
 ACTIVATIONS += [{"clamp": GPT_OSS}, {"clamp": Clamp(limit=0.5)}]
 BIASED: list[dict[str, Any]] = [{"bias": True}, {"bias": True, "clamp": GPT_OSS}, {"bias": True, "activation": "relu2"}]
@@ -87,10 +87,10 @@ def test_biases_are_parameters() -> None:
     """Every product of a feed-forward part has one for each of its columns, and each expert on this rank its own."""
     up, down = 2 * DENSE.inner, 12
     for kind, ffn in (("dense", Dense(inner=10, bias=True)), ("shared", moe(inner=10, bias=True))):
-        shapes = {each.name: each.shape for each in segment_of(kind, spec(), ffn).params}
+        shapes = {param.name: param.shape for param in segment_of(kind, spec(), ffn).params}
         assert shapes["up_bias"] == (up,) and shapes["down_bias"] == (down,)
     experts = segment_of("experts", spec(expert=SOURCES), moe(inner=10, bias=True))
-    (of_up, of_down) = (each for each in experts.params if each.name.endswith("_bias"))
+    (of_up, of_down) = (param for param in experts.params if param.name.endswith("_bias"))
     assert (of_up.shape, of_down.shape) == ((8 // SOURCES, up), (8 // SOURCES, down))
     assert of_up.stack == 8 // SOURCES and not of_up.decay and of_up.init == 0.0
 
@@ -112,17 +112,19 @@ def test_rows_that_are_padding(score: str, context: int) -> None:
     model_spec = model_spec.model_copy(update={"parallel": model_spec.parallel.model_copy(update={"context": context})})
     for kind in ("router", *(["balance"] if context > 1 else [])):
         segment = segment_of(kind, model_spec)
-        assert [each.name for each in segment.inputs][-1] == "real"
+        assert [argument.name for argument in segment.inputs][-1] == "real"
         check(segment)
 
 
 def test_padding_in_front_of_attention_with_an_indexer() -> None:
     """The indexer's loss is a sum over all rows. tests/runtime/run checks padding for attention with bounded logits."""
     segment = segment_of("attention", padded(spec(attention=mla(indexer=Indexer(heads=2, head_dim=8, top_k=2)))))
-    assert [each.name for each in segment.inputs] == ["h", "real"]
+    assert [argument.name for argument in segment.inputs] == ["h", "real"]
     check(segment)
-    assert [each.name for each in segment_of("attention", padded(clipped(spec()))).inputs] == ["h", "real"]
-    assert [each.name for each in segment_of("attention", padded(spec())).inputs] == ["h"], "nothing sums over rows"
+    assert [argument.name for argument in segment_of("attention", padded(clipped(spec()))).inputs] == ["h", "real"]
+    assert [argument.name for argument in segment_of("attention", padded(spec())).inputs] == ["h"], (
+        "nothing sums over rows"
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, *ACTIVATIONS[1:4:2], *BIASED], ids=str)

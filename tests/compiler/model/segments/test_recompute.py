@@ -67,47 +67,47 @@ def fixed(buffers: tuple[ir.Buffer, ...], rows: int = 3) -> int:
 
 def test_the_cut_of_latent_attention() -> None:
     """Saved are the latents, which the norms after them read, and the attention output. W gets these norms from I."""
-    made = cut(segments(again(spec(), *V3))["attention"])
-    assert names_of(made.saved) == {"linear_0", "linear_2", "mla_attention_0", "mla_attention_0_lse"}
+    segment_cut = cut(segments(again(spec(), *V3))["attention"])
+    assert names_of(segment_cut.saved) == {"linear_0", "linear_2", "mla_attention_0", "mla_attention_0_lse"}
     norms = {f"rmsnorm_{i}{rstd}_again" for i in range(3) for rstd in ("", "_rstd")}
     gradients = {"d_linear_0", "d_linear_1", "d_linear_2", "d_linear_3", "d_rmsnorm_0", "d_rmsnorm_1", "d_rmsnorm_2"}
-    assert names_of(made.deferred) == norms | gradients
+    assert names_of(segment_cut.deferred) == norms | gradients
 
 
 def test_the_up_projections_start_at_the_kept_norms_where_these_are_not_named() -> None:
-    plain, made = (cut(segments(again(spec(), *names))["attention"]) for names in ((), ("mla_up",)))
-    assert names_of(plain.saved) - names_of(made.saved) == {"linear_1", "linear_3"}
-    assert names_of(made.saved) < names_of(plain.saved) and made.deferred == plain.deferred
+    plain, recomputed = (cut(segments(again(spec(), *names))["attention"]) for names in ((), ("mla_up",)))
+    assert names_of(plain.saved) - names_of(recomputed.saved) == {"linear_1", "linear_3"}
+    assert names_of(recomputed.saved) < names_of(plain.saved) and recomputed.deferred == plain.deferred
 
 
 def test_the_cuts_of_a_moe_layer() -> None:
     """The normed `x` is not saved: router and shared experts recompute it separately."""
-    made = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
-    assert names_of(made["router"].saved) == {"linear_wide_0", "route_0_expert"}
-    assert {"x_again", "rmsnorm_0_rstd_again"} < names_of(made["router"].deferred)
-    assert names_of(made["shared"].saved) == {"linear_0"}
-    assert names_of(made["shared"].deferred) == {"d_linear_0", "x_again"}
+    cuts = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
+    assert names_of(cuts["router"].saved) == {"linear_wide_0", "route_0_expert"}
+    assert {"x_again", "rmsnorm_0_rstd_again"} < names_of(cuts["router"].deferred)
+    assert names_of(cuts["shared"].saved) == {"linear_0"}
+    assert names_of(cuts["shared"].deferred) == {"d_linear_0", "x_again"}
     for kind, residual in (("router", "residual"), ("shared", "h")):
-        assert "x" not in {*made[kind].I.args, *made[kind].W.args} and residual in made[kind].I.args
-    assert names_of(made["experts"].saved) == {"grouped_linear_0"}, "what came from elsewhere is an input and kept"
-    assert names_of(made["experts"].deferred) == {"d_grouped_linear_0"}
+        assert "x" not in {*cuts[kind].I.args, *cuts[kind].W.args} and residual in cuts[kind].I.args
+    assert names_of(cuts["experts"].saved) == {"grouped_linear_0"}, "what came from elsewhere is an input and kept"
+    assert names_of(cuts["experts"].deferred) == {"d_grouped_linear_0"}
 
 
 def test_the_ends_of_the_model() -> None:
-    made = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
-    assert names_of(made["mtp_input"].saved) == {"embedding_0"}, "neither the norms nor their columns side by side"
-    assert names_of(made["dense"].saved) == {"add_0", "linear_0"}, (
+    cuts = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
+    assert names_of(cuts["mtp_input"].saved) == {"embedding_0"}, "neither the norms nor their columns side by side"
+    assert names_of(cuts["dense"].saved) == {"add_0", "linear_0"}, (
         "the residual stream is kept, as its two parts are not"
     )
-    assert names_of(made["final_norm"].saved) == {"rmsnorm_0_rstd"}, "its output is the head's input"
-    plain = {kind: cut(segment) for kind, segment in segments(spec()).items()}
-    assert all(made[kind] == plain[kind] for kind in ("embed", "final_norm", "head", "join"))
+    assert names_of(cuts["final_norm"].saved) == {"rmsnorm_0_rstd"}, "its output is the head's input"
+    plain_cuts = {kind: cut(segment) for kind, segment in segments(spec()).items()}
+    assert all(cuts[kind] == plain_cuts[kind] for kind in ("embed", "final_norm", "head", "join"))
 
 
 def test_grouped_queries() -> None:
     """Queries and keys are normed again; the fused QKV product is saved: the inputs of the norms, and the values."""
-    made = cut(segments(again(MODELS["grouped queries"], "rmsnorm"))["attention"])
-    assert names_of(made.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
+    segment_cut = cut(segments(again(MODELS["grouped queries"], "rmsnorm"))["attention"])
+    assert names_of(segment_cut.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
     plain = cut(segments(again(spec(attention=gqa(qk_norm=None)), "rmsnorm"))["attention"])
     assert names_of(plain.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
 
@@ -124,23 +124,24 @@ def test_values_that_only_w_needs_are_recomputed_in_w() -> None:
     for kind, op in (("dense", "swiglu"), ("experts", "gated_swiglu"), ("shared", "swiglu")):
         segment = segments(again(spec(), "swiglu"))[kind]
         joint = interpret(segment)
-        where = [phase for index, phase in phases(joint).items() if joint.nodes[index].op == op]
-        assert sorted(where) == ["F", "W"]
-    whole = cut(segments(again(spec(), "experts"))["experts"])
-    assert names_of(whole.deferred) == {"d_grouped_linear_0", "gated_swiglu_0_again"}
+        op_phases = [phase for index, phase in phases(joint).items() if joint.nodes[index].op == op]
+        assert sorted(op_phases) == ["F", "W"]
+    segment_cut = cut(segments(again(spec(), "experts"))["experts"])
+    assert names_of(segment_cut.deferred) == {"d_grouped_linear_0", "gated_swiglu_0_again"}
 
 
 def test_memory_of_deepseek_v3() -> None:
     """Elements per token and MoE layer that F saves besides the layer's inputs: from 101,636 in BF16 to a third."""
-    plain, made = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
+    plain, recomputed = (segments(again(deepseek_v3(), *names)) for names in ((), V3))
     attention = {
-        name: fixed(cut(by_kind["attention"]).saved) / 4096 for name, by_kind in (("plain", plain), ("made", made))
+        name: fixed(cut(by_kind["attention"]).saved) / 4096
+        for name, by_kind in (("plain", plain), ("made", recomputed))
     }
     latents, heads, statistics = 1536 + 512 + 64, 128 * 128, 4 * 128
     assert attention["made"] == 2 * (latents + heads) + statistics
     norms, ups = 7168 + 1536 + 512, 128 * 192 + 128 * 256
     assert attention["plain"] - attention["made"] == 2 * (norms + ups) + 3 * 4
-    experts = [fixed(cut(by_kind["experts"]).saved, rows=1) for by_kind in (plain, made)]
+    experts = [fixed(cut(by_kind["experts"]).saved, rows=1) for by_kind in (plain, recomputed)]
     assert experts == [2 * (4096 + 2048), 2 * 4096]
 
 
@@ -157,23 +158,28 @@ def test_equal_to_the_bit(model_spec: Spec, names: tuple[str, ...]) -> None:
         if not segment.recompute:
             assert segment.key == plain[kind].key and cut(segment) == cut(plain[kind]), "traced and printed as ever"
             continue
-        given = arguments(segment, 31, ROWS)
+        operands = arguments(segment, 31, ROWS)
         for remade in segment.remade:
-            if remade.value in given:
-                args = (given[arg] if isinstance(arg, str) else arg for arg in remade.args)
-                made = OPS[remade.op](*args)
-                given[remade.value] = made[0] if isinstance(made, tuple) else made
-        again_, kept = (by_segment(each, load(each), given) for each in (segment, plain[kind]))
-        for mine, theirs in ((again_.outputs, kept.outputs), (again_.gradients, kept.gradients)):
+            if remade.value in operands:
+                args = (operands[arg] if isinstance(arg, str) else arg for arg in remade.args)
+                results = OPS[remade.op](*args)
+                operands[remade.value] = results[0] if isinstance(results, tuple) else results
+        again_result, plain_result = (
+            by_segment(variant, load(variant), operands) for variant in (segment, plain[kind])
+        )
+        for mine, theirs in (
+            (again_result.outputs, plain_result.outputs),
+            (again_result.gradients, plain_result.gradients),
+        ):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs), kind
-        assert_equal(again_, by_autograd(segment, given))
+        assert_equal(again_result, by_autograd(segment, operands))
 
 
 def test_experts_without_rows() -> None:
     segment = segments(again(spec(), "swiglu"))["experts"]
-    given = arguments(segment, 31, [0] * 8)
-    assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
+    operands = arguments(segment, 31, [0] * 8)
+    assert_equal(by_segment(segment, load(segment), operands), by_autograd(segment, operands))
 
 
 @pytest.mark.parametrize("model_spec", [quickstart_sized(), deepseek_v3("fp32")], ids=["quickstart", "DeepSeek-V3"])
@@ -189,8 +195,8 @@ def test_an_embedding_moves_only_the_rows_of_its_tokens() -> None:
     joint = interpret(segments(spec())["embed"])
     tokens, width = joint.tensors["y"].shape
     assert isinstance(tokens, int) and isinstance(width, int) and joint.tensors["y"].dtype == "float64"
-    found = {phase: work.bytes for phase, work in costs(joint)}
-    assert found == {"F": 8 * tokens * (1 + 2 * width), "I": 0, "W": 8 * tokens * (1 + 3 * width)}
+    moved_bytes = {phase: work.bytes for phase, work in costs(joint)}
+    assert moved_bytes == {"F": 8 * tokens * (1 + 2 * width), "I": 0, "W": 8 * tokens * (1 + 3 * width)}
 
 
 @pytest.mark.parametrize("model_spec", MODELS.values(), ids=MODELS)
@@ -198,7 +204,7 @@ def test_work_that_is_done_again(model_spec: Spec) -> None:
     """F is unchanged. I and W additionally recompute a part of F, at its cost; W reads no weight."""
     for names in CHOICES:
         for kind, segment in segments(again(model_spec, *names)).items():
-            joint, plain = (interpret(replace(each, fused=())) for each in (segment, segments(model_spec)[kind]))
+            joint, plain = (interpret(replace(variant, fused=())) for variant in (segment, segments(model_spec)[kind]))
             before, after = dict(costs(plain)), dict(costs(joint))
             assert after["F"] == before["F"]
             assert all(Counter(before[phase].ops) <= Counter(after[phase].ops) for phase in "IW")
@@ -213,11 +219,11 @@ def test_work_that_is_done_again(model_spec: Spec) -> None:
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(MODELS)), st.sets(st.sampled_from(NAMES)), st.sampled_from(NAMES))
 def test_a_name_more_keeps_no_byte_more(model_spec: str, names: set[str], name: str) -> None:
-    fewer, more = (segments(again(MODELS[model_spec], *chosen)) for chosen in (names, names | {name}))
+    fewer, further = (segments(again(MODELS[model_spec], *chosen)) for chosen in (names, names | {name}))
     for kind in fewer:
-        one, other = cut(fewer[kind]), cut(more[kind])
-        assert names_of(other.saved) <= names_of(one.saved)
-        assert one.F.returns[: len(one.outputs)] == other.F.returns[: len(one.outputs)]
+        fewer_cut, further_cut = cut(fewer[kind]), cut(further[kind])
+        assert names_of(further_cut.saved) <= names_of(fewer_cut.saved)
+        assert fewer_cut.F.returns[: len(fewer_cut.outputs)] == further_cut.F.returns[: len(fewer_cut.outputs)]
 
 
 @settings(max_examples=8)
@@ -263,9 +269,9 @@ def test_a_layer_lists_exactly_the_names_that_change_its_segments() -> None:
 
 def test_keys() -> None:
     """Keys depend on the set of recomputed names, not their order; without names the key is the plain one."""
-    one, other, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
-    assert one.key == other.key != none.key and none.shown == (*none.shown[:5], none.fused)
-    assert printer.module_name(one) != printer.module_name(none)
+    ordered, reversed_, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
+    assert ordered.key == reversed_.key != none.key and none.shown == (*none.shown[:5], none.fused)
+    assert printer.module_name(ordered) != printer.module_name(none)
 
 
 @pytest.mark.skipif(bool(other_versions()), reason="goldens are of the versions in constraints.txt")

@@ -53,28 +53,28 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
         sizes = [sum(rows or []) if extent == "R" else extent for extent in shape]
         return torch.randn(sizes, generator=generator, dtype=torch.float64)  # type: ignore[arg-type]
 
-    given = {param.name: noise(param.shape) for param in segment.params}
-    by_table = segment.kind == "router" and "table" in given
+    tensors = {param.name: noise(param.shape) for param in segment.params}
+    by_table = segment.kind == "router" and "table" in tensors
     if by_table:
-        given["table"] = given["table"].argsort(dim=1).int()
-    given |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
+        tensors["table"] = tensors["table"].argsort(dim=1).int()
+    tensors |= {f"g_{param.name}": noise(param.shape) for param in segment.params if param.grad}
     for argument in segment.inputs:
         if argument.name == "real":  # five valid tokens in each sequence of eight
-            given["real"] = (torch.arange(int(argument.shape[0])) % 8 < 5).to(torch.int32)
+            tensors["real"] = (torch.arange(int(argument.shape[0])) % 8 < 5).to(torch.int32)
         elif argument.dtype == "int32":
-            given[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
+            tensors[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
         elif argument.name == "order":
-            given[argument.name] = torch.randperm(int(argument.shape[0]), generator=generator)
+            tensors[argument.name] = torch.randperm(int(argument.shape[0]), generator=generator)
         elif argument.name == "rank":
-            given[argument.name] = torch.tensor([int(dict(segment.constants)["ranks"]) - 1])  # type: ignore[arg-type]
+            tensors[argument.name] = torch.tensor([int(dict(segment.constants)["ranks"]) - 1])  # type: ignore[arg-type]
         elif argument.dtype == "int64":
             low = -1 if argument.name in ("targets", "tokens") and not by_table else 0
-            given[argument.name] = torch.randint(low, vocab, argument.shape, generator=generator)  # type: ignore[arg-type]
+            tensors[argument.name] = torch.randint(low, vocab, argument.shape, generator=generator)  # type: ignore[arg-type]
         else:
-            given[argument.name] = noise(argument.shape)
+            tensors[argument.name] = noise(argument.shape)
     shapes = {buffer.name: buffer.shape for buffer in _outputs(segment)}
-    given |= {f"d_{output.name}": noise(shapes[output.name]) for output in segment.outputs if output.grad}
-    return given
+    tensors |= {f"d_{output.name}": noise(shapes[output.name]) for output in segment.outputs if output.grad}
+    return tensors
 
 
 def _outputs(segment: ir.Segment) -> tuple[ir.Buffer, ...]:
@@ -84,8 +84,8 @@ def _outputs(segment: ir.Segment) -> tuple[ir.Buffer, ...]:
 
 
 def check(segment: ir.Segment, vocab: int = 31, seed: int = 0) -> None:
-    given = arguments(segment, vocab, seed=seed)
-    assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
+    operands = arguments(segment, vocab, seed=seed)
+    assert_equal(by_segment(segment, load(segment), operands), by_autograd(segment, operands))
 
 
 @pytest.mark.parametrize("kind", sorted(set(LAYERS) - {"experts", "dense"}))
@@ -190,9 +190,9 @@ GROUPED = {
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_options_of_grouped_query_attention(name: str) -> None:
-    attention, more = GROUPED[name]
+    attention, added = GROUPED[name]
     segment = segment_of("attention", spec(attention=attention))
-    assert {param.name for param in segment.params} - {"norm", "qkv", "q_norm", "k_norm", "out"} == more
+    assert {param.name for param in segment.params} - {"norm", "qkv", "q_norm", "k_norm", "out"} == added
     check(segment)
 
 
@@ -221,10 +221,10 @@ def test_plain_attention_needs_no_separate_rotation() -> None:
 
 def test_targets_that_are_not_valid_have_no_loss() -> None:
     segment = segment_of("head", spec())
-    given = arguments(segment, 31) | {"targets": torch.full((16,), -1)}
-    result = by_segment(segment, load(segment), given)
+    operands = arguments(segment, 31) | {"targets": torch.full((16,), -1)}
+    result = by_segment(segment, load(segment), operands)
     assert result.outputs["loss"] == 0 and not result.gradients["d_h"].any()
-    assert torch.equal(result.gradients["g_head"], given["g_head"])
+    assert torch.equal(result.gradients["g_head"], operands["g_head"])
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ def test_targets_that_are_not_valid_have_no_loss() -> None:
 )
 def test_experts_for_any_number_of_rows(rows: list[int], experts: tuple[ir.Segment, dict]) -> None:
     segment, functions = experts
-    given = arguments(segment, 31, rows, seed=sum(rows))
-    result = by_segment(segment, functions, given)
-    assert_equal(result, by_autograd(segment, given))
+    operands = arguments(segment, 31, rows, seed=sum(rows))
+    result = by_segment(segment, functions, operands)
+    assert_equal(result, by_autograd(segment, operands))
     idle = [e for e in range(4) if not sum(rows[e::4])]
     for name in ("g_up", "g_down"):
         for e in range(4):
-            assert torch.equal(result.gradients[name][e], given[name][e]) == (e in idle)
+            assert torch.equal(result.gradients[name][e], operands[name][e]) == (e in idle)
 
 
 @pytest.fixture(scope="module")
@@ -257,13 +257,13 @@ def experts() -> tuple[ir.Segment, dict]:
 def test_values_passed_through_are_the_same_tensor() -> None:
     model_spec = spec()
     attention, final_norm, join = (segment_of(kind, model_spec) for kind in ("attention", "final_norm", "join"))
-    given = arguments(attention, 31)
-    assert by_segment(attention, load(attention), given).outputs["entered"] is given["h"]
+    operands = arguments(attention, 31)
+    assert by_segment(attention, load(attention), operands).outputs["entered"] is operands["h"]
     outputs = by_segment(final_norm, load(final_norm), arguments(final_norm, 31)).outputs
     assert outputs["y"] is outputs["y_mtp"]
-    given = arguments(join, 31)
-    gradients = by_segment(join, load(join), given).gradients
-    assert gradients["d_h"] is given["d_y"] and gradients["d_shared"] is given["d_y"]
+    operands = arguments(join, 31)
+    gradients = by_segment(join, load(join), operands).gradients
+    assert gradients["d_h"] is operands["d_y"] and gradients["d_shared"] is operands["d_y"]
 
 
 @settings(max_examples=12)
@@ -380,11 +380,15 @@ def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts
     exact, read = set[str](), set[str]()
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
         joint = interpret(segment)
-        copies = {each.name for group in quantised(joint) for each in group.tensors if not each.name.endswith("_key")}
+        copies = {
+            tensor.name for group in quantised(joint) for tensor in group.tensors if not tensor.name.endswith("_key")
+        }
         exact |= {name for name, tensor in joint.tensors.items() if "pow2" in tensor.dtype and name.endswith("_fp8")}
         for node in unpacked(joint).nodes:
-            if found := [arg for arg in node.args if arg in copies]:
-                assert len(found) == parts and {name.endswith("_t") for name in found} == {"_dgrad" in node.op}
-                read |= {*found}
+            if read_copies := [arg for arg in node.args if arg in copies]:
+                assert len(read_copies) == parts and {name.endswith("_t") for name in read_copies} == {
+                    "_dgrad" in node.op
+                }
+                read |= {*read_copies}
         assert copies <= read
     assert exact == ({"mla_attention_0_fp8"} if precision == "fp8_block" else set())

@@ -52,26 +52,26 @@ def test_stages_are_the_model_in_order(num_stages: int) -> None:
 def test_every_value_is_made_once_and_read_once(model_spec: Spec, num_stages: int) -> None:
     """Each value has one producer and one reader, so segments need no gradient sums. Shapes agree at both ends."""
     for stage in build_stages(cut_model(model_spec), num_stages):
-        made: dict[str, tuple] = {b.name: (b.shape, b.dtype) for b in (*stage.loads, *filter(None, [stage.input]))}
-        read: Counter[str] = Counter()
+        produced: dict[str, tuple] = {b.name: (b.shape, b.dtype) for b in (*stage.loads, *filter(None, [stage.input]))}
+        reads: Counter[str] = Counter()
         for step in stage.steps:
             if isinstance(step, ir.Communication):
-                read.update(step.inputs)
-                assert [made[name] for name in step.inputs] == [(b.shape, b.dtype) for b in step.sizes]
+                reads.update(step.inputs)
+                assert [produced[name] for name in step.inputs] == [(b.shape, b.dtype) for b in step.sizes]
                 outputs = step.outputs
                 names: tuple[str, ...] = tuple(b.name for b in outputs)
             else:
-                read.update(step.inputs)
-                assert [made[name] for name in step.inputs] == [(i.shape, i.dtype) for i in step.segment.inputs]
+                reads.update(step.inputs)
+                assert [produced[name] for name in step.inputs] == [(i.shape, i.dtype) for i in step.segment.inputs]
                 outputs, names = cut(step.segment).outputs, step.outputs
             for name, buffer in zip(names, outputs, strict=True):
-                assert name not in made and name.isidentifier()
-                made[name] = (buffer.shape, buffer.dtype)
-        read.update(b.name for b in [stage.output] if b)
+                assert name not in produced and name.isidentifier()
+                produced[name] = (buffer.shape, buffer.dtype)
+        reads.update(b.name for b in [stage.output] if b)
         scalars = {value for value, _ in stage.tangents}
-        assert all(made[value] == ((), made[value][1]) for value in scalars)
-        assert read | Counter(scalars) == Counter(made.keys())
-        assert {value for _, value in stage.records} <= made.keys()
+        assert all(produced[value] == ((), produced[value][1]) for value in scalars)
+        assert reads | Counter(scalars) == Counter(produced.keys())
+        assert {value for _, value in stage.records} <= produced.keys()
 
 
 def test_inputs_and_records_of_the_end_stages() -> None:
@@ -150,8 +150,8 @@ def test_names_and_shapes_equal_the_plain_model(model_spec: Spec) -> None:
 
 def test_stages_hold_every_tensor() -> None:
     model_spec = spec()
-    held = {tensor for step in model_steps(model_spec) if isinstance(step, ir.Use) for _, tensor in step.params}
-    assert held == {row.tensor for row in parameters(model_spec)}
+    tensors = {tensor for step in model_steps(model_spec) if isinstance(step, ir.Use) for _, tensor in step.params}
+    assert tensors == {row.tensor for row in parameters(model_spec)}
 
 
 def test_costs_of_blocks_sum_their_segments() -> None:

@@ -72,17 +72,19 @@ def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -
         if isinstance(step, ir.Communication):
             operands = [mine[step.inputs[0]] for mine in values]
             together = torch.cat(operands) if step.kind == "gather" else sum(operands[1:], operands[0])
-            taken = [together] * ranks if step.kind == "gather" else together.chunk(ranks)
-            for mine, tensor in zip(values, taken, strict=True):
+            received = [together] * ranks if step.kind == "gather" else together.chunk(ranks)
+            for mine, tensor in zip(values, received, strict=True):
                 assert tuple(tensor.shape) == step.outputs[0].shape
                 mine[step.outputs[0].name] = tensor
             continue
         for rank, mine in enumerate(values):
-            held = {}
+            local_weights = {}
             for param, (local, tensor) in zip(step.segment.params, step.params, strict=True):
-                held[local] = cut(weights[tensor], param.split.slice_of(rank) if param.split else None)
-                assert tuple(held[local].shape) == param.shape
-            results = step.segment.function(plain, SimpleNamespace(**held), *(mine[name] for name in step.inputs))
+                local_weights[local] = cut(weights[tensor], param.split.slice_of(rank) if param.split else None)
+                assert tuple(local_weights[local].shape) == param.shape
+            results = step.segment.function(
+                plain, SimpleNamespace(**local_weights), *(mine[name] for name in step.inputs)
+            )
             mine |= zip(step.outputs, results, strict=True)
     losses = [mine[name] for mine in values for name in ("loss", "mtp_loss") if name in mine]
     return torch.stack(losses).sum()
@@ -106,13 +108,13 @@ def test_all_tensor_ranks_together_equal_the_model(model_spec: str, ranks: int, 
         name: torch.randint(-10 if name.endswith("targets") else 0, vocab, (TOKENS,), generator=generator).clamp(min=-1)
         for name in ("tokens", "targets", "mtp_tokens", "mtp_targets")
     }
-    found = []
+    results = []
     for chosen in (alone, split):
         loss = loss_of(chosen, weights, data)
-        found.append((loss, torch.autograd.grad(loss, list(weights.values()))))
-    (one, wanted), (other, operands) = found
-    assert abs(one - other) <= 1e-12 * abs(one)
-    for name, a, b in zip(weights, wanted, operands, strict=True):
+        results.append((loss, torch.autograd.grad(loss, list(weights.values()))))
+    (alone_loss, wanted), (split_loss, gradients) = results
+    assert abs(alone_loss - split_loss) <= 1e-12 * abs(alone_loss)
+    for name, a, b in zip(weights, wanted, gradients, strict=True):
         assert (a - b).abs().max() <= 1e-11 * a.abs().max(), name
 
 
@@ -138,10 +140,10 @@ def test_attention_of_tensor_ranks_returns_a_partial_sum(ranks: int) -> None:
         Path(__file__).parents[4] / "specs" / "laptop-hybrid.dsc", overrides=[f"parallel.tensor={ranks}"]
     )
     uses = [use for stage in make_plan(hybrid).stages for use in stage.steps if isinstance(use, ir.Use)]
-    found = {use.segment for use in uses if use.segment.kind == "attention"}
-    assert len(found) > 1
-    for segment in found:
+    attentions = {use.segment for use in uses if use.segment.kind == "attention"}
+    assert len(attentions) > 1
+    for segment in attentions:
         joint = interpret(segment)
-        made = {value: node.op for node in joint.nodes for value in node.outputs}
-        ops = [made.get(value, "") for _, value in joint.outputs]
+        makers = {value: node.op for node in joint.nodes for value in node.outputs}
+        ops = [makers.get(value, "") for _, value in joint.outputs]
         assert (ops == ["linear"]) == (ranks > 1), ops

@@ -37,9 +37,9 @@ def placed(capsys: Shown, *words: object) -> Any:
 
 def refused(capsys: Shown, *words: object) -> str:
     assert main(["place", *map(str, words)]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    return shown.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
 
 
 def sizes(groups: int, nodes: int, devices: int) -> tuple[object, ...]:
@@ -60,16 +60,16 @@ def test_answer(tmp_path: Path, capsys: Shown, groups: int, nodes: int) -> None:
         expected = balance_of(row, greedy(row, layout), layout)
         assert balance.device <= expected.device and layer["greedy"]["device"] == expected.device
         assert layer["gap"] == pytest.approx(layer["balance"]["device"] / layer["bound"] - 1)
-        now = balance_of(row, np.arange(24), layout)
-        assert layer["before"] == pytest.approx({"device": now.device, "node": now.node})
+        current = balance_of(row, np.arange(24), layout)
+        assert layer["before"] == pytest.approx({"device": current.device, "node": current.node})
 
 
 def test_json_to_a_program_is_one_document(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, load_of("uniform", 8))
     assert placed(capsys, path, "--devices", 2) == placed(capsys, "--load", path, "--devices", 2)
     assert main(["place", str(path), "--devices", "3", "--format", "json"]) == 2
-    shown = capsys.readouterr()
-    assert parsed(shown.out, "failure")["error"] == "experts = 8 cannot be spread evenly over devices = 3"
+    printed = capsys.readouterr()
+    assert parsed(printed.out, "failure")["error"] == "experts = 8 cannot be spread evenly over devices = 3"
 
 
 def test_from_a_run_without_flags(tmp_path: Path, capsys: Shown) -> None:
@@ -111,37 +111,39 @@ def _layers(spec: Any) -> list[str]:
 def test_text(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, load_of("hot", 8), load_of("uniform", 8))
     assert main(["place", str(path), "--devices", "4", "--nodes", "2", "--groups", "2"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
+    printed = capsys.readouterr()
+    assert printed.err == ""
     for words in ("2 layers  8 experts in 2 groups on 4 devices in 2 nodes", "device now", "above bound", "best"):
-        assert words in shown.out
-    assert "→" in shown.out and "--group-rule auto" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 100
+        assert words in printed.out
+    assert "→" in printed.out and "--group-rule auto" in printed.out
+    assert max(map(len, printed.out.splitlines())) <= 100
 
 
 def test_text_without_groups_says_none(tmp_path: Path, capsys: Shown) -> None:
     assert main(["place", str(load_file(tmp_path, load_of("hot", 8))), "--devices", "4"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 layer  8 experts on 4 devices, 2 on each" in shown and "group" not in shown
+    output = capsys.readouterr().out
+    assert "1 layer  8 experts on 4 devices, 2 on each" in output and "group" not in output
 
 
 def test_text_says_the_bytes_of_the_document(tmp_path: Path, capsys: Shown) -> None:
     degrees = ("cluster.nodes=2", "cluster.node.devices=2", "parallel.expert=4", "parallel.pipeline=1")
-    changes = [word for each in (*degrees, "schedule.name=1f1b") for word in ("-s", each)]
+    changes = [word for override in (*degrees, "schedule.name=1f1b") for word in ("-s", override)]
     loads = load_file(tmp_path, *(load_of("zipf", 16, seed) for seed in range(4)))
     links = [layer["links"] for layer in placed(capsys, QUICKSTART, "--load", loads, *changes)["layers"]]
     assert main(["place", str(QUICKSTART), "--load", str(loads), *changes]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     for label, key in (
         ("between nodes", "between_nodes_bytes"),
         ("busiest node", "busiest_node_bytes"),
         ("to devices", "to_devices_bytes"),
         ("busiest device", "busiest_device_bytes"),
     ):
-        (line,) = (line for line in shown if line.startswith(f"{label}  "))
-        said = [float(number) * {"B": 1, "KB": 1000}[unit] for number, unit in re.findall(r"([\d.]+) (K?B)", line)[:2]]
-        means = [sum(each[when][key] for each in links) / len(links) for when in ("before", "after")]
-        assert " → " in line and said == pytest.approx(means, rel=0.04)
+        (line,) = (line for line in lines if line.startswith(f"{label}  "))
+        amounts = [
+            float(number) * {"B": 1, "KB": 1000}[unit] for number, unit in re.findall(r"([\d.]+) (K?B)", line)[:2]
+        ]
+        means = [sum(layer[time][key] for layer in links) / len(links) for time in ("before", "after")]
+        assert " → " in line and amounts == pytest.approx(means, rel=0.04)
 
 
 def test_one_token_gives_the_worst_balance(tmp_path: Path, capsys: Shown) -> None:
@@ -151,9 +153,9 @@ def test_one_token_gives_the_worst_balance(tmp_path: Path, capsys: Shown) -> Non
 
 def test_a_load_without_tokens_is_reported(tmp_path: Path, capsys: Shown) -> None:
     assert main(["place", str(load_file(tmp_path, [0] * 4)), "--devices", "2", "--format", "json"]) == 0
-    shown = capsys.readouterr()
-    assert "warning: the load counts no tokens" in shown.err
-    assert json.loads(shown.out)["layers"][0]["balance"] == {"device": 1.0, "node": 1.0}
+    printed = capsys.readouterr()
+    assert "warning: the load counts no tokens" in printed.err
+    assert json.loads(printed.out)["layers"][0]["balance"] == {"device": 1.0, "node": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -116,19 +116,19 @@ def test_devices_are_named_so_that_least_moves() -> None:
     """Shuffling the devices of a placement gives an equal placement."""
     layout = ExpertLayout(24, 4, 2, 6)
     random = np.random.default_rng(2)
-    now = random.permutation(24)
-    nodes = now.reshape(2, 3, 4)[random.permutation(2)]
+    current = random.permutation(24)
+    nodes = current.reshape(2, 3, 4)[random.permutation(2)]
     shuffled = np.stack([node[random.permutation(3)] for node in nodes]).reshape(-1)
-    assert moves(now, aligned(shuffled, now, layout), layout) == ()
+    assert moves(current, aligned(shuffled, current, layout), layout) == ()
 
 
 def test_naming_devices_changes_no_load() -> None:
     layout, random = ExpertLayout(24, 4, 2, 6), np.random.default_rng(4)
     for _ in range(10):
         load = random.random(24)
-        physical, now = random.permutation(24), random.permutation(24)
-        named = aligned(physical, now, layout)
-        before, after = (astuple(balance_of(load, each, layout)) for each in (physical, named))
+        physical, current = random.permutation(24), random.permutation(24)
+        named = aligned(physical, current, layout)
+        before, after = (astuple(balance_of(load, placement, layout)) for placement in (physical, named))
         assert after == pytest.approx(before)
         assert keeps_groups(named, layout) == keeps_groups(physical, layout)
 
@@ -136,9 +136,9 @@ def test_naming_devices_changes_no_load() -> None:
 def test_moves_turn_one_placement_into_the_other() -> None:
     random, layout = np.random.default_rng(1), ExpertLayout(12, 1, 1, 4)
     for _ in range(20):
-        now, new = random.permutation(12), random.permutation(12)
-        devices = [set(device) for device in now.reshape(4, 3).tolist()]
-        for move in moves(now, new, layout):
+        current, new = random.permutation(12), random.permutation(12)
+        devices = [set(device) for device in current.reshape(4, 3).tolist()]
+        for move in moves(current, new, layout):
             devices[move.source].remove(move.expert)
             devices[move.destination].add(move.expert)
         assert devices == [set(device) for device in new.reshape(4, 3).tolist()]

@@ -52,13 +52,13 @@ def write(folder: Path, ranks: int, load: Callable[[int], Any] = lambda experts:
 
 
 def plan(capsys: Shown, *settings: str) -> Any:
-    sets = [word for each in settings for word in ("-s", each)]
+    sets = [word for setting in settings for word in ("-s", setting)]
     assert main(["plan", "quick.dsc", *sets, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys: Shown, *settings: str) -> str:
-    sets = [word for each in settings for word in ("-s", each)]
+    sets = [word for setting in settings for word in ("-s", setting)]
     assert main(["plan", "quick.dsc", *sets]) == 2
     return capsys.readouterr().err
 
@@ -71,7 +71,7 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
     plain, placed = plan(capsys), plan(capsys, NAMED)
     assert "expert e of E is on expert rank e // (E / expert)" in plain["assumptions"]
     assert "experts are on the expert ranks that placement.json names" in placed["assumptions"]
-    assert not any("expert e of E" in said or "busiest" in said for said in placed["assumptions"])
+    assert not any("expert e of E" in assumption or "busiest" in assumption for assumption in placed["assumptions"])
     assert placed["step"]["seconds"] >= plain["step"]["seconds"]  # the router sorts rows by one more table
     assert main(["plan", "quick.dsc", "-s", NAMED]) == 0
     assert "experts are on the expert ranks that placement.json names" in capsys.readouterr().out
@@ -83,17 +83,20 @@ def test_balance_under_the_load_of_the_file(folder: Path) -> None:
     spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
     placement = expert_placement_of(spec)
     assert placement is not None
-    (said,) = placement.evenness
-    assert "1.500 and 1.500 times the mean" in said and "with experts in order it would be 1.000 and 1.000" in said
-    assert said in make_plan(spec).assumptions
+    (assumption,) = placement.evenness
+    assert (
+        "1.500 and 1.500 times the mean" in assumption
+        and "with experts in order it would be 1.000 and 1.000" in assumption
+    )
+    assert assumption in make_plan(spec).assumptions
     rows = placement.layers
-    for at, layer in enumerate(rows.values()):  # one worse layer, twice as busy as the others
+    for index, layer in enumerate(rows.values()):  # one worse layer, twice as busy as the others
         even = [2.0] * layer.num_experts
         heavy = [8.0 if e % 2 == 0 else 0.0 for e in range(layer.num_experts)]
-        rows = rows | {layer.layer: LayerPlacement(layer.layer, layer.devices, (), tuple(even if at else heavy))}
+        rows = rows | {layer.layer: LayerPlacement(layer.layer, layer.devices, (), tuple(even if index else heavy))}
     worst, share = 2.0, (2 * 2 + (len(rows) - 1)) / (2 + len(rows) - 1)
-    (said,) = ExpertPlacement(rows).evenness
-    assert f"gets {worst:.3f} and {share:.3f} times the mean" in said
+    (assumption,) = ExpertPlacement(rows).evenness
+    assert f"gets {worst:.3f} and {share:.3f} times the mean" in assumption
 
 
 def test_a_load_without_tokens_gives_no_balance(folder: Path) -> None:
@@ -110,13 +113,13 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
     assert main(["place", "load.json", "quick.dsc", "--format", "json"]) == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
     layout = ExpertLayout(16, 2, 1, 2)
-    now = default_placement(layout)
+    current = default_placement(layout)
     counts = []
     for row, layer in zip(rows, layers, strict=True):
-        steady, best = (place_layer(row, layout, now=now, steady=each).physical for each in (True, False))
+        steady, best = (place_layer(row, layout, now=current, steady=is_steady).physical for is_steady in (True, False))
         assert layer["physical_to_logical"] == steady.tolist()
-        assert len(layer["moves"]) == len(moves(now, steady, layout)) <= len(moves(now, best, layout))
-        counts.append(len(moves(now, best, layout)) - len(layer["moves"]))
+        assert len(layer["moves"]) == len(moves(current, steady, layout)) <= len(moves(current, best, layout))
+        counts.append(len(moves(current, best, layout)) - len(layer["moves"]))
     assert sum(counts) > 0
 
 
@@ -129,9 +132,9 @@ def test_dsc_plan_reports_the_balance_of_dsc_place(folder: Path, capsys: Shown) 
     answer = json.loads(capsys.readouterr().out)
     worst = max(layer["balance"]["device"] for layer in answer["layers"])
     before = max(layer["before"]["device"] for layer in answer["layers"])
-    (said,) = (line for line in plan(capsys, NAMED)["assumptions"] if "busiest" in line)
-    assert f"gets {worst:.3f} and {answer['overall']['after']:.3f} times" in said
-    assert f"would be {before:.3f} and {answer['overall']['before']:.3f};" in said
+    (assumption,) = (line for line in plan(capsys, NAMED)["assumptions"] if "busiest" in line)
+    assert f"gets {worst:.3f} and {answer['overall']['after']:.3f} times" in assumption
+    assert f"would be {before:.3f} and {answer['overall']['before']:.3f};" in assumption
 
 
 # ---------------------------------------------------------------- the load in the file
@@ -142,8 +145,8 @@ def test_a_load_reads_back(folder: Path) -> None:
     layers = read_placement(path)
     assert all(layer.load == tuple(0.5 * e for e in range(layer.num_experts)) for layer in layers.values())
     assert to_text(tuple(layers.values())) == path.read_text("utf-8")
-    whole = write(folder, 2, lambda experts: range(experts)).read_text("utf-8")
-    assert '"load": [0, 1, 2, 3' in whole
+    whole_numbers = write(folder, 2, lambda experts: range(experts)).read_text("utf-8")
+    assert '"load": [0, 1, 2, 3' in whole_numbers
 
 
 @pytest.mark.parametrize(
@@ -174,32 +177,32 @@ def test_invalid_loads_are_refused(folder: Path, load: Any, message: str) -> Non
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_only_degrees_of_the_file_are_tried(folder: Path, capsys: Shown, ranks: int) -> None:
     write(folder, ranks)
-    both = "parallel.expert=auto", "parallel.pipeline=1"
-    assert {choice["values"]["parallel.expert"] for choice in plan(capsys, *both, "schedule.name=1f1b")["choices"]} > {
-        2
-    }
-    found = plan(capsys, *both, "schedule.name=1f1b", NAMED)
-    assert found["parallel"]["expert"] == ranks
-    assert {choice["values"]["parallel.expert"] for choice in found["choices"]} == {ranks}
+    degrees = "parallel.expert=auto", "parallel.pipeline=1"
+    assert {
+        choice["values"]["parallel.expert"] for choice in plan(capsys, *degrees, "schedule.name=1f1b")["choices"]
+    } > {2}
+    document = plan(capsys, *degrees, "schedule.name=1f1b", NAMED)
+    assert document["parallel"]["expert"] == ranks
+    assert {choice["values"]["parallel.expert"] for choice in document["choices"]} == {ranks}
 
 
 def test_other_degrees_stay_open_beside_the_placement(folder: Path, capsys: Shown) -> None:
     """Data ranks must be a multiple of the file's, so the longest pipelines are left out."""
     write(folder, 4)
-    found = plan(capsys, "parallel.expert=4", "parallel.pipeline=auto", "schedule.name=1f1b", NAMED)
-    assert found["parallel"]["pipeline"] == 1
+    document = plan(capsys, "parallel.expert=4", "parallel.pipeline=auto", "schedule.name=1f1b", NAMED)
+    assert document["parallel"]["pipeline"] == 1
     capsys.readouterr()
-    both = ["-s", "parallel.expert=auto", "-s", "parallel.pipeline=auto"]
-    assert main(["check", "quick.dsc", *both, "-s", NAMED]) == 0  # though the first choice is expert = 2
+    degrees = ["-s", "parallel.expert=auto", "-s", "parallel.pipeline=auto"]
+    assert main(["check", "quick.dsc", *degrees, "-s", NAMED]) == 0  # though the first choice is expert = 2
     assert main(["check", "quick.dsc", "-s", "parallel.expert=2", "-s", NAMED]) == 2
 
 
 def test_refused_if_no_choice_has_the_degree_of_the_file(folder: Path, capsys: Shown) -> None:
     write(folder, 8)
-    said = refused(capsys, "parallel.expert=auto", NAMED)
+    errors = refused(capsys, "parallel.expert=auto", NAMED)
     message = "placement.json is for expert = 8, but no choice for `auto` gives that degree"
-    assert "error[P0101]" in said and message in said
-    assert "--> -s:1:20" in said
+    assert "error[P0101]" in errors and message in errors
+    assert "--> -s:1:20" in errors
 
 
 def test_a_file_of_another_model_is_refused_for_every_degree(folder: Path, capsys: Shown) -> None:
@@ -223,6 +226,6 @@ def test_no_edit_asks_for_another_degree(folder: Path, capsys: Shown) -> None:
     """More expert ranks are among the edits of a plan that does not fit, but not with a placement file for two."""
     write(folder, 2)
     small = "cluster.node.device.memory=110MB"
-    free = {edit["key"] for way in plan(capsys, small)["edits"] for edit in way["settings"]}
-    held = {edit["key"] for way in plan(capsys, small, NAMED)["edits"] for edit in way["settings"]}
-    assert held and "parallel.expert" not in held and free
+    plain_keys = {edit["key"] for way in plan(capsys, small)["edits"] for edit in way["settings"]}
+    placed_keys = {edit["key"] for way in plan(capsys, small, NAMED)["edits"] for edit in way["settings"]}
+    assert placed_keys and "parallel.expert" not in placed_keys and plain_keys

@@ -132,8 +132,8 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
 def test_exchanges_end_when_none_helps() -> None:
     """The search stops even if no device reaches the wanted load, so that work is left for other methods."""
     work = pack.WorkLeft(10**6)
-    found = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
-    assert found.heaviest == 4 and work.left > 10**6 // 2
+    packing = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
+    assert packing.heaviest == 4 and work.left > 10**6 // 2
 
 
 def test_a_steady_placement_moves_few_experts() -> None:
@@ -144,8 +144,8 @@ def test_a_steady_placement_moves_few_experts() -> None:
     drifted = load * np.random.default_rng(0).uniform(0.98, 1.02, 64)
     near = place_layer(drifted, layout, now=first.physical, steady=True)
     anew = place_layer(drifted, layout)
-    few, many = (len(moves(first.physical, placed.physical, layout)) for placed in (near, anew))
-    assert 0 < few < many / 4
+    near_moves, anew_moves = (len(moves(first.physical, placed.physical, layout)) for placed in (near, anew))
+    assert 0 < near_moves < anew_moves / 4
     assert near.balance.device <= place_layer(drifted, layout).balance.device * 1.0021
 
 

@@ -17,12 +17,12 @@ def test_independent_experts_exactly() -> None:
     load, layout = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 1.0]), ExpertLayout(6, 1, 3, 3)
     chosen = load / load.sum() * 2
     expected = 0.0
-    for taken in product((0, 1), repeat=6):
-        chance = prod(p if t else 1 - p for p, t in zip(chosen, taken, strict=True))
-        expected += chance * len({e // 2 for e, t in enumerate(taken) if t})
-    found = copies(load, default_placement(layout), layout, TokenRouting(2, 1, 100), 3)
-    assert found.expected == pytest.approx(min(expected, 2))
-    assert found.most == 2 and found.least == pytest.approx(chosen[0] + chosen[2] + chosen[4])
+    for picks in product((0, 1), repeat=6):
+        chance = prod(p if t else 1 - p for p, t in zip(chosen, picks, strict=True))
+        expected += chance * len({e // 2 for e, t in enumerate(picks) if t})
+    estimate = copies(load, default_placement(layout), layout, TokenRouting(2, 1, 100), 3)
+    assert estimate.expected == pytest.approx(min(expected, 2))
+    assert estimate.most == 2 and estimate.least == pytest.approx(chosen[0] + chosen[2] + chosen[4])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -43,23 +43,23 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
         for parts in (4, 8):
             reached = place[experts] // (24 // parts)
             actual = np.mean([len(set(row)) for row in reached.tolist()])
-            found = copies(load, physical, layout, routing, parts)
-            assert found.least - 1e-9 <= actual <= found.most + 1e-9
-            assert found.least - 1e-9 <= found.expected <= found.most + 1e-9
+            estimate = copies(load, physical, layout, routing, parts)
+            assert estimate.least - 1e-9 <= actual <= estimate.most + 1e-9
+            assert estimate.least - 1e-9 <= estimate.expected <= estimate.most + 1e-9
 
 
 def test_whole_groups_limit_the_nodes_of_a_token() -> None:
     load, layout, routing = np.ones(64), ExpertLayout(64, 8, 8, 16), TokenRouting(8, 3, 1)
-    whole = copies(load, default_placement(layout), layout, routing, 8)
+    together = copies(load, default_placement(layout), layout, routing, 8)
     split = copies(load, np.arange(64).reshape(8, 8).T.reshape(-1), layout, routing, 8)
-    assert whole.most == 3 and whole.expected < 3 < split.expected <= split.most == 8
+    assert together.most == 3 and together.expected < 3 < split.expected <= split.most == 8
 
 
 def test_links_count_the_copies_that_leave_the_node() -> None:
-    found = copies(np.ones(4), np.arange(4), ExpertLayout(4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
-    assert found.expected == 4 and found.over_links(4) == 3 and found.busiest == 1
+    estimate = copies(np.ones(4), np.arange(4), ExpertLayout(4, 1, 4, 4), TokenRouting(4, 1, 10), 4)
+    assert estimate.expected == 4 and estimate.over_links(4) == 3 and estimate.busiest == 1
 
 
 def test_no_load() -> None:
-    found = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
-    assert (found.expected, found.least, found.most, found.busiest) == (0, 0, 0, 0)
+    estimate = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
+    assert (estimate.expected, estimate.least, estimate.most, estimate.busiest) == (0, 0, 0, 0)

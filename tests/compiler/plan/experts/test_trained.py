@@ -50,23 +50,27 @@ def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
 def test_training_equals_autograd(
     tmp_path: Path, segments: Segments, model: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
-    chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, model, schedule))
+    run_spec, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, model, schedule))
     assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
-    check(tmp_path, segments, {"placed": chosen}, pp * dp)
+    check(tmp_path, segments, {"placed": run_spec}, pp * dp)
 
 
 def test_experts_are_held_where_the_placement_says() -> None:
-    chosen, placement = scattered(spec(2, 2, 4, 4), seed=3)
-    plan = make_plan(chosen)
-    held = {replica.name: {rank % 4 % 2 for rank in replica.holders} for replica in plan.replicas}
+    run_spec, placement = scattered(spec(2, 2, 4, 4), seed=3)
+    plan = make_plan(run_spec)
+    expert_ranks = {replica.name: {rank % 4 % 2 for rank in replica.holders} for replica in plan.replicas}
     for layer, owners in placement.owners.items():
         for expert, owner in enumerate(owners):
-            assert held[f"{layer}.ffn.experts.{expert}.up"] == held[f"{layer}.ffn.experts.{expert}.down"] == {owner}
+            assert (
+                expert_ranks[f"{layer}.ffn.experts.{expert}.up"]
+                == expert_ranks[f"{layer}.ffn.experts.{expert}.down"]
+                == {owner}
+            )
     for tensor, slots in plan.slots:
         owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
-    lower_spec(chosen)  # and the proof accepts it
+    lower_spec(run_spec)  # and the proof accepts it
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
@@ -74,17 +78,17 @@ def test_each_slice_of_an_expert_has_its_own_place(slices: int) -> None:
     """The places are on consecutive ranks of the owner; all ranks have equally many places."""
     owners = (2, 0, 1, 0, 2, 1)
     first, local = slots_of(owners, slices), len(owners) // 3
-    places = [[place + local * each for each in range(slices)] for place in first]
+    places = [[place + local * part for part in range(slices)] for place in first]
     assert sorted(place for rank_places in places for place in rank_places) == list(range(len(owners) * slices))
     for owner, rank_places in zip(owners, places, strict=True):
-        assert [place // local for place in rank_places] == [owner * slices + each for each in range(slices)]
+        assert [place // local for place in rank_places] == [owner * slices + part for part in range(slices)]
     assert first[1] < first[3] and first[2] < first[5] and first[0] < first[4], "in their order on a rank"
 
 
 def test_an_expert_rank_may_be_several_devices() -> None:
     """Two nodes of two devices, which have two expert ranks of two devices, or one group's four."""
-    split, whole = (on_nodes(spec(1, ep, 4, 2, expert_tensor=4 // ep), 2) for ep in (2, 4))
-    layouts = [layout_of(each, MOE, None, None, None, None) for each in (split, whole)]
+    split, joined = (on_nodes(spec(1, ep, 4, 2, expert_tensor=4 // ep), 2) for ep in (2, 4))
+    layouts = [layout_of(run_spec, MOE, None, None, None, None) for run_spec in (split, joined)]
     assert [(layout.devices, layout.nodes) for layout in layouts] == [(2, 2), (4, 2)]
 
 
@@ -111,8 +115,8 @@ def swapped(folder: Path) -> None:
 
 def test_a_run_resumes_with_a_placement(place: Place) -> None:
     folder, run = place.folder, place.folder / "runs" / "tiny"
-    said = place.dsc("place", run, "-o", "placement.json").stdout
-    assert "2 layers  4 experts in 2 groups on 2 devices" in said and "written  placement.json" in said
+    output = place.dsc("place", run, "-o", "placement.json").stdout
+    assert "2 layers  4 experts in 2 groups on 2 devices" in output and "written  placement.json" in output
     swapped(folder)
     before, text = saved(run), (folder / "tiny.dsc").read_text()
     (folder / "tiny.dsc").write_text(text.replace("data = auto,", 'data = auto, placement = "placement.json",'))
@@ -143,17 +147,17 @@ def test_a_run_resumes_with_a_placement(place: Place) -> None:
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any], Any], message: str) -> None:
-    chosen, placement = scattered(spec(2, 2, 2, 4))
+    run_spec, placement = scattered(spec(2, 2, 2, 4))
     document = json.loads(placement.text)
     edit(document["layers"])
     (tmp_path / "placement.json").write_text(json.dumps(document), "utf-8")
     with pytest.raises(SpecError) as error:
-        with_files(chosen, {}, tmp_path)
+        with_files(run_spec, {}, tmp_path)
     (mistake,) = error.value.diagnostics
     assert mistake.code == "P0101" and f"placement.json: {message}" in mistake.message
 
 
 def test_commands_report_a_missing_placement(place: Place) -> None:
     for command in ("check", "compile"):
-        said = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
-        assert "error[P0101]: there is no file gone.json" in said and "--> -s:1:20" in said
+        errors = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
+        assert "error[P0101]: there is no file gone.json" in errors and "--> -s:1:20" in errors

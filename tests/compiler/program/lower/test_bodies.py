@@ -94,18 +94,18 @@ def test_a_pair_of_deepseek_v3_takes_the_predicted_time() -> None:
 def test_waits_precede_the_first_reader_and_sends_follow_their_operand() -> None:
     quiet = ("wait", "receive", "load", "constant", "free")
     for body in (*(b for bodies in small_program().bodies for b in bodies), *by_hand(ROWS[3]).bodies[0]):
-        for at, i in enumerate(body.instructions):
+        for index, i in enumerate(body.instructions):
             if i.kind in ("wait", "receive"):
-                next_one = next((n for n in body.instructions[at:] if n.kind not in quiet), None)
+                next_one = next((n for n in body.instructions[index:] if n.kind not in quiet), None)
                 writes = {b.name for b in i.writes}
                 readers = [
-                    n for n in body.instructions[at:] if n.slot == i.slot and writes & set(n.reads) and n is not i
+                    n for n in body.instructions[index:] if n.slot == i.slot and writes & set(n.reads) and n is not i
                 ]
                 if readers and readers[0].kind not in quiet:
                     assert readers[0] is next_one, f"{body.name}: {i.kind} {i.site} stands before {next_one}"
             if i.kind == "send":
-                maker = next(n for n in reversed(body.instructions[:at]) if i.reads[0] in {b.name for b in n.writes})
-                between = body.instructions[body.instructions.index(maker) + 1 : at]
+                maker = next(n for n in reversed(body.instructions[:index]) if i.reads[0] in {b.name for b in n.writes})
+                between = body.instructions[body.instructions.index(maker) + 1 : index]
                 assert all(n.kind in (*quiet, "record", "tell", "send") for n in between)
         assert not any(i.wait == "send" for i in body.instructions)
 

@@ -84,8 +84,8 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
         sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
         pairs = combinations_with_replacement(sides, 2)
         steps.append([Action(*side, 0) for side in sides] + [Pair(Action(*a, 0), Action(*b, 3)) for a, b in pairs])
-    every = Schedule("all", 2, 4, plan.stage_placement, tuple(map(tuple, steps)))
-    times = step_times(lowering, every)
+    schedule = Schedule("all", 2, 4, plan.stage_placement, tuple(map(tuple, steps)))
+    times = step_times(lowering, schedule)
     for rank, row in enumerate(steps):
         for step in row:
             mean = sum(costs.one(action.kind) for action in actions_of(step))
@@ -102,8 +102,8 @@ def test_the_time_of_a_host_copy_follows_from_its_bytes(name: str) -> None:
         lowering.chains(stage, rank) for rank in range(lowering.plan.mesh.pp) for stage in lowering.plan.stages_of(rank)
     ]
     bytes_per_s = 5.12e10 if name == "llama3-8b" else lowering.rates[0].memory_bytes
-    most = max(each.copied_bytes(Received(each.rows)) for each in chains)
-    assert float(copy_time(lowering)) == pytest.approx(1000 * most / bytes_per_s, rel=1e-3)
+    most_bytes = max(stage_chain.copied_bytes(Received(stage_chain.rows)) for stage_chain in chains)
+    assert float(copy_time(lowering)) == pytest.approx(1000 * most_bytes / bytes_per_s, rel=1e-3)
 
 
 def test_equal_stages_share_a_label() -> None:
@@ -111,8 +111,8 @@ def test_equal_stages_share_a_label() -> None:
     labels = [by_kind(weight).label for weight in costs_of_searches(lowering).stages]
     assert len({*labels[1:8]}) == len({*labels[8:15]}) == 1 and len({*labels}) == 4
     for rank in range(16):
-        held = lowering.plan.stages_of(rank)
-        assert len({labels[stage] for stage in held}) == len(held)
+        stages = lowering.plan.stages_of(rank)
+        assert len({labels[stage] for stage in stages}) == len(stages)
 
 
 def test_the_common_rank_has_the_most_frequent_stages() -> None:

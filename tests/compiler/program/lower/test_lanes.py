@@ -41,7 +41,7 @@ def random_jobs(seed: int, lengths: tuple[int, ...]) -> Jobs:
 
 
 def assert_legal(jobs: Jobs, order: tuple[int, ...]) -> None:
-    place = {job: at for at, job in enumerate(order)}
+    place = {job: position for position, job in enumerate(order)}
     assert sorted(order) == list(range(len(jobs)))
     assert all(place[earlier] < place[job] for job in range(len(jobs)) for earlier in jobs.after[job])
 
@@ -100,7 +100,7 @@ def test_every_pair_of_four_layers_of_deepseek_v3(kinds: str) -> None:
     jobs = jobs_of(chains)
     order = best_order(jobs)
     assert_legal(jobs, order)
-    apart = sum(end_of(one, best_order(one)) for one in map(jobs_of, ([c] for c in chains)))
+    apart = sum(end_of(lone_jobs, best_order(lone_jobs)) for lone_jobs in map(jobs_of, ([c] for c in chains)))
     assert least_end(jobs) <= end_of(jobs, order) <= apart
     if set(kinds) & set("FBI"):
         assert end_of(jobs, order) < 0.95 * apart, "some of each one's exchanges is hidden under the other"
@@ -145,19 +145,19 @@ def test_gradients_are_added_in_base_order_for_any_rates(stage: int, zero: int) 
     lowering = lowering_of(resolve(path_of("quickstart"), overrides=[f"parallel.zero={zero}"]).spec)
     chains = [chain(lowering, stage, "B"), chain(lowering, stage, "B")]
     jobs = jobs_of(chains)
-    held = [node.instruction for nodes in chains for node in nodes if node.ordered]
-    behind: list[set[int]] = []
+    instructions = [node.instruction for nodes in chains for node in nodes if node.ordered]
+    ancestors: list[set[int]] = []
     for earlier in jobs.after:
-        behind.append({*earlier}.union(*(behind[job] for job in earlier)))
+        ancestors.append({*earlier}.union(*(ancestors[job] for job in earlier)))
     order, adding = best_order(jobs), defaultdict[str, list[int]](list)
     for job in order:
-        for parameter in held[job].params if held[job].phase == "W" else ():
+        for parameter in instructions[job].params if instructions[job].phase == "W" else ():
             adding[parameter].append(job)
-        if held[job].kind == "scatter":
-            adding[f"scatter {held[job].site}"].append(job)
+        if instructions[job].kind == "scatter":
+            adding[f"scatter {instructions[job].site}"].append(job)
     for parameter, adders in adding.items():
         assert adders == sorted(adders) and {jobs.slot[job] for job in adders} == {0, 1}, parameter
-        assert all(first in behind[second] for first, second in pairwise(adders)), parameter
+        assert all(first in ancestors[second] for first, second in pairwise(adders)), parameter
     assert any(parameter.startswith("scatter ") for parameter in adding) == (zero > 0)
     assert (len(adding.get("head", ())) == 4) == (stage == 1), "of the model and of MTP, twice"
 
@@ -171,27 +171,27 @@ def with_paces(jobs: Jobs, seed: int) -> Jobs:
 
 def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tuple[Fraction, Fraction]:
     """End of an order and the time it computes, event by event: at every event the speeds are determined again."""
-    now, left, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
+    clock, pending, link, ends = Fraction(0), list(order), list[tuple[int | None, Fraction]](), set[int]()
     job, open_, computed = -1, Fraction(0), Fraction(0)  # the running job, and its remaining share
-    while left or link or open_:
-        while not open_ and left and all(other in ends for other in jobs.awaits[left[0]]):
-            first = left.pop(0)
+    while pending or link or open_:
+        while not open_ and pending and all(earlier in ends for earlier in jobs.awaits[pending[0]]):
+            first = pending.pop(0)
             if jobs.exchange[first]:
                 link.append((first, Fraction(jobs.time[first])))
             else:
                 job, open_ = first, Fraction(1)
         pace = (jobs.time if link else jobs.between or jobs.time)[job]
         step = min([time for _, time in link[:1]] + [open_ * pace] * bool(open_))
-        now += step
+        clock += step
         if open_:
             computed, open_ = computed + step, open_ - step / pace
             if not open_ and job in sends:
                 link.append((None, Fraction(sends[job]) + (0 if link else step)))
         if link:
-            (transfer, time), *rest = link
-            link = [(transfer, time - step), *rest] if time > step else rest
+            (transfer, time), *waiting = link
+            link = [(transfer, time - step), *waiting] if time > step else waiting
             ends |= {transfer} - {None} if time == step and transfer is not None else set()
-    return now, computed
+    return clock, computed
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -202,9 +202,9 @@ def test_compute_is_slower_beside_an_exchange(seed: int) -> None:
     sends = {job: 5 for job in makers[-1:]} if seed % 2 else {}
     order = best_order(jobs)
     assert_legal(jobs, order)
-    found, (end, busy) = run_of(jobs, order, sends), by_moments(jobs, order, sends)
-    assert abs(found.end - end) <= len(jobs) and abs(found.compute - busy) <= len(jobs)
-    assert least_end(jobs, sends) <= found.end and end_of(jobs, order) == run_of(jobs, order).end
+    lane_run, (end, busy) = run_of(jobs, order, sends), by_moments(jobs, order, sends)
+    assert abs(lane_run.end - end) <= len(jobs) and abs(lane_run.compute - busy) <= len(jobs)
+    assert least_end(jobs, sends) <= lane_run.end and end_of(jobs, order) == run_of(jobs, order).end
 
 
 def test_a_message_queues_behind_earlier_exchanges() -> None:

@@ -61,8 +61,8 @@ def test_the_first_layers_of_each_stage() -> None:
     assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in stages] == [["L0"], ["L2"]]
     kinds = {use.site: use.segment.recompute for use in make_plan(chosen).uses}
     assert (kinds["L2.experts"], kinds["L3.experts"]) == (("experts",), ("swiglu",))
-    most = make_plan(chosen.model_copy(update={"recompute_layers": 3})).stages
-    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in most] == [
+    stages_of_three = make_plan(chosen.model_copy(update={"recompute_layers": 3})).stages
+    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in stages_of_three] == [
         ["L0", "L1"],
         ["L2", "L3", "M0"],
     ]
@@ -84,12 +84,12 @@ def test_nothing_is_rerun_needlessly_or_kept(of: str, schedule: str, tensor: int
 
 def _is_read(body: Body) -> None:
     """Assert that results of a rerun forward are read later in the backward, or kept for weight gradients."""
-    forwards = [(at, i) for at, i in enumerate(body.instructions) if i.phase == "F" and i.kind in ("run", "wait")]
+    forwards = [(index, i) for index, i in enumerate(body.instructions) if i.phase == "F" and i.kind in ("run", "wait")]
     assert forwards
     freed = {name for i in body.instructions if i.kind == "free" for name in i.reads}
-    for at, i in forwards:
+    for index, i in forwards:
         written = {buffer.name for buffer in i.writes}
-        later = {name for other in body.instructions[at + 1 :] if other.kind != "free" for name in other.reads}
+        later = {name for reader in body.instructions[index + 1 :] if reader.kind != "free" for name in reader.reads}
         assert written & later or written - freed, i.site
         assert "counts" not in (i.kind, i.wait)
 
@@ -107,10 +107,10 @@ def inputs_and_counts(stage: Stage) -> set[str]:
     """Inputs of layers, exchanged counts, and the inputs of a norm after experts or after the sum over tensor ranks:
     without these, experts or the sum would be rerun for the norm."""
     layers = {step.site.block for step in stage.steps if step.again}
-    taken = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.site.block}_")}
-    taken |= {f"{layer}_{name}" for layer in layers for name in ("route", "offsets", "h")}
-    taken |= {f"{layer}_{name}" for layer in layers for name in ("join_unpermute_0", "leave_add_bias_0")}
-    return taken | {"M0_input"}
+    names = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.site.block}_")}
+    names |= {f"{layer}_{name}" for layer in layers for name in ("route", "offsets", "h")}
+    names |= {f"{layer}_{name}" for layer in layers for name in ("join_unpermute_0", "leave_add_bias_0")}
+    return names | {"M0_input"}
 
 
 def test_a_second_forward_takes_time_and_no_flops_of_the_model() -> None:

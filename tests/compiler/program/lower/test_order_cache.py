@@ -47,7 +47,7 @@ def test_stored_orders_are_not_searched_again(tmp_path: Path, searches: list[Job
 
 
 def test_every_field_of_jobs_changes_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {
+    changes = {
         "time": (4, 3, 5, 4, 3, 6),
         "exchange": (True, False, False, True, False, True),
         "slot": (0, 0, 0, 1, 1, 0),
@@ -56,8 +56,8 @@ def test_every_field_of_jobs_changes_their_key(tmp_path: Path, monkeypatch: pyte
         "awaits": ((), (0,), (), (), (3,), (3,)),
         "between": (4, 2, 5, 4, 3, 5),
     }
-    assert list(other) == [field.name for field in fields(Jobs)], "a field of jobs that no key knows"
-    keys = {Orders(tmp_path).key_of(replace(JOBS, **{name: value})) for name, value in other.items()}  # type: ignore[arg-type]
+    assert list(changes) == [field.name for field in fields(Jobs)], "a field of jobs that no key knows"
+    keys = {Orders(tmp_path).key_of(replace(JOBS, **{name: value})) for name, value in changes.items()}  # type: ignore[arg-type]
     keys.add(Orders(tmp_path).key_of(JOBS))
     with monkeypatch.context() as patch:
         patch.setattr(order_cache.sys, "version_info", (3, 99, 0))
@@ -65,7 +65,7 @@ def test_every_field_of_jobs_changes_their_key(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "lanes.py").write_text("another search")
     monkeypatch.setattr(order_cache.lanes, "__file__", str(tmp_path / "lanes.py"))
     keys.add(Orders(tmp_path).key_of(JOBS))
-    assert len(keys) == len(other) + 3
+    assert len(keys) == len(changes) + 3
 
 
 def test_a_damaged_entry_is_ignored_and_replaced(tmp_path: Path, searches: list[Jobs]) -> None:
@@ -74,10 +74,10 @@ def test_a_damaged_entry_is_ignored_and_replaced(tmp_path: Path, searches: list[
     ((name, text),) = orders.entries.items()
     key = orders.key_of(JOBS)
     assert order_cache.read(text, key, JOBS) == BEST
-    for at in range(len(text)):
-        assert order_cache.read(text[:at], key, JOBS) is None, at
-        other = "0" if text[at] != "0" else "1"
-        assert order_cache.read(text[:at] + other + text[at + 1 :], key, JOBS) is None, at
+    for offset in range(len(text)):
+        assert order_cache.read(text[:offset], key, JOBS) is None, offset
+        replacement = "0" if text[offset] != "0" else "1"
+        assert order_cache.read(text[:offset] + replacement + text[offset + 1 :], key, JOBS) is None, offset
     for damage in (b"", b"\xff", text.replace("[0, ", "[1, ").encode()):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(damage)

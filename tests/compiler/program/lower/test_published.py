@@ -90,8 +90,8 @@ def test_the_published_order_of_our_own_segments() -> None:
     planned = deepseek_v3()
     chains = [chain(planned, 8, "F"), chain(planned, 7, "B")]
     jobs = jobs_of(chains)
-    held = [(slot, node.instruction) for slot, nodes in enumerate(chains) for node in nodes if node.ordered]
-    layers = [list(dict.fromkeys(i.site.split(".")[0] for s, i in held if s == slot)) for slot in (0, 1)]
+    instructions = [(slot, node.instruction) for slot, nodes in enumerate(chains) for node in nodes if node.ordered]
+    layers = [list(dict.fromkeys(i.site.split(".")[0] for s, i in instructions if s == slot)) for slot in (0, 1)]
 
     def part(slot: int, kind: str, site: str, phase: str) -> str:
         if kind in EXCHANGES:
@@ -103,15 +103,15 @@ def test_the_published_order_of_our_own_segments() -> None:
 
     order: list[int] = []
     for layer in zip(*layers, strict=True):
-        joins = [j for j, (s, i) in enumerate(held) if i.site == f"{layer[1]}.join" and s == 1]
+        joins = [j for j, (s, i) in enumerate(instructions) if i.site == f"{layer[1]}.join" and s == 1]
         order += joins  # the gradient of a join comes before that of its combine
         for name in PUBLISHED:
-            for job, (slot, i) in enumerate(held):
+            for job, (slot, i) in enumerate(instructions):
                 is_same = i.site.split(".")[0] == layer[slot] and part(slot, i.kind, i.site, i.phase) == name
                 if is_same and not i.site.endswith(".join"):
                     order.append(job)
-        order += [j for j, (s, i) in enumerate(held) if i.site == f"{layer[0]}.join" and s == 0]
-    place = {job: at for at, job in enumerate(order)}
+        order += [j for j, (s, i) in enumerate(instructions) if i.site == f"{layer[0]}.join" and s == 0]
+    place = {job: position for position, job in enumerate(order)}
     assert sorted(order) == list(range(len(jobs)))
     assert all(place[earlier] < place[job] for job in order for earlier in jobs.after[job])
     ours = end_of(jobs, best_order(jobs))

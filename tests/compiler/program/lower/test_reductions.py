@@ -27,17 +27,19 @@ def last_terms(program: Program, rank: int, stages: Stages) -> int:
         for name, body in bodies.items()
         if any(i.kind == "run" and i.phase == "W" and int(i.action[1:]) in stages for i in body.instructions)
     }
-    return max((at for at, each in enumerate(program.invocations[rank]) if each.body in adding), default=-1)
+    return max(
+        (index for index, invocation in enumerate(program.invocations[rank]) if invocation.body in adding), default=-1
+    )
 
 
 def groups(plan: Plan) -> dict[tuple[int, ...], set[Stages]]:
     """Pipeline ranks → the stages of the buckets that they share, read from world ranks."""
-    found: dict[tuple[int, ...], set[Stages]] = {}
+    stages_by_ranks: dict[tuple[int, ...], set[Stages]] = {}
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
             ranks = tuple(sorted({plan.mesh.coordinates(holder)[0] for holder in bucket.holders}))
-            found.setdefault(ranks, set()).add(bucket.stages)
-    return found
+            stages_by_ranks.setdefault(ranks, set()).add(bucket.stages)
+    return stages_by_ranks
 
 
 @pytest.mark.parametrize("row", FAMILY, ids=lambda row: "-".join(map(str, row)))
@@ -47,25 +49,27 @@ def test_reductions_start_as_soon_as_they_can(row: tuple[str, int, int]) -> None
     for ranks, wanted in groups(plan).items():
         orders = set()
         for rank in ranks:
-            mine = [each for each in program.reductions[rank] if each.stages in wanted]
-            orders.add(tuple(each.stages for each in mine))
+            rank_reductions = [reduction for reduction in program.reductions[rank] if reduction.stages in wanted]
+            orders.add(tuple(reduction.stages for reduction in rank_reductions))
             before = 0
-            for each in mine:
-                before = max(before, last_terms(program, rank, each.stages))
-                assert each.after == before, (rank, each)
+            for reduction in rank_reductions:
+                before = max(before, last_terms(program, rank, reduction.stages))
+                assert reduction.after == before, (rank, reduction)
         (order,) = orders
         assert sorted(order) == sorted(wanted)
-    started = {(rank, each.stages) for rank, starts in enumerate(program.reductions) for each in starts}
-    assert started == {(rank, stages) for ranks, found in groups(plan).items() for rank in ranks for stages in found}
+    started = {(rank, reduction.stages) for rank, starts in enumerate(program.reductions) for reduction in starts}
+    assert started == {
+        (rank, stages) for ranks, stage_sets in groups(plan).items() for rank in ranks for stages in stage_sets
+    }
 
 
 def test_without_overlap_all_start_behind_the_last_call() -> None:
     program, plan = family_program("dualpipe", 4, 8)
     late = reductions_of(replace(plan, overlap_reduce=False), SCHEDULES["dualpipe"].generate(4, 8).actions)
     for early, row, calls in zip(program.reductions, late, program.invocations, strict=True):
-        assert {each.after for each in row} == {len(calls) - 1}
-        assert min(each.after for each in early) < len(calls) - 1
-        assert sorted(each.stages for each in row) == sorted(each.stages for each in early)
+        assert {reduction.after for reduction in row} == {len(calls) - 1}
+        assert min(reduction.after for reduction in early) < len(calls) - 1
+        assert sorted(reduction.stages for reduction in row) == sorted(reduction.stages for reduction in early)
 
 
 def test_evaluations_reduce_nothing() -> None:

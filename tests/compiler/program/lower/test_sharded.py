@@ -33,16 +33,16 @@ def program_of(chosen: Spec, lowering: Lowering) -> Program:
 def most_together(body: Body, what: str) -> int:
     """The maximum number of segments of one slot with whole weights, or gradients, at the same time."""
     live: dict[int, set[str]] = defaultdict(set)
-    most = 0
+    peak = 0
     for i in body.instructions:
         if (i.kind, what) in (("gather", "weights"), ("zeros", "gradients")):
             live[i.slot].add(i.site)
         elif i.kind == "free":
             ended = {name for name in i.reads if name.rpartition(f"_{what}")[1]}
             live[i.slot] -= {site for site in live[i.slot] for name in ended if name.startswith(site.replace(".", "_"))}
-        most = max(most, *(len(sites) for sites in live.values()), 0) if live else most
+        peak = max(peak, *(len(sites) for sites in live.values()), 0) if live else peak
     assert not any(live.values()), "all of it is freed"
-    return most
+    return peak
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -72,8 +72,8 @@ def test_gathers_and_scatters_hold_the_communication_lane() -> None:
     chosen = spec(2, 1, 4, 4, zero=3, schedule="1f1b")
     lowering = lowering_of(chosen)
     times, fabric = times_on(lowering, 0), lowering.rates[0].fabric
-    (holders, elements), *others = lowering.plan.sharded["L1.experts"].buckets
-    assert not others and len(holders) == 4
+    (holders, elements), *other_buckets = lowering.plan.sharded["L1.experts"].buckets
+    assert not other_buckets and len(holders) == 4
     for kind, reduction, phase in (("gather", "all_gather", "F"), ("scatter", "reduce_scatter", "W")):
         expected = fabric.reduce_s(8 * elements, holders, reduction)  # type: ignore[arg-type]
         assert times[kind, phase, "L1.experts"].time_ns == round(1e9 * expected) > 0
@@ -86,12 +86,12 @@ def test_weights_are_gathered_as_often_as_they_are_used(schedule: str, zero: int
     chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
     chosen = chosen.model_copy(update={"recompute": ("rmsnorm",)})
     lowering = lowering_of(chosen)
-    plan, found = lowering.plan, Counter[tuple[str, str]]()
+    plan, counts = lowering.plan, Counter[tuple[str, str]]()
     for stage in range(len(plan.stages)):
         chains = lowering.chains(stage, plan.ranks_of_stage(stage)[0])
-        found += Counter((i.kind, i.site) for kind in "FIW" for i in (node.instruction for node in chains.of(kind)))
+        counts += Counter((i.kind, i.site) for kind in "FIW" for i in (node.instruction for node in chains.of(kind)))
     moves = {use.site: plan.moves_of(use) for use in plan.uses}
-    assert moves == {site: (found["gather", site], found["scatter", site]) for site in moves}
+    assert moves == {site: (counts["gather", site], counts["scatter", site]) for site in moves}
     assert {scatters for _, scatters in moves.values()} == {0, 1}
 
 
@@ -100,8 +100,8 @@ def test_nothing_is_divided_among_one() -> None:
     for model, pp in (("llama", 2), ("v3", 1)):
         alone = spec(pp, 1, 1, 4, zero=3, of=model, schedule="1f1b")
         assert not make_plan(alone).sharded
-        whole = alone.model_copy(update={"parallel": alone.parallel.model_copy(update={"zero": 0})})
-        assert program_of(alone, lowering_of(alone)) == program_of(whole, lowering_of(whole))
+        unsharded = alone.model_copy(update={"parallel": alone.parallel.model_copy(update={"zero": 0})})
+        assert program_of(alone, lowering_of(alone)) == program_of(unsharded, lowering_of(unsharded))
     sharded = make_plan(spec(2, 2, 2, 4, zero=3, schedule="1f1b")).sharded
     assert "L1.attention" in sharded and "L1.experts" not in sharded
 
@@ -113,9 +113,9 @@ def test_parts_on_two_pipeline_ranks_are_summed_after_the_last_action(zero: int)
     chosen = spec(2, 2, 2, 4, zero=zero, schedule="1f1b")
     lowering = lowering_of(chosen)
     program, plan = program_of(chosen, lowering), lowering.plan
-    assert [str(each) for each in program.epilogue] == ["sum records", "reduce embedding", "sum norm"]
+    assert [str(collective) for collective in program.epilogue] == ["sum records", "reduce embedding", "sum norm"]
     gathered = ["embedding"] if zero == 3 else [bucket.name for bucket in plan.buckets if len(bucket.holders) > 1]
-    assert [each.name for each in program.update] == gathered
+    assert [collective.name for collective in program.update] == gathered
     assert "embedding" in plan.sharded["embed"].tensors & plan.sharded["M0.input"].tensors
     (on_first, padded), (on_last, _) = plan.sharded["embed"].buckets[0], plan.sharded["M0.input"].buckets[0]
     assert ([*on_first], [*on_last]) == ([0, 1], [2, 3])

@@ -31,8 +31,8 @@ def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[OrderEnd, int,
 
 def test_a_pair_pays_for_the_sms_of_its_exchanges() -> None:
     """With none reserved, exchanges are as fast as with the 24 of their measurement, and compute is as slow."""
-    none, kept = (taken(on("deepseek-v3.dsc", deepseek_v3(), sms), ("F", 5), ("B", 10))[0] for sms in (0, 24))
-    assert none == kept
+    unreserved, reserved = (taken(on("deepseek-v3.dsc", deepseek_v3(), sms), ("F", 5), ("B", 10))[0] for sms in (0, 24))
+    assert unreserved == reserved
 
 
 @pytest.mark.parametrize("kind", "FBI")
@@ -43,9 +43,9 @@ def test_a_lone_action_pays_only_while_it_exchanges(kind: str) -> None:
     together = run.compute + run.exchange - run.end  # both lanes are busy
     assert alone <= run.compute <= alone + together * TAKEN + 100
     assert beside > alone * 1.05 and run.compute < beside
-    kept, alone_too, beside = taken(on("moe-8gpu.dsc", planned, 24), (kind, 0))
-    assert kept.compute == beside and alone_too == alone, "kernels are made for the SMs that are left"
-    assert kept.exchange == run.exchange and kept.end > run.end
+    reserved, alone_too, beside = taken(on("moe-8gpu.dsc", planned, 24), (kind, 0))
+    assert reserved.compute == beside and alone_too == alone, "kernels are made for the SMs that are left"
+    assert reserved.exchange == run.exchange and reserved.end > run.end
 
 
 def test_an_action_that_exchanges_nothing_has_all_sms() -> None:

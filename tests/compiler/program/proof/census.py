@@ -81,9 +81,9 @@ def census(
 ) -> Iterator[tuple[tuple[str, int, int], Tally]]:
     """`count` mutants that end otherwise, spread evenly over the family."""
     rows = list(family)
-    for at, row in enumerate(rows):
-        share = count * (at + 1) // len(rows) - count * at // len(rows)
-        yield row, tally(*family_program(*row), share, seed + at)
+    for index, row in enumerate(rows):
+        share = count * (index + 1) // len(rows) - count * index // len(rows)
+        yield row, tally(*family_program(*row), share, seed + index)
 
 
 def main() -> int:
@@ -92,9 +92,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     total = Tally()
-    for (name, ranks, micro_batches), found in census(args.count, args.seed, (*FAMILY, *SPLIT, *AGAIN, *REWARDED)):
-        print(f"{name:14} P={ranks} N={micro_batches}: {found}", flush=True)
-        total += found
+    for (name, ranks, micro_batches), row_counts in census(args.count, args.seed, (*FAMILY, *SPLIT, *AGAIN, *REWARDED)):
+        print(f"{name:14} P={ranks} N={micro_batches}: {row_counts}", flush=True)
+        total += row_counts
     print(f"in all: {total}: {total.rejected / total.different:.2%}")
     for name, times in total.missed.most_common():
         print(f"  missed {times}: {name}")

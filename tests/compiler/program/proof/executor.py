@@ -88,7 +88,7 @@ class Channel:
 
 def buckets_reduced(program: Program) -> list[Bucket]:
     """The buckets whose gradients a program sums over their holders."""
-    return [each.bucket for each in program.epilogue if each.kind == "reduce" and each.bucket]
+    return [collective.bucket for collective in program.epilogue if collective.kind == "reduce" and collective.bucket]
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,27 @@ class Run:
         replicas = self.plan.replicas
         places = {(replica.tensor, holder) for replica in replicas for holder in replica.holders}
         computed = {place: self._computed(*place, ()) for place in places}
-        sums = {(each.key, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
+        sums = {
+            (replica.key, holder): computed[replica.tensor, holder]
+            for replica in replicas
+            for holder in replica.holders
+        }
         tensors = {replica.key: replica.tensor for replica in replicas}
         totals: dict[tuple[Sum, ...], Sum] = {}
         reduced = buckets_reduced(self.program)
         assert len({bucket.name for bucket in reduced}) == len(reduced), "a sum that is waited for twice"
         for bucket in reduced:
             self._check_channel(bucket)
-        scattered = [each for each in self.plan.buckets if each.sites and each not in reduced]
-        for bucket, at, groups in (
-            *((each, each.stages, [each.holders]) for each in reduced),
-            *((each, (), [each.holders.on(rank) for rank in each.holders.pipeline_ranks]) for each in scattered),
+        scattered = [bucket for bucket in self.plan.buckets if bucket.sites and bucket not in reduced]
+        for bucket, stages, groups in (
+            *((bucket, bucket.stages, [bucket.holders]) for bucket in reduced),
+            *(
+                (bucket, (), [bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks])
+                for bucket in scattered
+            ),
         ):
             for name, holders in product(bucket.replicas, groups):
-                parts = tuple(self._computed(tensors[name], holder, at) for holder in holders)
+                parts = tuple(self._computed(tensors[name], holder, stages) for holder in holders)
                 if parts not in totals:  # experts that are stacked in one tensor have the same terms
                     totals[parts] = _total(parts)
                 sums |= dict.fromkeys(((name, holder) for holder in holders), totals[parts])
@@ -158,24 +165,24 @@ class Run:
         ranks = {self.plan.mesh.coordinates(holder)[0] for holder in bucket.holders}
         columns = self.plan.mesh.columns
         channels = _channels(bucket, columns)
-        here = {b.stages for b in self.plan.buckets if not _channels(b, columns).isdisjoint(channels)}
-        orders = [[stages for stages in self.started[rank] if stages in here] for rank in ranks]
+        channel_stages = {b.stages for b in self.plan.buckets if not _channels(b, columns).isdisjoint(channels)}
+        orders = [[stages for stages in self.started[rank] if stages in channel_stages] for rank in ranks]
         assert bucket.stages in orders[0] and all(order == orders[0] for order in orders), "sums that do not meet"
 
     def _computed(self, tensor: str, holder: int, stages: tuple[int, ...]) -> Sum:
         """The sum of a rank for a tensor, in total or until it started a reduction."""
         pipeline_rank, data_rank = self.plan.mesh.coordinates(holder)
-        found = self.started[pipeline_rank][stages] if stages else self.gradients[pipeline_rank]
-        terms = found.get(tensor, Counter())
+        gradients = self.started[pipeline_rank][stages] if stages else self.gradients[pipeline_rank]
+        terms = gradients.get(tensor, Counter())
         return frozenset(((term, data_rank), k) for term, k in terms.items())
 
 
 def _channels(bucket: Bucket, columns: int) -> set[frozenset[int]]:
     """The ranks of each channel that sums a bucket after the backward; for a sharded bucket, those of each column."""
-    found: dict[int, set[int]] = defaultdict(set)
+    ranks_by_column: dict[int, set[int]] = defaultdict(set)
     for holder in bucket.holders:
-        found[holder % columns if bucket.sites else 0].add(holder)
-    return {*map(frozenset, found.values())}
+        ranks_by_column[holder % columns if bucket.sites else 0].add(holder)
+    return {*map(frozenset, ranks_by_column.values())}
 
 
 def _total(parts: Iterable[Sum]) -> Sum:
@@ -225,8 +232,8 @@ class _Rank:
         for (peer, _), value in self.in_flight.items():
             channel = self.run.channels[self.rank, peer]
             yield lambda v=value, c=channel: v not in c.sent  # type: ignore[misc]
-        left = [name for values in self.values.values() for name in values]
-        assert not left and not self.posted and not self.exchanges and not self.own and not self.host, (
+        leftover = [name for values in self.values.values() for name in values]
+        assert not leftover and not self.posted and not self.exchanges and not self.own and not self.host, (
             "values or messages are left over"
         )
 
@@ -282,8 +289,10 @@ class _Rank:
         outputs = (symbol_of(operands, i.kind, i.phase, i.site, i.wait, data, i.params, i.weights),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
-            here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
-            values[buffer.name] = Value(symbol_of(outputs, buffer.name), storage, here.tensors if here else frozenset())
+            sharded = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
+            values[buffer.name] = Value(
+                symbol_of(outputs, buffer.name), storage, sharded.tensors if sharded else frozenset()
+            )
         for names, places in ((i.params, i.params_in), (i.weights, i.weights_in)):
             for tensor, place in zip(names, places or [""] * len(names), strict=True):
                 adds = i.phase == "W" and names is i.params
@@ -297,8 +306,8 @@ class _Rank:
 
     def _is_divided(self, site: str, tensor: str, gradients: bool) -> bool:
         """Whether a rank has only a part of the tensor, or of its gradients."""
-        here = self.run.plan.sharded.get(site)
-        return here is not None and tensor in here.tensors and (gradients or here.weights is not None)
+        sharded = self.run.plan.sharded.get(site)
+        return sharded is not None and tensor in sharded.tensors and (gradients or sharded.weights is not None)
 
     def _send(self, i: Instruction, value: Value, micro_batch: int) -> None:
         producer = f"{'F' if i.phase == 'F' else 'B'}{i.action[1:]}.{micro_batch}"

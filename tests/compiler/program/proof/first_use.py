@@ -48,9 +48,9 @@ class Machine:
 
     def meet(self, rank: int, what: Hashable, members: Sequence[int]) -> Iterator[Ready]:
         """Wait until all members have come."""
-        came = self.came.setdefault(what, set())
-        came.add(rank)
-        yield lambda: came >= set(members)
+        arrived = self.came.setdefault(what, set())
+        arrived.add(rank)
+        yield lambda: arrived >= set(members)
 
 
 def run(ranks: Sequence[Iterator[Ready]], generator: random.Random) -> list[int]:
@@ -121,12 +121,12 @@ def _calls(rank: int, program: Program, plan: Plan, machine: Machine) -> Iterato
 
 def _collectives(rank: int, listed: Sequence[BucketCollective], plan: Plan, machine: Machine) -> Iterator[Ready]:
     mesh = plan.mesh
-    for each in listed:
-        members = each.bucket.holders if each.bucket else range(mesh.world)
+    for collective in listed:
+        members = collective.bucket.holders if collective.bucket else range(mesh.world)
         ranks = tuple(sorted({member // mesh.columns for member in members}))
         if rank in ranks and len(members) > 1:
-            held = len(members) // len(ranks)
-            of_parts = each.bucket and each.bucket.sites and (each.kind == "reduce" or plan.zero == 3)
-            columns = "each" if of_parts or held == 1 < mesh.columns else "all" if held == mesh.columns else "member"
-            yield from machine.use(rank, (f"reduce {columns}" if each.bucket else "world all", ranks))
-            yield from machine.meet(rank, (each.kind, each.name), ranks)
+            count = len(members) // len(ranks)
+            of_parts = collective.bucket and collective.bucket.sites and (collective.kind == "reduce" or plan.zero == 3)
+            columns = "each" if of_parts or count == 1 < mesh.columns else "all" if count == mesh.columns else "member"
+            yield from machine.use(rank, (f"reduce {columns}" if collective.bucket else "world all", ranks))
+            yield from machine.meet(rank, (collective.kind, collective.name), ranks)

@@ -82,8 +82,8 @@ def _apply(
     elif i.kind == "tell":
         root["told", stage, str(micro_batch), i.site] = root[name(i.reads[0])]
     elif i.kind == "receive":
-        forward, at = i.phase == "F", i.action.stage
-        producer = ActionName.of("F", at - 1) if forward else ActionName.of("B", at + 1)
+        forward, stage_number = i.phase == "F", i.action.stage
+        producer = ActionName.of("F", stage_number - 1) if forward else ActionName.of("B", stage_number + 1)
         root[name(i.writes[0].name)] = root.pop(("sent" if stays else "posted", str(Message(producer, micro_batch))))
     for buffer in sorted(results, key=lambda buffer: bool(buffer.alias)):
         root[name(buffer.name)] = root[name(buffer.alias)] if buffer.alias else name(buffer.name)

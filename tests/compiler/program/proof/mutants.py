@@ -52,18 +52,18 @@ def edited(items: Sequence[T], edit: str, generator: random.Random, able: Sequen
     elif edit == "move":
         result.insert(_other(index, len(items), generator), result.pop(index))
     else:
-        other = able[_other(able.index(index), len(able), generator)]
-        result[index], result[other] = result[other], result[index]
+        partner = able[_other(able.index(index), len(able), generator)]
+        result[index], result[partner] = result[partner], result[index]
     return tuple(result)
 
 
 def _other(index: int, count: int, generator: random.Random) -> int:
     """Another place in a list, next to `index` in half of the cases."""
-    near = [other for other in (index - 1, index + 1) if 0 <= other < count]
-    others = near if generator.random() < 0.5 else [other for other in range(count) if other != index]
-    if not others:
+    near = [place for place in (index - 1, index + 1) if 0 <= place < count]
+    places = near if generator.random() < 0.5 else [place for place in range(count) if place != index]
+    if not places:
         raise NothingToEditError
-    return generator.choice(others)
+    return generator.choice(places)
 
 
 def _chosen(items: Sequence[T], generator: random.Random) -> T:
@@ -73,7 +73,7 @@ def _chosen(items: Sequence[T], generator: random.Random) -> T:
 
 
 def _another(item: T, items: Sequence[T], generator: random.Random) -> T:
-    return _chosen([other for other in dict.fromkeys(items) if other != item], generator)
+    return _chosen([option for option in dict.fromkeys(items) if option != item], generator)
 
 
 # ---------------------------------------------------------------- invocations
@@ -93,8 +93,8 @@ def exchange_actions(program: Program, generator: random.Random) -> Program:
         raise NothingToEditError
     a = generator.randrange(len(row))
     b = _other(a, len(row), generator)
-    for here, there in ((a, row[b]), (b, row[a])):
-        row[here] = row[here]._replace(body=there.body, micro_batches=there.micro_batches)
+    for index, source in ((a, row[b]), (b, row[a])):
+        row[index] = row[index]._replace(body=source.body, micro_batches=source.micro_batches)
     return with_row(program, rank, tuple(row))
 
 
@@ -113,9 +113,9 @@ def change_body(program: Program, generator: random.Random) -> Program:
     """An invocation runs another body of its rank."""
     rank = generator.randrange(len(program.invocations))
     row = list(program.invocations[rank])
-    at = generator.randrange(len(row))
+    index = generator.randrange(len(row))
     names = [body.name for body in program.bodies[rank]]
-    row[at] = row[at]._replace(body=_another(row[at].body, names, generator))
+    row[index] = row[index]._replace(body=_another(row[index].body, names, generator))
     return with_row(program, rank, tuple(row))
 
 
@@ -124,8 +124,8 @@ def _with_one_invocation(
 ) -> Program:
     rank = generator.randrange(len(program.invocations))
     row = list(program.invocations[rank])
-    at = generator.randrange(len(row))
-    row[at] = change(row[at])
+    index = generator.randrange(len(row))
+    row[index] = change(row[index])
     return with_row(program, rank, tuple(row))
 
 
@@ -142,27 +142,27 @@ def edit_messages(program: Program, generator: random.Random, field: str, edit: 
     ranks = [rank for rank, row in enumerate(program.invocations) if any(getattr(i, field) for i in row)]
     rank = _chosen(ranks, generator)
     row = program.invocations[rank]
-    flat: list[tuple[int, Posting]] = [(at, each) for at, i in enumerate(row) for each in getattr(i, field)]
+    flat: list[tuple[int, Posting]] = [(call, entry) for call, i in enumerate(row) for entry in getattr(i, field)]
     index = generator.randrange(len(flat))
-    at, (peer, message) = flat[index]
+    call, (peer, message) = flat[index]
     if edit == "drop":
         del flat[index]
     elif edit == "double":
-        flat.insert(index + 1, (generator.choice([at, min(at + 1, len(row) - 1)]), (peer, message)))
+        flat.insert(index + 1, (generator.choice([call, min(call + 1, len(row) - 1)]), (peer, message)))
     elif edit == "swap":
-        other = _other(index, len(flat), generator)
-        flat[index], flat[other] = (at, flat[other][1]), (flat[other][0], (peer, message))
+        partner = _other(index, len(flat), generator)
+        flat[index], flat[partner] = (call, flat[partner][1]), (flat[partner][0], (peer, message))
     elif edit == "move":
-        flat[index] = (min(max(at + generator.choice([-2, -1, 1, 2]), 0), len(row) - 1), (peer, message))
+        flat[index] = (min(max(call + generator.choice([-2, -1, 1, 2]), 0), len(row) - 1), (peer, message))
     elif edit == "re-peer":
-        flat[index] = (at, (_another(peer, range(len(program.bodies)), generator), message))
+        flat[index] = (call, (_another(peer, range(len(program.bodies)), generator), message))
     elif generator.random() < 0.5:
         micro_batch = _another(message.micro_batch, range(program.num_micro_batches), generator)
-        flat[index] = (at, (peer, message._replace(micro_batch=micro_batch)))
+        flat[index] = (call, (peer, message._replace(micro_batch=micro_batch)))
     else:
-        actions = [each.action for _, (_, each) in flat]
-        flat[index] = (at, (peer, message._replace(action=_another(message.action, actions, generator))))
-    listed = [tuple(entry for where, entry in flat if where == at) for at in range(len(row))]
+        actions = [posted.action for _, (_, posted) in flat]
+        flat[index] = (call, (peer, message._replace(action=_another(message.action, actions, generator))))
+    listed = [tuple(entry for entry_call, entry in flat if entry_call == call) for call in range(len(row))]
     return with_row(program, rank, tuple(i._replace(**{field: new}) for i, new in zip(row, listed, strict=True)))  # type: ignore[arg-type]
 
 
@@ -173,8 +173,8 @@ def edit_instructions(program: Program, generator: random.Random, edit: str, kin
     """One instruction of a body, of one of `kinds` if there are any."""
 
     def change(body: Body) -> tuple[Instruction, ...]:
-        able = [at for at, i in enumerate(body.instructions) if not kinds or i.kind in kinds]
-        return edited(body.instructions, edit, generator, able)
+        candidates = [index for index, i in enumerate(body.instructions) if not kinds or i.kind in kinds]
+        return edited(body.instructions, edit, generator, candidates)
 
     return _with_one_body(program, generator, change)
 
@@ -184,9 +184,9 @@ def change_instruction(program: Program, generator: random.Random, change_name: 
 
     def change(body: Body) -> tuple[Instruction, ...]:
         items = list(body.instructions)
-        able = [k for k, i in enumerate(items) if CHANGES[change_name][0](i)]
-        at = _chosen(able, generator)
-        items[at] = CHANGES[change_name][1](items[at], body, program, generator)
+        candidates = [index for index, i in enumerate(items) if CHANGES[change_name][0](i)]
+        index = _chosen(candidates, generator)
+        items[index] = CHANGES[change_name][1](items[index], body, program, generator)
         return tuple(items)
 
     return _with_one_body(program, generator, change)
@@ -195,11 +195,11 @@ def change_instruction(program: Program, generator: random.Random, change_name: 
 def _with_one_body(
     program: Program, generator: random.Random, change: Callable[[Body], tuple[Instruction, ...]]
 ) -> Program:
-    places = [(rank, at) for rank, bodies in enumerate(program.bodies) for at in range(len(bodies))]
-    for rank, at in generator.sample(places, len(places)):
+    places = [(rank, index) for rank, bodies in enumerate(program.bodies) for index in range(len(bodies))]
+    for rank, index in generator.sample(places, len(places)):
         bodies = list(program.bodies[rank])
         try:
-            bodies[at] = replace(bodies[at], instructions=change(bodies[at]))
+            bodies[index] = replace(bodies[index], instructions=change(bodies[index]))
         except NothingToEditError:
             continue
         return replace(program, bodies=(*program.bodies[:rank], tuple(bodies), *program.bodies[rank + 1 :]))
@@ -212,9 +212,9 @@ def _peer(i: Instruction, _: Body, program: Program, generator: random.Random) -
 
 def _read(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
     """Make the instruction read another value of its slot instead of one of its operands."""
-    values = [name for other in body.instructions if other.slot == i.slot for name in other.reads]
-    reads, at = list(i.reads), generator.randrange(len(i.reads))
-    reads[at] = _another(reads[at], values, generator)
+    values = [name for instruction in body.instructions if instruction.slot == i.slot for name in instruction.reads]
+    reads, index = list(i.reads), generator.randrange(len(i.reads))
+    reads[index] = _another(reads[index], values, generator)
     return replace(i, reads=tuple(reads))
 
 
@@ -224,9 +224,9 @@ def _reads_swapped(i: Instruction, _: Body, __: Program, generator: random.Rando
 
 def _write(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
     """The instruction writes its result under another value's name."""
-    names = [b.name for other in body.instructions if other.slot == i.slot for b in other.writes]
-    writes, at = list(i.writes), generator.randrange(len(i.writes))
-    writes[at] = replace(writes[at], name=_another(writes[at].name, names, generator))
+    names = [b.name for instruction in body.instructions if instruction.slot == i.slot for b in instruction.writes]
+    writes, index = list(i.writes), generator.randrange(len(i.writes))
+    writes[index] = replace(writes[index], name=_another(writes[index].name, names, generator))
     return replace(i, writes=tuple(writes))
 
 
@@ -236,8 +236,8 @@ def _params(i: Instruction, _: Body, __: Program, generator: random.Random) -> I
 
 def _place(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
     """A tensor is taken from the rank's own, or from the value that another tensor is in."""
-    places, at = list(i.params_in), generator.randrange(len(i.params_in))
-    places[at] = _another(places[at], ["", *i.params_in, *i.reads], generator)
+    places, index = list(i.params_in), generator.randrange(len(i.params_in))
+    places[index] = _another(places[index], ["", *i.params_in, *i.reads], generator)
     return replace(i, params_in=tuple(places))
 
 
@@ -267,17 +267,17 @@ CHANGES: dict[
 
 
 def edit_reduces(program: Program, generator: random.Random, edit: str) -> Program:
-    able = [at for at, each in enumerate(program.epilogue) if each.kind == "reduce"]
-    return replace(program, epilogue=edited(program.epilogue, edit, generator, able))
+    candidates = [index for index, collective in enumerate(program.epilogue) if collective.kind == "reduce"]
+    return replace(program, epilogue=edited(program.epilogue, edit, generator, candidates))
 
 
 def change_reduce(program: Program, generator: random.Random) -> Program:
     """Remove a holder or a parameter from a reduction."""
     collectives = list(program.epilogue)
-    at = _chosen([at for at, each in enumerate(collectives) if each.bucket], generator)
-    bucket, field = collectives[at].bucket, generator.choice(["holders", "replicas"])
+    index = _chosen([index for index, collective in enumerate(collectives) if collective.bucket], generator)
+    bucket, field = collectives[index].bucket, generator.choice(["holders", "replicas"])
     shorter = edited(getattr(bucket, field), "drop", generator)
-    collectives[at] = replace(collectives[at], bucket=replace(bucket, **{field: shorter}))  # type: ignore[type-var]
+    collectives[index] = replace(collectives[index], bucket=replace(bucket, **{field: shorter}))  # type: ignore[type-var]
     return replace(program, epilogue=tuple(collectives))
 
 
@@ -286,17 +286,17 @@ def edit_starts(program: Program, generator: random.Random, edit: str) -> Progra
     rank = _chosen([rank for rank, row in enumerate(program.reductions) if row], generator)
     row = list(program.reductions[rank])
     if edit == "swap":
-        stages = edited([each.stages for each in row], edit, generator)
-        row = [Reduction(each.after, stage_number) for each, stage_number in zip(row, stages, strict=True)]
+        stages = edited([reduction.stages for reduction in row], edit, generator)
+        row = [Reduction(reduction.after, stage_number) for reduction, stage_number in zip(row, stages, strict=True)]
     elif edit in LISTS:
         row = list(edited(row, edit, generator))
     else:
-        at = generator.randrange(len(row))
-        after, stages = row[at]
+        index = generator.randrange(len(row))
+        after, stages = row[index]
         if edit == "shift":
-            row[at] = Reduction(max(0, after + generator.choice([-2, -1, 1])), stages)
+            row[index] = Reduction(max(0, after + generator.choice([-2, -1, 1])), stages)
         else:
-            row[at] = Reduction(after, (max(0, stages[0] + generator.choice([-1, 1])), *stages[1:]))
+            row[index] = Reduction(after, (max(0, stages[0] + generator.choice([-1, 1])), *stages[1:]))
     rows = list(program.reductions)
     rows[rank] = tuple(row)
     return replace(program, reductions=tuple(rows))
@@ -309,21 +309,21 @@ def _named(edit: Callable[..., Program], *rest: object) -> Mutation:
 TALK, EXCHANGED = ("send", "receive"), (*EXCHANGES, "zeros")
 
 MUTATIONS: dict[str, Mutation] = {
-    **{f"{how} an invocation": _named(edit_invocations, how) for how in LISTS},
-    **{f"{how} an instruction": _named(edit_instructions, how) for how in LISTS},
-    **{f"{how} a send or receive": _named(edit_instructions, how, TALK) for how in LISTS},
-    **{f"{how} an exchange": _named(edit_instructions, how, EXCHANGED) for how in LISTS},
-    **{f"{how} a wait": _named(edit_instructions, how, ("wait",)) for how in LISTS},
-    **{f"{how} a free": _named(edit_instructions, how, ("free",)) for how in LISTS},
-    **{f"change an instruction's {what}": _named(change_instruction, what) for what in CHANGES},
-    **{f"{how} a reduction": _named(edit_reduces, how) for how in ("drop", "double")},
+    **{f"{edit} an invocation": _named(edit_invocations, edit) for edit in LISTS},
+    **{f"{edit} an instruction": _named(edit_instructions, edit) for edit in LISTS},
+    **{f"{edit} a send or receive": _named(edit_instructions, edit, TALK) for edit in LISTS},
+    **{f"{edit} an exchange": _named(edit_instructions, edit, EXCHANGED) for edit in LISTS},
+    **{f"{edit} a wait": _named(edit_instructions, edit, ("wait",)) for edit in LISTS},
+    **{f"{edit} a free": _named(edit_instructions, edit, ("free",)) for edit in LISTS},
+    **{f"change an instruction's {change}": _named(change_instruction, change) for change in CHANGES},
+    **{f"{edit} a reduction": _named(edit_reduces, edit) for edit in ("drop", "double")},
     "shorten a reduction": change_reduce,
     **{
-        f"{how} the start of a reduction": _named(edit_starts, how)
-        for how in ("drop", "double", "swap", "shift", "change")
+        f"{edit} the start of a reduction": _named(edit_starts, edit)
+        for edit in ("drop", "double", "swap", "shift", "change")
     },
-    **{f"{how} a post": _named(edit_messages, "posts", how) for how in (*LISTS, "re-peer", "rename")},
-    **{f"{how} a release": _named(edit_messages, "releases", how) for how in (*LISTS[1:], "re-peer", "rename")},
+    **{f"{edit} a post": _named(edit_messages, "posts", edit) for edit in (*LISTS, "re-peer", "rename")},
+    **{f"{edit} a release": _named(edit_messages, "releases", edit) for edit in (*LISTS[1:], "re-peer", "rename")},
     "exchange two actions": exchange_actions,
     "change a micro-batch": change_micro_batch,
     "change a body": change_body,

@@ -14,9 +14,9 @@ from runtime.contract.actions import Action, Pair, Step, actions_of
 def paired(schedule: Schedule) -> Schedule:
     """The schedule with adjacent single actions paired, from the front of each rank, if no rank then waits forever."""
     for rank in range(schedule.num_ranks):
-        at = 0
-        while at + 1 < len(schedule.actions[rank]):
-            schedule, at = _merged(schedule, rank, at), at + 1
+        index = 0
+        while index + 1 < len(schedule.actions[rank]):
+            schedule, index = _merged(schedule, rank, index), index + 1
     schedule.check()
     return schedule
 

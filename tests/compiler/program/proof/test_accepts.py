@@ -60,11 +60,11 @@ def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
     """Every schedule is proven; each stage boundary between two ranks has two messages."""
     program, plan = family_program(name, ranks, micro_batches)
     certificate = prove(program, plan)
-    where = [
+    paths = [
         [plan.stage_placement.rank_of(ranks, micro_batches, stage.index, k) for stage in plan.stages]
         for k in range(micro_batches)
     ]
-    hops = sum(a != b for row in where for a, b in pairwise(row))
+    hops = sum(a != b for row in paths for a, b in pairwise(row))
     assert certificate.num_messages == 2 * hops
     assert (hops == 0) == (ranks == 1)
     assert prove(evaluation(plan, micro_batches), plan).num_messages == hops
@@ -75,15 +75,15 @@ Points = dict[Message, tuple[int, int]]  # invocation, and instruction of its bo
 
 def points_of(program: Program, kind: str) -> dict[tuple[int, int], Points]:
     """The places where messages from one rank to another are sent, or received."""
-    found: dict[tuple[int, int], Points] = defaultdict(dict)
+    points: dict[tuple[int, int], Points] = defaultdict(dict)
     for rank, invocations in enumerate(program.invocations):
         bodies = {body.name: body for body in program.bodies[rank]}
         for index, invocation in enumerate(invocations):
             for place, i in bodies[invocation.body].messages:
                 if i.kind == kind and i.peer != rank:
-                    way = (rank, i.peer) if kind == "send" else (i.peer, rank)
-                    found[way][Message(i.producer, invocation.micro_batches[i.slot])] = index, place
-    return found
+                    edge = (rank, i.peer) if kind == "send" else (i.peer, rank)
+                    points[edge][Message(i.producer, invocation.micro_batches[i.slot])] = index, place
+    return points
 
 
 def assert_released_at_once(program: Program) -> None:
@@ -93,13 +93,13 @@ def assert_released_at_once(program: Program) -> None:
     wanted = []
     for (rank, peer), messages in sent.items():
         for message, (index, _) in messages.items():
-            replies = [each for each, at in sent[peer, rank].items() if at > received[rank, peer][message]]
-            answered = [at for at, _ in (received[peer, rank][each] for each in replies) if at > index]
+            replies = [reply for reply, point in sent[peer, rank].items() if point > received[rank, peer][message]]
+            answered = [arrival for arrival, _ in (received[peer, rank][reply] for reply in replies) if arrival > index]
             wanted += [(rank, min(answered), peer, message)] if answered else []
-    calls = [(rank, *each) for rank, row in enumerate(program.invocations) for each in enumerate(row)]
-    found = [(rank, index, *each) for rank, index, call in calls for each in call.releases]
-    assert sorted(found) == sorted(wanted)
-    assert bool(found) == (len(program.invocations) > 1)
+    calls = [(rank, *numbered) for rank, row in enumerate(program.invocations) for numbered in enumerate(row)]
+    releases = [(rank, index, *release) for rank, index, call in calls for release in call.releases]
+    assert sorted(releases) == sorted(wanted)
+    assert bool(releases) == (len(program.invocations) > 1)
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
@@ -123,9 +123,9 @@ def evaluation(plan: Plan, micro_batches: int) -> Program:
 def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> None:
     """A value handed over inside a rank has one storage, not two; this is also compared with the ledger."""
     program, plan = family_program(name, ranks, micro_batches)
-    for each in (program, evaluation(plan, micro_batches)):
-        certificate = prove(each, plan, 36)
-        assert certificate.peak_bytes == tuple(peak_bytes(each, rank, 36) for rank in range(ranks))
+    for variant in (program, evaluation(plan, micro_batches)):
+        certificate = prove(variant, plan, 36)
+        assert certificate.peak_bytes == tuple(peak_bytes(variant, rank, 36) for rank in range(ranks))
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), REWARDED)
@@ -139,9 +139,9 @@ def test_reported_values_are_held_to_the_end(name: str, ranks: int, micro_batche
     quiet = replace(program, bodies=tuple(tuple(map(without_tells, bodies)) for bodies in program.bodies))
     with pytest.raises(ProofError, match=r"tell F .*logp.* runs 0 times instead of once"):
         prove(quiet, plan, 36)
-    for rank, (more, fewer) in enumerate(zip(peaks, prove(quiet, silent, 36).peak_bytes, strict=True)):
-        others = last.count(rank) - 1  # the value of the last micro-batch exists at the peak anyway
-        assert 0 < more - fewer <= others * LOGP_BYTES if others > 0 else more == fewer
+    for rank, (peak, quiet_peak) in enumerate(zip(peaks, prove(quiet, silent, 36).peak_bytes, strict=True)):
+        num_earlier = last.count(rank) - 1  # the value of the last micro-batch exists at the peak anyway
+        assert 0 < peak - quiet_peak <= num_earlier * LOGP_BYTES if num_earlier > 0 else peak == quiet_peak
 
 
 LOGP_BYTES = 12 * 8  # of the tokens of a micro-batch
@@ -171,16 +171,16 @@ def test_peak_bytes(ranks: int, rows: int) -> None:
 def test_recorded_rows_replay() -> None:
     """A function of (rank, layer, micro-batch) is asked for every layer and micro-batch a rank runs."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
-    asked: set[tuple[int, str, int]] = set()
+    requests: set[tuple[int, str, int]] = set()
 
     def recorded(rank: int, layer: str, micro_batch: int) -> int:
-        asked.add((rank, layer, micro_batch))
+        requests.add((rank, layer, micro_batch))
         return 36
 
     assert prove(program, plan, recorded) == prove(program, plan, 36)
     exchanges = {(stage.index, step.site) for stage in plan.stages for step in stage.steps if not isinstance(step, Use)}
     assert len(exchanges) == 2
-    assert asked == {
+    assert requests == {
         (plan.stage_placement.rank_of(2, 4, stage, k), layer, k) for stage, layer in exchanges for k in range(4)
     }
 

@@ -22,8 +22,8 @@ def with_many_rows(chosen: Spec) -> Spec:
     """Every token goes to all experts, so that the peak of a rank is at an exchange."""
     routing = {"top_k": 8, "groups": 1, "top_groups": 1}
     layers = tuple(
-        each.model_copy(update={"ffn": each.ffn.model_copy(update=routing)}) if isinstance(each.ffn, Moe) else each
-        for each in chosen.model.layers
+        layer.model_copy(update={"ffn": layer.ffn.model_copy(update=routing)}) if isinstance(layer.ffn, Moe) else layer
+        for layer in chosen.model.layers
     )
     return chosen.model_copy(update={"model": chosen.model.model_copy(update={"layers": layers})})
 
@@ -32,7 +32,7 @@ def moved(plan: Plan) -> Plan:
     """The plan as if received rows were separate tensors, as with several ranks."""
 
     def own_outputs(step):  # type: ignore[no-untyped-def]
-        outputs = getattr(step, "sizes", None) and tuple(replace(each, alias="") for each in step.outputs)
+        outputs = getattr(step, "sizes", None) and tuple(replace(output, alias="") for output in step.outputs)
         return replace(step, outputs=outputs) if outputs else step
 
     stages = tuple(replace(stage, steps=tuple(map(own_outputs, stage.steps))) for stage in plan.stages)
@@ -46,7 +46,7 @@ def test_the_peak_is_the_measured_one(
     """The proven peak is the measured one to the byte, and less than when rows counted as sent and as received."""
     chosen = with_many_rows(spec(2, 1, 1, 4, schedule=schedule))
     peaks = measured_peaks(tmp_path, segments, chosen)
-    assert all(peak <= most for peak, most in zip(peaks, before, strict=True)) and tuple(peaks) != before
+    assert all(peak <= limit for peak, limit in zip(peaks, before, strict=True)) and tuple(peaks) != before
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
@@ -72,8 +72,8 @@ def test_a_program_without_the_alias_is_refused() -> None:
             ),
         )
 
-    other: Program = replace(program, bodies=tuple(tuple(map(body, row)) for row in program.bodies))
+    without_alias: Program = replace(program, bodies=tuple(tuple(map(body, row)) for row in program.bodies))
     with pytest.raises(ProofError):
-        prove(other, lowered.plan)
+        prove(without_alias, lowered.plan)
     with pytest.raises(ProofError):
         prove(program, moved(lowered.plan))

@@ -56,11 +56,11 @@ def test_any_schedule(placement: StagePlacement, ranks: int, micro_batches: int)
     reference = None
     for _ in range(4):
         schedule = random_schedule(placement, ranks, micro_batches, generator)
-        for each in (schedule, paired(schedule)):
-            program = lowered(each, placement)
+        for variant in (schedule, paired(schedule)):
+            program = lowered(variant, placement)
             prove(program, plan)
             assert replay(events_of(program)) == ""
-            found = outcomes(program, plan, symbols)
-            reference = reference or found[:1]
-            assert set(found) == set(reference)
-            assert not found[0].fault
+            results = outcomes(program, plan, symbols)
+            reference = reference or results[:1]
+            assert set(results) == set(reference)
+            assert not results[0].fault

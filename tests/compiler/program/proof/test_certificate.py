@@ -36,8 +36,8 @@ def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
     text = Certificates(digests).json(name, program, schedule, prove(program, plan))
-    rest = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "watch.json", "report.html")
-    return dict.fromkeys(rest, "") | files | {f"certificate/{name}.json": text}
+    other_files = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "watch.json", "report.html")
+    return dict.fromkeys(other_files, "") | files | {f"certificate/{name}.json": text}
 
 
 def name_of(program: Program) -> str:
@@ -48,9 +48,9 @@ def small_plan_json(program: Program, plan: Plan) -> str:
     """The part of a plan that the runtime reads, with one layer, and one parameter per bucket."""
     mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
     buckets = tuple(
-        contract.PlannedBucket(each.name, tuple(each.holders), each.stages, (parameter,))
-        for each in plan.buckets
-        for parameter in [contract.HeldParameter(each.name, each.name, (2,), None, False)]
+        contract.PlannedBucket(bucket.name, tuple(bucket.holders), bucket.stages, (parameter,))
+        for bucket in plan.buckets
+        for parameter in [contract.HeldParameter(bucket.name, bucket.name, (2,), None, False)]
     )
     parts = {"mesh": mesh, "placement": str(program.stage_placement), "buckets": buckets, "zero": plan.zero}
     cluster = contract.NodeKind(1, mesh.world, "cpu", None, 1 << 30)
@@ -91,8 +91,8 @@ def test_proven_builds_open(tmp_path: Path, name: str, ranks: int, micro_batches
 def test_state_with_one_holder_is_not_gathered(tmp_path: Path) -> None:
     """Data ranks divide the optimizer's state, and of some experts there is one holder."""
     program, plan = family_program("zbv", 2, 5, 1)
-    alone = {each.name for each in plan.buckets if len(each.holders) == 1}
-    assert alone and program.update and alone.isdisjoint(each.name for each in program.update)
+    alone = {bucket.name for bucket in plan.buckets if len(bucket.holders) == 1}
+    assert alone and program.update and alone.isdisjoint(collective.name for collective in program.update)
     Build.open(written(tmp_path, emitted(program, plan, Structure(plan).schedule_of(program))))
 
 
@@ -127,8 +127,8 @@ def test_an_edited_build_is_refused(
     """An edited build is refused even if its manifest was changed to fit."""
     edited = edit(files[name])
     assert edited != files[name]
-    found = refused(tmp_path, files | {name: edited})
-    assert found.startswith(message) and found.endswith("; run dsc compile again"), found
+    refusal = refused(tmp_path, files | {name: edited})
+    assert refusal.startswith(message) and refusal.endswith("; run dsc compile again"), refusal
 
 
 def openings_of(files: Files) -> list[contract.Opening]:
@@ -154,8 +154,8 @@ def test_start_up_that_does_not_match_the_programs(tmp_path: Path, files: Files)
             "the channels `reduce` of pipeline ranks 0, 1 are opened 1",
         ),
     ):
-        found = refused(tmp_path, with_plan(files, openings=tuple(openings)))
-        assert found.startswith(f"plan.json: {message}"), found
+        refusal = refused(tmp_path, with_plan(files, openings=tuple(openings)))
+        assert refusal.startswith(f"plan.json: {message}"), refusal
     Build.open(written(tmp_path, with_plan(files, openings=(*rest[::-1], first))))  # any one order will do
 
 
@@ -167,8 +167,8 @@ def test_collectives_that_differ_from_the_plan(tmp_path: Path, files: Files, kin
     for changed in (listed[1:] if listed else (contract.Collective("gather", "head"),), (*listed, *program.prologue)):
         text = replace(program, **{kind: changed}).to_json()
         proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
-        found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
-        assert found.startswith(f"{name}: its {kind} differs from the plan's buckets"), found
+        refusal = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
+        assert refusal.startswith(f"{name}: its {kind} differs from the plan's buckets"), refusal
 
 
 def test_reductions_that_differ_from_the_plan(tmp_path: Path, files: Files) -> None:
@@ -187,8 +187,8 @@ def test_reductions_that_differ_from_the_plan(tmp_path: Path, files: Files) -> N
     for message, row in changes.items():
         text = replace(program, reductions=(tuple(row), of_other)).to_json()
         proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
-        found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
-        assert found.startswith(f"{name}: {message}"), found
+        refusal = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
+        assert refusal.startswith(f"{name}: {message}"), refusal
 
 
 def test_programs_without_certificates(tmp_path: Path, files: Files) -> None:
@@ -222,12 +222,12 @@ def test_the_run_agrees_with_the_proof(row: tuple[str, int, int]) -> None:
             changed = MUTATIONS[names[number % len(names)]](program, generator)
         except NothingToEditError:
             continue
-        found, refused_too = replay(events_of(changed)), is_refused(changed, schedule)
+        fault, refused_too = replay(events_of(changed)), is_refused(changed, schedule)
         refusals += refused_too
         if refused_too:
-            assert found, names[number % len(names)]
+            assert fault, names[number % len(names)]
         else:  # round a loop, the proof knows of arrivals by way of a third rank
-            assert not found or (row[0] == "interleaved" and "is not known by then" in found), found
+            assert not fault or (row[0] == "interleaved" and "is not known by then" in fault), fault
     assert refusals >= 20
 
 

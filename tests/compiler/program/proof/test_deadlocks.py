@@ -37,15 +37,15 @@ def in_own_order(program: Program) -> Program:
     for rank, row in enumerate(program.invocations):
         bodies = {body.name: body for body in program.bodies[rank]}
         awaits: dict[int, list[tuple[int, Message]]] = defaultdict(list)
-        for at, invocation in enumerate(row):
+        for index, invocation in enumerate(row):
             for i in bodies[invocation.body].instructions:
                 if i.kind == "receive":
-                    awaits[i.peer].append((at, message_of(i, invocation.micro_batches[i.slot])))
+                    awaits[i.peer].append((index, message_of(i, invocation.micro_batches[i.slot])))
         posts: dict[int, list[tuple[int, Message]]] = defaultdict(list)
         for peer, messages in sorted(awaits.items()):
             for k, (_, message) in enumerate(messages):
                 posts[messages[max(k - 1, 0)][0]].append((peer, message))
-        rows.append(tuple(invocation._replace(posts=tuple(posts[at])) for at, invocation in enumerate(row)))
+        rows.append(tuple(invocation._replace(posts=tuple(posts[index])) for index, invocation in enumerate(row)))
     return replace(program, invocations=tuple(rows))
 
 
@@ -68,13 +68,13 @@ def blocking(program: Program, waited: frozenset[str], ahead: Sequence[int]) -> 
         bodies = {body.name: body for body in program.bodies[rank]}
         posts: list[list[tuple[int, Message]]] = [[] for _ in row]
         releases = [[entry for entry in i.releases if str(entry[1]) not in waited] for i in row]
-        for at, invocation in enumerate(row):
+        for index, invocation in enumerate(row):
             for i in bodies[invocation.body].instructions:
                 message = message_of(i, invocation.micro_batches[i.slot]) if i.peer >= 0 else None
                 if i.kind == "receive" and message:
-                    posts[max(at - ahead[rank], 0)].append((i.peer, message))
+                    posts[max(index - ahead[rank], 0)].append((i.peer, message))
                 elif message and str(message) in waited:
-                    releases[at].append((i.peer, message))
+                    releases[index].append((i.peer, message))
         lists = zip(row, posts, releases, strict=True)
         rows.append(tuple(i._replace(posts=tuple(p), releases=tuple(r)) for i, p, r in lists))
     return replace(program, invocations=tuple(rows))
@@ -117,12 +117,12 @@ def test_a_release_too_early_by_one() -> None:
     program, plan = dualpipe_program(4, 8), small_plan(4)
     moved = 0
     for rank, row in enumerate(program.invocations):
-        for at, invocation in enumerate(row):
+        for index, invocation in enumerate(row):
             for entry in invocation.releases:
                 without = invocation._replace(releases=tuple(e for e in invocation.releases if e != entry))
-                before = row[at - 1]._replace(releases=(*row[at - 1].releases, entry))
+                before = row[index - 1]._replace(releases=(*row[index - 1].releases, entry))
                 message = rejected(
-                    with_invocations(program, rank, (*row[: at - 1], before, without, *row[at + 1 :])), plan
+                    with_invocations(program, rank, (*row[: index - 1], before, without, *row[index + 1 :])), plan
                 )
                 assert message.startswith(f"rank {rank}, ")
                 assert f"releases {entry[1]}, " in message

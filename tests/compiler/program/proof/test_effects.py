@@ -29,7 +29,7 @@ SCHEDULES = [
 @cache
 def together() -> list[Program]:
     lowering = Lowering(small_plan(RANKS))
-    return [lowering.program(each, evaluate=each.name == "evaluate") for each in SCHEDULES]
+    return [lowering.program(schedule, evaluate=schedule.name == "evaluate") for schedule in SCHEDULES]
 
 
 def test_bodies_made_for_another_program() -> None:
@@ -46,10 +46,10 @@ def test_bodies_that_differ_only_in_their_peer_are_proven_once() -> None:
 
     assert number(send) == number(replace(send, peer=0)) == number(replace(send, peer=3))
     assert number(send) != number(replace(send, peer=rank))
-    for each in fields(Instruction):
-        if each.name != "peer":
-            value = getattr(send, each.name)
-            assert number(send) != number(replace(send, **{each.name: value * 2 if value else 1})), each.name
+    for field in fields(Instruction):
+        if field.name != "peer":
+            value = getattr(send, field.name)
+            assert number(send) != number(replace(send, **{field.name: value * 2 if value else 1})), field.name
 
 
 def test_certificates_equal_those_of_separate_proofs() -> None:

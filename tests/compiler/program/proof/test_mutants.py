@@ -34,11 +34,11 @@ def test_mutants_that_end_otherwise_are_rejected(schedule: str) -> None:
     """A sample, 630 in all, of what `python -m tests.compiler.program.proof.census` counts; most equivalent ones met
     are accepted."""
     rows = [row for row in FAMILY if row[0] == schedule]
-    found = Tally()
-    for _, each in census(90, 1, rows):
-        found += each
-    assert found.different == found.rejected == 90, found.missed
-    assert found.equivalent - found.accepted <= max(3, 0.4 * found.equivalent), "of a handful, three may be rejected"
+    counts = Tally()
+    for _, row_counts in census(90, 1, rows):
+        counts += row_counts
+    assert counts.different == counts.rejected == 90, counts.missed
+    assert counts.equivalent - counts.accepted <= max(3, 0.4 * counts.equivalent), "of a handful, three may be rejected"
 
 
 def hold(found: Tally) -> None:
@@ -56,56 +56,59 @@ def test_mutants_of_divided_state_that_end_otherwise_are_rejected(which: int) ->
 @pytest.mark.parametrize("which", range(len(SPLIT)))
 def test_mutants_of_split_layers_that_end_otherwise_are_rejected(which: int) -> None:
     """Gathers and scatters of rows between tensor ranks are mutated too."""
-    ((_, found),) = census(60, 1 + which, SPLIT[which : which + 1])
-    hold(found)
+    ((_, counts),) = census(60, 1 + which, SPLIT[which : which + 1])
+    hold(counts)
 
 
 def test_mutants_of_layers_that_are_run_again_are_rejected() -> None:
     """Forwards inside backwards, and rows that go to the experts again, are mutated too."""
-    found = Tally()
-    for _, each in census(60 * len(AGAIN), 1, AGAIN):
-        found += each
-    assert found.different == found.rejected == 60 * len(AGAIN), found.missed
-    assert found.accepted >= 0.6 * found.equivalent
+    counts = Tally()
+    for _, row_counts in census(60 * len(AGAIN), 1, AGAIN):
+        counts += row_counts
+    assert counts.different == counts.rejected == 60 * len(AGAIN), counts.missed
+    assert counts.accepted >= 0.6 * counts.equivalent
 
 
 @pytest.mark.parametrize("which", range(len(REWARDED)))
 def test_mutants_of_reported_values_are_rejected(which: int) -> None:
-    ((_, found),) = census(60, 1 + which, REWARDED[which : which + 1])
-    hold(found)
+    ((_, counts),) = census(60, 1 + which, REWARDED[which : which + 1])
+    hold(counts)
 
 
 @pytest.mark.parametrize("which", range(len(OFFLOADED)))
 def test_mutants_of_copies_to_the_host_are_rejected(which: int) -> None:
     """Copies (O and R) are dropped, doubled, moved and swapped too, and so are the copied values."""
-    found = tally(*family_program(*OFFLOADED[which]), 25, seed=1)
-    assert found.different == found.rejected == 25, found.missed
+    counts = tally(*family_program(*OFFLOADED[which]), 25, seed=1)
+    assert counts.different == counts.rejected == 25, counts.missed
 
 
 def test_copies_that_are_wrong_are_named() -> None:
     """Copied values are not read while on the host, come back once, and include all that a forward saved."""
     program, plan = family_program(*OFFLOADED[0])
     row = program.invocations[0]
-    at = {(each.body, *each.micro_batches): k for k, each in enumerate(row)}
-    went = next(each.micro_batches[0] for each in row if each.body == "O0")
-    first, second = at["O0", went], at["R0", went]
+    index_of = {(invocation.body, *invocation.micro_batches): index for index, invocation in enumerate(row)}
+    micro_batch = next(invocation.micro_batches[0] for invocation in row if invocation.body == "O0")
+    first, second = index_of["O0", micro_batch], index_of["R0", micro_batch]
 
     def without(*gone: int) -> Program:
-        kept = tuple(each for k, each in enumerate(row) if k not in gone)
-        return with_row(program, 0, kept)
+        remaining = tuple(invocation for index, invocation in enumerate(row) if index not in gone)
+        return with_row(program, 0, remaining)
 
     swapped = list(row)
     swapped[first], swapped[second] = row[second], row[first]
-    less = copied_less(program)
-    for changed, said in (
-        (without(second), f"rank 0, B0.{went}: the values that its F saved are on the host: put R0.{went} before it"),
-        (without(first), f"rank 0, R0.{went}: comes before its O"),
-        (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{went}: comes before its O"),
+    copied_too_little = copied_less(program)
+    for changed, message in (
+        (
+            without(second),
+            f"rank 0, B0.{micro_batch}: the values that its F saved are on the host: put R0.{micro_batch} before it",
+        ),
+        (without(first), f"rank 0, R0.{micro_batch}: comes before its O"),
+        (with_row(program, 0, tuple(swapped)), f"rank 0, R0.{micro_batch}: comes before its O"),
         (with_row(program, 0, (*row[:first], row[first], *row[first:])), "so twice"),
-        (less, "rank 0, O0: to_host has other operands than a forward of its stage saves"),
+        (copied_too_little, "rank 0, O0: to_host has other operands than a forward of its stage saves"),
         (never_freed(program), "is written twice"),
     ):
-        with pytest.raises(ProofError, match=re.escape(said)):
+        with pytest.raises(ProofError, match=re.escape(message)):
             prove(changed, plan)
 
 
@@ -120,9 +123,9 @@ def never_freed(program: Program) -> Program:
 
 
 def with_instructions(program: Program, change: Callable[[Instruction], Instruction]) -> Program:
-    first, *others = program.bodies
+    first, *other_bodies = program.bodies
     changed = tuple(replace(body, instructions=tuple(map(change, body.instructions))) for body in first)
-    return replace(program, bodies=(changed, *others))
+    return replace(program, bodies=(changed, *other_bodies))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -165,8 +168,8 @@ def test_the_executor_sees_faults() -> None:
     assert unreduced[0].fault == ""
     assert unreduced != reference
     row = program.invocations[0]
-    short = replace(program, invocations=(edited(row, "drop", random.Random(0)), program.invocations[1]))
-    assert all(outcome.fault for outcome in outcomes(short, plan, symbols))
+    one_action_less = replace(program, invocations=(edited(row, "drop", random.Random(0)), program.invocations[1]))
+    assert all(outcome.fault for outcome in outcomes(one_action_less, plan, symbols))
 
 
 @pytest.mark.parametrize("phase", "FIW")
@@ -183,12 +186,13 @@ def test_the_executor_sees_the_tensors_of_a_segment(phase: str) -> None:
 def with_tensors(program: Program, phase: str, edit: str) -> Program:
     """The first segment of a phase that has tensors, called with one less or one twice."""
     for body in program.bodies[0]:
-        for at, i in enumerate(body.instructions):
+        for index, i in enumerate(body.instructions):
             if i.kind == "run" and i.phase == phase and i.params:
                 changed = replace(i, params=edited(i.params, edit, random.Random(0)))
-                instructions = (*body.instructions[:at], changed, *body.instructions[at + 1 :])
-                rest = tuple(
-                    replace(each, instructions=instructions) if each is body else each for each in program.bodies[0]
+                instructions = (*body.instructions[:index], changed, *body.instructions[index + 1 :])
+                bodies = tuple(
+                    replace(candidate, instructions=instructions) if candidate is body else candidate
+                    for candidate in program.bodies[0]
                 )
-                return replace(program, bodies=(rest, *program.bodies[1:]))
+                return replace(program, bodies=(bodies, *program.bodies[1:]))
     raise AssertionError(f"no {phase} has tensors")

@@ -27,8 +27,8 @@ def edited(edit: dict[Instruction, Instruction]) -> Program:
 
 
 def instructions(kind: str, wait: str = "") -> list[Instruction]:
-    every = (i for bodies in PROGRAM.bodies for body in bodies for i in body.instructions)
-    return [i for i in every if (i.kind, i.wait) == (kind, wait)]
+    all_instructions = (i for bodies in PROGRAM.bodies for body in bodies for i in body.instructions)
+    return [i for i in all_instructions if (i.kind, i.wait) == (kind, wait)]
 
 
 def test_peak_bytes_include_forwarded_rows() -> None:
@@ -54,9 +54,9 @@ def test_an_exchange_without_its_tables(kind: str) -> None:
 
 
 def test_forwarded_rows_must_be_freed() -> None:
-    held = {b.name for i in instructions("wait", "dispatch") for b in i.writes if "forwarded" in b.name}
-    assert held
-    frees = [i for i in instructions("free") if held & {*i.reads}]
-    edit = {i: replace(i, reads=tuple(name for name in i.reads if name not in held)) for i in frees}
+    forwarded = {b.name for i in instructions("wait", "dispatch") for b in i.writes if "forwarded" in b.name}
+    assert forwarded
+    frees = [i for i in instructions("free") if forwarded & {*i.reads}]
+    edit = {i: replace(i, reads=tuple(name for name in i.reads if name not in forwarded)) for i in frees}
     with pytest.raises(ProofError, match=r"forwarded_.* is never freed"):
         prove(edited(edit), PLAN)

@@ -30,10 +30,10 @@ def test_paired_programs_end_alike(name: str, ranks: int, micro_batches: int) ->
 
 
 def test_all_kinds_are_among_them() -> None:
-    found: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
     for name, ranks, micro_batches in PAIRED:
-        found += kinds_of_pairs(paired(SCHEDULES[name].generate(ranks, micro_batches)))
-    assert {"FF", "BB", "BF", "FI", "FW", "II", "IW", "WW"} <= found.keys(), found
+        kinds += kinds_of_pairs(paired(SCHEDULES[name].generate(ranks, micro_batches)))
+    assert {"FF", "BB", "BF", "FI", "FW", "II", "IW", "WW"} <= kinds.keys(), kinds
 
 
 def test_two_stages_of_one_micro_batch() -> None:

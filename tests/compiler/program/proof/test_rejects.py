@@ -45,13 +45,15 @@ def with_body(program: Program, rank: int, name: str, edit: Edit) -> Program:
 def test_other_faults_of_channels() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
     row = program.invocations[0]
-    at = next(k for k, invocation in enumerate(row) if invocation.posts)
-    (source, message), *rest = row[at].posts
+    index = next(number for number, invocation in enumerate(row) if invocation.posts)
+    (source, message), *rest = row[index].posts
 
     def posting(*posts: tuple[int, Message]) -> str:
-        return rejected(with_invocations(program, 0, (*row[:at], row[at]._replace(posts=posts), *row[at + 1 :])), plan)
+        return rejected(
+            with_invocations(program, 0, (*row[:index], row[index]._replace(posts=posts), *row[index + 1 :])), plan
+        )
 
-    assert posting((0, message), *rest).startswith(f"rank 0, {row[at].body.split('_')[0]}.")
+    assert posting((0, message), *rest).startswith(f"rank 0, {row[index].body.split('_')[0]}.")
     assert "names rank 7" in posting((7, message), *rest)
     last = row[-1]._replace(posts=(*row[-1].posts, (source, message)))
     assert f"posts {message}, which rank 1 never sends" in rejected(
@@ -89,8 +91,8 @@ def position(items: list[Instruction], kind: str, phase: str = "", wait: str = "
 
 def moved(kind: str, by: int, phase: str = "") -> Edit:
     def edit(items: list[Instruction]) -> list[Instruction]:
-        item = items.pop(at := position(items, kind, phase))
-        items.insert(at + by, item)
+        item = items.pop(index := position(items, kind, phase))
+        items.insert(index + by, item)
         return items
 
     return edit
@@ -98,8 +100,8 @@ def moved(kind: str, by: int, phase: str = "") -> Edit:
 
 def changed(kind: str, phase: str = "", wait: str = "", **fields: object) -> Edit:
     def edit(items: list[Instruction]) -> list[Instruction]:
-        at = position(items, kind, phase, wait)
-        items[at] = replace(items[at], **fields)  # type: ignore[arg-type]
+        index = position(items, kind, phase, wait)
+        items[index] = replace(items[index], **fields)  # type: ignore[arg-type]
         return items
 
     return edit
@@ -134,22 +136,22 @@ def waiting_at_the_end(items: list[Instruction]) -> list[Instruction]:
 
 def writing_twice(items: list[Instruction]) -> list[Instruction]:
     """The first run overwrites the message that it received."""
-    at = position(items, "run")
-    items[at] = replace(items[at], writes=(*items[at].writes, *items[position(items, "receive")].writes))
+    index = position(items, "run")
+    items[index] = replace(items[index], writes=(*items[index].writes, *items[position(items, "receive")].writes))
     return items
 
 
 def with_operands_swapped(items: list[Instruction]) -> list[Instruction]:
     """The head gets the targets as its hidden state, and the hidden state as its targets."""
-    at = next(k for k, i in enumerate(items) if i.site == "head")
-    items[at] = replace(items[at], reads=items[at].reads[::-1])
+    index = next(number for number, i in enumerate(items) if i.site == "head")
+    items[index] = replace(items[index], reads=items[index].reads[::-1])
     return items
 
 
 def with_another_operand(kind: str) -> Edit:
     def edit(items: list[Instruction]) -> list[Instruction]:
-        at = position(items, kind)
-        items[at] = replace(items[at], reads=(*items[at].reads, "targets"))
+        index = position(items, kind)
+        items[index] = replace(items[index], reads=(*items[index].reads, "targets"))
         return items
 
     return edit
@@ -157,17 +159,17 @@ def with_another_operand(kind: str) -> Edit:
 
 def with_phase(phase: str) -> Edit:
     def edit(items: list[Instruction]) -> list[Instruction]:
-        at = position(items, "run")
-        items[at] = replace(items[at], phase=phase)
+        index = position(items, "run")
+        items[index] = replace(items[index], phase=phase)
         return items
 
     return edit
 
 
 def dangling_alias(items: list[Instruction]) -> list[Instruction]:
-    at = position(items, "run")
-    buffer, *rest = items[at].writes
-    items[at] = replace(items[at], writes=(replace(buffer, alias="gone"), *rest))
+    index = position(items, "run")
+    buffer, *rest = items[index].writes
+    items[index] = replace(items[index], writes=(replace(buffer, alias="gone"), *rest))
     return items
 
 
@@ -218,7 +220,7 @@ EDITS: list[tuple[int, str, Edit, str]] = [
 @pytest.mark.parametrize(("rank", "name", "edit", "message"), EDITS)
 def test_edited_bodies(rank: int, name: str, edit: Edit, message: str) -> None:
     program, plan = lowered(one_f_one_b(2, 2)), small_plan(2)
-    assert re.match(message, found := rejected(with_body(program, rank, name, edit), plan)), found
+    assert re.match(message, refusal := rejected(with_body(program, rank, name, edit), plan)), refusal
 
 
 @pytest.mark.parametrize(
@@ -242,8 +244,8 @@ def test_programs_of_an_illegal_schedule() -> None:
     assert rejected(with_invocations(program, 0, (named, *row[1:])), plan).startswith(
         "rank 0, F7: no body of this name"
     )
-    other = row[0]._replace(micro_batches=(9,))
-    assert rejected(with_invocations(program, 0, (other, *row[1:])), plan).startswith(
+    out_of_range = row[0]._replace(micro_batches=(9,))
+    assert rejected(with_invocations(program, 0, (out_of_range, *row[1:])), plan).startswith(
         "rank 0, F0.9: its schedule has 2 stages"
     )
     assert rejected(with_invocations(program, 0, row[:-1]), plan) == "rank 0, W0.1: missing"
@@ -266,17 +268,17 @@ def test_programs_of_another_plan() -> None:
 
 def test_gradients_that_are_not_reduced() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
-    records, first, other, *rest = program.epilogue
+    records, first, second, *rest = program.epilogue
     assert first.bucket
 
     def with_epilogue(*epilogue: BucketCollective) -> str:
         return rejected(replace(program, epilogue=epilogue), plan)
 
     after = "after the last body"
-    assert with_epilogue(records, other, *rest) == f"{first}: runs 0 times instead of 1 {after}"
-    assert with_epilogue(records, first, other, other, *rest) == f"{other}: runs 2 times instead of 1 {after}"
+    assert with_epilogue(records, second, *rest) == f"{first}: runs 0 times instead of 1 {after}"
+    assert with_epilogue(records, first, second, second, *rest) == f"{second}: runs 2 times instead of 1 {after}"
     fewer = replace(first, bucket=replace(first.bucket, replicas=first.bucket.replicas[1:]))
-    assert with_epilogue(records, fewer, other, *rest).startswith(f"{first}: runs")
+    assert with_epilogue(records, fewer, second, *rest).startswith(f"{first}: runs")
 
 
 def test_sums_that_are_missing_or_elsewhere() -> None:
@@ -300,7 +302,7 @@ def test_reductions_that_start_wrongly() -> None:
     """A reduction comes too early, twice, never, for nothing, after no invocation, or in two orders."""
     program, plan = dualpipe_program(2, 4), small_plan(2)
     (first, second, *rest), of_other = program.reductions
-    assert [each.stages for each in of_other] == [each.stages for each in program.reductions[0]]
+    assert [reduction.stages for reduction in of_other] == [reduction.stages for reduction in program.reductions[0]]
 
     def with_row(*row: Reduction) -> str:
         return rejected(replace(program, reductions=((*row, *rest), of_other)), plan)
@@ -314,7 +316,7 @@ def test_reductions_that_start_wrongly() -> None:
         == "rank 0, reduction of stage 7: started 1 times instead of 0"
     )
     assert "not behind its invocations" in with_row(first, second._replace(after=last + 1))
-    late = [each._replace(after=last) for each in (*rest, second, first)]
+    late = [reduction._replace(after=last) for reduction in (*rest, second, first)]
     assert rejected(replace(program, reductions=(tuple(late), of_other)), plan).startswith(
         "rank 1: starts reductions in"
     )
@@ -350,5 +352,5 @@ def test_plans_whose_replicas_are_not_summed() -> None:
     assert rejected(program, lost) == f"reduce {bucket.replicas[0]}: it is in 0 buckets"
     twice = replace(plan, buckets=(*plan.buckets, replace(bucket, replicas=bucket.replicas[:1])))
     assert rejected(program, twice) == f"reduce {bucket.replicas[0]}: it is in 2 buckets"
-    others = replace(plan, buckets=(replace(bucket, holders=bucket.holders[:1]), *buckets))
-    assert rejected(program, others) == f"reduce {bucket.replicas[0]}: bucket {bucket.name} has other holders"
+    fewer_holders = replace(plan, buckets=(replace(bucket, holders=bucket.holders[:1]), *buckets))
+    assert rejected(program, fewer_holders) == f"reduce {bucket.replicas[0]}: bucket {bucket.name} has other holders"

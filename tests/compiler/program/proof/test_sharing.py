@@ -17,18 +17,18 @@ MESHES = [
 def test_columns_at_one_place_share_a_parameter() -> None:
     """A slice of an expert is at one place of the groups, an unsliced parameter at all places of its slices."""
     for mesh in MESHES:
-        every = range(mesh.columns)
-        for first in every:
-            place, later = first % mesh.expert_group, every[first:]
+        all_columns = range(mesh.columns)
+        for first in all_columns:
+            place, later = first % mesh.expert_group, all_columns[first:]
             of_slice = [c for c in later if c % mesh.expert_group == place]
             assert [*sharing(mesh, True, True, first)] == of_slice
             assert [*sharing(mesh, False, True, first)] == [c for c in later if (c - first) % mesh.tp == 0]
             assert [*sharing(mesh, False, False, first)] == [*later]
             if place % mesh.etp == 0:
-                same = [c for c in later if c % mesh.expert_group // mesh.etp == place // mesh.etp]
+                expected = [c for c in later if c % mesh.expert_group // mesh.etp == place // mesh.etp]
                 columns = sharing(mesh, True, False, first)
-                assert [*columns] == same == [c for c in every if c in columns], mesh
-                assert columns.start == first and columns[-1] == same[-1] and [*columns[1:]] == same[1:]
+                assert [*columns] == expected == [c for c in all_columns if c in columns], mesh
+                assert columns.start == first and columns[-1] == expected[-1] and [*columns[1:]] == expected[1:]
 
 
 def test_equal_holders_give_equal_ranges() -> None:

@@ -35,7 +35,7 @@ def with_rows(plan: Plan, rows: Rows) -> Plan:
 
 def swapped(rows: Rows) -> Rows:
     """The two slices exchanged."""
-    return [replace(row, slice=other.slice) for row, other in zip(rows, rows[::-1], strict=True)]
+    return [replace(row, slice=partner.slice) for row, partner in zip(rows, rows[::-1], strict=True)]
 
 
 def crossed(rows: Rows) -> Rows:
@@ -74,8 +74,8 @@ UP, QKV = "layers.1.ffn.experts.5.up", "layers.1.attention.qkv"
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        *((UP, each) for each in (swapped, crossed, elsewhere, lost, whole)),
-        *((QKV, each) for each in (swapped, lost, whole)),
+        *((UP, fault) for fault in (swapped, crossed, elsewhere, lost, whole)),
+        *((QKV, fault) for fault in (swapped, lost, whole)),
     ],
 )
 def test_other_slices_are_rejected(plan: Plan, name: str, fault: Callable[[Rows], Rows]) -> None:

@@ -49,46 +49,46 @@ def ends(program: Program, plan: Plan, lines: Lines, lazy: bool = False) -> bool
 @pytest.mark.parametrize("name", QUICKSTART_FIRST)
 def test_no_shipped_program_hangs(name: str) -> None:
     """World ranks at start-up, and then the pipeline ranks of every program."""
-    found = lowered(name)
-    plan = found.plan
-    lines = lines_of(found.openings, plan.mesh.pp)
+    compiled = lowered(name)
+    plan = compiled.plan
+    lines = lines_of(compiled.openings, plan.mesh.pp)
     assert run(starts(lines, plan.mesh, Machine()), random.Random(0)) == []
-    for program in found.programs.values():
+    for program in compiled.programs.values():
         assert run(steps(program, plan, lines, Machine()), random.Random(1)) == [], program.name
 
 
 @pytest.mark.parametrize("name", ["quickstart", "deepseek-v3"])
 def test_without_start_up_it_would_hang(name: str) -> None:
     """DualPipe's middle ranks first post to each other: 7 waits for 8 in channel 8→7, and 8 for 7 in 7→8."""
-    found = lowered(name)
-    num_ranks = found.plan.mesh.pp
+    compiled = lowered(name)
+    num_ranks = compiled.plan.mesh.pp
     machine = Machine(lazy=True)
-    train = max((p for n, p in found.programs.items() if n.startswith("train")), key=lambda p: p.num_micro_batches)
-    stuck = run(steps(train, found.plan, [[] for _ in range(num_ranks)], machine), random.Random(0))
+    train = max((p for n, p in compiled.programs.items() if n.startswith("train")), key=lambda p: p.num_micro_batches)
+    stuck = run(steps(train, compiled.plan, [[] for _ in range(num_ranks)], machine), random.Random(0))
     middle = num_ranks // 2 - 1, num_ranks // 2
     assert set(middle) <= set(stuck)
-    for rank, other in (middle, middle[::-1]):
-        channel = ("edge each", (other, rank))
-        assert (rank, channel) in machine.used and (other, channel) not in machine.used
+    for rank, peer in (middle, middle[::-1]):
+        channel = ("edge each", (peer, rank))
+        assert (rank, channel) in machine.used and (peer, channel) not in machine.used
 
 
 @pytest.mark.parametrize("name", QUICKSTART_FIRST)
 def test_each_rank_makes_few_groups(name: str) -> None:
     """Its edges, its column and node, or its expert group, its tensor and context ranks, its buckets and the world: as
     many for thousands of ranks as for eight. Frozen buckets are never summed."""
-    found = lowered(name)
-    mesh = found.plan.mesh
-    wanted = WantedChannels(mesh, found.openings, {})
+    compiled = lowered(name)
+    mesh = compiled.plan.mesh
+    wanted = WantedChannels(mesh, compiled.openings, {})
     channels = [wanted.channels(rank) for rank in range(mesh.world)]
-    most = 11 + (mesh.tp > 1) + (mesh.cp > 1)
-    assert all(len(of_rank) == len(set(of_rank)) <= most for of_rank in channels)
+    limit = 11 + (mesh.tp > 1) + (mesh.cp > 1)
+    assert all(len(of_rank) == len(set(of_rank)) <= limit for of_rank in channels)
     counts = Counter(channel for of_rank in channels for channel in of_rank)
-    assert counts == {(o.kind, ranks): len(ranks) for o in found.openings for ranks in o.channels(mesh)}
-    for bucket in found.plan.buckets:
+    assert counts == {(o.kind, ranks): len(ranks) for o in compiled.openings for ranks in o.channels(mesh)}
+    for bucket in compiled.plan.buckets:
         if len(bucket.holders) > 1 and not bucket.still:
             assert all(("reduce", tuple(bucket.holders)) in channels[rank] for rank in bucket.holders[:2])
     if name == "deepseek-v3":
-        assert (mesh.world, len(found.openings), len(counts)) == (2048, 111, 5385)
+        assert (mesh.world, len(compiled.openings), len(counts)) == (2048, 111, 5385)
         assert Counter(map(len, channels)) == {11: 1792, 9: 256}
 
 
@@ -99,19 +99,19 @@ def swap(lines: Lines, generator: random.Random) -> Lines:
     """Two rows are exchanged on all ranks."""
     rows = list(dict.fromkeys(opening for line in lines for opening in line))
     a, b = generator.sample(rows, 2)
-    other = {a: b, b: a}
-    order = [other.get(opening, opening) for opening in sorted(rows, key=_place_in(lines))]
+    swapped = {a: b, b: a}
+    order = [swapped.get(opening, opening) for opening in sorted(rows, key=_place_in(lines))]
     return lines_of(order, len(lines))
 
 
 def _place_in(lines: Lines) -> Callable[[Opening], int]:
     """A place in an order that all lines keep."""
-    left, order = [list(line) for line in lines], []
-    while any(left):
-        row = next(line[0] for line in left if line and all(left[r][0] == line[0] for r in line[0].ranks))
+    remaining, order = [list(line) for line in lines], []
+    while any(remaining):
+        row = next(line[0] for line in remaining if line and all(remaining[r][0] == line[0] for r in line[0].ranks))
         order.append(row)
         for rank in row.ranks:
-            left[rank].pop(0)
+            remaining[rank].pop(0)
     return order.index
 
 

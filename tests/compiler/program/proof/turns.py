@@ -24,10 +24,10 @@ def take_turns(lines: Sequence[Line], prefer: Callable[[list[int]], int]) -> Bas
     """
     wants: dict[int, Condition] = dict.fromkeys(range(len(lines)), always)
     while wants:
-        able = [number for number, can_go_on in wants.items() if can_go_on()]
-        if not able:
+        runnable = [number for number, can_go_on in wants.items() if can_go_on()]
+        if not runnable:
             return StuckError("every rank waits")
-        number = prefer(able)
+        number = prefer(runnable)
         try:
             wants[number] = next(lines[number])
         except StopIteration:
@@ -39,4 +39,4 @@ def take_turns(lines: Sequence[Line], prefer: Callable[[list[int]], int]) -> Bas
 
 def slowest(last: int) -> Callable[[list[int]], int]:
     """The first line that can continue, but `last` only when all others wait."""
-    return lambda able: next((number for number in able if number != last), last)
+    return lambda runnable: next((number for number in runnable if number != last), last)

@@ -17,8 +17,8 @@ times = st.integers(1, 12).map(lambda tenths: Fraction(tenths, 4))
 @st.composite
 def costs(draw: st.DrawFn, num_ranks: int) -> Costs:
     """Costs with any table of pairs, latency, uneven stages (by kind, too) and ranks, each of them now and then."""
-    one = {kind: draw(times) for kind in "FIW"}
-    table = Costs(**one, B=draw(st.none() | st.just(one["I"] + one["W"] * Fraction(3, 4))))
+    kind_times = {kind: draw(times) for kind in "FIW"}
+    table = Costs(**kind_times, B=draw(st.none() | st.just(kind_times["I"] + kind_times["W"] * Fraction(3, 4))))
     pairs = []
     for kinds in draw(st.lists(st.sampled_from(PAIR_KINDS), unique=True, max_size=len(PAIR_KINDS))):
         lone = [table.one(kind) for kind in kinds]
@@ -26,14 +26,14 @@ def costs(draw: st.DrawFn, num_ranks: int) -> Costs:
     factor = st.sampled_from([Fraction(3, 4), Fraction(1), Fraction(3, 2)])
     weights = st.lists(factor, min_size=num_ranks, max_size=num_ranks)
     by_kind = st.lists(st.builds(Weight, factor, factor, factor, factor), min_size=num_ranks, max_size=num_ranks)
-    some = st.just([]) | weights
+    optional_weights = st.just([]) | weights
     return Costs(
-        **one,
+        **kind_times,
         B=table.B,
         pairs=tuple(sorted(pairs)),
         latency=draw(st.sampled_from([Fraction(0), Fraction(0), Fraction(1, 3)])),
-        stages=tuple(draw(some | by_kind)),
-        ranks=tuple(draw(some)),
+        stages=tuple(draw(optional_weights | by_kind)),
+        ranks=tuple(draw(optional_weights)),
     )
 
 

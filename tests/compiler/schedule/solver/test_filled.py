@@ -57,13 +57,13 @@ def test_pauses_are_filled() -> None:
     problem = make_problem(V, 8, 24, TENS.recut(8, 16), 10)
     start = next(iter(_named_starts(problem, False, 1.0)))
     slots = filled(problem, start.slots)
-    assert slots is not None and [makespan_of(problem, each) for each in (start.slots, slots)] == [840, 815]
+    assert slots is not None and [makespan_of(problem, rows) for rows in (start.slots, slots)] == [840, 815]
     assert all(row.count(W) == 48 for row in slots)
 
 
 def early(slots: tuple[int, ...]) -> int:
     """The W before the first marked slot, separate or within a B."""
-    row = slots[: next(at for at, slot in enumerate(slots) if slot >= FIXED)]
+    row = slots[: next(index for index, slot in enumerate(slots) if slot >= FIXED)]
     return row.count(W) + sum(B <= slot < I for slot in row)
 
 
@@ -71,9 +71,9 @@ def test_before_a_period_as_many_w_run_as_did() -> None:
     """The slots of a period are marked; each copy of it begins with the activations that the previous one leaves."""
     problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
     cores = [core for core in _named_starts(problem, True, 1.0) if all(max(row) >= FIXED for row in core.slots)]
-    found = [(core.slots, slots) for core in cores if (slots := filled(core.problem, core.slots))]
-    assert any(early(row) for slots, _ in found for row in slots)
-    for before, after in found:
+    fillings = [(core.slots, slots) for core in cores if (slots := filled(core.problem, core.slots))]
+    assert any(early(row) for slots, _ in fillings for row in slots)
+    for before, after in fillings:
         assert [*map(early, after)] == [*map(early, before)]
 
 
@@ -83,10 +83,10 @@ def test_no_w_is_lost_where_rows_are_without(periodic: bool) -> None:
     problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
     for core in _named_starts(problem, periodic, 1.0):
         bare = _bare(core.problem, core.slots)
-        for row, left, spare in zip(core.slots, bare.rows, bare.spare, strict=True):
-            every = sum(slot == W or B <= slot < I for slot in row)
-            before = early(row) if periodic else every
-            assert W not in left and spare == (before, every - before)
+        for row, bare_row, spare in zip(core.slots, bare.rows, bare.spare, strict=True):
+            num_w = sum(slot == W or B <= slot < I for slot in row)
+            before = early(row) if periodic else num_w
+            assert W not in bare_row and spare == (before, num_w - before)
 
 
 def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:
@@ -95,8 +95,8 @@ def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:
     start = next(iter(_named_starts(problem, False, 1.0)))
     before = filled(problem, start.slots)
     assert before is not None and makespan_of(problem, before) == 380
-    found = [anneal_filled(problem, start.slots, 20_000, (0.4, 0.04), seed, 0).makespan for seed in range(4)]
-    assert min(found) == 310 and max(found) <= 320
+    makespans = [anneal_filled(problem, start.slots, 20_000, (0.4, 0.04), seed, 0).makespan for seed in range(4)]
+    assert min(makespans) == 310 and max(makespans) <= 320
 
 
 @pytest.mark.parametrize("text", ["F=1,I=1,W=1,FB=1.8", "FI=1.5", "WW=1.5"])

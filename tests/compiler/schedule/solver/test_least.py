@@ -34,17 +34,19 @@ def orders(
     tokens += [token for token in (B0, B1, I0, I1) if left["B", token[1]] and open_[token[1]]]
     tokens += [W] * bool(split)
     lone = [(token,) for token in tokens]
-    pairs = [(a, b) for at, a in enumerate(tokens) for b in tokens[at + 1 :] if {a[0], b[0]} <= set("FBI") or b == W]
+    pairs = [
+        (a, b) for index, a in enumerate(tokens) for b in tokens[index + 1 :] if {a[0], b[0]} <= set("FBI") or b == W
+    ]
     for slot in (*lone, *pairs):
-        rest, near, far = dict(left), *open_
+        remaining, near, far = dict(left), *open_
         for kind, chunk in slot:
             if kind != "W":
-                rest["F" if kind == "F" else "B", chunk] -= 1
+                remaining["F" if kind == "F" else "B", chunk] -= 1
             step = {"F": 1, "W": 0}.get(kind, -1)
             near, far = near + step * (chunk == 0), far + step * (chunk == 1)
-        if min(near, far, *rest.values()) >= 0:
-            after = split + sum(kind == "I" for kind, _ in slot) - (W in slot)
-            for order in orders(rest, after, (near, far)):
+        if min(near, far, *remaining.values()) >= 0:
+            open_splits = split + sum(kind == "I" for kind, _ in slot) - (W in slot)
+            for order in orders(remaining, open_splits, (near, far)):
                 yield (slot, *order)
 
 
@@ -75,8 +77,8 @@ def least(num_ranks: int, num_micro_batches: int, table: Costs, cap: int) -> Fra
 @pytest.mark.parametrize("cap", [2, 3])
 def test_nothing_is_shorter_on_four_ranks(name: str, cap: int) -> None:
     table = parse_costs(TABLES[name])
-    found = Solver(table, cap).solve(4, 2)
-    assert found.lower_bound <= found.makespan <= least(4, 2, table, cap)
+    solution = Solver(table, cap).solve(4, 2)
+    assert solution.lower_bound <= solution.makespan <= least(4, 2, table, cap)
 
 
 def test_nothing_is_shorter_with_four_micro_batches() -> None:

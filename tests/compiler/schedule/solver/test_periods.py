@@ -64,8 +64,8 @@ def test_a_micro_batch_takes_12_fifths_with_one_activation_less() -> None:
 def test_v3_is_under_the_best_known_without_a_search_of_fill_and_drain() -> None:
     table = shipped("deepseek-v3-high")
     problem = make_problem(BIDIRECTIONAL, 16, 120, table, 16, folded=True)
-    found = [checked(problem, unrolled(problem, period), table) for period in islice(waves(problem), 2)]
-    assert min(found) <= 25_918
+    makespans = [checked(problem, unrolled(problem, period), table) for period in islice(waves(problem), 2)]
+    assert min(makespans) <= 25_918
 
 
 @settings(max_examples=15)
@@ -82,8 +82,8 @@ def test_a_run_grows_by_exactly_its_period(data: st.DataObject) -> None:
     for period in islice(waves(problem), 3):
         assert fits(problem, period)
         short, middle, long = (resized(problem, count) for count in (60, 90, 120))
-        took = [checked(each, unrolled(each, period), table) for each in (short, middle, long)]
-        assert took[2] - took[1] == took[1] - took[0]
+        makespans = [checked(sized, unrolled(sized, period), table) for sized in (short, middle, long)]
+        assert makespans[2] - makespans[1] == makespans[1] - makespans[0]
         slots = marked(short, period)
         assert slots and stretched(short, slots, 120) == unrolled(long, period)
 
@@ -128,4 +128,4 @@ def test_equal_arguments_give_equal_schedules_whatever_the_hash_seed() -> None:
     }
     text = texts.pop()
     assert not texts and "ranks=4 micro_batches=40" in text
-    assert all(f"placement={each}\n" in text for each in ("v", "loop(2)", "loop(3)", "bidirectional"))
+    assert all(f"placement={placement}\n" in text for placement in ("v", "loop(2)", "loop(3)", "bidirectional"))

@@ -46,11 +46,11 @@ def test_never_worse_than_a_named_schedule(num_ranks: int, data: st.DataObject) 
     table = data.draw(costs(num_ranks))
     cap = data.draw(st.none() | st.integers(2, 16).map(lambda halves: Fraction(halves, 2)))
     chunks = data.draw(st.sampled_from([2, 2, 3, 5]))
-    found = checked(Solver(table, cap, effort=LEAST).solve(num_ranks, num_micro_batches, chunks=chunks), table, cap)
-    assert found.schedule.num_ranks == num_ranks
-    assert found.schedule.num_micro_batches == num_micro_batches
+    solution = checked(Solver(table, cap, effort=LEAST).solve(num_ranks, num_micro_batches, chunks=chunks), table, cap)
+    assert solution.schedule.num_ranks == num_ranks
+    assert solution.schedule.num_micro_batches == num_micro_batches
     for name, makespan in named(num_ranks, num_micro_batches, table, cap, chunks).items():
-        assert found.makespan <= makespan, name
+        assert solution.makespan <= makespan, name
 
 
 @settings(max_examples=25)
@@ -62,33 +62,33 @@ def test_found_schedules_are_proven_on_every_placement(data: st.DataObject) -> N
     stages = held_by.num_stages(num_ranks)
     table, cap = data.draw(costs(stages)), data.draw(st.none() | st.integers(stages // num_ranks, 6))
     table = replace(table, ranks=table.ranks[:num_ranks])
-    found = Solver(table, cap, effort=LEAST).solve_on(held_by, num_ranks, num_micro_batches)
-    timeline = simulate(found.schedule, table)
-    assert found.costs == table and timeline.makespan == found.makespan >= found.lower_bound
+    solution = Solver(table, cap, effort=LEAST).solve_on(held_by, num_ranks, num_micro_batches)
+    timeline = simulate(solution.schedule, table)
+    assert solution.costs == table and timeline.makespan == solution.makespan >= solution.lower_bound
     assert cap is None or max(timeline.peak_activations) <= cap
     for row in SCHEDULES.values():
         if row.has(num_ranks, num_micro_batches) and held_by.supports(row.stage_placement(), num_ranks):
-            other = simulate(row.generate(num_ranks, num_micro_batches), table)
-            if cap is None or max(other.peak_activations) <= cap:
-                assert found.makespan <= other.makespan
-    prove(lowered(found.schedule, held_by), small_plan(num_ranks, held_by))
+            named_timeline = simulate(row.generate(num_ranks, num_micro_batches), table)
+            if cap is None or max(named_timeline.peak_activations) <= cap:
+                assert solution.makespan <= named_timeline.makespan
+    prove(lowered(solution.schedule, held_by), small_plan(num_ranks, held_by))
 
 
 @pytest.mark.parametrize(("num_ranks", "num_micro_batches", "cap", "most"), [(4, 4, 1, "26.5"), (2, 4, 1, "16.5")])
 def test_a_v_under_the_tightest_cap(num_ranks: int, num_micro_batches: int, cap: int, most: str) -> None:
-    found = Solver(Costs(), cap, effort=0.2).solve(num_ranks, num_micro_batches, placement=V)
-    assert checked(found, Costs(), cap).makespan <= Fraction(most)
+    solution = Solver(Costs(), cap, effort=0.2).solve(num_ranks, num_micro_batches, placement=V)
+    assert checked(solution, Costs(), cap).makespan <= Fraction(most)
 
 
 def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
     """Published figures of other schedules, each on one copy."""
-    for P, N, chunks, table, cap, most in (
+    for P, N, chunks, table, cap, limit in (
         (16, 32, 4, shipped("deepseek-v3-low"), 20, Fraction(5952)),
         (8, 40, 6, PAIRED, 10, Fraction("83.94")),
         (8, 24, 4, Costs(), 8, Fraction("73.75")),
     ):
-        found = Solver(table, cap, effort=LEAST).solve(P, N, placement=loop(chunks))
-        assert checked(found, table, cap).makespan <= most
+        solution = Solver(table, cap, effort=LEAST).solve(P, N, placement=loop(chunks))
+        assert checked(solution, table, cap).makespan <= limit
 
 
 @settings(max_examples=15)
@@ -96,16 +96,16 @@ def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
 def test_caps_of_each_rank_and_one_copy(data: st.DataObject) -> None:
     """Each rank keeps to its cap, from the smallest cap up, and every placement is legal."""
     P, N = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
-    caps = tuple(Fraction(each, 2) for each in data.draw(st.lists(st.integers(2, 8), min_size=P, max_size=P)))
+    caps = tuple(Fraction(halves, 2) for halves in data.draw(st.lists(st.integers(2, 8), min_size=P, max_size=P)))
     placement = data.draw(st.sampled_from([None, V, ONE_STAGE, loop(2), loop(3)]))
     table = data.draw(costs(P))
-    found = Solver(table, caps, effort=LEAST).solve(P, N, copies=1, placement=placement)
-    schedule = found.schedule
+    solution = Solver(table, caps, effort=LEAST).solve(P, N, copies=1, placement=placement)
+    schedule = solution.schedule
     schedule.check()
     parts = schedule.num_stages // P
-    timeline = simulate(schedule, found.costs)
-    assert timeline.makespan == found.makespan >= found.lower_bound and schedule.stage_placement.copies == 1
-    assert all(held <= cap * parts for held, cap in zip(timeline.peak_activations, caps, strict=True))
+    timeline = simulate(schedule, solution.costs)
+    assert timeline.makespan == solution.makespan >= solution.lower_bound and schedule.stage_placement.copies == 1
+    assert all(peak <= cap * parts for peak, cap in zip(timeline.peak_activations, caps, strict=True))
 
 
 def test_a_list_of_caps_needs_one_per_rank() -> None:
@@ -114,45 +114,45 @@ def test_a_list_of_caps_needs_one_per_rank() -> None:
 
 
 def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
-    found = checked(Solver(Costs(), 4).solve(3, 7, placement=V), Costs(), 4)
-    assert found.makespan == found.lower_bound == 22 and found.schedule.stage_placement == V  # zb1p: 23
-    found = checked(Solver(PAIRED, 8, effort=0.1).solve(7, 20, placement=V), PAIRED, 8)
-    assert found.makespan <= Fraction("49") and found.lower_bound < Fraction("47.2")  # one stage a rank: 65.4
+    solution = checked(Solver(Costs(), 4).solve(3, 7, placement=V), Costs(), 4)
+    assert solution.makespan == solution.lower_bound == 22 and solution.schedule.stage_placement == V  # zb1p: 23
+    solution = checked(Solver(PAIRED, 8, effort=0.1).solve(7, 20, placement=V), PAIRED, 8)
+    assert solution.makespan <= Fraction("49") and solution.lower_bound < Fraction("47.2")  # one stage a rank: 65.4
 
 
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
-    found = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # lower effort for `v`
+    solution = checked(Solver(PAIRED, 5, effort=0.1).solve(4, 9), PAIRED, 5)  # lower effort for `v`
     sides = [
         Solver(PAIRED.recut(4, 8), 10, effort=0.06).solve_on(V, 4, 9),
         Solver(PAIRED, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 9),
     ]
-    assert found.makespan <= min(side.makespan for side in sides)
-    assert found.lower_bound <= min(side.lower_bound for side in sides)
+    assert solution.makespan <= min(side.makespan for side in sides)
+    assert solution.lower_bound <= min(side.lower_bound for side in sides)
 
 
 def test_another_placement_is_chosen_if_it_is_better() -> None:
     """Many small stages, with almost no fill and drain time, beat the search, which has one stage per rank."""
-    found = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
-    assert found.origin == "interleaved_zb" and found.schedule.stage_placement == loop(16)
-    assert found.makespan == named(4, 8, Costs(), None, 16)["interleaved_zb"] < 25
+    solution = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
+    assert solution.origin == "interleaved_zb" and solution.schedule.stage_placement == loop(16)
+    assert solution.makespan == named(4, 8, Costs(), None, 16)["interleaved_zb"] < 25
 
 
 def test_ties_prefer_fewer_copies() -> None:
     """One micro-batch without deferred work takes the same time everywhere."""
     table = Costs(W=Fraction(0))
     assert Solver(table, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, 1).makespan == 8
-    found = checked(Solver(table, 5, effort=QUICK).solve(4, 1), table, 5)
-    assert found.makespan == found.lower_bound == 8 and found.schedule.stage_placement == ONE_STAGE
+    solution = checked(Solver(table, 5, effort=QUICK).solve(4, 1), table, 5)
+    assert solution.makespan == solution.lower_bound == 8 and solution.schedule.stage_placement == ONE_STAGE
 
 
 def test_sizes_too_large_for_a_search_use_a_named_schedule() -> None:
-    found = Solver(Costs(), 100, effort=QUICK).solve(112, 6)
-    assert found.origin != "search" and found.makespan <= min(named(112, 6, Costs(), 100).values())
+    solution = Solver(Costs(), 100, effort=QUICK).solve(112, 6)
+    assert solution.origin != "search" and solution.makespan <= min(named(112, 6, Costs(), 100).values())
 
 
 def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
-    found = checked(Solver(Costs(), 8).solve(8, 20, placement=BIDIRECTIONAL), Costs(), 8)
-    assert found.makespan == found.lower_bound == 63
+    solution = checked(Solver(Costs(), 8).solve(8, 20, placement=BIDIRECTIONAL), Costs(), 8)
+    assert solution.makespan == solution.lower_bound == 63
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
@@ -174,16 +174,16 @@ def test_actions_that_take_no_time(table: str) -> None:
 
 
 def test_fewer_micro_batches_than_dualpipe_allows() -> None:
-    found = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10, placement=BIDIRECTIONAL), PAIRED, 9)
-    assert found.makespan <= Fraction("32.6")
+    solution = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10, placement=BIDIRECTIONAL), PAIRED, 9)
+    assert solution.makespan <= Fraction("32.6")
 
 
 def test_an_odd_number_of_a_long_run_starts_from_the_even_one() -> None:
     """If a removed backward is split, the following W is removed: others may belong to other backwards."""
-    found = Solver(parse_costs("F=10,I=10,W=10"), 5, effort=0.02).solve_on(BIDIRECTIONAL, 8, 25)
-    found.schedule.check()
-    assert found.makespan == simulate(found.schedule, found.costs).makespan <= 890
-    assert max(peak_activations(found.schedule)) <= 5
+    solution = Solver(parse_costs("F=10,I=10,W=10"), 5, effort=0.02).solve_on(BIDIRECTIONAL, 8, 25)
+    solution.schedule.check()
+    assert solution.makespan == simulate(solution.schedule, solution.costs).makespan <= 890
+    assert max(peak_activations(solution.schedule)) <= 5
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 7, 21])
@@ -229,15 +229,15 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_other_numbers_of_ranks(num_ranks: int) -> None:
-    found = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
+    solution = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
     if num_ranks == 1:  # the first F and the last B are single, the rest in pairs
-        assert found.makespan == 8 * PAIRED.two("BF") + 3
+        assert solution.makespan == 8 * PAIRED.two("BF") + 3
 
 
 def test_a_slow_rank_gets_its_own_order() -> None:
     table = replace(PAIRED, ranks=tuple(map(Fraction, (1, 1, 1, 2))))
-    found = checked(Solver(table, 5, effort=0.1).solve(4, 8), table, 5)
-    assert found.makespan < min(named(4, 8, table, 5).values())
+    solution = checked(Solver(table, 5, effort=0.1).solve(4, 8), table, 5)
+    assert solution.makespan < min(named(4, 8, table, 5).values())
 
 
 def test_under_the_tightest_cap_one_micro_batch_goes_at_a_time() -> None:
@@ -265,13 +265,13 @@ def test_weights_of_another_size_are_refused() -> None:
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:
-    one, other = (Solver(any_pairs(PAIRED), 5, effort=QUICK).solve(4, 10) for _ in range(2))
-    assert one == other
+    first, second = (Solver(any_pairs(PAIRED), 5, effort=QUICK).solve(4, 10) for _ in range(2))
+    assert first == second
 
 
 def test_the_bound_uses_the_placement_and_the_cap() -> None:
-    found = Solver(PAIRED, 5, effort=QUICK).solve(4, 8, placement=BIDIRECTIONAL)
-    assert found.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
+    solution = Solver(PAIRED, 5, effort=QUICK).solve(4, 8, placement=BIDIRECTIONAL)
+    assert solution.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
 
 
 def test_the_bound_knows_the_cap_of_each_rank() -> None:

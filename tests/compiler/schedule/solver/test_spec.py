@@ -20,14 +20,14 @@ QUICKSTART = Path(__file__).parents[4] / "specs" / "quickstart.dsc"
 
 @pytest.mark.parametrize(("cap", "most"), [((), 3), (("schedule.cap=2",), 2)])
 def test_auto_is_proven_and_no_longer_than_dualpipe(cap: tuple[str, ...], most: int) -> None:
-    said: list[str] = []
-    lowered = lower_spec(load(QUICKSTART, overrides=["schedule.name=auto", *cap]), progress=said.append)
+    progress_lines: list[str] = []
+    lowered = lower_spec(load(QUICKSTART, overrides=["schedule.name=auto", *cap]), progress=progress_lines.append)
     (name,) = [name for name in lowered.schedules if name.startswith("train")]
     schedule = lowered.schedules[name]
     assert name in lowered.certificates
     assert schedule.name == "auto"
     assert max(peak_activations(schedule)) <= most
-    assert said[-1] == f"search for a schedule of {schedule.num_micro_batches} micro-batches: 100%"
+    assert progress_lines[-1] == f"search for a schedule of {schedule.num_micro_batches} micro-batches: 100%"
     if most == 3:
         published = SCHEDULES["dualpipe"].generate(schedule.num_ranks, schedule.num_micro_batches)
         costs = stage_costs(Lowering(lowered.plan, rates_of(load(QUICKSTART))))
@@ -41,9 +41,9 @@ def test_ranks_have_caps_of_their_own() -> None:
         spec = load(QUICKSTART, overrides=["schedule.name=auto", "schedule.placement=loop", f"schedule.cap={caps}"])
         lowered = lower_spec(spec)
         schedule = lowered.main_schedule
-        most = spec.schedule.cap if isinstance(spec.schedule.cap, tuple) else (spec.schedule.cap,) * 2
+        limits = spec.schedule.cap if isinstance(spec.schedule.cap, tuple) else (spec.schedule.cap,) * 2
         peaks = peak_activations(schedule)
-        assert all(held <= cap for held, cap in zip(peaks, most, strict=True))
+        assert all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
         assert lowered.certificates.keys() == lowered.schedules.keys()
         makespans[caps] = simulate(schedule, stage_costs(Lowering(lowered.plan, rates_of(spec)))).makespan
     assert makespans["2"] < makespans["[2,1]"] < makespans["[1,2]"] == makespans["1"]

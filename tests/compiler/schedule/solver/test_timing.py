@@ -47,7 +47,7 @@ def judged(problem: ScheduleProblem, slots: Slots, table: Costs) -> int:
     """The makespan that `simulate` finds, of a schedule that `check` passes and the cap holds."""
     schedule = schedule_of_slots(problem, slots)
     schedule.check()
-    assert all(held <= cap for held, cap in zip(peak_activations(schedule), caps_of_ranks(problem), strict=True))
+    assert all(peak <= cap for peak, cap in zip(peak_activations(schedule), caps_of_ranks(problem), strict=True))
     assert schedule.num_micro_batches == problem.num_micro_batches
     makespan = simulate(schedule, table).makespan / problem.unit
     assert makespan.denominator == 1
@@ -85,17 +85,17 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[ScheduleProblem, Costs], 
         new = change(lines[row].slots, int(draw() * len(lines[row].slots)), draw, problem.offered[row])
         if new is None:
             continue
-        slots, first, kept = new
+        slots, first, tail_length = new
         assert slots[:first] == lines[row].slots[:first]
-        assert slots[len(slots) - kept :] == lines[row].slots[len(lines[row].slots) - kept :]
-        line = changed(problem, row, lines[row], slots, first, kept)
-        whole = line_of(problem, row, slots)
-        assert line == whole or (line and whole and _same(line, whole))
+        assert slots[len(slots) - tail_length :] == lines[row].slots[len(lines[row].slots) - tail_length :]
+        line = changed(problem, row, lines[row], slots, first, tail_length)
+        fresh_line = line_of(problem, row, slots)
+        assert line == fresh_line or (line and fresh_line and _same(line, fresh_line))
         if line is None:
             continue
         candidate = [*lines[:row], line, *lines[row + 1 :]]
-        mark = max(at for at, each in enumerate(timing.marks) if each.at[row] <= first)
-        timed = retimed(problem, timing, candidate, mark, None)
+        mark_index = max(index for index, mark in enumerate(timing.marks) if mark.at[row] <= first)
+        timed = retimed(problem, timing, candidate, mark_index, None)
         anew = timing_of(problem, candidate)
         assert (timed and timed.ends) == (anew and anew.ends)
         if timed is not None:
@@ -112,14 +112,14 @@ def test_changes_to_a_row_keep_its_actions() -> None:
         return Counter(token for slot in slots for token in tokens_of(slot))
 
     def halves(done: Counter[int]) -> Counter[int]:
-        return sum((Counter([I + at - B, W] if B <= at < I else [at]) for at in done.elements()), Counter())
+        return sum((Counter([I + token - B, W] if B <= token < I else [token]) for token in done.elements()), Counter())
 
     row_changes = set[int]()
     for _ in range(1000):
-        found = change(row, int(draw() * len(row)), draw, offered)
-        if found is not None:
-            done = does(found[0])
-            assert halves(done) == halves(does(row)) and offered.issuperset(found[0])
+        new = change(row, int(draw() * len(row)), draw, offered)
+        if new is not None:
+            done = does(new[0])
+            assert halves(done) == halves(does(row)) and offered.issuperset(new[0])
             row_changes.add(done[W] - 2)
     assert row_changes == {-1, 0, 1}
 
@@ -143,9 +143,9 @@ def test_a_pair_frees_what_its_backward_frees() -> None:
     """If a W keeps nothing, an I frees the whole activation: a rank with a cap of two can continue."""
     table = replace(parse_costs("FI=1.5"), keeps=Fraction(0))
     problem = make_problem(ONE_STAGE, 1, 4, table, 2)
-    both = pair(F, I)
-    assert line_of(problem, 0, (F, both, both, both, I, W, W, W, W)) is not None
-    assert line_of(problem, 0, (F, F, both, both, I, I, W, W, W, W)) is None, "three at once"
+    pair_slot = pair(F, I)
+    assert line_of(problem, 0, (F, pair_slot, pair_slot, pair_slot, I, W, W, W, W)) is not None
+    assert line_of(problem, 0, (F, F, pair_slot, pair_slot, I, I, W, W, W, W)) is None, "three at once"
 
 
 def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
@@ -153,13 +153,13 @@ def test_a_seed_has_pairs_of_backwards_where_no_forward_is_left() -> None:
     problem = make_problem(ONE_STAGE, 2, 4, parse_costs("FI=1.9,IW=1"), 4)
     for seed in (2, 3, 6):  # a start in which a W waits for an I
         (first, _) = greedy(problem, seed) or ((), ())
-        last_forward = max(at for at, slot in enumerate(first) if F in tokens_of(slot))
+        last_forward = max(index for index, slot in enumerate(first) if F in tokens_of(slot))
         assert pair(I, W) in first[last_forward:]
 
 
 def _same(line: TimedRow, whole: TimedRow) -> bool:
     """Whether all that is read is equal: the I before a slot are counted only where the chunk of a W matters."""
-    states = [[(*state[:-2], state[-1]) for state in each.states] for each in (line, whole)]
+    states = [[(*state[:-2], state[-1]) for state in row.states] for row in (line, whole)]
     return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
 
 
@@ -179,16 +179,16 @@ def _told(
         if not new or not line or (not problem.one_w and line.chunks is not old.chunks):
             continue
         end = len(old.slots) - new[2]
-        last = next((at for at, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
+        last = next((index for index, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
         if last is None:
             continue
-        first = max(at for at, mark in enumerate(timing.marks) if mark.at[row] <= new[1])
+        first = max(index for index, mark in enumerate(timing.marks) if mark.at[row] <= new[1])
         candidate = [*lines[:row], line, *lines[row + 1 :]]
         anew = timing_of(problem, candidate)
-        more = {row: len(line.slots) - len(old.slots)}
+        added_slots = {row: len(line.slots) - len(old.slots)}
         limit = timing.makespan
-        if anew is None or not is_longer(problem, timing, candidate, first, last, more, 100 * limit):
-            found_longer = is_longer(problem, timing, candidate, first, last, more, limit)
+        if anew is None or not is_longer(problem, timing, candidate, first, last, added_slots, 100 * limit):
+            found_longer = is_longer(problem, timing, candidate, first, last, added_slots, limit)
             yield candidate, anew.makespan if anew else math.inf, found_longer
 
 
@@ -211,7 +211,7 @@ def test_candidates_detected_as_longer_are_longer(case: tuple[ScheduleProblem, C
 def test_nearly_all_longer_candidates_are_detected_early() -> None:
     problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Fraction(9, 5)),)), 9, folded=True)
     slots = slots_of_schedule(problem, dualpipe(8, 20))
-    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines)
     assert timing is not None
     cases = [case for seed in range(10) for case in _told(problem, timing, lines, seed)]
@@ -222,7 +222,7 @@ def test_nearly_all_longer_candidates_are_detected_early() -> None:
 def test_a_limit_stops_only_longer_orders() -> None:
     problem = make_problem(BIDIRECTIONAL, 4, 8, Costs(), 5, folded=True)
     slots = slots_of_schedule(problem, dualpipe(4, 8))
-    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines)
     assert timing is not None
     assert retimed(problem, timing, lines, 0, timing.makespan) == timing

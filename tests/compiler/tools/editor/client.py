@@ -94,11 +94,11 @@ class Editor:
             assert message is not None, f"the server has ended: {self.process.stderr.read().decode()}"  # type: ignore[union-attr]
             if message.get("method") == "textDocument/publishDiagnostics":
                 params = message["params"]
-                now = self.versions.get(params["uri"])
-                if params.get("version") in (None, now):  # ignore diagnostics of an older version
+                version = self.versions.get(params["uri"])
+                if params.get("version") in (None, version):  # ignore diagnostics of an older version
                     self.diagnostics[params["uri"]] = params["diagnostics"]
                 else:
-                    assert now is None or params["version"] < now
+                    assert version is None or params["version"] < version
             if message.get("method") == "window/logMessage":
                 self.logged.append(message["params"]["message"])
             if wanted(message):
@@ -129,8 +129,8 @@ class Editor:
         """Wait until a document's diagnostics have these codes. Returns them."""
 
         def there() -> bool:
-            found = self.diagnostics.get(self.uri(name))
-            return found is not None and [item["code"] for item in found] == wanted
+            diagnostics = self.diagnostics.get(self.uri(name))
+            return diagnostics is not None and [item["code"] for item in diagnostics] == wanted
 
         while not there():
             self._until(lambda message: message.get("method") == "textDocument/publishDiagnostics")

@@ -23,8 +23,8 @@ FOLDERS = {"/nowhere": ["clusters/", "lib.dsc", "notes.txt", "spec.dsc"], "/nowh
 
 
 def items(marked: str, **others: str) -> tuple[CompletionItem, ...]:
-    found, offset = cursor(marked, **others)
-    return complete(found, offset, lambda folder: FOLDERS.get(folder, []))
+    document, offset = cursor(marked, **others)
+    return complete(document, offset, lambda folder: FOLDERS.get(folder, []))
 
 
 def labels(marked: str, **others: str) -> list[str]:
@@ -33,7 +33,7 @@ def labels(marked: str, **others: str) -> list[str]:
 
 def kinds(union: object) -> list[str]:
     """The kinds that a block of the language comes in, in the order of the schema."""
-    return [each.model_fields["kind"].default for each in get_args(union)]
+    return [member.model_fields["kind"].default for member in get_args(union)]
 
 
 def in_order(cls: type[Node]) -> Callable[[str], tuple[bool, int]]:
@@ -148,13 +148,13 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
     ],
 )  # fmt: skip
 def test_proposals(marked: str, wanted: list[str] | None) -> None:
-    found = labels(marked)
-    assert found == wanted if wanted is not None else len(found) > 5
+    proposed = labels(marked)
+    assert proposed == wanted if wanted is not None else len(proposed) > 5
 
 
 def test_keys_that_name_blocks_are_proposed_as_keys() -> None:
-    found = {item.label: item.kind for item in items("run a { |")}
-    assert {found[name] for name in NAMED} == {"key"} and found["train"] == found["parallel"] == "block"
+    kind_of = {item.label: item.kind for item in items("run a { |")}
+    assert {kind_of[name] for name in NAMED} == {"key"} and kind_of["train"] == kind_of["parallel"] == "block"
 
 
 def test_names_come_through_imports_even_of_broken_texts() -> None:
@@ -172,11 +172,11 @@ def test_names_come_through_a_circle_of_imports() -> None:
 
 
 def test_a_dot_proposes_the_keys_of_the_named_block() -> None:
-    found = labels("run a { model = b\n train { sequence = model.|")
-    assert {"model.hidden", "model.vocab", "model.attention"} <= set(found) and "model.name" not in found
+    proposed = labels("run a { model = b\n train { sequence = model.|")
+    assert {"model.hidden", "model.vocab", "model.attention"} <= set(proposed) and "model.name" not in proposed
     assert "model.mtp.depth" in labels("run a { train { sequence = model.mtp.|")
-    found = labels("run a { train { sequence = model.attention.|")
-    assert len({*found}) == len(found), "kinds of attention share keys"
+    proposed = labels("run a { train { sequence = model.attention.|")
+    assert len({*proposed}) == len(proposed), "kinds of attention share keys"
     rope = [f"model.attention.rope.{key}" for key in ("theta", "width", "scaling")]
     assert labels("run a { train { sequence = model.attention.rope.|") == rope
     (heads,) = (
@@ -207,10 +207,10 @@ def test_the_word_at_the_cursor_is_replaced() -> None:
 
 
 def test_required_keys_come_first_with_documentation() -> None:
-    found = items("model a {\n  |")
-    required = [item.detail == "required" for item in found]
+    proposals = items("model a {\n  |")
+    required = [item.detail == "required" for item in proposals]
     assert required == sorted(required, reverse=True) and not all(required) and any(required)
-    hidden = next(item for item in found if item.label == "hidden")
+    hidden = next(item for item in proposals if item.label == "hidden")
     assert "width of the residual stream" in hidden.documentation
     assert hidden.snippet == "hidden = ${1:7168}"
 
@@ -228,11 +228,11 @@ def test_every_snippet_of_a_key_parses() -> None:
     number = 0
     for block in blocks():
         head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3")
-        where = ["run mine"] if block.path.split(".")[0] not in NAMED and block.path != "run" else []
+        outer_heads = ["run mine"] if block.path.split(".")[0] not in NAMED and block.path != "run" else []
         for part in block.path.split(".")[:-1]:
-            known = next((each.head for each in blocks() if each.path.endswith(part)), None)
-            where += [known.replace("NAME", "mine").replace("FIRST..LAST", "0..3")] if known else []
-        opened = " { ".join([*dict.fromkeys(where), head]) + " {\n"
+            outer_head = next((outer_block.head for outer_block in blocks() if outer_block.path.endswith(part)), None)
+            outer_heads += [outer_head.replace("NAME", "mine").replace("FIRST..LAST", "0..3")] if outer_head else []
+        opened = " { ".join([*dict.fromkeys(outer_heads), head]) + " {\n"
         for item in items(f"{opened}|"):
             text = plain(item.snippet)
             if text.endswith("= "):
@@ -248,12 +248,12 @@ def test_every_key_of_every_block_is_proposed() -> None:
     for block in blocks():
         parts = block.path.split(".")
         texts = [] if parts[0] in (*NAMED, "run") else ["run mine {"]
-        at = ""
+        path = ""
         for part in parts:
-            at = f"{at}.{part}".lstrip(".")
-            found = next((each for each in blocks() if each.path == at), None)
-            if found is not None:
-                texts.append(found.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3") + " {")
+            path = f"{path}.{part}".lstrip(".")
+            enclosing = next((candidate for candidate in blocks() if candidate.path == path), None)
+            if enclosing is not None:
+                texts.append(enclosing.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3") + " {")
         document, text = documented("\n".join(texts)), "\n".join(texts)
         proposed = {item.label for item in complete(document, len(text), lambda folder: [])}
         wanted = {key.name for key in block.keys} - {"within"}  # which dsc writes

@@ -37,8 +37,8 @@ def scopes_of(grammar: Grammar, line: str, word: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(("line", "wanted"), read("test/scopes.json"), ids=lambda value: str(value)[:40])
 def test_colours_of_a_line(grammar: Grammar, line: str, wanted: dict[str, str]) -> None:
     for word, scope in wanted.items():
-        found = scopes_of(grammar, line, word)
-        assert any(each.startswith(scope) for each in found), (word, found)
+        scopes = scopes_of(grammar, line, word)
+        assert any(name.startswith(scope) for name in scopes), (word, scopes)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -50,7 +50,7 @@ def test_every_word_of_the_shipped_specs_has_a_colour(grammar: Grammar, path: Pa
 
 
 def test_every_key_and_block_of_the_schema_is_coloured(grammar: Grammar) -> None:
-    found = 0
+    count = 0
     for block in blocks():
         head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3")
         assert scopes_of(grammar, f"{head} {{", head)[1].startswith(("storage.type", "entity.name.tag")), head
@@ -62,8 +62,8 @@ def test_every_key_and_block_of_the_schema_is_coloured(grammar: Grammar) -> None
             for word, _ in key.choices:
                 scope = scopes_of(grammar, f"  KEY = {word}", word)[-1]
                 assert scope in ("support.constant.word.dsc", "constant.language.dsc"), (key.path, word)
-            found += 1
-    assert found > 60
+            count += 1
+    assert count > 60
 
 
 def test_every_word_of_the_language_is_coloured(grammar: Grammar) -> None:
@@ -73,7 +73,7 @@ def test_every_word_of_the_language_is_coloured(grammar: Grammar) -> None:
         assert scopes_of(grammar, f"    cosine {clause} 1e-4", clause)[-1] == "keyword.other.clause.dsc"
     for word in WORDS:
         assert scopes_of(grammar, f"  every = 10 {word}", word)[-1] == "keyword.other.unit.dsc"
-    for suffix, _ in (each for suffixes in SUFFIXES.values() for each in suffixes):
+    for suffix, _ in (entry for suffixes in SUFFIXES.values() for entry in suffixes):
         assert scopes_of(grammar, f"  every = 10{suffix}", suffix.split()[0])[-1] == "keyword.other.unit.dsc", suffix
     assert set(schema_keys.PHASES) == set(SHAPES)
 
@@ -86,15 +86,15 @@ def test_colours_match_the_tokens_of_the_server(grammar: Grammar) -> None:
         for token in tokens(text):
             kinds = {"comment": "comment.line", "string": "string.quoted"}
             for kind, scope in kinds.items():
-                has = any(each.startswith(scope) for each in painted[token.start])
+                has = any(painted_scope.startswith(scope) for painted_scope in painted[token.start])
                 assert has == (token.kind == kind), (path.name, token)
 
 
 def test_the_manifest_names_files_that_are_there() -> None:
     manifest = read("package.json")
     contributed = manifest["contributes"]
-    paths = [manifest["main"], *(each["path"] for each in contributed["grammars"])]
-    paths += [each["configuration"] for each in contributed["languages"]]
+    paths = [manifest["main"], *(syntax["path"] for syntax in contributed["grammars"])]
+    paths += [language["configuration"] for language in contributed["languages"]]
     assert all((FOLDER / path).is_file() for path in paths)
     assert contributed["languages"][0]["extensions"] == [".dsc"]
     assert contributed["grammars"][0]["scopeName"] == read("syntaxes/dsc.tmLanguage.json")["scopeName"]

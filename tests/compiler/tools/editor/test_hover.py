@@ -10,8 +10,8 @@ from tests.compiler.tools.editor.texts import QUICKSTART, ROOT, cursor, document
 
 
 def about(marked: str, **others: str) -> str:
-    found = hover(*cursor(marked, **others))
-    return found.text if found is not None else ""
+    tooltip = hover(*cursor(marked, **others))
+    return tooltip.text if tooltip is not None else ""
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_literals_and_comments_have_no_hover() -> None:
 )
 def test_keys_of_a_batch_that_grows(key: str, meaning: str) -> None:
     text = "run a {\n  train { batch { from = 16, to = 32, over = 1M tokens, other = 1 } }\n}\n"
-    found = about(text.replace(f" {key} =", f" {key}| ="))
-    assert found.startswith(f"**{key}**") and meaning in found
+    description = about(text.replace(f" {key} =", f" {key}| ="))
+    assert description.startswith(f"**{key}**") and meaning in description
     assert about(text.replace("other", "oth|er")) == ""
 
 
@@ -85,8 +85,8 @@ def test_arithmetic_and_references() -> None:
 
 def test_a_value_of_an_imported_block_is_taken_from_its_file() -> None:
     library = MODEL.format(hidden="256", inner="hidden * 4")
-    found = documented('import "lib.dsc"\nrun a { model = m }', lib=library)
-    about_m = hover(found, found.source.text.index("= m ") + 2)
+    document = documented('import "lib.dsc"\nrun a { model = m }', lib=library)
+    about_m = hover(document, document.source.text.index("= m ") + 2)
     assert about_m is not None and "4 layers (4 dense)" in about_m.text
 
 
@@ -94,9 +94,11 @@ def test_the_spec_as_published() -> None:
     """Hovers over the files on disk, with imports, show the counts of arXiv 2412.19437."""
     path = ROOT / "specs/deepseek-v3.dsc"
     text = path.read_text("utf-8")
-    found = documented(text, str(path))
-    hovers = {marked: hover(found, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")}
-    texts = {marked: each.text if each is not None else "" for marked, each in hovers.items()}
+    document = documented(text, str(path))
+    hovers = {
+        marked: hover(document, text.index(marked) + 1) for marked in ("deepseek_v3", "data ", "tokens  ", "warmup")
+    }
+    texts = {marked: tooltip.text if tooltip is not None else "" for marked, tooltip in hovers.items()}
     assert "671,026,419,200 parameters" in texts["deepseek_v3"]
     assert "= 128" in texts["data "]
     assert "14,800,000,000,000 tokens" in texts["tokens  "] and "steps" in texts["tokens  "]
@@ -117,20 +119,22 @@ def test_mistakes_elsewhere_leave_the_rest_known() -> None:
 
 def test_values_that_differ_between_runs_are_both_shown() -> None:
     head, tail = QUICKSTART.split("run quickstart {", 1)
-    two = f"{head}run quickstart {{{tail}\nrun other extends quickstart {{ parallel {{ pipeline = 1 }} }}\n"
-    text = about(two.replace("    data     = auto", "    dat|a     = auto"))
+    two_runs = f"{head}run quickstart {{{tail}\nrun other extends quickstart {{ parallel {{ pipeline = 1 }} }}\n"
+    text = about(two_runs.replace("    data     = auto", "    dat|a     = auto"))
     assert "= 2 in quickstart" in text and "= 4 in other" in text
-    assert " in " not in about(two.replace("steps       = 130", "ste|ps       = 130")).split("\n\n")[1], "they agree"
+    assert " in " not in about(two_runs.replace("steps       = 130", "ste|ps       = 130")).split("\n\n")[1], (
+        "they agree"
+    )
 
 
 def test_every_key_of_the_reference_has_a_hover() -> None:
     """Each key has a hover in a text with only its unclosed block."""
     for block in blocks():
-        parts, at, heads = block.path.split("."), "", []
+        parts, path, heads = block.path.split("."), "", []
         heads += [] if parts[0] in ("run", "model", "cluster", "precision") else ["run mine {"]
         for part in parts:
-            at = f"{at}.{part}".lstrip(".")
-            heads += [each.head + " {" for each in blocks() if each.path == at]
+            path = f"{path}.{part}".lstrip(".")
+            heads += [candidate.head + " {" for candidate in blocks() if candidate.path == path]
         opened = "\n".join(heads).replace("NAME", "mine").replace("FIRST..LAST", "0..3")
         for key in block.keys:
             text = about(f"{opened}\n|{key.name} = 1")

@@ -17,8 +17,8 @@ from tests.compiler.tools.editor.texts import HERE, QUICKSTART, ROOT, cursor, do
 
 def defined(marked: str, **others: str) -> tuple[str, str, int] | None:
     """File, text and line of the definition at the cursor."""
-    found = definition(*cursor(marked, **others))
-    return None if found is None else (Path(found.source.name).name, found.text, found.line)
+    target = definition(*cursor(marked, **others))
+    return None if target is None else (Path(target.source.name).name, target.text, target.line)
 
 
 LIBRARY = "let base = 64\n\nmodel deep {\n  hidden = 7168\n}\n"
@@ -56,26 +56,32 @@ def test_a_reference_through_the_run_to_an_imported_model() -> None:
 
 def test_references_in_the_file_and_its_imports() -> None:
     text = 'import "lib.dsc"\nrun a { model = deep }\nmodel b extends deep { vocab = base, hidden = base }\n'
-    found = documented(text, lib=f"{LIBRARY}model deeper extends deep {{ }}\n")
-    deep = definition(found, text.index("deep"))
+    document = documented(text, lib=f"{LIBRARY}model deeper extends deep {{ }}\n")
+    deep = definition(document, text.index("deep"))
     assert deep is not None
-    assert sorted((Path(each.source.name).name, each.line) for each in references([found], deep)) == [
+    assert sorted((Path(reference.source.name).name, reference.line) for reference in references([document], deep)) == [
         ("lib.dsc", 3), ("lib.dsc", 6), ("spec.dsc", 2), ("spec.dsc", 3)
     ]  # fmt: skip
 
 
 def test_references_of_values() -> None:
     text = "let base = 64\nmodel b { vocab = base, hidden = base * 2, init_std = 0.1 }\n"
-    found = documented(text)
-    base = definition(found, text.index("base,"))
+    document = documented(text)
+    base = definition(document, text.index("base,"))
     assert base is not None and base.line == 1
-    assert [each.start for each in references([found], base)] == [4, text.index("base,"), text.index("base *")]
+    assert [reference.start for reference in references([document], base)] == [
+        4,
+        text.index("base,"),
+        text.index("base *"),
+    ]
 
 
 def test_outline() -> None:
-    found = symbols(documented('import "x.dsc"\nlet w = 4\nmodel m {\n  layers 0..3 { ffn moe { top_k = 2 } }\n').file)
-    assert [(each.name, each.kind) for each in found] == [("x.dsc", "import"), ("w", "let"), ("model m", "model")]
-    (layers,) = found[2].children
+    outline = symbols(
+        documented('import "x.dsc"\nlet w = 4\nmodel m {\n  layers 0..3 { ffn moe { top_k = 2 } }\n').file
+    )
+    assert [(entry.name, entry.kind) for entry in outline] == [("x.dsc", "import"), ("w", "let"), ("model m", "model")]
+    (layers,) = outline[2].children
     assert layers.name == "layers 0..3" and layers.children[0].children[0].detail == "2"
 
 
@@ -87,8 +93,8 @@ def test_entries_of_the_outline_are_nested(path: Path) -> None:
             assert symbol.start < child.start and child.end <= symbol.end
             within(child)
 
-    for each in symbols(documented(path.read_text("utf-8"), str(path)).file):
-        within(each)
+    for entry in symbols(documented(path.read_text("utf-8"), str(path)).file):
+        within(entry)
 
 
 # ---------------------------------------------------------------- edits
@@ -96,8 +102,8 @@ def test_entries_of_the_outline_are_nested(path: Path) -> None:
 
 def mended(text: str) -> list[str]:
     """The text after each quick fix offered for the whole text."""
-    found = documented(text)
-    offered = actions([found], Span(found.source, 0, len(text)))
+    document = documented(text)
+    offered = actions([document], Span(document.source, 0, len(text)))
     return [apply(text, action.edits) for action in offered]
 
 
@@ -108,39 +114,39 @@ def test_a_spelling_is_corrected() -> None:
 
 
 def test_fixes_are_offered_only_for_the_selected_range() -> None:
-    found, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
-    assert actions([found], Span(found.source, offset, offset)) == ()
+    document, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
+    assert actions([document], Span(document.source, offset, offset)) == ()
 
 
 def test_each_edit_for_a_conflict_resolves_it() -> None:
     """Applying any one offered resolution leaves no errors."""
     text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
-    found = documented(text)
-    assert found.diagnostics
-    offered = actions([found], Span(found.source, 0, len(text)))
-    ways = [action for action in offered if action.mends.conflict is not None]
-    assert ways and sum(action.preferred for action in ways) <= 1
-    for action in ways:
-        new = apply(text, action.edits)
-        assert not load.analyse(HERE, reader=over({HERE: new})).diagnostics, action.title
+    document = documented(text)
+    assert document.diagnostics
+    offered = actions([document], Span(document.source, 0, len(text)))
+    resolutions = [action for action in offered if action.mends.conflict is not None]
+    assert resolutions and sum(action.preferred for action in resolutions) <= 1
+    for action in resolutions:
+        new_text = apply(text, action.edits)
+        assert not load.analyse(HERE, reader=over({HERE: new_text})).diagnostics, action.title
 
 
 def test_an_edit_of_another_file_names_it() -> None:
     library = "cluster four { nodes = 1, node { devices = 4, device cpu { memory = 4GB } } }\n"
     text = QUICKSTART.replace("cluster   = laptop", "cluster   = four").replace("pipeline = 2 ", "pipeline = 3 ")
-    found = documented(f'import "lib.dsc"\n{text}', lib=library)
-    titles = [action.title for action in actions([found], Span(found.source, 0, len(found.source.text)))]
+    document = documented(f'import "lib.dsc"\n{text}', lib=library)
+    titles = [action.title for action in actions([document], Span(document.source, 0, len(document.source.text)))]
     assert "write `pipeline = 2`" in titles and "write `name = 1f1b` and write `devices = 6` in lib.dsc" in titles
 
 
 def test_edits_that_reveal_another_mistake_are_not_preferred() -> None:
     """A misspelt key hides an error in its value: the edit is offered, but not preferred."""
     for wrong, preferred in (("pipelin = 2", True), ("pipelin = x", False)):
-        found = documented(QUICKSTART.replace("pipeline = 2", wrong))
+        document = documented(QUICKSTART.replace("pipeline = 2", wrong))
         (action,) = (
-            each
-            for each in actions([found], Span(found.source, 0, len(found.source.text)))
-            if each.edits[0].text == "pipeline"
+            offer
+            for offer in actions([document], Span(document.source, 0, len(document.source.text)))
+            if offer.edits[0].text == "pipeline"
         )
         assert action.preferred == preferred, wrong
 
@@ -149,7 +155,7 @@ def test_a_missing_brace_is_put_where_the_indentation_says() -> None:
     """The edit puts the brace where the indentation says; until then, the rest of the file is still checked."""
     text = QUICKSTART.replace("  }\n  schedule", "  schedule").replace("beta1", "betta1")
     assert text != QUICKSTART.replace("beta1", "betta1")
-    found = documented(text)
-    assert sorted(item.code for item in found.diagnostics) == ["E0107", "E0201"]
+    document = documented(text)
+    assert sorted(item.code for item in document.diagnostics) == ["E0107", "E0201"]
     right = text.replace("  schedule", "  }\n  schedule")
     assert right in mended(text)

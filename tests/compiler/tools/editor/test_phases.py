@@ -22,8 +22,8 @@ def in_long(marked: str) -> str:
 
 
 def about(marked: str) -> str:
-    found = hover(*cursor(in_long(marked)))
-    return found.text if found is not None else ""
+    tooltip = hover(*cursor(in_long(marked)))
+    return tooltip.text if tooltip is not None else ""
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def about(marked: str) -> str:
     ],
 )
 def test_completion_in_phases(marked: str, has: list[str], lacks: list[str]) -> None:
-    found = labels(marked)
-    assert {*has} <= {*found} and not {*lacks} & {*found}
+    proposed = labels(marked)
+    assert {*has} <= {*proposed} and not {*lacks} & {*proposed}
 
 
 def test_nothing_is_required_of_a_phase() -> None:
@@ -69,23 +69,30 @@ def test_hover_in_phases(marked: str, wanted: str) -> None:
 
 
 def test_a_name_in_a_phase_leads_to_its_block_and_back() -> None:
-    found, offset = cursor(in_long("model = stret|ched"))
-    at = definition(found, offset)
-    assert at is not None and at.text == "stretched" and found.source.text[: at.start].endswith("\nmodel ")
-    assert [each.start for each in references([found], at)] == [at.start, found.source.text.index("stretched")]
+    document, offset = cursor(in_long("model = stret|ched"))
+    target = definition(document, offset)
+    assert (
+        target is not None and target.text == "stretched" and document.source.text[: target.start].endswith("\nmodel ")
+    )
+    assert [reference.start for reference in references([document], target)] == [
+        target.start,
+        document.source.text.index("stretched"),
+    ]
 
 
 def test_a_mistake_in_a_phase_is_shown_at_its_place() -> None:
-    found = documented(LONG.replace("sequence = 128, batch = 16", "sequence = 128, batch = 18"))
-    assert found.diagnostics and {each.span.text for each in found.diagnostics if each.span} <= {"18", "20"}
+    document = documented(LONG.replace("sequence = 128, batch = 16", "sequence = 128, batch = 18"))
+    assert document.diagnostics and {
+        diagnostic.span.text for diagnostic in document.diagnostics if diagnostic.span
+    } <= {"18", "20"}
     assert not documented(LONG).diagnostics
 
 
 def test_the_outline_has_phases() -> None:
-    run = next(each for each in symbols(documented(LONG).file) if each.name == "run long")
-    phases = [each for each in run.children if each.name.startswith("phase ")]
-    assert [each.name for each in phases] == ["phase to_128", "phase to_256"]
-    assert [each.name for each in phases[0].children] == ["model", "train"]
+    run = next(entry for entry in symbols(documented(LONG).file) if entry.name == "run long")
+    phases = [entry for entry in run.children if entry.name.startswith("phase ")]
+    assert [entry.name for entry in phases] == ["phase to_128", "phase to_256"]
+    assert [entry.name for entry in phases[0].children] == ["model", "train"]
 
 
 def test_a_phase_is_formatted_as_other_blocks_are() -> None:

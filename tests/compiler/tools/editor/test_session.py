@@ -39,9 +39,9 @@ def edits_of(action: dict[str, Any]) -> list[dict[str, Any]]:
 
 def here(editor: Editor, name: str, text: str, marked: str) -> dict[str, Any]:
     """The parameters of a request for code actions."""
-    at = editor.at(name, text, marked)
-    place = {"start": at["position"], "end": at["position"]}
-    return {"textDocument": at["textDocument"], "range": place, "context": {"diagnostics": []}}
+    params = editor.at(name, text, marked)
+    place = {"start": params["position"], "end": params["position"]}
+    return {"textDocument": params["textDocument"], "range": place, "context": {"diagnostics": []}}
 
 
 def test_a_session(editor: Editor) -> None:
@@ -51,7 +51,7 @@ def test_a_session(editor: Editor) -> None:
     editor.open(SPEC, bad)
     spelling, bounds = editor.codes(SPEC, ["E0201", "E0303"])
     assert "did you mean `pipeline`?" in spelling["message"] and spelling["severity"] == 1
-    line = next(i for i, each in enumerate(bad.split("\n")) if "pipelin =" in each)
+    line = next(i for i, text_line in enumerate(bad.split("\n")) if "pipelin =" in text_line)
     assert spelling["range"] == {"start": {"line": line, "character": 4}, "end": {"line": line, "character": 11}}
     assert (bounds["code"], bounds["source"]) == ("E0303", "dsc")
 
@@ -64,18 +64,18 @@ def test_a_session(editor: Editor) -> None:
     editor.change(SPEC, QUICKSTART)
     editor.codes(SPEC, [])
 
-    about = editor.request("textDocument/hover", editor.at(SPEC, QUICKSTART, "data     = au|to"))
-    assert "= 2" in about["contents"]["value"] and about["contents"]["kind"] == "markdown"
-    where = editor.request("textDocument/definition", editor.at(SPEC, QUICKSTART, "model     = qu|ick"))
+    tooltip = editor.request("textDocument/hover", editor.at(SPEC, QUICKSTART, "data     = au|to"))
+    assert "= 2" in tooltip["contents"]["value"] and tooltip["contents"]["kind"] == "markdown"
+    target = editor.request("textDocument/definition", editor.at(SPEC, QUICKSTART, "model     = qu|ick"))
     defined = QUICKSTART.split("\n").index("model quick {")
-    assert where["uri"] == editor.uri(SPEC) and where["range"]["start"] == {"line": defined, "character": 6}
-    used = editor.request(
+    assert target["uri"] == editor.uri(SPEC) and target["range"]["start"] == {"line": defined, "character": 6}
+    references = editor.request(
         "textDocument/references",
         {**editor.at(SPEC, QUICKSTART, "model     = qu|ick"), "context": {"includeDeclaration": False}},
     )
-    assert [each["range"]["start"]["line"] for each in used] == [8]
+    assert [reference["range"]["start"]["line"] for reference in references] == [8]
     outline = editor.request("textDocument/documentSymbol", {"textDocument": {"uri": editor.uri(SPEC)}})
-    assert [each["name"] for each in outline] == ["run quickstart", "model quick", "cluster laptop"]
+    assert [entry["name"] for entry in outline] == ["run quickstart", "model quick", "cluster laptop"]
     assert editor.logged == []
     assert editor.stop() == 0
     assert editor.process.stderr is not None and editor.process.stderr.read() == b""
@@ -93,7 +93,7 @@ def test_completion_while_typing(editor: Editor) -> None:
     head = 'import "models/deepseek-v3.dsc"\nimport "clus"\nrun a {\n  model = deep\n'
     typed = head + "  parallel { pipeline = 2, ex"
     editor.change(SPEC, typed)
-    found = proposals(editor, typed, "pipeline = 2, ex|")
+    proposed = proposals(editor, typed, "pipeline = 2, ex|")
     keys = [
         "expert",
         "expert_tensor",
@@ -106,9 +106,9 @@ def test_completion_while_typing(editor: Editor) -> None:
         "zero",
         "overlap_reduce",
     ]
-    assert [item["label"] for item in found] == keys
-    assert applied(typed, [found[0]["textEdit"]]) == head + "  parallel { pipeline = 2, expert = ${1:64}"
-    assert found[0]["insertTextFormat"] == 2 and "experts" in found[0]["documentation"]["value"]
+    assert [item["label"] for item in proposed] == keys
+    assert applied(typed, [proposed[0]["textEdit"]]) == head + "  parallel { pipeline = 2, expert = ${1:64}"
+    assert proposed[0]["insertTextFormat"] == 2 and "experts" in proposed[0]["documentation"]["value"]
     names = proposals(editor, typed, "model = deep|")
     assert {"deepseek_v3", "deepseek_v3_mini"} <= {item["label"] for item in names}
     files = [item["label"] for item in proposals(editor, typed, '"clus|"')]
@@ -122,11 +122,11 @@ def test_columns_are_utf_16(editor: Editor) -> None:
     text = text.replace("vocab = 4096, hidden", 'let x = "😀😀", vocab = 4096, hidden')
     editor.open(SPEC, text)
     (mistake,) = editor.codes(SPEC, ["E0303"])
-    line = next(each for each in text.split("\n") if "hidden = 1024" in each)
+    line = next(text_line for text_line in text.split("\n") if "hidden = 1024" in text_line)
     start = line.index("1024 * 0") + 2
     assert mistake["range"]["start"]["character"] == start
-    about = editor.request("textDocument/hover", editor.at(SPEC, text, "hid|den = 1024"))
-    assert about["range"]["start"]["character"] == line.index("hidden") + 2
+    tooltip = editor.request("textDocument/hover", editor.at(SPEC, text, "hid|den = 1024"))
+    assert tooltip["range"]["start"]["character"] == line.index("hidden") + 2
     assert editor.stop() == 0
 
 
@@ -145,8 +145,8 @@ def test_an_unsaved_import_shows_in_its_importer(editor: Editor) -> None:
     text, model = ((editor.folder / name).read_text("utf-8") for name in (importer, library))
     editor.open(importer)
     editor.codes(importer, [])
-    where = editor.request("textDocument/definition", editor.at(importer, text, "= deep|seek_v3"))
-    assert where["uri"] == editor.uri(library)
+    target = editor.request("textDocument/definition", editor.at(importer, text, "= deep|seek_v3"))
+    assert target["uri"] == editor.uri(library)
     editor.open(library)
     renamed = model.replace("model deepseek_v3 {", "model deepseek_v4 {").replace(
         "extends deepseek_v3 ", "extends deepseek_v4 "
@@ -180,8 +180,8 @@ def test_a_mistake_in_an_unopened_file_is_reported_there(editor: Editor) -> None
 def test_notes_lead_to_the_other_place(editor: Editor) -> None:
     text = QUICKSTART.replace("    seed       = 1\n", "    seed       = 1\n    seed       = 2\n")
     editor.open(SPEC, text)
-    (twice,) = editor.codes(SPEC, ["E0202"])
-    (related,) = twice["relatedInformation"]
+    (duplicate,) = editor.codes(SPEC, ["E0202"])
+    (related,) = duplicate["relatedInformation"]
     first = next(i for i, line in enumerate(text.split("\n")) if "seed" in line)
     assert related["location"]["uri"] == editor.uri(SPEC)
     assert related["location"]["range"]["start"]["line"] == first
@@ -191,8 +191,8 @@ def test_formatting_equals_that_of_fmt(editor: Editor) -> None:
     ugly = QUICKSTART.replace("  parallel {", "     parallel   {").replace("batch       = 16", "batch=16  ") + "\n\n\n"
     editor.open(SPEC, ugly)
     options = {"options": {"tabSize": 8, "insertSpaces": False}}
-    asked = {"textDocument": {"uri": editor.uri(SPEC)}, **options}
-    edits = editor.request("textDocument/formatting", asked)
+    params = {"textDocument": {"uri": editor.uri(SPEC)}, **options}
+    edits = editor.request("textDocument/formatting", params)
     wanted = formatted(Source(SPEC, ugly))
     assert applied(ugly, edits) == wanted != ugly
     spec = editor.folder / "ugly.dsc"
@@ -201,9 +201,9 @@ def test_formatting_equals_that_of_fmt(editor: Editor) -> None:
     assert progress.run(command, ROOT).returncode == 0
     assert spec.read_text("utf-8") == wanted
     editor.change(SPEC, wanted)
-    assert editor.request("textDocument/formatting", asked) == []
+    assert editor.request("textDocument/formatting", params) == []
     editor.change(SPEC, wanted + "}")
-    assert editor.request("textDocument/formatting", asked) is None
+    assert editor.request("textDocument/formatting", params) is None
 
 
 def test_hostile_documents_leave_the_server_alive(editor: Editor) -> None:
@@ -221,10 +221,10 @@ def test_hostile_documents_leave_the_server_alive(editor: Editor) -> None:
     editor.open(SPEC, "")
     for bomb in bombs:
         editor.change(SPEC, bomb)
-        at = {"textDocument": {"uri": editor.uri(SPEC)}, "position": {"line": 10**6, "character": 10**6}}
+        params = {"textDocument": {"uri": editor.uri(SPEC)}, "position": {"line": 10**6, "character": 10**6}}
         for method in ("completion", "hover", "definition"):
-            editor.request(f"textDocument/{method}", at)
-        editor.request("textDocument/documentSymbol", at)
+            editor.request(f"textDocument/{method}", params)
+        editor.request("textDocument/documentSymbol", params)
     editor.notify("textDocument/nothing", {"what": 1})
     editor.change(SPEC, 'import "/etc/passwd"\nimport "../../../x.txt"\n')
     editor.codes(SPEC, ["E0503", "E0503"])
@@ -248,8 +248,8 @@ def test_documents_with_invalid_paths_do_not_affect_others(editor: Editor) -> No
     editor.open(SPEC, QUICKSTART.replace("zero     = 0", "zero = 7"))
     editor.codes(SPEC, ["E0303"])
     for uri in BAD_URIS:
-        asked = {"textDocument": {"uri": uri}, "position": {"line": 2, "character": 5}}
-        editor.request("textDocument/hover", asked)
+        params = {"textDocument": {"uri": uri}, "position": {"line": 2, "character": 5}}
+        editor.request("textDocument/hover", params)
         editor.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
     editor.change(SPEC, QUICKSTART)
     editor.codes(SPEC, [])
@@ -274,10 +274,10 @@ def test_diagnostics_equal_those_of_check(editor: Editor) -> None:
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
         analysis = load.analyse(str(path))
         messages = analysis.diagnostics or load.refusals(analysis)
-        found = [item for item in messages if item.span is None or item.span.source.name == str(path)]
+        expected = [item for item in messages if item.span is None or item.span.source.name == str(path)]
         name = f"ui/{path.name}"
         editor.open(name)
-        codes = [item.code for item in found]
+        codes = [item.code for item in expected]
         assert {item["code"] for item in editor.codes(name, codes)} == set(codes)
         editor.close(name)
 

@@ -32,7 +32,7 @@ def test_only_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPat
 def parsed(statement: Statement) -> Shape:
     """Key, value and body of a statement, without spaces."""
     if isinstance(statement, Block):
-        return statement.head.text.replace(" ", ""), "", tuple(parsed(each) for each in statement.body)
+        return statement.head.text.replace(" ", ""), "", tuple(parsed(child) for child in statement.body)
     if isinstance(statement, Attribute):
         return statement.key.text, "".join(statement.phrase.span.text.split()), ()
     if isinstance(statement, Let):
@@ -43,20 +43,20 @@ def parsed(statement: Statement) -> Shape:
 
 def read(node: outline.OutlineNode) -> Shape:
     head, value = ("".join(token.text for token in tokens) for tokens in (node.head, node.value))
-    return head, value, tuple(read(each) for each in node.body)
+    return head, value, tuple(read(child) for child in node.body)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_structure_equals_that_of_the_parser(path: Path) -> None:
     source = Source(str(path), path.read_text("utf-8"))
     assert [read(node) for node in outline.read(source.text).body] == [
-        parsed(each) for each in parse(source).document.body
+        parsed(statement) for statement in parse(source).document.body
     ]
 
 
 def test_tokens_of_incomplete_text() -> None:
-    found = outline.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
-    assert [(token.kind, token.text) for token in found] == [
+    tokens = outline.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
+    assert [(token.kind, token.text) for token in tokens] == [
         ("word", "a"), ("sign", "="), ("word", "model."), ("sign", "+"), ("word", "train"), ("sign", "("),
         ("number", "4"), ("sign", ")"), ("comment", "# x"), ("newline", "\n"), ("word", "b"), ("sign", "="),
         ("string", '"no end'), ("newline", "\n"), ("number", "0"), ("sign", ".."), ("number", "2"),
@@ -85,14 +85,14 @@ def test_a_top_level_block_begins_even_inside_open_blocks() -> None:
 
 @given(st.text(alphabet='ab =,{}[]()"#\n.|0T%-run model extends import let', max_size=120), st.integers(0, 120))
 def test_no_text_breaks_a_feature(text: str, offset: int) -> None:
-    found = documented(text)
-    offset = min(offset, len(found.source.text))
-    for item in complete(found, offset, lambda folder: ["x.dsc", "y/"]):
+    document = documented(text)
+    offset = min(offset, len(document.source.text))
+    for item in complete(document, offset, lambda folder: ["x.dsc", "y/"]):
         assert 0 <= item.start <= offset <= item.end <= len(text)
-    about = hover(found, offset)
-    assert about is None or about.start <= offset <= about.end
-    definition(found, offset)
-    symbols(found.file)
+    tooltip = hover(document, offset)
+    assert tooltip is None or tooltip.start <= offset <= tooltip.end
+    definition(document, offset)
+    symbols(document.file)
 
 
 def test_no_mutation_of_a_spec_breaks_a_feature() -> None:
@@ -101,11 +101,11 @@ def test_no_mutation_of_a_spec_breaks_a_feature() -> None:
     for index, line in enumerate(lines):
         for new in ("", line * 2, line[: len(line) // 2]):
             text = "".join([*lines[:index], new, *lines[index + 1 :]])
-            found, offset = documented(text), len("".join(lines[:index])) + len(new)
-            complete(found, offset, lambda folder: [])
-            hover(found, offset)
-            definition(found, offset)
-            symbols(found.file)
+            document, offset = documented(text), len("".join(lines[:index])) + len(new)
+            complete(document, offset, lambda folder: [])
+            hover(document, offset)
+            definition(document, offset)
+            symbols(document.file)
 
 
 TEXTS = st.text(alphabet=st.sampled_from("aé😀\n\r\t𝔘漢 "), max_size=40)
@@ -136,10 +136,10 @@ def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path
     text = QUICKSTART.replace("name = dualpipe", 'file = "mine.schedule"')
     path = tmp_path / "spec.dsc"
     path.write_text(text, "utf-8")
-    (found,) = documented(text, str(path)).diagnostics
-    assert found == examine(str(path), ()).diagnostics[0]
-    assert found.code == "S0101" and "there is no file" in found.message
-    assert found.span is not None and found.span.text == '"mine.schedule"'
+    (diagnostic,) = documented(text, str(path)).diagnostics
+    assert diagnostic == examine(str(path), ()).diagnostics[0]
+    assert diagnostic.code == "S0101" and "there is no file" in diagnostic.message
+    assert diagnostic.span is not None and diagnostic.span.text == '"mine.schedule"'
     (tmp_path / "mine.schedule").write_text(SCHEDULES["dualpipe"].generate(2, 4).to_text(), "utf-8")
     assert documented(text, str(path)).diagnostics == ()
 
@@ -149,12 +149,12 @@ LINES = st.lists(st.sampled_from(["a\n", "b 😀\n", "\n", "c"]), max_size=6).ma
 
 @given(old=LINES, new=LINES, before=LINES, behind=LINES)
 def test_a_text_is_replaced_where_it_differs(old: str, new: str, before: str, behind: str) -> None:
-    client, texts = Client(), [f"{before}\nfirst\n{each}\nlast\n{behind}" for each in (old, new)]
+    client, texts = Client(), [f"{before}\nfirst\n{middle}\nlast\n{behind}" for middle in (old, new)]
     source, text = Source("spec.dsc", texts[0]), texts[1]
     edits = replaced(client, source, text)
     assert bool(edits) == (source.text != text)
     for edit in edits:
         start, end = (client.offset(source, place) for place in (edit.range.start, edit.range.end))
         assert f"{source.text[:start]}{edit.new_text}{source.text[end:]}" == text
-        first, last = (source.text.index(each) for each in ("first", "last"))
+        first, last = (source.text.index(word) for word in ("first", "last"))
         assert first < start <= end <= last, "lines around keep their marks"

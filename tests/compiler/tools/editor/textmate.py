@@ -35,14 +35,14 @@ class Grammar:
 
     def _line(self, line: str, stack: list[Region]) -> list[tuple[str, Scopes]]:
         scopes: list[Scopes] = [self._base(stack)] * len(line)
-        at, seen = 0, set[tuple[int, int]]()
+        offset, seen = 0, set[tuple[int, int]]()
         while True:
-            found = self._next(line, at, stack)
-            if found is None:
-                self._fill(scopes, at, len(line), self._base(stack))
-                return [(line[i : i + 1], each) for i, each in enumerate(scopes)]
-            match, rule, ends = found
-            self._fill(scopes, at, match.start(), self._base(stack))
+            hit = self._next(line, offset, stack)
+            if hit is None:
+                self._fill(scopes, offset, len(line), self._base(stack))
+                return [(line[i : i + 1], char_scopes) for i, char_scopes in enumerate(scopes)]
+            match, rule, ends = hit
+            self._fill(scopes, offset, match.start(), self._base(stack))
             name = (rule["name"],) if "name" in rule else ()
             if ends:
                 self._paint(scopes, match, self._base(stack), rule.get("endCaptures", {}))
@@ -54,9 +54,9 @@ class Grammar:
             else:
                 self._paint(scopes, match, self._base(stack) + name, rule.get("captures", {}))
             state = (match.end(), len(stack))
-            assert match.end() > at or state not in seen, f"stuck in {line!r} at {at}"
+            assert match.end() > offset or state not in seen, f"stuck in {line!r} at {offset}"
             seen.add(state)
-            at = match.end()
+            offset = match.end()
 
     def _next(self, line: str, at: int, stack: list[Region]) -> tuple[re.Match[str], dict[str, Any], bool] | None:
         """The leftmost match; of several at one place the end of the region, then the first rule."""
@@ -74,16 +74,16 @@ class Grammar:
         return best
 
     def _flat(self, patterns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        rules: list[dict[str, Any]] = []
         for rule in patterns:
             assert set(rule) <= KNOWN, set(rule) - KNOWN
             if "include" in rule:
-                found += self._flat([self.source["repository"][rule["include"].removeprefix("#")]])
+                rules += self._flat([self.source["repository"][rule["include"].removeprefix("#")]])
             elif "match" in rule or "begin" in rule:
-                found.append(rule)
+                rules.append(rule)
             else:
-                found += self._flat(rule["patterns"])
-        return found
+                rules += self._flat(rule["patterns"])
+        return rules
 
     def _base(self, stack: list[Region]) -> Scopes:
         return stack[-1].scopes if stack else (self.source["scopeName"],)

@@ -16,7 +16,7 @@ HERE = "/nowhere/spec.dsc"
 def documented(text: str, path: str = HERE, **others: str) -> OpenDocument:
     """The document of a text. `others`: neighbouring files, where `lib="…"` is lib.dsc."""
     texts = {os.path.realpath(path): text}
-    texts |= {os.path.realpath(Path(path).parent / f"{name}.dsc"): each for name, each in others.items()}
+    texts |= {os.path.realpath(Path(path).parent / f"{name}.dsc"): content for name, content in others.items()}
     return document(path, over(texts))
 
 

@@ -25,16 +25,16 @@ def mistakes(path: Path) -> list[str]:
     """Files missing in a package, and files that should not be in it."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        found = [f"{name} is missing" for name in NEEDED if name not in names]
-        found += [f"{name} is too much" for name in names if any(part in f"/{name}" for part in UNWANTED)]
-        if found:
-            return found
+        errors = [f"{name} is missing" for name in NEEDED if name not in names]
+        errors += [f"{name} is too much" for name in names if any(part in f"/{name}" for part in UNWANTED)]
+        if errors:
+            return errors
         manifest = json.loads(archive.read("extension/package.json"))
         main = "extension/" + manifest["main"].removeprefix("./")
         client = json.loads(archive.read("extension/node_modules/vscode-languageclient/package.json"))
     wanted = manifest["dependencies"]["vscode-languageclient"]
-    found += [] if main in names else [f"{main} is missing"]
-    return found + ([] if client["version"] == wanted else [f"vscode-languageclient is {client['version']}"])
+    errors += [] if main in names else [f"{main} is missing"]
+    return errors + ([] if client["version"] == wanted else [f"vscode-languageclient is {client['version']}"])
 
 
 if __name__ == "__main__":

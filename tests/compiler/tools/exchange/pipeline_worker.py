@@ -38,13 +38,13 @@ def loss_of(y: Tensor, target: Tensor) -> Tensor:
 def main(csv: str, store: str, rank: int, ranks: int, stages: int, micro_batches: int, kind: str, out: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     model, device = layers(stages), torch.device("cpu")
-    mine = (rank, stages - 1 - rank) if kind == "V" else tuple(range(rank, stages, ranks))
-    held = [PipelineStage(model[stage], stage, stages, device) for stage in mine]
-    schedule = _PipelineScheduleRuntime(held, micro_batches, loss_fn=loss_of, scale_grads=False)
+    own_stages = (rank, stages - 1 - rank) if kind == "V" else tuple(range(rank, stages, ranks))
+    pipeline_stages = [PipelineStage(model[stage], stage, stages, device) for stage in own_stages]
+    schedule = _PipelineScheduleRuntime(pipeline_stages, micro_batches, loss_fn=loss_of, scale_grads=False)
     schedule._load_csv(csv)
     x, target = batch(micro_batches)
-    schedule.step(*((x,) if 0 in mine else ()), **({"target": target} if stages - 1 in mine else {}))
-    gradients = {f"{s}.{n}": p.grad for s in mine for n, p in model[s].named_parameters() if p.grad is not None}
+    schedule.step(*((x,) if 0 in own_stages else ()), **({"target": target} if stages - 1 in own_stages else {}))
+    gradients = {f"{s}.{n}": p.grad for s in own_stages for n, p in model[s].named_parameters() if p.grad is not None}
     save_file(gradients, out)
     dist.destroy_process_group()
 

@@ -31,7 +31,7 @@ class Recorded:
         self._set[key] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Recorded:
-        return Recorded(self._name, kwargs | {str(index): each for index, each in enumerate(args)})
+        return Recorded(self._name, kwargs | {str(index): argument for index, argument in enumerate(args)})
 
     def __iter__(self) -> Iterator[Recorded]:
         return iter([Recorded(f"{self._name}[0]")])
@@ -86,11 +86,11 @@ def calls(value: Any) -> Iterator[Recorded]:
     if isinstance(value, Recorded):
         if value._arguments:
             yield value
-        for each in (*value._arguments.values(), *value._set.values()):
-            yield from calls(each)
+        for child in (*value._arguments.values(), *value._set.values()):
+            yield from calls(child)
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from calls(each)
+        for child in value.values():
+            yield from calls(child)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from calls(each)
+        for child in value:
+            yield from calls(child)

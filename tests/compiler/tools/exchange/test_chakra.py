@@ -61,55 +61,55 @@ def varint(content: bytes, at: int) -> tuple[int, int]:
 
 def fields_of(content: bytes, message: str) -> dict[str, list[Any]]:
     """The values of a message by the names that the published schema has for their numbers."""
-    found: dict[str, list[Any]] = defaultdict(list)
-    at = 0
-    while at < len(content):
-        tag, at = varint(content, at)
+    fields: dict[str, list[Any]] = defaultdict(list)
+    offset = 0
+    while offset < len(content):
+        tag, offset = varint(content, offset)
         number, wire = tag >> 3, tag & 7
         assert wire in (0, 2), "nothing that is written has a fixed width"
-        value, at = varint(content, at)
+        value, offset = varint(content, offset)
         if wire == 2:
-            value, at = content[at : at + value], at + value  # type: ignore[assignment]
-        found[NAMES[message][number]].append(value)
-    return found
+            value, offset = content[offset : offset + value], offset + value  # type: ignore[assignment]
+        fields[NAMES[message][number]].append(value)
+    return fields
 
 
 def attributes(of: dict[str, list[Any]]) -> dict[str, Any]:
-    found = {}
-    for each in of.get("attr", []):
-        fields = fields_of(each, "AttributeProto")
+    values = {}
+    for encoded in of.get("attr", []):
+        fields = fields_of(encoded, "AttributeProto")
         name, (kind,) = fields.pop("name")[0].decode(), fields
         value = fields[kind][0]
-        found[name] = value.decode() if kind == "string_val" else value - 2**64 if value >> 63 else value
-    return found
+        values[name] = value.decode() if kind == "string_val" else value - 2**64 if value >> 63 else value
+    return values
 
 
 def packed(values: list[Any]) -> list[int]:
     numbers = []
-    for each in values:
-        at = 0
-        while at < len(each):
-            number, at = varint(each, at)
+    for encoded in values:
+        offset = 0
+        while offset < len(encoded):
+            number, offset = varint(encoded, offset)
             numbers.append(number)
     return numbers
 
 
 def decoded(content: bytes) -> tuple[dict[str, Any], list[Node]]:
     """The attributes of a file, and its nodes."""
-    messages, at = [], 0
-    while at < len(content):
-        length, at = varint(content, at)
-        messages.append(content[at : at + length])
-        at += length
+    messages, offset = [], 0
+    while offset < len(content):
+        length, offset = varint(content, offset)
+        messages.append(content[offset : offset + length])
+        offset += length
     head = fields_of(messages[0], "GlobalMetadata")
     assert head["version"] == [b"0.0.4"]
     nodes = []
-    for each in messages[1:]:
-        fields = fields_of(each, "Node")
-        one = {key: fields.get(key, [0])[0] for key in ("id", "start_time_micros", "duration_micros")}
-        one |= {"name": fields["name"][0].decode(), "type": TYPES[fields["type"][0]]}
-        one |= {"data_deps": packed(fields["data_deps"]), "ctrl_deps": packed(fields["ctrl_deps"])}
-        nodes.append(one | attributes(fields))
+    for message in messages[1:]:
+        fields = fields_of(message, "Node")
+        node = {key: fields.get(key, [0])[0] for key in ("id", "start_time_micros", "duration_micros")}
+        node |= {"name": fields["name"][0].decode(), "type": TYPES[fields["type"][0]]}
+        node |= {"data_deps": packed(fields["data_deps"]), "ctrl_deps": packed(fields["ctrl_deps"])}
+        nodes.append(node | attributes(fields))
     return attributes(head), nodes
 
 
@@ -123,8 +123,8 @@ def traced(request: pytest.FixtureRequest) -> tuple[TimedPlan, list[tuple[dict[s
     loaded = load(spec, overrides=overrides)
     if request.param == "host_copies":
         loaded = with_file(loaded, Schedule.from_text(COPIES))
-    found = timed(loaded)
-    return found, [decoded(content) for content in export(found).files.values()]
+    timed_plan = timed(loaded)
+    return timed_plan, [decoded(content) for content in export(timed_plan).files.values()]
 
 
 Traces = tuple[TimedPlan, list[tuple[dict[str, Any], list[Node]]]]
@@ -159,12 +159,12 @@ def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *,
     """
     graph: Any = nx.DiGraph()
     last = {rank: max(node["step"] for node in nodes) for rank, (_, nodes) in enumerate(files)}
-    for rank, (about, nodes) in enumerate(files):
-        groups = json.loads(about["process_groups"])
+    for rank, (metadata, nodes) in enumerate(files):
+        groups = json.loads(metadata["process_groups"])
         for node in nodes:
             key = rank, node["id"]
             graph.add_node(key, time=node["duration_micros"])
-            graph.add_edges_from(((rank, each), key) for each in node["data_deps"])
+            graph.add_edges_from(((rank, dependency), key) for dependency in node["data_deps"])
             if not planned:
                 continue
             if node["step"] >= 0:
@@ -174,12 +174,12 @@ def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *,
                 if node["type"] != "COMM_RECV":
                     graph.add_edge(("start", rank, node["step"]), key)
             elif found.plan.overlap_reduce and found.spec.has_hosts and node["name"].startswith("sum"):
-                together = node["name"], tuple(groups[node["pg_name"]])
-                before = [nodes[each] for each in node["data_deps"]]
+                rendezvous = node["name"], tuple(groups[node["pg_name"]])
+                before = [nodes[dependency] for dependency in node["data_deps"]]
                 graph.add_edges_from(
-                    (("end", rank, e["step"]) if e["step"] >= 0 else (rank, e["id"]), together) for e in before
+                    (("end", rank, e["step"]) if e["step"] >= 0 else (rank, e["id"]), rendezvous) for e in before
                 )
-                graph.add_edge(together, key)
+                graph.add_edge(rendezvous, key)
             else:
                 graph.add_edge("all", key)
         graph.add_edge(("end", rank, last[rank]), "all")
@@ -190,43 +190,43 @@ def longest(found: TimedPlan, files: list[tuple[dict[str, Any], list[Node]]], *,
             graph.add_edge(("end", sender, files[sender][1][send]["step"]), ("start", target[0], step))
     ends: dict[Any, int] = {}
     for key in nx.topological_sort(graph):
-        earliest = max((ends[each] for each in graph.predecessors(key)), default=0)
+        earliest = max((ends[predecessor] for predecessor in graph.predecessors(key)), default=0)
         ends[key] = earliest + graph.nodes[key].get("time", 0)
     return max(ends.values())
 
 
 def test_a_file_of_each_rank_is_acyclic(traced: Traces) -> None:
-    found, files = traced
-    assert len(files) == found.plan.mesh.world
-    for rank, (about, nodes) in enumerate(files):
-        assert (about["rank"], about["world_size"]) == (rank, found.plan.mesh.world)
+    timed_plan, files = traced
+    assert len(files) == timed_plan.plan.mesh.world
+    for rank, (metadata, nodes) in enumerate(files):
+        assert (metadata["rank"], metadata["world_size"]) == (rank, timed_plan.plan.mesh.world)
         assert [node["id"] for node in nodes] == list(range(len(nodes)))
         for node in nodes:
-            assert all(each < node["id"] for each in node["data_deps"])
+            assert all(dependency < node["id"] for dependency in node["data_deps"])
             assert {*node["ctrl_deps"]} <= {*node["data_deps"]}
-            for each in node["data_deps"]:  # nothing starts before what it waits for has ended
-                earlier = nodes[each]
+            for dependency in node["data_deps"]:  # nothing starts before what it waits for has ended
+                earlier = nodes[dependency]
                 assert earlier["start_time_micros"] + earlier["duration_micros"] <= node["start_time_micros"], node
 
 
 def test_every_send_has_its_receive(traced: Traces) -> None:
-    found, files = traced
-    count = sum(1 for _ in links(found, files))
-    assert (count > 0) == (found.plan.mesh.pp > 1)
+    timed_plan, files = traced
+    count = sum(1 for _ in links(timed_plan, files))
+    assert (count > 0) == (timed_plan.plan.mesh.pp > 1)
 
 
 def test_the_longest_path_is_the_planned_step(traced: Traces) -> None:
     """With the plan's additional constraints the path is the step; without them it is at most as long."""
-    found, files = traced
-    planned = longest(found, files, planned=True)
-    assert planned == pytest.approx(found.step.seconds * 1e6, abs=3)
-    assert longest(found, files, planned=False) <= planned
+    timed_plan, files = traced
+    planned = longest(timed_plan, files, planned=True)
+    assert planned == pytest.approx(timed_plan.step.seconds * 1e6, abs=3)
+    assert longest(timed_plan, files, planned=False) <= planned
 
 
 def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
-    found, files = traced
+    timed_plan, files = traced
     for rank, (_, nodes) in enumerate(files):
-        here = found.plan.mesh.coordinates(rank)[0]
+        pipeline_rank = timed_plan.plan.mesh.coordinates(rank)[0]
         spans: dict[int, tuple[int, int]] = {}
         for node in nodes:
             if node["step"] >= 0:
@@ -235,9 +235,9 @@ def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
                 spans[node["step"]] = min(low, start), max(high, end)
         rows: Counter[str] = Counter()
         for step, (start, end) in spans.items():
-            action = found.schedule.actions[here][step]
+            action = timed_plan.schedule.actions[pipeline_rank][step]
             rows["pair" if isinstance(action, Pair) else actions_of(action)[0].kind] += end - start
-        planned = found.step.ranks[here]
+        planned = timed_plan.step.ranks[pipeline_rank]
         expected = {
             "F": planned.forward_s,
             "W": planned.weight_s,
@@ -248,14 +248,14 @@ def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
         for kind, seconds in expected.items():
             assert rows[kind] == pytest.approx(seconds * 1e6, abs=len(spans)), (rank, kind)
         computed = sum(node["num_ops"] for node in nodes if node["type"] == "COMP")
-        assert computed == flops_of(found, here)
+        assert computed == flops_of(timed_plan, pipeline_rank)
 
 
 def flops_of(found: TimedPlan, rank: int) -> int:
     """The FLOPs of a pipeline rank: for each action of its schedule, those of its stage's segments."""
     total, lowering = 0, found.lowering
     for step in found.schedule.actions[rank]:
-        for action in (each for each in actions_of(step) if not is_copy(each)):
+        for action in (candidate for candidate in actions_of(step) if not is_copy(candidate)):
             chains = lowering.chains(action.stage, rank)
             for node in chains.of(action.kind):
                 if node.instruction.kind == "run":
@@ -266,34 +266,34 @@ def flops_of(found: TimedPlan, rank: int) -> int:
 
 def test_host_copies_wait_for_the_forward_and_precede_the_backward(traced: Traces) -> None:
     """Copies exist only if the schedule has them: the copy out waits for the forward, the backward for the copy in."""
-    found, files = traced
+    timed_plan, files = traced
     for rank, (_, nodes) in enumerate(files):
-        here = found.plan.mesh.coordinates(rank)[0]
-        steps = [action for step in found.schedule.actions[here] for action in actions_of(step)]
+        pipeline_rank = timed_plan.plan.mesh.coordinates(rank)[0]
+        steps = [action for step in timed_plan.schedule.actions[pipeline_rank] for action in actions_of(step)]
         copied = [node for node in nodes if node["type"] in ("MEM_STORE", "MEM_LOAD")]
-        assert [node["name"] for node in copied] == [str(each) for each in steps if is_copy(each)]
+        assert [node["name"] for node in copied] == [str(action) for action in steps if is_copy(action)]
         for node in copied:
-            saved = found.lowering.chains(steps[0].stage, here)
+            saved = timed_plan.lowering.chains(steps[0].stage, pipeline_rank)
             assert node["tensor_size"] == saved.copied_bytes(Received(saved.rows)) > 0
             assert node["data_deps"], "it is of what a forward made"
-            assert any(node["id"] in each["data_deps"] for each in nodes), "something waits for it"
+            assert any(node["id"] in reader["data_deps"] for reader in nodes), "something waits for it"
 
 
 def test_a_backward_moves_as_many_rows_as_its_forward(traced: Traces) -> None:
     """The gradient of a gather is a scatter of the same size, and vice versa."""
     _, files = traced
-    other = {"gather": "scatter", "scatter": "gather"}
+    opposite = {"gather": "scatter", "scatter": "gather"}
     for _, nodes in files:
         sizes: dict[tuple[str, str, str, str], set[int]] = defaultdict(set)
         for node in nodes:
             way, _, unit = node["name"].partition(" ")[0].partition("_")
-            if way in other and unit in ("rows", "sequences"):
+            if way in opposite and unit in ("rows", "sequences"):
                 _, action, site = node["name"].split()
                 sizes[action[0], way, unit, site].add(node["comm_size"])
-        for (phase, way, unit, site), found in sizes.items():
-            assert len(found) == 1
+        for (phase, way, unit, site), comm_sizes in sizes.items():
+            assert len(comm_sizes) == 1
             if phase == "F":
-                assert sizes["I", other[way], unit, site] == found, (way, unit, site)
+                assert sizes["I", opposite[way], unit, site] == comm_sizes, (way, unit, site)
 
 
 def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
@@ -301,8 +301,8 @@ def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
     _, files = traced
     of_group: dict[tuple[str, tuple[int, ...]], list[list[tuple[Any, ...]]]] = defaultdict(list)
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for rank, (about, nodes) in enumerate(files):
-        groups = json.loads(about["process_groups"])
+    for rank, (metadata, nodes) in enumerate(files):
+        groups = json.loads(metadata["process_groups"])
         assert all(rank in ranks for ranks in groups.values())
         for name, ranks in groups.items():
             members[name].add(tuple(ranks))
@@ -310,13 +310,13 @@ def test_members_of_a_group_make_the_same_collectives(traced: Traces) -> None:
         for node in nodes:
             if node["type"] == "COMM_COLL":
                 calls[node["pg_name"]].append((KINDS[node["comm_type"]], node["comm_size"]))
-        for name, made in calls.items():
-            of_group[name, tuple(groups[name])].append(made)
+        for name, collectives in calls.items():
+            of_group[name, tuple(groups[name])].append(collectives)
     for (name, ranks), of_members in of_group.items():
         assert len(of_members) == len(ranks), name
-        assert all(each == of_members[0] for each in of_members), name
-    for name, alike in members.items():
-        assert len({rank for ranks in alike for rank in ranks}) == sum(map(len, alike)), name
+        assert all(member_calls == of_members[0] for member_calls in of_members), name
+    for name, rank_groups in members.items():
+        assert len({rank for ranks in rank_groups for rank in ranks}) == sum(map(len, rank_groups)), name
 
 
 # ---------------------------------------------------------------- the schema, and the command
@@ -331,13 +331,13 @@ def test_field_numbers_match_the_published_schema() -> None:
 
 
 def test_the_command_writes_a_file_for_each_rank(tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "out"
-    assert main(["export", "chakra", QUICK, "-o", str(out), "--format", "json"]) == 0
+    folder = tmp_path / "out"
+    assert main(["export", "chakra", QUICK, "-o", str(folder), "--format", "json"]) == 0
     document = parsed(capsys.readouterr().out, "export")
-    assert document["files"] == sorted(path.name for path in out.iterdir())
+    assert document["files"] == sorted(path.name for path in folder.iterdir())
     assert document["files"] == [f"quickstart.{rank}.et" for rank in range(4)]
     assert not any(loss["changes"] for loss in document["losses"])
-    for path in out.iterdir():
+    for path in folder.iterdir():
         _, nodes = decoded(path.read_bytes())
         assert {"COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL"} == {node["type"] for node in nodes}
 

@@ -49,7 +49,7 @@ def stages_of(layout: str, ranks: int) -> list[list[str]]:
     as many stages as the ranks divide; E and L once, at the ends."""
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+        text = re.sub(pattern, lambda repeat: repeat[1] * int(repeat[2]), text)
     stages = [list(stage) for stage in text.split("|")]
     flat = [letter for stage in stages for letter in stage]
     assert len(stages) % ranks == 0 and {*flat} <= set("EtmL")
@@ -62,22 +62,22 @@ def stages_of(layout: str, ranks: int) -> list[list[str]]:
 
 
 def test_exports_use_the_names_of_torchtitan(tmp_path: Path) -> None:
-    out = exported(tmp_path / "out", "torchtitan", V3, "-s", "schedule.name=dualpipev", "--lossy")
+    folder = exported(tmp_path / "out", "torchtitan", V3, "-s", "schedule.name=dualpipev", "--lossy")
     with standing_in("torchtitan"):
-        module = load(out / "config_registry.py")
+        module = load(folder / "config_registry.py")
         config = module.pretrain()
-    seen = {}
+    arguments = {}
     for call in calls([config, module.model_spec()]):
         if call._name in TITAN:
             assert {*call._arguments} <= {*TITAN[call._name], "0"}, call._name
-            seen[call._name] = call._arguments
-    training, parallel = seen["TrainingConfig"], seen["ParallelismConfig"]
+            arguments[call._name] = call._arguments
+    training, parallel = arguments["TrainingConfig"], arguments["ParallelismConfig"]
     assert (training["seq_len"], training["global_batch_size"], training["local_batch_size"]) == (4096, 15360, 120)
-    assert parallel["pipeline_parallel_schedule_csv"] == str(out / "schedule.csv")
+    assert parallel["pipeline_parallel_schedule_csv"] == str(folder / "schedule.csv")
     assert parallel["pipeline_parallel_schedule"] == "DualPipeV"  # which places stages as a V
     names = [name for stage in parallel["module_fqns_per_model_part"] for name in stage]
     assert names == ["tok_embeddings", *(f"layers.{index}" for index in range(61)), "norm", "lm_head"]
-    assert seen["Trainer.Config"]["model_spec"]._name == "ModelSpec"
+    assert arguments["Trainer.Config"]["model_spec"]._name == "ModelSpec"
 
 
 def rate_of_torchtitan(config: dict[str, Any], step: int) -> float:
@@ -110,9 +110,9 @@ def test_exported_rates_equal_those_of_a_run(rate: str, peak: float, tmp_path: P
     from runtime.contract.rate import learning_rate
 
     options = ["-s", f"train.rate={rate}"]
-    out = exported(tmp_path / "out", "torchtitan", BENCH, *options)
+    folder = exported(tmp_path / "out", "torchtitan", BENCH, *options)
     with standing_in("torchtitan"):
-        config = load(out / "config_registry.py").bench_4()
+        config = load(folder / "config_registry.py").bench_4()
     scheduler = next(c._arguments for c in calls(config) if c._name == "LRSchedulersContainer.Config")
     spec = load_spec(BENCH, overrides=[options[1]])
     tokens = spec.train.batch.end * spec.train.sequence
@@ -125,9 +125,9 @@ def test_exported_rates_equal_those_of_a_run(rate: str, peak: float, tmp_path: P
 
 
 def test_exports_use_the_names_of_megatron_bridge(tmp_path: Path) -> None:
-    out = exported(tmp_path / "out", "megatron-bridge", V3, "--lossy")
+    folder = exported(tmp_path / "out", "megatron-bridge", V3, "--lossy")
     with standing_in("megatron"):
-        config = load(out / "recipe.py").pretrain()
+        config = load(folder / "recipe.py").pretrain()
     model = config.model._arguments
     assert {*model} <= {*BRIDGE["MLAModelProvider"]}
     assert {*config.mixed_precision._arguments} <= {*BRIDGE["MixedPrecisionConfig"]}
@@ -135,7 +135,7 @@ def test_exports_use_the_names_of_megatron_bridge(tmp_path: Path) -> None:
         assert {*config._set[part]._set} <= {*BRIDGE[part]}, part
     assert (model["num_layers"], model["hidden_size"], model["num_moe_experts"]) == (61, 7168, 256)
     assert model["moe_layer_freq"] == [0] * 3 + [1] * 58
-    layout = (out / "layout.txt").read_text().strip()
+    layout = (folder / "layout.txt").read_text().strip()
     assert model["pipeline_model_parallel_layout"] == layout
     stages = stages_of(layout, 16)
     assert len(stages) == 16 and sum(stage.count("t") for stage in stages) == 61 and stages[-1][-2:] == ["m", "L"]
@@ -143,9 +143,9 @@ def test_exports_use_the_names_of_megatron_bridge(tmp_path: Path) -> None:
 
 def test_interleaved_stages_are_virtual_stages_of_megatron(tmp_path: Path) -> None:
     options = ["-s", "schedule.name=interleaved", "-s", "schedule.chunks=2", "--lossy"]
-    out = exported(tmp_path / "out", "megatron-bridge", V3, *options)
+    folder = exported(tmp_path / "out", "megatron-bridge", V3, *options)
     with standing_in("megatron"):
-        model = load(out / "recipe.py").pretrain().model._arguments
+        model = load(folder / "recipe.py").pretrain().model._arguments
     assert model["virtual_pipeline_model_parallel_size"] == 2
     assert len(stages_of(model["pipeline_model_parallel_layout"], 16)) == 32
 
@@ -180,8 +180,8 @@ def test_exported_recomputation_for_megatron(overrides: tuple[str, ...], said: d
 def test_exported_recomputation_for_torchtitan(overrides: tuple[str, ...], said: str | None, lost: list[str]) -> None:
     spec = load_spec(BENCH, overrides=["recompute=[]", *overrides])
     ledger = SpecLedger(spec)
-    found = torchtitan._recompute(spec, ledger)
-    assert (found and found.function) == said
+    recomputation = torchtitan._recompute(spec, ledger)
+    assert (recomputation and recomputation.function) == said
     losses = [loss for loss in ledger.losses("it") if loss.path.startswith("recompute")]
     assert [loss.path for loss in losses] == lost and not any(loss.changes for loss in losses)
 
@@ -200,22 +200,24 @@ def test_fp8_blocks_are_exported_if_megatron_has_the_same_ones(changed: dict[str
     precision = spec.precision.model_copy(update={"scale": "fp32", **changed})
     spec = spec.model_copy(update={"precision": precision})
     ledger = SpecLedger(spec)
-    said, _ = megatron_bridge._precision(spec, ledger)
-    assert (said.get("fp8"), said.get("fp8_recipe")) == (("e4m3", "blockwise") if is_said else (None, None))
+    settings, _ = megatron_bridge._precision(spec, ledger)
+    assert (settings.get("fp8"), settings.get("fp8_recipe")) == (("e4m3", "blockwise") if is_said else (None, None))
     assert ("precision.linear" in {loss.path for loss in ledger.losses("Megatron")}) != is_said
 
 
 def test_layers_must_be_dense_first_and_then_moe(tmp_path: Path) -> None:
     tiny = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
-    found = layers_of(load_spec(ROOT / "specs" / "tiny.dsc"), "it")
-    assert (found.dense, found.total) == (1, 2)
-    assert found.dense_ffn is not None and found.dense_ffn.inner == 32 and found.moe is not None
+    layers = layers_of(load_spec(ROOT / "specs" / "tiny.dsc"), "it")
+    assert (layers.dense, layers.total) == (1, 2)
+    assert layers.dense_ffn is not None and layers.dense_ffn.inner == 32 and layers.moe is not None
     dense = "  layers 0..0 { ffn dense { inner = 32 } }\n"
     (tmp_path / "all.dsc").write_text(tiny.replace(dense, "").replace("layers 1..1", "layers 0..1"), "utf-8")
-    found = layers_of(load_spec(tmp_path / "all.dsc"), "it")
-    assert (found.dense, found.total, found.dense_ffn) == (0, 2, None) and found.moe is not None
-    other = dense + dense.replace("0..0", "1..1").replace("32", "64")
-    (tmp_path / "two.dsc").write_text(tiny.replace(dense, other).replace("layers 1..1 {\n", "layers 2..2 {\n"), "utf-8")
+    layers = layers_of(load_spec(tmp_path / "all.dsc"), "it")
+    assert (layers.dense, layers.total, layers.dense_ffn) == (0, 2, None) and layers.moe is not None
+    two_dense = dense + dense.replace("0..0", "1..1").replace("32", "64")
+    (tmp_path / "two.dsc").write_text(
+        tiny.replace(dense, two_dense).replace("layers 1..1 {\n", "layers 2..2 {\n"), "utf-8"
+    )
     with pytest.raises(ExportError, match="it has one kind of dense layer"):
         layers_of(load_spec(tmp_path / "two.dsc"), "it")
 
@@ -223,26 +225,26 @@ def test_layers_must_be_dense_first_and_then_moe(tmp_path: Path) -> None:
 def test_a_custom_optimizer_is_refused() -> None:
     spec = load_spec(ROOT / "specs" / "tiny.dsc")
     row = SimpleNamespace(kind="lion", settings=dict)
-    other = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
+    custom = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
     with pytest.raises(ExportError, match="optimizer lion cannot be exported to Megatron"):
-        exported_optimizer(other, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
+        exported_optimizer(custom, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- losses
 
 
 def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "out"
-    assert main(["export", "megatron-bridge", V3, "-o", str(out), "--format", "json"]) == 2
+    folder = tmp_path / "out"
+    assert main(["export", "megatron-bridge", V3, "-o", str(folder), "--format", "json"]) == 2
     printed = capsys.readouterr()
     document = parsed(printed.out, "export")
-    assert document["folder"] is None and not out.exists()
+    assert document["folder"] is None and not folder.exists()
     changed = {loss["path"] for loss in document["losses"] if loss["changes"]}
     assert {"schedule.name", "train.rate", "precision.dispatch", "train.batch"} <= changed
     assert "--lossy" in printed.err
-    assert main(["export", "megatron-bridge", V3, "-o", str(out), "--format", "json", "--lossy"]) == 0
+    assert main(["export", "megatron-bridge", V3, "-o", str(folder), "--format", "json", "--lossy"]) == 0
     document = parsed(capsys.readouterr().out, "export")
-    text = (out / "recipe.py").read_text()
+    text = (folder / "recipe.py").read_text()
     for loss in document["losses"]:  # all that is lost is in the file too
         assert plain(f"{loss['path']} = {loss['value']}: {loss['why']}") in text
 
@@ -311,9 +313,9 @@ def test_every_value_of_a_spec_is_exported_or_listed_as_lost(system: str, capsys
     ledger = SpecLedger(spec)
     assert {loss.path for loss in ledger.losses(system)} == {leaf.path for leaf in leaves(spec)}
     ledger.say("model.*", "train.*")
-    left = ledger.losses(system)
-    assert left and all(not loss.path.startswith(("model.", "train.")) for loss in left)
-    assert all(loss.changes for loss in left if loss.path.startswith(("precision", "parallel")))
+    losses = ledger.losses(system)
+    assert losses and all(not loss.path.startswith(("model.", "train.")) for loss in losses)
+    assert all(loss.changes for loss in losses if loss.path.startswith(("precision", "parallel")))
 
 
 @pytest.mark.parametrize("system", ["torchtitan", "megatron-bridge"])
@@ -334,11 +336,11 @@ def test_spec_text_never_becomes_code(tmp_path: Path) -> None:
     source = '\\"\\"\\"\\\\n__import__(\'os\')'
     spec.write_text(f'import "bench-4.dsc"\nrun partial extends bench_4 {{ data {{ source = "{source}" }} }}\n')
     for system, file in (("torchtitan", "config_registry.py"), ("megatron-bridge", "recipe.py")):
-        out = tmp_path / system
-        code = main(["export", system, f"{spec}:partial", "-o", str(out), "--lossy"])
+        folder = tmp_path / system
+        code = main(["export", system, f"{spec}:partial", "-o", str(folder), "--lossy"])
         if code:  # the language may refuse such a path itself
             continue
-        tree = ast.parse((out / file).read_text())
+        tree = ast.parse((folder / file).read_text())
         assert not any(isinstance(node, ast.Name) and node.id == "__import__" for node in ast.walk(tree))
         assert "partial_" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -363,8 +365,8 @@ def test_folders_that_cannot_be_written(system: str, tmp_path: Path, capsys: Cap
     file.write_text("mine")
     full.mkdir()
     (full / "mine").write_text("mine")
-    for out in (file, full, file / "below"):
-        assert main(["export", system, BENCH, "-o", str(out), "--lossy"]) == 2
+    for output in (file, full, file / "below"):
+        assert main(["export", system, BENCH, "-o", str(output), "--lossy"]) == 2
         assert "error: " in capsys.readouterr().err
     assert file.read_text() == "mine" and [p.name for p in full.iterdir()] == ["mine"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]

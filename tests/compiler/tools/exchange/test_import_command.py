@@ -18,17 +18,19 @@ Capture = pytest.CaptureFixture[str]
 
 def test_a_spec_with_errors_is_written_with_them(tmp_path: Path, capsys: Capture) -> None:
     """671B parameters do not fit on the fewest devices that the degrees allow; the user must edit the cluster."""
-    file, out = tmp_path / "job.toml", tmp_path / "mine.dsc"
+    file, spec_file = tmp_path / "job.toml", tmp_path / "mine.dsc"
     file.write_text(JOB)
-    assert main(["import", "torchtitan", str(file), "--lossy", "-o", str(out)]) == 1
-    said = capsys.readouterr().err
-    errors = [item for item in check(out) if item.severity == "error"]
-    assert errors and all(item.message in said and f"{out}:{item.span.line}" in said for item in errors if item.span)
-    assert said.endswith(
+    assert main(["import", "torchtitan", str(file), "--lossy", "-o", str(spec_file)]) == 1
+    stderr = capsys.readouterr().err
+    errors = [item for item in check(spec_file) if item.severity == "error"]
+    assert errors and all(
+        item.message in stderr and f"{spec_file}:{item.span.line}" in stderr for item in errors if item.span
+    )
+    assert stderr.endswith(
         f"{len(errors)} error{'s' * (len(errors) > 1)} in the written spec: edit it, then run `dsc check`\n"
     )
-    out.write_text(out.read_text().replace("memory = 80GB", "memory = 1000GB"))
-    assert not [item for item in check(out) if item.severity == "error"]
+    spec_file.write_text(spec_file.read_text().replace("memory = 80GB", "memory = 1000GB"))
+    assert not [item for item in check(spec_file) if item.severity == "error"]
 
 
 def test_a_spec_with_errors_on_standard_output(tmp_path: Path, capsys: Capture) -> None:
@@ -48,9 +50,9 @@ def test_unreadable_files_are_reported_as_json(system: str, tmp_path: Path, caps
     names = {"megatron-bridge": ["bad.py", "bad.yaml", "none.sh"], "torchtitan": ["bad.py", "bad.toml", "none.toml"]}
     for name in names[system]:
         assert main(["import", system, str(tmp_path / name), "--format", "json"]) == 2
-        out, said = capsys.readouterr()
-        (item,) = json.loads(out)["diagnostics"]
-        assert item["message"] in said
+        stdout, stderr = capsys.readouterr()
+        (item,) = json.loads(stdout)["diagnostics"]
+        assert item["message"] in stderr
 
 
 def test_a_value_given_for_a_variable_may_hold_an_equals_sign(tmp_path: Path, capsys: Capture) -> None:
@@ -58,7 +60,7 @@ def test_a_value_given_for_a_variable_may_hold_an_equals_sign(tmp_path: Path, ca
     file.write_text(SCRIPT.replace("--num-experts", "$EXTRA --num-experts"))
     command = ["import", "megatron-bridge", str(file), "--devices", "2", "-D", "PP=1", "--format", "json", "--lossy"]
     assert main([*command, "-D", "EXTRA=--some-other=3"]) == 0
-    keys = {each["key"]: each["value"] for each in parsed(capsys.readouterr().out, "import")["keys"]}
+    keys = {entry["key"]: entry["value"] for entry in parsed(capsys.readouterr().out, "import")["keys"]}
     assert keys["some_other"] == "3"
     assert main([*command, "-D", "EXTRA"]) == 2
     assert "-D takes NAME=VALUE" in capsys.readouterr().err
@@ -73,10 +75,10 @@ def test_only_modules_have_functions_to_choose(tmp_path: Path, capsys: Capture) 
 
 def test_text_that_a_spec_string_cannot_hold_is_reported(tmp_path: Path, capsys: Capture) -> None:
     """A string ends with its line: what cannot be seen in a layout is `?`, which is an error at its place."""
-    file, out = tmp_path / "args.yaml", tmp_path / "mine.dsc"
+    file, spec_file = tmp_path / "args.yaml", tmp_path / "mine.dsc"
     sizes = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}
     run = {"seq_length": 64, "global_batch_size": 8, "train_iters": 9, "lr": 1e-3, "pipeline_model_parallel_size": 2}
     file.write_text(json.dumps(sizes | run | {"pipeline_model_parallel_layout": 'Et|t\n"L'}))
-    assert main(["import", "megatron-bridge", str(file), "--lossy", "-o", str(out)]) == 1
-    assert r'layout = "Et|t?\"L"' in out.read_text()
-    assert f"{out}:" in capsys.readouterr().err
+    assert main(["import", "megatron-bridge", str(file), "--lossy", "-o", str(spec_file)]) == 1
+    assert r'layout = "Et|t?\"L"' in spec_file.read_text()
+    assert f"{spec_file}:" in capsys.readouterr().err

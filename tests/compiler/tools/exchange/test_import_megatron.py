@@ -43,17 +43,17 @@ def changes(found: ImportedPlan) -> dict[str, LedgerEntry]:
 @pytest.mark.parametrize("argument", OFF)
 def test_a_default_that_no_model_has_here_is_in_the_ledger(argument: str) -> None:
     assert argument in SCRIPT and not changes(of_script(SCRIPT))
-    found = of_script(SCRIPT.replace(argument, ""))
-    assert {key: entry.kind for key, entry in changes(found).items()} == {OFF[argument]: "not expressible"}
-    assert "Megatron's default" in changes(found)[OFF[argument]].why
+    plan = of_script(SCRIPT.replace(argument, ""))
+    assert {key: entry.kind for key, entry in changes(plan).items()} == {OFF[argument]: "not expressible"}
+    assert "Megatron's default" in changes(plan)[OFF[argument]].why
 
 
 def test_a_recipe_is_read_through_its_names() -> None:
     """An MLAModelProvider has RMSNorm by default, and another class the defaults of Megatron."""
-    found = of_recipe(RECIPE)
-    assert not found.mistakes and not changes(found)
-    assert not [entry for entry in found.ledger if entry.kind == "unknown"]
-    spec = read_back(found.text)
+    plan = of_recipe(RECIPE)
+    assert not plan.mistakes and not changes(plan)
+    assert not [entry for entry in plan.ledger if entry.kind == "unknown"]
+    spec = read_back(plan.text)
     assert (spec.name, spec.model.hidden, spec.train.batch.end, spec.model.attention.kind) == ("mine", 256, 8, "mla")
     assert {*changes(of_recipe(RECIPE.replace("MLA", "GPT")))} == {"normalization"}
     assert {*changes(of_recipe(RECIPE.replace("MLAM", "OtherM")))} == {"normalization", "config.model"}
@@ -81,24 +81,26 @@ def test_a_precision_may_have_a_name(written: str, compute: str, lost: tuple[str
         RECIPE.replace("return cfg", f"cfg.mixed_precision = {written}\n    return cfg"),
         RECIPE.replace("model=model", f"model=model, mixed_precision={written}"),
     ):
-        found = of_recipe(text)
-        assert not found.mistakes and {*changes(found)} == {*lost}
-        assert read_back(found.text).precision.compute == compute
-        assert "mixed_precision" in {entry.key for entry in found.ledger}
+        plan = of_recipe(text)
+        assert not plan.mistakes and {*changes(plan)} == {*lost}
+        assert read_back(plan.text).precision.compute == compute
+        assert "mixed_precision" in {entry.key for entry in plan.ledger}
 
 
 def test_conditional_statements_are_assumed_to_run_and_reported() -> None:
-    more = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
-    found = of_recipe(RECIPE.replace("return cfg", f"{more}return cfg"))
-    assumed = {entry.key: entry.kind for entry in found.ledger if "its body is assumed to run once" in entry.why}
-    assert assumed == {"if wide": "assumed", "for each": "assumed"} and not found.mistakes
-    spec = read_back(found.text)
+    statements = "if wide:\n        cfg.model.hidden_size = 512\n    for each in parts:\n        cfg.rng.seed = 7\n    "
+    plan = of_recipe(RECIPE.replace("return cfg", f"{statements}return cfg"))
+    assumed = {entry.key: entry.kind for entry in plan.ledger if "its body is assumed to run once" in entry.why}
+    assert assumed == {"if wide": "assumed", "for each": "assumed"} and not plan.mistakes
+    spec = read_back(plan.text)
     assert (spec.model.hidden, spec.train.seed) == (512, 7)
 
 
 def test_a_key_of_a_named_precision_may_be_set_anew() -> None:
-    more = 'cfg.mixed_precision = "bf16_mixed"\n    cfg.mixed_precision.grad_reduce_in_fp32 = False\n    return cfg'
-    spec = read_back(of_recipe(RECIPE.replace("return cfg", more)).text)
+    statements = (
+        'cfg.mixed_precision = "bf16_mixed"\n    cfg.mixed_precision.grad_reduce_in_fp32 = False\n    return cfg'
+    )
+    spec = read_back(of_recipe(RECIPE.replace("return cfg", statements)).text)
     assert (spec.precision.compute, spec.precision.gradients) == ("bf16", "bf16")
 
 
@@ -117,8 +119,8 @@ def test_an_explicit_kind_of_attention_is_used() -> None:
     ],
 )  # fmt: skip
 def test_queries_are_grouped_if_the_script_asks_for_it(arguments: str, kv_heads: int) -> None:
-    found = of_script(SCRIPT.replace("--multi-latent-attention", arguments))
-    attention = read_back(found.text).model.attention
+    plan = of_script(SCRIPT.replace("--multi-latent-attention", arguments))
+    attention = read_back(plan.text).model.attention
     assert isinstance(attention, Gqa) and attention.kv_heads == kv_heads
 
 
@@ -145,31 +147,31 @@ def test_differing_scores_of_groups_are_reported(score: str, chosen: int, lost: 
 
 @pytest.mark.parametrize("pattern", ["0", "-1", "'0'", "'-2'", "[0]*4", "'x'", "2.5"])
 def test_an_invalid_pattern_of_layers_is_a_mistake(pattern: str) -> None:
-    found = of_recipe(RECIPE.replace("num_layers=4", f"num_layers=4, num_moe_experts=8, moe_layer_freq={pattern}"))
-    assert found.mistakes and "moe_layer_freq" in found.mistakes[0].message
+    plan = of_recipe(RECIPE.replace("num_layers=4", f"num_layers=4, num_moe_experts=8, moe_layer_freq={pattern}"))
+    assert plan.mistakes and "moe_layer_freq" in plan.mistakes[0].message
 
 
 def test_null_is_not_a_size() -> None:
     text = RECIPE.replace("hidden_size=256", "hidden_size=None").replace("vocab_size=512", "vocab_size=None")
-    found = of_recipe(text)
-    assert [item.code for item in found.mistakes] == ["I0202", "I0202"]
+    plan = of_recipe(text)
+    assert [item.code for item in plan.mistakes] == ["I0202", "I0202"]
     spec = read_back(of_recipe(RECIPE.replace("train_iters=100", "train_iters=None, train_samples=800")).text)
     assert spec.train.tokens == 100 * 8 * 256
 
 
 def test_computed_values_are_in_the_ledger(tmp_path: Path, capsys: Capture) -> None:
     """Only with --lossy is a spec written, with a default instead."""
-    script, out = tmp_path / "s.sh", tmp_path / "s.dsc"
+    script, spec_file = tmp_path / "s.sh", tmp_path / "s.dsc"
     script.write_text(SCRIPT.replace("--adam-beta2 0.95", "--adam-beta2 $B"))
-    command = ["import", "megatron-bridge", str(script), "--devices", "2", "-D", "DATA=a", "-o", str(out)]
+    command = ["import", "megatron-bridge", str(script), "--devices", "2", "-D", "DATA=a", "-o", str(spec_file)]
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert "computed: adam_beta2 = $B: train.optimizer.beta2: replaced by 0.999" in said
-    assert "set it: -D B=VALUE" in said and not out.exists()
+    stderr = capsys.readouterr().err
+    assert "computed: adam_beta2 = $B: train.optimizer.beta2: replaced by 0.999" in stderr
+    assert "set it: -D B=VALUE" in stderr and not spec_file.exists()
     assert main([*command, "--lossy"]) == 0
-    assert "# computed: adam_beta2 = $B" in out.read_text()
+    assert "# computed: adam_beta2 = $B" in spec_file.read_text()
     assert main([*command, "-D", "B=0.9", "--force"]) == 0
-    assert "# computed" not in out.read_text()
+    assert "# computed" not in spec_file.read_text()
 
 
 def test_a_function_that_returns_nothing_has_no_values(tmp_path: Path, capsys: Capture) -> None:

@@ -122,8 +122,8 @@ def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     except SpecError:  # the values do not fit together
         reject()
     exported = megatron_bridge.export(_planned(run_of(spec)))
-    found = of_recipe(exported.files["recipe.py"].decode(), spec.cluster.world)
-    assert_comes_back(spec, found, exported.losses, ELSEWHERE)
+    plan = of_recipe(exported.files["recipe.py"].decode(), spec.cluster.world)
+    assert_comes_back(spec, plan, exported.losses, ELSEWHERE)
 
 
 def assert_comes_back(spec: Spec, found: ImportedPlan, losses: Sequence[LostValue], elsewhere: Sequence[str]) -> Spec:
@@ -131,46 +131,48 @@ def assert_comes_back(spec: Spec, found: ImportedPlan, losses: Sequence[LostValu
     (patterns)."""
     assert not found.mistakes
     assert not [e for e in found.ledger if e.kind in ("unknown", "not expressible", "approximated")]
-    again = read_back(found.text)
-    assert again.name == spec.name
-    before, after = ({leaf.path: leaf.text for leaf in leaves(each)} for each in (spec, again))
+    reimported = read_back(found.text)
+    assert reimported.name == spec.name
+    before, after = ({leaf.path: leaf.text for leaf in leaves(version)} for version in (spec, reimported))
     lost = [*elsewhere, *(loss.path for loss in losses), *(f"{loss.path}.*" for loss in losses)]
     differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-    differ = {key for key in differ if not any(fnmatchcase(key, each) for each in lost)}
+    differ = {key for key in differ if not any(fnmatchcase(key, pattern) for pattern in lost)}
     assert not differ, {key: (before.get(key), after.get(key)) for key in differ}
-    return again
+    return reimported
 
 
 def test_every_argument_of_a_script_is_in_the_ledger() -> None:
     members, computed = script(Source("pretrain.sh", SCRIPT), {})
     written = {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", SCRIPT)}
     assert [item.code for item in computed] == ["I0104"] and "$DATA" in computed[0].message
-    found = imported(members, "mine", 2, None)
-    assert not found.mistakes
-    entries = {entry.key: entry for entry in found.ledger}
+    plan = imported(members, "mine", 2, None)
+    assert not plan.mistakes
+    entries = {entry.key: entry for entry in plan.ledger}
     assert written <= entries.keys()
     assert {key for key in written & entries.keys() if entries[key].kind == "unknown"} == {"some_new_option"}
     place = entries["num_experts"].place
     assert place is not None and place.text == "--num-experts"
-    again, bench = read_back(found.text), load(BENCH)
-    assert again.model.layers == bench.model.layers
-    assert again.model.attention == bench.model.attention
-    assert (again.parallel.pipeline, again.parallel.zero, again.train.batch.end) == (2, 1, 8)
-    assert again.precision.compute == "bf16"
-    for entry in found.ledger:
-        assert entry.key in found.text
+    reimported, bench = read_back(plan.text), load(BENCH)
+    assert reimported.model.layers == bench.model.layers
+    assert reimported.model.attention == bench.model.attention
+    assert (reimported.parallel.pipeline, reimported.parallel.zero, reimported.train.batch.end) == (2, 1, 8)
+    assert reimported.precision.compute == "bf16"
+    for entry in plan.ledger:
+        assert entry.key in plan.text
 
 
 def test_yaml_and_script_import_equally() -> None:
     members, _ = script(Source("pretrain.sh", SCRIPT), {"PP": "1", "DATA": "a"})
     lines = "".join(
-        f"  --{name.replace('_', '-')}: {json.dumps(each.value)}\n" for name, found in members.items() for each in found
+        f"  --{name.replace('_', '-')}: {json.dumps(value.value)}\n"
+        for name, values in members.items()
+        for value in values
     )
     of_yaml, computed = yaml_keys(Source("args.yaml", f"ENV_VARS: {{}}\nMODEL_ARGS:\n{lines}"), {})
     assert not computed
-    one, other = imported(members, "mine", 2, None), imported(of_yaml, "mine", 2, None)
-    assert read_back(one.text) == read_back(other.text)
-    assert [str(entry) for entry in one.ledger] == [str(entry) for entry in other.ledger]
+    script_plan, yaml_plan = imported(members, "mine", 2, None), imported(of_yaml, "mine", 2, None)
+    assert read_back(script_plan.text) == read_back(yaml_plan.text)
+    assert [str(entry) for entry in script_plan.ledger] == [str(entry) for entry in yaml_plan.ledger]
 
 
 def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
@@ -189,17 +191,17 @@ def test_nothing_is_executed(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: Capture) -> None:
-    file, out = tmp_path / "pretrain.sh", tmp_path / "mine.dsc"
+    file, spec_file = tmp_path / "pretrain.sh", tmp_path / "mine.dsc"
     file.write_text(SCRIPT.replace("--adam-beta2", "--moe-z-loss-coeff 1e-3 --adam-beta2"))
-    command = ["import", "megatron-bridge", str(file), "--devices", "2", "-D", "PP=1", "-o", str(out)]
+    command = ["import", "megatron-bridge", str(file), "--devices", "2", "-D", "PP=1", "-o", str(spec_file)]
     assert main([*command, "--format", "json"]) == 2
     document = parsed(capsys.readouterr().out, "import")
-    assert document["spec"] is None and not out.exists()
-    assert [each["key"] for each in document["keys"] if each["kind"] == "not expressible"] == ["moe_z_loss_coeff"]
+    assert document["spec"] is None and not spec_file.exists()
+    assert [entry["key"] for entry in document["keys"] if entry["kind"] == "not expressible"] == ["moe_z_loss_coeff"]
     assert main([*command, "--format", "json", "--lossy"]) == 0
-    assert parsed(capsys.readouterr().out, "import")["spec"] == out.read_text()
-    assert load(str(out)).parallel.pipeline == 1
-    assert main(["fmt", "--check", str(out)]) == 0
+    assert parsed(capsys.readouterr().out, "import")["spec"] == spec_file.read_text()
+    assert load(str(spec_file)).parallel.pipeline == 1
+    assert main(["fmt", "--check", str(spec_file)]) == 0
     assert main(["import", "hf", str(file), "--vocab", "3"]) == 2
     for name, text in (("bad.py", "def f(:\n"), ("bad.yaml", "a: [1\n")):
         (tmp_path / name).write_text(text)
@@ -212,10 +214,25 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
 def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
     """An import returns a text and a ledger for any values in a script."""
     names = re.findall(r"--([\w-]+)", SCRIPT)
-    odd = ["0", "-1", "1e400", "nan", "9" * 5000, "true", "none", "x }", '"', "[0]*10**9", "[[1]]", "1e15", "0.5", ""]
-    words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd)), min_size=1, max_size=4))
+    odd_values = [
+        "0",
+        "-1",
+        "1e400",
+        "nan",
+        "9" * 5000,
+        "true",
+        "none",
+        "x }",
+        '"',
+        "[0]*10**9",
+        "[[1]]",
+        "1e15",
+        "0.5",
+        "",
+    ]
+    words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd_values)), min_size=1, max_size=4))
     members, _ = script(Source("pretrain.sh", SCRIPT), {"DATA": "a"})
     changed, _ = script(Source("odd.sh", "\n".join(f"--{name} {shlex.quote(value)}" for name, value in words)), {})
-    found = imported({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
-    assert {*members, *changed} <= {entry.key for entry in found.ledger} or found.mistakes
-    formatted(Source("mine.dsc", found.text))
+    plan = imported({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
+    assert {*members, *changed} <= {entry.key for entry in plan.ledger} or plan.mistakes
+    formatted(Source("mine.dsc", plan.text))

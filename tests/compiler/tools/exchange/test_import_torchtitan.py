@@ -121,8 +121,8 @@ def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
     except SpecError:  # the values do not fit together
         reject()
     exported = exporter.export(_planned(run_of(spec)))
-    found = read({name: content.decode() for name, content in exported.files.items()})
-    assert assert_comes_back(spec, found, exported.losses, (*ELSEWHERE, *OFF)).name == spec.name
+    plan = read({name: content.decode() for name, content in exported.files.items()})
+    assert assert_comes_back(spec, plan, exported.losses, (*ELSEWHERE, *OFF)).name == spec.name
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_rotation_has_the_defaults_of_torchtitan(given: str, scaling: YarnScal
     files = exported_files()
     text = files["config_registry.py"]
     assert text.count("theta=10000.0") == 1
-    found = read(files | {"config_registry.py": text.replace("theta=10000.0", f"theta=10000.0{given}")})
-    attention = read_back(found.text).model.attention
-    assert not found.mistakes and isinstance(attention, Mla)
+    plan = read(files | {"config_registry.py": text.replace("theta=10000.0", f"theta=10000.0{given}")})
+    attention = read_back(plan.text).model.attention
+    assert not plan.mistakes and isinstance(attention, Mla)
     assert attention.rope is not None and attention.rope.scaling == scaling
 
 
@@ -156,16 +156,16 @@ def job(text: str = JOB, devices: int | None = None) -> ImportedPlan:
 
 def flat(tables: dict[str, object], path: str = "") -> dict[str, object]:
     """The keys of tables, by their paths."""
-    found: dict[str, object] = {}
+    keys: dict[str, object] = {}
     for name, value in tables.items():
-        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
-    return found
+        keys |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
+    return keys
 
 
 def test_every_key_of_a_job_is_in_the_ledger() -> None:
-    found = job(devices=64)
-    assert not found.mistakes
-    entries = {entry.key: entry for entry in found.ledger}
+    plan = job(devices=64)
+    assert not plan.mistakes
+    entries = {entry.key: entry for entry in plan.ledger}
     written = {RENAMED.get(key, key) for key in flat(tomllib.loads(JOB))}
     assert written <= entries.keys()
     assert {key for key in entries if entries[key].kind == "unknown"} == {"new.option"}
@@ -173,8 +173,8 @@ def test_every_key_of_a_job_is_in_the_ledger() -> None:
         place = entries[key].place
         assert place is not None and place.text == JOB.splitlines()[place.line - 1].split(" =")[0]
         assert key.endswith(place.text) or key in RENAMED.values()
-    assert all(entry.key in found.text for entry in found.ledger)
-    spec = read_back(found.text.replace("memory = 80GB", "memory = 1000GB"))
+    assert all(entry.key in plan.text for entry in plan.ledger)
+    spec = read_back(plan.text.replace("memory = 80GB", "memory = 1000GB"))
     assert (spec.cluster.world, spec.parallel.pipeline, spec.parallel.data, spec.parallel.expert) == (64, 4, 16, 8)
     assert (spec.train.batch.end, spec.train.micro_batch, spec.schedule.name) == (64, 1, "zbv")
     assert spec.parallel.layout is not None and spec.parallel.layout.count("t") == 61
@@ -184,10 +184,10 @@ def test_every_key_of_a_job_is_in_the_ledger() -> None:
 @pytest.mark.parametrize(("flavour", "billions"), [("16B", 16), ("236B", 236), ("671B", 671)])
 def test_flavours_are_the_published_models(flavour: str, billions: int) -> None:
     """By their counts of parameters; 671B is the model of the shipped spec."""
-    found = job(JOB.replace('"671B"', f'"{flavour}"'), 2048)
-    by_two = [entry.value for entry in found.ledger if "the sum of its two best experts" in entry.why]
+    plan = job(JOB.replace('"671B"', f'"{flavour}"'), 2048)
+    by_two = [entry.value for entry in plan.ledger if "the sum of its two best experts" in entry.why]
     assert by_two == (["8"] if flavour == "236B" else []), "the one with groups of softmax scores"
-    text = found.text
+    text = plan.text
     model = read_back(text.replace("memory = 80GB", "memory = 1000GB")).model
     assert round(parameters(model).total / 1e9) == billions
     if flavour == "671B":
@@ -221,11 +221,11 @@ def test_stages_follow_the_job() -> None:
 def test_separately_sharding_groups_are_reported(copies: int, shards: int, told: bool) -> None:
     degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
     text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
-    found = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
+    plan = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
     notes = [
-        entry for entry in found.ledger if entry.why.startswith("there, each of 2 groups of ranks shards separately")
+        entry for entry in plan.ledger if entry.why.startswith("there, each of 2 groups of ranks shards separately")
     ]
-    assert not found.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
+    assert not plan.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
     (mistake,) = job(text, devices=17).mistakes
     assert mistake.message == "the degrees need 16 devices, but --devices is 17"
 
@@ -245,10 +245,10 @@ def test_moments_are_as_narrow_as_the_optimizer_of_a_job_keeps_them(
     implementation: str, kind: str, moments: str
 ) -> None:
     lines = f'lr = 2.2e-4\nimplementation = "{implementation}"\n'
-    found = job(JOB.replace("lr = 2.2e-4\n", lines), 2048)
-    assert not found.mistakes
-    assert {entry.key: entry.kind for entry in found.ledger}["optimizer.implementation"] == kind
-    assert read_back(found.text.replace("memory = 80GB", "memory = 1000GB")).precision.moments == moments
+    plan = job(JOB.replace("lr = 2.2e-4\n", lines), 2048)
+    assert not plan.mistakes
+    assert {entry.key: entry.kind for entry in plan.ledger}["optimizer.implementation"] == kind
+    assert read_back(plan.text.replace("memory = 80GB", "memory = 1000GB")).precision.moments == moments
 
 
 @pytest.mark.parametrize("betas", ["[0.9]", "[0.9, 0.95, 0.99]", '[0.9, "no"]', "[true, 0.95]"])
@@ -261,31 +261,31 @@ def test_betas_are_two_numbers(betas: str) -> None:
 
 @pytest.mark.parametrize("written", ["", "beta2 = 0.95\n"])
 def test_missing_betas_default_to_those_of_torchtitan(written: str) -> None:
-    found = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\n{written}"), devices=64)
-    assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
-    assert ("default", "optimizer.beta1") in {(entry.kind, entry.key) for entry in found.ledger}
+    plan = job(JOB.replace("lr = 2.2e-4\n", f"lr = 2.2e-4\n{written}"), devices=64)
+    assert not plan.mistakes and "beta1 = 0.9, beta2 = 0.95" in plan.text
+    assert ("default", "optimizer.beta1") in {(entry.kind, entry.key) for entry in plan.ledger}
 
 
 def test_betas_of_none_default_to_those_of_torchtitan() -> None:
     files = exported_files("train.optimizer.beta1=0.8")
     text = files["config_registry.py"]
     assert text.count("'betas': (0.8, 0.95)") == 2
-    found = read(files | {"config_registry.py": text.replace("(0.8, 0.95)", "None")})
-    assert not found.mistakes and "beta1 = 0.9, beta2 = 0.95" in found.text
+    plan = read(files | {"config_registry.py": text.replace("(0.8, 0.95)", "None")})
+    assert not plan.mistakes and "beta1 = 0.9, beta2 = 0.95" in plan.text
 
 
 def test_an_unknown_flavour_is_a_missing_model() -> None:
     for text in (JOB.replace('"671B"', '"8B"'), JOB.replace('"deepseek_v3"', '"llama3"')):
-        found = job(text, 64)
-        messages = [item for item in found.mistakes if item.code == "I0202"]
+        plan = job(text, 64)
+        messages = [item for item in plan.mistakes if item.code == "I0202"]
         assert len(messages) == 1 and "dsc import hf" in (messages[0].hint or "") and messages[0].span is not None
         assert messages[0].span.line == 5
 
 
 def test_a_job_that_names_no_model_is_a_mistake() -> None:
     for text in (JOB.replace('flavor = "671B"  #', "#"), "[training]\nseq_len = 64\n", ""):
-        found = job(text, 64)
-        assert [item.message for item in found.mistakes if item.code == "I0202"] == [
+        plan = job(text, 64)
+        assert [item.message for item in plan.mistakes if item.code == "I0202"] == [
             "no model is named: its sizes are missing"
         ]
 
@@ -309,16 +309,16 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
 )  # fmt: skip
 def test_rates_equal_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
     """At every step, by the formula of the released package."""
-    of = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
-    keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{of}\n")))
+    scheduler = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
+    keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{scheduler}\n")))
     lines = rate(Keys(keys), 2e-3, steps)
     bench = load(BENCH, overrides=[f"train.steps={steps}", f"train.rate={', '.join(lines[1:-1])}"])
     theirs = {"total_steps": steps, "warmup_steps": min(warmup, steps), "decay_ratio": ratio, "decay_type": shape}
     tokens = bench.train.batch.end * bench.train.sequence
     for step in range(steps):
         expected = 2e-3 * rate_of_torchtitan(theirs | {"min_lr_factor": least}, step)
-        found = learning_rate(bench.train.rate, (step + 1) * tokens)  # type: ignore[arg-type]
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-15), step
+        our_rate = learning_rate(bench.train.rate, (step + 1) * tokens)  # type: ignore[arg-type]
+        assert our_rate == pytest.approx(expected, rel=1e-9, abs=1e-15), step
 
 
 # ---------------------------------------------------------------- modules
@@ -331,16 +331,16 @@ def exported_to(folder: Path, *options: str) -> Path:
 
 def test_a_schedule_without_a_name_is_named_as_a_file(tmp_path: Path, capsys: Capture) -> None:
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
-    out, csv = tmp_path / "mine.dsc", tmp_path / "titan" / "schedule.csv"
-    command = ["import", "torchtitan", str(module), "-o", str(out), "--force"]
+    spec_file, csv = tmp_path / "mine.dsc", tmp_path / "titan" / "schedule.csv"
+    command = ["import", "torchtitan", str(module), "-o", str(spec_file), "--force"]
     assert main(command) == 0
-    assert load(out).schedule.name == "1f1b"
+    assert load(spec_file).schedule.name == "1f1b"
     rows = csv.read_text().splitlines()
     rows[-1] = rows[-1].replace("1F0,1B0,1F1,1B1", "1F0,1F1,1B0,1B1")
     csv.write_text("\n".join(rows) + "\n")
     assert main(command) == 0
-    assert load(out).schedule.file is not None and Path(str(load(out).schedule.file)).name == "schedule.csv"
-    assert main(["check", str(out)]) == 0
+    assert load(spec_file).schedule.file is not None and Path(str(load(spec_file).schedule.file)).name == "schedule.csv"
+    assert main(["check", str(spec_file)]) == 0
     for content in ("0F0\n", "not a schedule\n"):
         csv.write_text(content)
         assert main(command) == 2
@@ -355,13 +355,13 @@ def test_only_an_imported_registry_is_assumed_to_be_that_of_torchtitan() -> None
     written = exported_files()["config_registry.py"]
     head = written.partition("model_spec=")[0]
     for text, assumed in ((written, []), (f"{head}model_spec=model_registry('16B'))\n", ["model_spec"])):
-        found = read({"config_registry.py": text, "schedule.csv": exported_files()["schedule.csv"]})
-        assert [entry.key for entry in found.ledger if entry.why.startswith("the registry is assumed")] == assumed
+        plan = read({"config_registry.py": text, "schedule.csv": exported_files()["schedule.csv"]})
+        assert [entry.key for entry in plan.ledger if entry.why.startswith("the registry is assumed")] == assumed
 
 
 def test_a_file_elsewhere_is_not_read(tmp_path: Path, capsys: Capture) -> None:
-    other = exported_to(tmp_path / "other", "-s", "schedule.name=1f1b").with_name("schedule.csv")
-    for name in (str(other), "../other/schedule.csv"):
+    other_csv = exported_to(tmp_path / "other", "-s", "schedule.name=1f1b").with_name("schedule.csv")
+    for name in (str(other_csv), "../other/schedule.csv"):
         file = tmp_path / "job.toml"
         file.write_text(JOB.replace('ZBVZeroBubble"', f'1F1B"\npipeline_parallel_schedule_csv = {name!r}'))
         assert main(["import", "torchtitan", str(file), "--devices", "64", "--lossy"]) == 2
@@ -382,13 +382,13 @@ def test_a_configuration_that_changes_another(tmp_path: Path, capsys: Capture) -
     """Functions that call each other, as in torchtitan's registry."""
     module = exported_to(tmp_path / "titan", "-s", "schedule.name=1f1b")
     body = "config = quickstart()\n    config.debug.seed = 7\n    return config"
-    more = f"def longer() -> Trainer.Config:\n    {body}\n"
-    module.write_text(f"{module.read_text()}\n\n{more}")
+    function_text = f"def longer() -> Trainer.Config:\n    {body}\n"
+    module.write_text(f"{module.read_text()}\n\n{function_text}")
     assert main(["import", "torchtitan", str(module)]) == 2
     assert "choose one: --config quickstart" in capsys.readouterr().err
-    out = tmp_path / "mine.dsc"
-    assert main(["import", "torchtitan", str(module), "--config", "longer", "-o", str(out)]) == 0
-    spec = load(out)
+    spec_file = tmp_path / "mine.dsc"
+    assert main(["import", "torchtitan", str(module), "--config", "longer", "-o", str(spec_file)]) == 0
+    spec = load(spec_file)
     assert (spec.name, spec.train.seed) == ("longer", 7)
 
 
@@ -398,9 +398,9 @@ def test_names_with_types_are_followed(tmp_path: Path, capsys: Capture) -> None:
     body = "config: Trainer.Config = base\n    config.debug.seed: int = 7\n    other: int\n    return config"
     typed = f"base: Trainer.Config = quickstart()\ndef typed() -> Trainer.Config:\n    {body}\n"
     module.write_text(f"{module.read_text()}\n\n{typed}")
-    out = tmp_path / "mine.dsc"
-    assert main(["import", "torchtitan", str(module), "--config", "typed", "-o", str(out)]) == 0
-    assert "I0104" not in capsys.readouterr().err and load(out).train.seed == 7
+    spec_file = tmp_path / "mine.dsc"
+    assert main(["import", "torchtitan", str(module), "--config", "typed", "-o", str(spec_file)]) == 0
+    assert "I0104" not in capsys.readouterr().err and load(spec_file).train.seed == 7
 
 
 def test_names_that_lead_to_each_other_end() -> None:
@@ -417,42 +417,56 @@ def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: 
     """Each name expands to two of the next one: seven names give a hundred values."""
     lines = [f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(7)]
     text = "".join(lines) + "a7 = 1\ndef run() -> Trainer.Config:\n    return Trainer.Config(training=a0)\n"
-    _, found, computed = returned(Source("c.py", text), CONFIG, None)
-    assert not computed and len(found) > 128
+    _, values, computed = returned(Source("c.py", text), CONFIG, None)
+    assert not computed and len(values) > 128
     monkeypatch.setattr(python_calls, "MOST_STEPS", 50)
-    _, found, computed = returned(Source("c.py", text), CONFIG, None)
+    _, values, computed = returned(Source("c.py", text), CONFIG, None)
     (item,) = computed
-    assert "names that refer to each other" in item.message and len(found) <= 50
+    assert "names that refer to each other" in item.message and len(values) <= 50
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
     """An import returns a text and a ledger for any values in a job file."""
-    odd = ["0", "-1", "1e300", "nan", "9" * 400, "true", '"none"', '"x }"', "[0]", "[[1]]", "0.5", '""', "2020-01-01"]
+    odd_values = [
+        "0",
+        "-1",
+        "1e300",
+        "nan",
+        "9" * 400,
+        "true",
+        '"none"',
+        '"x }"',
+        "[0]",
+        "[[1]]",
+        "0.5",
+        '""',
+        "2020-01-01",
+    ]
     lines = JOB.splitlines()
     chosen = data.draw(
         st.sets(st.sampled_from([n for n, line in enumerate(lines) if "=" in line]), min_size=1, max_size=4)
     )
     for number in chosen:
-        lines[number] = f"{lines[number].split(' =')[0]} = {data.draw(st.sampled_from(odd))}"
+        lines[number] = f"{lines[number].split(' =')[0]} = {data.draw(st.sampled_from(odd_values))}"
     members = from_toml(toml_keys(Source("job.toml", "\n".join(lines))))
-    found = imported(members, "mine", data.draw(st.sampled_from([None, 64])))
-    assert {*members} <= {entry.key for entry in found.ledger} or found.mistakes
-    formatted(Source("mine.dsc", found.text))
+    plan = imported(members, "mine", data.draw(st.sampled_from([None, 64])))
+    assert {*members} <= {entry.key for entry in plan.ledger} or plan.mistakes
+    formatted(Source("mine.dsc", plan.text))
 
 
 def test_the_command(tmp_path: Path, capsys: Capture) -> None:
-    file, out = tmp_path / "job.toml", tmp_path / "mine.dsc"
+    file, spec_file = tmp_path / "job.toml", tmp_path / "mine.dsc"
     file.write_text(JOB)
-    command = ["import", "torchtitan", str(file), "--devices", "1024", "-o", str(out), "--format", "json"]
+    command = ["import", "torchtitan", str(file), "--devices", "1024", "-o", str(spec_file), "--format", "json"]
     assert main(command) == 2
     document = parsed(capsys.readouterr().out, "import")
-    assert (document["from"], document["spec"]) == ("torchtitan", None) and not out.exists()
-    changed = {each["key"] for each in document["keys"] if each["kind"] in CHANGES}
+    assert (document["from"], document["spec"]) == ("torchtitan", None) and not spec_file.exists()
+    changed = {entry["key"] for entry in document["keys"] if entry["kind"] in CHANGES}
     assert changed == {"init", "optimizer.weight_decay"}
     assert main([*command, "--lossy"]) == 0
-    assert parsed(capsys.readouterr().out, "import")["spec"] == out.read_text()
-    assert main(["fmt", "--check", str(out)]) == 0 and main(["check", str(out)]) == 0
+    assert parsed(capsys.readouterr().out, "import")["spec"] == spec_file.read_text()
+    assert main(["fmt", "--check", str(spec_file)]) == 0 and main(["check", str(spec_file)]) == 0
     assert main(["import", "torchtitan", str(file), "--vocab", "3"]) == 2
     assert main(["import", "megatron-bridge", str(file), "--config", "a"]) == 2

@@ -65,12 +65,12 @@ def test_gradients_equal_autograd(name: str, tmp_path: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
-    found = {k: v for rank in range(2) for k, v in load_file(tmp_path / f"{rank}.safetensors").items()}
+    gradients = {k: v for rank in range(2) for k, v in load_file(tmp_path / f"{rank}.safetensors").items()}
     model = layers(schedule.num_stages)
     x, target = batch(schedule.num_micro_batches)
     loss_of(torch.nn.Sequential(*model)(x), target).backward()
     expected = {f"{s}.{n}": p.grad for s, stage in enumerate(model) for n, p in stage.named_parameters()}
-    assert found.keys() == expected.keys()
+    assert gradients.keys() == expected.keys()
     for key, gradient in expected.items():
         assert gradient is not None
-        torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradients[key], gradient, rtol=1e-12, atol=1e-12)

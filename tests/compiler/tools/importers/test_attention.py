@@ -19,10 +19,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
 
 
 def model_of(folder: Path, model_type: str, **keys: Any) -> Model:
-    found = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys)
-    assert found.model is not None, found.diagnostics
-    spec = loaded(found, folder).model
-    assert spec == found.model
+    imported_config = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys)
+    assert imported_config.model is not None, imported_config.diagnostics
+    spec = loaded(imported_config, folder).model
+    assert spec == imported_config.model
     return spec
 
 
@@ -91,11 +91,11 @@ def test_windows(tmp_path: Path) -> None:
     assert [(span.first, span.last, span.by) for span in turns.layers] == [(0, 4, 1), (1, 3, 2)]
 
 
-@pytest.mark.parametrize("model_type", [each for each, family in FAMILIES.items() if family.linear])
+@pytest.mark.parametrize("model_type", [model_type for model_type, family in FAMILIES.items() if family.linear])
 def test_linear_attention_has_the_activation_of_its_convolution(model_type: str) -> None:
     """The class applies `hidden_act` to the convolution too."""
     values = SIZES_OF[model_type] | {"model_type": model_type, "hidden_act": "gelu"}
-    errors = [each.message for each in imported(values).diagnostics]
+    errors = [item.message for item in imported(values).diagnostics]
     assert '`hidden_act` = "gelu": it is also the activation of linear attention, which is SiLU in a spec' in errors
 
 
@@ -133,8 +133,8 @@ def test_latent_attention_keeps_its_scales(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_lists_that_do_not_fit_the_layers_are_refused(model_type: str, keys: dict[str, Any], said: str) -> None:
-    found = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys).diagnostics
-    assert any(item.severity == "error" and item.message.startswith(said) for item in found), found
+    diagnostics = imported(SIZES_OF[model_type] | {"model_type": model_type} | keys).diagnostics
+    assert any(item.severity == "error" and item.message.startswith(said) for item in diagnostics), diagnostics
 
 
 def test_layers_are_as_they_are_listed(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ def test_layers_are_as_they_are_listed(tmp_path: Path) -> None:
     linear = {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4}
     kimi = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 3, 5]})
     assert [isinstance(kimi.attention_of(layer), DeltaNet) for layer in range(5)] == [True, False] * 2 + [True]
-    every = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 2, 3, 4, 5]})
-    assert all(isinstance(every.attention_of(layer), DeltaNet) for layer in range(5))
-    still = model_of(tmp_path, "smollm3", no_rope_layers=[1, 0, 1, 1, 0])
-    attention = [still.attention_of(layer) for layer in range(5)]
-    assert [isinstance(each, Gqa) and each.rope is not None for each in attention] == [True, False, True, True, False]
+    all_linear = model_of(tmp_path, "kimi_linear", linear_attn_config=linear | {"kda_layers": [1, 2, 3, 4, 5]})
+    assert all(isinstance(all_linear.attention_of(layer), DeltaNet) for layer in range(5))
+    smollm = model_of(tmp_path, "smollm3", no_rope_layers=[1, 0, 1, 1, 0])
+    attention = [smollm.attention_of(layer) for layer in range(5)]
+    assert [isinstance(part, Gqa) and part.rope is not None for part in attention] == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ def test_a_table_chooses_experts_in_the_layers_of_the_config(keys: dict[str, Any
     model = model_of(tmp_path, "deepseek_v4", **keys)
     parts = [model.layers[model.range_of(layer)].ffn for layer in range(5)]
     kinds = CONFIG_MAPPING["deepseek_v4"](**SIZES_OF["deepseek_v4"], **keys).mlp_layer_types
-    assert ["hash_moe" if isinstance(each, Moe) and each.choice == "table" else "moe" for each in parts] == kinds
+    assert ["hash_moe" if isinstance(part, Moe) and part.choice == "table" else "moe" for part in parts] == kinds

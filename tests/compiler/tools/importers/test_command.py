@@ -27,7 +27,7 @@ from dsl.text.parser import MAX_BYTES
 
 ROOT = Path(__file__).parents[4]
 CONFIGS = [json.loads(path.read_text("utf-8")) for path in sorted((Path(__file__).parent / "configs").glob("*.json"))]
-LLAMA: dict[str, Any] = next(each for each in CONFIGS if each["model_type"] == "llama")
+LLAMA: dict[str, Any] = next(config for config in CONFIGS if config["model_type"] == "llama")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -119,8 +119,8 @@ def test_invalid_configs_are_refused(folder: Path, capsys: Capture) -> None:
         "nul.json": "a NUL byte",
     }.items():
         assert import_(name) == 2
-        out, said = capsys.readouterr()
-        assert out == "" and message in said
+        stdout, stderr = capsys.readouterr()
+        assert stdout == "" and message in stderr
 
 
 def test_a_config_may_be_a_link(folder: Path, capsys: Capture) -> None:
@@ -183,8 +183,8 @@ def mutated(seed: int) -> dict[str, Any]:
             case 0:
                 values.pop(key, None)
             case 1:
-                other = choose.choice(CONFIGS)
-                values[key] = other.get(key, choose.choice(list(other.values())))
+                donor = choose.choice(CONFIGS)
+                values[key] = donor.get(key, choose.choice(list(donor.values())))
             case _:
                 values[key] = choose.choice(VALUES)
     return values
@@ -197,21 +197,21 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) ->
     """A spec that is right and says what was read, or located mistakes; the same twice."""
     text = json.dumps(mutated(seed))
     for lossy in (False, True):
-        found = huggingface.read(parse(Source("c.json", text)), "m", lossy=lossy)
-        assert found == huggingface.read(parse(Source("c.json", text)), "m", lossy=lossy)
-        render_all(found.diagnostics)
-        errors = [item for item in found.diagnostics if item.severity == "error"]
-        assert (found.model is None) == bool(errors)
+        imported_config = huggingface.read(parse(Source("c.json", text)), "m", lossy=lossy)
+        assert imported_config == huggingface.read(parse(Source("c.json", text)), "m", lossy=lossy)
+        render_all(imported_config.diagnostics)
+        errors = [item for item in imported_config.diagnostics if item.severity == "error"]
+        assert (imported_config.model is None) == bool(errors)
         assert all(item.span is not None for item in errors)
-        if found.model is not None:
-            begin = run_text(found.model, found.context)
-            spec = f"{begin}\n{model_text(found.model, found.model_type, found.remarks)}"
+        if imported_config.model is not None:
+            begin = run_text(imported_config.model, imported_config.context)
+            spec = f"{begin}\n{model_text(imported_config.model, imported_config.model_type, imported_config.remarks)}"
             assert formatted(Source("m.dsc", spec))
             path = tmp_path_factory.getbasetemp() / "mutated.dsc"
             path.write_text(spec, "utf-8")
             assert check(path) == ()
             if begin:
-                assert load(path).model == found.model
+                assert load(path).model == imported_config.model
 
 
 @pytest.mark.parametrize(
@@ -230,11 +230,13 @@ def test_the_cluster_fits_the_model(tmp_path: Path, sizes: dict[str, int], devic
     heads = width // 64
     config |= {"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 2048} | sizes
     text = json.dumps({"model_type": "qwen3", **config})
-    found = huggingface.read(parse(Source("c.json", text)), "m")
-    assert found.model is not None
-    begin = run_text(found.model, found.context)
+    imported_config = huggingface.read(parse(Source("c.json", text)), "m")
+    assert imported_config.model is not None
+    begin = run_text(imported_config.model, imported_config.context)
     path = tmp_path / "m.dsc"
-    path.write_text(f"{begin}\n{model_text(found.model, found.model_type, found.remarks)}", "utf-8")
+    path.write_text(
+        f"{begin}\n{model_text(imported_config.model, imported_config.model_type, imported_config.remarks)}", "utf-8"
+    )
     assert check(path) == ()
     cluster = load(path).cluster
     assert (cluster.node.device.name, cluster.nodes * cluster.node.devices) == (device, devices)
@@ -244,15 +246,15 @@ def test_the_cluster_fits_the_model(tmp_path: Path, sizes: dict[str, int], devic
 @settings(max_examples=200)
 def test_damaged_text(noise: bytes, seed: int) -> None:
     text = json.dumps(CONFIGS[seed % len(CONFIGS)], indent=2)
-    at = seed % len(text)
-    damaged = text[:at] + noise.decode("latin-1") + text[at + seed % 7 :]
+    offset = seed % len(text)
+    damaged = text[:offset] + noise.decode("latin-1") + text[offset + seed % 7 :]
     try:
-        found = huggingface.read(parse(Source("c.json", damaged)), "m")
+        imported_config = huggingface.read(parse(Source("c.json", damaged)), "m")
     except SpecError as error:
         assert all(item.span is not None for item in error.diagnostics)
         assert str(error)
     else:
-        render_all(found.diagnostics)
+        render_all(imported_config.diagnostics)
 
 
 def test_many_keys_stay_a_short_spec(folder: Path, capsys: Capture) -> None:

@@ -19,29 +19,29 @@ STUB = 'torchrun() { printf "%s\\0" "$@"; }\npython() { torchrun "$@"; }\n'  # p
 
 def read(text: str, **variables: str) -> dict[str, object]:
     """The arguments of a script in which each occurs once."""
-    found, mistakes = script(Source("s.sh", text), variables)
+    arguments, mistakes = script(Source("s.sh", text), variables)
     assert not mistakes, [str(item) for item in mistakes]
-    for name, values in found.items():
+    for name, values in arguments.items():
         assert len(values) == 1, name
-    return {name: values[0].value for name, values in found.items()}
+    return {name: values[0].value for name, values in arguments.items()}
 
 
 def run(text: str) -> dict[str, object]:
     """The arguments that bash hands to `torchrun` of a script."""
     command = ["bash", "--norc", "-c", STUB + text]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.defpath}).stdout
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     name, values = "", list[str]()
     for word in (*printed.split("\0")[:-1], "--"):
         if word == "--" or (match := ARGUMENT.fullmatch(word)):
             if name:
-                found[name] = typed(" ".join(values)) if values else True
+                arguments[name] = typed(" ".join(values)) if values else True
             if word != "--":
                 assert match
                 name, values = match[1].replace("-", "_"), [match[3]] if match[2] else []
         elif name and word != "pretrain_gpt.py":
             values.append(word)
-    return found
+    return arguments
 
 
 CASES = {
@@ -80,11 +80,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_arguments_equal_those_that_bash_passes(case: str) -> None:
     if case == "a function":  # its argument is unknown
-        found, mistakes = script(Source("s.sh", CASES[case]), {})
-        assert isinstance(found["x"][0].value, ComputedValue) and found["y"][0].value == 2 and len(mistakes) == 1
+        arguments, mistakes = script(Source("s.sh", CASES[case]), {})
+        assert (
+            isinstance(arguments["x"][0].value, ComputedValue) and arguments["y"][0].value == 2 and len(mistakes) == 1
+        )
     elif case in ("a log", "commands behind"):  # with an argument that occurs twice
-        found, _ = script(Source("s.sh", CASES[case]), {})
-        assert {name: values[0].value for name, values in found.items()} == run(CASES[case])
+        arguments, _ = script(Source("s.sh", CASES[case]), {})
+        assert {name: values[0].value for name, values in arguments.items()} == run(CASES[case])
     else:
         assert read(CASES[case]) == run(CASES[case])
 
@@ -108,15 +110,15 @@ def test_any_words_equal_those_of_bash(data: st.DataObject, arguments: dict[str,
         text = f'A=({data.draw(st.sampled_from([" ", chr(10)])).join(lines)})\ntorchrun pretrain.py "${{A[@]}}"'
     else:
         text = f"torchrun pretrain.py {between.join(lines)}"
-    found, mistakes = script(Source("s.sh", text), {})
+    read_arguments, mistakes = script(Source("s.sh", text), {})
     assert not mistakes
-    assert {name: values[0].value for name, values in found.items()} == run(text)
+    assert {name: values[0].value for name, values in read_arguments.items()} == run(text)
 
 
 def test_exponentially_expanding_variables_are_bounded() -> None:
     text = "A=0123456789\n" + "A=$A$A\n" * 60 + f"B={'$A' * 1000}\ntorchrun pretrain_gpt.py --x $A$B --y 1\n"
-    found, _ = script(Source("s.sh", text), {})
-    assert len(str(found["x"][0].value)) <= 200_000 and found["y"][0].value == 1
+    arguments, _ = script(Source("s.sh", text), {})
+    assert len(str(arguments["x"][0].value)) <= 200_000 and arguments["y"][0].value == 1
 
 
 def test_invalid_scripts_are_refused() -> None:
@@ -128,8 +130,8 @@ def test_invalid_scripts_are_refused() -> None:
 
 def test_unknown_values_are_reported() -> None:
     text = 'N=$(nproc)\nA="--x $N --y `date`"\ntorchrun pretrain_gpt.py $A --z $((N * 2)) $EXTRA "$@" --w ${U}\n'
-    found, mistakes = script(Source("s.sh", text), {})
-    assert {name for name, values in found.items() if isinstance(values[0].value, ComputedValue)} == {
+    arguments, mistakes = script(Source("s.sh", text), {})
+    assert {name for name, values in arguments.items() if isinstance(values[0].value, ComputedValue)} == {
         "x",
         "y",
         "z",
@@ -139,7 +141,7 @@ def test_unknown_values_are_reported() -> None:
     hints = [item.hint for item in mistakes]
     assert hints[0] == "set it: -D N=VALUE" and hints[1] == "write its value" and hints[3] == "set it: -D U=VALUE"
     text = "torchrun pretrain_gpt.py $EXTRA --x 1 \n"
-    found, mistakes = script(Source("s.sh", text), {})
+    arguments, mistakes = script(Source("s.sh", text), {})
     assert "$EXTRA" in mistakes[0].message and mistakes[0].hint == "set it: -D EXTRA='--name value'"
     assert read(text, EXTRA="--y 2 --z") == {"x": 1, "y": 2, "z": True}
 
@@ -152,8 +154,8 @@ def test_given_variables_override_those_of_the_script() -> None:
 
 def test_branches_are_not_followed() -> None:
     text = "if true; then\n  N=1\nelse\n  N=2\nfi\ntorchrun --x $N"
-    found, mistakes = script(Source("s.sh", text), {})
-    assert found["x"][0].value == 2
+    arguments, mistakes = script(Source("s.sh", text), {})
+    assert arguments["x"][0].value == 2
     assert "`N` is 2 from here on, and was 1" in mistakes[0].message and mistakes[0].span is not None
     assert mistakes[0].span.line == 4
     assert read(text, N="1") == {"x": 1}
@@ -161,11 +163,11 @@ def test_branches_are_not_followed() -> None:
 
 def test_spans_point_to_the_words() -> None:
     text = "A=\"--x-y 1\n  --z='a b'\"\ntorchrun $A --w 2 3\ntorchrun --w 4\n"
-    found, _ = script(Source("s.sh", text), {})
-    places = [(each.span.text, each.span.line) for values in found.values() for each in values]
+    arguments, _ = script(Source("s.sh", text), {})
+    places = [(value.span.text, value.span.line) for values in arguments.values() for value in values]
     assert places == [("--x-y", 1), ("--z", 2), ("--w", 3), ("--w", 4)]
-    found, _ = script(Source("s.sh", "bash -c 'torchrun t.py --x 12; sleep 1'\n"), {})
-    assert found["x"][0].value == 12, "a `;` is not of the word before it"
+    arguments, _ = script(Source("s.sh", "bash -c 'torchrun t.py --x 12; sleep 1'\n"), {})
+    assert arguments["x"][0].value == 12, "a `;` is not of the word before it"
 
 
 @pytest.mark.parametrize(

@@ -84,25 +84,25 @@ def whole(model_type: str) -> dict[str, Any]:
 
 def imported(values: dict[str, Any]) -> ImportedConfig:
     """The model; `lossy`, as Mistral's default is a window, which a spec does not have."""
-    found = huggingface.read(parse(Source("config.json", json.dumps(values))), "mine", lossy=True)
-    assert found.model is not None, found.diagnostics
-    return found
+    imported_config = huggingface.read(parse(Source("config.json", json.dumps(values))), "mine", lossy=True)
+    assert imported_config.model is not None, imported_config.diagnostics
+    return imported_config
 
 
 def filled(found: ImportedConfig) -> set[str]:
     """The keys reported as filled with defaults, the same on the terminal and in the spec."""
-    said = [item.message for item in found.diagnostics if item.code == "I0304"]
-    assert said == [each.text for each in found.remarks if each.text in said] and len(said) < 2
-    listed = said[0].partition(": ")[2].split(", ") if said else []
-    return {each.partition(" = ")[0] for each in listed}
+    messages = [item.message for item in found.diagnostics if item.code == "I0304"]
+    assert messages == [remark.text for remark in found.remarks if remark.text in messages] and len(messages) < 2
+    listed = messages[0].partition(": ")[2].split(", ") if messages else []
+    return {entry.partition(" = ")[0] for entry in listed}
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_config_of_sizes_only_gives_the_model_of_all_defaults(model_type: str) -> None:
-    every = imported(whole(model_type))
+    complete = imported(whole(model_type))
     silent = imported(SIZES_OF[model_type] | {"model_type": model_type})
-    assert (silent.model, silent.context) == (every.model, every.context)
-    assert not filled(every)
+    assert (silent.model, silent.context) == (complete.model, complete.context)
+    assert not filled(complete)
     unread = {"num_key_value_heads"} if FAMILIES[model_type].attention == "mla" else set()
     rope = {"rope_parameters"} if FAMILIES[model_type].rope else set()
     assert filled(silent) == set(FAMILIES[model_type].defaults) - unread | rope
@@ -110,28 +110,30 @@ def test_a_config_of_sizes_only_gives_the_model_of_all_defaults(model_type: str)
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_each_key_that_is_left_out_is_its_default(model_type: str) -> None:
-    every = whole(model_type)
-    expected = imported(every)
-    for key in set(every) - set(SIZES_OF[model_type]) - {"model_type"}:
-        found = imported({name: value for name, value in every.items() if name != key})
-        assert (found.model, found.context) == (expected.model, expected.context), key
-        assert filled(found) <= {key, "rope_theta", "rope_local_base_freq"}, "of rope_parameters, what is in it"
+    all_keys = whole(model_type)
+    expected = imported(all_keys)
+    for key in set(all_keys) - set(SIZES_OF[model_type]) - {"model_type"}:
+        imported_config = imported({name: value for name, value in all_keys.items() if name != key})
+        assert (imported_config.model, imported_config.context) == (expected.model, expected.context), key
+        assert filled(imported_config) <= {key, "rope_theta", "rope_local_base_freq"}, (
+            "of rope_parameters, what is in it"
+        )
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_another_value_is_another_model(model_type: str) -> None:
     """Every default matters, so the tests above can fail."""
-    every = whole(model_type)
-    rope = every.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
-    every.pop("mlp_layer_types", None)  # first_k_dense_replace layer by layer
+    all_keys = whole(model_type)
+    rope = all_keys.pop("rope_parameters", {"rope_theta": 1e4})  # or has none
+    all_keys.pop("mlp_layer_types", None)  # first_k_dense_replace layer by layer
     if FAMILIES[model_type].local_theta:
-        every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+        all_keys |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
         rope = rope["full_attention"]
     if FAMILIES[model_type].attention == "compressed":
-        every |= {"compress_rope_theta": rope["compress"]["rope_theta"]}
+        all_keys |= {"compress_rope_theta": rope["compress"]["rope_theta"]}
         rope = rope["main"]
-    every |= {"rope_theta": rope["rope_theta"]}
-    expected = imported(every)
+    all_keys |= {"rope_theta": rope["rope_theta"]}
+    expected = imported(all_keys)
     for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {
         "topk_method",
         "scoring_func",
@@ -139,20 +141,22 @@ def test_another_value_is_another_model(model_type: str) -> None:
         "hidden_activation",
         "rope_parameters",
     }:
-        value = every[key]
-        if key == "topk_group" and every.get("n_group", every.get("num_expert_group")) == 1:
+        value = all_keys[key]
+        if key == "topk_group" and all_keys.get("n_group", all_keys.get("num_expert_group")) == 1:
             continue  # there is but one to choose
         value = 1.0 if value is None else value  # no bound: another one is one
         double = isinstance(value, float) or (key in ("n_group", "num_expert_group") and value == 1)
-        other = not value if isinstance(value, bool) else value * 2 if double else value // 2 or 1 - value
-        found = imported(every | {key: other})
-        same = (found.model, found.context) == (expected.model, expected.context)
-        assert not same or (key in ("max_position_embeddings", "model_max_length") and value > LONGEST), key
+        changed = not value if isinstance(value, bool) else value * 2 if double else value // 2 or 1 - value
+        imported_config = imported(all_keys | {key: changed})
+        is_same = (imported_config.model, imported_config.context) == (expected.model, expected.context)
+        assert not is_same or (key in ("max_position_embeddings", "model_max_length") and value > LONGEST), key
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_null_key_heads_mean_as_many_as_heads(model_type: str) -> None:
-    found = imported(SIZES | {"model_type": model_type, "num_key_value_heads": None, "num_attention_heads": 16})
+    imported_config = imported(
+        SIZES | {"model_type": model_type, "num_key_value_heads": None, "num_attention_heads": 16}
+    )
     config = CONFIG_MAPPING[model_type](**SIZES | {"num_attention_heads": 16}, num_key_value_heads=None)
-    assert found.model is not None and isinstance(found.model.attention, Gqa)
-    assert found.model.attention.kv_heads == config.num_key_value_heads == 16
+    assert imported_config.model is not None and isinstance(imported_config.model.attention, Gqa)
+    assert imported_config.model.attention.kv_heads == config.num_key_value_heads == 16

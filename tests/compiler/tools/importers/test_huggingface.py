@@ -68,8 +68,8 @@ SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # types that transformers knows by anot
 
 
 def config(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(next(path for path in CONFIGS if path.stem == name).read_text("utf-8"))
-    return found
+    values: dict[str, Any] = json.loads(next(path for path in CONFIGS if path.stem == name).read_text("utf-8"))
+    return values
 
 
 def imported(values: dict[str, Any], *, lossy: bool = False) -> ImportedConfig:
@@ -77,9 +77,9 @@ def imported(values: dict[str, Any], *, lossy: bool = False) -> ImportedConfig:
 
 
 def model_of(values: dict[str, Any]) -> Model:
-    found = imported(values)
-    assert found.model is not None, found.diagnostics
-    return found.model
+    imported_config = imported(values)
+    assert imported_config.model is not None, imported_config.diagnostics
+    return imported_config.model
 
 
 def loaded(found: ImportedConfig, folder: Path) -> Spec:
@@ -94,8 +94,8 @@ def built(transformers_config: PreTrainedConfig) -> tuple[int, int]:
     """(parameters, entries of balancing biases) of the model transformers makes; no memory is used."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(transformers_config)
-    biases = (each.numel() for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
-    return sum(each.numel() for each in model.parameters()), sum(biases)
+    biases = (buffer.numel() for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    return sum(parameter.numel() for parameter in model.parameters()), sum(biases)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,19 +105,19 @@ def test_published_shapes(name: str, tmp_path: Path) -> None:
     values.pop("auto_map", None)
     kind = values.pop("model_type")
     counted, biases = built(AutoConfig.for_model(SAME_CLASS.get(kind, kind), **values))
-    found = parameters(model)
-    assert (found.total - found.bias, found.bias) == (counted, biases)
-    assert found.total == PUBLISHED.get(name, found.total)
+    count = parameters(model)
+    assert (count.total - count.bias, count.bias) == (counted, biases)
+    assert count.total == PUBLISHED.get(name, count.total)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_spec_is_right_and_reads_back(name: str, tmp_path: Path) -> None:
-    found = imported(config(name))
-    assert found.model is not None
-    text = model_text(found.model, found.model_type, found.remarks)
+    imported_config = imported(config(name))
+    assert imported_config.model is not None
+    text = model_text(imported_config.model, imported_config.model_type, imported_config.remarks)
     (tmp_path / "alone.dsc").write_text(text, "utf-8")
     assert check(tmp_path / "alone.dsc") == ()
-    assert loaded(found, tmp_path).model == found.model
+    assert loaded(imported_config, tmp_path).model == imported_config.model
 
 
 SHIPPED = {  # specs of this repository, written from the reports
@@ -195,13 +195,13 @@ def attention_mla(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    groups, each = draw(st.integers(1, 3)), draw(st.integers(2, 4))
-    kept = draw(st.integers(1, groups))
+    groups, per_group = draw(st.integers(1, 3)), draw(st.integers(2, 4))
+    chosen_groups = draw(st.integers(1, groups))
     return {
-        "n_routed_experts": groups * each,
+        "n_routed_experts": groups * per_group,
         "n_group": groups,
-        "topk_group": kept,
-        "num_experts_per_tok": draw(st.integers(1, kept * each)),
+        "topk_group": chosen_groups,
+        "num_experts_per_tok": draw(st.integers(1, chosen_groups * per_group)),
         "n_shared_experts": draw(st.integers(0, 2)),
         "moe_intermediate_size": draw(SIZES),
         "first_k_dense_replace": draw(st.integers(0, layers)),
@@ -212,7 +212,7 @@ def experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 @st.composite
 def configs(draw: st.DrawFn) -> PreTrainedConfig:
     layers = draw(st.integers(1, 5))
-    values = {key: draw(each) for key, each in COMMON.items()} | {"num_hidden_layers": layers}
+    values = {key: draw(strategy) for key, strategy in COMMON.items()} | {"num_hidden_layers": layers}
     kind = draw(st.sampled_from([DeepseekV2Config, DeepseekV3Config, LlamaConfig, MistralConfig, MixtralConfig,
                                  Qwen3Config, Qwen3MoeConfig]))  # fmt: skip
     if kind in (DeepseekV2Config, DeepseekV3Config):
@@ -242,13 +242,13 @@ def test_random_configs(values: PreTrainedConfig) -> None:
         values.save_pretrained(folder)
         file, root = read_config(Path(folder))
         assert file.name == CONFIG
-        found = huggingface.read(root, "m")
-        assert found.model is not None, found.diagnostics
-        assert not [item for item in found.diagnostics if item.code == "I0302"]  # no unknown key
+        imported_config = huggingface.read(root, "m")
+        assert imported_config.model is not None, imported_config.diagnostics
+        assert not [item for item in imported_config.diagnostics if item.code == "I0302"]  # no unknown key
         counted, biases = built(values)
-        count = parameters(found.model)
+        count = parameters(imported_config.model)
         assert (count.total - count.bias, count.bias) == (counted, biases)
-        assert loaded(found, Path(folder)).model == found.model
+        assert loaded(imported_config, Path(folder)).model == imported_config.model
 
 
 # ---------------------------------------------------------------- nothing is dropped
@@ -268,8 +268,8 @@ OF_MLA = {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
 
 
 def outcome(values: dict[str, Any]) -> tuple[Model | None, tuple[str, ...]]:
-    found = imported(values)
-    return found.model, tuple(item.message for item in found.diagnostics)
+    imported_config = imported(values)
+    return imported_config.model, tuple(item.message for item in imported_config.diagnostics)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -294,21 +294,21 @@ READERS = {  # a type whose class reads the key
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_refused_keys(key: str, tmp_path: Path) -> None:
     """A key is refused if the type's class reads it. Otherwise it is reported as not read."""
-    other = "qwen2.5-7b"
-    for name in {READERS.get(key, other)} | ({other} if REFUSED[key].types is not None else set()):
+    fallback = "qwen2.5-7b"
+    for name in {READERS.get(key, fallback)} | ({fallback} if REFUSED[key].types is not None else set()):
         plain = config(name)
         before = imported(plain)
         values = plain | {key: 3.5}
-        said_before = [each.message for each in before.diagnostics]
-        new = [each for each in imported(values).diagnostics if each.message not in said_before]
+        messages_before = [item.message for item in before.diagnostics]
+        new = [item for item in imported(values).diagnostics if item.message not in messages_before]
         is_read = REFUSED[key].is_read(plain["model_type"])
         assert is_read == (key in READERS and name == READERS[key])
-        (found,) = [each for each in new if key in each.message]
-        assert (found.code, found.severity) == (("I0301", "error") if is_read else ("I0302", "warning"))
+        (refusal,) = [item for item in new if key in item.message]
+        assert (refusal.code, refusal.severity) == (("I0301", "error") if is_read else ("I0302", "warning"))
         for harmless in (*REFUSED[key].harmless, None):
-            assert [each.message for each in imported(values | {key: harmless}).diagnostics] == said_before
+            assert [item.message for item in imported(values | {key: harmless}).diagnostics] == messages_before
         lossy = imported(values, lossy=True)
-        assert lossy.model == before.model and len(lossy.diagnostics) == len(said_before) + 1
+        assert lossy.model == before.model and len(lossy.diagnostics) == len(messages_before) + 1
         assert lossy.model is not None
         text = model_text(lossy.model, lossy.model_type, lossy.remarks)
         assert f"`{key}` = " in text.replace("\n", " ")
@@ -320,11 +320,11 @@ def test_an_omitted_balancing_loss_is_reported() -> None:
     values = config("deepseek-v3")
     del values["aux_loss_alpha"]
     absent, null = imported(values), imported(values | {"aux_loss_alpha": None})
-    for found, weight, text in (
+    for imported_config, weight, text in (
         (absent, 0.001, "0.001 is the default of deepseek_v3; DeepSeek-V3's report has 1e-4"),
         (null, 0.0, "aux_loss_alpha = null: no loss balances the experts' load within a sequence"),
     ):
-        assert found.model is not None
-        ffn = found.model.layers[-1].ffn
+        assert imported_config.model is not None
+        ffn = imported_config.model.layers[-1].ffn
         assert isinstance(ffn, Moe) and ffn.balance.sequence_loss == weight
-        assert any(text in each.text and each.place == "balance" for each in found.remarks)
+        assert any(text in remark.text and remark.place == "balance" for remark in imported_config.remarks)

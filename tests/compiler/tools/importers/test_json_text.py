@@ -28,8 +28,8 @@ PIECES = st.sampled_from(
 
 def plain(value: JsonValue) -> Any:
     if isinstance(value.value, Mapping):
-        return {key: plain(each) for key, each in value.value.items()}
-    return [plain(each) for each in value.value] if isinstance(value.value, tuple) else value.value
+        return {key: plain(item) for key, item in value.value.items()}
+    return [plain(item) for item in value.value] if isinstance(value.value, tuple) else value.value
 
 
 def strict(text: str) -> Any:
@@ -54,9 +54,9 @@ def strict(text: str) -> Any:
 @given(VALUES, st.sampled_from([None, 2]), st.booleans())
 def test_written_json_reads_back(value: Any, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    found = parse(Source("c.json", text))
-    assert plain(found) == value
-    assert found.span.text == text
+    root = parse(Source("c.json", text))
+    assert plain(root) == value
+    assert root.span.text == text
 
 
 @given(st.lists(PIECES, max_size=14).map("".join))

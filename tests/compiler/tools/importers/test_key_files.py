@@ -11,8 +11,8 @@ from dsl.messages.diagnostics import Source, SpecError
 
 
 def read(text: str, **variables: str) -> dict[str, list[object]]:
-    found, _ = yaml_keys(Source("a.yaml", text), variables)
-    return {name: [each.value for each in values] for name, values in found.items()}
+    members, _ = yaml_keys(Source("a.yaml", text), variables)
+    return {name: [entry.value for entry in values] for name, values in members.items()}
 
 
 def test_every_value_has_its_type() -> None:
@@ -45,16 +45,16 @@ def test_keys_in_lists_are_keys() -> None:
 def test_variables_are_replaced_and_others_are_not_known() -> None:
     text = "a: $N\nb: [1, $M]\nc: ${P:-3}\n"
     assert read(text, N="4", M="5") == {"a": [4], "b": [[1, 5]], "c": [3]}
-    found, mistakes = yaml_keys(Source("a.yaml", text), {})
-    assert isinstance(found["a"][0].value, ComputedValue) and isinstance(found["b"][0].value, ComputedValue)
+    members, mistakes = yaml_keys(Source("a.yaml", text), {})
+    assert isinstance(members["a"][0].value, ComputedValue) and isinstance(members["b"][0].value, ComputedValue)
     assert [item.hint for item in mistakes] == ["set it: -D N=VALUE", "set it: -D M=VALUE"]
 
 
 def test_aliased_values_are_read_once() -> None:
     """Aliases that multiply and recursive aliases, which would take forever to follow."""
     doubled = "".join(f"a{n}: &a{n} {{x{n}: 1, l: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 60))
-    found = read("a0: &a0 {x0: 1}\n" + doubled)
-    assert {name: values for name, values in found.items() if name[0] == "x"} == {f"x{n}": [1] for n in range(60)}
+    members = read("a0: &a0 {x0: 1}\n" + doubled)
+    assert {name: values for name, values in members.items() if name[0] == "x"} == {f"x{n}": [1] for n in range(60)}
     assert read("a: &a {b: 1, c: *a}\n") == {"b": [1]}
     for text in (
         "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
@@ -71,8 +71,8 @@ def test_aliased_values_are_read_once() -> None:
 
 def test_places_are_from_keys_to_the_ends_of_their_values() -> None:
     text = "a: &one 12\n--b:  'x y'\nc: *one\nd:\ne: {f: [1, 2], g}\n"
-    found, _ = yaml_keys(Source("a.yaml", text), {})
-    places = {name: values[0].span.text for name, values in found.items()}
+    members, _ = yaml_keys(Source("a.yaml", text), {})
+    places = {name: values[0].span.text for name, values in members.items()}
     assert places == {"a": "a: &one 12", "b": "--b:  'x y'", "c": "c", "d": "d:", "f": "f: [1, 2]", "g": "g"}
 
 
@@ -95,9 +95,9 @@ def test_a_number_of_too_many_digits_is_refused() -> None:
 def test_deep_toml_is_refused(text: str, place: int) -> None:
     with pytest.raises(SpecError) as raised:
         toml_keys(Source("a.toml", text))
-    (each,) = raised.value.diagnostics
-    assert each.message == "this TOML is too deep to be a configuration"
-    assert each.span is not None and each.span.start == place
+    (item,) = raised.value.diagnostics
+    assert item.message == "this TOML is too deep to be a configuration"
+    assert item.span is not None and item.span.start == place
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_deep_toml_is_refused(text: str, place: int) -> None:
 )
 def test_a_key_may_go_by_several_names(text: str, value: object, mistake: str) -> None:
     reader = ConfigReader(parse(Source("config.json", text)), lossy=False)
-    found = reader.get("a", "b", "c")
-    assert (found and found.value) == value
+    entry = reader.get("a", "b", "c")
+    assert (entry and entry.value) == value
     assert [item.code for item in reader.mistakes] == ["I0203"] * bool(mistake)
     assert all(mistake in item.message for item in reader.mistakes)

@@ -66,9 +66,9 @@ NORMS = {  # ours → theirs
 def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str, Tensor]:
     """The transformers tensors by our names: rotated columns in pairs, gains not relative to 1."""
     gain = 1.0 if from_one else 0.0
-    found = {"embedding": theirs["model.embed_tokens.weight"], "final_norm": gain + theirs["model.norm.weight"]}
+    tensors = {"embedding": theirs["model.embed_tokens.weight"], "final_norm": gain + theirs["model.norm.weight"]}
     if not model.tied:
-        found["head"] = theirs["lm_head.weight"]
+        tensors["head"] = theirs["lm_head.weight"]
     for layer in range(model.num_layers):
         in_layer = {
             name.removeprefix(f"model.layers.{layer}."): tensor
@@ -81,8 +81,8 @@ def logical(theirs: dict[str, Tensor], model: Model, from_one: bool) -> dict[str
         assert isinstance(attention, Gqa)
         mine |= attended(in_layer, attention.head_dim)
         mine |= mixture(in_layer, ffn) if isinstance(ffn := model.ffn(layer), Moe) else network(in_layer, "mlp", "ffn")
-        found |= {f"layers.{layer}.{name}": tensor for name, tensor in mine.items()}
-    return {name: tensor.detach().double() for name, tensor in found.items()}
+        tensors |= {f"layers.{layer}.{name}": tensor for name, tensor in mine.items()}
+    return {name: tensor.detach().double() for name, tensor in tensors.items()}
 
 
 def attended(of: dict[str, Tensor], width: int) -> dict[str, Tensor]:
@@ -92,14 +92,14 @@ def attended(of: dict[str, Tensor], width: int) -> dict[str, Tensor]:
     def paired(x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, width))[:, in_pairs].flatten(0, 1)
 
-    found = {"attention.out": of["self_attn.o_proj.weight"]}
+    tensors = {"attention.out": of["self_attn.o_proj.weight"]}
     for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
         if f"self_attn.q_proj.{kind}" in of:
             q, k, v = (of[f"self_attn.{part}_proj.{kind}"] for part in "qkv")
-            found[f"attention.{ours}"] = torch.cat([paired(q), paired(k), v])
+            tensors[f"attention.{ours}"] = torch.cat([paired(q), paired(k), v])
     if "self_attn.q_norm.weight" in of:
-        found |= {f"attention.{name}": paired(of[f"self_attn.{name}.weight"]) for name in ("q_norm", "k_norm")}
-    return found
+        tensors |= {f"attention.{name}": paired(of[f"self_attn.{name}.weight"]) for name in ("q_norm", "k_norm")}
+    return tensors
 
 
 def network(of: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
@@ -108,14 +108,14 @@ def network(of: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
 
 
 def mixture(of: dict[str, Tensor], moe: Moe) -> dict[str, Tensor]:
-    found = {"ffn.router.weight": of["mlp.gate.weight"]}
+    tensors = {"ffn.router.weight": of["mlp.gate.weight"]}
     for expert in range(moe.experts):
-        found[f"ffn.experts.{expert}.up"] = of["mlp.experts.gate_up_proj"][expert]
-        found[f"ffn.experts.{expert}.down"] = of["mlp.experts.down_proj"][expert]
+        tensors[f"ffn.experts.{expert}.up"] = of["mlp.experts.gate_up_proj"][expert]
+        tensors[f"ffn.experts.{expert}.down"] = of["mlp.experts.down_proj"][expert]
     if moe.shared:
-        found |= network(of, "mlp.shared_expert", "ffn.shared")
-        found["ffn.shared.gate"] = of["mlp.shared_expert_gate.weight"]
-    return found
+        tensors |= network(of, "mlp.shared_expert", "ffn.shared")
+        tensors["ffn.shared.gate"] = of["mlp.shared_expert_gate.weight"]
+    return tensors
 
 
 @pytest.mark.parametrize("model_type", MODELS)
@@ -125,14 +125,14 @@ def test_logits_equal_transformers(model_type: str) -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter) + (0.7 if parameter.dim() == 1 else 0.0))
-    found = huggingface.read(parse(Source("config.json", json.dumps(theirs.config.to_dict()))), "mine")
-    model = found.model
-    assert model is not None, found.diagnostics
+    imported_config = huggingface.read(parse(Source("config.json", json.dumps(theirs.config.to_dict()))), "mine")
+    model = imported_config.model
+    assert model is not None, imported_config.diagnostics
     reference = Reference(Config.from_plan(model.model_dump() | {"sequence": SEQUENCE}))
     reference.load_logical(logical(dict(theirs.state_dict()), model, model_type == "gemma2"))
     tokens_BS = torch.randint(1, 61, (3, SEQUENCE))
     with torch.no_grad():
         expected = theirs.eval()(input_ids=tokens_BS, use_cache=False).logits
-        got = reference(tokens_BS).logits_BSV
+        logits = reference(tokens_BS).logits_BSV
     assert expected.std() > 0.1, "zeros would agree with anything"
-    assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert (logits - expected).abs().max() <= TOLERANCE * expected.abs().max()

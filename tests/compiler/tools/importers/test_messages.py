@@ -33,12 +33,12 @@ def test_messages(name: str, bless: bool, monkeypatch: pytest.MonkeyPatch, capfd
     text = ""
     for options in ([], ["--lossy", "--model-only"]):
         code = main(["import", "hf", f"{name}.json", *options])
-        written, said = capfd.readouterr()
-        text += f"$ dsc import hf {' '.join([f'{name}.json', *options])}\n{said}[exit {code}]\n"
+        written, stderr = capfd.readouterr()
+        text += f"$ dsc import hf {' '.join([f'{name}.json', *options])}\n{stderr}[exit {code}]\n"
         assert code in (0, 2) and bool(written) == (code == 0)
         if options or code == 0:
             text += written
-        if code == 0 or "`--lossy`" not in said:
+        if code == 0 or "`--lossy`" not in stderr:
             break
         text += "\n"
     compare(HERE / "bad" / f"{name}.txt", text, bless)
@@ -51,9 +51,9 @@ def test_messages_of_plans(
     monkeypatch.chdir(HERE / "bad")
     system = "torchtitan" if name.endswith(".toml") else "megatron-bridge"
     code = main(["import", system, name])
-    written, said = capfd.readouterr()
+    written, stderr = capfd.readouterr()
     assert code == 2 and not written
-    text = f"$ dsc import {system} {name}\n{said}[exit {code}]\n"
+    text = f"$ dsc import {system} {name}\n{stderr}[exit {code}]\n"
     compare(HERE / "bad" / f"{Path(name).stem}.txt", text, bless)
 
 
@@ -68,8 +68,8 @@ OWN = {code for code in FILE_CODES if code.startswith("I")}
 
 
 def test_every_code_is_shown() -> None:
-    said = "".join((HERE / "bad" / f"{Path(name).stem}.txt").read_text("utf-8") for name in (*BAD, *PLANS))
-    assert set(re.findall(r"(?:error|warning)\[(I\d+)\]", said)) == OWN
+    messages = "".join((HERE / "bad" / f"{Path(name).stem}.txt").read_text("utf-8") for name in (*BAD, *PLANS))
+    assert set(re.findall(r"(?:error|warning)\[(I\d+)\]", messages)) == OWN
 
 
 @pytest.mark.parametrize("code", sorted(OWN))

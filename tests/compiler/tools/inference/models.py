@@ -33,8 +33,8 @@ ATTENTION = {  # of the model named first
     ("llama", "softcap"): GROUPED.model_copy(update={"softcap": 1.5}),
 }
 ALL = MODELS | {
-    f"{of}, {name}": MODELS[of].model_copy(update={"attention": attention})
-    for (of, name), attention in ATTENTION.items()
+    f"{base}, {name}": MODELS[base].model_copy(update={"attention": attention})
+    for (base, name), attention in ATTENTION.items()
 }
 KINDS = tuple(ALL)  # latent attention, grouped queries, experts, with and without MTP
 DRAFTING = tuple(name for name, model in ALL.items() if model.mtp)
@@ -58,21 +58,21 @@ def pair(kind: str, seed: int = 0, dtype: str = "fp64", sequence: int = 24) -> P
     run = run.model_copy(update={"model": ALL[kind], "train": run.train.model_copy(update={"sequence": sequence})})
     config = Config.from_plan(run.model.model_dump(mode="json") | {"sequence": sequence})
     reference = trained_like(config, seed)
-    one = on_one_rank(run, dtype)
-    return Pair(LanguageModel(one, stacked(one, reference.state_dict())), reference)
+    single_rank = on_one_rank(run, dtype)
+    return Pair(LanguageModel(single_rank, stacked(single_rank, reference.state_dict())), reference)
 
 
 def stacked(spec: Spec, logical: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as segments read them, from logical ones."""
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[spec.precision.compute]
-    found = {}
+    weights = {}
     for row in tensors(spec, model_steps(spec)):
         parts = [
             logical[name].detach().to(torch.float32 if row.role == "bias" and dtype.itemsize < 4 else dtype)
             for name in row.names()
         ]
-        found[row.name] = parts[0] if row.num_experts is None else torch.stack(parts)
-    return found
+        weights[row.name] = parts[0] if row.num_experts is None else torch.stack(parts)
+    return weights
 
 
 def tokens_of(pair: Pair, count: int, seed: int = 0) -> Tensor:

@@ -95,14 +95,14 @@ def test_chat_prompts_equal_transformers(both: Both, messages: list[dict[str, An
     text = both.ours.apply_chat_template(messages)
     assert text == both.tokens.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     answer = both.tokens.encode(f"4{END}", add_special_tokens=False)
-    (found,) = both.ours.loglikelihood([Instance((text, f"4{END}"))])
+    (score,) = both.ours.loglikelihood([Instance((text, f"4{END}"))])
     if not text.endswith(" "):  # such a space belongs to the first word of the answer where a token holds both
-        assert math.isclose(found[0], both.log_probability(expected, answer), rel_tol=1e-4)
+        assert math.isclose(score[0], both.log_probability(expected, answer), rel_tol=1e-4)
     written = both.model.generate(
         torch.tensor([expected]), max_new_tokens=6, do_sample=False, eos_token_id=both.writer.end, pad_token_id=0
     )[0, len(expected) :].tolist()
     (ours,) = both.ours.generate_until([Instance((text, {"until": [], "max_gen_toks": 6, "do_sample": False}))])
-    expected_text = both.tokens.decode([each for each in written if each != both.writer.end])
+    expected_text = both.tokens.decode([token for token in written if token != both.writer.end])
     assert ours == expected_text.rstrip("\ufffd"), "without half of a character at the end"
 
 
@@ -117,21 +117,21 @@ def test_a_final_assistant_message_is_continued(both: Both) -> None:
 @pytest.mark.parametrize("has_start", [True, False])
 def test_a_text_begins_with_one_start_token(build: Build, has_start: bool) -> None:
     """The start token of `transformers`, but once; without one, a special token of the text, or the separator."""
-    both = build(None, has_start, add_bos_token=not has_start)
-    begin, end, turn = (both.tokens.convert_tokens_to_ids(each) for each in (START, END, TURN))
-    assert (both.tokens("ab")["input_ids"][0] == begin) == has_start
+    pair = build(None, has_start, add_bos_token=not has_start)
+    begin, end, turn = (pair.tokens.convert_tokens_to_ids(token) for token in (START, END, TURN))
+    assert (pair.tokens("ab")["input_ids"][0] == begin) == has_start
     for text in ("ab", "", f"{TURN}user\nab", f"{START}ab"):
-        ids = both.tokens(text, add_special_tokens=not text.startswith(START))["input_ids"]
+        ids = pair.tokens(text, add_special_tokens=not text.startswith(START))["input_ids"]
         expected = ids if ids and ids[0] in (begin, turn) else [end, *ids]
-        assert both.writer.prompt(text) == expected, text
-        (nats,) = both.ours.loglikelihood_rolling([Instance((text,))])
-        assert math.isclose(nats, both.log_probability(expected[:1], expected[1:]) if expected[1:] else 0, rel_tol=1e-4)
+        assert pair.writer.prompt(text) == expected, text
+        (nats,) = pair.ours.loglikelihood_rolling([Instance((text,))])
+        assert math.isclose(nats, pair.log_probability(expected[:1], expected[1:]) if expected[1:] else 0, rel_tol=1e-4)
 
 
 def test_the_prompt_of_the_command_is_a_turn_or_a_conversation(
     build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    both = build(TEMPLATES["chatml"])
+    pair = build(TEMPLATES["chatml"])
     several = CONVERSATIONS["several turns"]
     row = {"messages": several, "tools": [TOOL]}
     for prompt, messages, tools in (
@@ -140,10 +140,10 @@ def test_the_prompt_of_the_command_is_a_turn_or_a_conversation(
         (json.dumps(several), several, None),
         (json.dumps(row), several, [TOOL]),
     ):
-        expected = both.tokens.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
-        assert both.writer.reply_prompt(conversation_of(prompt)) == expected
+        expected = pair.tokens.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        assert pair.writer.reply_prompt(conversation_of(prompt)) == expected
         capsys.readouterr()
-        words = ["generate", str(both.spec), prompt, "--chat", "--tokens", "4"]
+        words = ["generate", str(pair.spec), prompt, "--chat", "--tokens", "4"]
         assert main([*words, "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["prompt"], document["prompt_tokens"]) == (prompt, len(expected))
@@ -181,31 +181,31 @@ def test_a_template_without_a_system_message(build: Build) -> None:
     refuses = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}{{ m.content }}"
     )
-    both = build(refuses + "{% endfor %}{% if add_generation_prompt %}:{% endif %}")
+    pair = build(refuses + "{% endfor %}{% if add_generation_prompt %}:{% endif %}")
     with pytest.warns(UserWarning, match="the system message is left out: .*none"):
-        assert both.ours.apply_chat_template([said("system", "a"), said("user", "b")]) == "b:"
+        assert pair.ours.apply_chat_template([said("system", "a"), said("user", "b")]) == "b:"
     with pytest.raises(InferenceError, match="none"):
-        both.writer.reply_prompt({"messages": [said("system", "a")]})
-    assert both.ours.apply_chat_template([said("user", "c")]) == "c:"
+        pair.writer.reply_prompt({"messages": [said("system", "a")]})
+    assert pair.ours.apply_chat_template([said("user", "c")]) == "c:"
 
 
 def test_an_empty_text_says_why(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    both = build(TEMPLATES["chatml"])
-    first = both.writer.tokenizer.id_to_token(json_tokens(capsys, "generate", str(both.spec), "ab", "--tokens", "1")[0])
-    config = next(both.spec.parent.glob("*.weights/tokenizer_config.json"))
+    pair = build(TEMPLATES["chatml"])
+    first = pair.writer.tokenizer.id_to_token(json_tokens(capsys, "generate", str(pair.spec), "ab", "--tokens", "1")[0])
+    config = next(pair.spec.parent.glob("*.weights/tokenizer_config.json"))
     config.write_text(json.dumps(TOKENS | {"eos_token": first}))
     capsys.readouterr()
-    assert main(["generate", str(both.spec), f"{START}ab"]) == 0
-    said_ = capsys.readouterr().err
-    assert f"no text: the first token is {first}, which ends a text" in said_
-    assert "the model has a chat template: `--chat` applies it to the prompt" in said_
+    assert main(["generate", str(pair.spec), f"{START}ab"]) == 0
+    stderr = capsys.readouterr().err
+    assert f"no text: the first token is {first}, which ends a text" in stderr
+    assert "the model has a chat template: `--chat` applies it to the prompt" in stderr
 
 
 def json_tokens(capsys: pytest.CaptureFixture[str], *words: str) -> list[int]:
     capsys.readouterr()
     assert main([*words, "--format", "json"]) == 0
-    found: list[int] = json.loads(capsys.readouterr().out)["tokens"]
-    return found
+    tokens: list[int] = json.loads(capsys.readouterr().out)["tokens"]
+    return tokens
 
 
 def test_special_tokens_of_a_document_are_text(tmp_path: Path) -> None:

@@ -71,39 +71,41 @@ def test_eval_gives_the_validation_loss(trained: Path, step: int, tmp_path: Path
     """The loss on the tokens that the run's four ranks validated on."""
     count = BATCHES * BATCH * SEQUENCE
     np.save(tmp_path / "ids.npy", held_out(trained)[: count + 1].astype(np.uint16))
-    found = document(capsys, "eval", f"{trained}@{step}", "--tokens", tmp_path / "ids.npy")
+    evaluation = document(capsys, "eval", f"{trained}@{step}", "--tokens", tmp_path / "ids.npy")
     row = next(row for row in rows(trained) if row["step"] == step)
-    assert math.isclose(found["loss"], row["validation_loss"], rel_tol=1e-6)
-    assert (found["tokens"], found["step"], found["dtype"]) == (count, step, "fp32")
-    assert math.isclose(found["perplexity"], math.exp(found["loss"]))
+    assert math.isclose(evaluation["loss"], row["validation_loss"], rel_tol=1e-6)
+    assert (evaluation["tokens"], evaluation["step"], evaluation["dtype"]) == (count, step, "fp32")
+    assert math.isclose(evaluation["perplexity"], math.exp(evaluation["loss"]))
 
 
 def test_eval_equals_the_reference_and_transformers(trained: Path, tmp_path: Path, capsys: Captured) -> None:
     tokens_BZ = torch.from_numpy(held_out(trained)[: 12 * (SEQUENCE + 1)]).view(12, SEQUENCE + 1)
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
-    found = document(capsys, "eval", trained, "--tokens", tmp_path / "ids.npy")["loss"]
+    loss = document(capsys, "eval", trained, "--tokens", tmp_path / "ids.npy")["loss"]
     weights, shape = logical(trained), config(trained)
     theirs_BSV, _ = transformers_logits(weights, shape, tokens_BZ[:, :-1])
-    assert math.isclose(found, cross_entropy(theirs_BSV, tokens_BZ[:, 1:]), rel_tol=1e-5)
+    assert math.isclose(loss, cross_entropy(theirs_BSV, tokens_BZ[:, 1:]), rel_tol=1e-5)
     reference = Reference(shape)
     reference.load_state_dict({name: tensor.double() for name, tensor in weights.items()})
     with torch.no_grad():
         logits_BSV = reference(tokens_BZ[:, :-1], tokens_BZ[:, 1:]).logits_BSV
     expected = cross_entropy(logits_BSV, tokens_BZ[:, 1:])
-    assert math.isclose(found, expected, rel_tol=1e-5)
+    assert math.isclose(loss, expected, rel_tol=1e-5)
     wide = document(capsys, "eval", trained, "--tokens", tmp_path / "ids.npy", "--dtype", "fp64")
     assert math.isclose(wide["loss"], expected, rel_tol=1e-12) and wide["dtype"] == "fp64"
 
 
 def test_evaluates_the_held_out_text(trained: Path, capsys: Captured) -> None:
     """Without an input it is the validation text, every token but the first, in bytes of that text."""
-    found, ids = document(capsys, "eval", trained), held_out(trained)
+    evaluation, ids = document(capsys, "eval", trained), held_out(trained)
     (meta,) = (json.loads(path.read_text()) for path in (trained / "data").glob("*/meta.json"))
     (path,) = (trained / "data").glob("*/tokenizer.json")
     first = len(tokenizer.decode(tokenizer.parse(path.read_bytes()), ids[:1].tolist()).encode())
-    assert found["tokens"] == len(ids) - 1 == meta["splits"]["validation"]["tokens"] - 1
-    assert found["bytes"] == meta["splits"]["validation"]["bytes"] - first
-    assert math.isclose(found["bits_per_byte"], found["loss"] / math.log(2) * found["tokens"] / found["bytes"])
+    assert evaluation["tokens"] == len(ids) - 1 == meta["splits"]["validation"]["tokens"] - 1
+    assert evaluation["bytes"] == meta["splits"]["validation"]["bytes"] - first
+    assert math.isclose(
+        evaluation["bits_per_byte"], evaluation["loss"] / math.log(2) * evaluation["tokens"] / evaluation["bytes"]
+    )
 
 
 def test_text_is_encoded_as_the_run_encodes(trained: Path, tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:
@@ -114,13 +116,13 @@ def test_text_is_encoded_as_the_run_encodes(trained: Path, tmp_path: Path, capsy
     (path,) = (trained / "data").glob("*/tokenizer.json")
     bpe = tokenizer.parse(path.read_bytes())
     end = tokenizer.end_id(bpe)
-    ids = [end, *(each for text in tokenizer.encode(bpe, texts) for each in (*text, end))]
+    ids = [end, *(token for text in tokenizer.encode(bpe, texts) for token in (*text, end))]
     np.save("ids.npy", ids)
-    texted, of_ids = (
+    from_text, from_ids = (
         document(capsys, "eval", trained, *words) for words in (["--text", "*.txt"], ["--tokens", "ids.npy"])
     )
-    assert texted == of_ids and texted["bytes"] == sum(len(text.encode()) for text in texts)
-    assert texted["tokens"] == len(ids) - 1
+    assert from_text == from_ids and from_text["bytes"] == sum(len(text.encode()) for text in texts)
+    assert from_text["tokens"] == len(ids) - 1
 
 
 def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -128,7 +130,7 @@ def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> 
     tokens_BZ = torch.from_numpy(held_out(trained)[: 4 * (SEQUENCE + 1)]).view(4, SEQUENCE + 1)
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
     words = [trained, "--tokens", tmp_path / "ids.npy", "--dtype", "fp64"]
-    found, plain = document(capsys, "eval", *words, "--average"), document(capsys, "eval", *words)
+    of_average, plain = document(capsys, "eval", *words, "--average"), document(capsys, "eval", *words)
     checkpoint = saved(trained)
     averaged = checkpoint.read([name for name in checkpoint.shapes if name.startswith("ema/")])
     weights = logical(trained) | {name.partition("/")[2]: tensor for name, tensor in averaged.items()}
@@ -136,8 +138,8 @@ def test_the_moving_average(trained: Path, tmp_path: Path, capsys: Captured) -> 
     reference.load_state_dict({name: tensor.double() for name, tensor in weights.items()})
     with torch.no_grad():
         logits_BSV = reference(tokens_BZ[:, :-1], tokens_BZ[:, 1:]).logits_BSV
-    assert math.isclose(found["loss"], cross_entropy(logits_BSV, tokens_BZ[:, 1:]), rel_tol=1e-12)
-    assert found["average"] and not plain["average"] and found["loss"] != plain["loss"]
+    assert math.isclose(of_average["loss"], cross_entropy(logits_BSV, tokens_BZ[:, 1:]), rel_tol=1e-12)
+    assert of_average["average"] and not plain["average"] and of_average["loss"] != plain["loss"]
 
 
 def test_rows_are_streams_and_ids_below_0_are_filling(trained: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -149,8 +151,8 @@ def test_rows_are_streams_and_ids_below_0_are_filling(trained: Path, tmp_path: P
     sums = []
     for name, array in (("filled", filled), ("first", parts[0]), ("second", parts[1])):
         np.save(tmp_path / f"{name}.npy", array)
-        found = document(capsys, "eval", trained, "--tokens", tmp_path / f"{name}.npy")
-        sums.append((found["tokens"], found["loss"] * found["tokens"], found["bytes"]))
+        evaluation = document(capsys, "eval", trained, "--tokens", tmp_path / f"{name}.npy")
+        sums.append((evaluation["tokens"], evaluation["loss"] * evaluation["tokens"], evaluation["bytes"]))
     assert sums[0][0] == sums[1][0] + sums[2][0] == 58
     assert math.isclose(sums[0][1], sums[1][1] + sums[2][1], rel_tol=1e-6)
     assert sums[0][2] == sums[1][2] + sums[2][2]
@@ -165,16 +167,16 @@ def test_a_checkpoint_can_be_named_by_its_folder_and_moved(trained: Path, tmp_pa
     words = [tmp_path / "moved", "--tokens", tmp_path / "ids.npy"]
     assert main(["eval", *map(str, words)]) == 2
     assert "hint: name its spec: --spec SPEC" in capsys.readouterr().err
-    found = document(capsys, "eval", *words, "--spec", trained / "spec.resolved")
-    assert found["loss"] == expected and found["bytes"] is None
+    evaluation = document(capsys, "eval", *words, "--spec", trained / "spec.resolved")
+    assert evaluation["loss"] == expected and evaluation["bytes"] is None
 
 
 def test_the_text_for_people(trained: Path, capsys: Captured) -> None:
-    found = document(capsys, "eval", trained)
+    evaluation = document(capsys, "eval", trained)
     assert main(["eval", str(trained)]) == 0
-    said = capsys.readouterr().out
-    assert f"loss           {found['loss']:.4f} nats per token" in said
-    assert f"bits per byte  {found['bits_per_byte']:.4f} ({found['bytes']:,} bytes)" in said
+    stdout = capsys.readouterr().out
+    assert f"loss           {evaluation['loss']:.4f} nats per token" in stdout
+    assert f"bits per byte  {evaluation['bits_per_byte']:.4f} ({evaluation['bytes']:,} bytes)" in stdout
 
 
 # ---------------------------------------------------------------- what cannot be used
@@ -260,7 +262,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
 def test_generated_tokens_equal_the_reference(trained: Path, capsys: Captured) -> None:
     """Greedy decoding with and without drafts, in float64 and in the dtype of the run."""
     words = [trained, "import os\n", "--tokens", 12]
-    found = document(capsys, "generate", *words)
+    generated = document(capsys, "generate", *words)
     (path,) = (trained / "data").glob("*/tokenizer.json")
     bpe = tokenizer.parse(path.read_bytes())
     reference = Reference(config(trained))
@@ -271,18 +273,18 @@ def test_generated_tokens_equal_the_reference(trained: Path, capsys: Captured) -
         while len(ids) < begin + 12:
             tokens = torch.tensor([ids])
             ids.append(int(reference(tokens, tokens).logits_BSV[0, -1].argmax()))
-    assert found["tokens"] == ids[begin:] and found["prompt_tokens"] == begin
-    assert found["text"] == tokenizer.decode(bpe, found["tokens"]) and not found["ended"]
-    assert found["drafted"] > 0
-    for more in (["--no-drafts"], ["--dtype", "fp64"]):
-        other = document(capsys, "generate", *words, *more)
-        assert other["tokens"] == found["tokens"] and (other["drafted"] == 0) == (more == ["--no-drafts"])
+    assert generated["tokens"] == ids[begin:] and generated["prompt_tokens"] == begin
+    assert generated["text"] == tokenizer.decode(bpe, generated["tokens"]) and not generated["ended"]
+    assert generated["drafted"] > 0
+    for options in (["--no-drafts"], ["--dtype", "fp64"]):
+        variant = document(capsys, "generate", *words, *options)
+        assert variant["tokens"] == generated["tokens"] and (variant["drafted"] == 0) == (options == ["--no-drafts"])
 
 
 def test_sampled_text_depends_on_the_seed(trained: Path, capsys: Captured) -> None:
     words = [trained, "--tokens", 20, "--temperature", 1, "--top-p", 0.9]
-    found = [document(capsys, "generate", *words, "--seed", seed)["tokens"] for seed in (1, 1, 2)]
-    assert found[0] == found[1] != found[2]
+    samples = [document(capsys, "generate", *words, "--seed", seed)["tokens"] for seed in (1, 1, 2)]
+    assert samples[0] == samples[1] != samples[2]
 
 
 def test_generated_text_goes_to_stdout_and_statistics_to_stderr(
@@ -340,8 +342,8 @@ def test_perplexity_is_none_if_it_overflows() -> None:
 def test_stacked_tensors_equal_those_of_a_checkpoint(trained: Path) -> None:
     """The commands load the same tensors that these tests pass to a model."""
     spec = on_one_rank(load(trained / "spec.resolved"))
-    found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    tensors, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
+    assert tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in tensors)
 
 
 # ---------------------------------------------------------------- ranks
@@ -363,11 +365,11 @@ def test_the_ranks_of_the_spec_give_the_loss_of_one(
     for ranks in ("one", "spec"):
         assert main([*words, "--ranks", ranks]) == 0
         documents.append(parsed(capfd.readouterr().out, "eval"))
-    one, four = documents
-    assert (one.pop("ranks"), four.pop("ranks")) == (1, 4)
-    assert math.isclose(one["loss"], four["loss"], rel_tol=1e-6) and one["tokens"] == four["tokens"]
-    assert one["tokens"] % (BATCH * SEQUENCE) != 0
-    assert one.keys() == four.keys() and one["bytes"] == four["bytes"]
+    single, four = documents
+    assert (single.pop("ranks"), four.pop("ranks")) == (1, 4)
+    assert math.isclose(single["loss"], four["loss"], rel_tol=1e-6) and single["tokens"] == four["tokens"]
+    assert single["tokens"] % (BATCH * SEQUENCE) != 0
+    assert single.keys() == four.keys() and single["bytes"] == four["bytes"]
 
 
 def test_ranks_compute_in_the_precision_of_the_run(trained: Path, capsys: Captured) -> None:
@@ -378,8 +380,8 @@ def test_ranks_compute_in_the_precision_of_the_run(trained: Path, capsys: Captur
 def test_samples_have_every_target_of_the_windows() -> None:
     """Also for a stream with a short last window."""
     streams = [np.arange(10, 21), np.arange(50, 54)]
-    found = eval_ranks.samples(streams, 4)
-    assert found.tolist() == [
+    samples = eval_ranks.samples(streams, 4)
+    assert samples.tolist() == [
         [10, 11, 12, 13, 14, -1],
         [14, 15, 16, 17, 18, -1],
         [18, 19, 20, -1, -1, -1],

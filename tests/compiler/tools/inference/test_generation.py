@@ -35,12 +35,12 @@ def test_greedy_tokens_equal_those_without_a_cache(kind: str) -> None:
     """Without drafts, and with drafts if the model has an MTP block."""
     words: set[int] = set()
     for seed in range(4):
-        both, drafts = pair(kind, seed), Drafts()
-        prompt = tokens_of(both, 1 + 3 * seed, seed).tolist()
-        expected = first(by_reference(both, prompt))
-        assert first(plain(both.ours, prompt, Sampler())) == expected
-        if both.ours.drafts:
-            assert first(drafted(both.ours, prompt, Sampler(), drafts)) == expected
+        models, drafts = pair(kind, seed), Drafts()
+        prompt = tokens_of(models, 1 + 3 * seed, seed).tolist()
+        expected = first(by_reference(models, prompt))
+        assert first(plain(models.ours, prompt, Sampler())) == expected
+        if models.ours.drafts:
+            assert first(drafted(models.ours, prompt, Sampler(), drafts)) == expected
             assert COUNT / 2 - 1 <= drafts.drafted <= COUNT and 0 <= drafts.taken <= drafts.drafted
         words.update(expected)
     assert len(words) > 3, "models that say one word would agree with anything"
@@ -66,11 +66,11 @@ class Oracle(LanguageModel):
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in DRAFTING if "," not in kind])
 def test_drafts_that_are_right_or_wrong(kind: str, right: bool) -> None:
-    both, drafts = pair(kind), Drafts()
-    prompt = tokens_of(both, 5).tolist()
-    oracle = Oracle(both.ours, right)
-    oracle.both, oracle.prompt = both, prompt
-    assert first(drafted(oracle, prompt, Sampler(), drafts)) == first(by_reference(both, prompt))
+    models, drafts = pair(kind), Drafts()
+    prompt = tokens_of(models, 5).tolist()
+    oracle = Oracle(models.ours, right)
+    oracle.both, oracle.prompt = models, prompt
+    assert first(drafted(oracle, prompt, Sampler(), drafts)) == first(by_reference(models, prompt))
     assert drafts.taken == (drafts.drafted if right else 0)
     assert drafts.drafted == (COUNT // 2 if right else COUNT - 1)
 
@@ -101,15 +101,15 @@ class Markov:
 
     def probabilities(self, prompt: list[int], sampler: Sampler) -> dict[tuple[int, ...], float]:
         """The probabilities of all sequences of three words."""
-        found = {(): 1.0}
+        shares = {(): 1.0}
         for _ in range(3):
-            found = {
+            shares = {
                 (*words, word): share * p
-                for words, share in found.items()
+                for words, share in shares.items()
                 for word, p in enumerate(sampler.probabilities(self.table_VVV[*[*prompt, *words][-2:]]).tolist())
                 if p > 0
             }
-        return found
+        return shares
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -119,27 +119,29 @@ def test_sampled_drafts_keep_the_probabilities(top_p: float) -> None:
     model, prompt, count, drafts = Markov(), [0, 1], 1200, Drafts()
     expected = model.probabilities(prompt, Sampler(0.9, top_p))
     assert len(expected) > 4 and abs(sum(expected.values()) - 1) < 1e-9
-    found: dict[bool, Counter[tuple[int, ...]]] = {True: Counter(), False: Counter()}
+    histograms: dict[bool, Counter[tuple[int, ...]]] = {True: Counter(), False: Counter()}
     for seed in range(count):
-        whole: LanguageModel = model  # type: ignore[assignment]
-        found[False][tuple(islice(plain(whole, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
-        found[True][tuple(islice(drafted(whole, prompt, Sampler(0.9, top_p, seed), drafts), 3))] += 1
+        language_model: LanguageModel = model  # type: ignore[assignment]
+        histograms[False][tuple(islice(plain(language_model, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
+        histograms[True][tuple(islice(drafted(language_model, prompt, Sampler(0.9, top_p, seed), drafts), 3))] += 1
     assert 0.2 < drafts.taken / drafts.drafted < 0.9
-    for counts in found.values():
+    for counts in histograms.values():
         assert counts.keys() <= expected.keys(), "what has no probability was drawn"
         assert chi_square_is_likely(counts, expected, count)
-    others = model.probabilities(prompt, Sampler(0.7, top_p))
-    assert not chi_square_is_likely(found[True], others, count), "the test sees a temperature of 0.7 instead of 0.9"
+    colder = model.probabilities(prompt, Sampler(0.7, top_p))
+    assert not chi_square_is_likely(histograms[True], colder, count), (
+        "the test sees a temperature of 0.7 instead of 0.9"
+    )
 
 
 def chi_square_is_likely(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float], count: int) -> bool:
     """Whether counts are likely under probabilities. Rare outcomes are one class, so that each is expected 5 times."""
-    often = {outcome: p for outcome, p in expected.items() if p * count >= 5}
-    rest = 1 - sum(often.values())
-    terms = [(found[outcome] - count * p) ** 2 / (count * p) for outcome, p in often.items()]
-    if rest * count >= 5:
-        others = count - sum(found[outcome] for outcome in often)
-        terms.append((others - count * rest) ** 2 / (count * rest))
+    frequent = {outcome: p for outcome, p in expected.items() if p * count >= 5}
+    rare_share = 1 - sum(frequent.values())
+    terms = [(found[outcome] - count * p) ** 2 / (count * p) for outcome, p in frequent.items()]
+    if rare_share * count >= 5:
+        rare_count = count - sum(found[outcome] for outcome in frequent)
+        terms.append((rare_count - count * rare_share) ** 2 / (count * rare_share))
     degrees = len(terms) - 1
     # Wilson and Hilferty, 1931: the cube root of χ²/degrees is nearly normal; 3.09 deviations are p = 0.001
     deviation = ((sum(terms) / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5

@@ -64,22 +64,24 @@ PAIRS = [
 
 
 def test_loglikelihood(model: DscModel, judge: Judge) -> None:
-    found = model.loglikelihood([Instance(pair) for pair in PAIRS])
-    for (context, continuation), (value, is_greedy) in zip(PAIRS, found, strict=True):
+    scores = model.loglikelihood([Instance(pair) for pair in PAIRS])
+    for (context, continuation), (value, is_greedy) in zip(PAIRS, scores, strict=True):
         ids, before = judge.encode(context + continuation), judge.encode(context.rstrip())
-        kept = [model.eot_token_id, *ids][-(LENGTH + 1) :]  # the last tokens of both together
+        window = [model.eot_token_id, *ids][-(LENGTH + 1) :]  # the last tokens of both together
         expected, greedy = 0.0, True
-        for index in range(len(kept) - (len(ids) - len(before)), len(kept)):
-            logprobs_V = judge.logprobs(kept[:index])
-            expected += float(logprobs_V[kept[index]])
-            greedy &= int(logprobs_V.argmax()) == kept[index]
+        for index in range(len(window) - (len(ids) - len(before)), len(window)):
+            logprobs_V = judge.logprobs(window[:index])
+            expected += float(logprobs_V[window[index]])
+            greedy &= int(logprobs_V.argmax()) == window[index]
         assert math.isclose(value, expected, abs_tol=1e-9) and is_greedy == greedy, (context, continuation)
 
 
 def test_the_likeliest_continuation_is_greedy(model: DscModel) -> None:
     (text,) = model.generate_until([Instance(("import", {"until": [], "max_gen_toks": 4, "do_sample": False}))])
-    ((_, is_greedy), (_, other)) = model.loglikelihood([Instance(("import", text)), Instance(("import", "$$"))])
-    assert is_greedy and not other
+    ((_, is_greedy), (_, is_other_greedy)) = model.loglikelihood(
+        [Instance(("import", text)), Instance(("import", "$$"))]
+    )
+    assert is_greedy and not is_other_greedy
 
 
 @pytest.mark.parametrize(
@@ -87,15 +89,15 @@ def test_the_likeliest_continuation_is_greedy(model: DscModel) -> None:
 )
 def test_loglikelihood_rolling(model: DscModel, judge: Judge, text: str) -> None:
     """Every token counts once, in the windows of the harness; the last window has the longest possible context."""
-    (found,) = model.loglikelihood_rolling([Instance((text,))])
+    (nats,) = model.loglikelihood_rolling([Instance((text,))])
     ids = judge.encode(text)
-    whole, expected = [model.eot_token_id, *ids], 0.0
-    for index in range(1, len(whole)):
+    tokens, expected = [model.eot_token_id, *ids], 0.0
+    for index in range(1, len(tokens)):
         start = (index - 1) // LENGTH * LENGTH
-        if start + LENGTH >= len(whole):
-            start = max(0, len(whole) - 1 - LENGTH)
-        expected += float(judge.logprobs(whole[start:index])[whole[index]])
-    assert math.isclose(found, expected, abs_tol=1e-9)
+        if start + LENGTH >= len(tokens):
+            start = max(0, len(tokens) - 1 - LENGTH)
+        expected += float(judge.logprobs(tokens[start:index])[tokens[index]])
+    assert math.isclose(nats, expected, abs_tol=1e-9)
     assert len(ids) <= LENGTH or len(text) > 20
 
 
@@ -103,25 +105,25 @@ def test_generate_until(model: DscModel) -> None:
     def written(**settings: Any) -> str:
         return model.generate_until([Instance(("import os", {"do_sample": False, "max_gen_toks": 12, **settings}))])[0]
 
-    whole = written(until=[])
-    assert len(whole) > 3
-    for word in (whole[2:4], whole[-2:]):
-        assert written(until=[word]) == written(until=word) == whole[: whole.index(word)]
-    assert written(until=["\0nothing"]) == whole
+    full_text = written(until=[])
+    assert len(full_text) > 3
+    for word in (full_text[2:4], full_text[-2:]):
+        assert written(until=[word]) == written(until=word) == full_text[: full_text.index(word)]
+    assert written(until=["\0nothing"]) == full_text
     drawn = {written(until=[], do_sample=True, temperature=1.0, seed=seed) for seed in range(4)}
     assert len(drawn) > 1
 
 
 def test_results_are_added_to_the_cache_of_the_harness(model: DscModel) -> None:
-    kept: list[tuple[str, Any, Any]] = []
+    cached: list[tuple[str, Any, Any]] = []
 
     class Hook:
         def add_partial(self, *row: Any) -> None:
-            kept.append(row)
+            cached.append(row)
 
     model.set_cache_hook(Hook())
-    found = model.loglikelihood([Instance(pair) for pair in PAIRS[:2]])
-    assert kept == [("loglikelihood", pair, result) for pair, result in zip(PAIRS[:2], found, strict=True)]
+    scores = model.loglikelihood([Instance(pair) for pair in PAIRS[:2]])
+    assert cached == [("loglikelihood", pair, result) for pair, result in zip(PAIRS[:2], scores, strict=True)]
     model.set_cache_hook(None)
 
 
@@ -149,6 +151,6 @@ def test_a_class_of_the_harness_can_be_joined(trained: Path) -> None:
     class Model(DscModel, LM):
         """A model of dsc."""
 
-    found = Model(str(trained))
-    assert isinstance(found, LM) and (found.rank, found.world_size) == (0, 1)
-    assert found.loglikelihood([Instance(("import", " os"))])[0][0] < 0
+    joined = Model(str(trained))
+    assert isinstance(joined, LM) and (joined.rank, joined.world_size) == (0, 1)
+    assert joined.loglikelihood([Instance(("import", " os"))])[0][0] < 0

@@ -21,61 +21,61 @@ SPLITS = ([1] * TOKENS, [TOKENS], [7, 1, 1, 5, 2, 8], [1, 23], [23, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_the_reference(kind: str) -> None:
     for seed in range(3):
-        both = pair(kind, seed)
-        tokens_T = tokens_of(both, TOKENS, seed)
-        expected = reference_logits(both, tokens_T)
+        models = pair(kind, seed)
+        tokens_T = tokens_of(models, TOKENS, seed)
+        expected = reference_logits(models, tokens_T)
         assert expected.std() > 0.1, "logits near zero would agree with anything"
-        assert close(both.ours.logits(both.ours.hidden(tokens_T, TOKENS)), expected, 10 * EXACT)
+        assert close(models.ours.logits(models.ours.hidden(tokens_T, TOKENS)), expected, 10 * EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_do_not_see_one_another(kind: str) -> None:
-    both = pair(kind)
-    tokens_T = tokens_of(both, TOKENS)
-    expected = torch.cat([reference_logits(both, part) for part in tokens_T.split(8)])
-    assert close(both.ours.logits(both.ours.hidden(tokens_T, 8)), expected, 10 * EXACT)
+    models = pair(kind)
+    tokens_T = tokens_of(models, TOKENS)
+    expected = torch.cat([reference_logits(models, part) for part in tokens_T.split(8)])
+    assert close(models.ours.logits(models.ours.hidden(tokens_T, 8)), expected, 10 * EXACT)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_changes_no_result(kind: str, split: list[int]) -> None:
-    both = pair(kind)
-    tokens_T = tokens_of(both, TOKENS)
-    cache = both.ours.cache()
-    found = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split(split)])
+    models = pair(kind)
+    tokens_T = tokens_of(models, TOKENS)
+    cache = models.ours.cache()
+    hidden = torch.cat([models.ours.extend(part, cache) for part in tokens_T.split(split)])
     assert cache.length == TOKENS
-    assert close(found, both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+    assert close(hidden, models.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_can_be_truncated(kind: str) -> None:
     """Dropping any number of tokens from a cache leaves no trace."""
-    both = pair(kind)
-    tokens_T, others_T = tokens_of(both, TOKENS, 0), tokens_of(both, 200, 1)
-    cache = both.ours.cache()
-    both.ours.extend(tokens_T[:5], cache)
+    models = pair(kind)
+    tokens_T, others_T = tokens_of(models, TOKENS, 0), tokens_of(models, 200, 1)
+    cache = models.ours.cache()
+    models.ours.extend(tokens_T[:5], cache)
     for part in others_T.split(40):
-        both.ours.extend(part, cache)
+        models.ours.extend(part, cache)
     cache.length = 5
-    found = both.ours.extend(tokens_T[5:], cache)
-    assert close(found, both.ours.hidden(tokens_T, TOKENS)[5:], 10 * EXACT)
+    hidden = models.ours.extend(tokens_T[5:], cache)
+    assert close(hidden, models.ours.hidden(tokens_T, TOKENS)[5:], 10 * EXACT)
     cache.length = 0
-    assert close(both.ours.extend(tokens_T, cache), both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+    assert close(models.ours.extend(tokens_T, cache), models.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kind", DRAFTING)
 def test_drafts_equal_the_reference(kind: str, split: list[int]) -> None:
-    both = pair(kind)
-    tokens_Z = tokens_of(both, TOKENS + 1)
+    models = pair(kind)
+    tokens_Z = tokens_of(models, TOKENS + 1)
     with torch.no_grad():
-        output = both.reference(tokens_Z[None, :-1], tokens_Z[None, 1:])
-    h_TD, cache = both.ours.hidden(tokens_Z[:-1], TOKENS), both.ours.draft_cache()
+        output = models.reference(tokens_Z[None, :-1], tokens_Z[None, 1:])
+    h_TD, cache = models.ours.hidden(tokens_Z[:-1], TOKENS), models.ours.draft_cache()
     end = 0
     for next_T, h_tD in zip(tokens_Z[1:].split(split), h_TD.split(split), strict=True):
         end += len(next_T)
         expected = output.mtp_logits_BSV[0, end - 1]
-        assert close(both.ours.draft(next_T, h_tD, cache), expected, 10 * EXACT)
+        assert close(models.ours.draft(next_T, h_tD, cache), expected, 10 * EXACT)
 
 
 class Again(Continued):
@@ -85,8 +85,8 @@ class Again(Continued):
         super().__init__([], None)
         self._weights = table._weights
         for op in ("gqa_attention", "bounded_attention", "mla_attention", "rotate"):
-            whole = Forward.__getattr__(self, op)
-            setattr(self, op, partial(self._attention, op, whole))
+            forward = Forward.__getattr__(self, op)
+            setattr(self, op, partial(self._attention, op, forward))
 
     def _attention(self, op: str, whole: object, *args: object) -> Tensor:
         return self._again(op, whole, args)  # type: ignore[arg-type]
@@ -96,24 +96,24 @@ class Again(Continued):
 # Entries of DeepSeek-V4's attention are not rows of tokens; attention over chosen keys has a separate form.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("v4", "v32"))])
 def test_attention_without_a_cached_form_is_recomputed(kind: str, split: list[int]) -> None:
-    both = pair(kind)
-    tokens_T = tokens_of(both, TOKENS)
-    cache = both.ours.cache()
+    models = pair(kind)
+    tokens_T = tokens_of(models, TOKENS)
+    cache = models.ours.cache()
     cache._tables = {site: Again(table) for site, table in cache._tables.items()}
-    found = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split(split)])
-    assert close(found, both.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
+    hidden = torch.cat([models.ours.extend(part, cache) for part in tokens_T.split(split)])
+    assert close(hidden, models.ours.hidden(tokens_T, TOKENS), 10 * EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_per_token_in_a_cache(kind: str) -> None:
     """Numbers of a token in one layer: the latent, the rope key and the key of an indexer, or keys and values of
     all groups. Of compressed attention also what entries are made of, and the entries, of many tokens each."""
-    both = pair(kind)
-    cache = both.ours.cache()
-    both.ours.extend(tokens_of(both, TOKENS), cache)
-    both.ours.extend(tokens_of(both, 1), cache)
+    models = pair(kind)
+    cache = models.ours.cache()
+    models.ours.extend(tokens_of(models, TOKENS), cache)
+    models.ours.extend(tokens_of(models, 1), cache)
     rows = cache._tables["L1.attention"]._kept.values()
-    attention = both.ours.spec.model.attention_of(1)
+    attention = models.ours.spec.model.attention_of(1)
     if attention.kind == "mla":
         numbers = attention.kv_rank + attention.head_dim.rope
         numbers += attention.indexer.head_dim if attention.indexer else 0
@@ -121,7 +121,7 @@ def test_numbers_per_token_in_a_cache(kind: str) -> None:
         numbers = (1 + 2 + 1) * attention.head_dim
     else:
         numbers = 2 * attention.kv_heads * attention.head_dim
-    assert sum(each._rows.shape[1] for each in rows) == numbers  # type: ignore[union-attr]
+    assert sum(kept_rows._rows.shape[1] for kept_rows in rows) == numbers  # type: ignore[union-attr]
 
 
 def scored(both: Pair, tokens_BZ: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,29 +133,29 @@ def scored(both: Pair, tokens_BZ: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_equal_the_reference(kind: str) -> None:
-    both = pair(kind)
-    tokens_BZ = tokens_of(both, 3 * 13).view(3, 13)
-    nats, best = scored(both, tokens_BZ)
-    found, is_best = both.ours.score(tokens_BZ[:, :-1], tokens_BZ[:, 1:])
-    assert close(found, nats, 10 * EXACT) and found.dtype == torch.float64
+    models = pair(kind)
+    tokens_BZ = tokens_of(models, 3 * 13).view(3, 13)
+    nats, best = scored(models, tokens_BZ)
+    our_nats, is_best = models.ours.score(tokens_BZ[:, :-1], tokens_BZ[:, 1:])
+    assert close(our_nats, nats, 10 * EXACT) and our_nats.dtype == torch.float64
     assert torch.equal(is_best, best)
-    greedy = torch.stack([reference_logits(both, row[:-1]).argmax(1) for row in tokens_BZ])
-    assert both.ours.score(tokens_BZ[:, :-1], greedy)[1].all()
+    greedy = torch.stack([reference_logits(models, row[:-1]).argmax(1) for row in tokens_BZ])
+    assert models.ours.score(tokens_BZ[:, :-1], greedy)[1].all()
     masked = tokens_BZ[:, 1:].masked_fill(torch.arange(12) % 3 == 0, -1)
-    assert close(both.ours.score(tokens_BZ[:, :-1], masked)[0], nats.masked_fill(masked < 0, 0), 10 * EXACT)
+    assert close(models.ours.score(tokens_BZ[:, :-1], masked)[0], nats.masked_fill(masked < 0, 0), 10 * EXACT)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dtypes_are_near(kind: str, dtype: str, tolerance: float) -> None:
     """Whole and with a cache. In BF16 a choice of experts may be another, so the median of a few tokens is compared."""
-    both, exact = pair(kind, dtype=dtype), pair(kind)
-    tokens_T = tokens_of(both, TOKENS)
-    cache = both.ours.cache()
+    models, exact = pair(kind, dtype=dtype), pair(kind)
+    tokens_T = tokens_of(models, TOKENS)
+    cache = models.ours.cache()
     expected = exact.ours.logits(exact.ours.hidden(tokens_T, TOKENS))
-    cached = torch.cat([both.ours.extend(part, cache) for part in tokens_T.split([10, 1, 3, 10])])
-    for h_TD in (both.ours.hidden(tokens_T, TOKENS), cached):
-        difference_T = (both.ours.logits(h_TD).double() - expected).abs().amax(dim=1) / expected.abs().max()
+    cached = torch.cat([models.ours.extend(part, cache) for part in tokens_T.split([10, 1, 3, 10])])
+    for h_TD in (models.ours.hidden(tokens_T, TOKENS), cached):
+        difference_T = (models.ours.logits(h_TD).double() - expected).abs().amax(dim=1) / expected.abs().max()
         assert difference_T.median() < tolerance
 
 

@@ -33,9 +33,9 @@ Captured = pytest.CaptureFixture[str]
 
 def write_tokenizer(folder: Path) -> Tokenizer:
     """Write a tokenizer of 300 entries beside weights, as in published folders."""
-    found = tokenizer.train([f"def f{n}(x):\n    return x + {n}\n" for n in range(400)], 290)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json(found))
-    return found
+    bpe = tokenizer.train([f"def f{n}(x):\n    return x + {n}\n" for n in range(400)], 290)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json(bpe))
+    return bpe
 
 
 def document(capsys: Captured, command: str, *words: object) -> Any:
@@ -53,14 +53,14 @@ def test_the_loss_equals_transformers(model_type: str, tmp_path: Path, capsys: C
     np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
     expected = cross_entropy(theirs, tokens_BZ)
     words = ["--tokens", tmp_path / "ids.npy", "--dtype", "fp32"]
-    found = document(capsys, "eval", tmp_path / "hf", *words)
-    assert math.isclose(found["loss"], expected, rel_tol=1e-5) and found["tokens"] == 60
-    assert found["checkpoint"] == str(tmp_path / "hf") and found["bytes"] is None
+    evaluation = document(capsys, "eval", tmp_path / "hf", *words)
+    assert math.isclose(evaluation["loss"], expected, rel_tol=1e-5) and evaluation["tokens"] == 60
+    assert evaluation["checkpoint"] == str(tmp_path / "hf") and evaluation["bytes"] is None
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     capsys.readouterr()
-    assert document(capsys, "eval", tmp_path / "m.dsc", *words)["loss"] == found["loss"]
+    assert document(capsys, "eval", tmp_path / "m.dsc", *words)["loss"] == evaluation["loss"]
     beside = document(capsys, "eval", tmp_path / "m.weights", "--spec", tmp_path / "m.dsc", *words)
-    assert beside["loss"] == found["loss"]
+    assert beside["loss"] == evaluation["loss"]
 
 
 SLIDES = ["full_attention", "sliding_attention", "full_attention"]
@@ -81,7 +81,9 @@ READ_OTHERWISE = [  # keys that classes of other types read, or read in another 
 ]
 
 
-@pytest.mark.parametrize(("model_type", "keys"), READ_OTHERWISE, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize(
+    ("model_type", "keys"), READ_OTHERWISE, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_a_key_is_read_as_the_class_reads_it(
     model_type: str, keys: dict[str, Any], tmp_path: Path, capsys: Captured
 ) -> None:
@@ -115,9 +117,9 @@ def test_greedy_text_equals_transformers(tmp_path: Path, capsys: Captured) -> No
         expected = theirs.generate(
             torch.tensor([begin]), max_new_tokens=16, do_sample=False, eos_token_id=begin[0], pad_token_id=begin[0]
         )[0, len(begin) :].tolist()
-    found = document(capsys, "generate", tmp_path, "def f1", "--tokens", 16, "--dtype", "fp32")
-    assert found["tokens"] == [token for token in expected if token != begin[0]]
-    assert len(found["tokens"]) > 2
+    generated = document(capsys, "generate", tmp_path, "def f1", "--tokens", 16, "--dtype", "fp32")
+    assert generated["tokens"] == [token for token in expected if token != begin[0]]
+    assert len(generated["tokens"]) > 2
 
 
 def test_text_ends_at_the_published_end_tokens(tmp_path: Path, capsys: Captured) -> None:
@@ -126,10 +128,10 @@ def test_text_ends_at_the_published_end_tokens(tmp_path: Path, capsys: Captured)
     bpe = write_tokenizer(tmp_path)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     words = ("generate", tmp_path, "def f1", "--tokens", 12, "--dtype", "fp32")
-    whole = document(capsys, *words)["tokens"]
-    stop = whole[3]
-    ended = whole[: whole.index(stop)]
-    assert len(whole) == 12 and stop != tokenizer.end_id(bpe)
+    tokens = document(capsys, *words)["tokens"]
+    stop = tokens[3]
+    ended = tokens[: tokens.index(stop)]
+    assert len(tokens) == 12 and stop != tokenizer.end_id(bpe)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [500_000, stop]}))
     assert document(capsys, *words)["tokens"] == ended
     (tmp_path / "generation_config.json").unlink()

@@ -40,12 +40,12 @@ def test_accepting_or_replacing_drafts_keeps_the_probabilities_of_the_model(weig
 def test_top_p_keeps_the_fewest_that_are_enough(weights: list[int], top_p: float) -> None:
     logits_V = torch.tensor(weights, dtype=torch.float64)
     p_V, kept_V = Sampler(1.0, 1.0).probabilities(logits_V), Sampler(1.0, top_p).probabilities(logits_V)
-    kept = kept_V > 0
+    is_kept = kept_V > 0
     assert math.isclose(float(kept_V.sum()), 1.0, abs_tol=1e-12)
-    assert float(p_V[kept].sum()) >= top_p - 1e-12
-    assert float(p_V[kept].sum() - p_V[kept].min()) < top_p
-    assert kept.all() or float(p_V[kept].min()) >= float(p_V[~kept].max())
-    assert torch.allclose(kept_V[kept], p_V[kept] / p_V[kept].sum())
+    assert float(p_V[is_kept].sum()) >= top_p - 1e-12
+    assert float(p_V[is_kept].sum() - p_V[is_kept].min()) < top_p
+    assert is_kept.all() or float(p_V[is_kept].min()) >= float(p_V[~is_kept].max())
+    assert torch.allclose(kept_V[is_kept], p_V[is_kept] / p_V[is_kept].sum())
 
 
 def test_temperature_divides_logits() -> None:
@@ -67,6 +67,6 @@ def test_draws_depend_on_the_seed() -> None:
 def test_drafts_are_accepted_with_the_right_probability(p: list[int], q: list[int], expected: float) -> None:
     sampler, p_V, q_V = Sampler(1.0), shares(p), shares(q)
     token = int(q_V.argmax())
-    taken = Counter(sampler.takes(p_V, q_V, token) for _ in range(2000))
-    assert abs(taken[True] / 2000 - expected) < 0.04
-    assert expected not in (0.0, 1.0) or taken[bool(expected)] == 2000
+    outcomes = Counter(sampler.takes(p_V, q_V, token) for _ in range(2000))
+    assert abs(outcomes[True] / 2000 - expected) < 0.04
+    assert expected not in (0.0, 1.0) or outcomes[bool(expected)] == 2000

@@ -96,10 +96,10 @@ class Written:
 
     def start(self, environment: Mapping[str, str] | None = None, words: Sequence[str] = ("first", "1")) -> Any:
         """Run the script of a node, as its launcher does. Returns its output and exit code."""
-        said = SAID[self.launcher] if environment is None else environment
+        variables = SAID[self.launcher] if environment is None else environment
         command = ["bash", "-c", self.script(), "node.sh", *(words if self.launcher == "torchrun" else ())]
         return subprocess.run(
-            command, env={**os.environ, **said}, cwd=self.folder, capture_output=True, text=True, check=False
+            command, env={**os.environ, **variables}, cwd=self.folder, capture_output=True, text=True, check=False
         )
 
 

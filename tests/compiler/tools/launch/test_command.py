@@ -24,7 +24,7 @@ def test_json_lists_the_written_files(launcher: str, two_nodes: Path, tmp_path: 
     launch(launcher, two_nodes, tmp_path / "out", "--format", "json")
     document = parsed(capsys.readouterr().out, "launch")
     assert (document["run"], document["nodes"], document["ranks_per_node"]) == ("tiny", 2, 1)
-    listed = {Path(each["path"]): each["bytes"] for each in document["files"]}
+    listed = {Path(file["path"]): file["bytes"] for file in document["files"]}
     assert listed == {path: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     assert all(str(tmp_path / "out") in command for command in document["commands"])
 
@@ -141,8 +141,8 @@ def test_a_link_is_not_followed(two_nodes: Path, tmp_path: Path, capsys: Capture
 
 
 def test_nodes_of_different_counts_are_refused(tmp_path: Path, capsys: Captured) -> None:
-    more = NODE.replace("devices = 1", "devices = 2")
-    text = TINY.replace(NODE, f"{NODE}, more {{ nodes = 1, {more} }}").replace("layers 1..1", "layers 1..2")
+    node_block = NODE.replace("devices = 1", "devices = 2")
+    text = TINY.replace(NODE, f"{NODE}, more {{ nodes = 1, {node_block} }}").replace("layers 1..1", "layers 1..2")
     build = compiled(tmp_path, text.replace("pipeline = 1", "pipeline = 3"))
     assert main(["launch", "torchrun", str(build)]) == 2
     assert "the nodes of cluster one have different numbers of devices (1 of 1, 1 of 2)" in capsys.readouterr().err

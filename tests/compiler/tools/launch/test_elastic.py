@@ -25,13 +25,13 @@ def test_torchrun_is_asked_for_a_range_of_nodes(launcher: str, two_nodes: Path, 
     written = launch(launcher, two_nodes, tmp_path / "out", *words)
     done = written.start({"DSC_HOST": "first", "DSC_NODE": "0"}, ("first", "0"))
     assert done.returncode == 0, done.stderr
-    found = told(tmp_path / "told")
-    words_of = found["words"]
+    received = told(tmp_path / "told")
+    words_of = received["words"]
     assert words_of[words_of.index("--nnodes") + 1] == "1:2"
     assert words_of[words_of.index("--max-restarts") + 1] == "100"
     assert words_of[words_of.index("--rdzv-conf") + 1] == "is_host=true,last_call_timeout=7"
     assert "--elastic" in words_of and "--resume" not in words_of
-    assert found["environment"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert received["environment"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def job(two_nodes: Path, tmp_path: Path) -> Iterator[Path]:
     python.write_text(FAKE.replace("FOLDER", repr(str(tmp_path))).replace("SLURM_NODEID", "DSC_NODE"), "utf-8")
     python.chmod(0o755)
     words = ("--python", str(python), "--run-folder", str(tmp_path / "run"), "--restarts", "2", "--elastic", "1")
-    out = launch("slurm", two_nodes, tmp_path / "out", *words).folder
-    batch = out / "job.sbatch"
+    folder = launch("slurm", two_nodes, tmp_path / "out", *words).folder
+    batch = folder / "job.sbatch"
     text = batch.read_text("utf-8")
     assert "10 * starts" in text
     batch.write_text(text.replace("10 * starts", "1 * starts"), "utf-8")  # of the pause, for the test to be short
@@ -93,25 +93,25 @@ def task(job: Path, node: int) -> int:
 def test_a_lost_task_is_started_again(job: Path) -> None:
     """The other task is not touched, and the run finishes with it."""
     process = started(job)
-    other = task(job, 0)
+    other_task = task(job, 0)
     for pid in range(2):
         (job / "ready-1").unlink()
         os.kill(task(job, 1), signal.SIGKILL)
         wait_for(lambda: (job / "ready-1").exists(), f"start {pid + 2} of the second task")
-    assert task(job, 0) == other
+    assert task(job, 0) == other_task
     finish(job)
     assert (process.wait(), lines(job / "requeued")) == (0, [])
     assert len(lines(job / "starts")) == 4
-    said = process.stderr.read() if process.stderr else ""
-    assert "node 1, second, ended with exit code 137: starting it again in 2 s, 2 of 2" in said
+    stderr = process.stderr.read() if process.stderr else ""
+    assert "node 1, second, ended with exit code 137: starting it again in 2 s, 2 of 2" in stderr
 
 
 def test_a_node_that_flaps_is_given_up(job: Path) -> None:
     """After its last restart the job continues without it, and ends with the others' exit code."""
     process = started(job)
-    for left in (1, 1, 0):
+    for restarts_left in (1, 1, 0):
         os.kill(task(job, 1), signal.SIGKILL)
-        if left:
+        if restarts_left:
             (job / "ready-1").unlink()
             wait_for(lambda: (job / "ready-1").exists(), "another start")
     finish(job)

@@ -33,10 +33,10 @@ def validator(name: str) -> Draft202012Validator:
 def test_manifests_have_the_published_form(
     launcher: str, nodes: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    more = [] if launcher == "skypilot" else ["--namespace", "training", "--resource", "rdma/ib=8"]
-    found = launch(launcher, request.getfixturevalue(nodes), tmp_path, *more).documents()
-    assert len(found) == len(KINDS[launcher])
-    for document, name in zip(found, KINDS[launcher], strict=True):
+    options = [] if launcher == "skypilot" else ["--namespace", "training", "--resource", "rdma/ib=8"]
+    manifests = launch(launcher, request.getfixturevalue(nodes), tmp_path, *options).documents()
+    assert len(manifests) == len(KINDS[launcher])
+    for document, name in zip(manifests, KINDS[launcher], strict=True):
         assert [error.message for error in validator(name).iter_errors(document)] == []
 
 
@@ -49,19 +49,19 @@ def test_the_schemas_refuse_unknown_keys(launcher: str, two_nodes: Path, tmp_pat
     assert len(places) >= (3 if launcher == "skypilot" else 10)
     for place in places:
         changed = copy.deepcopy(document)
-        at: Any = changed
+        target: Any = changed
         for key in place:
-            at = at[key]
-        at["nonsense"] = 1
+            target = target[key]
+        target["nonsense"] = 1
         assert not validator(name).is_valid(changed), place
 
 
 def objects(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The places of all objects in a document."""
     if isinstance(value, dict):
-        return [place, *(found for key, each in value.items() for found in objects(each, (*place, key)))]
+        return [place, *(inner_place for key, item in value.items() for inner_place in objects(item, (*place, key)))]
     if isinstance(value, list):
-        return [found for index, each in enumerate(value) for found in objects(each, (*place, index))]
+        return [inner_place for index, item in enumerate(value) for inner_place in objects(item, (*place, index))]
     return []
 
 

@@ -33,12 +33,12 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_job_has_the_builds_of_its_phases(builds: dict[str, Path], tmp_path: Path, capsys: Captured) -> None:
     words = [str(builds["long"]), str(builds["long.to_64"]), "--out", str(tmp_path), "--format", "json"]
     assert main(["launch", "torchrun", *words]) == 0
-    said = capsys.readouterr()
-    document, script = parsed(said.out, "launch"), (tmp_path / "node.sh").read_text("utf-8")
+    captured = capsys.readouterr()
+    document, script = parsed(captured.out, "launch"), (tmp_path / "node.sh").read_text("utf-8")
     assert document["run"] == "long" and len(document["builds"]) == 2
     places = [script.index(f"{build} {digest}") for build, digest in zip(words, document["builds"], strict=False)]
     assert places == sorted(places) and f"--out {Path.cwd()}/runs/long\n" in script
-    assert said.err == "note: the files end with phase 2 of 3: append the builds of the later phases\n"
+    assert captured.err == "note: the files end with phase 2 of 3: append the builds of the later phases\n"
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_
     written = launch(launcher, two_nodes, tmp_path / name / "out", *words)
     done = written.start()
     assert (done.returncode, done.stderr) == (0, "")
-    found = told(tmp_path / "told")
-    assert found["environment"]["GREETING"] == name
-    started = found["words"]
+    received = told(tmp_path / "told")
+    assert received["environment"]["GREETING"] == name
+    started = received["words"]
     assert started[:3] == ["-P", "-m", "torch.distributed.run"]
     assert started[started.index(f"{build}/train.py") + 1 :][:4] == ["--out", f"runs/{name}", "--data", f"/data/{name}"]
     assert not list(tmp_path.rglob("canary"))
@@ -57,10 +57,10 @@ def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_
 @settings(max_examples=100)
 def test_a_quoted_word_is_one_word(text: str) -> None:
     """Bash reads it as one word."""
-    shown = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
     )
-    assert shown.stdout.decode() == text
+    assert printed.stdout.decode() == text
 
 
 def test_a_text_that_is_not_quoted_is_refused() -> None:
@@ -74,11 +74,11 @@ def test_a_text_that_is_not_quoted_is_refused() -> None:
 def test_scripts_pass_bash_and_shellcheck(
     launcher: str, nodes: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    more = ("--elastic", "1") if nodes == "elastic" and launcher in ("torchrun", "slurm") else ()
+    options = ("--elastic", "1") if nodes == "elastic" and launcher in ("torchrun", "slurm") else ()
     nodes = "two_nodes" if nodes == "elastic" else nodes
     assert SHELLCHECK, "shellcheck is a part of the packages for tests: pip install -e '.[dev]'"
     written = launch(
-        launcher, request.getfixturevalue(nodes), tmp_path / "out", "--env", "A=it's", "--interface", "eth0", *more
+        launcher, request.getfixturevalue(nodes), tmp_path / "out", "--env", "A=it's", "--interface", "eth0", *options
     )
     scripts = {"node.sh": written.script()}
     if launcher == "slurm":
@@ -105,8 +105,8 @@ def written(two_nodes: Path, tmp_path: Path, request: pytest.FixtureRequest) -> 
 def test_every_node_connects_to_the_first(written: Written, tmp_path: Path) -> None:
     hosts = {"kubernetes": "tiny-node-0-0.tiny"}
     for node in ("0", "1"):
-        said = {name: node if value == "1" else value for name, value in SAID[written.launcher].items()}
-        assert written.start(said, ("first", node)).returncode == 0
+        variables = {name: node if value == "1" else value for name, value in SAID[written.launcher].items()}
+        assert written.start(variables, ("first", node)).returncode == 0
         words = told(tmp_path / "told")["words"]
         assert words[words.index("--nnodes") + 1] == "2" and words[words.index("--nproc-per-node") + 1] == "1"
         assert words[words.index("--rdzv-backend") + 1] == "c10d"
@@ -119,8 +119,8 @@ def test_every_node_connects_to_the_first(written: Written, tmp_path: Path) -> N
 def test_variables_missing_from_the_scheduler_are_named(written: Written) -> None:
     """There is no default: a script started without the variable ends at once."""
     for name in SAID[written.launcher]:
-        said = {other: value for other, value in SAID[written.launcher].items() if other != name}
-        done = written.start(said)
+        variables = {variable: value for variable, value in SAID[written.launcher].items() if variable != name}
+        done = written.start(variables)
         assert done.returncode != 0 and name in done.stderr
 
 
@@ -171,8 +171,8 @@ def test_one_node_needs_no_host(one_node: Path, tmp_path: Path) -> None:
 def test_the_start_command_has_a_host_only_for_several_nodes(
     one_node: Path, two_nodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = " HOST NODE  # on every node: HOST is the first node, NODE is 0 on it, up to 1 on the others"
-    for build, words in ((one_node, ""), (two_nodes, where)):
+    operands = " HOST NODE  # on every node: HOST is the first node, NODE is 0 on it, up to 1 on the others"
+    for build, words in ((one_node, ""), (two_nodes, operands)):
         launch("torchrun", build, tmp_path)
         assert capsys.readouterr().out.endswith(f"start:\n  {tmp_path / 'node.sh'}{words}\n")
 
@@ -182,7 +182,7 @@ def test_the_network_of_the_options(gpu_nodes: Path, tmp_path: Path) -> None:
     words = ("--interface", "=ib0", "--hca", "mlx5_0,mlx5_1", "--python", str(python))
     written = launch("slurm", gpu_nodes, tmp_path / "out", *words, "--env", f"TOLD={tmp_path / 'told'}")
     assert written.start().returncode == 0
-    found = told(tmp_path / "told")
+    received = told(tmp_path / "told")
     names = {"NCCL_SOCKET_IFNAME": "=ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
-    assert {name: found["environment"].get(name) for name in names} == names
-    assert found["words"][found["words"].index("--device") + 1] == "cuda"
+    assert {name: received["environment"].get(name) for name in names} == names
+    assert received["words"][received["words"].index("--device") + 1] == "cuda"

@@ -118,8 +118,8 @@ def test_a_failure_starts_again_and_a_mistake_does_not(job: Path, code: int, sta
     (job / "failures").write_text(str(code))
     process = started(job)
     assert (process.wait(), len(lines(job / "starts")), lines(job / "requeued")) == (code, starts, [])
-    said = process.stderr.read() if process.stderr else ""
-    assert said.count("starting again from the first step") == starts - 1
+    stderr = process.stderr.read() if process.stderr else ""
+    assert stderr.count("starting again from the first step") == starts - 1
 
 
 def test_a_job_of_another_size_is_refused(job: Path) -> None:
@@ -141,8 +141,8 @@ def test_further_options_of_sbatch(gpu_nodes: Path, tmp_path: Path) -> None:
     )
     text = (launch("slurm", gpu_nodes, tmp_path, *words).folder / "job.sbatch").read_text()
     assert "gpus-per-node" not in text
-    found = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
-    assert found[-4:] == [
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert directives[-4:] == [
         f"#SBATCH --{option}" for option in ("gres=gpu:h100:1,nvme:2", "reservation=week", "mem=500G", "overcommit")
     ]
 
@@ -162,28 +162,30 @@ def test_a_task_runs_in_the_image(
     image: str, words: list[str], more: tuple[str, ...], gpu_nodes: Path, tmp_path: Path
 ) -> None:
     """With the folders of the job, whose names are quoted; shellcheck reports nothing."""
-    out, run = tmp_path / "it's; a folder", tmp_path / "run"
-    given = ("--image", image, "--mount", "/scratch", "--run-folder", str(run), "--data", "/data", *more)
-    text = (launch("slurm", gpu_nodes, out, *given).folder / "job.sbatch").read_text()
+    folder, run = tmp_path / "it's; a folder", tmp_path / "run"
+    options = ("--image", image, "--mount", "/scratch", "--run-folder", str(run), "--data", "/data", *more)
+    text = (launch("slurm", gpu_nodes, folder, *options).folder / "job.sbatch").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("container=(")]
-    folders = ",".join(f"{each}:{each}" for each in (out, gpu_nodes, run, "/data", "/scratch"))
-    wanted = [each.replace("MOUNTS", f"--container-mounts={folders}").replace("FOLDERS", folders) for each in words]
-    shown = subprocess.run(
+    folders = ",".join(f"{path}:{path}" for path in (folder, gpu_nodes, run, "/data", "/scratch"))
+    wanted = [word.replace("MOUNTS", f"--container-mounts={folders}").replace("FOLDERS", folders) for word in words]
+    printed = subprocess.run(
         ["bash", "-c", f"{line}\nprintf '%s\\0' \"${{container[@]}}\""], capture_output=True, text=True, check=True
     )
-    assert shown.stdout.split("\0")[:-1] == wanted
+    assert printed.stdout.split("\0")[:-1] == wanted
     assert text.count('"${container[@]}" bash "$node_script"') == 1 and 'mkdir -p "$run"' in text
-    checked = subprocess.run([str(SHELLCHECK), "--shell=bash", "--norc", str(out / "job.sbatch")], capture_output=True)
+    checked = subprocess.run(
+        [str(SHELLCHECK), "--shell=bash", "--norc", str(folder / "job.sbatch")], capture_output=True
+    )
     assert (checked.returncode, checked.stdout) == (0, b"")
-    assert "python=python3\n" in (out / "node.sh").read_text(), "this machine's Python is not in the image"
+    assert "python=python3\n" in (folder / "node.sh").read_text(), "this machine's Python is not in the image"
 
 
 def test_options_that_sbatch_reads(job: Path, two_nodes: Path, gpu_nodes: Path, tmp_path: Path) -> None:
     words = ("--partition", "gpu,long", "--account", "a.b", "--constraint", "h100&ib", "--lead", "120")
     for build, gpus in ((two_nodes, []), (gpu_nodes, ["--gpus-per-node=1"])):
         text = (launch("slurm", build, tmp_path / "options", *words).folder / "job.sbatch").read_text()
-        found = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
-        assert found == [
+        directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+        assert directives == [
             *("--job-name=tiny", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--mem=0", *gpus),
             *("--time=1:00:00", "--signal=USR1@120", "--requeue", "--open-mode=append"),
             *("--partition=gpu,long", "--account=a.b", "--constraint=h100&ib"),

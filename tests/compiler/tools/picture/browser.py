@@ -104,8 +104,8 @@ class Browser:
         self.settle()
 
     def press(self, key: str, modifiers: int = 0) -> None:
-        more: dict[str, Any] = {"text": key} if len(key) == 1 else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers, **more)
+        text_argument: dict[str, Any] = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers, **text_argument)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, modifiers=modifiers)
         self.settle()
 
@@ -116,10 +116,10 @@ class Browser:
     def errors(self) -> list[str]:
         """Exceptions, errors on the console, and dialogs."""
         bad = {"Runtime.exceptionThrown", "Page.javascriptDialogOpening"}
-        found = [event for event in self._events if event["method"] in bad]
+        events = [event for event in self._events if event["method"] in bad]
         entries = [event["params"]["entry"] for event in self._events if event["method"] == "Log.entryAdded"]
-        said = [event["params"] for event in self._events if event["method"] == "Runtime.consoleAPICalled"]
-        return [str(event["params"]) for event in found] + [str(e) for e in (*entries, *said)]
+        console_calls = [event["params"] for event in self._events if event["method"] == "Runtime.consoleAPICalled"]
+        return [str(event["params"]) for event in events] + [str(e) for e in (*entries, *console_calls)]
 
     @property
     def requests(self) -> list[str]:
@@ -138,10 +138,10 @@ def browser(folder: Path) -> Iterator[Browser]:
     commands, answers = os.pipe(), os.pipe()
     redirected = f'exec "$0" "$@" 3<&{commands[0]} 4>&{answers[1]}'
     arguments = ["bash", "-c", redirected, chromium, *FLAGS, f"--user-data-dir={folder}"]
-    kept = (commands[0], answers[1])
-    process = subprocess.Popen(arguments, pass_fds=kept, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child_ends = (commands[0], answers[1])
+    process = subprocess.Popen(arguments, pass_fds=child_ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for descriptor in kept:
+        for descriptor in child_ends:
             os.close(descriptor)
         yield Browser(commands[1], answers[0])
     finally:

@@ -47,8 +47,8 @@ def trace_lines(
         for step in range(1, steps + 1):
             begin = 10_000_000 * step
             actions = [
-                [str(each), begin + round(float(start) * 1000 * factor), begin + round(float(end) * 1000 * factor)]
-                for each, (start, end) in zip(steps_of_rank, spans, strict=True)
+                [str(action), begin + round(float(start) * 1000 * factor), begin + round(float(end) * 1000 * factor)]
+                for action, (start, end) in zip(steps_of_rank, spans, strict=True)
             ]
             lines[step] = {"step": step, "program": f"train_{schedule.num_micro_batches}", "actions": actions}
         ranks.append(lines)
@@ -63,5 +63,5 @@ def make_measured(factor: float = 1.25) -> Picture:
 
 @pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with running(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with running(tmp_path_factory.mktemp("profile")) as running_browser:
+        yield running_browser

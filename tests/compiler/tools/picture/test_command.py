@@ -46,31 +46,31 @@ def test_shipped_costs_are_drawn_in_their_unit(tmp_path: Path) -> None:
     path = tmp_path / "picture.svg"
     for words in ((*SIZES,), ("--compare", "1f1b,zbv", *SIZES[2:])):
         assert run(*words, "--costs", "deepseek-v3-low", "--format", "svg", "-o", str(path)) == 0
-        said = path.read_text("utf-8")
-        assert ">time in ms<" in said and "units of the costs" not in said
+        text = path.read_text("utf-8")
+        assert ">time in ms<" in text and "units of the costs" not in text
         path.unlink()
 
 
 def test_compared_schedules_share_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--compare", "dualpipe,1f1b,zbv", "--ranks", "4", "--micro-batches", "10", "--costs", "FB=2.5")
     assert run(*words, "--format", "terminal") == 0
-    out = capsys.readouterr().out
-    table = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 8}
-    assert table["dualpipe"] == "29" and table["1f1b"] == "39" and "1/P of the model" in out
+    stdout = capsys.readouterr().out
+    table = {line.split()[0]: line.split()[1] for line in stdout.splitlines() if len(line.split()) == 8}
+    assert table["dualpipe"] == "29" and table["1f1b"] == "39" and "1/P of the model" in stdout
     assert run(*words, "--format", "trace", "-o", str(tmp_path / "t.json")) == 0
     events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == [f"{name}, rank {rank}" for name in ("dualpipe", "1f1b", "zbv") for rank in range(4)]
     zbv = [e for e in events if e["ph"] == "X" and e["pid"] == 8 and e["name"] == "F0.0"]
     assert [e["dur"] for e in zbv] == [500]  # two stages a rank: each is half of 1/P of the model
-    held = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 8]
-    assert max(held) == 4  # and so is an activation
+    activations = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 8]
+    assert max(activations) == 4  # and so is an activation
 
 
 def test_an_unsupported_size_in_a_comparison_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--compare", "1f1b,dualpipe", "--ranks", "3", "--micro-batches", "6", "--format", "terminal") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "dualpipe: dualpipe needs an even number of ranks" in out and "rank 2" in out
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert "dualpipe: dualpipe needs an even number of ranks" in stdout and "rank 2" in stdout
 
 
 def test_a_picture_of_a_spec_shows_what_its_ranks_communicate(tmp_path: Path) -> None:

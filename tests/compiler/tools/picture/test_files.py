@@ -60,8 +60,8 @@ def test_svg_is_xml_with_every_action_once(name: str, P: int, N: int) -> None:
 def test_svg_in_bulk_has_every_box() -> None:
     picture = make_picture(("1f1b", 64, 100))
     root = ElementTree.fromstring(svg(picture))
-    found = {path.get("class"): (path.get("d") or "").count("M") for path in root.iter(f"{SVG}path")}
-    assert found["F d0"] == found["B d0"] == 6400 and found["bubble"] > 0
+    counts = {path.get("class"): (path.get("d") or "").count("M") for path in root.iter(f"{SVG}path")}
+    assert counts["F d0"] == counts["B d0"] == 6400 and counts["bubble"] > 0
 
 
 @pytest.mark.parametrize("words", HOSTILE)
@@ -69,8 +69,8 @@ def test_any_text_is_escaped(words: str) -> None:
     hostile, harmless = with_words(words), with_words("harmless")
     root, wanted = (ElementTree.fromstring(svg(picture).encode()) for picture in (hostile, harmless))
     assert [e.tag for e in root.iter()] == [e.tag for e in wanted.iter()]
-    shown = words.translate(dict.fromkeys([0, 0x1B, 0x202E, 0xD800], "\ufffd"))
-    assert any(shown in (e.text or "") for e in root.iter(f"{SVG}text"))
+    visible = words.translate(dict.fromkeys([0, 0x1B, 0x202E, 0xD800], "\ufffd"))
+    assert any(visible in (e.text or "") for e in root.iter(f"{SVG}text"))
     assert "\x1b" not in terminal(hostile) and "\u202e" not in terminal(hostile)
     terminal(hostile).encode()
     assert {event["name"] for event in json.loads(trace(hostile))["traceEvents"]}
@@ -98,8 +98,8 @@ def test_lanes_are_drawn_and_named(browser: Browser, tmp_path: Path) -> None:
     wanted = [f"dispatch F0.{n}@L1" for n in range(3)] + ["combine B0."]
     titles = [title.text or "" for title in ElementTree.fromstring(svg(picture)).iter(f"{SVG}title")]
     assert all(any(title.startswith(words) for title in titles) for words in wanted)
-    found = [e for e in json.loads(trace(picture))["traceEvents"] if e.get("cat") == "communication"]
-    first = next(e for e in found if e["name"] == "dispatch F0.0@L1")
+    exchanges = [e for e in json.loads(trace(picture))["traceEvents"] if e.get("cat") == "communication"]
+    first = next(e for e in exchanges if e["name"] == "dispatch F0.0@L1")
     assert (first["ts"], first["dur"], first["tid"]) == (250, 250, 1)
     path = tmp_path / "lanes.html"
     path.write_text(html(picture), "utf-8")
@@ -122,9 +122,9 @@ def test_text_fits_the_terminal(width: int, colours: bool) -> None:
         make_picture(("dualpipe", 4, 10), ("zbv", 4, 10)),
         make_measured(),
     ):
-        found = terminal(picture, Screen(width, colours))
-        assert ("\x1b[" in found) == colours
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", found)
+        output = terminal(picture, Screen(width, colours))
+        assert ("\x1b[" in output) == colours
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
         assert "\x1b" not in plain and all(cell_len(line) <= width for line in plain.splitlines())
 
 
@@ -167,42 +167,42 @@ def events(picture: Picture) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "P", "N"), SIZES)
 def test_a_trace_has_the_form_of_chrome_traces(name: str, P: int, N: int) -> None:
-    found = events(make_picture((name, P, N)))
-    named = {(e["pid"], e["args"]["name"]) for e in found if e["name"] == "process_name"}
+    trace_events = events(make_picture((name, P, N)))
+    named = {(e["pid"], e["args"]["name"]) for e in trace_events if e["name"] == "process_name"}
     assert named == {(rank, f"rank {rank}") for rank in range(P)}
-    threads = {(e["pid"], e["tid"], e["args"]["name"]) for e in found if e["name"] == "thread_name"}
+    threads = {(e["pid"], e["tid"], e["args"]["name"]) for e in trace_events if e["name"] == "thread_name"}
     assert len(threads) == 2 * P and {t[2] for t in threads} == {"compute", "communication"}
-    for e in found:
+    for e in trace_events:
         assert e["ph"] in "MXCsf" and isinstance(e["pid"], int) and isinstance(e["name"], str)
         assert e["ph"] in "MC" or (e["ts"] >= 0 and isinstance(e["tid"], int))
         assert e["ph"] != "X" or e["dur"] >= 0
-    sent, taken = ({e["id"]: e for e in found if e["ph"] == phase} for phase in "sf")
-    assert sent.keys() == taken.keys() and len(sent) == sum(e["ph"] == "s" for e in found)
-    assert all(sent[i]["ts"] <= taken[i]["ts"] and sent[i]["pid"] != taken[i]["pid"] for i in sent)
-    inside = {(e["pid"], e["tid"], e["ts"]) for e in found if e["ph"] == "X"}
-    assert all((e["pid"], e["tid"], e["ts"]) in inside for e in found if e["ph"] in "sf")  # flows bind to slices
+    sent, received = ({e["id"]: e for e in trace_events if e["ph"] == phase} for phase in "sf")
+    assert sent.keys() == received.keys() and len(sent) == sum(e["ph"] == "s" for e in trace_events)
+    assert all(sent[i]["ts"] <= received[i]["ts"] and sent[i]["pid"] != received[i]["pid"] for i in sent)
+    inside = {(e["pid"], e["tid"], e["ts"]) for e in trace_events if e["ph"] == "X"}
+    assert all((e["pid"], e["tid"], e["ts"]) in inside for e in trace_events if e["ph"] in "sf")  # flows bind to slices
 
 
 def test_a_trace_has_every_action_at_its_time() -> None:
     picture = make_picture(("dualpipe", 4, 10))
-    found = {(e["pid"], e["name"]): (e["ts"], e["dur"]) for e in events(picture) if e["ph"] == "X" and e["tid"] == 0}
+    times = {(e["pid"], e["name"]): (e["ts"], e["dur"]) for e in events(picture) if e["ph"] == "X" and e["tid"] == 0}
     wanted = {
         (row.rank, d.label): (cell.start * 1000, (cell.end - cell.start) * 1000)
         for row in picture.panels[0].rows
         for cell in row.cells
         for d in cell.actions
     }
-    assert found == wanted
-    held = [e["args"]["held"] for e in events(picture) if e["ph"] == "C" and e["pid"] == 0]
-    assert max(held) == 5 and held[-1] == 0
+    assert times == wanted
+    activations = [e["args"]["held"] for e in events(picture) if e["ph"] == "C" and e["pid"] == 0]
+    assert max(activations) == 5 and activations[-1] == 0
 
 
 def test_panels_and_tracks_are_processes_of_their_own() -> None:
     names = [e["args"]["name"] for e in events(make_measured()) if e["name"] == "process_name"]
     assert names[:2] == ["rank 0 planned", "rank 0 measured"] and len(names) == 8
-    two = events(make_picture(("dualpipe", 2, 4), ("1f1b", 2, 4)))
-    assert len({e["args"]["name"] for e in two if e["name"] == "process_name"}) == 4
-    flows = [e["id"] for e in two if e["ph"] == "s"]
+    trace_events = events(make_picture(("dualpipe", 2, 4), ("1f1b", 2, 4)))
+    assert len({e["args"]["name"] for e in trace_events if e["name"] == "process_name"}) == 4
+    flows = [e["id"] for e in trace_events if e["ph"] == "s"]
     assert len(flows) == len(set(flows))
 
 

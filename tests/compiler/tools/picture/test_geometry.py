@@ -59,8 +59,8 @@ def test_bubbles_are_all_that_is_idle(name: str, P: int, N: int) -> None:
     figure, unit = drawn(make_panel(name, P, N))
     timeline = simulate(schedule_of(name, P, N), COSTS)
     for rank, idle in enumerate(timeline.idle):
-        own = [area for area in figure.bubbles if area.title.startswith(f"rank {rank} idle")]
-        assert sum(area.width + 1 for area in own) == pytest.approx(float(idle) * unit)
+        areas = [area for area in figure.bubbles if area.title.startswith(f"rank {rank} idle")]
+        assert sum(area.width + 1 for area in areas) == pytest.approx(float(idle) * unit)
     for x1, y1, x2, y2 in figure.hatch:  # strokes rise, and stay inside of a bubble
         assert x2 - x1 == pytest.approx(y1 - y2) and (x1 + y1) % HATCH == pytest.approx(0, abs=1e-6)
         assert any(

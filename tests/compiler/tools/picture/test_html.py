@@ -31,8 +31,8 @@ class Page:
         self.rows = [row for panel in data_of(picture)["panels"] for row in panel["rows"]]
 
     def state(self) -> dict[str, Any]:
-        found = self.browser.evaluate("({...document.getElementById('view').dataset})")
-        return found | {key: float(found[key]) for key in ("from", "to", "drawn")}
+        dataset = self.browser.evaluate("({...document.getElementById('view').dataset})")
+        return dataset | {key: float(dataset[key]) for key in ("from", "to", "drawn")}
 
     def box(self, name: str) -> dict[str, float]:
         return self.browser.evaluate(f"document.querySelector({name!r}).getBoundingClientRect().toJSON()")
@@ -74,8 +74,8 @@ def test_every_action_is_drawn_in_its_colour_and_place(browser: Browser, tmp_pat
         for cell in row.cells:
             for half in (0, 1):
                 drawn = cell.actions[half if len(cell.actions) > 1 else 0]
-                found = colour(image, page.at(number, cell.start, half, inset=2))
-                assert found == theme.tints[f"{drawn.kind}{drawn.direction}"], (drawn.label, half)
+                pixel = colour(image, page.at(number, cell.start, half, inset=2))
+                assert pixel == theme.tints[f"{drawn.kind}{drawn.direction}"], (drawn.label, half)
     idle = colour(image, page.at(1, 0.5))
     assert idle in (theme.idle, theme.hatch) or idle not in theme.tints.values()
     assert page.state()["drawn"] == sum(len(row.cells) for row in rows_of(picture))
@@ -85,9 +85,9 @@ def test_every_action_is_drawn_in_its_colour_and_place(browser: Browser, tmp_pat
 def test_hovering_describes_the_action(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_picture(("dualpipe", 4, 10)), tmp_path)
     browser.hover(*page.at(0, 0.5))
-    said = page.tip()
+    tip = page.tip()
     for words in ("F0.0", "forward of stage 0, micro-batch 0", "rank 0", "from the first rank on", "0 to 1, 1 long"):
-        assert words in said, said
+        assert words in tip, tip
     assert page.state()["focus"] == "F0.0"
     pair = next(cell for cell in page.picture.panels[0].rows[0].cells if len(cell.actions) > 1)
     browser.hover(*page.at(0, (pair.start + pair.end) / 2, half=1))
@@ -101,24 +101,26 @@ def test_hovering_describes_the_action(browser: Browser, tmp_path: Path) -> None
 def test_the_memory_curve_counts_as_the_simulator_does(browser: Browser, tmp_path: Path) -> None:
     picture = make_picture(("dualpipe", 8, 20), ("1f1b", 4, 6))
     Page(browser, picture, tmp_path)
-    found = browser.evaluate("rows.map((row) => [row.peak, row.amounts.at(-1), row.busy])")
+    rows = browser.evaluate("rows.map((row) => [row.peak, row.amounts.at(-1), row.busy])")
     wanted = [[row.peak, 0, pytest.approx(row.busy)] for row in rows_of(picture)]
-    assert found == wanted
+    assert rows == wanted
 
 
 def test_buttons_wheel_and_drag_move_the_view(browser: Browser, tmp_path: Path) -> None:
     page = Page(browser, make_picture(("dualpipe", 4, 10)), tmp_path)
-    whole = page.state()
-    assert (whole["from"], whole["to"]) == (0, 29)
+    initial = page.state()
+    assert (initial["from"], initial["to"]) == (0, 29)
     page.press("#in")
-    once = page.state()
-    assert once["to"] - once["from"] == pytest.approx(29 / 1.5) and once["from"] == pytest.approx(29 / 6)
-    place = page.at(0, once["from"] + 2)
+    zoomed_once = page.state()
+    assert zoomed_once["to"] - zoomed_once["from"] == pytest.approx(29 / 1.5) and zoomed_once["from"] == pytest.approx(
+        29 / 6
+    )
+    place = page.at(0, zoomed_once["from"] + 2)
     browser.mouse("mouseWheel", *place, deltaX=0, deltaY=-300, modifiers=2)
     browser.settle()
     zoomed = page.state()
     assert zoomed["to"] - zoomed["from"] == pytest.approx(29 / 1.5 / 2.718281828)
-    assert page.at(0, once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # zoomed around the pointer
+    assert page.at(0, zoomed_once["from"] + 2)[0] == pytest.approx(place[0], abs=0.5)  # zoomed around the pointer
     x, y = place
     browser.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
     browser.mouse("mouseMoved", x + 60, y, button="left", buttons=1)
@@ -174,8 +176,8 @@ def test_large_schedules_give_small_files_and_draw_only_visible_boxes(
     assert 0 < page.state()["drawn"] < 40_000 and browser.errors == []
     browser.evaluate("show(0, 12)")
     browser.settle()
-    seen = sum(cell.start < 12 for row in rows_of(picture)[:9] for cell in row.cells)
-    assert 0 < page.state()["drawn"] <= seen + 24
+    num_visible = sum(cell.start < 12 for row in rows_of(picture)[:9] for cell in row.cells)
+    assert 0 < page.state()["drawn"] <= num_visible + 24
     browser.hover(*page.at(0, 1.5))
     assert page.tip().startswith("F0.1")
     browser.evaluate("document.getElementById('view').focus()")

@@ -27,8 +27,8 @@ def linear(colour: str) -> Colour:
 
 
 def oklab(colour: str, vision: str) -> Colour:
-    seen = linear(colour)
-    r, g, b = (min(1.0, max(0.0, sum(m * v for m, v in zip(row, seen, strict=True)))) for row in VISION[vision])
+    linear_rgb = linear(colour)
+    r, g, b = (min(1.0, max(0.0, sum(m * v for m, v in zip(row, linear_rgb, strict=True)))) for row in VISION[vision])
     l, m, s = (
         (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3),
         (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3),

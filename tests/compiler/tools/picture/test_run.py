@@ -53,8 +53,8 @@ def test_measured_times_are_medians_over_steps_and_data_ranks() -> None:
     lines = trace_lines(schedule, COSTS, steps=3) + trace_lines(schedule, COSTS, factor=3, steps=3)
     columns = [lines[0], lines[2], lines[1], lines[3]]  # world ranks: two data ranks a pipeline rank
     slow = [trace_lines(schedule, COSTS, factor=9, steps=3)[rank] for rank in (0, 0, 1, 1)]
-    for ranks, other in zip(columns, slow, strict=True):
-        ranks[2] = other[2]  # one odd step
+    for ranks, slow_steps in zip(columns, slow, strict=True):
+        ranks[2] = slow_steps[2]  # one odd step
     measured = measure(schedule, columns, "train_3")
     assert measured.num_steps == 3
     starts = [start for start, _ in measured.spans[0]]
@@ -65,8 +65,8 @@ def test_measured_times_are_medians_over_steps_and_data_ranks() -> None:
 def test_the_first_of_many_steps_is_left_out() -> None:
     schedule = schedule_of("1f1b", 2, 3)
     lines = trace_lines(schedule, COSTS, steps=8)
-    for rank, other in zip(lines, trace_lines(schedule, COSTS, factor=50, steps=8), strict=True):
-        rank |= {1: other[1], 2: other[2]}
+    for rank, slow_steps in zip(lines, trace_lines(schedule, COSTS, factor=50, steps=8), strict=True):
+        rank |= {1: slow_steps[1], 2: slow_steps[2]}
     measured = measure(schedule, lines, "train_3")
     assert measured.num_steps == 6 and measured.makespan == 1000 * simulate(schedule, COSTS).makespan
 
@@ -84,8 +84,8 @@ def test_fitted_costs_recover_those_of_the_trace(name: str, P: int, N: int, tmp_
     assert float(read.latency) == pytest.approx(0.25, abs=2e-3)
     if name == "dualpipe":
         assert float(read.two("FB")) == pytest.approx(5.1, rel=5e-3)
-    planned, took = simulate(schedule, read), simulate(schedule, UNEVEN)
-    assert float(planned.makespan) == pytest.approx(float(took.makespan), rel=5e-3)
+    planned, actual = simulate(schedule, read), simulate(schedule, UNEVEN)
+    assert float(planned.makespan) == pytest.approx(float(actual.makespan), rel=5e-3)
 
 
 def test_every_action_is_judged_against_its_plan() -> None:
@@ -153,20 +153,20 @@ def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_of_other_programs_are_left_out(tmp_path: Path) -> None:
-    schedule, other = schedule_of("1f1b", 2, 3), schedule_of("gpipe", 2, 3)
-    lines, others = trace_lines(schedule, COSTS, steps=6), trace_lines(other, COSTS, steps=2)
+    schedule, gpipe = schedule_of("1f1b", 2, 3), schedule_of("gpipe", 2, 3)
+    lines, gpipe_lines = trace_lines(schedule, COSTS, steps=6), trace_lines(gpipe, COSTS, steps=2)
     for rank in lines:
         for line in rank.values():
             line["of"] = "a" * 64
-    for rank, before in zip(lines, others, strict=True):
+    for rank, before in zip(lines, gpipe_lines, strict=True):
         rank |= {3: {**before[1], "of": "b" * 64}, 4: before[2]}  # the second is of a time without digests
     with pytest.raises(OrderError):
         measure(schedule, lines, "train_3")
     assert of_programs(tmp_path, lines) == (lines, 0), "without a digest all are of one"
     (tmp_path / "program.sha256").write_text("a" * 64 + "\n")
-    kept, left_out = of_programs(tmp_path, lines)
-    assert [list(rank) for rank in kept] == [[1, 2, 5, 6]] * 2 and left_out == 2
-    assert measure(schedule, kept, "train_3").num_steps == 3
+    matching, left_out = of_programs(tmp_path, lines)
+    assert [list(rank) for rank in matching] == [[1, 2, 5, 6]] * 2 and left_out == 2
+    assert measure(schedule, matching, "train_3").num_steps == 3
     (tmp_path / "program.sha256").write_text("c" * 64)
     with pytest.raises(TraceError, match="no step of the present plan was traced yet, only 6 of the plan"):
         of_programs(tmp_path, lines)
@@ -201,8 +201,8 @@ def test_inspect_draws_a_run_and_writes_its_costs(
     monkeypatch.chdir(tmp_path)  # a long path would be broken over lines
     folder, schedule = traced(Path("run"))
     assert run(str(folder)) == 0
-    out = capsys.readouterr().out
-    assert "rank 0 planned" in out and "rank 1 measured" in out and "traced steps 3" in out
+    stdout = capsys.readouterr().out
+    assert "rank 0 planned" in stdout and "rank 1 measured" in stdout and "traced steps 3" in stdout
     costs, page = Path("costs.json"), Path("page.html")
     assert run(str(folder), "--format", "html", "-o", str(page), "--write-costs", str(costs)) == 0
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>")

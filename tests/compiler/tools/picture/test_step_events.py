@@ -32,8 +32,8 @@ def run(tmp_path: Path, lines: list[dict[int, dict[str, Any]]]) -> Path:
 
 def traced(run: Path, step: int, out: Path) -> dict[str, Any]:
     assert cli.main(["trace", str(run), str(step), "-o", str(out)]) == 0
-    found: dict[str, Any] = json.loads(out.read_text("utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(out.read_text("utf-8"))
+    return document
 
 
 def test_every_action_appears_once_at_its_time(
@@ -43,8 +43,8 @@ def test_every_action_appears_once_at_its_time(
     begin = min(rank[2]["actions"][0][1] for rank in lines)
     for rank, steps in enumerate(lines):
         events = [event for event in document["traceEvents"] if event["pid"] == rank and event["ph"] == "X"]
-        found = [[event["name"], event["ts"] + begin, event["ts"] + begin + event["dur"]] for event in events]
-        assert found == [list(action) for action in steps[2]["actions"]]
+        actions = [[event["name"], event["ts"] + begin, event["ts"] + begin + event["dur"]] for event in events]
+        assert actions == [list(action) for action in steps[2]["actions"]]
     names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
     assert names == [f"rank {rank}" for rank in range(4)]
     pairs = [event for event in document["traceEvents"] if event["name"].startswith("(")]
@@ -66,8 +66,8 @@ def test_ranks_of_other_clocks_begin_at_zero(run: Path, lines: list[dict[int, di
 
 def test_missing_steps_and_traces_are_reported(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["trace", str(run), "50"]) == 2
-    said = capsys.readouterr().err
-    assert "step 50 was not traced; the nearest traced step is 3" in said and "64, 128, 256" in said
+    stderr = capsys.readouterr().err
+    assert "step 50 was not traced; the nearest traced step is 3" in stderr and "64, 128, 256" in stderr
     assert cli.main(["trace", str(tmp_path / "none"), "1"]) == 2
     assert cli.main(["trace", str(tmp_path), "1"]) == 2
     assert "lacks rank_0.jsonl" in capsys.readouterr().err

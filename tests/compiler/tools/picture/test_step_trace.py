@@ -21,11 +21,11 @@ def test_exit_codes(
     """An incomplete trace of a failed rank is not written as the trace of the step."""
 
     def call(command: Sequence[str], *, quiet: bool) -> int:
-        out = Path(command[command.index("--out") + 1])
-        (out / TRAINED / "trace").mkdir(parents=True)
-        (out / TRAINED / "trace" / "rank_0.jsonl").write_text("")
+        folder = Path(command[command.index("--out") + 1])
+        (folder / TRAINED / "trace").mkdir(parents=True)
+        (folder / TRAINED / "trace" / "rank_0.jsonl").write_text("")
         if is_compared:
-            (out / SHOWN).write_text("{}")
+            (folder / SHOWN).write_text("{}")
         return code
 
     def step_of(folder: Path, step: int) -> list[object]:
@@ -35,6 +35,6 @@ def test_exit_codes(
 
     monkeypatch.setattr(step_trace, "call", call)
     monkeypatch.setattr(step_trace, "step_of", step_of)
-    out = tmp_path / "step.json"
-    assert main(["trace", str(tmp_path), "7", "--again", "-o", str(out)]) == exit_code
-    assert out.exists() == is_compared
+    output = tmp_path / "step.json"
+    assert main(["trace", str(tmp_path), "7", "--again", "-o", str(output)]) == exit_code
+    assert output.exists() == is_compared

@@ -20,20 +20,20 @@ FINITE = st.floats(-1e12, 1e12)
 @given(FINITE, FINITE, st.integers(2, 12))
 def test_ticks_are_round_few_and_inside(low: float, high: float, most: int) -> None:
     assume(high - low > 1e-6 * max(abs(low), abs(high), 1e-3))
-    found, step = labels.ticks(low, high, most)
-    assert 1 <= len(found) <= most or step > high - low  # an interval may hold no multiple of so coarse a step
+    ticks, step = labels.ticks(low, high, most)
+    assert 1 <= len(ticks) <= most or step > high - low  # an interval may hold no multiple of so coarse a step
     slack = 1e-6 * step
-    assert all(low - slack <= value <= high + slack for value in found)
+    assert all(low - slack <= value <= high + slack for value in ticks)
     assert f"{step:e}"[0] in "125" and float(f"{step:.0e}") == pytest.approx(step)
-    missing = [found[0] - step, found[-1] + step] if found else []
+    missing = [ticks[0] - step, ticks[-1] + step] if ticks else []
     assert all(value < low or value > high for value in missing)
 
 
 @given(FINITE, FINITE, st.integers(2, 12))
 def test_labels_of_ticks_are_distinct(low: float, high: float, most: int) -> None:
     assume(high - low > 1e-3 * max(abs(low), abs(high), 1e-3))
-    found, step = labels.ticks(low, high, most)
-    assert len({labels.tick(value, step) for value in found}) == len(found)
+    ticks, step = labels.ticks(low, high, most)
+    assert len({labels.tick(value, step) for value in ticks}) == len(ticks)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_tick_labels(value: float, step: float, shown: str) -> None:
 
 @given(st.text(st.characters()))
 def test_cleaned_text_is_valid_xml_and_keeps_harmless_characters(raw: str) -> None:
-    found = labels.clean(raw)
-    assert len(found) == len(raw)
-    escaped = found.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    cleaned = labels.clean(raw)
+    assert len(cleaned) == len(raw)
+    escaped = cleaned.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     ElementTree.fromstring(f"<a>{escaped}</a>".encode())
-    assert all(a == b or unicodedata.category(a) in ("Cc", "Cs", "Cf", "Cn") for a, b in zip(raw, found, strict=True))
+    assert all(a == b or unicodedata.category(a) in ("Cc", "Cs", "Cf", "Cn") for a, b in zip(raw, cleaned, strict=True))
 
 
 def test_text_cannot_be_reordered() -> None:

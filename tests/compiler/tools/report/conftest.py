@@ -112,5 +112,5 @@ def report_of_run() -> Report:
 @pytest.fixture(scope="package")
 def quickstart_plan() -> PlannedStep:
     """The plan of the quickstart."""
-    found = timed(load(SPECS / "quickstart.dsc"))
-    return planned_of(found, predicted(found, memories(found)))
+    timed_plan = timed(load(SPECS / "quickstart.dsc"))
+    return planned_of(timed_plan, predicted(timed_plan, memories(timed_plan)))

@@ -65,11 +65,11 @@ def test_curves_stay_inside_and_lose_no_spike(values: list[float], unigram: floa
     metrics = [{"step": i + 1, "loss": value} for i, value in enumerate(values)]
     chart = charts.loss_chart(metrics, unigram)
     assert chart is not None
-    shown = [tuple(map(float, pair.split())) for pair in chart.curves[0].path[1:].split("L")]
-    assert all(chart.left - 0.1 <= x <= chart.right + 0.1 and 0 <= y <= chart.bottom + 0.1 for x, y in shown)
+    points = [tuple(map(float, pair.split())) for pair in chart.curves[0].path[1:].split("L")]
+    assert all(chart.left - 0.1 <= x <= chart.right + 0.1 and 0 <= y <= chart.bottom + 0.1 for x, y in points)
     assert all(0 <= y <= chart.bottom for y, _ in chart.y_ticks)
     (level,) = {float(pair.split()[1]) for pair in chart.curves[-1].path[1:].split("L")}
-    pixels = sorted([y for _, y in shown] + [level])
+    pixels = sorted([y for _, y in points] + [level])
     spread = sorted([*values, unigram])
     if spread[-1] - spread[0] > 1e-6:  # the plot fits its values
         assert pixels[-1] - pixels[0] == pytest.approx((chart.bottom - charts.TOP) / 1.12, abs=0.2)
@@ -82,9 +82,9 @@ def test_thinning_keeps_extremes_of_every_column() -> None:
     thin = charts.thinned(points)
     assert len(thin) <= 4 * 21 and set(thin) <= set(points)
     for column in range(20):
-        whole = [y for x, y in points if int(x) == column]
-        kept = [y for x, y in thin if int(x) == column]
-        assert (max(whole), min(whole)) == (max(kept), min(kept))
+        column_values = [y for x, y in points if int(x) == column]
+        thinned_values = [y for x, y in thin if int(x) == column]
+        assert (max(column_values), min(column_values)) == (max(thinned_values), min(thinned_values))
     assert charts.thinned(points[:1]) == tuple(points[:1])
 
 
@@ -97,14 +97,14 @@ def test_no_losses_no_chart() -> None:
 
 
 def test_load_is_relative_to_the_mean_of_its_layer() -> None:
-    found = charts.load_map([[10, 30, 20, 20], [0, 0, 0, 400]], ("L1",))
-    assert found is not None
-    assert [(cell.css, cell.strength) for cell in found.cells] == [
+    load_grid = charts.load_map([[10, 30, 20, 20], [0, 0, 0, 400]], ("L1",))
+    assert load_grid is not None
+    assert [(cell.css, cell.strength) for cell in load_grid.cells] == [
         *(("under", "0.50"), ("over", "0.50"), ("under", "0.00"), ("under", "0.00")),
         *(("under", "1.00"), ("under", "1.00"), ("under", "1.00"), ("over", "1.00")),
     ]
-    assert [row[1:] for row in found.rows] == [("L1", "0.50 – 1.50"), ("row 1", "0.00 – 4.00")]
-    assert found.cells[1].title == "L1, expert 1: 30 tokens, 1.50 of the mean"
+    assert [row[1:] for row in load_grid.rows] == [("L1", "0.50 – 1.50"), ("row 1", "0.00 – 4.00")]
+    assert load_grid.cells[1].title == "L1, expert 1: 30 tokens, 1.50 of the mean"
     assert charts.load_map([], ()) is None and charts.load_map([[0, 0]], ("L1",)) is None
 
 

@@ -57,9 +57,9 @@ class History:
         self.step = saved
 
     def found(self) -> LostTime:
-        found = lost_time(self.kept, self.replaced, self.events)
-        assert found is not None
-        return found
+        lost = lost_time(self.kept, self.replaced, self.events)
+        assert lost is not None
+        return lost
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -84,13 +84,13 @@ def test_each_second_is_attributed_and_the_parts_sum_to_the_time(seed: int) -> N
             run.go_back(saved)
             run.event("start")
     run.event("end")
-    found = run.found()
+    lost = run.found()
     run.spent["steps"] = sum(row["step_s"] for row in run.kept)
     run.spent["again"] = sum(row["step_s"] for row in run.replaced)
     for name, seconds in run.spent.items():
-        assert getattr(found, name) == pytest.approx(seconds, abs=1e-3), name
-    assert found.wall == pytest.approx(sum(run.spent.values()), abs=1e-3)
-    assert found.goodput == pytest.approx(run.spent["steps"] / sum(run.spent.values()), abs=1e-6)
+        assert getattr(lost, name) == pytest.approx(seconds, abs=1e-3), name
+    assert lost.wall == pytest.approx(sum(run.spent.values()), abs=1e-3)
+    assert lost.goodput == pytest.approx(run.spent["steps"] / sum(run.spent.values()), abs=1e-6)
 
 
 def test_damaged_rows_are_ignored() -> None:
@@ -102,8 +102,8 @@ def test_damaged_rows_are_ignored() -> None:
     run.save(0.5)
     run.train(2.0)
     damaged = [{"event": "save", "step": 1, "time": "soon"}, {"event": "restart", "step": 1}]
-    found = lost_time([rows[0], *run.kept, rows[2]], [], [run.events[0], *damaged, run.events[1]])
-    assert found is not None and (found.wall, found.steps, found.checkpoint) == pytest.approx((3.5, 3.0, 0.5))
+    lost = lost_time([rows[0], *run.kept, rows[2]], [], [run.events[0], *damaged, run.events[1]])
+    assert lost is not None and (lost.wall, lost.steps, lost.checkpoint) == pytest.approx((3.5, 3.0, 0.5))
 
 
 def test_time_that_failures_cost_has_its_step() -> None:

@@ -111,8 +111,8 @@ def test_the_page_counts_filtered_documents(report_of_run: Report) -> None:
     for names, labels in (([""], ["filters"]), (["web", "code"], ["filters web", "filters code"])):
         data = {**report_of_run.run.data, "filters": dict.fromkeys(names, counts)}
         text = Structure(report_html(replace(report_of_run, run=replace(report_of_run.run, data=data)))).text
-        said = "4,000 of 5,000 documents pass the filters; left out: shortest 0, near 1,000"
-        assert [text[at - 1] for at, each in enumerate(text) if each == said] == labels
+        sentence = "4,000 of 5,000 documents pass the filters; left out: shortest 0, near 1,000"
+        assert [text[index - 1] for index, part in enumerate(text) if part == sentence] == labels
     assert "documents pass" not in report_html(report_of_run)
 
 
@@ -148,8 +148,8 @@ def test_hostile_text_stays_text(text: str) -> None:
     hostile, harmless = Structure(report_html(_hostile(text))), Structure(report_html(_hostile("harmless")))
     assert hostile.tags == harmless.tags
     assert [name for name, _ in hostile.attributes] == [name for name, _ in harmless.attributes]
-    shown = text.translate(dict.fromkeys([0, 0x1B, 0x202E, 0xD800], "\ufffd"))
-    assert sum(shown in data for data in hostile.text) == sum("harmless" in data for data in harmless.text) > 15
+    visible = text.translate(dict.fromkeys([0, 0x1B, 0x202E, 0xD800], "\ufffd"))
+    assert sum(visible in data for data in hostile.text) == sum("harmless" in data for data in harmless.text) > 15
     html = report_html(_hostile(text))
     html.encode("utf-8")
     ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
@@ -204,9 +204,14 @@ def test_captions_mention_only_drawn_lines(report_of_run: Report, quickstart_pla
         ranks = tuple(replace(rank, capacity_bytes=rank.peak_bytes * times) for rank in quickstart_plan.ranks)
         page = _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
         assert (memory in page) == drawn and "is not drawn" not in page
-    first, *others = quickstart_plan.ranks
-    ranks = (replace(first, capacity_bytes=first.peak_bytes * 2), *(replace(r, capacity_bytes=10**15) for r in others))
-    assert others and "is not drawn" in _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
+    first, *other_ranks = quickstart_plan.ranks
+    ranks = (
+        replace(first, capacity_bytes=first.peak_bytes * 2),
+        *(replace(r, capacity_bytes=10**15) for r in other_ranks),
+    )
+    assert other_ranks and "is not drawn" in _words(
+        replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks))
+    )
 
 
 def test_damaged_rows_are_counted(report_of_run: Report) -> None:
@@ -221,8 +226,8 @@ def test_wrong_numbers_and_faults_of_devices_are_counted(report_of_run: Report) 
     assert "device faults" not in _words(report_of_run)
     skips = [{"event": "bad_step", "action": "skip", "step": step, "reason": "the loss is nan"} for step in (3, 1200)]
     fault = {"event": "fault", "step": 7, "reason": "an ECC error"}
-    for more, words in (((), False), ((fault,), True)):
-        events = (*skips, *more, {"event": "start", "step": 8})
+    for faults, words in (((), False), ((fault,), True)):
+        events = (*skips, *faults, {"event": "start", "step": 8})
         page = _words(replace(report_of_run, run=replace(report_of_run.run, events=events)))
         assert "batches skipped 2, the last at step 1,200: the loss is nan" in page
         assert ("device faults 1, the last at step 7: an ECC error" in page) == words
@@ -246,8 +251,8 @@ def test_same_values_same_bytes_in_any_process(report_of_run: Report, tmp_path: 
     for seed in ("1", "99"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", SCRIPT]
-        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
-        assert found.stdout.split() == [wanted, "False"]  # the same bytes, and torch was not needed
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert completed.stdout.split() == [wanted, "False"]  # the same bytes, and torch was not needed
 
 
 @pytest.mark.parametrize(

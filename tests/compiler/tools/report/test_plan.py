@@ -43,24 +43,24 @@ FOUR_NODES = ("cluster.nodes=4", "train.batch=64")
 
 
 def plan_of(name: str, *overrides: str) -> tuple[TimedPlan, Prediction, PlannedStep]:
-    found = timed(load(SPECS / f"{name}.dsc", overrides=overrides))
-    prediction = predicted(found, memories(found))
-    return found, prediction, planned_of(found, prediction)
+    timed_plan = timed(load(SPECS / f"{name}.dsc", overrides=overrides))
+    prediction = predicted(timed_plan, memories(timed_plan))
+    return timed_plan, prediction, planned_of(timed_plan, prediction)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "llama3-8b", "moe-8gpu"])
 def test_a_page_is_well_formed_self_contained_and_stable(name: str) -> None:
-    found, prediction, _ = plan_of(name)
-    html = plan_html(found, prediction)
+    timed_plan, prediction, _ = plan_of(name)
+    html = plan_html(timed_plan, prediction)
     page = Structure(html)
     ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
     assert page.tags["script"] == page.tags["link"] == page.tags["img"] == page.tags["iframe"] == 0
     assert "://" not in html and "url(" not in html and "@import" not in html and "default-src 'none'" in html
     assert not [key for key, _ in page.attributes if key in ("src", "href") or key.startswith("on")]
     assert "prefers-color-scheme: dark" in html
-    assert html == plan_html(found, prediction)
+    assert html == plan_html(timed_plan, prediction)
     drawn = Counter(re.findall(r'<g class="[FBIW] d[01]"><title>(\S+) on rank', html))
-    assert sum(drawn.values()) == sum(len(str(step).split("|")) for row in found.schedule.actions for step in row)
+    assert sum(drawn.values()) == sum(len(str(step).split("|")) for row in timed_plan.schedule.actions for step in row)
 
 
 @pytest.mark.parametrize(("name", "waits"), [("quickstart", False), ("llama3-8b", True)])
@@ -68,23 +68,23 @@ def test_the_bars_of_a_step_are_its_parts(name: str, waits: bool) -> None:
     """DualPipe on two ranks has no bubble, and so there is no bar for it."""
     _, prediction, planned = plan_of(name)
     bars = step_bars(planned.step.ranks)
-    for at, rank in enumerate(prediction.step.ranks):
-        mine = [bar for bar in bars.bars if bar.y == bars.bars[0].y + at * 19]
-        assert sum(bar.width for bar in mine) == pytest.approx(bars.right - bars.left, abs=0.3)
-        bubbles = [bar.width for bar in mine if "bubble" in bar.title]
+    for index, rank in enumerate(prediction.step.ranks):
+        rank_bars = [bar for bar in bars.bars if bar.y == bars.bars[0].y + index * 19]
+        assert sum(bar.width for bar in rank_bars) == pytest.approx(bars.right - bars.left, abs=0.3)
+        bubbles = [bar.width for bar in rank_bars if "bubble" in bar.title]
         assert len(bubbles) == waits and (rank.bubble_s > 0) == waits
         assert sum(bubbles) / (bars.right - bars.left) == pytest.approx(rank.bubble_s / rank.seconds)
 
 
 def test_a_stage_is_drawn_with_all_its_segments() -> None:
-    found, prediction, planned = plan_of("moe-8gpu", "parallel.pipeline=2", "parallel.expert=4")
+    timed_plan, prediction, planned = plan_of("moe-8gpu", "parallel.pipeline=2", "parallel.expert=4")
     for stage, row in zip(planned.stages, prediction.stages, strict=True):
         exchanges = sum(part.seconds for part in stage.parts if part.kind in ("dispatch", "combine"))
-        whole = sum(part.seconds for part in stage.parts)
-        assert exchanges == pytest.approx(row.exchange_s) and whole - exchanges == pytest.approx(row.compute_s)
+        total_s = sum(part.seconds for part in stage.parts)
+        assert exchanges == pytest.approx(row.exchange_s) and total_s - exchanges == pytest.approx(row.compute_s)
         names = {part.site.partition(".")[0].partition(" ")[0] for part in stage.parts}
         assert {f"L{layer}" for layer in row.layers} <= names
-    output = found.plan.stages[0].output
+    output = timed_plan.plan.stages[0].output
     assert output is not None and [stage.sends for stage in planned.stages] == [output.fixed_bytes, 0]
     assert len(stage_bars(planned.stages).rows) == 2
 
@@ -93,8 +93,8 @@ def test_curves_stay_under_the_capacity_line_if_and_only_if_it_fits() -> None:
     _, _, planned = plan_of("moe-8gpu", "cluster.node.device.memory=16GiB")
     curves = memory_curves(planned.ranks)
     ((chart, fits),) = curves.charts
-    held, capacity = chart.curves
-    points = [tuple(map(float, pair.split())) for pair in held.path[1:].split("L")]
+    memory, capacity = chart.curves
+    points = [tuple(map(float, pair.split())) for pair in memory.path[1:].split("L")]
     (line,) = {float(pair.split()[1]) for pair in capacity.path[1:].split("L")}
     assert not fits and min(y for _, y in points) < line  # y goes down
     _, _, planned = plan_of("moe-8gpu")
@@ -104,9 +104,11 @@ def test_curves_stay_under_the_capacity_line_if_and_only_if_it_fits() -> None:
 
 
 def test_the_network_has_all_that_moves() -> None:
-    found, _, planned = plan_of("deepseek-v3")
-    moved = traffic(found.rates[0].fabric, found.plan, found.schedule)
-    assert sum(level.total for level in planned.network.levels) == sum(sum(each.values()) for each in moved.values())
+    timed_plan, _, planned = plan_of("deepseek-v3")
+    moved = traffic(timed_plan.rates[0].fabric, timed_plan.plan, timed_plan.schedule)
+    assert sum(level.total for level in planned.network.levels) == sum(
+        sum(volumes.values()) for volumes in moved.values()
+    )
     assert [level.name for level in planned.network.levels] == ["nvlink", "leaf", "spine"]
     assert planned.network.nodes == () and cluster_of(planned.network) is None  # too large to be drawn
 
@@ -146,9 +148,9 @@ def test_a_small_cluster_is_drawn_with_its_rails() -> None:
 def test_the_page_of_a_build_has_the_plan_of_that_build() -> None:
     spec = load(SPECS / "quickstart.dsc")
     report = report_of(spec, lower_spec(spec))
-    found, _, planned = plan_of("quickstart")
+    timed_plan, _, planned = plan_of("quickstart")
     assert report.planned == planned
-    assert report.schedule.makespan == pytest.approx(float(found.timeline.makespan))
+    assert report.schedule.makespan == pytest.approx(float(timed_plan.timeline.makespan))
     page = " ".join(" ".join(Structure(report_html(report)).text).split())
     assert "Over a step, as planned" in page and "4 devices." in page and view_of(planned).step_s in page
 
@@ -164,9 +166,9 @@ def test_page_and_commands_show_the_same_figures() -> None:
     assert max(peaks) > max(memory.total for memory in lowered.memories), "the proof is of what is between segments"
     idle = figure_of(report.schedule, 1.0, Style()).idle
     assert dict(report.facts)["idle in the schedule, predicted"] == idle != "0.0%"
-    most = max(report.planned.ranks, key=lambda rank: rank.peak_bytes)
+    fullest = max(report.planned.ranks, key=lambda rank: rank.peak_bytes)
     last = summary(spec, lowered, overlaps_of(lowered.programs, rank_times(lowered.lowering)), report.planned.ranks)
-    assert last.splitlines()[-1].startswith(f"memory, planned: {size(most.peak_bytes)} on rank {most.pp_rank}, ")
+    assert last.splitlines()[-1].startswith(f"memory, planned: {size(fullest.peak_bytes)} on rank {fullest.pp_rank}, ")
 
 
 def test_a_smaller_batch_that_holds_more_is_reported(quickstart_plan: PlannedStep, report: Report) -> None:
@@ -180,13 +182,13 @@ def test_a_smaller_batch_that_holds_more_is_reported(quickstart_plan: PlannedSte
 
 def test_a_plan_with_rates_of_another_cpu_recommends_calibration() -> None:
     """It also gives no interval; with its own table it does."""
-    found, prediction, planned = plan_of("quickstart")
+    timed_plan, prediction, planned = plan_of("quickstart")
     table = shipped_table("cpu").model_copy(update={"name": "measured"})
-    calibrated = predict(with_rate_table(found.spec, table))
+    calibrated = predict(with_rate_table(timed_plan.spec, table))
     command = "dsc calibrate SPEC -o rates.json"
-    shown = text(prediction, Screen(width=NARROWEST))
-    for said in (shown, plan_html(found, prediction), " ".join(prediction.assumptions)):
-        assert command in said
+    printed = text(prediction, Screen(width=NARROWEST))
+    for rendering in (printed, plan_html(timed_plan, prediction), " ".join(prediction.assumptions)):
+        assert command in rendering
     assert command not in text(calibrated) and calibrated.calibrated and calibrated.step.interval is not None
     assert prediction.step.interval is None and not prediction.calibrated and not planned.calibrated
     assert plan_of("moe-8gpu")[1].calibrated
@@ -201,26 +203,26 @@ def test_why_and_edits_are_on_the_page_as_text(tmp_path: Path, monkeypatch: pyte
     for library in ("models", "clusters", "precision"):
         (tmp_path / library).symlink_to(SPECS / library)
     monkeypatch.chdir(tmp_path)
-    out = tmp_path / "plan.html"
+    output = tmp_path / "plan.html"
     spec = f"{folder.name}/a.dsc"
-    assert main(["plan", spec, "-s", "cluster.node.device.memory=110MiB", "--format", "html", "-o", str(out)]) == 0
-    page = Structure(out.read_text("utf-8"))
+    assert main(["plan", spec, "-s", "cluster.node.device.memory=110MiB", "--format", "html", "-o", str(output)]) == 0
+    page = Structure(output.read_text("utf-8"))
     text = " ".join(" ".join(page.text).split())
     assert page.tags["img"] == 0 and "<img src=x onerror=alert(1)>" in text
     assert "Why it does not fit" in text and "train.micro_batch = 1" in text and "18.2 MiB too much on rank 0" in text
 
 
 def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "nowhere" / "plan.html")
-    assert main(["plan", str(SPECS / "quickstart.dsc"), "--format", "html", "-o", out]) == 2
+    output = str(tmp_path / "nowhere" / "plan.html")
+    assert main(["plan", str(SPECS / "quickstart.dsc"), "--format", "html", "-o", output]) == 2
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """The page loads nothing, logs nothing, fits the width of the window, and has two different colour schemes."""
-    found, prediction, _ = plan_of("llama3-8b", *FOUR_NODES)
+    timed_plan, prediction, _ = plan_of("llama3-8b", *FOUR_NODES)
     path = tmp_path / "plan.html"
-    path.write_text(plan_html(found, prediction), "utf-8")
+    path.write_text(plan_html(timed_plan, prediction), "utf-8")
     papers = set()
     with browser(tmp_path / "profile") as page:
         for width, dark in ((1100, False), (1100, True), (420, False)):
@@ -266,8 +268,8 @@ def test_on_a_narrow_screen_only_tables_and_charts_scroll(
     (path := tmp_path / "report.html").write_text(report_html(report), "utf-8")
     chromium.open(path, 390, 900)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 390
-    assert [said for said in chromium.evaluate(OF_TEXTS) if said[1] < SMALLEST - 0.1] == []
-    assert [entry for entry, whole in chromium.evaluate(OF_LEGENDS) if not whole] == []
+    assert [row for row in chromium.evaluate(OF_TEXTS) if row[1] < SMALLEST - 0.1] == []
+    assert [entry for entry, is_whole in chromium.evaluate(OF_LEGENDS) if not is_whole] == []
     assert {(overflow, right <= 390) for overflow, right in chromium.evaluate(OF_TABLES)} == {("auto", True)}
 
 
@@ -280,11 +282,11 @@ OF_COLOUR = """(css => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("classes", [[css for _, css, _ in PARTS], [f"m{at}" for at in range(8)]])
+@pytest.mark.parametrize("classes", [[css for _, css, _ in PARTS], [f"m{index}" for index in range(8)]])
 def test_parts_of_a_bar_are_distinguishable(
     chromium: Browser, report: Report, tmp_path: Path, dark: bool, classes: list[str]
 ) -> None:
     (path := tmp_path / "report.html").write_text(report_html(report), "utf-8")
     chromium.open(path, dark=dark)
-    seen = {css: oklab(chromium.evaluate(f"{OF_COLOUR}('{css}')"), "full") for css in ["", *classes]}
-    assert [pair for pair in combinations(seen, 2) if math.dist(seen[pair[0]], seen[pair[1]]) < LEAST] == []
+    colours = {css: oklab(chromium.evaluate(f"{OF_COLOUR}('{css}')"), "full") for css in ["", *classes]}
+    assert [pair for pair in combinations(colours, 2) if math.dist(colours[pair[0]], colours[pair[1]]) < LEAST] == []

@@ -27,9 +27,9 @@ HALF = {"compute": 0.5, "message": 0.2, "exchange": 0.1, "sum": 0.15, "data": 0.
 
 def rows(num_steps: int, parts: dict[str, float] | None = None) -> tuple[dict[str, object], ...]:
     draw = random.Random(3)
-    found = parts or {part: draw.random() for part in RUN_PARTS}
+    shares = parts or {part: draw.random() for part in RUN_PARTS}
     return tuple(
-        {"step": step, "tokens": step * 2048, "tokens_per_s": 2048.0, "step_s": 1.0, "spent_s": found}
+        {"step": step, "tokens": step * 2048, "tokens_per_s": 2048.0, "step_s": 1.0, "spent_s": shares}
         for step in range(1, num_steps + 1)
     )
 
@@ -51,8 +51,8 @@ def test_bars_have_the_shares_of_their_steps(num_steps: int, quickstart_plan: Pl
     for heights in bars.values():
         assert sum(heights) == pytest.approx(BOTTOM - TOP, abs=0.2)
     first = [block for block in chart.blocks if block.x == chart.blocks[0].x]
-    whole = sum(measured[0]["spent_s"].values())  # type: ignore[attr-defined]
-    expected = [measured[0]["spent_s"][part] / whole for part in RUN_PARTS]  # type: ignore[index]
+    total = sum(measured[0]["spent_s"].values())  # type: ignore[attr-defined]
+    expected = [measured[0]["spent_s"][part] / total for part in RUN_PARTS]  # type: ignore[index]
     assert [block.height / (BOTTOM - TOP) for block in first] == pytest.approx(expected, abs=1e-3)
     for below, above in pairwise(first):
         assert above.y + above.height == pytest.approx(below.y)
@@ -75,11 +75,11 @@ def test_missing_and_damaged_parts_are_left_out() -> None:
 
 def test_planned_parts_sum_to_the_planned_step(quickstart_plan: PlannedStep) -> None:
     step = quickstart_plan.step
-    found = planned_parts(quickstart_plan)
-    assert sum(found.values()) == pytest.approx(step.seconds)
+    seconds = planned_parts(quickstart_plan)
+    assert sum(seconds.values()) == pytest.approx(step.seconds)
     idle = replace(step, mean=replace(step.mean, bubble_s=0.25))
-    assert planned_parts(replace(quickstart_plan, step=idle)) == found | {"message": 0.25}
-    assert found["compute"] > found["exchange"] >= 0
+    assert planned_parts(replace(quickstart_plan, step=idle)) == seconds | {"message": 0.25}
+    assert seconds["compute"] > seconds["exchange"] >= 0
 
 
 def test_completions_are_a_part_of_the_planned_step(quickstart_plan: PlannedStep) -> None:

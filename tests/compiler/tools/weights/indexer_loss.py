@@ -14,23 +14,23 @@ from transformers import PreTrainedModel
 @contextmanager
 def indexer_losses(model: PreTrainedModel) -> Iterator[list[Tensor]]:
     """Collect the loss of each layer with an indexer while the model computes: the mean over the tokens."""
-    found: list[Tensor] = []
+    losses: list[Tensor] = []
 
     def hook(attention: nn.Module, args: Any, given: dict[str, Any], result: tuple[Tensor, Tensor]) -> None:
         cos, sin = given["position_embeddings"]
-        found.append(_loss(attention, given["hidden_states"].detach(), cos, sin, result[1].detach()))
+        losses.append(_loss(attention, given["hidden_states"].detach(), cos, sin, result[1].detach()))
 
     def hook_of_entries(attention: nn.Module, args: Any, given: dict[str, Any], result: tuple[Tensor, Tensor]) -> None:
         x_BSD = given["hidden_states"] if "hidden_states" in given else args[0]
-        found.append(_loss_of_entries(attention, x_BSD.detach(), given["position_ids"], result[1].detach()))
+        losses.append(_loss_of_entries(attention, x_BSD.detach(), given["position_ids"], result[1].detach()))
 
-    layers = [each for each in model.modules() if hasattr(each, "indexer") and hasattr(each, "q_a_layernorm")]
-    of_entries = [each for each in model.modules() if hasattr(getattr(each, "compressor", None), "indexer")]
-    hooks = [each.register_forward_hook(hook, with_kwargs=True) for each in layers]
-    hooks += [each.register_forward_hook(hook_of_entries, with_kwargs=True) for each in of_entries]
-    yield found
-    for each in hooks:
-        each.remove()
+    layers = [module for module in model.modules() if hasattr(module, "indexer") and hasattr(module, "q_a_layernorm")]
+    of_entries = [module for module in model.modules() if hasattr(getattr(module, "compressor", None), "indexer")]
+    hooks = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
+    hooks += [layer.register_forward_hook(hook_of_entries, with_kwargs=True) for layer in of_entries]
+    yield losses
+    for handle in hooks:
+        handle.remove()
 
 
 def _loss(attention: Any, x_BSD: Tensor, cos: Tensor, sin: Tensor, weights_BHSS: Tensor) -> Tensor:
@@ -74,6 +74,6 @@ def _divergence(scores_BSK: Tensor, weights_BHSK: Tensor) -> Tensor:
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, rope: int) -> Tensor:
     """The first `rope` columns rotated, by halves."""
-    a, b, rest = x.split((rope // 2, rope // 2, x.shape[-1] - rope), dim=-1)
+    a, b, unrotated = x.split((rope // 2, rope // 2, x.shape[-1] - rope), dim=-1)
     half_cos, half_sin = cos[..., : rope // 2], sin[..., : rope // 2]
-    return torch.cat((a * half_cos - b * half_sin, b * half_cos + a * half_sin, rest), dim=-1)
+    return torch.cat((a * half_cos - b * half_sin, b * half_cos + a * half_sin, unrotated), dim=-1)

@@ -164,15 +164,15 @@ def _save_as_published(save: Callable[[Path], None], folder: Path) -> None:
     save(folder)
     tensors = load_file(folder / ONE)
     dense = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
-    save_file({dense.sub(r"mlp.\1_proj", name): each for name, each in tensors.items()}, folder / ONE)
+    save_file({dense.sub(r"mlp.\1_proj", name): tensor for name, tensor in tensors.items()}, folder / ONE)
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> PreTrainedModel:
     """A folder as `transformers` loads it; no key may be missing, unexpected or of another shape."""
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=dtype, output_loading_info=True, **how
     )
-    assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     model.set_experts_implementation("eager")
     return model.eval()
 
@@ -213,19 +213,19 @@ def logical(
 ) -> dict[str, Tensor]:
     """`values` of each parameter as tensors of a checkpoint: saved instead of the parameters, and imported.
     `gradients`: the values are gradients, so the import must not add 1 to those of gains."""
-    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         for tensor in model.parameters():
-            found = values(tensor)
-            tensor.copy_(torch.zeros_like(tensor) if found is None else found)
+            saved = values(tensor)
+            tensor.copy_(torch.zeros_like(tensor) if saved is None else saved)
         model.save_pretrained(folder / "hf")
-        model.load_state_dict(kept)
+        model.load_state_dict(original)
     assert import_(folder / "hf", folder / "m.dsc") == 0
-    found = weights(folder / "m.weights")
+    saved = weights(folder / "m.weights")
     if gradients and FAMILIES[model.config.model_type].gains_from_one:
-        gains = [name for name in found if name.endswith("norm") and not name.endswith("out_norm")]
-        found |= {name: found[name].double() - 1 for name in gains}
-    return found
+        gains = [name for name in saved if name.endswith("norm") and not name.endswith("out_norm")]
+        saved |= {name: saved[name].double() - 1 for name in gains}
+    return saved
 
 
 class Wide(TorchFunctionMode):
@@ -234,8 +234,10 @@ class Wide(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             return args[0].double()
-        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
-        kwargs = {key: torch.float64 if each is torch.float32 else each for key, each in (kwargs or {}).items()}
+        args = tuple(torch.float64 if argument is torch.float32 else argument for argument in args)
+        kwargs = {
+            key: torch.float64 if argument is torch.float32 else argument for key, argument in (kwargs or {}).items()
+        }
         return func(*args, **kwargs)
 
 
@@ -244,13 +246,13 @@ def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
     if not hasattr(model.model, "rotary_emb"):
         return model
     parameters = model.config.rope_parameters
-    of_kinds = {f"{kind}_inv_freq": each for kind, each in parameters.items() if isinstance(each, dict)}
-    rotaries = [each for name, each in model.named_modules() if name.endswith("rotary_emb")]
+    of_kinds = {f"{kind}_inv_freq": settings for kind, settings in parameters.items() if isinstance(settings, dict)}
+    rotaries = [module for name, module in model.named_modules() if name.endswith("rotary_emb")]
     for rotary in rotaries:
-        for name, each in (of_kinds or {"inv_freq": parameters}).items():
+        for name, settings in (of_kinds or {"inv_freq": parameters}).items():
             pairs = getattr(rotary, name).numel()
             exponents = torch.arange(pairs, dtype=torch.float64) / pairs
-            exact = each["rope_theta"] ** -exponents
+            exact = settings["rope_theta"] ** -exponents
             assert torch.allclose(exact.float(), getattr(rotary, name))
             setattr(rotary, name, exact)
     return model
@@ -265,5 +267,5 @@ def with_eps(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    return found
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return config

@@ -88,33 +88,33 @@ def random_adapters(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> d
 
 def merged(theirs: PreTrainedModel, adapters: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parameters of their model that have adapters: W + alpha / rank · B · A, as tensors that autograd follows."""
-    found = dict[str, Tensor](theirs.named_parameters())
-    sizes = {name: each.shape for name, each in found.items()}
+    parameters = dict[str, Tensor](theirs.named_parameters())
+    sizes = {name: parameter.shape for name, parameter in parameters.items()}
     changed: dict[str, Tensor] = {}
     for name in dict.fromkeys(map(weight_of, adapters)):
         _, layer, *path = name.split(".")
         expert = next((int(word) for word in path if word.isdigit()), None)
         parts = THERE[".".join("*" if word.isdigit() else word for word in path)]
-        whole, start = ALPHA / RANK * adapters[name + B] @ adapters[name + A], 0
+        delta, start = ALPHA / RANK * adapters[name + B] @ adapters[name + A], 0
         for part in parts:
-            full = f"model.layers.{layer}.{part}"
+            full_name = f"model.layers.{layer}.{part}"
             if expert is not None:
-                changed.setdefault(full, found[full].detach().clone())
-                changed[full] = changed[full].index_add(0, torch.tensor([expert]), whole[None])
+                changed.setdefault(full_name, parameters[full_name].detach().clone())
+                changed[full_name] = changed[full_name].index_add(0, torch.tensor([expert]), delta[None])
                 continue
-            full += ".weight"
-            rows = whole[start : start + sizes[full][0]]
+            full_name += ".weight"
+            rows = delta[start : start + sizes[full_name][0]]
             start += len(rows)
-            if part in ROTATED and "kv_b_proj" not in " ".join(found):
+            if part in ROTATED and "kv_b_proj" not in " ".join(parameters):
                 rows = rows.unflatten(0, (-1, HEAD // 2, 2)).transpose(1, 2).flatten(0, 2)
-            changed[full] = found[full].detach() + rows
+            changed[full_name] = parameters[full_name].detach() + rows
     return changed
 
 
 def logits_of(theirs: PreTrainedModel, adapters: dict[str, Tensor], tokens: Tensor) -> Tensor:
     kwargs = {"input_ids": tokens, "use_cache": False}
-    found: Tensor = functional_call(theirs, merged(theirs, adapters), kwargs=kwargs).logits
-    return found
+    logits: Tensor = functional_call(theirs, merged(theirs, adapters), kwargs=kwargs).logits
+    return logits
 
 
 @pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
@@ -133,8 +133,8 @@ def test_gradients_and_five_steps(model_type: str, tmp_path: Path) -> None:
     shapes = {entry.name: entry.shape for _, entry in trainer.state.entries()}
     bounds = {n: e.abs().max().item() * n.endswith(A) for n, e in logical_of(trainer, "w", "parameters").items()}
     assert all(0 < bounds[f"w/{n}"] <= shape[-1] ** -0.5 for n, shape in shapes.items() if n.endswith(A))
-    assert not any(each.any() for n, each in logical_of(trainer, "w", "parameters").items() if n.endswith(B))
-    adapters = {name: each.requires_grad_() for name, each in random_adapters(shapes, torch.float64).items()}
+    assert not any(tensor.any() for n, tensor in logical_of(trainer, "w", "parameters").items() if n.endswith(B))
+    adapters = {name: tensor.requires_grad_() for name, tensor in random_adapters(shapes, torch.float64).items()}
     for bucket, entry in trainer.state.entries():
         bucket.set_weight(entry, adapters[entry.name].detach())
 
@@ -176,8 +176,8 @@ def test_a_merged_export_equals_the_model_with_adapters(
     spec = load_spec(tmp_path / "m.dsc")
     lora, base = lora_of(spec), load(tmp_path / "m.weights")
     extents = {name: shape for name, shape in base.shapes.items() if len(shape) == 2}
-    on = {f"weight/layers.{n}.{path}" for n in range(3) for path in _paths()} & extents.keys()
-    shapes = {f"{n}{A}": (RANK, extents[n][1]) for n in on} | {f"{n}{B}": (extents[n][0], RANK) for n in on}
+    adapted = {f"weight/layers.{n}.{path}" for n in range(3) for path in _paths()} & extents.keys()
+    shapes = {f"{n}{A}": (RANK, extents[n][1]) for n in adapted} | {f"{n}{B}": (extents[n][0], RANK) for n in adapted}
     tensors = random_adapters(shapes, torch.float32)
     meta = {
         "plan": {"model": tree(recipe.model(spec.model)), "adapter": tree(recipe.adapter(lora))},
@@ -187,18 +187,20 @@ def test_a_merged_export_equals_the_model_with_adapters(
     assert export(tmp_path / "run", tmp_path / "out", "--dtype", "fp32") == 0
 
     tokens = torch.arange(40).view(2, 20) * 7 % 300
-    adapters = {name.removeprefix("weight/"): each for name, each in tensors.items()}
+    adapters = {name.removeprefix("weight/"): tensor for name, tensor in tensors.items()}
     with torch.no_grad():
         expected = logits_of(theirs, adapters, tokens)
-        found = loaded(tmp_path / "out")(input_ids=tokens, use_cache=False).logits
-        apart = theirs(input_ids=tokens, use_cache=False).logits
-    most = expected.abs().max()
-    assert (found - expected).abs().max() <= 1e-5 * most and (apart - expected).abs().max() > 1e-2 * most
+        their_logits = loaded(tmp_path / "out")(input_ids=tokens, use_cache=False).logits
+        base_logits = theirs(input_ids=tokens, use_cache=False).logits
+    largest = expected.abs().max()
+    assert (their_logits - expected).abs().max() <= 1e-5 * largest and (
+        base_logits - expected
+    ).abs().max() > 1e-2 * largest
 
     assert export(tmp_path / "run", tmp_path / "peft", "--dtype", "fp32", "--adapter") == 0
     with torch.no_grad(), _as_peft(theirs, tmp_path / "peft"):
-        found = theirs(input_ids=tokens, use_cache=False).logits
-    assert (found - expected).abs().max() <= 1e-5 * most
+        their_logits = theirs(input_ids=tokens, use_cache=False).logits
+    assert (their_logits - expected).abs().max() <= 1e-5 * largest
     assert export(tmp_path / "m.weights", tmp_path / "peft2", "--adapter") == 2
     assert "it has no adapters: leave --adapter out" in capfd.readouterr().err
 
@@ -208,7 +210,7 @@ def test_a_merged_export_equals_the_model_with_adapters(
     source = find_source(str(tmp_path / "run" / "checkpoints"), str(tmp_path / "a.dsc"))
     ours = load_model(source, "fp32", average=False, progress=lambda _: None)
     logits = ours.logits(ours.hidden(tokens.flatten(), 20)).view(expected.shape)
-    assert (logits - expected).abs().max() <= 1e-5 * most
+    assert (logits - expected).abs().max() <= 1e-5 * largest
 
     (tmp_path / "m.weights").rename(tmp_path / "elsewhere")
     assert export(tmp_path / "run", tmp_path / "none", "--dtype", "fp32") == 2
@@ -254,12 +256,12 @@ def _as_peft(model: PreTrainedModel, folder: Path) -> Iterator[None]:
             return output + config["lora_alpha"] / config["r"] * (inputs[0] @ a.T) @ b.T
 
         handles.append(model.get_submodule(name).register_forward_hook(added))
-    kept = {name: each.clone() for name, each in model.state_dict().items()}
-    for name in {*config.get("target_parameters", ())} - {f"{each}.weight" for each in matrices}:
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in {*config.get("target_parameters", ())} - {f"{matrix}.weight" for matrix in matrices}:
         _add_to_parameter(model, name, config["lora_alpha"] / config["r"], tensors)
     assert not tensors and len(handles) > 20
     yield
-    model.load_state_dict(kept)
+    model.load_state_dict(original)
     for handle in handles:
         handle.remove()
 
@@ -284,34 +286,34 @@ def test_a_run_saves_only_adapters_and_resumes(imported: Path) -> None:
     Path("text.txt").write_text(TEXT, "utf-8")
     text = Path("m.dsc").read_text("utf-8")
     Path("m.dsc").write_text(text.replace("  train {", "  adapter lora { rank = 2, on = [qkv, down] }\n  train {", 1))
-    less = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
+    settings = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
     in_two = ("-s", "parallel.tensor=2", "-s", "cluster.node.devices=2")
-    trained = dsc("train", "m.dsc", "--steps", "2", "--out", "run", *less)
+    trained = dsc("train", "m.dsc", "--steps", "2", "--out", "run", *settings)
     assert trained.returncode == 0, trained.stderr
     assert "the weights begin with those of" in trained.stdout and "at random" not in trained.stdout
     after = weights(imported / "run" / "checkpoints")
     assert {name.partition("/")[0] for name in after} == {"weight", "moment1", "moment2"}
     assert all(name.endswith((A, B)) for name in after) and len(after) == 3 * 2 * 2 * 3
-    assert all(each.any() for name, each in after.items() if name.startswith("weight/"))
-    resumed = dsc("train", "m.dsc", "--steps", "3", "--out", "run", "--resume", *less)
+    assert all(tensor.any() for name, tensor in after.items() if name.startswith("weight/"))
+    resumed = dsc("train", "m.dsc", "--steps", "3", "--out", "run", "--resume", *settings)
     assert resumed.returncode == 0, resumed.stderr
-    whole = dsc("train", "m.dsc", "--steps", "3", "--out", "whole", *less)
-    assert whole.returncode == 0, whole.stderr
+    uninterrupted = dsc("train", "m.dsc", "--steps", "3", "--out", "whole", *settings)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     ours, theirs = (weights(imported / run / "checkpoints") for run in ("run", "whole"))
-    assert ours.keys() == theirs.keys() and all(torch.equal(each, theirs[name]) for name, each in ours.items())
-    split = dsc("train", "m.dsc", "--steps", "3", "--out", "split", *less, *in_two)
+    assert ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    split = dsc("train", "m.dsc", "--steps", "3", "--out", "split", *settings, *in_two)
     assert split.returncode == 0, split.stderr
-    for name, each in weights(imported / "split" / "checkpoints").items():  # the same, but for the order of sums
-        torch.testing.assert_close(each, theirs[name], rtol=1e-4, atol=1e-6)
-    louder = dsc("train", "m.dsc", "--steps", "4", "--out", "run", "--resume", *less, "-s", "adapter.alpha=5")
+    for name, tensor in weights(imported / "split" / "checkpoints").items():  # the same, but for the order of sums
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
+    louder = dsc("train", "m.dsc", "--steps", "4", "--out", "run", "--resume", *settings, "-s", "adapter.alpha=5")
     assert louder.returncode == 2 and "holds adapters for other weights: adapter.factor 1.0 → 2.5" in louder.stderr
-    out = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
-    assert out.returncode == 0, out.stderr
+    exported = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
+    assert exported.returncode == 0, exported.stderr
     published, before = load_file("out/model.safetensors"), load_file("hf/model.safetensors")
-    moved = {name for name, each in published.items() if not torch.equal(each, before[name])}
+    moved = {name for name, tensor in published.items() if not torch.equal(tensor, before[name])}
     assert moved == {n for n in before if any(part in n for part in ("q_proj", "k_proj", "v_proj", "down_proj"))}
-    again = dsc("train", "m.dsc", "--steps", "1", "--out", "other", *less, "-s", 'train.initial="run"')
-    assert again.returncode == 2 and "has only adapters, without the weights of the model" in again.stderr
+    restarted = dsc("train", "m.dsc", "--steps", "1", "--out", "other", *settings, "-s", 'train.initial="run"')
+    assert restarted.returncode == 2 and "has only adapters, without the weights of the model" in restarted.stderr
 
 
 @pytest.mark.parametrize(

@@ -45,24 +45,24 @@ ROOT = Path(__file__).parents[4]
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the safetensors of a folder."""
-    found: dict[str, Tensor] = {}
+    saved: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        found |= load_file(path)
-    return found
+        saved |= load_file(path)
+    return saved
 
 
 def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     """Whether two folders have the same names, dtypes and bytes."""
     return ours.keys() == theirs.keys() and all(
-        each.dtype == theirs[name].dtype and torch.equal(each, theirs[name]) for name, each in ours.items()
+        tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
     )
 
 
 @torch.no_grad()
 def loss(model: PreTrainedModel) -> float:
     tokens = torch.arange(40).view(2, 20) * 7 % 300
-    found: float = model(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
-    return found
+    value: float = model(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
+    return value
 
 
 @pytest.mark.parametrize("model_type", KEYS)
@@ -95,39 +95,40 @@ def with_mtp(folder: Path) -> dict[str, Tensor]:
     keys = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1, "first_k_dense_replace": 60}
     model = random_model("deepseek_v3", torch.bfloat16, **keys)
     model.save_pretrained(folder)
-    found = tensors(folder)
+    main_tensors = tensors(folder)
     generator = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> Tensor:
         return (0.3 * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
 
     block, D = f"model.layers.{LAYERS}", 16
-    last = {name: each for name, each in found.items() if name.startswith(f"model.layers.{LAYERS - 1}.")}
-    more = {
-        name.replace(str(LAYERS - 1), str(LAYERS), 1): noise(*each.shape).to(each.dtype) for name, each in last.items()
+    last = {name: tensor for name, tensor in main_tensors.items() if name.startswith(f"model.layers.{LAYERS - 1}.")}
+    mtp_tensors = {
+        name.replace(str(LAYERS - 1), str(LAYERS), 1): noise(*tensor.shape).to(tensor.dtype)
+        for name, tensor in last.items()
     }
-    more |= {f"{block}.{name}.weight": 1 + noise(D) for name in ("enorm", "hnorm", "shared_head.norm")}
-    more[f"{block}.eh_proj.weight"] = noise(D, 2 * D)
-    more[f"{block}.embed_tokens.weight"] = found["model.embed_tokens.weight"].clone()
-    more[f"{block}.shared_head.head.weight"] = found["lm_head.weight"].clone()
-    save_file(found | more, folder / "model.safetensors", metadata={"format": "pt"})
-    return found | more
+    mtp_tensors |= {f"{block}.{name}.weight": 1 + noise(D) for name in ("enorm", "hnorm", "shared_head.norm")}
+    mtp_tensors[f"{block}.eh_proj.weight"] = noise(D, 2 * D)
+    mtp_tensors[f"{block}.embed_tokens.weight"] = main_tensors["model.embed_tokens.weight"].clone()
+    mtp_tensors[f"{block}.shared_head.head.weight"] = main_tensors["lm_head.weight"].clone()
+    save_file(main_tensors | mtp_tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return main_tensors | mtp_tensors
 
 
 def test_multi_token_prediction_is_the_layer_after_the_last(tmp_path: Path) -> None:
     before = with_mtp(tmp_path / "hf")
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
-    held = weights(tmp_path / "m.weights")
-    assert torch.equal(held["weight/mtp.0.projection"], before["model.layers.61.eh_proj.weight"])
-    assert torch.equal(held["bias/mtp.0.ffn.router.bias"], before["model.layers.61.mlp.gate.e_score_correction_bias"])
+    ours = weights(tmp_path / "m.weights")
+    assert torch.equal(ours["weight/mtp.0.projection"], before["model.layers.61.eh_proj.weight"])
+    assert torch.equal(ours["bias/mtp.0.ffn.router.bias"], before["model.layers.61.mlp.gate.e_score_correction_bias"])
     assert export(tmp_path / "m.weights", tmp_path / "out") == 0
     assert equal(tensors(tmp_path / "out"), before)
     assert config_of(tmp_path / "out")["num_nextn_predict_layers"] == 1
     main = loaded(tmp_path / "out", torch.bfloat16)
     mtp = MtpModel.from_pretrained(main)  # raises where a tensor is missing
     for theirs, name in (("enorm", "enorm"), ("eh_proj", "eh_proj"), ("post_norm", "shared_head.norm")):
-        there = mtp.layers[0].get_submodule(theirs).weight
-        assert torch.equal(there, before[f"model.layers.61.{name}.weight"]), name
+        loaded_weight = mtp.layers[0].get_submodule(theirs).weight
+        assert torch.equal(loaded_weight, before[f"model.layers.61.{name}.weight"]), name
 
 
 def test_weights_without_mtp_give_a_spec_without_mtp(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,15 +136,17 @@ def test_weights_without_mtp_give_a_spec_without_mtp(tmp_path: Path, capfd: pyte
     random_model("deepseek_v3", num_nextn_predict_layers=1).save_pretrained(tmp_path / "hf")
     assert config_of(tmp_path / "hf")["num_nextn_predict_layers"] == 1
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
-    said = "the configuration has multi-token prediction, but the weights do not"
+    message = "the configuration has multi-token prediction, but the weights do not"
     text = (tmp_path / "m.dsc").read_text("utf-8")
-    assert said in capfd.readouterr().err and said in " ".join(text.replace("#", "").split()) and "mtp {" not in text
+    assert (
+        message in capfd.readouterr().err and message in " ".join(text.replace("#", "").split()) and "mtp {" not in text
+    )
 
 
 def test_a_copy_that_differs_is_refused(tmp_path: Path) -> None:
-    found = with_mtp(tmp_path / "hf")
-    found["model.layers.61.embed_tokens.weight"][3, 2] += 1
-    save_file(found, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    saved = with_mtp(tmp_path / "hf")
+    saved["model.layers.61.embed_tokens.weight"][3, 2] += 1
+    save_file(saved, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RuntimeError, match=r"embed_tokens\.weight is not equal to model\.embed_tokens\.weight"):
         import_(tmp_path / "hf", tmp_path / "m.dsc")
     assert not (tmp_path / "m.weights").exists() and not (tmp_path / "m.dsc").exists()
@@ -156,10 +159,10 @@ def test_rotated_halves_of_latent_attention(tmp_path: Path) -> None:
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
     assert config_of(tmp_path / "out")["rope_interleave"] is True
-    again = loaded(tmp_path / "out")
-    assert loss(again) == pytest.approx(loss(model), rel=1e-5)
-    again.config.rope_interleave = False
-    assert loss(again) != pytest.approx(loss(model), rel=1e-3), "the order of rows does make a difference"
+    reloaded = loaded(tmp_path / "out")
+    assert loss(reloaded) == pytest.approx(loss(model), rel=1e-5)
+    reloaded.config.rope_interleave = False
+    assert loss(reloaded) != pytest.approx(loss(model), rel=1e-3), "the order of rows does make a difference"
 
 
 def test_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,15 +174,15 @@ def test_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 3
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     shards = list((tmp_path / "m.weights").glob("step-*/shard.*"))
-    assert len(shards) > 5 and all(each.stat().st_size < 30_000 for each in shards)
+    assert len(shards) > 5 and all(shard.stat().st_size < 30_000 for shard in shards)
     assert export(tmp_path / "m.weights", tmp_path / "out") == 0
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text("utf-8"))
-    assert len(files) > 5 and {each.name for each in files} == {*index["weight_map"].values()}
+    assert len(files) > 5 and {file.name for file in files} == {*index["weight_map"].values()}
     assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     before = tensors(tmp_path / "hf")
     assert equal(tensors(tmp_path / "out"), before)
-    assert index["metadata"]["total_size"] == sum(each.nbytes for each in before.values())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in before.values())
     loaded(tmp_path / "out", torch.bfloat16)
 
 
@@ -194,15 +197,15 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     shard = 4 << 20
     monkeypatch.setattr("runtime.state.huggingface.exporting.FILE_BYTES", shard)
     monkeypatch.setattr("runtime.state.huggingface.importing.SHARD_BYTES", shard)
-    held: list[int] = []
-    left: list[int] = []
+    resident_bytes: list[int] = []
+    remaining: list[int] = []
 
     def reporting(total: int) -> Callable[[int], None]:
-        left.append(total)
+        remaining.append(total)
 
         def report(count: int) -> None:
-            held.append(anonymous_bytes())
-            left[-1] -= count
+            resident_bytes.append(anonymous_bytes())
+            remaining[-1] -= count
 
         return report
 
@@ -211,26 +214,26 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
     model = random_model("llama", torch.bfloat16, **sizes)
     model.save_pretrained(tmp_path / "hf", max_shard_size="4MB")
-    total = sum(each.nbytes for each in model.parameters())
+    total = sum(parameter.nbytes for parameter in model.parameters())
     assert total > 16 * shard
     del model
     before = anonymous_bytes()
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     assert export(tmp_path / "m.weights", tmp_path / "out") == 0
-    assert left == [0, 0], "all tensors are reported"
-    assert len(held) > 300 and max(held) - before < 5 * shard, (max(held) - before, total)
+    assert remaining == [0, 0], "all tensors are reported"
+    assert len(resident_bytes) > 300 and max(resident_bytes) - before < 5 * shard, (max(resident_bytes) - before, total)
 
 
 def test_progress_of_weights_is_flushed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line comes out of the process that writes it, though stdout is a pipe."""
-    came: list[str] = []
-    pipe = TextIOWrapper(BufferedWriter(Pipe(came)), encoding="utf-8")
+    lines: list[str] = []
+    pipe = TextIOWrapper(BufferedWriter(Pipe(lines)), encoding="utf-8")
     monkeypatch.setattr("sys.stdout", pipe)
     monkeypatch.setattr("runtime.state.huggingface.progress.EVERY_S", -1.0)
     report = progress.reporting(5)
     report(2)
     report(3)
-    assert [json.loads(each) for each in came] == [{"done": 2, "total": 5}, {"done": 5, "total": 5}]
+    assert [json.loads(line) for line in lines] == [{"done": 2, "total": 5}, {"done": 5, "total": 5}]
 
 
 class Pipe(RawIOBase):
@@ -258,14 +261,14 @@ def test_types_with_code_of_their_own_come_back(model_type: str, tmp_path: Path)
     (tmp_path / "hf").mkdir()
     values = {"model_type": model_type, **SIZES, **UNKNOWN[model_type]}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(values), "utf-8")
-    found = huggingface.read(parse(Source("config.json", json.dumps(values))), "m")
-    assert found.model is not None, found.diagnostics
+    imported_config = huggingface.read(parse(Source("config.json", json.dumps(values))), "m")
+    assert imported_config.model is not None, imported_config.diagnostics
     generator = torch.Generator().manual_seed(0)
     before = {
-        each.name: torch.randn(each.shape, generator=generator).to(
-            torch.float32 if each.kind == "buffer" else torch.bfloat16
+        entry.name: torch.randn(entry.shape, generator=generator).to(
+            torch.float32 if entry.kind == "buffer" else torch.bfloat16
         )
-        for each in published(found.model, FAMILIES[model_type])
+        for entry in published(imported_config.model, FAMILIES[model_type])
     }
     for copy, name in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
         if f"model.layers.3.{copy}.weight" in before:
@@ -288,18 +291,18 @@ IN_FILES = {"glm-4.5-air": 110_468_824_832}
 def test_published_counts(name: str) -> None:
     """The tensors that are read and written for a published model have as many numbers as the model."""
     text = next(path for path in CONFIGS if path.stem == name).read_text("utf-8")
-    found = huggingface.read(parse(Source("config.json", text)), "m")
-    assert found.model is not None
-    count = parameters(found.model)
+    imported_config = huggingface.read(parse(Source("config.json", text)), "m")
+    assert imported_config.model is not None
+    count = parameters(imported_config.model)
     numbers = repeated = 0
-    for each in published(found.model, FAMILIES[found.model_type]):
-        if each.optional:
-            repeated += prod(each.shape)
+    for entry in published(imported_config.model, FAMILIES[imported_config.model_type]):
+        if entry.optional:
+            repeated += prod(entry.shape)
             continue
-        rows = [piece.end - piece.start for piece in each.pieces]
-        assert {*rows} == {each.shape[-1]} if each.stacked else sum(rows) == each.shape[0]
-        assert not each.stacked or len(rows) == each.shape[0]
-        numbers += prod(each.shape)
+        rows = [piece.end - piece.start for piece in entry.pieces]
+        assert {*rows} == {entry.shape[-1]} if entry.stacked else sum(rows) == entry.shape[0]
+        assert not entry.stacked or len(rows) == entry.shape[0]
+        numbers += prod(entry.shape)
     assert numbers == count.total + count.mtp
     assert numbers + repeated == IN_FILES.get(name, numbers + repeated)
 
@@ -335,16 +338,16 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_come_back(name: str, tmp_path: Path) -> None:
     """Settings besides sizes survive the round trip: equal tensors and an equal loss."""
-    model_type, more = VARIANTS[name]
-    model = random_model(model_type, torch.float32, **more)
+    model_type, keys = VARIANTS[name]
+    model = random_model(model_type, torch.float32, **keys)
     model.save_pretrained(tmp_path / "hf")
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
-    again = loaded(tmp_path / "out")
+    reloaded = loaded(tmp_path / "out")
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
     written = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert None not in written["rope_parameters"].values(), "a factor that is not given has its default"
-    assert again.config.model_type == model_type and loss(again) == pytest.approx(loss(model), rel=1e-5)
+    assert reloaded.config.model_type == model_type and loss(reloaded) == pytest.approx(loss(model), rel=1e-5)
     plain = random_model(model_type, torch.float32)
     if name not in ("biases", "biases of dense layers", "tied", "without query rank", "listed experts"):
         plain.load_state_dict(model.state_dict())

@@ -44,10 +44,10 @@ def values(data: Tensor, scales: Tensor) -> Tensor:
 def folder(tmp_path: Path) -> Path:
     """A Llama in FP8 whose sizes are not multiples of a block."""
     random_model("llama", torch.float32, **SIZES).save_pretrained(tmp_path / "hf")
-    found = load_file(tmp_path / "hf" / "model.safetensors")
-    for name in [each for each in found if each.endswith(LINEAR)]:
-        found[name], found[name + "_scale_inv"] = blocks(found[name])
-    put(tmp_path / "hf", found)
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    for name in [key for key in tensors if key.endswith(LINEAR)]:
+        tensors[name], tensors[name + "_scale_inv"] = blocks(tensors[name])
+    put(tmp_path / "hf", tensors)
     configure(tmp_path / "hf", FP8)
     return tmp_path / "hf"
 
@@ -65,11 +65,11 @@ def test_blocks_are_multiplied_by_their_scales(folder: Path) -> None:
     before = load_file(folder / "model.safetensors")
     spec = folder.with_name("m.dsc")
     assert import_(folder, spec) == 0
-    held = weights(spec.with_suffix(".weights"))
+    converted = weights(spec.with_suffix(".weights"))
     for local, name in (("ffn.down", "mlp.down_proj"), ("attention.out", "self_attn.o_proj")):
         name = f"model.layers.0.{name}.weight"
-        assert torch.equal(held[f"weight/layers.0.{local}"], values(before[name], before[name + "_scale_inv"]))
-    gate, up = held["weight/layers.0.ffn.up"].chunk(2)
+        assert torch.equal(converted[f"weight/layers.0.{local}"], values(before[name], before[name + "_scale_inv"]))
+    gate, up = converted["weight/layers.0.ffn.up"].chunk(2)
     for ours, name in ((gate, "gate"), (up, "up")):
         name = f"model.layers.0.mlp.{name}_proj.weight"
         assert torch.equal(ours, values(before[name], before[name + "_scale_inv"]))
@@ -80,7 +80,7 @@ def test_blocks_round_trip(folder: Path, tmp_path: Path) -> None:
     spec = folder.with_name("m.dsc")
     assert import_(folder, spec) == 0
     assert export(spec.with_suffix(".weights"), tmp_path / "out", "--dtype", "fp8") == 0
-    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "out"))
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
     assert before.keys() == after.keys()
     for name in before:
         assert after[name].shape == before[name].shape, name
@@ -111,34 +111,34 @@ NAME = "model.layers.0.mlp.down_proj.weight"
     ],
 )
 def test_faults_of_blocks_are_refused(folder: Path, capfd: pytest.CaptureFixture[str], what: str, message: str) -> None:
-    found = load_file(folder / "model.safetensors")
-    scales = found[NAME + "_scale_inv"]
+    tensors = load_file(folder / "model.safetensors")
+    scales = tensors[NAME + "_scale_inv"]
     match what:
         case "missing":
-            del found[NAME + "_scale_inv"]
+            del tensors[NAME + "_scale_inv"]
         case "shape":
-            found[NAME + "_scale_inv"] = scales[:, :1].contiguous()
+            tensors[NAME + "_scale_inv"] = scales[:, :1].contiguous()
         case "dtype":
-            found[NAME + "_scale_inv"] = scales.to(torch.bfloat16)
+            tensors[NAME + "_scale_inv"] = scales.to(torch.bfloat16)
         case "wide":
-            found[NAME] = values(found[NAME], scales)
+            tensors[NAME] = values(tensors[NAME], scales)
         case "config":
             configure(folder, None)
         case "method":
             configure(folder, FP8 | {"quant_method": "gptq"})
         case "sizes":
             configure(folder, FP8 | {"weight_block_size": [0, -1, 10**30]})
-    put(folder, found)
+    put(folder, tensors)
     assert import_(folder, folder.with_name("m.dsc")) == 2
     assert message in capfd.readouterr().err
-    assert [each.name for each in folder.parent.iterdir()] == ["hf"], "nothing is left behind"
+    assert [path.name for path in folder.parent.iterdir()] == ["hf"], "nothing is left behind"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_invalid_scales_are_refused(folder: Path, value: float) -> None:
-    found = load_file(folder / "model.safetensors")
-    found[NAME + "_scale_inv"][1, 0] = value
-    put(folder, found)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[NAME + "_scale_inv"][1, 0] = value
+    put(folder, tensors)
     with pytest.raises(RuntimeError, match=r"down_proj\.weight_scale_inv: a scale is negative or not finite"):
         import_(folder, folder.with_name("m.dsc"))
-    assert [each.name for each in folder.parent.iterdir()] == ["hf"], "nothing is left behind"
+    assert [path.name for path in folder.parent.iterdir()] == ["hf"], "nothing is left behind"

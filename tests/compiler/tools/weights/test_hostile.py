@@ -54,12 +54,12 @@ def everything_in(folder: Path, file: str = FILE) -> dict[str, str]:
 
 def tensors(folder: Path, **changed: torch.Tensor | None) -> None:
     """Save the file with other tensors, by names with __ for dots; None: without."""
-    found = load_file(folder / FILE)
+    saved = load_file(folder / FILE)
     for name, tensor in changed.items():
-        found.pop(name.replace("__", "."), None)
+        saved.pop(name.replace("__", "."), None)
         if tensor is not None:
-            found[name.replace("__", ".")] = tensor
-    save_file(found, folder / FILE, metadata={"format": "pt"})
+            saved[name.replace("__", ".")] = tensor
+    save_file(saved, folder / FILE, metadata={"format": "pt"})
 
 
 def truncate(folder: Path) -> None:
@@ -154,10 +154,10 @@ def test_it_is_refused(name: str, folder: Path, tmp_path: Path, capfd: pytest.Ca
     damage, message = CASES[name]
     damage(folder)
     assert import_(folder, tmp_path / "m.dsc") == 2
-    said = capfd.readouterr().err
-    assert message in said, said
-    assert all(line.isprintable() and line.startswith(("error: ", " = ")) for line in said.splitlines()), said
-    assert [each.name for each in tmp_path.iterdir()] == ["hf"], "nothing is left behind"
+    stderr = capfd.readouterr().err
+    assert message in stderr, stderr
+    assert all(line.isprintable() and line.startswith(("error: ", " = ")) for line in stderr.splitlines()), stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"], "nothing is left behind"
 
 
 def test_a_number_that_is_not_finite_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_number_that_is_not_finite_is_refused(folder: Path, tmp_path: Path) ->
         RuntimeError, match=r"model\.safetensors: model\.norm\.weight: holds a number that is not finite"
     ):
         import_(folder, tmp_path / "m.dsc")
-    assert [each.name for each in tmp_path.iterdir()] == ["hf"], "nothing is left behind"
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"], "nothing is left behind"
 
 
 def test_a_tensor_of_two_files_is_refused(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -179,8 +179,8 @@ def test_a_tensor_of_two_files_is_refused(folder: Path, tmp_path: Path, capfd: p
 def test_all_faults_are_reported_at_once(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tensors(folder, model__norm__weight=torch.ones(17), lm_head__weight=None, evil=torch.ones(1))
     assert import_(folder, tmp_path / "m.dsc") == 2
-    said = capfd.readouterr().err
-    assert all(each in said for each in (f"{NORM} is 17", "lm_head.weight is missing", "evil is not a tensor"))
+    stderr = capfd.readouterr().err
+    assert all(message in stderr for message in (f"{NORM} is 17", "lm_head.weight is missing", "evil is not a tensor"))
 
 
 def test_a_cache_of_the_hub_has_links(folder: Path, tmp_path: Path) -> None:

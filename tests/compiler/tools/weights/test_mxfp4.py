@@ -30,14 +30,16 @@ def random_blocks(experts: int, rows: int, columns: int, seed: int) -> tuple[Ten
 
 def values(data: Tensor, scales: Tensor) -> Tensor:
     """The values of blocks, number by number."""
-    found = torch.empty(*data.shape[:2], data.shape[2] * BLOCK, dtype=torch.float64)
-    for at in torch.cartesian_prod(*(torch.arange(size) for size in found.shape)).tolist():
-        expert, row, column = at
+    decoded = torch.empty(*data.shape[:2], data.shape[2] * BLOCK, dtype=torch.float64)
+    for position in torch.cartesian_prod(*(torch.arange(size) for size in decoded.shape)).tolist():
+        expert, row, column = position
         byte = int(data[expert, row, column // BLOCK, column % BLOCK // 2])
         bits = byte >> 4 if column % 2 else byte & 15
         sign = -1.0 if bits & 8 else 1.0
-        found[expert, row, column] = sign * NUMBERS[bits & 7] * 2.0 ** (int(scales[expert, row, column // BLOCK]) - 127)
-    return found
+        decoded[expert, row, column] = (
+            sign * NUMBERS[bits & 7] * 2.0 ** (int(scales[expert, row, column // BLOCK]) - 127)
+        )
+    return decoded
 
 
 @pytest.fixture
@@ -45,11 +47,11 @@ def folder(tmp_path: Path) -> Path:
     """A GPT-OSS whose experts are in MXFP4."""
     model = random_model("gpt_oss", torch.bfloat16, **SIZES)
     model.save_pretrained(tmp_path / "hf")
-    found = load_file(tmp_path / "hf" / "model.safetensors")
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
     for seed, name in enumerate((UP, DOWN)):
-        experts, columns, rows = found.pop(name).shape
-        found[f"{name}_blocks"], found[f"{name}_scales"] = random_blocks(experts, rows, columns, seed)
-    put(tmp_path / "hf", found)
+        experts, columns, rows = tensors.pop(name).shape
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = random_blocks(experts, rows, columns, seed)
+    put(tmp_path / "hf", tensors)
     return tmp_path / "hf"
 
 
@@ -66,25 +68,25 @@ def test_numbers_equal_the_definition_of_the_format() -> None:
 
 
 def test_experts_are_read_as_transformers_reads_them(folder: Path) -> None:
-    held = load_file(folder / "model.safetensors")
+    packed = load_file(folder / "model.safetensors")
     assert import_(folder, folder.parent / "m.dsc") == 0
     ours = weights(folder.parent / "m.weights")
     for name, matrix_name in ((UP, "up"), (DOWN, "down")):
-        theirs = convert_moe_packed_tensors(held[f"{name}_blocks"], held[f"{name}_scales"], dtype=torch.bfloat16)
+        theirs = convert_moe_packed_tensors(packed[f"{name}_blocks"], packed[f"{name}_scales"], dtype=torch.bfloat16)
         for expert, matrix in enumerate(theirs.transpose(1, 2)):
             wanted = torch.cat([matrix[0::2], matrix[1::2]]) if matrix_name == "up" else matrix
-            mine = ours[f"weight/layers.0.ffn.experts.{expert}.{matrix_name}"]
-            assert mine.dtype == torch.bfloat16 and torch.equal(mine, wanted)
+            our_matrix = ours[f"weight/layers.0.ffn.experts.{expert}.{matrix_name}"]
+            assert our_matrix.dtype == torch.bfloat16 and torch.equal(our_matrix, wanted)
 
 
 def test_they_are_published_in_bf16(folder: Path) -> None:
-    held = load_file(folder / "model.safetensors")
+    packed = load_file(folder / "model.safetensors")
     assert import_(folder, folder.parent / "m.dsc") == 0
     assert export(folder.parent / "m.weights", folder.parent / "out") == 0
-    again = dict(loaded(folder.parent / "out", torch.bfloat16).named_parameters())
+    reloaded = dict(loaded(folder.parent / "out", torch.bfloat16).named_parameters())
     for name in (UP, DOWN):
-        theirs = convert_moe_packed_tensors(held[f"{name}_blocks"], held[f"{name}_scales"], dtype=torch.bfloat16)
-        assert torch.equal(again[name], theirs)
+        theirs = convert_moe_packed_tensors(packed[f"{name}_blocks"], packed[f"{name}_scales"], dtype=torch.bfloat16)
+        assert torch.equal(reloaded[name], theirs)
 
 
 def test_blocks_of_fp8_are_not_written(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,21 +98,21 @@ def test_blocks_of_fp8_are_not_written(folder: Path, capfd: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("end", ["_scales", "_blocks"])
 def test_half_of_a_pair_is_refused(folder: Path, end: str, capfd: pytest.CaptureFixture[str]) -> None:
-    found = load_file(folder / "model.safetensors")
-    del found[UP + end]
-    put(folder, found)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[UP + end]
+    put(folder, tensors)
     assert import_(folder, folder.parent / "m.dsc") != 0
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     message = (
         f"{UP}_blocks is MXFP4, but its scales are missing: {UP}_scales" if end == "_scales" else f"{UP} is missing"
     )
-    assert message in said and not (folder.parent / "m.dsc").exists()
+    assert message in stderr and not (folder.parent / "m.dsc").exists()
 
 
 def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = load_file(folder / "model.safetensors")
-    found[f"{DOWN}_scales"] = found[f"{DOWN}_scales"][:, :-1].contiguous()
-    put(folder, found)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{DOWN}_scales"] = tensors[f"{DOWN}_scales"][:, :-1].contiguous()
+    put(folder, tensors)
     assert import_(folder, folder.parent / "m.dsc") != 0
     assert re.search(
         rf"{re.escape(DOWN)}_scales is U8 of 6 × 63 × 1; MXFP4 needs U8 of 6 × 64 × 1", capfd.readouterr().err
@@ -118,9 +120,9 @@ def test_other_shapes_are_refused(folder: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_a_nan_scale_is_refused(folder: Path) -> None:
-    found = load_file(folder / "model.safetensors")
-    found[f"{UP}_scales"][1, 2, 0] = 255
-    put(folder, found)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{UP}_scales"][1, 2, 0] = 255
+    put(folder, tensors)
     with pytest.raises(RuntimeError, match=r"gate_up_proj_scales: a scale is not a number"):
         import_(folder, folder.parent / "m.dsc")
     assert not (folder.parent / "m.dsc").exists()

@@ -52,19 +52,19 @@ def dsc(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_import_train_export(imported: Path) -> None:
     """In processes, as users run them: the run starts from the weights, and the export has the trained ones."""
     Path("text.txt").write_text(TEXT, "utf-8")
-    less = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
-    trained = dsc("train", "m.dsc", "--steps", "1", "--out", "run", *less)
+    settings = ("-s", 'data.source="text.txt"', "-s", "train.sequence=32", "-s", "data.validation=0")
+    trained = dsc("train", "m.dsc", "--steps", "1", "--out", "run", *settings)
     assert trained.returncode == 0, trained.stderr
     assert "the weights begin with those of m.weights/step-00000000" in trained.stderr + trained.stdout
     plan = json.loads(Path("build/pretrain/plan.json").read_text("utf-8"))
     assert plan["train"]["initial"]["model_type"] == "llama" and plan["train"]["initial"]["context"] == 64
     before, after = weights(imported / "m.weights"), weights(imported / "run" / "checkpoints")
     rate = json.loads(Path("run/metrics.jsonl").read_text("utf-8").splitlines()[0])["rate"]
-    moved = [(after[name] - each).abs().max().item() for name, each in before.items()]
+    moved = [(after[name] - tensor).abs().max().item() for name, tensor in before.items()]
     assert 0 < max(moved) <= rate * 1.2, "one step of AdamW from the weights, not from random ones"
-    out = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
-    assert out.returncode == 0, out.stderr
-    assert out.stderr.startswith("wrote out: llama, 30 tensors")
+    exported = dsc("export", "hf", "run", "-o", "out", "--dtype", "fp32")
+    assert exported.returncode == 0, exported.stderr
+    assert exported.stderr.startswith("wrote out: llama, 30 tensors")
     model = loaded(imported / "out")
     assert torch.equal(model.model.norm.weight, after["weight/final_norm"]) and 0 < loss(model) < 100
     tokenizer, ours = AutoTokenizer.from_pretrained(imported / "out"), tokenizers.train([TEXT], 290)
@@ -74,14 +74,14 @@ def test_import_train_export(imported: Path) -> None:
     assert export(Path("run@1"), Path("again"), "--dtype", "fp32") == 0
     assert (imported / "again" / FILE).read_bytes() == (imported / "out" / FILE).read_bytes()
     assert export(Path("run@7"), Path("none")) == 2
-    resumed = dsc("train", "m.dsc", "--steps", "2", "--out", "run", "--resume", *less)
+    resumed = dsc("train", "m.dsc", "--steps", "2", "--out", "run", "--resume", *settings)
     assert resumed.returncode == 0 and "the weights begin with" not in resumed.stderr + resumed.stdout
 
 
 def test_the_tokenizer_comes_with_the_weights(imported: Path) -> None:
     assert load_spec("m.dsc").data.tokenizer == "m.weights/tokenizer.json"
     assert export(Path("m.weights"), Path("out")) == 0
-    copied = [(imported / each / "tokenizer.json").read_bytes() for each in ("hf", "m.weights", "out")]
+    copied = [(imported / folder / "tokenizer.json").read_bytes() for folder in ("hf", "m.weights", "out")]
     assert copied[0] == copied[1] == copied[2]
 
 
@@ -108,8 +108,8 @@ def test_a_text_ends_where_the_run_ended_its_documents(ids: object, expected: ob
 def test_a_missing_checkpoint(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (imported / "m.weights").rename(imported / "elsewhere")
     line = next(i for i, text in enumerate(Path("m.dsc").read_text("utf-8").splitlines(), 1) if "initial" in text)
-    said = check(capfd)
-    assert f"error[W0101]: there is no folder m.weights\n  --> m.dsc:{line}:15\n" in said
+    messages = check(capfd)
+    assert f"error[W0101]: there is no folder m.weights\n  --> m.dsc:{line}:15\n" in messages
     assert main(["compile", "m.dsc"]) == 2
     assert main(["explain", "W0101"]) == 0
 
@@ -117,8 +117,8 @@ def test_a_missing_checkpoint(imported: Path, capfd: pytest.CaptureFixture[str])
 def test_a_checkpoint_of_another_model(imported: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = Path("m.dsc").read_text("utf-8")
     Path("m.dsc").write_text(text.replace("layers 0..2", "layers 0..3").replace("inner = 22", "inner = 24"), "utf-8")
-    said = check(capfd)
-    assert "m.weights/step-00000000 is of another model: layers.3.attention.norm is missing" in said
+    messages = check(capfd)
+    assert "m.weights/step-00000000 is of another model: layers.3.attention.norm is missing" in messages
     Path("m.dsc").write_text(text.replace("inner = 22", "inner = 24"), "utf-8")
     assert "layers.0.ffn.up is 44 × 16, but 48 × 16 in the model" in check(capfd)
 
@@ -149,8 +149,8 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
     """Ranks that hold parts, experts or copies all have the values of the checkpoint."""
     write_build(tmp_path / "build", compile_spec(spec(pp, ep, dp, 4, zero=zero), segments=segments).files)
     plan = Build.open(tmp_path / "build").plan
-    names = [(f"weight/{each.name}", each.shape) for each in plan.parameters]
-    names += [(f"bias/{each.name}", each.shape) for each in plan.biases]
+    names = [(f"weight/{parameter.name}", parameter.shape) for parameter in plan.parameters]
+    names += [(f"bias/{router_bias.name}", router_bias.shape) for router_bias in plan.biases]
     tensors = {name: torch.from_numpy(weight(name, shape)) for name, shape in names}
     publish.write(tmp_path / "weights", 0, [tensors], {})
     checkpoint = load(tmp_path / "weights")
@@ -160,12 +160,12 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
         for name, bias in state.biases.items():
             assert torch.equal(bias, tensors[f"bias/{name}"])
         for bucket, entry in state.entries():
-            whole = tensors[f"weight/{entry.name}"].reshape(-1)
-            if found := bucket.owned_of(entry):
-                of_entry, piece, of_piece = found
-                assert torch.equal(piece.master[of_piece], whole[of_entry])
+            full = tensors[f"weight/{entry.name}"].reshape(-1)
+            if owned := bucket.owned_of(entry):
+                of_entry, piece, of_piece = owned
+                assert torch.equal(piece.master[of_piece], full[of_entry])
             if not bucket.gathered:
-                assert torch.equal(bucket.parameters[entry.start : entry.end], whole)
+                assert torch.equal(bucket.parameters[entry.start : entry.end], full)
 
 
 # ---------------------------------------------------------------- refused exports
@@ -177,8 +177,8 @@ def test_invalid_exports_write_nothing(imported: Path, capfd: pytest.CaptureFixt
     assert export(Path("m.weights"), Path("out")) == 2
     assert "out exists and is not empty" in capfd.readouterr().err
     assert export(Path("nowhere"), Path("new")) == 2 and export(Path("m.weights"), Path("new"), "--average") == 2
-    said = capfd.readouterr().err
-    assert "there is no folder nowhere" in said and "it has no moving average of the weights" in said
+    stderr = capfd.readouterr().err
+    assert "there is no folder nowhere" in stderr and "it has no moving average of the weights" in stderr
     assert not (imported / "new").exists()
 
 
@@ -200,17 +200,17 @@ def test_the_scaling_of_rope_is_written_under_both_keys(scaling: LinearScaling |
     """`rope_scaling` is what programs before transformers 5 read; it is not there where nothing is scaled."""
     rotated = gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=100.0, scaling=scaling)})
     config = publication(model(rotated, Dense(inner=12), Dense(inner=12), mtp=False), 8).config
-    given = config["rope_parameters"]
-    assert config["rope_theta"] == given["rope_theta"] == 100.0
-    assert given["rope_type"] == (scaling.kind if scaling else "default")
-    expected = {key: value for key, value in given.items() if key != "rope_theta"} if scaling else None
+    rope_parameters = config["rope_parameters"]
+    assert config["rope_theta"] == rope_parameters["rope_theta"] == 100.0
+    assert rope_parameters["rope_type"] == (scaling.kind if scaling else "default")
+    expected = {key: value for key, value in rope_parameters.items() if key != "rope_theta"} if scaling else None
     assert config.get("rope_scaling") == expected
 
 
 def test_a_model_that_no_family_describes() -> None:
     """Norms around parts with experts, and a bound of logits: the features in the way are named."""
-    with pytest.raises(NoFamilyError) as found:
+    with pytest.raises(NoFamilyError) as raised:
         changes = {"norm": "sandwich", "logit_cap": 30.0}
         publication(model(gqa(qk_norm="head"), MOE, MOE, mtp=False).model_copy(update=changes), 8)
     message = "no family describes this model; the nearest, glm4_moe, differs: "
-    assert str(found.value) == f"{message}norm is sandwich, but pre there; logit_cap is 30.0, but None there"
+    assert str(raised.value) == f"{message}norm is sandwich, but pre there; logit_cap is 30.0, but None there"

@@ -67,9 +67,9 @@ def trained_as(spec: Spec, precision: str) -> Spec:
             "rate": (RatePhase(shape="constant", start=RATE, end=RATE, end_tokens=steps),),
         }
     )
-    still = Balance(bias_rate=(Phase(value=0.0),))
+    balance = Balance(bias_rate=(Phase(value=0.0),))
     layers = tuple(
-        s.model_copy(update={"ffn": s.ffn.model_copy(update={"balance": still})})
+        s.model_copy(update={"ffn": s.ffn.model_copy(update={"balance": balance})})
         if isinstance(s.ffn, Moe) and s.ffn.balance.bias_rate is not None
         else s
         for s in spec.model.layers
@@ -108,9 +108,11 @@ def within(ours: Tensor, theirs: Tensor) -> bool:
 
 def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
     named = dict(pair.theirs.named_parameters())
-    biases = {name for name, each in named.items() if each.dim() == 1 or name.endswith(("_bias", "A_log"))}  # stacked
+    biases = {
+        name for name, parameter in named.items() if parameter.dim() == 1 or name.endswith(("_bias", "A_log"))
+    }  # stacked
     matrices, vectors = (
-        [each for name, each in named.items() if (name in biases) == is_vector] for is_vector in (0, 1)
+        [parameter for name, parameter in named.items() if (name in biases) == is_vector] for is_vector in (0, 1)
     )
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
     settings = pair.trainer.recipe.settings
@@ -122,21 +124,21 @@ def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
         optimizer.zero_grad()
         sum(of_indexers, loss).backward()
         if step == 0:
-            theirs = logical(pair.theirs, tmp_path, lambda each: each.grad, gradients=True)
+            theirs = logical(pair.theirs, tmp_path, lambda parameter: parameter.grad, gradients=True)
             ours = logical_of(pair.trainer, "weight", "gradients")
             assert ours.keys() == {name for name in theirs if name.startswith("weight/")}
-            wrong = [name for name, each in ours.items() if not within(each, theirs[name])]
+            wrong = [name for name, tensor in ours.items() if not within(tensor, theirs[name])]
             assert not wrong, wrong
-            nothing = [name for name, each in ours.items() if not each.any() and ".experts." not in name]
-            assert not nothing, "gradients of zero would agree with anything"
+            zero_gradients = [name for name, tensor in ours.items() if not tensor.any() and ".experts." not in name]
+            assert not zero_gradients, "gradients of zero would agree with anything"
         row = pair.trainer.apply(sums)
         assert row["loss"] == pytest.approx(loss.item(), rel=EXACT)
         if of_indexers:
             assert row["index_loss"] == pytest.approx(torch.stack(of_indexers).mean().item(), rel=EXACT)
         optimizer.step()
-    after = logical(pair.theirs, tmp_path / "after", lambda each: each)
+    after = logical(pair.theirs, tmp_path / "after", lambda parameter: parameter)
     ours = logical_of(pair.trainer, "weight", "parameters")
-    wrong = [name for name, each in ours.items() if not within(each, after[name])]
+    wrong = [name for name, tensor in ours.items() if not within(tensor, after[name])]
     assert not wrong, wrong
 
 
@@ -146,22 +148,22 @@ def test_logits_in_fp32(model_type: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "hf")
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     trainer = trainer_of(tmp_path / "m.dsc", "fp32")
-    seen: list[Tensor] = []
+    head_logits: list[Tensor] = []
     logits_of_head = "head_softcap_0" if model_type == "gemma2" else "head_linear_0"
     forward = trainer.bodies["F0"]
 
     def body(c: object, p: object, g: object, micro_batch: int) -> None:
         forward(c, p, g, micro_batch)
-        seen.append(getattr(c.values(0, micro_batch), logits_of_head).clone())  # type: ignore[attr-defined]
+        head_logits.append(getattr(c.values(0, micro_batch), logits_of_head).clone())  # type: ignore[attr-defined]
 
     trainer.bodies = trainer.bodies | {"F0": body}
     trainer.accumulate()
     tokens = trainer.batch.data["tokens"].reshape(BATCH, SEQUENCE).long()
     with torch.no_grad():
         logits, exact = (
-            each(input_ids=tokens, use_cache=False).logits for each in (theirs, copy.deepcopy(theirs).double())
+            network(input_ids=tokens, use_cache=False).logits for network in (theirs, copy.deepcopy(theirs).double())
         )
-    ours = torch.cat(seen).view(logits.shape)
+    ours = torch.cat(head_logits).view(logits.shape)
     assert exact.std() > 0.1, "zeros would agree with anything"
-    off, theirs_off = ((each - exact).abs().max() / exact.abs().max() for each in (ours, logits))
-    assert off <= max(1e-5, 2 * theirs_off)  # gemma2 amplifies roundings: theirs are off by 6e-6
+    our_error, their_error = ((computed - exact).abs().max() / exact.abs().max() for computed in (ours, logits))
+    assert our_error <= max(1e-5, 2 * their_error)  # gemma2 amplifies roundings: theirs are off by 6e-6

@@ -80,9 +80,9 @@ def test_numbers_are_exact() -> None:
     source = random.Random(3)
     for _ in range(500):
         value = Fraction(source.randrange(-(10**12), 10**12), 10 ** source.randrange(0, 10))
-        whole, rest = divmod(abs(value) * 10**9, 10**9)
+        integer, billionths = divmod(abs(value) * 10**9, 10**9)
         sign = "-" * (value < 0)
-        for text in (f"{sign}{whole}.{int(rest):09}", f"{sign}{whole:,}.{int(rest):09}", f"{value}"):
+        for text in (f"{sign}{integer}.{int(billionths):09}", f"{sign}{integer:,}.{int(billionths):09}", f"{value}"):
             assert number_of(text) == value, text
     assert number_of("0.1") == Fraction(1, 10) != Fraction(0.1)
 
@@ -111,15 +111,15 @@ def test_the_format_of_r1(completion: str, has: bool) -> None:
 def test_the_format_is_the_expression_of_r1_with_each_tag_once() -> None:
     parts = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "x"]
     source = random.Random(1)
-    found = 0
+    matched = 0
     for _ in range(30_000):
         order = source.sample(parts, 7) if source.random() < 0.2 else source.choices(parts, k=source.randrange(4, 9))
         text = "".join(["<think>", "x", "</think>", *order[:2], "<answer>", "</answer>"] if order[0] == " " else order)
         once = all(text.count(tag) == 1 for tag in parts[:4])
         matches = re.fullmatch(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", text, re.DOTALL) is not None
         assert has_format(text) == (matches and once)
-        found += matches and once
-    assert found > 100
+        matched += matches and once
+    assert matched > 100
 
 
 LONG = ("\\boxed{" * 200_000, "{" * 500_000 + "}" * 500_000, "<answer>" * 200_000, "1," * 500_000)

@@ -46,8 +46,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path, *overrides: str) -> Spec:
-    found = resolve(str(path), None, overrides)
-    return with_files(found.spec, found.origins, path.parent)
+    resolved = resolve(str(path), None, overrides)
+    return with_files(resolved.spec, resolved.origins, path.parent)
 
 
 def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
@@ -55,11 +55,11 @@ def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
     with pytest.raises(SpecError) as raised:
         read(path, *overrides)
     assert raised.value.diagnostics == mistakes_of(analyse(str(path), None, overrides), str(path))
-    assert {each.code for each in raised.value.diagnostics} == {"M0102"}
+    assert {diagnostic.code for diagnostic in raised.value.diagnostics} == {"M0102"}
     return [
-        (f"{each.span.line}:{each.span.text}", each.message, each.hint)
-        for each in raised.value.diagnostics
-        if each.span is not None
+        (f"{diagnostic.span.line}:{diagnostic.span.text}", diagnostic.message, diagnostic.hint)
+        for diagnostic in raised.value.diagnostics
+        if diagnostic.span is not None
     ]
 
 
@@ -81,14 +81,14 @@ def mistakes(path: Path, *overrides: str) -> list[tuple[str, str, str]]:
 def test_each_reward_without_its_function_is_reported(
     text: str | Path | None, message: str, hint: str, path: Path
 ) -> None:
-    own = path.parent / "own.py"
-    own.unlink()
+    file = path.parent / "own.py"
+    file.unlink()
     if isinstance(text, Path):
-        own.symlink_to(text)
+        file.symlink_to(text)
     elif text is not None:
-        own.write_text(text)
+        file.write_text(text)
     places = {"reward": '9:"own.py"', "other": '10:"own.py"'}
-    assert mistakes(path) == [(at, message.format(name), hint.format(name)) for name, at in places.items()]
+    assert mistakes(path) == [(place, message.format(name), hint.format(name)) for name, place in places.items()]
 
 
 def test_a_function_has_a_name_of_python(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_file_is_beside_the_spec_that_names_it(path: Path) -> None:
     outer = path.parent / "outer.dsc"
     outer.write_text('import "inner/spec.dsc"\nrun outer extends mine { }\n')
     grpo = read(outer).train.grpo
-    assert grpo is not None and [each.file for each in grpo.rewards] == ["inner/own.py"] * 2
+    assert grpo is not None and [reward.file for reward in grpo.rewards] == ["inner/own.py"] * 2
 
 
 def test_a_build_contains_its_reward_files(path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_build_contains_its_reward_files(path: Path) -> None:
     (build / "spec.resolved").write_text(canonical(standing_alone(spec)))
     again = load_with_files(build / "spec.resolved")
     assert again.train.grpo is not None
-    assert [each.file for each in again.train.grpo.rewards] == [*texts]
+    assert [reward.file for reward in again.train.grpo.rewards] == [*texts]
     assert texts_of_files(again) == texts_of_files(spec)
     assert standing_alone(again) == again
     (build / "rewards" / "more.py").unlink()

@@ -55,11 +55,11 @@ def test_all_checks_score_all_cases(tmp_path: Path) -> None:
     )
     with Rewards(named, {"length": file}) as rewards:
         cases = [*CASES, Case("", "<think></think><answer>4</answer>", {"answer": 4.0})]
-        found = rewards.score(cases)
-        assert found.dtype == np.float64
-        assert found.tolist() == [[1, 0, 0, 9], [0, 0, 1, 1], [1, 1, 0, 33]]
+        scores = rewards.score(cases)
+        assert scores.dtype == np.float64
+        assert scores.tolist() == [[1, 0, 0, 9], [0, 0, 1, 1], [1, 1, 0, 33]]
         assert rewards.score([]).shape == (0, 4)
-        assert np.array_equal(rewards.score(cases[::-1]), found[::-1])
+        assert np.array_equal(rewards.score(cases[::-1]), scores[::-1])
 
 
 def test_a_function_is_called_as_trl_calls_it() -> None:
@@ -111,7 +111,7 @@ def reward(completions, **_):
 
 
 def test_large_questions_are_answered() -> None:
-    cases = [Case("p" * 100_000, f"{at}" * 50_000, {"answer": "é" * 1000}) for at in range(100, 200)]
+    cases = [Case("p" * 100_000, f"{number}" * 50_000, {"answer": "é" * 1000}) for number in range(100, 200)]
     with started(LENGTHS) as rewards:
         assert (rewards.score(cases) == 150_000).all()
 
@@ -165,10 +165,10 @@ def test_rewards_are_computed_at_the_same_time(tmp_path: Path) -> None:
     """The first rewards cannot answer before the last ones are called: opening a pipe waits for the other end."""
     text = "def reward(completions, **_):\n    open({!r}, {!r}).close()\n    return [1] * len(completions)"
     files = {}
-    for at in range(3):
-        os.mkfifo(tmp_path / f"pipe{at}")
-        files[f"r{at}"] = text.format(str(tmp_path / f"pipe{at}"), "r")
-    files |= {f"r{5 - at}": text.format(str(tmp_path / f"pipe{at}"), "w") for at in reversed(range(3))}
+    for index in range(3):
+        os.mkfifo(tmp_path / f"pipe{index}")
+        files[f"r{index}"] = text.format(str(tmp_path / f"pipe{index}"), "r")
+    files |= {f"r{5 - index}": text.format(str(tmp_path / f"pipe{index}"), "w") for index in reversed(range(3))}
     with Rewards(tuple(map(function, files)), files) as rewards:
         assert (rewards.score(CASES) == 1).all()
 
@@ -214,8 +214,8 @@ def test_only_finite_bounded_numbers_are_accepted() -> None:
     above = float(np.nextafter(worker.MOST, np.inf))
     wrong = {above: repr(above), -above: repr(-above), "1": "'1'", b"1": "b'1'", (): "()", None: "None"}
     wrong |= {10**400: "1" + 79 * "0", "x" * 78: repr("x" * 78), "x" * 90: "'" + 79 * "x", float("nan"): "nan"}
-    for value, said in wrong.items():
-        message = f"who returns {said} for completion 1, which is no number from -1e+30 to 1e+30"
+    for value, text in wrong.items():
+        message = f"who returns {text} for completion 1, which is no number from -1e+30 to 1e+30"
         with pytest.raises(FaultError) as caught:
             worker._numbers([0.0, value, "no"], 3, "who")
         assert str(caught.value) == message
@@ -271,8 +271,8 @@ def test_a_pattern_that_backtracks_without_end_is_ended() -> None:
     reward = RewardRecipe("shape", "regex", 1.0, pattern="(a+)+$", seconds=PATIENCE_S)
     with Rewards((reward,), {}) as rewards:
         assert rewards.score([Case("", "caaa", {}), Case("", "ab", {})]).tolist() == [[1], [0]]
-    said = r"reward `shape`: pattern '\(a\+\)\+\$': takes more than 0\.5 s for 1 compl"
-    with Rewards((replace(reward, seconds=0.5),), {}) as rewards, pytest.raises(RewardError, match=said):
+    message = r"reward `shape`: pattern '\(a\+\)\+\$': takes more than 0\.5 s for 1 compl"
+    with Rewards((replace(reward, seconds=0.5),), {}) as rewards, pytest.raises(RewardError, match=message):
         rewards.score([Case("", "a" * 40 + "b", {})])
 
 
@@ -339,9 +339,9 @@ with started({STARTS!r}) as rewards:
     print(*map(int, rewards.score([*CASES, CASES[0]])[:, 0]), flush=True)
     os.kill(os.getpid(), 9)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
-    assert found.returncode == -9, found.stderr
-    all_end(map(int, found.stdout.split()))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == -9, done.stderr
+    all_end(map(int, done.stdout.split()))
 
 
 @pytest.mark.parametrize("last", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])

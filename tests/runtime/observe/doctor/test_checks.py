@@ -38,12 +38,12 @@ def on_gpus(plan: RunPlan, nodes: int = 2) -> RunPlan:
 
 
 def wrong(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
-    return [each for each in check(node, plan) if each.status != "ok"]
+    return [finding for finding in check(node, plan) if finding.status != "ok"]
 
 
 def test_a_good_node_has_no_faults(plan: RunPlan) -> None:
     assert wrong(CPUS, None) == wrong(CPUS, plan) == wrong(GPUS, None) == wrong(GPUS, on_gpus(plan)) == []
-    names = [each.name for each in check(GPUS, on_gpus(plan))]
+    names = [finding.name for finding in check(GPUS, on_gpus(plan))]
     assert len(names) == len({*names}) == 11
 
 
@@ -84,40 +84,40 @@ CHANGES = [
 
 @pytest.mark.parametrize(("name", "node", "status", "mend"), CHANGES)
 def test_each_thing_that_is_wrong_is_named(name: str, node: NodeFacts, status: str, mend: str, plan: RunPlan) -> None:
-    found = wrong(node, on_gpus(plan))
-    assert {(each.name, each.status) for each in found} == {(name, status)}
-    assert all(mend in each.mend for each in found)
+    findings = wrong(node, on_gpus(plan))
+    assert {(finding.name, finding.status) for finding in findings} == {(name, status)}
+    assert all(mend in finding.mend for finding in findings)
 
 
 def test_a_node_of_cpus(plan: RunPlan) -> None:
-    (found,) = wrong(changed(CPUS, "memory", free_bytes=10), plan)
-    assert (found.name, found.status) == ("memory", "error") and "ranks hold" in found.found
+    (finding,) = wrong(changed(CPUS, "memory", free_bytes=10), plan)
+    assert (finding.name, finding.status) == ("memory", "error") and "ranks hold" in finding.found
     needed = max(plan.memory)
     assert wrong(changed(CPUS, "memory", free_bytes=needed), plan) == []
-    assert [each.name for each in wrong(changed(CPUS, "memory", free_bytes=needed - 1), plan)] == ["memory"]
-    (found,) = wrong(replace(CPUS, native="no C++ was compiled; `compile` compiles it"), plan)
-    assert (found.name, found.status, found.mend) == ("ops in C++", "warning", "`compile` compiles it")
-    (found,) = wrong(replace(CPUS, cpus=1), replace(plan, cluster=(NodeKind(1, 2, "cpu", None, 4 * 10**9),)))
-    assert (found.name, found.status, found.found) == ("cores", "warning", "1 cores for 2 ranks")
+    assert [finding.name for finding in wrong(changed(CPUS, "memory", free_bytes=needed - 1), plan)] == ["memory"]
+    (finding,) = wrong(replace(CPUS, native="no C++ was compiled; `compile` compiles it"), plan)
+    assert (finding.name, finding.status, finding.mend) == ("ops in C++", "warning", "`compile` compiles it")
+    (finding,) = wrong(replace(CPUS, cpus=1), replace(plan, cluster=(NodeKind(1, 2, "cpu", None, 4 * 10**9),)))
+    assert (finding.name, finding.status, finding.found) == ("cores", "warning", "1 cores for 2 ranks")
     small = replace(plan, cluster=(NodeKind(1, 1, "cpu", None, 10),))
-    assert [each.name for each in wrong(CPUS, small)] == ["memory"]
+    assert [finding.name for finding in wrong(CPUS, small)] == ["memory"]
 
 
 def test_the_disk_holds_the_checkpoints_of_the_plan(plan: RunPlan) -> None:
     needed = 2 * checkpoint_bytes(plan)
     assert plan.train.checkpoint is None
     assert wrong(changed(CPUS, "disk", free_bytes=needed), plan) == []
-    assert [each.name for each in wrong(changed(CPUS, "disk", free_bytes=needed - 1), plan)] == ["disk"]
+    assert [finding.name for finding in wrong(changed(CPUS, "disk", free_bytes=needed - 1), plan)] == ["disk"]
 
 
-@pytest.mark.parametrize("fact", [each.name for each in fields(NodeFacts) if each.name != "cpus"])
+@pytest.mark.parametrize("fact", [field.name for field in fields(NodeFacts) if field.name != "cpus"])
 @pytest.mark.parametrize("node", [CPUS, GPUS])
 def test_unknown_facts_are_reported(fact: str, node: NodeFacts, plan: RunPlan) -> None:
     """An unknown fact neither ends in a traceback nor counts as right."""
     gone = replace(node, **{fact: CheckProblem("no answer within 8 s\x1b[31m")})
-    found = wrong(gone, on_gpus(plan) if node is GPUS else plan)
-    assert found and any("no answer within 8 s" in each.found and each.mend for each in found)
-    assert all(each.found.isprintable() for each in found)
+    findings = wrong(gone, on_gpus(plan) if node is GPUS else plan)
+    assert findings and any("no answer within 8 s" in finding.found and finding.mend for finding in findings)
+    assert all(finding.found.isprintable() for finding in findings)
 
 
 # ---------------------------------------------------------------- the same faults before the first step
@@ -139,10 +139,10 @@ def test_a_device_that_differs_from_the_spec_is_refused(monkeypatch: pytest.Monk
     check_device(torch.device("cpu"), kind)
     with pytest.raises(ReportedError, match="has 78 SMs"):
         check_device(torch.device("cuda", 3), kind, shared=True)
-    more = replace(kind, sms=78, memory=97 * GIB)
+    larger = replace(kind, sms=78, memory=97 * GIB)
     with pytest.raises(ReportedError, match=r"96\.0 GiB, and the build is for 97"):
-        check_device(torch.device("cuda", 3), more)
-    check_device(torch.device("cuda", 3), more, shared=True)
+        check_device(torch.device("cuda", 3), larger)
+    check_device(torch.device("cuda", 3), larger, shared=True)
 
 
 def test_a_node_with_other_ranks_than_planned_is_refused() -> None:

@@ -31,8 +31,8 @@ def _slow_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_node(tmp_path: Path) -> None:
-    with socket.create_server(("", 0)) as taken:
-        node = probe.look(tmp_path / "runs" / "new", taken.getsockname()[1])
+    with socket.create_server(("", 0)) as server:
+        node = probe.look(tmp_path / "runs" / "new", server.getsockname()[1])
     assert node.cpus == len(os.sched_getaffinity(0))
     assert isinstance(node.memory, HostMemory) and node.memory.free_bytes > 0
     assert isinstance(node.disk, Disk) and node.disk.folder == str(tmp_path) and node.disk.is_writable
@@ -63,10 +63,10 @@ def test_the_slowest_copy_from_the_first_device_counts(monkeypatch: pytest.Monke
     fake = SimpleNamespace(cuda=cuda, uint8=None, device=lambda kind, index: index, empty=MagicMock(), ones=MagicMock())
     monkeypatch.setattr(probe, "torch", fake)
     monkeypatch.setattr(probe, "between_processes", lambda: 1.0)
-    monkeypatch.setattr(probe, "_copies", lambda source, to: rates[to])
-    found = probe.measure()
-    assert (found.processes, found.to_device, found.devices) == (1.0, 9.0, min(rates[1], rates[count - 1]))
-    assert found.nccl is not None and cuda.waited == [*range(count)], "all devices are waited for"
+    monkeypatch.setattr(probe, "_copies", lambda source, target: rates[target])
+    links = probe.measure()
+    assert (links.processes, links.to_device, links.devices) == (1.0, 9.0, min(rates[1], rates[count - 1]))
+    assert links.nccl is not None and cuda.waited == [*range(count)], "all devices are waited for"
 
 
 def fails() -> None:
@@ -93,7 +93,7 @@ def test_the_command(one_node: Path, tmp_path: Path, capfd: Captured) -> None:
     code = dsc(["doctor", str(one_node), "--out", str(tmp_path / "run"), "--format", "json"])
     document = parsed(capfd.readouterr().out, "doctor")
     assert document["build"] == str(one_node) and code == (1 if document["errors"] else 0)
-    assert {each["name"] for each in document["checks"]} >= {"devices", "memory", "disk", "links"}
+    assert {row["name"] for row in document["checks"]} >= {"devices", "memory", "disk", "links"}
     assert not (tmp_path / "run").exists()
     assert dsc(["doctor", str(tmp_path)]) == 2
     assert "holds no build" in capfd.readouterr().err
@@ -105,8 +105,10 @@ def test_exit_codes_and_text(one_node: Path, capsys: Captured) -> None:
     assert "error    disk           0.0 GB free in /runs, 2 checkpoints of" in capsys.readouterr().out
     slow = changed(CPUS, "limits", files=10)
     assert main([], lambda run, port: slow) == 0
-    said = capsys.readouterr().out
-    assert "warning  open files     ulimit -n is 10\n" in said and "→ raise it before the run: ulimit -n 1024" in said
+    output = capsys.readouterr().out
+    assert (
+        "warning  open files     ulimit -n is 10\n" in output and "→ raise it before the run: ulimit -n 1024" in output
+    )
     assert main([str(one_node), "--format", "json"], lambda run, port: full) == 1
     document = parsed(capsys.readouterr().out, "doctor")
     assert (document["errors"], document["warnings"]) == (1, 0)

@@ -115,9 +115,9 @@ def _attend(q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int, starts: Ten
     scores, off = _scores(q_NSC, k_NSC, still, starts)
     top, lse = scores.amax(-1, keepdim=True), scores.logsumexp(-1, keepdim=True)
     weights = (scores - lse).exp()
-    each = (off + U * ((scores - top).abs() + 3)).nan_to_num(0, 0, 0)
-    mean = (weights * each).sum(-1, keepdim=True)
-    return (weights * (each + mean + (2 * S + 8) * U)) @ v_NSD.abs(), (
+    errors = (off + U * ((scores - top).abs() + 3)).nan_to_num(0, 0, 0)
+    mean = (weights * errors).sum(-1, keepdim=True)
+    return (weights * (errors + mean + (2 * S + 8) * U)) @ v_NSD.abs(), (
         mean + U * (S + 4 + lse.abs() + 2 * (lse - top))
     ).squeeze(-1)
 
@@ -138,13 +138,13 @@ def _attend_dgrad(
     scores, off = _scores(q_NSC, k_NSC, still, starts)
     below = (scores - lse_NS[..., None]).masked_fill(scores.isinf(), 0)
     weights = (scores - lse_NS[..., None]).exp()
-    each = off + U * (below.abs() + 3)
+    errors = off + U * (below.abs() + 3)
     slope = do_NSD @ v_NSD.mT - (do_NSD * o_NSD).sum(-1, keepdim=True)
     sizes = do_NSD.abs() @ v_NSD.abs().mT + (do_NSD * o_NSD).abs().sum(-1, keepdim=True)
     terms = S * heads + 10
-    dscores = weights * (each * slope.abs() + (D + 3) * U * sizes + terms * U * slope.abs())
+    dscores = weights * (errors * slope.abs() + (D + 3) * U * sizes + terms * U * slope.abs())
     dq, dk = dscores @ _sizes(k_NSC, still), dscores.mT @ _sizes(q_NSC, still)
-    return _turned(dq, still), _turned(dk, still), (weights * (each + terms * U)).mT @ do_NSD.abs()
+    return _turned(dq, still), _turned(dk, still), (weights * (errors + terms * U)).mT @ do_NSD.abs()
 
 
 def _rows(x_NSW: Tensor, heads: int) -> Tensor:
@@ -200,8 +200,8 @@ def gqa_attention_dgrad(
 ) -> tuple[Tensor, ...]:
     S, heads, kv_heads, _, starts, _ = sizes
     share, lse_NS = heads // kv_heads, lse.transpose(2, 3).flatten(0, 2)
-    given = (_by_head(do, S, heads), _by_head(o, S, heads), lse_NS, *_gqa_heads(q, k, v, *sizes[:-1]))
-    dq, dk, dv = _attend_dgrad(*given, 0, share, starts)
+    operands = (_by_head(do, S, heads), _by_head(o, S, heads), lse_NS, *_gqa_heads(q, k, v, *sizes[:-1]))
+    dq, dk, dv = _attend_dgrad(*operands, 0, share, starts)
     shared = (_rows(d.unflatten(0, (-1, share)).sum(1), kv_heads) for d in (dk, dv))
     return _rows(dq, heads) * q.shape[1] ** -0.5 * heads**0.5, *shared
 

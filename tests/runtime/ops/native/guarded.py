@@ -49,10 +49,10 @@ class Fenced:
         first = len(inside) - extent * x.itemsize if at_end else 0
         mine = torch.zeros(extent, dtype=torch.bool)
         mine.as_strided(x.shape, x.stride()).fill_(True)
-        others = torch.ones(len(inside), dtype=torch.bool)
-        others[first : first + extent * x.itemsize] = ~mine.repeat_interleave(x.itemsize)
+        outside = torch.ones(len(inside), dtype=torch.bool)
+        outside[first : first + extent * x.itemsize] = ~mine.repeat_interleave(x.itemsize)
         flat = inside[first : first + extent * x.itemsize].view(x.dtype)
-        return Fenced(flat.as_strided(x.shape, x.stride()).copy_(x), others, inside)
+        return Fenced(flat.as_strided(x.shape, x.stride()).copy_(x), outside, inside)
 
 
 def _between(pages: int) -> Tensor:
@@ -70,11 +70,11 @@ def _between(pages: int) -> Tensor:
 def fenced_call(at_end: bool, name: str, dtype: torch.dtype, *args: Any) -> None:
     """Call the library on fenced copies, and assert that nothing beside them was written."""
     copies = [Fenced.of(arg, at_end) if isinstance(arg, Tensor) else arg for arg in args]
-    library.call(name, dtype, *(each.copy if isinstance(each, Fenced) else each for each in copies))
-    for arg, each in zip(args, copies, strict=True):
-        if isinstance(each, Fenced):
-            assert (each.all[each.others] == UNTOUCHED).all(), f"{name} wrote beside its results"
-            arg.copy_(each.copy)  # a result, or an unchanged operand: see `check`
+    library.call(name, dtype, *(fenced.copy if isinstance(fenced, Fenced) else fenced for fenced in copies))
+    for arg, fenced in zip(args, copies, strict=True):
+        if isinstance(fenced, Fenced):
+            assert (fenced.all[fenced.others] == UNTOUCHED).all(), f"{name} wrote beside its results"
+            arg.copy_(fenced.copy)  # a result, or an unchanged operand: see `check`
 
 
 def check(op: str, dtype: torch.dtype, args: tuple[Any, ...]) -> Iterator[Tensor]:
@@ -89,8 +89,8 @@ def _check(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     wanted = _results(name, args)
     for at_end in (True, False):
         ops.call = ops.call = ops.call = partial(fenced_call, at_end)
-        for one, two in zip(_results(name, _columns(args)), wanted, strict=True):
-            assert _equal(one, two), name
+        for result, expected in zip(_results(name, _columns(args)), wanted, strict=True):
+            assert _equal(result, expected), name
     ops.call = ops.call = ops.call = library.call
     for arg, was in zip(args, before, strict=True):
         assert _equal(arg, was) if isinstance(arg, Tensor) else arg == was, name

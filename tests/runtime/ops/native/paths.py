@@ -39,7 +39,9 @@ class Path:
 
 
 TORCH = Path(None, has_bf16=False)
-LIBRARIES: Mapping[str, Path] = {each: Path(each, has_bf16=each == "AVX512_BF16") for each in CAPABLE}
+LIBRARIES: Mapping[str, Path] = {
+    instructions: Path(instructions, has_bf16=instructions == "AVX512_BF16") for instructions in CAPABLE
+}
 PATHS: Mapping[str, Path] = {
     **LIBRARIES,
     **({"AVX512 and AMX": Path("AVX512", has_bf16=True)} if "AVX512" in CAPABLE else {}),

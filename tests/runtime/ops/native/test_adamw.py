@@ -35,32 +35,32 @@ def state(n: int, seed: int, moments: torch.dtype = torch.float32) -> list[Tenso
 @some
 @given(st.integers(0, 2**31), st.integers(1, 200), st.floats(0.01, 1), st.sampled_from([0.0, 0.1]), st.integers(1, 500))
 def test_a_step(seed: int, n: int, factor: float, decay: float, step: int) -> None:
-    found = state(n, seed)
-    p, g, m1, m2 = (x.double() for x in found)
+    tensors = state(n, seed)
+    p, g, m1, m2 = (x.double() for x in tensors)
     rounded = torch.empty(n, dtype=torch.bfloat16)
-    adamw(*found, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
+    adamw(*tensors, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
     terms1 = (BETA1 * m1).abs() + ((1 - BETA1) * factor * g).abs()
     m1, m2 = BETA1 * m1 + (1 - BETA1) * factor * g, BETA2 * m2 + (1 - BETA2) * (factor * g) ** 2
     scale = RATE / (1 - BETA1**step) / ((m2 / (1 - BETA2**step)).sqrt() + EPS)
-    kept = p * (1 - RATE * decay)
-    off = (4 * U * kept.abs() + scale * U * (6 * terms1 + 16 * m1.abs()), 0 * g, 6 * U * terms1, 10 * U * m2)
-    for one, exact, bound in zip(found, (kept - scale * m1, g, m1, m2), off, strict=True):
-        exact = exact.double() if one is found[1] else exact
-        assert ((one.double() - exact).abs() <= SECOND * bound).all()
-    assert torch.equal(rounded, found[0].bfloat16())
+    decayed = p * (1 - RATE * decay)
+    off = (4 * U * decayed.abs() + scale * U * (6 * terms1 + 16 * m1.abs()), 0 * g, 6 * U * terms1, 10 * U * m2)
+    for tensor, exact, bound in zip(tensors, (decayed - scale * m1, g, m1, m2), off, strict=True):
+        exact = exact.double() if tensor is tensors[1] else exact
+        assert ((tensor.double() - exact).abs() <= SECOND * bound).all()
+    assert torch.equal(rounded, tensors[0].bfloat16())
 
 
 @some
 @given(st.integers(0, 2**31), st.integers(0, 200), st.floats(0.01, 1), st.sampled_from([0.0, 0.1]), st.integers(1, 500))
 def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: float, decay: float, step: int) -> None:
     """BF16 moments equal rounded FP32 moments that start from the same BF16 values; weights use them unrounded."""
-    found = state(n, seed, torch.bfloat16)
-    wide = [x.float().clone() for x in found]
+    short = state(n, seed, torch.bfloat16)
+    wide = [x.float().clone() for x in short]
     copies = [torch.empty(n, dtype=torch.bfloat16) for _ in range(2)]
-    for tensors, rounded in zip((found, wide), copies, strict=True):
+    for tensors, rounded in zip((short, wide), copies, strict=True):
         adamw(*tensors, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
-    for one, two in zip((*found, copies[0]), (*wide, copies[1]), strict=True):
-        assert torch.equal(one, two.to(one.dtype))
+    for narrow, exact in zip((*short, copies[0]), (*wide, copies[1]), strict=True):
+        assert torch.equal(narrow, exact.to(narrow.dtype))
 
 
 def test_the_op_uses_the_cpp_for_moments_of_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +76,8 @@ def test_the_op_uses_the_cpp_for_moments_of_both_dtypes(monkeypatch: pytest.Monk
         adamw(*state(9, 0, dtype), None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     assert called == [torch.float32, torch.bfloat16]
     p, g, m1, m2 = state(9, 0)
-    for other in ((p, g, m1.bfloat16(), m2), (p, g.bfloat16(), m1, m2), [x.bfloat16() for x in (p, g, m1, m2)]):
-        adamw(*other, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
+    for operands in ((p, g, m1.bfloat16(), m2), (p, g.bfloat16(), m1, m2), [x.bfloat16() for x in (p, g, m1, m2)]):
+        adamw(*operands, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     assert len(called) == 2
 
 
@@ -97,20 +97,20 @@ def assert_rounded(found: Tensor, exact: Tensor) -> None:
 
 def test_rounding_of_moments_is_torchs_for_every_kind_of_number() -> None:
     """With beta1 = 0, a first moment of 0 becomes the gradient; with beta2 = 0, a second one becomes its square."""
-    given = numbers()
-    zeros = torch.zeros_like(given)
-    first, second = (torch.zeros_like(given, dtype=torch.bfloat16) for _ in range(2))
-    adamw(zeros.clone(), given, first, second, None, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1)
-    assert_rounded(first, given + 0.0)  # 0 · 0 + −0 is 0
-    assert_rounded(second, given.square())
+    values = numbers()
+    zeros = torch.zeros_like(values)
+    first, second = (torch.zeros_like(values, dtype=torch.bfloat16) for _ in range(2))
+    adamw(zeros.clone(), values, first, second, None, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1)
+    assert_rounded(first, values + 0.0)  # 0 · 0 + −0 is 0
+    assert_rounded(second, values.square())
 
 
 def test_rounding_is_torchs_for_every_kind_of_number() -> None:
     """The update of the parameters is zero here."""
-    given = numbers()
-    zeros, rounded = torch.zeros_like(given), torch.empty_like(given, dtype=torch.bfloat16)
-    adamw(given, zeros, zeros.clone(), zeros.clone(), rounded, 1.0, 0.0, BETA1, BETA2, 1.0, 0.0, 1)
-    assert_rounded(rounded, given)
+    values = numbers()
+    zeros, rounded = torch.zeros_like(values), torch.empty_like(values, dtype=torch.bfloat16)
+    adamw(values, zeros, zeros.clone(), zeros.clone(), rounded, 1.0, 0.0, BETA1, BETA2, 1.0, 0.0, 1)
+    assert_rounded(rounded, values)
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 15, 16, 17, 100])
@@ -122,9 +122,11 @@ def test_accesses_only_its_operands(
     wanted, rounded = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
     adamw(*wanted, rounded, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
     monkeypatch.setattr(MODULE, "call", partial(fenced_call, at_end))
-    found, again = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
-    adamw(*found, again, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
-    assert all(torch.equal(one, two) for one, two in zip((*found, again), (*wanted, rounded), strict=True))
+    tensors, again = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
+    adamw(*tensors, again, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
+    assert all(
+        torch.equal(tensor, expected) for tensor, expected in zip((*tensors, again), (*wanted, rounded), strict=True)
+    )
 
 
 @moments
@@ -132,4 +134,4 @@ def test_without_a_copy_in_bf16(moments: torch.dtype) -> None:
     with_one, without = state(33, 1, moments), state(33, 1, moments)
     adamw(*with_one, torch.empty(33, dtype=torch.bfloat16), 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     adamw(*without, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
-    assert all(torch.equal(one, two) for one, two in zip(with_one, without, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(with_one, without, strict=True))

@@ -62,7 +62,7 @@ def test_of_several_processes_one_compiles(folder: Path) -> None:
     (folder / "cxx").chmod(0o755)
     with ThreadPoolExecutor(3) as pool:
         done = [*pool.map(lambda _: run(folder, CXX=str(folder / "cxx")), range(3))]
-    assert [each.returncode for each in done] == [0, 0, 0]
+    assert [process.returncode for process in done] == [0, 0, 0]
     assert len((folder / "compiled").read_text()) == len(LIBRARIES)
 
 
@@ -97,13 +97,13 @@ def test_a_failed_compilation_is_explained_in_one_line(folder: Path, cxx: str, p
 def test_libraries_do_not_contain_machine_paths(folder: Path, instructions: str) -> None:
     """Equal sources in another folder give equal bytes, which do not contain the folder's path."""
     assert run(folder).returncode == 0
-    other = folder / "other"
-    other.mkdir()
+    elsewhere = folder / "other"
+    elsewhere.mkdir()
     for name in ("compile_cpp.py", "one.cpp"):
-        (other / name).write_bytes((folder / name).read_bytes())
-    assert run(other).returncode == 0
+        (elsewhere / name).write_bytes((folder / name).read_bytes())
+    assert run(elsewhere).returncode == 0
     for name in LIBRARIES:
-        assert (folder / name).read_bytes() == (other / name).read_bytes()
+        assert (folder / name).read_bytes() == (elsewhere / name).read_bytes()
     ours = compile_cpp.path(instructions).read_bytes()
     for path in (compile_cpp.HERE, Path.home(), Path(sys.prefix)):
         assert str(path).encode() not in ours

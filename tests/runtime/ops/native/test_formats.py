@@ -43,10 +43,10 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 
 def same_planes(x: Tensor, form: Format, tile: tuple[int, int], threshold: Tensor | None = None) -> None:
-    found = packed(x, form, tile, threshold)
-    for one, two in zip(found, by_torch(packed, x, form, tile, threshold), strict=True):
-        same(one, two)
-    same(unpacked(found, form, tile), by_torch(unpacked, found, form, tile))
+    planes = packed(x, form, tile, threshold)
+    for plane, expected in zip(planes, by_torch(packed, x, form, tile, threshold), strict=True):
+        same(plane, expected)
+    same(unpacked(planes, form, tile), by_torch(unpacked, planes, form, tile))
 
 
 def test_the_library_computes_them(instructions: str) -> None:
@@ -75,8 +75,8 @@ def test_any_size_and_layout(
 def test_experts(form: Format, shape: tuple[int, ...]) -> None:
     w = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     w[0, :1] = torch.nan
-    for each in (w, w.bfloat16(), w.transpose(1, 2)):
-        same_planes(each, form, form.weight_tile)
+    for experts in (w, w.bfloat16(), w.transpose(1, 2)):
+        same_planes(experts, form, form.weight_tile)
 
 
 @ELEMENTS
@@ -86,10 +86,10 @@ def test_every_rounding(element: Element) -> None:
     points = torch.cat((table, (table[1:] + table[:-1]) / 2, table[1:] / 2**20, table[-1:] * 2)).float()
     near = torch.cat((points, torch.nextafter(points, points + 1), torch.nextafter(points, points - 1)))
     x = torch.cat((near, -near, torch.tensor([torch.nan, -torch.nan, 2.0**-149, 3e38, -3e38])))[None]
-    one, parts = torch.ones(1, -(-x.shape[1] // 16)), (0.0, 2.0**-24, 0.25, 0.5, 1 - 2.0**-24)
+    scale, parts = torch.ones(1, -(-x.shape[1] // 16)), (0.0, 2.0**-24, 0.25, 0.5, 1 - 2.0**-24)
     for u in (None, *(torch.full_like(x, part) for part in parts)):
-        found = library_codes(x, element, one, u)
-        same(found, by_torch(encode, x, element, u)[0].to(torch.uint8))
+        codes = library_codes(x, element, scale, u)
+        same(codes, by_torch(encode, x, element, u)[0].to(torch.uint8))
 
 
 def library_codes(x: Tensor, element: Element, inverse: Tensor, threshold: Tensor | None) -> Tensor:
@@ -106,8 +106,8 @@ def library_codes(x: Tensor, element: Element, inverse: Tensor, threshold: Tenso
 def test_random_numbers(seed: int, rows: int, columns: int, turned: bool, salt: int) -> None:
     x = of_any_bits(np.random.default_rng(seed), rows, columns, torch.float32)
     x = x.t() if turned else x
-    for each in (x, x.bfloat16()):
-        same(thresholds(each, KEY, salt), by_torch(thresholds, each, KEY, salt))
+    for operand in (x, x.bfloat16()):
+        same(thresholds(operand, KEY, salt), by_torch(thresholds, operand, KEY, salt))
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
@@ -115,9 +115,9 @@ def test_operands_that_only_torch_takes(name: str) -> None:
     """FP64 gradients have the same result."""
     x = torch.randn(40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     arguments = (True, KEY) if name == "nvfp4" else ()
-    for one, two in zip(
+    for plane, expected in zip(
         OPS[f"quantise_both_{name}"](x, *arguments),
         by_torch(OPS[f"quantise_both_{name}"], x, *arguments),
         strict=True,
     ):
-        same(one, two)
+        same(plane, expected)

@@ -45,8 +45,8 @@ def test_reasons_for_a_missing_library(folder: Path, monkeypatch: pytest.MonkeyP
     assert "no C++ was compiled when dsc was installed; `python -m runtime.ops.native.compile_cpp`" in str(
         library.missing()
     )
-    made = compile_cpp.path(CAPABLE[0])
-    made.write_bytes(b"not a library, of the sources " + compile_cpp.digest().encode())
+    binary = compile_cpp.path(CAPABLE[0])
+    binary.write_bytes(b"not a library, of the sources " + compile_cpp.digest().encode())
     assert str(library.missing()).startswith("the C++ cannot be loaded: ")
     (folder / "simd.h").write_text("// another line\n" + (folder / "simd.h").read_text("utf-8"), "utf-8")
     assert str(library.missing()).startswith("the C++ was compiled from other sources; ")
@@ -83,12 +83,12 @@ def test_the_environment_turns_it_off(name: str, value: str) -> None:
 
 def test_accepted_operands(instructions: str) -> None:
     x, half = torch.zeros(4, 6), torch.zeros(4, 6, dtype=torch.bfloat16)
-    taken: list[tuple[Tensor, ...]] = [(x,), (half, half), (x[:, 2:4], x), (x[:0],), (x.expand(3, 4, 6)[0], x[1])]
-    taken += [(x.to(E4M3), x[1].to(E4M3)), (x[:, 2:4].to(E4M3),)]
-    assert all(library.takes(*each) for each in taken)
+    accepted: list[tuple[Tensor, ...]] = [(x,), (half, half), (x[:, 2:4], x), (x[:0],), (x.expand(3, 4, 6)[0], x[1])]
+    accepted += [(x.to(E4M3), x[1].to(E4M3)), (x[:, 2:4].to(E4M3),)]
+    assert all(library.takes(*operands) for operands in accepted)
     refused = [(x.double(),), (x.half(),), (x, half), (half, x), (x.t(),), (x[:, ::2],), (x, x.t()), (x.to("meta"),)]
     refused += [(x.to(E4M3), x), (x.to(E4M3).t(),), (x.to(torch.float8_e5m2),)]
-    assert not any(library.takes(*each) for each in refused)
+    assert not any(library.takes(*operands) for operands in refused)
 
 
 def test_wrong_arguments_are_refused_before_the_call(instructions: str) -> None:

@@ -46,10 +46,10 @@ def test_the_fence_stops_accesses_beyond_an_operand(at_end: bool, one_too_far: s
 
 def test_the_fence_shows_writes_between_rows() -> None:
     view = torch.zeros(3, 6)[:, 1:4]
-    each = Fenced.of(view, at_end=True)
-    assert torch.equal(each.copy, view) and each.others.sum() == len(each.all) - 4 * 9
-    each.copy.as_strided((2, 4), (6, 1), each.copy.storage_offset())[0, 3] = 1.0
-    assert not (each.all[each.others] == 0xA5).all()
+    fenced = Fenced.of(view, at_end=True)
+    assert torch.equal(fenced.copy, view) and fenced.others.sum() == len(fenced.all) - 4 * 9
+    fenced.copy.as_strided((2, 4), (6, 1), fenced.copy.storage_offset())[0, 3] = 1.0
+    assert not (fenced.all[fenced.others] == 0xA5).all()
 
 
 def test_a_write_beside_a_result_is_reported(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:

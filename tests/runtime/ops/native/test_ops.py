@@ -68,13 +68,15 @@ def strided(args: Args, source: Source) -> Args:
 def within(op: str, args: Args, found: tuple[Tensor, ...], before: float = 0.0) -> None:
     """`before`: the largest magnitude in the accumulator before the results were added."""
     exact, bounds = as_tuple(OPS[op](*raised(args))), BOUNDS[op](*raised(args))
-    for index, (result, one, bound) in enumerate(zip(found, exact, bounds, strict=True)):
-        assert result.shape == one.shape, (op, index)
-        bound = SECOND * bound + ROUNDED[result.dtype] * (one.abs() + bound) + SMALLEST
+    for index, (result, wanted, bound) in enumerate(zip(found, exact, bounds, strict=True)):
+        assert result.shape == wanted.shape, (op, index)
+        bound = SECOND * bound + ROUNDED[result.dtype] * (wanted.abs() + bound) + SMALLEST
         if before:
-            bound += U * (before + one.abs()) * (9 + len(args[0]) // 64)
+            bound += U * (before + wanted.abs()) * (9 + len(args[0]) // 64)
         worst = (
-            ((result.double() - before - one).abs() / bound).nan_to_num(nan=torch.inf).amax() if one.numel() else 0.0
+            ((result.double() - before - wanted).abs() / bound).nan_to_num(nan=torch.inf).amax()
+            if wanted.numel()
+            else 0.0
         )
         assert worst <= 1, f"{op}, result {index}: {worst:.3g} times the bound"
 
@@ -87,11 +89,11 @@ def check(op: str, args: Args, seed: int, dtype: torch.dtype, calls: Calls, view
     for name, given_to in [(op, args), *gradients]:
         chosen = strided(given_to, source) if views else given_to
         calls.names.clear()
-        found = as_tuple(OPS[name](*chosen))
-        within(name, given_to, found)
+        results = as_tuple(OPS[name](*chosen))
+        within(name, given_to, results)
         assert bool(calls.names) == (len(args[0]) > 0 or op != "grouped_linear"), f"{name} ran where it should not"
         if name.endswith("wgrad"):
-            acc = torch.full(found[0].shape, 64.0)
+            acc = torch.full(results[0].shape, 64.0)
             OPS[f"{name}_"](acc, *(arg for arg in chosen if isinstance(arg, Tensor)))
             within(name, given_to, (acc,), before=64.0)
 
@@ -159,17 +161,17 @@ def test_products_of_any_layout(
 
     a_MK, b_KN = operand(M, K, a_turned), operand(K, N, b_turned)
     start = Source(torch.float32, seed).normal(M, N + 7) if add else torch.full((M, N + 7), 7.0, dtype=dtype)
-    whole = start.clone()
+    buffer = start.clone()
     product_ = add_product_ if add else set_product_
-    product_(whole[:, 3 : N + 3], a_MK, b_KN)
+    product_(buffer[:, 3 : N + 3], a_MK, b_KN)
     assert set(calls.names) == {"product"}
     exact, sizes_MN = a_MK.double() @ b_KN.double(), a_MK.double().abs() @ b_KN.double().abs()
     if add:
         exact, sizes_MN = exact + start[:, 3 : N + 3], sizes_MN + start[:, 3 : N + 3].abs()
-    off = (whole[:, 3 : N + 3].double() - exact).abs()
-    assert (off <= ROUNDED[whole.dtype] * exact.abs() + SECOND * (K + 4) * U * sizes_MN + SMALLEST).all()
-    whole[:, 3 : N + 3] = start[:, 3 : N + 3]
-    assert torch.equal(whole, start), "written beside the result"
+    off = (buffer[:, 3 : N + 3].double() - exact).abs()
+    assert (off <= ROUNDED[buffer.dtype] * exact.abs() + SECOND * (K + 4) * U * sizes_MN + SMALLEST).all()
+    buffer[:, 3 : N + 3] = start[:, 3 : N + 3]
+    assert torch.equal(buffer, start), "written beside the result"
 
 
 @DTYPES

@@ -102,13 +102,13 @@ def test_any_layout_of_scales_and_rows(layout: str) -> None:
 
 def test_every_pair_of_numbers_is_exact() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(E4M3)
-    x, ones = torch.zeros(256, 3).to(E4M3), torch.ones(256, 1)
+    x, scales = torch.zeros(256, 3).to(E4M3), torch.ones(256, 1)
     x[:, 1] = codes  # the others of its row are zero: 0 · NaN is NaN, and there are two NaNs
-    y = ops.linear_fp8(x, ones, x, torch.ones(2, 1))
+    y = ops.linear_fp8(x, scales, x, torch.ones(2, 1))
     wanted = (codes.double()[:, None] * codes.double()).to(torch.bfloat16)
     assert torch.equal(y.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0)) and y.isnan().sum() == 2 * 256 * 2 - 4
     acc = torch.zeros(256, 256)
-    ops.linear_fp8_wgrad_(acc, x, ones, x, ones)
+    ops.linear_fp8_wgrad_(acc, x, scales, x, scales)
     assert torch.equal(acc.nan_to_num(nan=7.0).double(), (codes.double()[:, None] * codes.double()).nan_to_num(nan=7.0))
 
 
@@ -116,8 +116,8 @@ def test_scales_far_apart_do_not_meet_each_other() -> None:
     """A sum is multiplied by one scale after the other: the product of the scales may overflow or underflow."""
     x, w = torch.ones(3, 256).to(E4M3), torch.ones(5, 256).to(E4M3)
     xs, ws = torch.tensor([[2.0**100, 2.0**-120]] * 3), torch.tensor([[2.0**-110, 2.0**100]])
-    found, wanted = ops.linear_fp8(x, xs, w, ws).double(), 128 * (2.0**-10 + 2.0**-20)
-    assert ((found - wanted).abs() <= HALF * wanted).all()
+    sums, wanted = ops.linear_fp8(x, xs, w, ws).double(), 128 * (2.0**-10 + 2.0**-20)
+    assert ((sums - wanted).abs() <= HALF * wanted).all()
 
 
 def test_nan_and_infinity_stay_in_their_row() -> None:
@@ -127,8 +127,8 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
     x[3, 200], xs[150, 1] = torch.nan, torch.inf
     y = ops.linear_fp8(x, xs, w, ws)
     assert y[3].isnan().all() and not y[150].isfinite().any()
-    kept = [r for r in range(200) if r not in (3, 150)]
-    assert torch.equal(y[kept], clean[kept])
+    clear = [r for r in range(200) if r not in (3, 150)]
+    assert torch.equal(y[clear], clean[clear])
 
 
 @pytest.mark.parametrize("width", [1, 64, 200])
@@ -146,7 +146,7 @@ def test_rows_of_padding_change_nothing(width: int) -> None:
     turned = [
         (rows.t().contiguous().to(E4M3), operand(columns, R, seed=3)[1]) for rows, columns in ((dy, N), (x, width))
     ]
-    dy64, x64 = (exact(*each) for each in turned)
+    dy64, x64 = (exact(*pair) for pair in turned)
     acc, total, magnitude = torch.zeros(E, N, width), *torch.zeros(2, E, N, width, dtype=torch.float64)
     ops.grouped_linear_fp8_wgrad_(acc, *turned[0], *turned[1], ends)
     for e, (start, size, end) in enumerate(zip(starts, sizes, ends.tolist(), strict=True)):

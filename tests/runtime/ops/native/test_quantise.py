@@ -26,14 +26,17 @@ pytestmark = pytest.mark.usefixtures("instructions")
 
 def same(op: str, *args: Any) -> None:
     """Assert that the op gives the same bits with the library as without it."""
-    found = as_tuple(OPS[op](*args))
+    results = as_tuple(OPS[op](*args))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_functions", dict)
         wanted = as_tuple(OPS[op](*args))
-    for one, two in zip(found, wanted, strict=True):
-        assert (one.dtype, one.shape) == (two.dtype, two.shape)
-        assert (one.is_contiguous(), one.mT.is_contiguous()) == (two.is_contiguous(), two.mT.is_contiguous())
-        assert torch.equal(one.view(BITS[one.dtype]), two.view(BITS[two.dtype])), op
+    for result, expected in zip(results, wanted, strict=True):
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+        assert (result.is_contiguous(), result.mT.is_contiguous()) == (
+            expected.is_contiguous(),
+            expected.mT.is_contiguous(),
+        )
+        assert torch.equal(result.view(BITS[result.dtype]), expected.view(BITS[expected.dtype])), op
 
 
 def everywhere(x_RC: Tensor) -> None:
@@ -89,7 +92,7 @@ def test_every_bf16_number() -> None:
 def test_encoding_at_every_magnitude() -> None:
     """In tiles with scale 1, FP32 numbers up to 448 are rounded unscaled: ties, and the numbers next to them."""
     steps = np.arange(0, 0x43E00000, 2**14, dtype=np.int64)
-    near = [np.clip(steps + by, 0, 0x43E00000) for by in (-1, 0, 1)]
+    near = [np.clip(steps + shift, 0, 0x43E00000) for shift in (-1, 0, 1)]
     bits = torch.from_numpy(np.concatenate(near).astype(np.int32))
     bits = bits[: len(bits) // 127 * 127].view(-1, 127)
     x = torch.cat((torch.full((len(bits), 1), 448.0), bits.view(torch.float32)), 1)
@@ -111,10 +114,10 @@ def test_requantising_any_codes(seed: int, rows: int, columns: int, turned: bool
     s[generator.random((rows, tiles)) < 0.02] = torch.inf
     s = s.t().contiguous().t() if turned else s
     same("requantise", q, s, pow2)
-    found = dequantise(q, s)
+    values = dequantise(q, s)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_functions", dict)
-        assert torch.equal(found.nan_to_num(nan=7.0), dequantise(q, s).nan_to_num(nan=7.0))
+        assert torch.equal(values.nan_to_num(nan=7.0), dequantise(q, s).nan_to_num(nan=7.0))
 
 
 def test_operands_that_only_torch_takes() -> None:

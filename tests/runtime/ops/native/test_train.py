@@ -15,14 +15,14 @@ def test_a_run_on_torch_reports_it_once_and_resumes_in_cpp(tmp_path: Path, monke
     place = Place(tmp_path, {})
     place.compile(ONE_RANK)
     monkeypatch.setenv("DSC_OPS", "torch")
-    said = place.dsc("train", "--out", "run", "--steps", 1).stdout.splitlines()
+    output = place.dsc("train", "--out", "run", "--steps", 1).stdout.splitlines()
     notice = "ops run on torch, which takes about twice as long: DSC_OPS is torch; unset it"
-    assert said.count(notice) == 1
-    assert said.index(notice) < next(index for index, line in enumerate(said) if line.startswith("step"))
+    assert output.count(notice) == 1
+    assert output.index(notice) < next(index for index, line in enumerate(output) if line.startswith("step"))
     assert saved(tmp_path / "run", 1).meta["ops"] == "torch"
     monkeypatch.delenv("DSC_OPS")
-    said = place.dsc("train", "--out", "run", "--steps", 2, "--resume").stdout.splitlines()
+    output = place.dsc("train", "--out", "run", "--steps", 2, "--resume").stdout.splitlines()
     note = "not bit for bit as without the break, because this differs: ops torch → "
-    assert note + library.identity() in said and not any("run on torch" in line for line in said)
+    assert note + library.identity() in output and not any("run on torch" in line for line in output)
     assert saved(tmp_path / "run", 2).meta["ops"] == library.identity()
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2]

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("instructions")
 def exp(x: Tensor) -> Tensor:
     """e^x in C++: the gradient of the cross entropy of logits with lse 0, outside the target's column."""
     logits_TV = torch.cat((torch.zeros(1), x))[None]
-    one, target, lse_T = torch.ones(()), torch.zeros(1, dtype=torch.int64), torch.zeros(1)
-    return OPS["cross_entropy_dgrad"](one, logits_TV, target, lse_T)[0, 1:]
+    tangent, target, lse_T = torch.ones(()), torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+    return OPS["cross_entropy_dgrad"](tangent, logits_TV, target, lse_T)[0, 1:]
 
 
 def test_exp_at_every_magnitude() -> None:
@@ -31,15 +31,15 @@ def test_exp_at_every_magnitude() -> None:
     near = [np.nextafter(limit, np.float32(way)) for limit in limits for way in (-1e9, 1e9)]
     x = np.concatenate((x[np.isfinite(x)], np.array([*limits, *near], np.float32)))
     with np.errstate(over="ignore", under="ignore"):
-        exact, found = np.exp(x.astype(np.float64)), exp(torch.from_numpy(x)).numpy().astype(np.float64)
+        exact, results = np.exp(x.astype(np.float64)), exp(torch.from_numpy(x)).numpy().astype(np.float64)
         stored = exact.astype(np.float32)
-    assert (found[stored == np.inf] == np.inf).all()
-    assert (found[x <= -104] == 0).all()
+    assert (results[stored == np.inf] == np.inf).all()
+    assert (results[x <= -104] == 0).all()
     finite = np.isfinite(stored)
     with np.errstate(over="ignore", invalid="ignore"):
-        places = (np.abs(found - exact) / np.spacing(stored).astype(np.float64))[finite]
+        places = (np.abs(results - exact) / np.spacing(stored).astype(np.float64))[finite]
     assert places.max() <= 1
-    assert found[x == 0].tolist() == [1.0, 1.0]
+    assert results[x == 0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17])
@@ -58,9 +58,9 @@ def by_torch(op: str, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) ->
 
 def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
     """Assert that NaN and infinities are in the same places, and numbers are close."""
-    for one, two in zip(found, wanted, strict=True):
+    for result, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(
-            one, two, rtol=2.0**-6 if one.dtype == torch.bfloat16 else 1e-5, atol=1e-5, equal_nan=True
+            result, expected, rtol=2.0**-6 if result.dtype == torch.bfloat16 else 1e-5, atol=1e-5, equal_nan=True
         )
 
 
@@ -82,8 +82,8 @@ def test_rows_with_extreme_values(op: str, value: float, dtype: torch.dtype, mon
             for place in (..., (1, ...), (1, -1), (4, 3))[: 4 if arg.dim() == 2 else 1]:
                 changed = arg.clone()
                 changed[place] = value
-                given = (*args[:index], changed, *args[index + 1 :])
-                same(as_tuple(OPS[name](*given)), by_torch(name, given, monkeypatch))
+                operands = (*args[:index], changed, *args[index + 1 :])
+                same(as_tuple(OPS[name](*operands)), by_torch(name, operands, monkeypatch))
 
 
 def test_no_valid_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_no_valid_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     void_T = torch.full((5,), -1)
     loss, lse_T = OPS["cross_entropy"](logits_TV, void_T)
     assert loss == 0 and lse_T.isnan().tolist() == [False, False, True, False, False]
-    given = (torch.ones(()), logits_TV, void_T, lse_T)
-    dlogits_TV = OPS["cross_entropy_dgrad"](*given)
+    operands = (torch.ones(()), logits_TV, void_T, lse_T)
+    dlogits_TV = OPS["cross_entropy_dgrad"](*operands)
     assert (dlogits_TV[[0, 1, 3, 4]] == 0).all()
-    same((dlogits_TV,), by_torch("cross_entropy_dgrad", given, monkeypatch))
+    same((dlogits_TV,), by_torch("cross_entropy_dgrad", operands, monkeypatch))
 
 
 @pytest.mark.parametrize("target", [19, 2**40, 2**62])
@@ -114,22 +114,22 @@ def test_a_target_outside_the_columns_is_never_read(target: int) -> None:
 @pytest.mark.parametrize("op", ["mla_attention", "gqa_attention"])
 def test_attention_spreads_nan_only_to_dependent_rows(op: str, index: int, dtype: torch.dtype, value: float) -> None:
     """A NaN reaches later rows of its sequence, but no other sequence and no earlier block of rows."""
-    S, at, last = 70, 40, 2
+    S, bad_row, last = 70, 40, 2
     case = {"mla_attention": cases.mla_attention, "gqa_attention": cases.gqa_attention}[op]
     args = case(Source(dtype, 0), 3, S)
     clean = as_tuple(OPS[op](*args))
-    args[index][S + at, -1] = value
-    found = as_tuple(OPS[op](*args))
-    bad = ~found[0].isfinite().all(1)
-    assert torch.equal(found[0][: S + 32], clean[0][: S + 32]) and torch.equal(found[0][2 * S :], clean[0][2 * S :])
+    args[index][S + bad_row, -1] = value
+    outputs = as_tuple(OPS[op](*args))
+    bad = ~outputs[0].isfinite().all(1)
+    assert torch.equal(outputs[0][: S + 32], clean[0][: S + 32]) and torch.equal(outputs[0][2 * S :], clean[0][2 * S :])
     if index == 0:
-        assert bad.nonzero().tolist() == [[S + at]]
+        assert bad.nonzero().tolist() == [[S + bad_row]]
     elif torch.tensor(value).isnan() or (index == last and op == "gqa_attention"):
-        assert bad[S + at : 2 * S].all()
-    ((name, given),) = gradient_arguments(op, args, Source(dtype, 1))
-    gradients = as_tuple(OPS[name](*given))
-    assert all(each[:S].isfinite().all() and each[2 * S :].isfinite().all() for each in gradients)
-    assert not bad.any() or any(not each[S : 2 * S].isfinite().all() for each in gradients)
+        assert bad[S + bad_row : 2 * S].all()
+    ((name, operands),) = gradient_arguments(op, args, Source(dtype, 1))
+    gradients = as_tuple(OPS[name](*operands))
+    assert all(gradient[:S].isfinite().all() and gradient[2 * S :].isfinite().all() for gradient in gradients)
+    assert not bad.any() or any(not gradient[S : 2 * S].isfinite().all() for gradient in gradients)
 
 
 def test_scores_of_very_different_size() -> None:
