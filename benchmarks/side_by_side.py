@@ -23,7 +23,7 @@ from textwrap import fill
 
 from compiler.ir import Segment
 from compiler.ir.dtypes import has_rows, tensor_bytes
-from compiler.model.segments.fuse import between
+from compiler.model.segments.fuse import depends_through_others
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import phases, view_nodes
@@ -113,7 +113,7 @@ def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
                 first, second = joint.nodes[a], joint.nodes[b]
                 shared = _shared(joint, first, second, rows)
                 if shared:
-                    stand = "between" if between(joint, (first, second)) else "beside"
+                    stand = "between" if depends_through_others(joint, (first, second)) else "beside"
                     if function_a == function_b:
                         functions = function_a
                     else:

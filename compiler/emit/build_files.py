@@ -17,7 +17,7 @@ from compiler.model.layers.qk_clip import projections
 from compiler.plan.parameters import num_experts
 from compiler.plan.plan import HELD
 from compiler.plan.split_blocks import balanced_rows, sent_rows
-from compiler.plan.stages import block_of, clips
+from compiler.plan.stages import block_of, clips_logits
 from compiler.predict.memory_state import kept_elements
 from compiler.predict.planned_step import PURPOSES, PlannedStep
 from compiler.predict.predict import devices_of
@@ -125,7 +125,7 @@ def contract_plan(
         host=recipe.host(spec, lowered.memories),
         sequence_part=_largest_part(plan, "cp"),
         choices_part=_largest_part(plan, "sq"),
-        clipped=tuple(_clipped(spec, use) for use in plan.uses if clips(use)),
+        clipped=tuple(_clipped(spec, use) for use in plan.uses if clips_logits(use)),
     )
 
 
@@ -223,7 +223,7 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
         for r in (table[name] for name in bucket.replicas)
     )
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
-    return contract.PlannedBucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.rest, bucket.still)
+    return contract.PlannedBucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.is_of_rest, bucket.is_still)
 
 
 def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

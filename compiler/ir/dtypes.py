@@ -59,12 +59,12 @@ class Packed:
         return self.rows == self.columns == WHOLE
 
     @property
-    def pow2(self) -> bool:
+    def has_pow2_scales(self) -> bool:
         """Whether FP32 scales are powers of two."""
         return "pow2" in self.flags
 
     @property
-    def by_columns(self) -> bool:
+    def is_columnwise(self) -> bool:
         """Whether tiles lie along columns. The data are then stored transposed, so that a tile is contiguous."""
         return "columns" in self.flags or (self.columns == 1 and self.rows > 1)
 
@@ -111,8 +111,8 @@ def flat_tensors(shape: Extents, dtype: str) -> tuple[Flat, ...]:
         return (Flat("", shape, dtype),)
     packed = packed_of(dtype)
     *stack, down, across = shape
-    data = (across, down) if packed.by_columns else (down, across)
-    tiles = (packed.columns, packed.rows) if packed.by_columns else (packed.rows, packed.columns)
+    data = (across, down) if packed.is_columnwise else (down, across)
+    tiles = (packed.columns, packed.rows) if packed.is_columnwise else (packed.rows, packed.columns)
     scales = (*stack, *map(tiles_of, data, tiles))
     form, data_shape, half_shape = packed.form, (*stack, *data), (*stack, data[0], tiles_of(data[1], 2))
     if form is None:

@@ -26,7 +26,7 @@ class Use:
     params: tuple[tuple[str, str], ...]  # (local name, tensor name), e.g. ("up", "layers.3.ffn.experts.up")
     inputs: tuple[str, ...]  # stage values, in the segment's order
     outputs: tuple[str, ...]
-    again: bool = False  # whether the backward of its layer first runs its forward again: its results are not saved
+    is_repeated: bool = False  # whether the backward of its layer first reruns its forward: its results are not saved
 
     def tensors(self, cut: Cut) -> dict[str, str]:
         """Tensor names by the local names of parameters, quantised copies included."""
@@ -73,7 +73,7 @@ class Communication:
     copies: int = 0  # with an `order`: the most copies of tokens that a rank sends, one per token and node
     forwarded: tuple[Buffer, ...] = ()  # what a rank forwards of these tensors in its node; the wait frees it
     forwarded_back: tuple[Buffer, ...] = ()  # the same for gradients
-    again: bool = False  # whether the backward of its layer first repeats the exchange of its forward
+    is_repeated: bool = False  # whether the backward of its layer first repeats the exchange of its forward
 
     @property
     def moves_rows(self) -> bool:
@@ -157,8 +157,8 @@ class Bucket:
     replicas: tuple[str, ...]  # keys of the table, decayed ones first, experts of one tensor adjacent
     owners: tuple[int, ...] = ()  # per replica, the holder that has its optimizer state, if each is owned whole
     sites: tuple[str, ...] = ()  # the segments that read it, if its gradients are sharded over holders (zero = 2, 3)
-    rest: bool = False  # whether the last row of the optimizer updates it (`Optimizer.rows`)
-    still: bool = False  # not trained in this phase of the run: it has optimizer state, and no gradients
+    is_of_rest: bool = False  # whether the last row of the optimizer updates it (`Optimizer.rows`)
+    is_still: bool = False  # not trained in this phase of the run: it has optimizer state, and no gradients
 
     @property
     def parts(self) -> int:
@@ -169,7 +169,7 @@ class Bucket:
     def is_reduced(self) -> bool:
         """Whether several holders keep the same gradients, which are summed once per step. For a sharded bucket these
         are the holders of one column on several pipeline ranks."""
-        return len(self.holders) > self.parts and not self.still
+        return len(self.holders) > self.parts and not self.is_still
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Plan:
     zero: int = 0  # 1: the holders of a bucket each update a shard of it; 2 and 3: see `Bucket.sites`
     sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site of use
     overlap_reduce: bool = True  # whether gradients are reduced during the backward
-    averaged: bool = False  # whether the moving average of the weights is evaluated, too
+    evaluates_average: bool = False  # whether the moving average of the weights is evaluated, too
 
     @property
     def held(self) -> tuple[Bucket, ...]:
@@ -231,7 +231,7 @@ class Plan:
         if sharded is None:
             return 0, 0
         names = [local for local, tensor in use.params if tensor in sharded.tensors]
-        calls = (cut.F, cut.I, cut.W, *((cut.F,) if use.again else ()))
+        calls = (cut.F, cut.I, cut.W, *((cut.F,) if use.is_repeated else ()))
         gathers = sum(not {*call.args}.isdisjoint(names) for call in calls) if sharded.weights else 0
         return gathers, int(any(accumulator_of(local) in cut.W.args for local in names))
 

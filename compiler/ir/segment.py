@@ -153,7 +153,7 @@ class Segment:
     fused: tuple[str, ...] = ()  # names of fusion passes: compiler/model/segments/fuse.py
 
     @property
-    def repeats(self) -> bool:
+    def recomputes_all(self) -> bool:
         """Whether the backward recomputes the whole segment. `project` and `attend` are the two halves of attention."""
         return {"project": "attention", "attend": "attention"}.get(self.kind, self.kind) in self.recompute
 

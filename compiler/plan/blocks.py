@@ -16,7 +16,7 @@ from compiler.ir.names import gradient_of
 from compiler.ir.segment import SUM
 from compiler.machine.rates import Rates
 from compiler.model.layers import LAYERS, Place, indexer, qk_clip
-from compiler.model.layers.attention import norms_together
+from compiler.model.layers.attention import norms_across_ranks
 from compiler.model.layers.ends import LOGP, sampled
 from compiler.model.layers.hyper import following
 from compiler.model.layers.moe import replays_choices
@@ -97,8 +97,9 @@ def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -
     """
     model = spec.model
     places = [_place(spec, layer) for layer in range(model.num_layers)]
-    places_by_kind = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
-    places = [places_by_kind[id(p.ffn), id(p.attention), p.high] for p in places]  # so that segments are built once
+    places_by_kind = {(id(place.ffn), id(place.attention), place.is_high_precision): place for place in places[::-1]}
+    # So that segments are built once:
+    places = [places_by_kind[id(p.ffn), id(p.attention), p.is_high_precision] for p in places]
     build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
     blocks, first = [_embedding(places[0])], dict[int, StageBlock]()
     for layer, place in enumerate(places):
@@ -111,7 +112,7 @@ def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -
 def _place(spec: Spec, layer: int) -> Place:
     model, high = spec.model, spec.precision.high
     is_high = high is not None and (layer < high.first or layer >= model.num_layers - high.last)
-    return Place(spec, model.ffn(layer), high=is_high, attention=model.attention_of(layer))
+    return Place(spec, model.ffn(layer), is_high_precision=is_high, attention=model.attention_of(layer))
 
 
 def model_steps(spec: Spec) -> tuple[StageStep, ...]:
@@ -147,7 +148,7 @@ def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep
     """The embeddings of tokens. With vocabulary shards, a tensor rank embeds all rows, and the results are summed."""
     if not place.spec.splits_vocabulary:
         return (_use(place, "embed", site, "", (tokens,), (out,)),)
-    sums, part = f"{out}_sums", replace(place, tensor_shard=True)
+    sums, part = f"{out}_sums", replace(place, is_tensor_shard=True)
     return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, out)
 
 
@@ -160,7 +161,9 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
     rows, parts, all_parts = f"{h}_rows", f"{loss}_part", f"{loss}_parts"
     return (
         gather(place, site, h, rows),
-        _use(replace(place, tensor_shard=True), "head", site, "", (rows, f"part_{targets}", "tensor_rank"), (parts,)),
+        _use(
+            replace(place, is_tensor_shard=True), "head", site, "", (rows, f"part_{targets}", "tensor_rank"), (parts,)
+        ),
         scatter_parts(place, site, parts, all_parts),
         _use(place, "loss", f"{block}loss", "", (all_parts, targets), (loss,)),
     )
@@ -189,7 +192,7 @@ def _attention(
     peaks = tuple(f"{name}_{output.name}" for output in qk_clip.outputs(place))
     operands: tuple[str, ...] = (x,)
     first: tuple[StageStep, ...] = ()
-    if norms_together(place):
+    if norms_across_ranks(place):
         operands, site = (f"{name}_heads", f"{name}_all_squares"), f"{name}.squares"
         squares, sums = f"{name}_squares", f"{name}_summed_squares"
         products = _use(place, "products", f"{name}.products", prefix, (x,), (operands[0], squares))
@@ -224,7 +227,7 @@ class _LayerAgain:
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageStep, ...]:
     """A layer that tensor ranks split, with rows shared out between the parts. For experts they act as data ranks."""
-    part = replace(place, tensor_shard=True)
+    part = replace(place, is_tensor_shard=True)
     steps: list[StageStep] = []
 
     def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
@@ -267,7 +270,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     S, D, alignment = place.S, place.D, place.spec.row_alignment
     slices = place.moe.experts * place.spec.parallel.expert_tensor
     dispatch_dtype, combine_dtype, wide = to_experts(place), back(place), place.wide_dtype
-    order = values["order"] if place.spec.by_nodes else ""
+    order = values["order"] if place.spec.routes_by_nodes else ""
     copies = place.T * copies_of(place.spec, place.moe) if order else 0
 
     def passed(value: str, count: str, dtype: str, *, gate: bool) -> tuple[ir.Buffer, ...]:
@@ -336,7 +339,7 @@ def _routes(place: Place, name: str) -> tuple[str, ...]:
 
 def _real(place: Place) -> tuple[str, ...]:
     """The mask of real tokens among a router's rows, if some rows may be padding."""
-    return ("mtp_real" if place.mtp else "real",) * place.spec.data.pads_rows
+    return ("mtp_real" if place.is_mtp else "real",) * place.spec.data.pads_rows
 
 
 def _tokens(place: Place) -> tuple[str, ...]:
@@ -346,7 +349,7 @@ def _tokens(place: Place) -> tuple[str, ...]:
     """
     if place.moe.choice != "table":
         return ()
-    tokens = "mtp_tokens" if place.mtp else "tokens"
+    tokens = "mtp_tokens" if place.is_mtp else "tokens"
     return (f"row_{tokens}" if place.spec.splits_vocabulary else tokens,)
 
 
@@ -392,7 +395,7 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
     ]
     if mtp:
         assert mtp.depth == 1, "one MTP block"
-        inside = replace(place, mtp=True, attention=place.model.attention_of_mtp)
+        inside = replace(place, is_mtp=True, attention=place.model.attention_of_mtp)
         build = _layer if cut_of is None else _LayerAgain(inside, cut_of)
         block = build(inside, "M0", "mtp.0", "M0_input")
         embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
@@ -419,7 +422,7 @@ def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
     chains: dict[int, Chains] = {}
     for block in {id(block): block for block in model.blocks}.values():
         key = tuple(
-            (step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape), step.again)
+            (step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape), step.is_repeated)
             for step in block.steps
         )
         if key not in chains_by_key:
@@ -440,5 +443,5 @@ def _cost(chains: Chains, overlaps: bool) -> Cost:
     if not overlaps:
         jobs = [jobs_of([chain]) for chain in nodes]
         return (sum(end_of(chain_jobs, best_order(chain_jobs)) for chain_jobs in jobs),)
-    lanes = [[node.time_ns for chain in nodes for node in chain if node.exchanges == lane] for lane in (False, True)]
+    lanes = [[node.time_ns for chain in nodes for node in chain if node.is_exchange == lane] for lane in (False, True)]
     return sum(lanes[0]), sum(lanes[1])

@@ -135,7 +135,7 @@ class Pipeline:
         return len(self.blocks[0].layers)
 
     @property
-    def folded(self) -> bool:
+    def is_folded(self) -> bool:
         return self.stage_placement.form != "loop"
 
     @cached_property
@@ -173,7 +173,7 @@ class Pipeline:
 
     def _descends(self, run: int) -> bool:
         """Whether the stages of a run begin at the last layer."""
-        return self.folded and run == 1
+        return self.is_folded and run == 1
 
     def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[LaneCosts]:
         last = self.num_stages - 1
@@ -276,11 +276,14 @@ class Again:
         self._first: tuple[StageStep, ...] = ()
 
     def steps(self, plain: Sequence[StageStep], inside: Sequence[StageStep]) -> tuple[StageStep, ...]:
-        """The steps of a layer, with `again` set as `run_again` decides."""
+        """The steps of a layer, with `is_repeated` set as `run_again` decides."""
         if not self._first:
             self._first = run_again(plain, inside, self._cut_of)
         of_kind = zip(self._first, plain, inside, strict=True)
-        return tuple(replace(step if first.again else inner, again=first.again) for first, step, inner in of_kind)
+        return tuple(
+            replace(step if first.is_repeated else inner, is_repeated=first.is_repeated)
+            for first, step, inner in of_kind
+        )
 
 
 def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
@@ -301,7 +304,7 @@ def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: C
             chosen_step = step if again else inner
             read |= _read_back(chosen_step, cut_of) | (set(step.inputs) if again else set())
             step = chosen_step
-        result.append(replace(step, again=again))
+        result.append(replace(step, is_repeated=again))
     return tuple(reversed(result))
 
 

@@ -21,9 +21,9 @@ class GraphNode:
 
 @dataclass(slots=True)
 class GraphEdge:
-    """The values that flow from one node to another, and their bytes. `crosses`: as a message to the next stage."""
+    """The values that flow from one node to another, and their bytes. `is_message`: as a message to the next stage."""
 
-    crosses: bool
+    is_message: bool
     values: list[str] = field(default_factory=list)
     bytes: int = 0
 
@@ -46,10 +46,10 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
         rows: dict[str, str] = {step.site: step.kind for step in communications if step.moves_rows}
         times: dict[tuple[str, str], int] = {}
         for action in "FB":
-            nodes = [node for node in chains.of(action) if node.ordered]
+            nodes = [node for node in chains.of(action) if node.uses_lane]
             for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
                 name, phase = node.instruction.site, node.instruction.phase
-                if node.exchanges:
+                if node.is_exchange:
                     is_combine = node.instruction.kind == "combine"
                     name = f"{name} {rows.get(name) or ('combine' if is_combine else 'dispatch')}"
                 key = name, phase if action == "F" or phase == "W" else "I"  # I includes forwards that it recomputes

@@ -45,7 +45,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
     """The plan of a model with the given run of layers on each stage."""
     spec = model.spec
     parallel = spec.parallel
-    node = spec.cluster.node.devices if spec.by_nodes else 0
+    node = spec.cluster.node.devices if spec.routes_by_nodes else 0
     degrees = parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context
     mesh = Mesh(*degrees, node, parallel.expert_tensor, spec.sequence_ranks)
     stage_placement = stage_placement_of_spec(spec)
@@ -92,7 +92,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         zero=parallel.zero,
         sharded=sharded_segments(spec, replicas, grouped, rank_of),
         overlap_reduce=parallel.overlap_reduce,
-        averaged=spec.train.validate is not None and spec.train.validate.ema,
+        evaluates_average=spec.train.validate is not None and spec.train.validate.ema,
     )
 
 

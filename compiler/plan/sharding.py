@@ -37,7 +37,7 @@ def with_owners(
     work = {replica.key: work_of(optimizer, replica) for replica in replicas if replica.role in ("parameter", "still")}
     load = Counter[int]()
     owners: dict[str, tuple[int, ...]] = {}
-    matrix_buckets = [bucket for bucket in buckets if not bucket.rest]
+    matrix_buckets = [bucket for bucket in buckets if not bucket.is_of_rest]
     for bucket in sorted(matrix_buckets, key=lambda bucket: len(bucket.holders)):  # those with most choice come last
         owners[bucket.name] = _owners(bucket, work, load)
     return tuple(replace(bucket, owners=owners.get(bucket.name, ())) for bucket in buckets)
@@ -151,7 +151,7 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
                 weights += runs * gathers * elements * ITEMSIZE[shards.weights.dtype] if shards.weights else 0
             if isinstance(step, Communication) and step.moves_rows:
                 forward, backward = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)
-                parts = (forward, backward, *((forward,) if step.again else ()))
+                parts = (forward, backward, *((forward,) if step.is_repeated else ()))
                 shard_bytes = sum(min(buffer.fixed_bytes for buffer in part) for part in parts if part)
                 rows += runs * (getattr(plan.mesh, step.axis) - 1) * shard_bytes
     return Crossing(gradients, weights, rows)

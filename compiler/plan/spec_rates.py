@@ -107,7 +107,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         sms=place.device.sms if part_table.tiles else None,
         compute=place.compute,
         left=place.compute if place.communication else 1 - _taken(part_table),
-        keeps=place.communication > 0,
+        keeps_share=place.communication > 0,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
         rope=any(row.kind == "rope" for row in part_table.rows),
         pair=part_table.factor_of(PAIR),
@@ -318,7 +318,7 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None or nodes == 1:
         return 0.0
-    if not spec.by_nodes:
+    if not spec.routes_by_nodes:
         return 1.0
     return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
 

@@ -42,7 +42,7 @@ def held_rows(spec: Spec) -> int:
 def held(spec: Spec) -> Received:
     """Rows for planning memory: `held_rows`, with as many forwarded copies and rows as a rank sends at most."""
     rows = held_rows(spec)
-    if not spec.by_nodes:
+    if not spec.routes_by_nodes:
         return Received(rows)
     copies = max(copies_of(spec, moe) for moe in mixtures(spec))
     return Received(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
@@ -60,7 +60,7 @@ def _group_nodes(spec: Spec) -> int:
 
 def most_held(spec: Spec, rows: int) -> Received:
     """The rows of a rank that receives `rows`, the most possible, while every token of its column goes to its node."""
-    if not spec.by_nodes:
+    if not spec.routes_by_nodes:
         return Received(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
     most_choices = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))

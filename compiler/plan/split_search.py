@@ -108,14 +108,14 @@ class CellSearch:
         runs: dict[int, tuple[int, int]] = {}
         for cell, (begins, ends) in zip(self.cells, pairwise(found[1]), strict=True):
             for run, (s, begin, end) in enumerate(zip(cell.stages, begins, ends, strict=True)):
-                down = self.pipeline.folded and run == 1
+                down = self.pipeline.is_folded and run == 1
                 runs[s] = (self.size - end, self.size - begin) if down else (begin, end)
         return tuple(runs[s] for s in range(self.pipeline.num_stages))
 
     def _bounds(self) -> Iterator[tuple[Cursors, Cursors]]:
         """All combinations of where the runs of the first cell begin and those of the last cell may end."""
         runs = self.num_runs
-        if self.pipeline.folded or runs == 1:
+        if self.pipeline.is_folded or runs == 1:
             yield (0,) * runs, (self.size,) * runs
             return
         for cuts in combinations(range(self.size + 1), runs - 1):
@@ -183,12 +183,12 @@ class CellSearch:
 
     def _spans(self, cursors: Cursors, stops: Cursors) -> list[tuple[int, int]]:
         """The layers between the cursors and where the runs must end."""
-        if self.pipeline.folded:
+        if self.pipeline.is_folded:
             return [(cursors[0], max(cursors[0], self.size - cursors[1]))]
         return list(zip(cursors, stops, strict=True))
 
     def _is_all(self, cursors: Cursors, stops: Cursors) -> bool:
-        return sum(cursors) >= self.size if self.pipeline.folded else cursors == stops
+        return sum(cursors) >= self.size if self.pipeline.is_folded else cursors == stops
 
     def _heads(
         self, cell: StageCell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
@@ -288,7 +288,7 @@ class CellSearch:
         later_cells = self.cells[index + 1 :]
         outer = (0, self.pipeline.num_stages - 1)
         inner = sum(s not in outer for cell in later_cells for s in cell.stages)
-        if self.pipeline.folded and sum(ends) > self.size:
+        if self.pipeline.is_folded and sum(ends) > self.size:
             return False
         spans = self._spans(ends, stops)
         if sum(end - begin for begin, end in spans) < inner or any(end < begin for begin, end in spans):
@@ -382,7 +382,7 @@ class AlikeSearch(CellSearch):
 
         def after(entry: tuple[int, Counts, tuple[Counts, ...]], counts: Counts, taken: Limits) -> Any:
             squares, begins, path = entry
-            return squares + taken[SQUARES], none if self.pipeline.folded else _sum(begins, counts), (*path, counts)
+            return squares + taken[SQUARES], none if self.pipeline.is_folded else _sum(begins, counts), (*path, counts)
 
         split = self._best(limits, (0, none, ()), after)
         if split is None or split[0] > limits[SQUARES]:
@@ -432,7 +432,7 @@ class AlikeSearch(CellSearch):
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]
         for run, stage in enumerate(cell.stages):
-            begin = unlike if run == 0 else 0 if self.pipeline.folded else self.unlike
+            begin = unlike if run == 0 else 0 if self.pipeline.is_folded else self.unlike
             grown = []
             for counts, before, (_, _, slowest, squares) in states:
                 for end in range(begin + (stage not in outer), self.size + 1):

@@ -128,12 +128,12 @@ def _loads_of_experts(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, s
 
 def _logits_of_heads(steps: tuple[StageStep, ...]) -> tuple[tuple[RecordName, str], ...]:
     """(metric, value) of the largest logit per head, for layers that clip logits. The metric names the layer."""
-    clipped = [use for use in steps if isinstance(use, ir.Use) and clips(use)]
+    clipped = [use for use in steps if isinstance(use, ir.Use) and clips_logits(use)]
     values = (use.outputs[_names(use).index(qk_clip.OUTPUT)] for use in clipped)
     return tuple((RecordName.of("logits", block_of(use)), value) for use, value in zip(clipped, values, strict=True))
 
 
-def clips(use: ir.Use) -> bool:
+def clips_logits(use: ir.Use) -> bool:
     """Whether a segment returns the largest logit of each head."""
     return qk_clip.OUTPUT in _names(use)
 

@@ -56,7 +56,7 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
 
 def _work(nodes: Sequence[ChainNode], source: str, target: str) -> Work:
     """The work of a chain. Its longest path leads from nodes that read `source` to nodes that write `target`."""
-    jobs, ordered = jobs_of([nodes]), [node for node in nodes if node.ordered]
+    jobs, ordered = jobs_of([nodes]), [node for node in nodes if node.uses_lane]
     ways: list[int | None] = []
     for node, time, earlier in zip(ordered, jobs.least, jobs.after, strict=True):
         before = [way for way in (ways[index] for index in earlier) if way is not None]

@@ -150,7 +150,7 @@ def staging_of(spec: Spec) -> Staging | None:
     if parallel.expert_group == parallel.tensor == parallel.context == 1 and parallel.zero < 2:
         return None
     across = _crosses_nodes(spec)
-    collective = spec.has_hosts or (across and not spec.by_nodes)
+    collective = spec.has_hosts or (across and not spec.routes_by_nodes)
 
     def staged(start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: Received) -> Staged:
         if start.kind == "scatter_rows":  # sums go to a buffer as large as the operands
@@ -166,7 +166,7 @@ def staging_of(spec: Spec) -> Staging | None:
         if start.kind not in ("dispatch", "combine") or spec.parallel.expert_group == 1:
             return Staged()
         forward = (start.kind == "dispatch") == (start.phase == "F")
-        if not spec.by_nodes:
+        if not spec.routes_by_nodes:
             # to the experts: a buffer for the rows that arrive; back: the packed rows that are sent
             by_expert = written if forward else read
             return Staged(sum(_bytes(tensor, rows.rows, rows) for tensor in _moved(by_expert)) if collective else 0)

@@ -178,7 +178,7 @@ def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
         owned, undivided = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
-        of_row = largest[bucket.rest]
+        of_row = largest[bucket.is_of_rest]
         for rank in _pipeline_ranks(plan, bucket.holders):
             of_row[rank] = max(of_row[rank], max(sizes) if undivided else min(owned, HOST_PART))
     return largest
@@ -206,7 +206,7 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     saved = Counter[int]()  # by device
     for bucket in plan.buckets:
         holders, sizes = tuple(bucket.holders), [elements[name] for name in bucket.replicas]
-        of_state = of_average + state_bytes(precision, optimizer.rows[bucket.rest])
+        of_state = of_average + state_bytes(precision, optimizer.rows[bucket.is_of_rest])
         if not spec.parallel.zero or len(holders) == 1:
             saved[holders[0]] += sum(sizes) * (of_weight + of_state)
             continue
@@ -247,8 +247,8 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
         share = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += share.weights
-            gradients[rank] += 0 if bucket.still else share.gradients
-            (owned_of_rest if bucket.rest else owned)[rank] += share.optimizer
+            gradients[rank] += 0 if bucket.is_still else share.gradients
+            (owned_of_rest if bucket.is_of_rest else owned)[rank] += share.optimizer
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
@@ -259,13 +259,13 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
 
 def is_whole(spec: Spec, bucket: Bucket) -> bool:
     """Whether each parameter of a bucket has one owner, which updates all of it."""
-    return spec.train.optimizer.unit == "matrix" and not bucket.rest
+    return spec.train.optimizer.unit == "matrix" and not bucket.is_of_rest
 
 
 def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
     """By pipeline rank, the largest sum of amounts over the parameters that one of its devices owns."""
     by_device, largest = Counter[int](), Counter[int]()
-    for bucket in (bucket for bucket in plan.buckets if not bucket.rest):
+    for bucket in (bucket for bucket in plan.buckets if not bucket.is_of_rest):
         holders = tuple(bucket.holders)
         for name, owner in zip(bucket.replicas, bucket.owners or (0,) * len(bucket.replicas), strict=True):
             by_device[holders[owner]] += amounts[name]

@@ -125,7 +125,7 @@ def _stages(timed: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...
     for row in rows:
         mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
         parts = tuple(StagePart(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
-        sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.crosses and maker in mine)
+        sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.is_message and maker in mine)
         drawn.append(StageDrawn(row, parts, sends))
     return tuple(drawn)
 

@@ -105,7 +105,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
     busiest_rates = rates[busiest.pp_rank]
     classes = rank_seconds(plan, busiest_rates, balanced_rows(spec), schedule, busiest.pp_rank)
-    if _calibrated(rates):
+    if _are_calibrated(rates):
         step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), busiest_rates))
     return TimedPlan(spec, lowering, schedule, timeline, shared, step, times, tuple(tails))
 
@@ -176,12 +176,12 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
         assumptions=assumptions(spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput),
         goodput=goodput,
         generation=generation,
-        calibrated=_calibrated(rates),
+        calibrated=_are_calibrated(rates),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
 
 
-def _calibrated(rates: Sequence[Rates]) -> bool:
+def _are_calibrated(rates: Sequence[Rates]) -> bool:
     """Whether all rates belong to the spec's devices."""
     return all(device_rates.calibrated for device_rates in rates)
 

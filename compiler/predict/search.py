@@ -181,7 +181,7 @@ def search(
         least[index] = replace(least[index], bound_s=bound_s)
         if not is_split and bound_s < seen.best:
             if not all(
-                seen.lacks(candidate)
+                seen.cannot_fit(candidate)
                 for candidate in (_holding_least(structured[index]) if again else (structured[index],))
             ):
                 heappush(waiting, (seen.bound_s(least[index]), index, True))
@@ -221,7 +221,7 @@ class _SeenSteps:
             self.best = min(self.best, examined.seconds)
         return examined
 
-    def lacks(self, candidate: Candidate) -> bool:
+    def cannot_fit(self, candidate: Candidate) -> bool:
         """Whether a candidate surely does not fit; if so, it counts as examined."""
         missing = self._missing(candidate)
         self.candidates += [missing] if missing is not None else []

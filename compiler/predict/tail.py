@@ -40,7 +40,7 @@ class Group:
     holders: Holders
     stages: tuple[int, ...]
     elements: int  # of all parameters, before sharding
-    rest: bool = False  # whether the last of the rows of the optimizer updates them
+    is_of_rest: bool = False  # whether the last of the rows of the optimizer updates them
 
     def kept(self, spec: Spec, zero: int) -> Group:
         """The shard that a device keeps of a tensor that is sharded from level `zero` (2 or 3) on, and its holders.
@@ -52,7 +52,7 @@ class Group:
         holders, parts = self.holders, len(self.holders.columns)
         if parts == 1:
             return self
-        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.rest)
+        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.is_of_rest)
 
 
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
@@ -60,8 +60,8 @@ def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
     elements = {replica.key: replica.num_elements for replica in plan.replicas}
     sizes: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
     for bucket in plan.buckets:
-        if not bucket.still and plan.mesh.rank(rank, 0) in bucket.holders:
-            key = bucket.holders, bucket.stages, bucket.rest
+        if not bucket.is_still and plan.mesh.rank(rank, 0) in bucket.holders:
+            key = bucket.holders, bucket.stages, bucket.is_of_rest
             sizes[key] += sum(elements[name] for name in bucket.replicas)
     return tuple(Group(holders, stages, size, is_rest) for (holders, stages, is_rest), size in sizes.items())
 
@@ -80,7 +80,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         products = owned_at_most(plan, flops)
     else:
         products = Counter[int]()
-        for bucket in (bucket for bucket in plan.buckets if not bucket.still):
+        for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
     return tuple(UpdateWork(elements.owned[rank], products[rank], elements.rest[rank]) for rank in range(plan.mesh.pp))

@@ -135,9 +135,9 @@ def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, floa
     """Seconds for which a micro-batch occupies the compute and communication lanes of a rank, in both phases."""
     lanes = {False: 0, True: 0}
     for chain in (lowering.chains(stage, rank).of(kind) for kind in "FB"):
-        nodes = [node for node in chain if node.ordered]
+        nodes = [node for node in chain if node.uses_lane]
         for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
-            lanes[node.exchanges] += time_ns
+            lanes[node.is_exchange] += time_ns
     return lanes[False] / NS, lanes[True] / NS
 
 
@@ -157,7 +157,7 @@ def _shape(stage: Stage) -> Hashable:
     return tuple(
         (
             step.segment.key if isinstance(step, Use) else (step.kind, tuple((b.shape, b.dtype) for b in step.sizes)),
-            step.again,
+            step.is_repeated,
         )
         for step in stage.steps
     )

@@ -56,8 +56,8 @@ class Way:
     change: float  # of the step's time, as a share of the time without the edit
     free_bytes: int  # on the fullest device
     num_devices: int
-    more_devices: bool  # whether it needs more devices than the spec has
-    exact: bool  # whether values keep their precision
+    needs_more_devices: bool  # whether it needs more devices than the spec has
+    is_exact: bool  # whether values keep their precision
     ops: frozenset[str]  # that are recomputed
 
     @property
@@ -131,7 +131,7 @@ def ways_to_fit(
     looking.lighten()
     order = sorted(
         (way for _, way in looking.found),
-        key=lambda way: (way.more_devices, not way.exact, way.seconds, len(way.settings)),
+        key=lambda way: (way.needs_more_devices, not way.is_exact, way.seconds, len(way.settings)),
     )
     return FittingEdits(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
 
@@ -295,16 +295,16 @@ class _Looking:
             turns[tried.keys] += 1
         for _, tried in sorted(order, key=lambda entry: entry[0])[:MAX_PLANNED]:
             if not any(tried.keys == {RECOMPUTE} and _ops(tried) > ops for ops in self._enough()):
-                self.look(tried)
+                self.try_in_full(tried)
         if not self.found:
             unplanned = [tried for tried in self.tried if frozenset(tried.settings) not in self.planned]
             for tried in sorted(unplanned, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
-                self.look(tried)
+                self.try_in_full(tried)
 
     def _enough(self) -> list[frozenset[str]]:
         return [way.ops for _, way in self.found if way.settings[0][0] == RECOMPUTE]
 
-    def look(self, tried: _TriedCandidate) -> bool:
+    def try_in_full(self, tried: _TriedCandidate) -> bool:
         """Plan a candidate in full; returns whether it fits, and if so adds it to `found`."""
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
@@ -359,7 +359,7 @@ class _Looking:
             if self.found and count >= MAX_PAIRS:
                 break
             merged = self.attempt(_merged(pair))
-            if merged is not None and self.look(merged) and len(self.found) >= ENOUGH:
+            if merged is not None and self.try_in_full(merged) and len(self.found) >= ENOUGH:
                 return
         if not self.found:
             self._pile(parts)
@@ -371,7 +371,7 @@ class _Looking:
                 fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in way.settings)
                 trial = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
                 gap = self.planned[frozenset(way.settings)] - tried.least  # error of the bound, also assumed of `trial`
-                if trial is not None and trial.least + gap <= 0 and self.look(trial):
+                if trial is not None and trial.least + gap <= 0 and self.try_in_full(trial):
                     tried, way = self.found[index] = self.found.pop()
 
     def _pile(self, parts: Sequence[_TriedCandidate]) -> None:
@@ -384,7 +384,7 @@ class _Looking:
             tried = self.attempt(settings) or self.seen[frozenset(settings)]
             if tried is not None:
                 pile.append(part)
-                if self.look(tried):
+                if self.try_in_full(tried):
                     return
 
 

@@ -89,9 +89,9 @@ def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
 
 def gain(way: Way) -> str:
     """What an edit gains and costs: `fits, 3.8 GiB free, step 19.47 s (+1.2%)`."""
-    precision = "" if way.exact else ", values are less precise"
+    precision = "" if way.is_exact else ", values are less precise"
     return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){precision}" + (
-        f", {way.num_devices:,} devices" if way.more_devices else ""
+        f", {way.num_devices:,} devices" if way.needs_more_devices else ""
     )
 
 
@@ -109,7 +109,7 @@ def document(why: Why | None) -> list[dict[str, Any]]:
             "change": way.change,
             "free_bytes": way.free_bytes,
             "devices": way.num_devices,
-            "exact": way.exact,
+            "exact": way.is_exact,
         }
         for way, places in zip(why.ways, why.places, strict=True)
     ]

@@ -110,7 +110,7 @@ def lower_bound(
     costs.check(P, placement.num_stages(P))
     caps = None if cap is None else (cap,) * P if isinstance(cap, (int, Fraction)) else tuple(cap)
     waits = Waits(placement, P, N, costs, caps)
-    at_home = replace(waits, caps=None) if costs.offloads else waits
+    at_home = replace(waits, caps=None) if costs.can_offload else waits
     ways = _MicroBatchWays.of(waits)
     ranks = {RankBound.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
@@ -190,7 +190,7 @@ class RankBound:
         """A lower bound of the time in which the rank runs its steps and other ranks run what depends on them."""
         if not self.amounts:
             return Fraction(0)
-        least = Fraction(0) if costs.offloads else self.memory()
+        least = Fraction(0) if costs.can_offload else self.memory()
         if len(self.amounts) > _MOST_WEIGHTS:
             return self.fill + max(least, self.shares(costs))
         in_turn = _LinearProgram(self, costs, overlaps=True).least()

@@ -141,7 +141,7 @@ class Costs:
         return time
 
     @property
-    def offloads(self) -> bool:
+    def can_offload(self) -> bool:
         """Whether activations can be copied to the host and back."""
         return self.O is not None
 

@@ -28,7 +28,7 @@ from dsl.conflict.sheet import (
     variables,
 )
 from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, Source, Span, in_order
-from dsl.rules import JOINT, missing, related
+from dsl.rules import JOINT, are_related, reads_failed
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Model, Spec
@@ -84,7 +84,7 @@ def explained(
     rows = [
         RuleRow(frozenset(path for path in by_path if _reads(reads, path)), rule)
         for reads, rule in joint
-        if not missing(reads, failed)
+        if not reads_failed(reads, failed)
     ]
     of_rule = {row.rule: row.paths for row in rows}
     broken = [
@@ -117,7 +117,7 @@ def _mixed_cluster_variables(world: int, span: Span) -> dict[str, Variable]:
 
 def _reads(reads: Sequence[str], path: str) -> bool:
     """Whether a rule reads a variable; whole models and precisions count only if its row names them."""
-    return path in reads if path in (MODEL, PRECISION) else any(related(read, path) for read in reads)
+    return path in reads if path in (MODEL, PRECISION) else any(are_related(read, path) for read in reads)
 
 
 def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapping[str, Variable]) -> frozenset[str]:

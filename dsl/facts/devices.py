@@ -61,7 +61,7 @@ def most_group_nodes(sizes: Iterable[int], expert: int) -> int | None:
     return None if None in nodes else max(count for count in nodes if count is not None)
 
 
-def groups_fall(groups: int, nodes: int) -> bool:
+def groups_fit_nodes(groups: int, nodes: int) -> bool:
     """Whether each node holds whole groups of experts, or each group fills whole nodes."""
     return groups % nodes == 0 or nodes % groups == 0
 

@@ -27,7 +27,7 @@ class ScheduleFacts:
 
     summary: str  # one line on the schedule, with its source
     placement: StageForm = "loop(1)"
-    even: bool = False  # whether it needs even numbers of ranks and micro-batches
+    needs_even: bool = False  # whether it needs even numbers of ranks and micro-batches
     fewest: int = (
         0  # micro-batches that it needs per rank; with fewer, in a ramp, another schedule runs on its placement
     )
@@ -54,7 +54,7 @@ class ScheduleFacts:
     @property
     def multiple(self) -> int:
         """The number that ranks and micro-batches must be a multiple of."""
-        return 2 if self.even else 1
+        return 2 if self.needs_even else 1
 
     def stages_per_rank(self, chunks: int | None = None) -> int:
         """Stages of a pipeline rank, not counting second copies."""
@@ -65,7 +65,7 @@ FACTS: dict[str, ScheduleFacts] = {
     "dualpipe": ScheduleFacts(
         "micro-batches from both ends, forwards paired with backwards (arXiv 2412.19437, §3.2.1)",
         "bidirectional",
-        even=True,
+        needs_even=True,
         fewest=2,
         overlaps=True,
     ),
@@ -152,7 +152,7 @@ def in_words(names: Sequence[str]) -> str:
 
 
 CHUNKED = tuple(name for name, facts in FACTS.items() if facts.is_chunked)
-EVEN = tuple(name for name, facts in FACTS.items() if facts.even)
+EVEN = tuple(name for name, facts in FACTS.items() if facts.needs_even)
 NEEDED = {  # micro-batches per rank → the schedules that need that many
     count: tuple(name for name, facts in FACTS.items() if facts.fewest == count)
     for count in sorted({facts.fewest for facts in FACTS.values()} - {0})

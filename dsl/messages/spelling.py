@@ -25,7 +25,7 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
         # missing
         changes = len(word) == len(name) and sorted(word) != sorted(name)
         limit = (max(len(word), len(name)) - changes) // 3
-        if len(name) > MAX_LETTERS or abs(len(word) - len(name)) > limit or not _same_digits(word, name):
+        if len(name) > MAX_LETTERS or abs(len(word) - len(name)) > limit or not _have_same_digits(word, name):
             continue
         compared += len(word) * len(name)
         if compared > MAX_COMPARED:
@@ -54,7 +54,7 @@ def edits(one: str, other: str) -> int:
     return last[-1]
 
 
-def _same_digits(word: str, name: str) -> bool:
+def _have_same_digits(word: str, name: str) -> bool:
     """Whether two words have the same digits, or one of them has none."""
     word_digits, name_digits = (sorted(letter for letter in text if letter.isdigit()) for text in (word, name))
     return not word_digits or not name_digits or word_digits == name_digits

@@ -245,7 +245,7 @@ def _structure(word: str) -> list[Topic]:
         if wanted in parts:
             exact.append(entry)
         elif wanted and (
-            any(split_path[-len(wanted) :] == wanted for split_path in parts) or _within(wanted, parts[0])
+            any(split_path[-len(wanted) :] == wanted for split_path in parts) or _is_within(wanted, parts[0])
         ):
             ending.append(entry)
     see_also = tuple(entry.path for entry in ending) if exact else ()
@@ -254,7 +254,7 @@ def _structure(word: str) -> list[Topic]:
     ]
 
 
-def _within(asked: list[str], path: list[str]) -> bool:
+def _is_within(asked: list[str], path: list[str]) -> bool:
     """Whether a path has all asked parts in order, and the same last part: attention.rank."""
     remaining = iter(path)
     return len(asked) > 1 and path[-1] == asked[-1] and all(part in remaining for part in asked)

@@ -270,7 +270,7 @@ def _merged_range(context: Context, block: Block, around: Block | None, attentio
         body += [
             statement
             for statement in around.body
-            if key_of(statement) in LayerRange.KEYS and not block.gives(key_of(statement))
+            if key_of(statement) in LayerRange.KEYS and not block.has_key(key_of(statement))
         ]
         of_range = next(
             (statement for statement in around.named.get("attention", ()) if isinstance(statement, Block)), None
@@ -365,7 +365,7 @@ def _unknown(
     if isinstance(statement, Block) and len(intended) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *intended):
         context.respelled[word.span] = next(iter(intended))
     context.complain("E0201", message, word.span, hint, notes)
-    return {key for key in intended if not block.gives(key)}
+    return {key for key in intended if not block.has_key(key)}
 
 
 def _takes_block(cls: type[Node], key: str) -> bool:

@@ -67,14 +67,14 @@ def _until(
 ) -> tuple[int, tuple[Value, ...]]:
     """Return the end of a phase and the items after its `then`."""
     hint = f"write `{key} = 0.3 until 10T tokens then 0.1`"
-    if not _is(rest[0], "until") or len(rest) < 2:
+    if not _is_word(rest[0], "until") or len(rest) < 2:
         raise context.reject("E0703", f"`{rest[0].span.text}` where `until` was expected", rest[0].span, hint)
     quantity, after = leading(context, scope, rest[1:])
     span = rest[1].span.to(rest[-len(after) - 1].span)
     if not after:
         message = f"the last phase of `{key}` has an end"
         raise context.reject("E0703", message, whole_phrase.span, "add the value that follows: `… then 0`")
-    if not _is(after[0], "then") or len(after) < 2:
+    if not _is_word(after[0], "then") or len(after) < 2:
         raise context.reject("E0703", f"`{after[0].span.text}` where `then` was expected", after[0].span, hint)
     return tokens_of(context, quantity, span, ramp), after[1:]
 
@@ -381,5 +381,5 @@ def _parted(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:
     return inner and (inner[0], Binary(item.operator, inner[1], item.right, inner[1].span.to(item.right.span)))
 
 
-def _is(value: Value, word: str) -> bool:
+def _is_word(value: Value, word: str) -> bool:
     return isinstance(value, Word) and value.text == word

@@ -42,7 +42,7 @@ def key_meant(
         and block.encloses(sibling.key.span) == inside
     }
     is_last = inside or statement.key.span.source.name == OVERRIDE
-    inherited = set() if is_last else {key for key in keys if block.gives(key)}  # keys of a parent may be overridden
+    inherited = set() if is_last else {key for key in keys if block.has_key(key)}  # keys of a parent may be overridden
     used = {*siblings, *(ALTERNATIVES.get(key, "") for key in siblings), *inherited} - {"layers"}
     free = [key for key in keys if key not in used]
     value = statement.phrase.span.text if isinstance(statement, Attribute) else "…"
@@ -57,7 +57,7 @@ def key_meant(
     elsewhere = "" if alias else vocabulary.hint_elsewhere(word, value)
     if elsewhere and not home:
         return set(), elsewhere, ()
-    absent = [key for key in free if key in _required(cls) and not block.gives(key)]
+    absent = [key for key in free if key in _required(cls) and not block.has_key(key)]
     close = () if alias else nearest(word, absent) or nearest(word, free)
     if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short for `nearest`, as `fnn`
         close = (keys[0],)

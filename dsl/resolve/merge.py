@@ -92,7 +92,7 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
     for statement in parent.body:
         key = key_of(statement)
         override = overriding.get(key)
-        if isinstance(statement, Block) and isinstance(override, Block) and not layers_of(key):
+        if isinstance(statement, Block) and isinstance(override, Block) and not is_layer_ranges(key):
             body.append(merge(statement, override, mistakes))
         elif key not in replaced or isinstance(statement, Import):
             body.append(statement)
@@ -107,7 +107,7 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
     return Block(child.key, block_labels, extended, tuple(body), child.head, child.end)
 
 
-def layers_of(key: str) -> bool:
+def is_layer_ranges(key: str) -> bool:
     """Whether a key is that of layer ranges, which are replaced instead of merged."""
     return key == "layers"
 

@@ -276,7 +276,7 @@ def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> t
 
 def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
     """Return every broken rule with its findings."""
-    return tuple((rule, finding) for reads, rule in RULES if not missing(reads, failed) for finding in rule(spec))
+    return tuple((rule, finding) for reads, rule in RULES if not reads_failed(reads, failed) for finding in rule(spec))
 
 
 def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tuple[Diagnostic, ...]:
@@ -295,12 +295,12 @@ def depend_on_choices(messages: Iterable[Diagnostic]) -> bool:
     return any(message.code in JOINT_CODES | CHOICE_CODES for message in messages)
 
 
-def missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:
+def reads_failed(reads: tuple[str, ...], failed: Collection[str]) -> bool:
     """Whether a path that a rule reads is among the failed ones."""
-    return any(related(read, path) for read in reads for path in failed)
+    return any(are_related(read, path) for read in reads for path in failed)
 
 
-def related(read: str, path: str) -> bool:
+def are_related(read: str, path: str) -> bool:
     """Whether one path is a prefix of the other; `*` stands for any part."""
     return all(pattern in ("*", part) for pattern, part in zip(read.split("."), path.split("."), strict=False))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from dsl.facts.devices import group_nodes, groups_fall, reached
+from dsl.facts.devices import group_nodes, groups_fit_nodes, reached
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import (
     Compressed,
@@ -102,7 +102,7 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
         elif spec.parallel.placement is not None:
             message = "max_nodes assumes experts in order of their numbers, but `placement` moves them"
             yield Finding("E0922", message, path, "remove `max_nodes`", (("the placement", "parallel.placement"),))
-        elif not groups_fall(ffn.groups, nodes):
+        elif not groups_fit_nodes(ffn.groups, nodes):
             message = f"{ffn.groups} groups cannot be spread evenly over {_nodes(nodes)} with {expert} expert ranks"
             hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
             yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", path), notes[0]))
@@ -127,7 +127,9 @@ def _nodes(count: int) -> str:
 def _nearest_groups(ffn: Moe, nodes: int) -> int:
     """The number of groups closest to that of a layer that divides its experts and spreads evenly over the nodes."""
     divisors = [
-        divisor for divisor in range(1, ffn.experts + 1) if ffn.experts % divisor == 0 and groups_fall(divisor, nodes)
+        divisor
+        for divisor in range(1, ffn.experts + 1)
+        if ffn.experts % divisor == 0 and groups_fit_nodes(divisor, nodes)
     ]
     return min(divisors, key=lambda divisor: (abs(divisor - ffn.groups), divisor))
 

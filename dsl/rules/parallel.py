@@ -110,7 +110,7 @@ def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
         )
         note = ("the ranks of an expert", "parallel.expert_tensor")
         yield Finding("E0818", message, "parallel.route", "write `route = flat`", (note,))
-    elif spec.precision.combine == "e4m3" and spec.by_nodes:
+    elif spec.precision.combine == "e4m3" and spec.routes_by_nodes:
         message = "route = nodes sums the returning token rows, but combine = e4m3 sends them in FP8"
         notes = (("the dtype of returning rows", "precision.combine"),)
         yield Finding("E0818", message, "parallel.route", "write `route = flat`", notes)
@@ -126,7 +126,7 @@ def even_pipeline(spec: Spec) -> Iterator[Finding]:
     """A schedule that feeds the pipeline from both ends needs an even pipeline: rank r holds stages r and P−1−r."""
     pipeline, name = spec.parallel.pipeline, spec.schedule.name
     placed = name == AUTO and spec.schedule.placement == "bidirectional"
-    if (facts_of(name).even or placed) and pipeline % 2:
+    if (facts_of(name).needs_even or placed) and pipeline % 2:
         subject = "placement = bidirectional" if placed else name
         message = f"{subject} needs an even pipeline, but pipeline = {pipeline} is odd"
         even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
@@ -241,7 +241,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", path, hint, notes)
-        elif facts.even and size // unit % 2 and (key == "from" or size >= least):
+        elif facts.needs_even and size // unit % 2 and (key == "from" or size >= least):
             count = f"{size // unit} micro-batches{_on_each(p.data)}"
             message = f"a batch of {size:,} makes {count}, but {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, path, hint, notes)
@@ -305,7 +305,7 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         on_ranks = f" ({per_rank} on each of {spec.parallel.pipeline} ranks)" if per_rank > 1 else ""
         message = f"{stages} stages{on_ranks} for {layers} layers; only the first and the last may have no layer"
         limit = (layers + 2) // per_rank
-        even = facts_of(spec.schedule.name).even or spec.schedule.placement == "bidirectional"
+        even = facts_of(spec.schedule.name).needs_even or spec.schedule.placement == "bidirectional"
         limit -= limit % 2 if even and limit > 1 else 0
         hint = f"write `pipeline = {limit}`" if limit else f"write `schedule {{ name = {PLAIN} }}`"
         yield Finding("E0808", message, "parallel.pipeline", hint)

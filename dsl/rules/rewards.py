@@ -205,7 +205,7 @@ def ranks_generate(spec: Spec) -> Iterator[Finding]:
         if degree > 1:
             message = f"{key} = {degree}: generation needs whole heads and whole sequences on each rank"
             yield Finding("E1008", message, f"parallel.{key}", f"write `{key} = 1`", NOTE)
-    if spec.by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
+    if spec.routes_by_nodes and any(isinstance(span.ffn, Moe) for span in spec.model.layers):
         message = "expert groups fill several nodes: generation sends token rows to their experts only directly"
         yield Finding("E1008", message, "parallel.route", "write `route = flat` in `parallel`", NOTE)
 

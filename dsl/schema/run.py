@@ -307,7 +307,7 @@ class Spec(Node):
         return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert_group)
 
     @property
-    def by_nodes(self) -> bool:
+    def routes_by_nodes(self) -> bool:
         """Whether a token is sent to each node once. `route` decides; by default, if an expert group fills several
         whole nodes with whole experts, and rows come back in a dtype that can be summed."""
         sizes = [node.devices for _, node in self.cluster.parts]

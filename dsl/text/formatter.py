@@ -121,7 +121,7 @@ def _joined(words: Iterable[Token]) -> str:
     before: Token | None = None
     after_sign = False
     for token in words:
-        if before is not None and not after_sign and not _touch(before, token):
+        if before is not None and not after_sign and not _are_adjacent(before, token):
             parts.append(" ")
         parts.append(token.text)
         after_sign = token.type == "MINUS" and (before is None or before.type in BEFORE_SIGN)
@@ -129,5 +129,5 @@ def _joined(words: Iterable[Token]) -> str:
     return "".join(parts)
 
 
-def _touch(before: Token, token: Token) -> bool:
+def _are_adjacent(before: Token, token: Token) -> bool:
     return token.type in TIGHT_BEFORE or before.type in TIGHT_AFTER

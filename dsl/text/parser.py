@@ -252,7 +252,7 @@ class _Feeder:
             return self._diagnostic("E0103", f"brackets are nested more than {MAX_DEPTH} deep", token)
         if token.type in OPERATORS and self.operators >= MAX_DEPTH:
             return self._diagnostic("E0103", f"more than {MAX_DEPTH} operators in one statement", token)
-        if token.type == "NUMBER" and _too_long(token.text):
+        if token.type == "NUMBER" and _is_too_long(token.text):
             message = (
                 f"this number is too long: at most {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are "
                 "allowed"
@@ -440,7 +440,7 @@ class _Feeder:
         self.mistakes.append(self._diagnostic(code, message, token, hint))
 
 
-def _too_long(number: str) -> bool:
+def _is_too_long(number: str) -> bool:
     if len(number) > MAX_NUMBER:
         return True
     mantissa, e, exponent = number.lower().partition("e")

@@ -158,7 +158,7 @@ class Block:
                 statements.setdefault(name, []).append(statement)
         return statements
 
-    def gives(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Whether the body sets a key."""
         return any(not isinstance(statement, Let) for statement in self.named.get(key, ()))
 

@@ -38,7 +38,8 @@ class CopyMeeting(Protocol):
 
 @dataclass(frozen=True)
 class Copied:
-    """The result of a copy on this rank. `reason`: why it failed. `skipped`: a newer checkpoint was copied instead."""
+    """The result of a copy on this rank. `reason`: why it failed. `was_skipped`: a newer checkpoint was copied
+    instead."""
 
     step: int
     name: str
@@ -46,7 +47,7 @@ class Copied:
     num_bytes: int = 0
     seconds: float = 0.0
     reason: str = ""
-    skipped: bool = False
+    was_skipped: bool = False
     note: str = ""  # a problem after a complete copy
 
 
@@ -76,7 +77,7 @@ class Copier:
             self._shards[step] = saved.shard
             if saved.published is not None:
                 if (late := self._next) is not None:
-                    self._ended.put(Copied(late.manifest.step, late.name, self.place.text, skipped=True))
+                    self._ended.put(Copied(late.manifest.step, late.name, self.place.text, was_skipped=True))
                 self._next = saved.published
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="copies", daemon=True)

@@ -73,7 +73,7 @@ class LoadedCheckpoint:
 
     path: Path
     manifest: Manifest
-    verified: bool  # the sha256 of every shard was compared; else `read` compares the shards that it opens
+    is_verified: bool  # the sha256 of every shard was compared; else `read` compares the shards that it opens
     refused: tuple[str, ...] = ()
     base: LoadedCheckpoint | None = None
 
@@ -118,7 +118,7 @@ class LoadedCheckpoint:
                 by_shard[index].append((entry, start))
         assembled = _Assembled()
         for index, places in by_shard.items():
-            with self._open(self.manifest.shards[index], compare=not self.verified) as file:
+            with self._open(self.manifest.shards[index], compare=not self.is_verified) as file:
                 for entry, start in places:
                     assembled.put(entry, files.read_exactly(file, start, entry.num_bytes))
         tensors = assembled.tensors()
@@ -129,7 +129,7 @@ class LoadedCheckpoint:
         for shard in self.manifest.shards:
             with self._open(shard, compare=True):
                 pass
-        return replace(self, verified=True)
+        return replace(self, is_verified=True)
 
     @contextmanager
     def _open(self, shard: CheckpointShard, *, compare: bool) -> Iterator[int]:
@@ -159,7 +159,7 @@ def load(path: Path, *, verify: bool = True) -> LoadedCheckpoint:
         if checkpoint is None:
             raise CheckpointError(f"{path} holds no checkpoint")
         return checkpoint
-    opened = LoadedCheckpoint(path, read_manifest(path), verified=False)
+    opened = LoadedCheckpoint(path, read_manifest(path), is_verified=False)
     return opened.verify() if verify else opened
 
 
@@ -167,7 +167,7 @@ def with_base(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
     """Add the base checkpoint to a checkpoint of adapters; return any other as it is. CheckpointError if the base is
     missing or damaged."""
     base = base_of(checkpoint.path, checkpoint.manifest)
-    return replace(checkpoint, base=LoadedCheckpoint(*base, verified=False).verify()) if base else checkpoint
+    return replace(checkpoint, base=LoadedCheckpoint(*base, is_verified=False).verify()) if base else checkpoint
 
 
 def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
@@ -191,7 +191,7 @@ def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
 def published(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[LoadedCheckpoint], list[str]]:
     """Return the checkpoints with a valid manifest, newest first, and the problems of the others."""
     valid, refused = manifests(folder, parsed)
-    return [LoadedCheckpoint(path, manifest, verified=False) for path, manifest in valid], refused
+    return [LoadedCheckpoint(path, manifest, is_verified=False) for path, manifest in valid], refused
 
 
 class _Assembled:

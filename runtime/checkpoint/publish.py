@@ -155,7 +155,7 @@ class Publisher:
             files.sync(inner)
             name = free_name([*files.names(opened), *self.elsewhere.names], step)
             files.rename(opened, temporary, name)
-            new = LoadedCheckpoint(folder / name, manifest, verified=False)
+            new = LoadedCheckpoint(folder / name, manifest, is_verified=False)
             if problem := _attempt(folder, lambda: self._take_over(opened, new, text)):
                 note = f"checkpoint {name} is written, but older ones were not removed: {problem}"
                 print(printable(note), file=sys.stderr)

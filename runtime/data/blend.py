@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import MAX_PERIOD
-from runtime.data.cuts import EpochCut, left_out
+from runtime.data.cuts import EpochCut, is_left_out
 from runtime.data.order import Order
 
 _WALKS = Lock()
@@ -52,7 +52,7 @@ class SourceShare:
             drawn = _walk(self.order, self.first, self.cuts)
             while len(drawn) <= number and not (drawn and drawn[-1] >= end):
                 index = drawn[-1] + 1 if drawn else self.first
-                while index < end and left_out(self.order, index, self.cuts):
+                while index < end and is_left_out(self.order, index, self.cuts):
                     index += 1
                 drawn.append(index)
             return drawn[number] if number < len(drawn) else drawn[-1] + number - len(drawn) + 1

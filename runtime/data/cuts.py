@@ -32,11 +32,11 @@ class EpochCut:
         for window in range(first // size, min(windows, -(-end // size))):
             index = self.order.index(window, self.epoch)
             drawn = index < self.next or any(a <= index < b for a, b in self.skip)
-            if drawn and not left_out(self.order, index, earlier):
+            if drawn and not is_left_out(self.order, index, earlier):
                 yield max(first, window * size), min(end, (window + 1) * size)
 
 
-def left_out(order: Order, index: int, cuts: Sequence[EpochCut]) -> bool:
+def is_left_out(order: Order, index: int, cuts: Sequence[EpochCut]) -> bool:
     """Whether more than half of the sample's window was seen in this epoch under earlier orders."""
     if not cuts or index // order.windows != cuts[0].epoch:
         return False

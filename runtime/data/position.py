@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from runtime.data import order_json
 from runtime.data.blend import Blend, in_phase
-from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges, left_out, num_seen
+from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges, is_left_out, num_seen
 from runtime.data.order import Order
 
 _MAX_COUNTED = 1 << 13  # most windows of an epoch for counting skipped and repeated tokens
@@ -54,7 +54,7 @@ class Position:
             if inside := [end for first, end in self.skip if first <= index < end]:
                 index = max(inside)
                 continue
-            if not isinstance(self.order, Order) or not left_out(self.order, index, self.cuts):
+            if not isinstance(self.order, Order) or not is_left_out(self.order, index, self.cuts):
                 indices.append(index)
             index += 1
         return np.array(indices)

@@ -61,7 +61,7 @@ class Preparation:
             os.close(ended)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return bool(self._process.poll())
 
     def kill(self) -> None:

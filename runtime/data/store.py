@@ -40,7 +40,7 @@ def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[Non
     handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         begun = time.monotonic()
-        while not _taken(handle):
+        while not _try_lock(handle):
             if time.monotonic() - begun > SAID_AFTER_S:
                 say(f"waiting for {_holder(handle)} (lock: {path})")
             time.sleep(POLL_S)
@@ -58,12 +58,12 @@ def tried(path: Path) -> Iterator[bool]:
     """Hold the lock file if no other process does. Yield whether it is held."""
     handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        yield _taken(handle)
+        yield _try_lock(handle)
     finally:
         os.close(handle)
 
 
-def _taken(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -155,7 +155,7 @@ class Board:
         step, since_ns, action = _ENTRY.unpack_from(self._memory, base + _ENTRIES + self._memory[base] * _ENTRY.size)
         return RankBeat(step, action.rstrip(b"\0").decode(errors="replace"), since_ns)
 
-    def finished(self, rank: int) -> bool:
+    def has_finished(self, rank: int) -> bool:
         return self._memory[rank * _PAGE + _FINISHED] == 1
 
     def said(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:

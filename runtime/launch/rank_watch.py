@@ -165,7 +165,7 @@ def _collect(
         assert end is not None, f"rank {process.rank} has ended, yet cannot be collected"
         poll.unregister(descriptor)
         del alive[descriptor]
-        if not board.finished(process.rank):
+        if not board.has_finished(process.rank):
             deaths.append(_death(process, board, end, oom_kills))
     return deaths
 

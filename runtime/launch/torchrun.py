@@ -61,12 +61,12 @@ class Attached:
     lock: int | None  # descriptor on rank 0, held until its process ends
 
     @property
-    def restarted(self) -> bool:
+    def was_restarted(self) -> bool:
         """Whether torchrun has restarted these ranks (--max-restarts)."""
         return bool(self.session.decided["restarted"])
 
     @property
-    def says(self) -> bool:
+    def prints_shared(self) -> bool:
         """Whether this rank prints messages that are the same for all: one rank on each machine does."""
         return self.place.local_rank == 0
 
@@ -102,7 +102,7 @@ class Attached:
         dist.destroy_process_group()
         if stopped is None:
             return 0
-        if self.says:
+        if self.prints_shared:
             with suppress(OSError, ValueError):
                 print(stopped, file=sys.stderr, flush=True)
         return stopped.exit_code

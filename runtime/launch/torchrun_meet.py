@@ -130,7 +130,7 @@ class Peer:
     heard_s: float = 0.0  # since its last beat, without time in which this process was suspended
     pidfd: int | None = None
     board: Board | None = None
-    ended: bool = False
+    has_ended: bool = False
 
     def hear(self, beat: AgentBeat) -> None:
         if beat.number != self.beat.number:
@@ -140,7 +140,7 @@ class Peer:
     @property
     def is_over(self) -> bool:
         """Whether the rank has ended, so that no beat is expected."""
-        return self.beat.state in ("done", "leaving") or self.ended
+        return self.beat.state in ("done", "leaving") or self.has_ended
 
     def last(self) -> tuple[int, str]:
         """Return its latest step and action."""

@@ -120,7 +120,7 @@ class TorchrunWatch:
         stillness, checked, beat_at = Stillness(time.monotonic()), time.monotonic(), 0.0
         try:
             while not self._ended.is_set():
-                woken = self._events()
+                woken = self._wait_for_event()
                 now_s = time.monotonic()
                 for peer in self._peers.values():
                     peer.heard_s += min(now_s - checked, 2 * POLL_S)
@@ -138,7 +138,7 @@ class TorchrunWatch:
             sys.stderr.flush()
             os._exit(1)
 
-    def _events(self) -> bool:
+    def _wait_for_event(self) -> bool:
         """Wait for a signal, a death or POLL_S. Return whether there was an event."""
         events = [descriptor for descriptor, _ in self._poll.poll(POLL_S * 1000)]
         for descriptor in events:
@@ -148,7 +148,7 @@ class TorchrunWatch:
                         self._receive(number)
             else:
                 self._poll.unregister(descriptor)
-                next(peer for peer in self._peers.values() if peer.pidfd == descriptor).ended = True
+                next(peer for peer in self._peers.values() if peer.pidfd == descriptor).has_ended = True
         return bool(events)
 
     def _receive(self, number: int) -> None:
@@ -234,7 +234,7 @@ class TorchrunWatch:
         if self.state == "prepare" and (request := self.board.stop_request()):
             return self._stopped(request.signal, request.rank)
         for peer in self._peers.values():
-            if peer.ended and peer.beat.state not in ("done", "leaving") and not self._finished(peer):
+            if peer.has_ended and peer.beat.state not in ("done", "leaving") and not self._has_finished(peer):
                 self._blame(peer, self._death_of(peer))
                 return None
         limit_s = LOST_S if self._lost_at is None else SUSPECT_S
@@ -248,8 +248,8 @@ class TorchrunWatch:
             return replace(first, waiting=self._waiting(besides=first.rank))
         return None
 
-    def _finished(self, peer: Peer) -> bool:
-        return peer.board is not None and peer.board.finished(peer.rank)
+    def _has_finished(self, peer: Peer) -> bool:
+        return peer.board is not None and peer.board.has_finished(peer.rank)
 
     def _death_of(self, peer: Peer) -> str:
         if oom_kills_so_far() > self._oom_kills:
@@ -257,7 +257,7 @@ class TorchrunWatch:
         return "its process was killed or left before its end (torchrun says by what)"
 
     def _blame(self, peer: Peer, reason: str, waiting: tuple[Waiting, ...] = ()) -> None:
-        peer.ended = True
+        peer.has_ended = True
         self._publish(Ending("failed", peer.rank, *peer.last(), reason, waiting=waiting))
 
     def _publish(self, ending: Ending) -> None:
@@ -329,7 +329,7 @@ class TorchrunWatch:
         if first:
             with suppress(OSError, ValueError):
                 print(ending, file=sys.stderr, flush=True)
-        blamed = [peer for peer in self._peers.values() if peer.ended]
+        blamed = [peer for peer in self._peers.values() if peer.has_ended]
         for peer in (*self._linger(ending), *blamed):  # a stopped one would keep its torchrun waiting for 30 s
             if peer.pidfd is not None and ending.kind in ("failed", "hung", "killed"):
                 with suppress(ProcessLookupError):
@@ -347,7 +347,7 @@ class TorchrunWatch:
                 return away
             if all(peer.rank == ending.rank and peer.pidfd is None for peer in away):
                 return []  # do not wait for a rank that has ended on another machine
-            self._events()
+            self._wait_for_event()
             try:
                 self._check_store()
                 for peer in away:
@@ -365,7 +365,7 @@ class TorchrunWatch:
             peer.board = Board(self.board.world, _memory=memory)
             self._poll.register(peer.pidfd, select.POLLIN)
         except ProcessLookupError:
-            peer.ended = True
+            peer.has_ended = True
         except OSError:  # for example of another user: only its beats are available
             pass
 

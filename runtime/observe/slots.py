@@ -23,13 +23,13 @@ class Slots:
 
     exchanged: tuple[int, int] = (0, 0)
     shift: int = 0
-    fixed: bool = True
+    is_fixed: bool = True
 
     @staticmethod
     def parse(text: str) -> Slots:
         """Parse the result of `str`. ValueError for other texts."""
         if text == "any":
-            return Slots(fixed=False)
+            return Slots(is_fixed=False)
         if match := re.fullmatch(r"\+([0-9]{1,7})", text, re.ASCII):
             return Slots(shift=int(match[1]))
         if match := re.fullmatch(r"([0-9]{1,7}),([0-9]{1,7})", text, re.ASCII):
@@ -37,7 +37,7 @@ class Slots:
         raise ValueError(f"{text!r} is not A,B, +N or any")
 
     def __str__(self) -> str:
-        if not self.fixed:
+        if not self.is_fixed:
             return "any"
         first, second = self.exchanged
         return f"{first},{second}" if first != second else f"+{self.shift}"

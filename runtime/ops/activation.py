@@ -10,7 +10,7 @@ from torch.nn.functional import gelu as torch_gelu
 from torch.nn.functional import relu, silu
 
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide
 from runtime.ops.quantise import dequantise, quantise, quantise_both, requantise
 
@@ -24,7 +24,7 @@ silu_backward = torch.ops.aten.silu_backward.grad_input  # (dy, x, grad_input=dx
 
 def swiglu(h_TM: Tensor) -> Tensor:
     """h_TM [T, 2·I] -> y_TI."""
-    if takes(h_TM):
+    if runs_natively(h_TM):
         return native.swiglu(h_TM)
     y_TI = h_TM.new_empty((h_TM.shape[0], h_TM.shape[1] // 2))
     for y_tI, h_tM in blocks(y_TI, h_TM):
@@ -35,7 +35,7 @@ def swiglu(h_TM: Tensor) -> Tensor:
 
 def swiglu_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
     """dy_TI, h_TM [T, 2·I] -> dh_TM."""
-    if takes(dy_TI, h_TM):
+    if runs_natively(dy_TI, h_TM):
         return native.swiglu_dgrad(dy_TI, h_TM)
     dh_TM = h_TM.new_empty(h_TM.shape)
     for dy_tI, h_tM, dh_tM in blocks(dy_TI, h_TM, dh_TM):
@@ -209,7 +209,7 @@ def _by_rows(function: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
 
 def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
     """h_RM [R, 2·I], gate_R -> y_RI."""
-    if takes(h_RM) and gate_R.dtype == torch.float32:
+    if runs_natively(h_RM) and gate_R.dtype == torch.float32:
         return native.swiglu(h_RM, gate_R)
     y_RI = h_RM.new_empty((h_RM.shape[0], h_RM.shape[1] // 2))
     for y_rI, h_rM, gate_r in blocks(y_RI, h_RM, gate_R):
@@ -220,7 +220,7 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
 
 def gated_swiglu_dgrad(dy_RI: Tensor, h_RM: Tensor, gate_R: Tensor) -> tuple[Tensor, Tensor]:
     """dy_RI, h_RM [R, 2·I], gate_R -> dh_RM, dgate_R."""
-    if takes(dy_RI, h_RM) and gate_R.dtype == torch.float32:
+    if runs_natively(dy_RI, h_RM) and gate_R.dtype == torch.float32:
         return native.gated_swiglu_dgrad(dy_RI, h_RM, gate_R)
     dh_RM, dgate_R = h_RM.new_empty(h_RM.shape), gate_R.new_empty(gate_R.shape)
     for dy_rI, h_rM, gate_r, dh_rM, dgate_r in blocks(dy_RI, h_RM, gate_R, dh_RM, dgate_R):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide, wide_dtype
 
 BLOCK = 2**18  # logits per block: 1 MiB of FP32, so that no second [T, V] tensor is needed
@@ -15,7 +15,7 @@ BLOCK = 2**18  # logits per block: 1 MiB of FP32, so that no second [T, V] tenso
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
     """logits_TV, targets_T (int64) -> loss [] = Σ lse − logit of the target, lse_T = log Σ_v exp(logits), both at least
     FP32."""
-    if takes(logits_TV):
+    if runs_natively(logits_TV):
         return native.cross_entropy(logits_TV, targets_T)
     lse_T = _logsumexp(logits_TV)
     return summed(lse_T, picked(logits_TV, targets_T), targets_T), lse_T
@@ -35,7 +35,7 @@ def summed(lse_T: Tensor, picked_T: Tensor, targets_T: Tensor) -> Tensor:
 
 def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
     """dloss [], logits_TV, targets_T, lse_T -> dlogits_TV = (softmax − onehot)·dloss, 0 in rows whose target is < 0."""
-    if takes(logits_TV):
+    if runs_natively(logits_TV):
         return native.cross_entropy_dgrad(dloss, logits_TV, targets_T, lse_T)
     dloss_T = dloss.expand(targets_T.shape).masked_fill(targets_T < 0, 0)
     return cross_entropy_part_dgrad(dloss_T, -dloss_T, logits_TV, targets_T, lse_T)

@@ -34,7 +34,7 @@ from torch.nn.functional import pad
 from runtime.ops import elements
 from runtime.ops.elements import E2M1, E4M3, E5M6, Element
 from runtime.ops.native import ops
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.quantise import scales
 
 Planes = tuple[Tensor, ...]
@@ -86,7 +86,7 @@ def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
     For E2M1, C is even: an odd C is padded with a column of zeros.
     """
     *data, s = planes[: form.planes - (form.scale == "e4m3")]
-    if form.element in COMPILED and takes(data[0]):
+    if form.element in COMPILED and runs_natively(data[0]):
         return ops.decode(data[0], tile, s.to(torch.float32))
     numbers = _numbers(data, form.element)
     wide = s.to(torch.float32).repeat_interleave(tile[0], -2).repeat_interleave(tile[1], -1)
@@ -109,7 +109,7 @@ def _tiles(x: Tensor, tile: Tile) -> Tensor:
 def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
     """Return the largest magnitude of each tile. NaN is skipped if the element has NaN; otherwise it counts as
     infinity."""
-    if takes(x):
+    if runs_natively(x):
         return ops.magnitudes(x, tile, nan=not element.nan)
     magnitudes = _tiles(x, tile).abs().nan_to_num(nan=0.0 if element.nan else torch.inf, posinf=torch.inf)
     return magnitudes.amax((-3, -1))
@@ -142,7 +142,7 @@ def _powers(most: Tensor, largest: float) -> Tensor:
 
 def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: Tensor | None) -> Planes:
     """Numbers (FP32), multiplied by the `inverse` of their tile's scale -> planes of their codes."""
-    if element in COMPILED and takes(x):
+    if element in COMPILED and runs_natively(x):
         return (ops.encode(x, tile, inverse, threshold, COMPILED[element]),)
     R, C = x.shape[-2:]
     scaled = (_tiles(x, tile) * inverse[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :R, :C]

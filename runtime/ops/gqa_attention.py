@@ -30,7 +30,7 @@ from runtime.ops.causal import (
     turns,
 )
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide, wide_dtype
 
 
@@ -87,7 +87,7 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """Return o and lse. `peaks_H` from `new_peaks`, if given, receives the largest logit of each head."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    if positions is None and takes(q, k, v):
+    if positions is None and runs_natively(q, k, v):
         return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads, starts, peaks_H)
     turned_by = turns(angles_Sr, starts) if theta else None
     sizes = sequence, heads, kv_heads, turned_by
@@ -110,7 +110,7 @@ def gqa_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    if positions is None and takes(q, k, v):
+    if positions is None and runs_natively(q, k, v):
         return native.gqa_attention_dgrad(do, q, k, v, o, lse, angles_Sr, heads, kv_heads, starts)
     sizes = sequence, heads, kv_heads, turns(angles_Sr, starts) if theta else None
     return attend_groups_dgrad(do, q, k, v, o, lse, *sizes, starts=starts, positions=positions)

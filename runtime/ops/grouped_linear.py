@@ -9,8 +9,8 @@ from torch import Tensor
 
 from runtime.ops.linear import linear_fp8, scaled_product
 from runtime.ops.native import ops
-from runtime.ops.native.library import takes
-from runtime.ops.product import add_product_, by_onednn, product, product_, wide_dtype
+from runtime.ops.native.library import runs_natively
+from runtime.ops.product import add_product_, product, product_, uses_onednn, wide_dtype
 from runtime.ops.quantise import TILE
 
 # --- Grouped linear layers in BF16 and wider. R rows, K inputs, N outputs, E experts
@@ -64,7 +64,7 @@ def _groups(offsets_E: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tup
 
 def _size(a: Tensor, b: Tensor, rows: int) -> int:
     """Return the row count to use for a product of `rows` rows of such operands."""
-    if not by_onednn(a, b):
+    if not uses_onednn(a, b):
         return rows
     step = 8
     while rows > 16 * step:
@@ -98,7 +98,7 @@ def _padded(x_rK: Tensor, size: int) -> Tensor:
 
 def grouped_linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_E: Tensor) -> Tensor:
     """x_RK, its scales, w_ENK, its scales [E, N / 128, K / 128], offsets_E (int32) -> y_RN (BF16)."""
-    if takes(x_RK, w_ENK):
+    if runs_natively(x_RK, w_ENK):
         return ops.linear_fp8(x_RK, xs_RB, w_ENK, ws, offsets_E)
     y_RN = torch.empty((x_RK.shape[0], w_ENK.shape[1]), dtype=torch.bfloat16, device=x_RK.device)
     for expert, start, end in groups(offsets_E, w_ENK.shape[0], x_RK.shape[0]):
@@ -117,7 +117,7 @@ def grouped_linear_fp8_wgrad_(
     """acc_ENK (FP32) += dw_ENK of (dy_NR, x_KR), both transposed, with scales of 128 rows. Every offset is a multiple
     of 128."""
     assert offsets_E.shape == acc_ENK.shape[:1] and not (offsets_E % TILE).any(), offsets_E
-    if takes(dy_NR, x_KR):
+    if runs_natively(dy_NR, x_KR):
         return ops.linear_fp8_wgrad_(acc_ENK, dy_NR, dys_NB, x_KR, xs_KB, offsets_E)
     for expert, start, end in groups(offsets_E, acc_ENK.shape[0], x_KR.shape[1]):
         acc_ENK[expert] += scaled_product(dy_NR, dys_NB, x_KR, xs_KB, start, end)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import add_product_, bf16_parts, product, product_, wide, wide_product
 
 # --- y = x·wᵀ and its two gradients. T rows, K inputs, N outputs
@@ -120,7 +120,7 @@ TILE = 128
 
 def linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_NK: Tensor, ws: Tensor) -> Tensor:
     """x_RK, its scales, w_NK, its scales [N / 128, K / 128] -> y_RN (BF16)."""
-    if takes(x_RK, w_NK):
+    if runs_natively(x_RK, w_NK):
         return ops.linear_fp8(x_RK, xs_RB, w_NK, ws)
     return scaled_product(x_RK, xs_RB, w_NK, by_row(ws, w_NK.shape[0])).to(torch.bfloat16)
 
@@ -132,7 +132,7 @@ def linear_fp8_dgrad(dy_RN: Tensor, dys_RB: Tensor, w_KN: Tensor, ws: Tensor) ->
 
 def linear_fp8_wgrad_(acc_NK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor) -> None:
     """acc_NK (FP32) += dw_NK of (dy_NR, x_KR), both transposed, with scales of 128 rows."""
-    if takes(dy_NR, x_KR):
+    if runs_natively(dy_NR, x_KR):
         return ops.linear_fp8_wgrad_(acc_NK, dy_NR, dys_NB, x_KR, xs_KB)
     acc_NK.add_(scaled_product(dy_NR, dys_NB, x_KR, xs_KB))
 

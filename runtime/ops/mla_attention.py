@@ -31,7 +31,7 @@ from runtime.ops.causal import (
     turns,
 )
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide
 from runtime.ops.quantise import quantise_both
 from runtime.ops.quantise_e5m6 import dequantise_e5m6, quantise_kept_e5m6
@@ -99,7 +99,7 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """Return o and lse. `peaks_H` from `new_peaks`, if given, receives the largest logit of each head."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
-    if positions is None and takes(q, kv, k_rope):
+    if positions is None and runs_natively(q, kv, k_rope):
         return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts, peaks_H)
     inputs = split_inputs(
         wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts) if theta else None
@@ -131,7 +131,7 @@ def mla_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
-    if positions is None and takes(q, kv, k_rope):
+    if positions is None and runs_natively(q, kv, k_rope):
         return native.mla_attention_dgrad(do, q, kv, k_rope, o, lse_BHS, angles_Sr, heads, nope, value, starts)
     dtype, turned_by, queries = q.dtype, turns(angles_Sr, starts) if theta else None, lse_BHS.shape[2]
     do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import has_bf16, multiplies
+from runtime.ops.native.library import has_bf16, multiplies_natively
 
 # --- BF16 operands: what ops compute in wider dtypes
 #
@@ -51,7 +51,7 @@ def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 
 def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
     """c = a·b. Rows of c must be contiguous. BF16 operands accumulate in FP32 and are rounded once."""
-    if multiplies(a_MK, b_KN):
+    if multiplies_natively(a_MK, b_KN):
         native.product_(c_MN, a_MK, b_KN)
     elif a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and not has_bf16():
         c_MN.copy_(product(wide(a_MK), wide(b_KN)))
@@ -67,7 +67,7 @@ def add_product_(acc_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
     do not use, this takes 0.8 to 2.1 times as long as `torch.mm` of BF16 with C++ for AVX-512, and 1.1 to 4.4 times
     with MKL (measured as above).
     """
-    if multiplies(a_MK, b_KN):
+    if multiplies_natively(a_MK, b_KN):
         native.product_(acc_MN, a_MK, b_KN, add=True)
     elif acc_MN.dtype == a_MK.dtype:
         acc_MN.addmm_(a_MK, b_KN)
@@ -110,6 +110,6 @@ def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return high, middle, (remainder - middle).to(torch.bfloat16)
 
 
-def by_onednn(a_MK: Tensor, b_KN: Tensor) -> bool:
+def uses_onednn(a_MK: Tensor, b_KN: Tensor) -> bool:
     """Return whether oneDNN computes `product_`. It compiles a kernel for every new shape, in 0.2 to 0.5 ms."""
-    return a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and has_bf16() and not multiplies(a_MK, b_KN)
+    return a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and has_bf16() and not multiplies_natively(a_MK, b_KN)

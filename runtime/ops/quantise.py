@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.ops.native import ops
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 
 TILE = 128
 LARGEST = 448.0
@@ -27,7 +27,7 @@ SMALLEST_SCALE = 2.0**-126
 
 def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_RC, scales s_RB: tiles of rows."""
-    if takes(x_RC):
+    if runs_natively(x_RC):
         return ops.quantise(x_RC, pow2)
     R, C = x_RC.shape
     tiles_RBt = pad(x_RC.to(torch.float32), (0, -C % TILE)).view(R, -(-C // TILE), TILE)
@@ -38,7 +38,7 @@ def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
 
 def quantise_columns(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_CR, scales s_CB: tiles of columns, transposed."""
-    if takes(x_RC):
+    if runs_natively(x_RC):
         return ops.quantise_columns(x_RC, pow2)
     return quantise(x_RC.t(), pow2)
 
@@ -54,7 +54,7 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 
     The scales of the transposed data are s transposed.
     """
-    if takes(w_NK):
+    if runs_natively(w_NK):
         return ops.quantise_blocks(w_NK, pow2)
     N, K = w_NK.shape[-2:]
     padded = pad(w_NK.to(torch.float32), (0, -K % TILE, 0, -N % TILE))
@@ -66,7 +66,7 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 
 def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """q_RC, s_RB in row tiles -> q_CR, s_CB in column tiles, converted through FP32."""
-    if takes(q_RC):
+    if runs_natively(q_RC):
         return ops.requantise(q_RC, s_RB, pow2)
     return quantise_columns(dequantise(q_RC, s_RB), pow2)
 
@@ -78,7 +78,7 @@ def quantise_requantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tenso
 
 def dequantise(q: Tensor, s: Tensor) -> Tensor:
     """Data and scales of row tiles or blocks -> FP32: scale times number, rounded once."""
-    if takes(q) and s.shape[:-1] == q.shape[:-1] and q.dim() == 2:
+    if runs_natively(q) and s.shape[:-1] == q.shape[:-1] and q.dim() == 2:
         return ops.dequantise(q, s)
     wide = s.repeat_interleave(TILE, -1)[..., : q.shape[-1]]
     if s.shape[-2] != q.shape[-2]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide, wide_dtype
 from runtime.ops.quantise import quantise
 from runtime.ops.routing import permute_dgrad_add
@@ -18,7 +18,7 @@ from runtime.ops.routing import permute_dgrad_add
 
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x_TD, w_D -> y_TD, rstd_T (at least FP32)."""
-    if takes(x_TD, w_D):
+    if runs_natively(x_TD, w_D):
         return native.rmsnorm(x_TD, w_D, eps)
     wide_TD = wide(x_TD)
     # vector_norm reads x once: the whole op takes 0.14 ms, with x.square().mean() 0.16 (2048×256, FP32, one core).
@@ -28,7 +28,7 @@ def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def rmsnorm_dgrad(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor) -> Tensor:
     """dy_TD, x_TD, w_D, rstd_T -> dx_TD = rstd·(dy·w − x·rstd²·mean(dy·w·x))."""
-    if takes(dy_TD, x_TD, w_D):
+    if runs_natively(dy_TD, x_TD, w_D):
         return native.rmsnorm_dgrad(dy_TD, x_TD, w_D, rstd_T)
     wide_TD, w_D = wide(x_TD), wide(w_D)
     dx_TD = dy_TD * wide_TD
@@ -46,7 +46,7 @@ def rmsnorm_wgrad(dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> Tensor:
 
 def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> None:
     """acc_D += dw_D of (dy_TD, x_TD, rstd_T)."""
-    if takes(dy_TD, x_TD):
+    if runs_natively(dy_TD, x_TD):
         return native.rmsnorm_wgrad_(acc_D, dy_TD, x_TD, rstd_T)
     acc_D.addmv_((dy_TD * wide(x_TD)).t(), rstd_T)
 

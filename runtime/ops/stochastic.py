@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops
-from runtime.ops.native.library import takes
+from runtime.ops.native.library import runs_natively
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
@@ -29,7 +29,7 @@ def thresholds(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
     key: seed, step and tensor (int64 [3]); `salt` distinguishes several roundings of one tensor.
     """
     seed, wide_RC = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
-    return ops.thresholds(wide_RC, int(seed)) if takes(wide_RC) else top(hashed(wide_RC, seed))
+    return ops.thresholds(wide_RC, int(seed)) if runs_natively(wide_RC) else top(hashed(wide_RC, seed))
 
 
 def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class Generator:
                     for index, (slot, token) in enumerate(zip(of_column, tokens, strict=True)):
                         if slot:
                             self._append(rollouts, slot, token - 1)
-                            of_column[index] = None if self._ended(rollouts, slot) else slot
+                            of_column[index] = None if self._has_ended(rollouts, slot) else slot
                 rollouts.rounds += 1
         for array in (rollouts.logp_NC, rollouts.entropy_NC):  # each number is set on one rank, and zero on the others
             all_reduce(self._sums, torch.from_numpy(array))
@@ -234,7 +234,7 @@ class Generator:
         slot.cached = slot.cached + 1 if slot.cached else prompt
         rollouts.tokens_NC[slot.sequence, slot.cached - prompt] = token
 
-    def _ended(self, rollouts: Rollouts, slot: _SequenceSlot) -> bool:
+    def _has_ended(self, rollouts: Rollouts, slot: _SequenceSlot) -> bool:
         num_tokens = slot.cached - len(rollouts.prompts[slot.sequence])
         return (
             num_tokens + 1 == self._limits.completion

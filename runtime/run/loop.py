@@ -58,8 +58,8 @@ class Ranks:
     """The devices of the ranks of a run, and how the ranks connect.
 
     device: cpu, cuda or shared. local_rank: rank on this machine, None if all ranks are on this machine.
-    start_timeout_s: how long ranks wait for each other at the start. slots: the devices of a replay. debugged: a rank
-    may wait at a debugger prompt.
+    start_timeout_s: how long ranks wait for each other at the start. slots: the devices of a replay. is_debugged: a
+    rank may wait at a debugger prompt.
     """
 
     device: str = "cpu"
@@ -67,7 +67,7 @@ class Ranks:
     local_rank: int | None = None
     start_timeout_s: float = START_TIMEOUT_S
     slots: Slots | None = None
-    debugged: bool = False
+    is_debugged: bool = False
 
     def take(self, rank: int, world: int, plan: RunPlan) -> tuple[torch.device, str]:
         """Return the device of a rank, checked against its plan, and its name."""
@@ -75,7 +75,7 @@ class Ranks:
         if self.slots and self.local_rank is None:
             number = self.slots.device_of(rank, world)
         device, name = take(self.device, number), "any core"
-        if self.slots and self.slots.fixed and self.device == "cpu":
+        if self.slots and self.slots.is_fixed and self.device == "cpu":
             name = take_core(number)
         check(device, node_kind(plan.cluster, rank), shared=self.device == "shared")
         divide(device, plan.communication_sms)
@@ -83,7 +83,7 @@ class Ranks:
 
     def endpoint(self, device: torch.device, plan: RunPlan) -> Endpoint:
         """Return the settings with which a rank on this device connects to the others."""
-        timeout_s = debug.TIMEOUT_S if self.debugged else PEER_TIMEOUT_S
+        timeout_s = debug.TIMEOUT_S if self.is_debugged else PEER_TIMEOUT_S
         sms, start_s = plan.communication_sms, self.start_timeout_s
         return Endpoint(device, self.transport, timeout_s, start_timeout_s=start_s, sms=sms)
 
@@ -125,7 +125,7 @@ class Loop:
 
     @property
     def _leaves_checkpoints(self) -> bool:
-        return self.profile is None and not self.ranks.debugged and self.ranks.slots is None
+        return self.profile is None and not self.ranks.is_debugged and self.ranks.slots is None
 
     def progress(self) -> Progress:
         """Return the progress view of the supervisor."""
@@ -190,7 +190,7 @@ class Loop:
         train, replays = self.build.plan.train, self.ranks.slots is not None
         if self.profile is not None:
             yield Profile(trainer, self.profile, self.run)
-        elif self.ranks.device == "cpu" and not self.ranks.debugged and not replays:
+        elif self.ranks.device == "cpu" and not self.ranks.is_debugged and not replays:
             yield FirstLedger(trainer, self.run, run_copy.digest(self.build.files))
         trace = Trace(self.run, trainer.rank, trainer.step, run_copy.program_digest(self.build.files), say)
         yield StepTraces(trainer, trace, self.total if replays else None)

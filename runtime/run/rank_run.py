@@ -81,7 +81,7 @@ class RankRun:
         if self.saves.poll() and trainer.rank == 0:
             self.board.request_stop(SIGTERM)  # ranks agree on the last step as for a signal
         self._is_stopped = self.board.should_stop(trainer.step) and can_end
-        is_saved = saves and can_end and (is_last or any(map(self.saves.due, trainer.steps_of_rollout)))
+        is_saved = saves and can_end and (is_last or any(map(self.saves.is_due, trainer.steps_of_rollout)))
         step = EndedStep(row, trainer.step, is_last, is_saved)
         with self._all_end():
             for observer in self.observers:

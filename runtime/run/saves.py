@@ -87,7 +87,7 @@ class Saves:
         self._failed: CheckpointError | None = None  # failure of a save after which the run must end
         self._has_waited = False
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the spec asks for a checkpoint after a step that is not the last."""
         return self._spec is not None and step % self._spec.every == 0
 
@@ -147,7 +147,7 @@ class Saves:
         """Report copies that have ended."""
         for copied in copier.ended():
             place = copied.place
-            if copied.skipped:
+            if copied.was_skipped:
                 text = f"step {copied.step} was not copied to {place}: a newer one was saved before its turn"
                 self._events.write("notice", rank=0, text=text)
             elif copied.reason:

@@ -168,10 +168,10 @@ def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]
     from runtime.observe.device import BACKENDS
 
     view = loop.progress()
-    watched = (watch, None) if loop.ranks.debugged else (view.poll, options.hang_timeout_s)
+    watched = (watch, None) if loop.ranks.is_debugged else (view.poll, options.hang_timeout_s)
     supervision = Supervision(*watched, options.start_timeout_s)
     try:
-        with terminal_restored() if loop.ranks.debugged else nullcontext():
+        with terminal_restored() if loop.ranks.is_debugged else nullcontext():
             outcome = launch(
                 loop.rank,
                 build.plan.mesh.world,

@@ -222,7 +222,7 @@ def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) ->
                 if digest := preparation.line_unless_failed(stdin):
                     build = _open(folder, expect, digest)
                     _check_room(build, options)
-                elif not preparation.failed:
+                elif not preparation.has_failed:
                     preparation.kill()
                     return EXIT_INTERRUPTED
             preparation.may_talk()
@@ -306,9 +306,9 @@ def _join(build: Build, options: RunOptions) -> int:
         if place.local_rank == 0:
             raise UsageError(error, error.code) from None
         return error.code
-    say = tell if ranks.says else lambda _: None
+    say = tell if ranks.prints_shared else lambda _: None
     try:
-        if ranks.restarted:
+        if ranks.was_restarted:
             options = replace(options, resume=True)
             goes_on = holds_checkpoint(options.run)
             origin = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"

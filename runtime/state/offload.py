@@ -93,7 +93,7 @@ class Staging:
 
     def slot_elements(self, rest: bool) -> int:
         """Return the elements of a device buffer, for buckets of one kind of optimizer."""
-        pieces = (piece for bucket in self.state.buckets if bucket.rest == rest for piece in bucket.owned)
+        pieces = (piece for bucket in self.state.buckets if bucket.is_of_rest == rest for piece in bucket.owned)
         sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
@@ -112,7 +112,7 @@ class Staging:
         device = self.state.device
         self._lanes = self._lanes or [CopyLane(device), CopyLane(device)]
         up, down = self._lanes
-        is_of_rest = updates[0].bucket.rest
+        is_of_rest = updates[0].bucket.is_of_rest
         if not self._room or is_of_rest != self._is_of_rest:  # the other kind of optimizer has other state
             self.finish()
             self._is_of_rest = is_of_rest
@@ -145,7 +145,7 @@ class Staging:
         self._room = []
 
     def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
-        extent = self.slot_elements(like.bucket.rest)
+        extent = self.slot_elements(like.bucket.is_of_rest)
         return [torch.empty(extent, dtype=like.kept[i].dtype, device=self.state.device) for i in away]
 
 

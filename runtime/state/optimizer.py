@@ -35,7 +35,7 @@ def gradient_square(state: State, rank: int) -> Tensor:
     """Return the sum of squares of the gradients that this rank owns. Each logical element has one owner in the
     world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
-    for b in (bucket for bucket in state.buckets if not bucket.still):
+    for b in (bucket for bucket in state.buckets if not bucket.is_still):
         if b.shares or rank == b.holders[0]:
             for piece in b.owned:
                 total += square_sum(b.gradients_of(piece.part))
@@ -69,7 +69,7 @@ def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, sta
     """
     step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
-    settings = (recipe.rest if b.rest and recipe.rest else recipe).settings.values()
+    settings = (recipe.rest if b.is_of_rest and recipe.rest else recipe).settings.values()
     for portion, tensors in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
         update_part(portion, tensors, by, (factor, rate, *settings, portion.decay, step))
         clip_rows(b, portion.part, tensors[0], factors)
@@ -77,7 +77,7 @@ def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, sta
 
 def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
     """All-gather the updated weights of a bucket, as far as this rank keeps them."""
-    if bucket.gathered:
+    if bucket.is_gathered:
         sums.gather(bucket.parameters_name, bucket.peers, bucket.parameters, bucket.shares_of_peers)
     else:
         sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
@@ -101,7 +101,7 @@ def update_part(portion: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[
     tensors = [master, b.gradients_of(portion.part), *state]
     if len(portion.shape) > 1:
         tensors = [tensor.view(portion.shape) for tensor in tensors]
-    by(*tensors, b.weights_of(portion.part) if b.mixed else None, *numbers)
+    by(*tensors, b.weights_of(portion.part) if b.has_masters else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

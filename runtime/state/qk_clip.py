@@ -53,7 +53,7 @@ def clip_rows(bucket: FlatBucket, part: slice, master: Tensor, factors: Factors)
         if start < end and entry.name in factors:
             _multiply(master[start - part.start : end - part.start], start - entry.start, entry, factors[entry.name])
             changed = True
-    if changed and bucket.mixed:
+    if changed and bucket.has_masters:
         bucket.weights_of(part).copy_(master)
 
 

@@ -29,11 +29,11 @@ def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPar
     tensors: dict[str, Tensor | TensorPart] = {}
     for bucket, entry in state.entries():
         owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
-        if bucket.shares and (bucket.mixed or bucket.gathered):
+        if bucket.shares and (bucket.has_masters or bucket.is_gathered):
             tensors |= {name: part for name, part in owned.items() if name.kind == WEIGHT}
         elif answers:
             name = StoredName.of(WEIGHT, entry.name)
-            weights = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
+            weights = owned[name].values if bucket.has_masters else bucket.parameters[entry.start : entry.end]
             tensors[name] = _part(entry, weights, 0)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if name.kind != WEIGHT}

@@ -102,7 +102,7 @@ class FlatBucket:
     this rank. `shares`: the parts that each holder owns, empty if each of them owns all.
 
     If it has `sites`, gradients are sharded over the `dividers`, the holders on one pipeline rank, and so are weights
-    if they are `gathered`: whole flat tensors exist for one segment at a time (runtime/step/sharding.py). The `peers`
+    if `is_gathered`: whole flat tensors exist for one segment at a time (runtime/step/sharding.py). The `peers`
     keep the same shard, one on each pipeline rank, and each owns a share of it."""
 
     name: str
@@ -114,15 +114,15 @@ class FlatBucket:
     shares: Shares
     parameters: Tensor  # as segments read them
     gradients: Tensor
-    mixed: bool  # whether master weights are separate from the weights that segments read
+    has_masters: bool  # whether master weights are separate from the weights that segments read
     padded: int  # elements of the whole bucket, with padding
     peers: tuple[int, ...]  # the holders that keep the same gradients
     kept: slice  # elements of the gradients, and of gathered weights, that this rank keeps
     sites: tuple[str, ...] = ()
     dividers: tuple[int, ...] = ()
-    gathered: bool = False
-    rest: bool = False  # whether the second kind of optimizer updates it
-    still: bool = False  # whether it is not trained in this phase of the run: it has no gradients
+    is_gathered: bool = False
+    is_of_rest: bool = False  # whether the second kind of optimizer updates it
+    is_still: bool = False  # whether it is not trained in this phase of the run: it has no gradients
 
     @property
     def size(self) -> int:
@@ -131,7 +131,7 @@ class FlatBucket:
     @property
     def is_reduced(self) -> bool:
         """Whether several holders keep the same gradients, which are then summed once a step."""
-        return len(self.peers) > 1 and not self.still
+        return len(self.peers) > 1 and not self.is_still
 
     @property
     def shares_of_peers(self) -> Shares:
@@ -141,7 +141,7 @@ class FlatBucket:
 
     def weights_of(self, part: slice) -> Tensor:
         """Return the weights that segments read, for elements that this rank keeps."""
-        return self.parameters[_within(self.kept, part) if self.gathered else part]
+        return self.parameters[_within(self.kept, part) if self.is_gathered else part]
 
     def gradients_of(self, part: slice) -> Tensor:
         """Return the gradients of elements that this rank keeps."""
@@ -160,7 +160,7 @@ class FlatBucket:
         """Set a parameter to the value of the logical one: exact in the master weights, rounded in the weights that
         segments read. A moving average starts with this value."""
         flat = entry.cut(value).reshape(-1)
-        span = self.kept if self.gathered else slice(entry.start, entry.end)
+        span = self.kept if self.is_gathered else slice(entry.start, entry.end)
         start, end = max(entry.start, span.start), min(entry.end, span.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
@@ -247,9 +247,9 @@ def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocat
         for layer in plan.moe_layers
         if layer.slots is not None
     }
-    ungathered = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
+    ungathered = [bucket for bucket in (*buckets, *frozen) if not bucket.is_gathered]
     parameters = {name: t for b in ungathered for name, t in views(b, b.parameters)} | biases | tables | slots
-    gradients = {name: t for b in buckets if not (b.sites or b.still) for name, t in views(b, b.gradients)}
+    gradients = {name: t for b in buckets if not (b.sites or b.is_still) for name, t in views(b, b.gradients)}
     state = State(buckets, frozen, biases, tables, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
         p = entry.parameter
@@ -351,15 +351,15 @@ def _bucket(
         shares=shares,
         parameters=parameters,
         gradients=zeros(0 if planned.still else kept_span.stop - kept_span.start, precision.gradients, "gradients"),
-        mixed=mixed,
+        has_masters=mixed,
         padded=padded,
         peers=peers,
         kept=kept_span,
         sites=planned.sites,
         dividers=dividers,
-        gathered=gathered,
-        rest=planned.rest,
-        still=planned.still,
+        is_gathered=gathered,
+        is_of_rest=planned.rest,
+        is_still=planned.still,
     )
 
 
@@ -386,7 +386,7 @@ def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: tor
         shares=(),
         parameters=parameters,
         gradients=parameters.new_empty(0),
-        mixed=False,
+        has_masters=False,
         padded=entries[-1].end,
         peers=planned.holders,
         kept=slice(0, 0),

@@ -351,7 +351,7 @@ class Trainer:
         gathered = {collective.name for collective in program.update}
         self.board.set_action("optimizer")
         for bucket in self.state.buckets:
-            if bucket.name not in gathered and not bucket.still:
+            if bucket.name not in gathered and not bucket.is_still:
                 self._update_bucket(bucket, numbers)
         for collective in program.update:
             if collective.name in self.buckets:
@@ -361,7 +361,7 @@ class Trainer:
         self.staging.finish()
 
     def _update_bucket(self, bucket: FlatBucket, numbers: optimizer.Numbers) -> None:
-        optimizer.update(bucket, self.recipe, self.updates[bucket.rest], numbers, self.staging)
+        optimizer.update(bucket, self.recipe, self.updates[bucket.is_of_rest], numbers, self.staging)
 
     def _quantise(self) -> None:
         """Quantise the weights that matrix products read in FP8: after each step, frozen weights once."""

@@ -152,7 +152,9 @@ def problem_of(path: Path) -> RuleProblem:
     view = analyse(str(path)).views[0]
     path_variables = variables(view.spec, view.context.origins, view.context.failed, ())
     rows = [
-        RuleRow(frozenset(path for path in path_variables if any(rules.related(read, path) for read in reads)), rule)
+        RuleRow(
+            frozenset(path for path in path_variables if any(rules.are_related(read, path) for read in reads)), rule
+        )
         for reads, rule in rules.JOINT
     ]
     return RuleProblem(SpecSheet(view.spec), path_variables, rows, ())

@@ -396,7 +396,7 @@ def test_a_run_copies_checkpoints_unless_disabled(
     loop = begin.loop_of(build, options, tmp_path / "corpus", lambda text: None)
     places = loop._places()
     assert [(place.text, place.path) for place in places] == [("copies", tmp_path / "copies")] * copies
-    for variant in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, debugged=True))):
+    for variant in (replace(loop, profile=3), replace(loop, ranks=replace(loop.ranks, is_debugged=True))):
         assert variant._places() == ()
 
 

@@ -82,7 +82,7 @@ def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: 
 
     run.copier._begin = meanwhile  # type: ignore[method-assign]
     first = run.save(1)
-    assert {(copied.step, copied.skipped) for copied in first} == {(1, False), (2, True), (3, True)}
+    assert {(copied.step, copied.was_skipped) for copied in first} == {(1, False), (2, True), (3, True)}
     assert run.copier.held() == {"", "step-00000004"}
     assert [(copied.step, copied.reason) for copied in run.copy()] == [(4, "")]
     assert place.names() == ["step-00000004"]

@@ -182,9 +182,9 @@ def test_a_board_reads_back() -> None:
     assert board.read(0) == RankBeat(0, "", 0)
     mine.set_action("x" * 200)
     assert board.read(1).action == "x" * 112
-    assert not board.finished(1)
+    assert not board.has_finished(1)
     mine.finish()
-    assert board.finished(1) and not board.finished(0)
+    assert board.has_finished(1) and not board.has_finished(0)
 
 
 def test_a_long_failure_keeps_its_end_and_its_neighbours() -> None:

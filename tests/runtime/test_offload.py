@@ -74,7 +74,7 @@ def trained(state: State, plan: contract.RunPlan, steps: int, *by: Op, staging: 
             values = torch.empty(bucket.gradients.numel()).normal_(generator=generator)
             bucket.gradients.copy_(values)
         for bucket in state.buckets:
-            optimizer.update(bucket, recipe, by[bucket.rest], optimizer.Numbers(step, 1e-2, 2.0), staging)
+            optimizer.update(bucket, recipe, by[bucket.is_of_rest], optimizer.Numbers(step, 1e-2, 2.0), staging)
         staging.finish()
 
 
@@ -169,7 +169,7 @@ def test_matrices_and_other_parts_of_muon_have_separate_buffers(
     class Watched(Staging):
         def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
             room = super()._new_room(like, away)
-            rooms[like.bucket.rest] = max(rooms[like.bucket.rest], sum(tensor.nbytes for tensor in room))
+            rooms[like.bucket.is_of_rest] = max(rooms[like.bucket.is_of_rest], sum(tensor.nbytes for tensor in room))
             return room
 
     def on_device(by: Op) -> Op:

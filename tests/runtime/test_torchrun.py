@@ -69,7 +69,7 @@ class Ranks:
             except RefusedError as error:
                 print(error, file=sys.stderr, flush=True)
                 return REFUSED + error.code
-            (self.folder / f"restarted_{rank}").write_text(str(attached.restarted))
+            (self.folder / f"restarted_{rank}").write_text(str(attached.was_restarted))
             return attached.train(target, "gloo")
 
         options_of_rank = dict(options)

@@ -46,7 +46,7 @@ from compiler.tools.importers.write import identifier, model_text
 from compiler.tools.processes import ask
 from compiler.tools.weights.checkpoint import imported_meta
 from compiler.tools.weights.families import FAMILIES
-from compiler.tools.weights.folder import FolderError, StoredTensor, check, has_weights, read_folder, without_mtp
+from compiler.tools.weights.folder import FolderError, StoredTensor, check, has_weights, lacks_mtp, read_folder
 from compiler.tools.weights.tensors import DERIVED, copies_of, mtp_block, published
 from compiler.tools.weights.tokenizer import NAME, published_files
 from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
@@ -96,7 +96,7 @@ def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weight
     remarks = []
     rotates = "halves" if family.reads_order and _of(root, "rope_interleave") is False else ""
     tensors = (*published(model, family, rotates), *copies_of(model))
-    if model.mtp is not None and without_mtp(tensors, stored, mtp_block(model, 0)):
+    if model.mtp is not None and lacks_mtp(tensors, stored, mtp_block(model, 0)):
         remarks.append(
             "the configuration has multi-token prediction, but the weights do not: it is left out of the spec"
         )

@@ -28,7 +28,7 @@ def refuse_output(path: Path, *inputs: str | Path | None) -> None:
     Also refuses a path with the suffix of a spec, and a path that is one of the `inputs` (arguments SPEC or SPEC:RUN).
     """
     if path.suffix == SPEC_SUFFIX or any(
-        _same(path, name) for argument in inputs if argument for name in _names(str(argument))
+        _is_same(path, name) for argument in inputs if argument for name in _names(str(argument))
     ):
         raise FileExistsError(errno.EEXIST, "it is an input file or a spec: name another file", str(path))
     if is_folder(path):
@@ -148,7 +148,7 @@ def _names(argument: str) -> tuple[str, ...]:
     return argument, argument.rpartition(":")[0] or argument
 
 
-def _same(path: Path, name: str) -> bool:
+def _is_same(path: Path, name: str) -> bool:
     first, second = status(path), status(name)
     return first is not None and second is not None and os.path.samestat(first, second)
 

@@ -391,7 +391,7 @@ def _searched(sizes: Sizes) -> ScheduleAnswer:
             progress(f"search for auto: {share:.0%}")
 
         solver = Solver(_cut(sizes, stages), sizes.cap_of(Fraction(stages, P)), report=report)
-        solution = solved_with_copies(solver, P, stages, search) if solver.costs.offloads else search(solver)
+        solution = solved_with_copies(solver, P, stages, search) if solver.costs.can_offload else search(solver)
     solution.schedule.check()
     measured = solution.measured()
     return ScheduleAnswer(AUTO, solution.schedule, measured, parts=measured.stages_a_rank, bounded=solution.searched)
@@ -407,7 +407,7 @@ def _searched_unequal(sizes: Sizes, costs: Costs) -> ScheduleAnswer:
     entries = [_entry(at_mean, sizes_of_all, at_mean.stage_placement.stages_per_rank)]
     for row in SCHEDULES.values() if sizes.held_by is None else ():
         placement = row.stage_placement(sizes.chunks)
-        if row.has(P, N) and tried.takes(placement, P):
+        if row.has(P, N) and tried.allows(placement, P):
             schedule = replace(row.generate(P, N, sizes.chunks), name=AUTO)
             with suppress(InputError):  # it exceeds the cap
                 entries.append(_entry(schedule, sizes_of_all, placement.stages_per_rank))

@@ -24,7 +24,7 @@ class TriedSettings:
     copies: int = 2
     placement: StagePlacement | None = None
 
-    def takes(self, placement: StagePlacement, num_ranks: int) -> bool:
+    def allows(self, placement: StagePlacement, num_ranks: int) -> bool:
         """Whether `auto` may choose a schedule with this placement."""
         is_supported = self.placement is None or self.placement.supports(placement, num_ranks)
         return is_supported and placement.copies <= self.copies

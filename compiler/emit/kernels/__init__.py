@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.emit.kernels.kernel import KernelChoice, KernelFile, render
-from compiler.emit.kernels.on_torch import ON_TORCH, of_cpus
+from compiler.emit.kernels.on_torch import ON_TORCH, is_cpu_only
 from compiler.ir import Buffer
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
@@ -41,7 +41,7 @@ def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile
     SMs for compute, without those reserved for communication. The text depends on nothing else, and not on the number
     of rows.
     """
-    if op in ON_TORCH or of_cpus(op):
+    if op in ON_TORCH or is_cpu_only(op):
         return None
     assert op in KERNELS, f"op {op} has no row in compiler/emit/kernels and is not in ON_TORCH"
     choice = KERNELS[op](num_sms, *arguments)
@@ -52,7 +52,7 @@ def reason(op: str, arguments: Sequence[Any]) -> str:
     """Why `emit_kernel` returns None for these arguments."""
     if op in ON_TORCH:
         return ON_TORCH[op]
-    if of_cpus(op):
+    if is_cpu_only(op):
         return "its format is computed on CPUs alone"
     if op not in KERNELS:
         return "nobody has written a kernel for it"

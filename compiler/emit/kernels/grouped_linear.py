@@ -47,7 +47,7 @@ def _rows_by_weight(out: int, inner: int, dtype: str, widest: int) -> dict[str, 
         # With 32 outputs, eight warps or three stages spill 8 bytes on 3.9; with 64, four warps do on 3.6.
         warps, stages = (8, 3) if block > 32 else (4, 2)
         return tile | {"BLOCKS": False, "num_warps": warps, "num_stages": stages, **FUSION}
-    if _ragged(out, inner, dtype):
+    if _is_ragged(out, inner, dtype):
         tile = {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "BLOCKS": False}
         return tile | {"num_warps": 4, "num_stages": 2, **FUSION}
     block = _extent(out, 256)
@@ -62,14 +62,14 @@ def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
         tile = {"BLOCK_N": 64, "BLOCK_K": block, "BLOCK_R": 16}
         # With 64 columns, four warps spill 8 bytes on 3.6 for sm_100.
         return tile | {"num_warps": 8 if block == 64 else 4, "num_stages": 3, **FUSION}
-    if _ragged(out, inner, dtype):
+    if _is_ragged(out, inner, dtype):
         return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
     block = _extent(inner, 256)
     tile = {"BLOCK_N": 128, "BLOCK_K": block, "BLOCK_R": 64}
     return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
 
 
-def _ragged(out: int, inner: int, dtype: str) -> bool:
+def _is_ragged(out: int, inner: int, dtype: str) -> bool:
     """Whether rows are not aligned to 16 bytes: copies of single elements need many addresses, so tiles must be
     small."""
     return bool(out * BYTES[dtype] % 16 or inner * BYTES[dtype] % 16)

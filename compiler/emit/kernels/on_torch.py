@@ -64,6 +64,6 @@ ON_TORCH: dict[str, str] = {
 }
 
 
-def of_cpus(op: str) -> bool:
+def is_cpu_only(op: str) -> bool:
     """Whether the format of an op is computed only on CPUs."""
     return any(f"_{name}_" in f"{op}_" for name in FORMATS)

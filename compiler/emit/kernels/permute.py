@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
-from compiler.emit.kernels.route import applies, lanes, routing, scores
+from compiler.emit.kernels.route import has_kernels, lanes, routing, scores
 from compiler.ir import Buffer
 
 STREAMS = {"_place": ("ld.global.cg", "st.global.cs")}
@@ -22,7 +22,7 @@ BLOCKS = 256  # most blocks of tokens before blocks grow: with 256 experts, a pr
 
 def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> KernelChoice | None:
     columns, top_k = int(x.shape[1]), int(expert.shape[1])
-    if not _moves(x, scales) or not applies(experts, top_k, "float32"):
+    if not _can_move(x, scales) or not has_kernels(experts, top_k, "float32"):
         return None
     return KernelChoice(
         name=f"permute_e{experts}_k{top_k}_d{columns}_{x.dtype}",
@@ -50,7 +50,7 @@ def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingA
     """A block is routed in tiles of at most 4096 scores, 8 per thread: 83 to 106 registers; 8192 take up to 175."""
     softmax, groups, top_groups, top_k, normalize, _ = settings
     experts, columns = int(logits.shape[1]), int(x.shape[1])
-    if not _moves(x, scales) or not applies(experts, top_k, logits.dtype):
+    if not _can_move(x, scales) or not has_kernels(experts, top_k, logits.dtype):
         return None
     launch = lanes(experts, groups, top_groups, top_k)
     width = launch["BLOCK_G"] * launch["BLOCK_M"]
@@ -70,7 +70,7 @@ def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingA
     )
 
 
-def _moves(x: Buffer, scales: Buffer | None) -> bool:
+def _can_move(x: Buffer, scales: Buffer | None) -> bool:
     return x.dtype in BYTES and (scales is not None) == (x.dtype == "float8_e4m3fn")
 
 

@@ -39,7 +39,7 @@ def scores(softmax: bool, normalize: bool) -> str:
     return ("softmax" if softmax else "sigmoid") + ("_normalize" if normalize else "")
 
 
-def applies(experts: int, top_k: int, dtype: str) -> bool:
+def has_kernels(experts: int, top_k: int, dtype: str) -> bool:
     """Whether the kernels take these sizes. Scores are FP32, as `linear_wide` returns them."""
     return dtype == "float32" and experts <= 512 and top_k <= 16
 
@@ -48,7 +48,7 @@ def choose(
     experts: int, dtype: str, softmax: bool, groups: int, top_groups: int, top_k: int, normalize: bool
 ) -> KernelChoice | None:
     """Choose the kernel that routes a token to `top_k` experts in `top_groups` of `groups` groups."""
-    if not applies(experts, top_k, dtype):
+    if not has_kernels(experts, top_k, dtype):
         return None
     sizes = f"e{experts}_g{groups}_{top_groups}_k{top_k}"
     launch = lanes(experts, groups, top_groups, top_k)
@@ -65,7 +65,7 @@ def choose(
 
 
 def choose_dgrad(experts: int, dtype: str, top_k: int, softmax: bool, normalize: bool) -> KernelChoice | None:
-    if not applies(experts, top_k, dtype):
+    if not has_kernels(experts, top_k, dtype):
         return None
     block = power_of_two(experts)
     launch = {"BLOCK_E": block, "BLOCK_K": power_of_two(top_k), "ROWS": max(1, 1024 // block), "num_warps": 4}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.emit.kernels.kernel import FUSION, KernelChoice, power_of_two
-from compiler.emit.kernels.route import applies
+from compiler.emit.kernels.route import has_kernels
 
 
 def choose(experts: int, dtype: str, top_k: int, softmax: bool) -> KernelChoice | None:
     """A program has 32 tokens, so that 4096 tokens keep 128 SMs busy, in tiles of 8 scores per thread: 113 to 170
     registers; with 16 it spills. The single program that adds their results has tiles of 16: 58 to 80 registers.
     """
-    if not applies(experts, top_k, dtype):
+    if not has_kernels(experts, top_k, dtype):
         return None
     block = power_of_two(experts)
     return KernelChoice(

@@ -75,7 +75,7 @@ class Rates:
     sms: int | None = None  # over which tiles are spread; None: tiles are not modelled
     compute: float = 1.0  # share of the SMs that products have at the rates of `points`
     left: float = 1.0  # share of the SMs that an exchange leaves to compute beside it
-    keeps: bool = False  # whether kernels are built for that share, so that an action's products never use more
+    keeps_share: bool = False  # whether kernels are built for that share, so that an action's products never use more
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
     rope: bool = False  # whether attention's rates cover only its core, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes

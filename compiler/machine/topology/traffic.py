@@ -98,7 +98,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
 def _exchanged(stage: Stage, kind: str) -> int:
     """Bytes that a device sends to its group in an action on a micro-batch; a backward may dispatch again."""
     steps = [step for step in stage.steps if isinstance(step, Communication) and step.kind == "dispatch"]
-    return sum((2 + (step.again and kind != "F")) * step.sizes[0].fixed_bytes for step in steps)
+    return sum((2 + (step.is_repeated and kind != "F")) * step.sizes[0].fixed_bytes for step in steps)
 
 
 def _copied(plan: Plan) -> float:
@@ -158,7 +158,7 @@ def _summed(plan: Plan) -> Counter[Holders]:
     """Bytes of gradients and weights that are summed and gathered after the last action, by holders."""
     by_key = {replica.key: replica for replica in plan.replicas}
     by_holders: Counter[Holders] = Counter()
-    for bucket in (bucket for bucket in plan.buckets if not bucket.still):
+    for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
         num_bytes = 4 * sum(by_key[name].num_elements for name in bucket.replicas)
         whole_moves = 2 if not bucket.sites else int(plan.zero == 2)
         by_holders[bucket.holders] += whole_moves * num_bytes

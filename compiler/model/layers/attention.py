@@ -21,10 +21,10 @@ def build_products(place: Place) -> ir.Segment:
     return gqa.build_products(place, sizes)
 
 
-def norms_together(place: Place) -> bool:
+def norms_across_ranks(place: Place) -> bool:
     """Whether heads that are normed together are spread over several ranks."""
     sizes = place.attention or place.model.attention
-    return isinstance(sizes, Gqa) and gqa.norms_together(place, sizes)
+    return isinstance(sizes, Gqa) and gqa.norms_across_ranks(place, sizes)
 
 
 def build_project(place: Place) -> ir.Segment:

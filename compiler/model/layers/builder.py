@@ -22,11 +22,11 @@ class Place:
 
     spec: Spec
     ffn: Dense | Moe | Custom
-    mtp: bool = False
-    high: bool = False  # the linears of its layer stay in the dtype of activations
+    is_mtp: bool = False
+    is_high_precision: bool = False  # the linears of its layer stay in the dtype of activations
     attention: AnyAttention | None = None
     built: dict[object, ir.Segment] = field(default_factory=dict, init=False, repr=False, compare=False)  # by layer
-    tensor_shard: bool = False  # holds one tensor-parallel shard of the layer's weights, and computes all tokens
+    is_tensor_shard: bool = False  # holds one tensor-parallel shard of the layer's weights, and computes all tokens
     recomputed: tuple[str, ...] | None = None  # replaces the run's `recompute`, unless None
 
     @property
@@ -41,7 +41,7 @@ class Place:
     @property
     def T(self) -> int:
         """Tokens of a micro-batch that the segment computes: all of a context rank, or those of one tensor rank."""
-        return self.tokens_of_context_rank if self.tensor_shard else self.spec.tokens_of_rank
+        return self.tokens_of_context_rank if self.is_tensor_shard else self.spec.tokens_of_rank
 
     @property
     def tokens_of_context_rank(self) -> int:
@@ -56,7 +56,7 @@ class Place:
     @property
     def ways(self) -> int:
         """Number of tensor-parallel shards of the segment's matrices."""
-        return self.spec.parallel.tensor if self.tensor_shard else 1
+        return self.spec.parallel.tensor if self.is_tensor_shard else 1
 
     @property
     def D(self) -> int:

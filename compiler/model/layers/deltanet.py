@@ -74,14 +74,14 @@ def build(place: Place, sizes: DeltaNet) -> ir.Segment:
     attention = DeltaNetAttention(eps, sequence, key_heads, keys, channels)
     return segment_of(
         "attention",
-        attention if place.tensor_shard else through_stream(place, attention),
+        attention if place.is_tensor_shard else through_stream(place, attention),
         (*pre_gain(place), *params, *post_gain(place)),
         (place.input("h", place.T, D), *place.places),
-        ("y",) if place.tensor_shard else ("entered", "y"),
+        ("y",) if place.is_tensor_shard else ("entered", "y"),
         {"eps": eps, "sequence": sequence, "heads": heads, "key_heads": key_heads}
         | {"key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
         | ({"channels": True} if channels else {})
-        | ({"part": True} if place.tensor_shard else {})
+        | ({"part": True} if place.is_tensor_shard else {})
         | entrance(place)
         | exit_of(place),
     )

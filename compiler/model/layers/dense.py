@@ -92,9 +92,9 @@ def build(place: Place) -> ir.Segment:
     inner = ffn.inner // place.ways
     parts = up_parts(ffn, inner)
     up = place.rows(weights(place, "up", sum(parts), D, ffn.bias), *parts)
-    down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.tensor_shard))
-    part = FeedForward(activation_of(ffn), ffn.bias, ffn.bias and not place.tensor_shard)
-    if place.tensor_shard:
+    down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.is_tensor_shard))
+    part = FeedForward(activation_of(ffn), ffn.bias, ffn.bias and not place.is_tensor_shard)
+    if place.is_tensor_shard:
         x = (place.input("x", place.T, D),)
         return segment_of("dense", part, (*up, *down), x, ("y",), constants_of(ffn) | entrance(place))
     return segment_of(

@@ -63,7 +63,7 @@ def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, stre
 
 
 def build_final_norm(place: Place) -> ir.Segment:
-    outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
+    outputs = ("y", "y_mtp") if place.model.mtp and not place.is_mtp else ("y",)
     streams = hyper.streams_of(place)
     params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
     function = final_collapse if streams else final_norm
@@ -135,7 +135,7 @@ def build_head(place: Place) -> ir.Segment:
         policy = PolicyHead(grpo.clip_low, grpo.clip_high, grpo.kl, corrected, **constants)
         constants = {**bounds, "kl": grpo.kl, "corrected": corrected, **constants}
         return segment_of("head", policy, params, (*inputs, *samples), outputs, constants)
-    if place.tensor_shard:
+    if place.is_tensor_shard:
         inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)
     return segment("head", head, params, inputs, ("loss",), **constants)

@@ -207,7 +207,7 @@ def gated(ops: Any, o_T: Any, gate_T: Values) -> Any:
 # ---------------------------------------------------------------- at a place in the model
 
 
-def norms_together(place: Place, sizes: Gqa) -> bool:
+def norms_across_ranks(place: Place, sizes: Gqa) -> bool:
     """Whether heads that are normed together are spread over several ranks."""
     return sizes.qk_norm == "width" and place.ways > 1
 
@@ -230,13 +230,13 @@ def build_products(place: Place, sizes: Gqa) -> ir.Segment:
 def build(place: Place, sizes: Gqa) -> ir.Segment:
     params, inputs, options = _first(place, sizes)
     turn = turning(sizes)
-    attention = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _out_biased(place, sizes))
+    attention = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _has_out_bias(place, sizes))
     return segment_of(
         "attention",
-        attention if place.tensor_shard else through_stream(place, attention),
+        attention if place.is_tensor_shard else through_stream(place, attention),
         (*params, *_attending(place, sizes), *post_gain(place)),
         (*inputs, *place.places),
-        (*(("y",) if place.tensor_shard else ("entered", "y")), *qk_clip.outputs(place)),
+        (*(("y",) if place.is_tensor_shard else ("entered", "y")), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, **_sizes(place, sizes), "qk_norm": sizes.qk_norm is not None}
         | turn.constants
         | options
@@ -252,24 +252,24 @@ def build_project(place: Place, sizes: Gqa) -> ir.Segment:
     project = GqaProject(_projection(place, sizes, apart=True))
     return segment_of(
         "project",
-        project if place.tensor_shard else in_stream(place, project),
+        project if place.is_tensor_shard else in_stream(place, project),
         params,
         (*inputs, *place.places),
-        ("queries", "keys") if place.tensor_shard else ("entered", "queries", "keys"),
+        ("queries", "keys") if place.is_tensor_shard else ("entered", "queries", "keys"),
         {"eps": place.model.norm_eps, **_sizes(place, sizes), "qk_norm": sizes.qk_norm is not None}
         | turn
         | options
-        | ({"part": True} if place.tensor_shard else {})
+        | ({"part": True} if place.is_tensor_shard else {})
         | entrance(place),
     )
 
 
 def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
     heads = _heads(place, sizes)
-    attend = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _out_biased(place, sizes))
+    attend = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _has_out_bias(place, sizes))
     return segment_of(
         "attend",
-        attend if place.tensor_shard else out_of_stream(place, attend),
+        attend if place.is_tensor_shard else out_of_stream(place, attend),
         (*_attending(place, sizes), *post_gain(place)),
         (
             place.input("queries", place.T, (2 if sizes.output_gate else 1) * heads.queries),
@@ -294,7 +294,7 @@ def _projection(place: Place, sizes: Gqa, apart: bool = False) -> GqaProjection:
     """`apart`: queries and keys are of different rows, so attention does not rotate them."""
     heads, eps, turn = _heads(place, sizes), place.model.norm_eps, turning(sizes, apart)
     norms: HeadNorms | SharedNorms | None = HeadNorms(eps) if sizes.qk_norm else None
-    if norms_together(place, sizes):
+    if norms_across_ranks(place, sizes):
         norms = SharedNorms(eps, (place.ways * heads.queries, place.ways * heads.keys))
     rotate = Rotate(heads.sequence, turn.angles, apart)
     return GqaProjection(heads, sizes.bias is not None, sizes.output_gate, norms, rotate, turn.query_scale)
@@ -311,10 +311,10 @@ def _is_bounded(sizes: Gqa) -> bool:
     return sizes.window is not None or sizes.softcap is not None or sizes.sinks
 
 
-def _out_biased(place: Place, sizes: Gqa) -> bool:
+def _has_out_bias(place: Place, sizes: Gqa) -> bool:
     """Whether the output projection adds its bias. On a tensor-parallel shard the bias is added after the sum over
     ranks."""
-    return sizes.bias == "all" and not place.tensor_shard
+    return sizes.bias == "all" and not place.is_tensor_shard
 
 
 # ---------------------------------------------------------------- parameters
@@ -324,7 +324,7 @@ def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Inp
     """Parameters, inputs and constants of the steps before attention."""
     norms = _norms(place, sizes)
     gate: dict[str, Constant] = {"gate_at": sum(_heads(place, sizes).columns)} if sizes.output_gate else {}
-    if norms_together(place, sizes):
+    if norms_across_ranks(place, sizes):
         qkv = place.input("heads", place.T, sum(_columns(place, sizes)))
         squares = ir.Input("squares", (place.T, 2), place.wide_dtype)
         return norms, (qkv, squares), {"ways": place.ways, **gate}
@@ -360,7 +360,7 @@ def _attending(place: Place, sizes: Gqa) -> tuple[ir.Param, ...]:
     sinks = (place.vector("sinks", heads.heads, place.model.init_std),) if sizes.sinks else ()
     return (
         *place.rows(sinks, heads.heads),
-        *place.columns(weights(place, "out", place.D, heads.queries, _out_biased(place, sizes))),
+        *place.columns(weights(place, "out", place.D, heads.queries, _has_out_bias(place, sizes))),
     )
 
 
@@ -378,12 +378,12 @@ def _biased(sizes: Gqa) -> dict[str, Constant]:
 def _options(place: Place, sizes: Gqa) -> dict[str, Constant]:
     """Constants of features beyond plain attention, if the model has them."""
     options = {
-        "out_biased": _out_biased(place, sizes),
+        "out_biased": _has_out_bias(place, sizes),
         "bounded": _is_bounded(sizes),
         "window": sizes.window or 0,
         "softcap": sizes.softcap or 0.0,
         "sinks": sizes.sinks,
-        "part": place.tensor_shard,
+        "part": place.is_tensor_shard,
         **qk_clip.constants(place),
     }
     return {name: value for name, value in options.items() if value}

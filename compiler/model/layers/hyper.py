@@ -98,7 +98,7 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
     """Extend a segment for one residual stream to several. It takes all streams and passes them on.
 
     `plain` has the stream as its first input and first output. It gets the weighted sum that the part reads."""
-    if place.tensor_shard or place.model.hyper_connections is None:
+    if place.is_tensor_shard or place.model.hyper_connections is None:
         return plain
     stream, *other_inputs = plain.inputs
     settings = streams_of(place)

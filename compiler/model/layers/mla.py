@@ -174,7 +174,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
     attention = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
     return segment_of(
         "attention",
-        attention if place.tensor_shard else through_stream(place, attention),
+        attention if place.is_tensor_shard else through_stream(place, attention),
         (
             *pre_gain(place),
             *_projecting(place, sizes),
@@ -183,11 +183,11 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             *post_gain(place),
         ),
         (place.input("h", place.T, place.D), *place.places),
-        (*(() if place.tensor_shard else ("entered",)), "y", *indexer.losses(place), *qk_clip.outputs(place)),
+        (*(() if place.is_tensor_shard else ("entered",)), "y", *indexer.losses(place), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, **_ranks(sizes), "sequence": place.spec.train.sequence}
         | asdict(_heads(place, sizes))
         | turn.constants
-        | ({"part": True} if place.tensor_shard else {})
+        | ({"part": True} if place.is_tensor_shard else {})
         | qk_clip.constants(place)
         | entrance(place)
         | exit_of(place)
@@ -201,11 +201,11 @@ def build_project(place: Place, sizes: Mla) -> ir.Segment:
     project = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
     return segment_of(
         "project",
-        project if place.tensor_shard else in_stream(place, project),
+        project if place.is_tensor_shard else in_stream(place, project),
         (*pre_gain(place), *_projecting(place, sizes), *indexer.weights(place, sizes.query_rank)),
         (place.input("h", place.T, place.D), *place.places),
         (
-            *(() if place.tensor_shard else ("entered",)),
+            *(() if place.is_tensor_shard else ("entered",)),
             "queries",
             "keys",
             *(tensor.name for tensor in indexer.scoring(place)),
@@ -213,7 +213,7 @@ def build_project(place: Place, sizes: Mla) -> ir.Segment:
         {"eps": place.model.norm_eps, **_ranks(sizes), "sequence": place.spec.train.sequence}
         | {"heads": heads.heads, "nope": heads.nope}
         | turn
-        | ({"part": True} if place.tensor_shard else {})
+        | ({"part": True} if place.is_tensor_shard else {})
         | entrance(place)
         | indexer.constants(place),
     )
@@ -226,13 +226,13 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
     attend = MlaAttend(place.model.norm_eps, sizes.kv_rank, _softmax(place, sizes, 0.0))
     return segment_of(
         "attend",
-        attend if place.tensor_shard else out_of_stream(place, attend),
+        attend if place.is_tensor_shard else out_of_stream(place, attend),
         (*_attending(place, sizes), *post_gain(place)),
         (q, place.input("keys", place.keys, keys), *indexer.scoring(place), *place.places),
         ("y", *indexer.losses(place), *qk_clip.outputs(place)),
         {"eps": place.model.norm_eps, "kv_rank": sizes.kv_rank, "sequence": place.spec.train.sequence}
         | asdict(heads)
-        | ({"part": True} if place.tensor_shard else {})
+        | ({"part": True} if place.is_tensor_shard else {})
         | qk_clip.constants(place)
         | exit_of(place)
         | indexer.constants(place),

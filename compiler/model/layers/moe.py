@@ -43,7 +43,7 @@ from dsl.schema.model import Score
 
 def has_balance(place: Place) -> bool:
     """Whether a layer has a sequence-wise loss."""
-    return place.moe.balance.sequence_loss > 0 and not place.mtp
+    return place.moe.balance.sequence_loss > 0 and not place.is_mtp
 
 
 def rows_of_sequence(place: Place) -> int:

@@ -27,7 +27,7 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
     """Return a segment that first sets padding rows to zero, if attention reduces something over all rows."""
     sums = qk_clip.is_clipped(place) or indexer.indexer_of(place) is not None
     real = real_rows(place)
-    if plain.kind not in ENTRANCES or place.tensor_shard or not sums or not real:
+    if plain.kind not in ENTRANCES or place.is_tensor_shard or not sums or not real:
         return plain
     return replace(
         plain,

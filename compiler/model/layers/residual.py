@@ -71,7 +71,7 @@ class Leaving:
 def leaving_of(place: Place) -> Leaving:
     post = has_post(place)
     return Leaving(
-        place.model.norm_eps if post else 0.0, post, 1.0 if place.tensor_shard else place.model.residual_scale
+        place.model.norm_eps if post else 0.0, post, 1.0 if place.is_tensor_shard else place.model.residual_scale
     )
 
 
@@ -134,12 +134,12 @@ def through_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callab
 
 def has_pre(place: Place) -> bool:
     """Whether segments norm the residual stream before a part."""
-    return place.model.norm != "post" and not place.tensor_shard
+    return place.model.norm != "post" and not place.is_tensor_shard
 
 
 def has_post(place: Place) -> bool:
     """Whether segments norm the output of a part."""
-    return place.model.norm != "pre" and not place.tensor_shard
+    return place.model.norm != "pre" and not place.is_tensor_shard
 
 
 def pre_gain(place: Place) -> tuple[ir.Param, ...]:
@@ -164,7 +164,7 @@ def entrance(place: Place) -> dict[str, Constant]:
 
 def exit_of(place: Place) -> dict[str, Constant]:
     """The constants for the post-norm and the factor; none if the output is added unchanged."""
-    factor = 1.0 if place.tensor_shard else place.model.residual_scale
+    factor = 1.0 if place.is_tensor_shard else place.model.residual_scale
     return {**({"post": True} if has_post(place) else {}), **({"factor": factor} if factor != 1 else {})}
 
 

@@ -20,7 +20,7 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
     precision = place.spec.precision
     result: list[tuple[str, str]] = []
     is_module = place.is_custom(kind)
-    quantises = precision.linear in ("e4m3", "e2m1") and kind in PRODUCTS and not place.high
+    quantises = precision.linear in ("e4m3", "e2m1") and kind in PRODUCTS and not place.is_high_precision
     if quantises and not is_module:
         result += [("operands", _operand(precision, precision.activation_tile))]
         result += [("weights", _operand(precision, precision.weight_tile))]
@@ -41,7 +41,7 @@ def to_experts(place: Place) -> str:
     Scales of both are powers of two, as in DeepSeek-V3, arXiv 2412.19437, §3.3.3. Experts whose linears stay in the
     dtype of activations get rows in that dtype.
     """
-    if place.high:
+    if place.is_high_precision:
         return place.dtype
     return _dtype(place.spec.precision.dispatch, place.spec.precision.activation_tile, pow2=True)
 

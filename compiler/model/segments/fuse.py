@@ -72,12 +72,15 @@ def _matches(joint: Joint, rewrite: Pass) -> Iterator[dict[str, str | Constant]]
         replaced = [
             [matched[rewrite.find.index(part)] for part in _behind(node, rewrite.find)] for node in rewrite.make
         ]
-        apart = any(len({phase_of.get(node) for node in parts}) > 1 or between(joint, parts) for parts in replaced)
-        if not lost & (read | results) and (rewrite.anew or not apart):
+        apart = any(
+            len({phase_of.get(node) for node in parts}) > 1 or depends_through_others(joint, parts)
+            for parts in replaced
+        )
+        if not lost & (read | results) and (rewrite.may_recompute or not apart):
             yield bound
 
 
-def between(joint: Joint, parts: Sequence[OpNode]) -> bool:
+def depends_through_others(joint: Joint, parts: Sequence[OpNode]) -> bool:
     """Whether one of the nodes depends on another through a node outside `parts`, so that they cannot be one call."""
     results = {value for node in parts for value in node.outputs}
     after: set[str] = set()

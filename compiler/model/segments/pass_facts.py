@@ -56,20 +56,20 @@ def logits(segment: Segment, trained: bool, part: bool) -> int:
     return in_blocks and segment.params[0].grad == trained and ("ranks" in constants) == part
 
 
-def scored(segment: Segment) -> bool:
+def routes_in_one_op(segment: Segment) -> bool:
     """Whether a router scores and chooses in one op, and permutes rows by its choice: without a table of tokens,
     replayed choices or padding."""
     plain = {"sqrt_softplus", "slices", "replays", "padded"}.isdisjoint(dict(segment.constants))
     return segment.kind == "router" and plain and all(argument.name != "tokens" for argument in segment.inputs)
 
 
-def placed(segment: Segment) -> bool:
+def has_slots(segment: Segment) -> bool:
     return any(param.name == "slots" for param in segment.params)
 
 
-def again(segment: Segment, name: str) -> bool:
+def is_recomputed(segment: Segment, name: str) -> bool:
     """Whether the backward recomputes what `name` says, or the whole segment."""
-    return name in segment.recompute or segment.repeats
+    return name in segment.recompute or segment.recomputes_all
 
 
 def norms(segment: Segment) -> int:
@@ -86,29 +86,29 @@ def quantised_norms(segment: Segment) -> int:
     dense_norm = segment.kind == "dense" and has_pre(segment)
     forward = norms(segment) + (dense_norm and "residual_norm" not in segment.fused)
     with_sum = SUM in segment.recompute and "residual_norm" in segment.fused  # recomputed as one op with its sum
-    recomputed = again(segment, "rmsnorm") * (norms(segment) + (dense_norm and not with_sum))
-    return forward + recomputed + (bool(segment.remade) and segment.kind == "shared" and not gated(segment))
+    recomputed = is_recomputed(segment, "rmsnorm") * (norms(segment) + (dense_norm and not with_sum))
+    return forward + recomputed + (bool(segment.remade) and segment.kind == "shared" and not has_gate(segment))
 
 
-def is_other(segment: Segment) -> bool:
+def has_unknown_matches(segment: Segment) -> bool:
     """Whether a segment quantises values for which the number of matches is not known: results of an activation without
     a fused kernel, inputs without a norm, and values that a gate or a bias gradient also reads unquantised."""
-    return "activation" in dict(segment.constants) or not has_pre(segment) or gated(segment) or biased(segment)
+    return "activation" in dict(segment.constants) or not has_pre(segment) or has_gate(segment) or has_biases(segment)
 
 
-def biased(segment: Segment) -> bool:
+def has_biases(segment: Segment) -> bool:
     """Whether the products of a feed-forward part have biases, whose gradients sum unquantised values."""
     return segment.kind in ("dense", "experts", "shared") and "biased" in dict(segment.constants)
 
 
-def gated(segment: Segment) -> bool:
+def has_gate(segment: Segment) -> bool:
     """Whether shared experts have a gate, which reads their input unquantised."""
     return segment.kind == "shared" and "gated" in dict(segment.constants)
 
 
-def wide_norms(segment: Segment) -> bool:
+def has_wide_norms(segment: Segment) -> bool:
     """Whether the result of a norm is read both quantised and unquantised."""
-    return sends_packed(segment) or (gated(segment) and bool(segment.remade) and "operands" in dict(segment.stored))
+    return sends_packed(segment) or (has_gate(segment) and bool(segment.remade) and "operands" in dict(segment.stored))
 
 
 def swiglus(segment: Segment, gated: bool) -> int:
@@ -116,23 +116,23 @@ def swiglus(segment: Segment, gated: bool) -> int:
     constants = dict(segment.constants)
     if "operands" not in dict(segment.stored) or "activation" in constants:
         return False
-    by_rows = segment.kind == "experts" or ("gated" in constants and not biased(segment))
+    by_rows = segment.kind == "experts" or ("gated" in constants and not has_biases(segment))
     return by_rows == gated and segment.kind in ("experts", "dense", "shared")
 
 
-def activated_again(segment: Segment) -> bool:
+def recomputes_activation(segment: Segment) -> bool:
     """Whether the backward recomputes an activation and the product before it."""
-    return segment.repeats or {"up", "swiglu"} <= {*segment.recompute}
+    return segment.recomputes_all or {"up", "swiglu"} <= {*segment.recompute}
 
 
-def kept(segment: Segment) -> bool:
+def saves_swiglu_input(segment: Segment) -> bool:
     """Whether the input of its SwiGLU is saved in FP8: the SwiGLU is recomputed and the product before it is not."""
-    return "swiglu" in segment.recompute and not activated_again(segment)
+    return "swiglu" in segment.recompute and not recomputes_activation(segment)
 
 
-def attention_again(segment: Segment, kept: bool) -> bool:
+def requantises_attention(segment: Segment, kept: bool) -> bool:
     """Whether W quantises attention's output again: from a copy of lower precision (`kept`), or from the output."""
-    attends = segment.kind in ("attention", "attend") and not segment.repeats
+    attends = segment.kind in ("attention", "attend") and not segment.recomputes_all
     attends &= not any(param.name == "group_out" for param in segment.params)  # it is rotated and multiplied first
     return attends and ("attention_output" in dict(segment.stored)) == kept
 
@@ -147,7 +147,7 @@ def latent(segment: Segment) -> dict[str, int | float | bool]:
     return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
 
 
-def latent_tiles(segment: Segment) -> bool:
+def can_quantise_latents(segment: Segment) -> bool:
     """Whether the kernel can return gradients of keys and values quantised by rows and by columns: those of a head are
     then two tiles wide, sequences begin at column tiles, and rope rows are multiples of 16 bytes (else the kernel takes
     fewer than 128 keys at a time)."""

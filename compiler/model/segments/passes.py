@@ -14,26 +14,26 @@ from compiler.ir import Segment
 from compiler.ir.names import gradient_of
 from compiler.model.segments.joint import OpNode
 from compiler.model.segments.pass_facts import (
-    activated_again,
     attended,
-    attention_again,
-    biased,
+    can_quantise_latents,
     gets_packed,
+    has_biases,
     has_pre,
-    is_other,
+    has_slots,
+    has_unknown_matches,
+    has_wide_norms,
     joined,
-    kept,
     latent,
-    latent_tiles,
     logits,
-    placed,
     quantised_norms,
+    recomputes_activation,
+    requantises_attention,
     residual,
     routed,
-    scored,
+    routes_in_one_op,
+    saves_swiglu_input,
     sends_packed,
     swiglus,
-    wide_norms,
 )
 
 
@@ -43,13 +43,13 @@ class Pass:
 
     Arguments and outputs of `find` are pattern names; each stands for one value or constant throughout. No other node
     may read a value that `make` does not return. The nodes that one node replaces belong to one function, F, I or W,
-    unless `anew` is set.
+    unless `may_recompute` is set.
     """
 
     find: tuple[OpNode, ...]
     make: tuple[OpNode, ...]
     matches: Callable[[Segment], int | None]  # number of matches; None if the segment alone does not determine it
-    anew: bool = False  # whether `make` may compute values of another function again
+    may_recompute: bool = False  # whether `make` may compute values of another function again
     applies: Callable[[Segment], bool] = lambda segment: True  # whether there is a kernel for the segment's sizes
 
 
@@ -65,17 +65,17 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
         Pass(
             find=(*activation, OpNode("requantise", ("q",), ("columns",))),
             make=(OpNode(f"{op}_quantise_requantise", inputs, ("columns",)),),
-            matches=lambda segment: swiglus(segment, gated) and kept(segment),
+            matches=lambda segment: swiglus(segment, gated) and saves_swiglu_input(segment),
         ),
         Pass(
             find=(*activation, OpNode("quantise", ("h",), ("kept",))),
             make=(OpNode(f"{op}_quantise_kept", inputs, ("q", "kept")),),
-            matches=lambda segment: swiglus(segment, gated) and kept(segment),
+            matches=lambda segment: swiglus(segment, gated) and saves_swiglu_input(segment),
         ),
         Pass(
             find=activation,
             make=(OpNode(f"{op}_quantise", inputs, ("q",)),),
-            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + activated_again(s)),
+            matches=lambda s: swiglus(s, gated) * (0 if saves_swiglu_input(s) else 1 + recomputes_activation(s)),
         ),
         Pass(
             find=(
@@ -83,7 +83,7 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
                 OpNode("quantise_both", ("dh",), ("q", "columns")),
             ),
             make=(OpNode(f"{op}_dgrad_quantise_both", ("dy", *inputs), ("q", "columns", *gradients[1:])),),
-            matches=lambda segment: swiglus(segment, gated) and not biased(segment),
+            matches=lambda segment: swiglus(segment, gated) and not has_biases(segment),
         ),
     )
 
@@ -110,8 +110,10 @@ def _latent_gradient(kept: bool, both: bool) -> Pass:
                 (gradients[0], *(("q", "columns") if both else gradients[1:2]), gradients[2]),
             ),
         ),
-        matches=lambda segment: attention_again(segment, kept=True) == kept and (both or not latent_tiles(segment)),
-        applies=lambda segment: latent_tiles(segment) if both else bool(latent(segment)),
+        matches=lambda segment: (
+            requantises_attention(segment, kept=True) == kept and (both or not can_quantise_latents(segment))
+        ),
+        applies=lambda segment: can_quantise_latents(segment) if both else bool(latent(segment)),
     )
 
 
@@ -131,10 +133,10 @@ def _remade(segment: Segment) -> str:
     where products of I read it, too. A router that returns its logits does not recompute their product."""
     products = {param.name for param in segment.params} & {"qkv", "up"}
     outputs = {output.name for output in segment.outputs}
-    if "scores" in outputs and scored(segment):
-        is_again = "rmsnorm" in segment.recompute or (segment.repeats and "x" not in outputs)
+    if "scores" in outputs and routes_in_one_op(segment):
+        is_again = "rmsnorm" in segment.recompute or (segment.recomputes_all and "x" not in outputs)
     else:
-        is_again = "rmsnorm" in segment.recompute and not segment.repeats
+        is_again = "rmsnorm" in segment.recompute and not segment.recomputes_all
     if not is_again or not products.isdisjoint(segment.recompute):
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
@@ -196,7 +198,7 @@ def _logits(trained: bool, part: bool) -> Pass:
             *((OpNode(f"linear_{op}_wgrad", read, ("dw",)),) if trained else ()),
         ),
         matches=lambda segment: logits(segment, trained, part),
-        anew=True,
+        may_recompute=True,
     )
 
 
@@ -225,7 +227,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
             ),
             make=(OpNode("route_permute", ("logits", "bias", "x", None, *_ROUTING), (*_ROUTED, *_PERMUTED)),),
-            matches=lambda segment: scored(segment) and not placed(segment),
+            matches=lambda segment: routes_in_one_op(segment) and not has_slots(segment),
         ),
         Pass(
             find=(
@@ -233,7 +235,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
             ),
             make=(OpNode("route_permute", ("logits", "bias", "x", "slots", *_ROUTING), (*_ROUTED, *_PERMUTED)),),
-            matches=lambda segment: scored(segment) and placed(segment),
+            matches=lambda segment: routes_in_one_op(segment) and has_slots(segment),
         ),
         Pass(
             find=(
@@ -300,7 +302,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
         Pass(
             find=(OpNode("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), OpNode("quantise", ("y",), ("q",))),
             make=(OpNode("rmsnorm_quantise_wide", ("x", "w", "eps"), ("y", "q", "rstd")),),
-            matches=lambda s: wide_norms(s) and has_pre(s) and "residual_norm" not in s.fused,
+            matches=lambda s: has_wide_norms(s) and has_pre(s) and "residual_norm" not in s.fused,
         ),
         Pass(
             find=(
@@ -309,22 +311,24 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("requantise", ("q",), ("columns",)),
             ),
             make=(OpNode("dequantise_quantise_requantise", ("kept",), ("columns",)),),
-            matches=lambda segment: attention_again(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, kept=True),
         ),
         Pass(
             find=(OpNode("quantise", ("x",), ("q",)), OpNode("requantise", ("q",), ("columns",))),
             make=(OpNode("quantise_requantise", ("x",), ("columns",)),),
-            matches=lambda segment: None if is_other(segment) else attention_again(segment, kept=False),
+            matches=lambda segment: (
+                None if has_unknown_matches(segment) else requantises_attention(segment, kept=False)
+            ),
         ),
         Pass(  # the saved copy is quantised first
             find=(OpNode("quantise", ("x",), ("kept",)), OpNode("quantise", ("x",), ("q",))),
             make=(OpNode("quantise_kept", ("x",), ("q", "kept")),),
-            matches=lambda segment: attention_again(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, kept=True),
         ),
         Pass(
             find=(OpNode("mla_attention", _LATENT, ("o", "lse")), OpNode("quantise_kept", ("o",), ("q", "kept"))),
             make=(OpNode("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
-            matches=lambda segment: attention_again(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, kept=True),
             applies=lambda segment: bool(latent(segment)) and "peaks" not in latent(segment),
         ),
         *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),

@@ -51,7 +51,7 @@ def is_named(segment: Segment, node: OpNode) -> bool:
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
     multiplied = adds_to(node.reads[1]) if node.op in PRODUCTS else ""
-    return segment.repeats or node.op in ops or multiplied in weights
+    return segment.recomputes_all or node.op in ops or multiplied in weights
 
 
 def recomputed(joint: Joint) -> Joint:

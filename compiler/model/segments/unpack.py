@@ -103,7 +103,7 @@ def _exactness(joint: Joint, node: OpNode) -> tuple[bool, ...]:
     if "quantise" not in node.op:
         return ()
     packed = [packed_of(dtype) for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)]
-    pow2 = {dtype.pow2 for dtype in packed if dtype.form is None}
+    pow2 = {dtype.has_pow2_scales for dtype in packed if dtype.form is None}
     assert len(pow2) < 2, f"{node} quantises to scales of two kinds"
     return tuple(pow2)
 

@@ -43,7 +43,7 @@ class ChainNode:
     writes: tuple[Buffer, ...]
     after: tuple[Key, ...] = ()  # nodes of its chain that come before it although it reads nothing of theirs
     faster_ns: int = 0  # by how much it is faster with all SMs
-    keeps: bool = False  # whether it always keeps to its share of the SMs
+    keeps_share: bool = False  # whether it always keeps to its share of the SMs
 
     @property
     def key(self) -> Key:
@@ -58,17 +58,17 @@ class ChainNode:
     @property
     def between_ns(self) -> int:
         """Its time in an action with exchanges, while none of them runs."""
-        return self.time_ns if self.keeps else self.alone_ns
+        return self.time_ns if self.keeps_share else self.alone_ns
 
     @property
-    def exchanges(self) -> bool:
+    def is_exchange(self) -> bool:
         """Whether it starts an exchange, on the communication lane."""
         return self.instruction.kind in EXCHANGES
 
     @property
-    def ordered(self) -> bool:
+    def uses_lane(self) -> bool:
         """Whether it occupies a lane. Other instructions are placed next to the ones they belong to."""
-        return self.exchanges or self.instruction.kind == "run"
+        return self.is_exchange or self.instruction.kind == "run"
 
 
 def nanoseconds(time_s: float) -> int:
@@ -295,7 +295,7 @@ class Chains:
 
         They come after the backward of the next layer, so that only the values of one layer exist at a time.
         """
-        behind = tuple(node.key for node in before if node.ordered and node.instruction.phase == "I")[-1:]
+        behind = tuple(node.key for node in before if node.uses_lane and node.instruction.phase == "I")[-1:]
         nodes = []
         for step in self._again.get(site, ()):
             forward = self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
@@ -307,7 +307,7 @@ class Chains:
         """The steps that are recomputed, by the last segment whose backward reads their values."""
         of_layer: dict[str, list[StageStep]] = {}
         for step in self.stage.steps:
-            if step.again:
+            if step.is_repeated:
                 of_layer.setdefault(step.site.block, []).append(step)
         return {self._last_reader(steps): steps for steps in of_layer.values()}
 
@@ -363,7 +363,7 @@ class Chains:
             nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
             for rates in (self.rates.beside, self.rates.undivided)
         )
-        return ChainNode(instruction, beside, writes, faster_ns=beside - alone, keeps=self.rates.keeps)
+        return ChainNode(instruction, beside, writes, faster_ns=beside - alone, keeps_share=self.rates.keeps_share)
 
     def _exchange(
         self,

@@ -98,16 +98,16 @@ Placed = tuple[int, ChainNode]  # (slot, node)
 def interleave(chains: Sequence[Sequence[ChainNode]], orders: Orders) -> list[Placed]:
     """One order of all instructions, each with its slot. Deterministic; the order depends only on the nodes."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
-    nodes = [pair for pair in placed if pair[1].ordered]
+    nodes = [pair for pair in placed if pair[1].uses_lane]
     jobs = jobs_of(chains)
     order = _early_exchanges(jobs, orders.best(jobs))
-    beside = [pair for pair in placed if not pair[1].ordered]
+    beside = [pair for pair in placed if not pair[1].uses_lane]
     return _with_beside([nodes[job] for job in order], beside)
 
 
 def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
     """The segments and exchanges of chains that are ordered together."""
-    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.uses_lane]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(nodes) for buffer in node.writes}
     place = {(slot, *node.key): job for job, (slot, node) in enumerate(nodes)}
     adding: dict[str, list[int]] = defaultdict(list)  # jobs that add to a tensor, or to scattered gradients of a site
@@ -119,14 +119,14 @@ def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
         if i.phase == "W":
             for name in (f"scatter {i.site}",) if i.kind == "scatter" else i.params:
                 adding[name].append(job)
-    awaits = [{predecessor for predecessor in earlier if nodes[predecessor][1].exchanges} for earlier in after]
+    awaits = [{predecessor for predecessor in earlier if nodes[predecessor][1].is_exchange} for earlier in after]
     for first, second in (pair for group in adding.values() for pair in pairwise(group)):
         after[second].add(first)
     time, between = paces([node for _, node in nodes], len(chains))
     return Jobs(
         time=time,
         between=() if between == time else between,
-        exchange=tuple(node.exchanges for _, node in nodes),
+        exchange=tuple(node.is_exchange for _, node in nodes),
         slot=tuple(slot for slot, _ in nodes),
         early=tuple(
             node.key[:2] == ("run", "W") for _, node in nodes
@@ -142,7 +142,7 @@ def paces(nodes: Sequence[ChainNode], num_actions: int) -> tuple[tuple[int, ...]
     A pair exchanges nearly all the time, so its segments count as having only the SMs that exchanges leave. In an
     action without exchanges, segments have all SMs.
     """
-    if not any(node.exchanges for node in nodes):
+    if not any(node.is_exchange for node in nodes):
         alone = tuple([node.alone_ns for node in nodes])
         return alone, alone
     beside = tuple([node.time_ns for node in nodes])
@@ -232,7 +232,7 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[
                     wait(exchange)
         instruction = replace(node.instruction, slot=slot, action=actions[slot])
         result.append(instruction)
-        if node.exchanges:
+        if node.is_exchange:
             pending[slot, node.key] = instruction, node
             makers |= {(slot, b.name): (slot, node.key) for b in node.writes}
     while pending:
@@ -270,7 +270,7 @@ def _behind(chains: Sequence[Chain], sends_ns: Sequence[int]) -> Mapping[int, in
     """By the job that produces a message, the time of the message on the link."""
     if not any(sends_ns):
         return {}
-    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    nodes = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.uses_lane]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(nodes) for buffer in node.writes}
     sends: dict[int, int] = {}
     for slot, (chain, time_ns) in enumerate(zip(chains, sends_ns, strict=True)):

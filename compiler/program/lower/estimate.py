@@ -212,7 +212,7 @@ def rank_times(lowering: Lowering) -> tuple[Times, ...]:
 def times_on(lowering: Lowering, rank: int) -> Times:
     """The time of every segment and exchange of a plan on the device of a pipeline rank."""
     chains = [lowering.chains(stage, rank) for stage in range(len(lowering.plan.stages))]
-    nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.ordered]
+    nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.uses_lane]
     return {node.key: node for node in nodes}
 
 

@@ -49,11 +49,11 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
     restore the weights.
     """
     reduces = (BucketCollective("reduce", bucket.name, bucket) for bucket in plan.buckets if bucket.is_reduced)
-    shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.still]
+    shared = [b for b in plan.buckets if len(b.holders) > 1 and not b.is_still]
     parted = [b for b in shared if plan.zero and (plan.zero < 3 or b.is_reduced)]
     gathers = tuple(BucketCollective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:
-        return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
+        return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.evaluates_average else ()}
     return {
         "prologue": (TARGETS,),
         "epilogue": (RECORDS, *((LOGITS,) if plan.clips_logits else ()), *reduces, NORM),

@@ -73,7 +73,7 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
     A sharded bucket has one on each pipeline rank, and one for the copies of a shard on several pipeline ranks. With
     zero = 2 it has one more, which gathers whole weights after the update.
     """
-    for bucket in (bucket for bucket in plan.buckets if not bucket.still):
+    for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
         holders = bucket.holders
         groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
         if bucket.sites and bucket.is_reduced:

@@ -79,7 +79,7 @@ class Scheduler:
         def search(solver: Solver) -> Solution:
             return solver.solve_on(placement, ranks, num_micro_batches)
 
-        if not solver.costs.offloads:
+        if not solver.costs.can_offload:
             return search(solver).schedule
         return solved_with_copies(solver, ranks, len(self._lowering.plan.stages), search).schedule
 

@@ -97,7 +97,7 @@ def check_channels(program: Program, schedule: Schedule) -> int:
     lines = read_lines(program, schedule)
     for _, channel in sorted(lines.channels.items()):
         _check_order(lines, channel)
-    if not _run(lines):
+    if not _proves_releases(lines):
         _run_with_clocks(lines)
     if lines.ends:
         raise ProofError(lines.ends[0])
@@ -214,7 +214,7 @@ def _check_order(lines: EventLines, channel: Channel) -> None:
     raise ProofError(f"{location}: posts {message(posts[k])}, which rank {source} never sends")
 
 
-def _run(lines: EventLines) -> bool:
+def _proves_releases(lines: EventLines) -> bool:
     """A maximal run. Returns False if the messages that a rank itself received do not prove a release safe."""
     # By message, the number of the rank's event; 0: not yet.
     sent, received = [0] * len(lines.messages), [0] * len(lines.messages)

@@ -29,11 +29,11 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     after it. If the plan clips logits, training also finds the largest ones. Sharded gradients and weights are in no
     list, as bodies scatter and gather them, unless several pipeline ranks hold the same shard.
     """
-    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.still]
+    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.is_still]
     alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
     reduces = [BucketCollective("reduce", bucket.name, bucket) for bucket in alike if trains]
     parted = {0: [], 3: alike}.get(plan.zero, shared)
-    gathers = [BucketCollective("gather", bucket.name, bucket) for bucket in parted if trains or plan.averaged]
+    gathers = [BucketCollective("gather", bucket.name, bucket) for bucket in parted if trains or plan.evaluates_average]
     logits = [LOGITS] if trains and plan.clips_logits else []
     norm = [NORM] if trains else []
     _check("before the first body", program.prologue, [TARGETS])

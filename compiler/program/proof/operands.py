@@ -21,7 +21,7 @@ Of = tuple[Names, Names, Names, tuple[Buffer, ...]]  # the first four items of O
 Operands = tuple[Names, Names, Names, tuple[Buffer, ...], Names, Names]
 
 
-def runs(use: Use, phase: str, cuts: Cuts) -> bool:
+def has_work(use: Use, phase: str, cuts: Cuts) -> bool:
     """Whether the segment has anything to do in a phase."""
     return phase == "F" or signature_of(use, phase, cuts) != Signature()
 
@@ -36,7 +36,7 @@ def steps_of(stage: Stage) -> Steps:
     return {(s.site, s.kind if isinstance(s, Communication) else "run"): s for s in stage.steps}
 
 
-def gathers(use: Use, phase: str, plan: Plan) -> bool:
+def needs_gather(use: Use, phase: str, plan: Plan) -> bool:
     """Whether the segment needs weights in a phase of which its rank holds a shard."""
     shards = plan.sharded.get(use.site)
     args = signature_of(use, phase, plan.cuts).args
@@ -47,7 +47,7 @@ def gathers(use: Use, phase: str, plan: Plan) -> bool:
     )
 
 
-def scatters(use: Use, plan: Plan) -> bool:
+def needs_scatter(use: Use, plan: Plan) -> bool:
     """Whether the W of the segment adds to gradients of which its rank keeps a shard."""
     shards, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
     return shards is not None and any(

@@ -106,7 +106,7 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
         if sorted_stages[member.tensor] != bucket.stages:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other stages")
-        if bucket.still != (member.role == "still"):
+        if bucket.is_still != (member.role == "still"):
             raise ProofError(f"reduce {name}: bucket {bucket.name} mixes trained and frozen parameters")
 
 
@@ -124,7 +124,7 @@ def _check_divided(plan: Plan) -> None:
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [by_key[name] for name in bucket.replicas], len(bucket.holders)
-        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.still
+        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.is_still
         if bool(bucket.sites) != wanted or any(
             wanted and readers[replica.tensor] != {*bucket.sites} for replica in members
         ):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from compiler.ir import Body, Buffer, Communication, Instruction, Plan, Program, Stage, Use
 from compiler.ir.names import gradient_of
 from compiler.program.proof.certificate import ProofError
-from compiler.program.proof.operands import Operands, gathers, operands, runs, scatters, steps_of
+from compiler.program.proof.operands import Operands, has_work, needs_gather, needs_scatter, operands, steps_of
 from compiler.schedule.schedule import Schedule, ScheduleError
 from runtime.contract.actions import Action, Pair, Step, actions_of, parse_step
 
@@ -204,17 +204,17 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
                 keys = _exchange_keys(step, phase)
                 # a backward that dispatches again uses the counts of the forward
                 needs += keys if phase in phases else [key for key in keys if "counts" not in key]
-            elif runs(step, phase, plan.cuts):
+            elif has_work(step, phase, plan.cuts):
                 needs.append(("run", phase, step.site, ""))
-                needs += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
-                if phase == "W" and scatters(step, plan):
+                needs += _started("gather", phase, step.site) if needs_gather(step, phase, plan) else []
+                if phase == "W" and needs_scatter(step, plan):
                     needs += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
     return frozenset(needs)
 
 
 def _phases_of(step: Use | Communication, phases: str) -> str:
     """The phases of a step that an action runs; a backward may recompute the forward first."""
-    return f"F{phases}" if step.again and "I" in phases else phases
+    return f"F{phases}" if step.is_repeated and "I" in phases else phases
 
 
 def _exchange_keys(step: Communication, phase: str) -> list[Key]:

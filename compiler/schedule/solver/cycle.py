@@ -338,7 +338,7 @@ def _wave(problem: ScheduleProblem, path: list[_Place], order: Order, time: int,
 
     Every event is as early as possible, so that rows hold as little as possible.
     """
-    mirrored = problem.placement == BIDIRECTIONAL and not problem.folded
+    mirrored = problem.placement == BIDIRECTIONAL and not problem.is_folded
     begins: list[dict[int, tuple[int, int]]] = []  # by row and kind, when its slot begins and ends in the period
     for row in range(problem.num_rows):
         depth = problem.num_rows - 1 - row if mirrored and row >= problem.num_rows // 2 else row

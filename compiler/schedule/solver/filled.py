@@ -37,7 +37,7 @@ class Bare:
 
 def fills_pauses(problem: ScheduleProblem) -> bool:
     """Whether W can only fill pauses: no pair gains, and all W are alike."""
-    return problem.one_w and all(slot <= W for offered in problem.offered for slot in offered)
+    return problem.has_equal_w and all(slot <= W for offered in problem.offered for slot in offered)
 
 
 def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:

@@ -123,7 +123,7 @@ def split(slots: list[int], at: int, draw: Draw) -> Change | None:
     if back is None:
         return None
     target = min(len(slots), at + 1 + int(draw() * draw() * len(slots)))
-    if _inside(slots, target):
+    if _is_inside(slots, target):
         return None
     new = slots[:]
     new[at] = _replaced(slots[at], back, back + MOST_CHUNKS)
@@ -150,7 +150,7 @@ def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
 
 def _put(slots: list[int], at: int, rest: tuple[int, ...], moved: int, gap: int) -> Change | None:
     """Replace the slot `at` by `rest`, and insert `moved` before the slot `gap`. Both numbers are of the old row."""
-    if not 0 <= gap <= len(slots) or (gap in (at, at + 1) and not rest) or _inside(slots, gap):
+    if not 0 <= gap <= len(slots) or (gap in (at, at + 1) and not rest) or _is_inside(slots, gap):
         return None
     new = slots[:]
     if gap > at:
@@ -162,7 +162,7 @@ def _put(slots: list[int], at: int, rest: tuple[int, ...], moved: int, gap: int)
     return new, gap, len(slots) - 1 - at
 
 
-def _inside(slots: list[int], gap: int) -> bool:
+def _is_inside(slots: list[int], gap: int) -> bool:
     return 0 < gap < len(slots) and slots[gap - 1] >= FIXED and slots[gap] >= FIXED
 
 
@@ -282,7 +282,7 @@ def _changed(
         while marks[first].at[row] > new[1]:
             first -= 1
         end = len(old.slots) - new[2]
-        if not problem.one_w and line.chunks is not old.chunks:  # the time of a later W may change
+        if not problem.has_equal_w and line.chunks is not old.chunks:  # the time of a later W may change
             last = len(marks)
         while last < len(marks) and marks[last].at[row] < end:
             last += 1

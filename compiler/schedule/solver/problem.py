@@ -1,7 +1,7 @@
 """The problem that is solved: rows that run slots, the waits between them, and the exact costs as whole numbers.
 
 A row is a rank, and its chunks are the stages that the placement gives it. A micro-batch takes a path: for each stage,
-a row and a chunk of it. Under `bidirectional` there are two paths, one for each direction. With `folded`, ranks r and
+a row and a chunk of it. Under `bidirectional` there are two paths, one for each direction. If `is_folded`, ranks r and
 P-1-r of a bidirectional pipeline run the same list: the rows are half of the ranks, and both paths become one, a V.
 
 Costs and cap are for the placement's stages, which have half as much of the model under `v` as under `loop(1)`. If a
@@ -78,10 +78,10 @@ class ScheduleProblem:
     """
 
     placement: StagePlacement
-    folded: bool
+    is_folded: bool
     num_ranks: int
-    count: int  # micro-batches of each chunk; one less in direction 1 if `odd`
-    odd: bool  # bidirectional with one micro-batch less in direction 1
+    count: int  # micro-batches of each chunk; one less in direction 1 if `is_odd`
+    is_odd: bool  # bidirectional with one micro-batch less in direction 1
     caps: tuple[int, ...]  # [row], in parts of an activation
     whole: int  # parts of an activation
     kept: int  # parts that are held from its I to its W
@@ -89,7 +89,7 @@ class ScheduleProblem:
     delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: time of the message that its events send
     times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot], where a W is written with its chunk
     offered: tuple[frozenset[int], ...] = field(repr=False)  # [row]: lone tokens, and pairs that gain
-    one_w: bool  # whether a W takes the same time for every chunk
+    has_equal_w: bool  # whether a W takes the same time for every chunk
     delay: tuple[int, ...] = field(repr=False)  # [event]
     needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
     makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
@@ -118,7 +118,7 @@ class ScheduleProblem:
 
     @property
     def num_micro_batches(self) -> int:
-        return self.count * self.placement.copies - self.odd
+        return self.count * self.placement.copies - self.is_odd
 
     @cached_property
     def homes(self) -> tuple[tuple[Home, ...], ...]:
@@ -131,7 +131,7 @@ class ScheduleProblem:
 
     def row_of(self, rank: int) -> int:
         """The row that a rank runs."""
-        return min(rank, self.num_ranks - 1 - rank) if self.folded else rank
+        return min(rank, self.num_ranks - 1 - rank) if self.is_folded else rank
 
 
 def chunks_a_row(placement: StagePlacement) -> int:
@@ -193,7 +193,7 @@ def make_problem(
         tuple(tuple(int(time / unit) for time in row) for row in messages),
         tuple(times[key] for key in keys),
         tuple(offered[key] for key in keys),
-        all(alike(table, W, W + chunk, len(key)) for key, table in times.items() for chunk in range(len(key))),
+        all(are_alike(table, W, W + chunk, len(key)) for key, table in times.items() for chunk in range(len(key))),
         (),
         (),
         (),
@@ -222,7 +222,7 @@ def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
 
     needs = tuple(tuple([need(*home, step) for step in (-1, 1) for home in row_homes[row]]) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(2 * C)) for row in rows)
-    counts = tuple(tuple(count - (problem.odd and direction) for _, direction in row_homes[row]) for row in rows)
+    counts = tuple(tuple(count - (problem.is_odd and direction) for _, direction in row_homes[row]) for row in rows)
     delay = [0] * problem.num_events
     for row, row_delays in enumerate(problem.delays):
         for kind, time in enumerate(row_delays):
@@ -258,7 +258,7 @@ def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]
     return result
 
 
-def alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
+def are_alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
     """Whether two tokens of a row take equally long, alone and in each pair with a third."""
     partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
     return all(table[slot_of((one, *partner))] == table[slot_of((other, *partner))] for partner in [(), *partners])

@@ -351,7 +351,7 @@ def _core(
 
     bound = _bound(problem, costs)
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
-    key = (placement, problem.folded, problem.odd, P, count, long, costs, problem.caps, search.effort, worth)
+    key = (placement, problem.is_folded, problem.is_odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
         short = resized(problem, count)
         search.cores[key] = solve_core(short, search.effort, bound, long, search.report, initial, worth)

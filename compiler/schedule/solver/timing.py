@@ -66,7 +66,7 @@ def changed(
     parts, w_parts, freed_by_i = problem.whole, problem.kept, problem.whole - problem.kept
     last = len(slots) - num_equal
     *done, live, split, due = old.states[first]
-    one_w, chunks, before = problem.one_w, old.chunks[:split], split
+    one_w, chunks, before = problem.has_equal_w, old.chunks[:split], split
     work = old.work[first]
     steps: list[EventStep] = []
     states: list[State] = []

@@ -19,7 +19,7 @@ class CodeAction:
     title: str
     edits: tuple[Edit, ...]
     mends: Diagnostic
-    preferred: bool  # whether an editor may apply it without asking
+    is_preferred: bool  # whether an editor may apply it without asking
 
 
 def actions(documents: Iterable[OpenDocument], at: Span) -> tuple[CodeAction, ...]:

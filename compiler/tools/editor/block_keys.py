@@ -59,7 +59,7 @@ class Inside:
     form: Literal["file", "class", "names", "batch", "rate", "unknown"]
     cls: type[Node] = Node
     path: str = ""  # path with the kinds of blocks, such as model.attention.mla; "" for a run or its phase
-    of_phase: bool = False  # whether it is in a phase of a run, which only has the keys that change
+    is_in_phase: bool = False  # whether it is in a phase of a run, which only has the keys that change
 
     def at(self, key: str) -> str:
         """The path of a key, as `dsl.reference` has it."""
@@ -75,8 +75,8 @@ def inside(path: Sequence[outline.OutlineNode]) -> Inside:
         return Inside("unknown")
     around = Inside("class", Spec) if root == "run" else Inside("class", fields_of(Spec)[root].nodes[0], root)
     for node in path[1:]:
-        is_phase = around.cls is Spec and node.key == PHASE and not around.of_phase
-        around = replace(around, of_phase=True) if is_phase else _within(around, node)
+        is_phase = around.cls is Spec and node.key == PHASE and not around.is_in_phase
+        around = replace(around, is_in_phase=True) if is_phase else _within(around, node)
     return around
 
 
@@ -135,17 +135,17 @@ def every_key(cls: type[Node]) -> tuple[str, ...]:
 def keys(cls: type[Node]) -> tuple[str, ...]:
     """The keys of a block that a user can write, required keys first."""
     names = [name for name in every_key(cls) if name not in OURS]
-    return tuple(sorted(names, key=lambda name: not required(cls, name)))
+    return tuple(sorted(names, key=lambda name: not is_required(cls, name)))
 
 
 def keys_in(where: Inside) -> tuple[str, ...]:
     """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
     train_keys = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
-    excluded = (WHOLE if where.cls is Spec else train_keys) if where.of_phase else ()
+    excluded = (WHOLE if where.cls is Spec else train_keys) if where.is_in_phase else ()
     return tuple(name for name in keys(where.cls) if name not in excluded)
 
 
-def required(cls: type[Node], key: str) -> bool:
+def is_required(cls: type[Node], key: str) -> bool:
     """Whether a key must be written: it has neither a default nor a value derived from other keys."""
     kind = fields_of(cls).get(key)
     return kind is not None and kind.required and kind.form != "label" and key not in derive.DEFAULTS.get(cls, {})
@@ -170,7 +170,7 @@ def text_of(cls: type[Node], key: str) -> str:
 
 def block_text(head: str, cls: type[Node]) -> str:
     """A block with its required keys."""
-    lines = [text_of(cls, name) for name in fields_of(cls) if required(cls, name)]
+    lines = [text_of(cls, name) for name in fields_of(cls) if is_required(cls, name)]
     body = "".join(f"\n{line}" for line in lines).replace("\n", "\n  ")
     return f"{head} {{{body}\n}}"
 

@@ -271,10 +271,10 @@ def _all_keys(where: Inside) -> Iterator[CompletionItem]:
         fields = fields_of(where.cls)
         for name in block_keys.keys_in(where):
             is_block = name in fields and block_keys.is_block(fields[name]) and name not in NAMED
-            detail = "required" if block_keys.required(where.cls, name) and not where.of_phase else ""
+            detail = "required" if block_keys.is_required(where.cls, name) and not where.is_in_phase else ""
             documentation, snippet = texts.key(where.at(name)), block_keys.snippet(where.cls, name)
             yield CompletionItem(name, "block" if is_block else "key", detail, documentation, snippet)
-        if where.cls is Spec and not where.of_phase:
+        if where.cls is Spec and not where.is_in_phase:
             yield CompletionItem(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
 
 

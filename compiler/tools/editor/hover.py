@@ -154,7 +154,7 @@ def _key(document: OpenDocument, where: Inside, statement: outline.OutlineNode) 
     if where.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
         return texts.title(key, meaning) if meaning else ""
-    if key == PHASE and where.cls is Spec and not where.of_phase:
+    if key == PHASE and where.cls is Spec and not where.is_in_phase:
         return texts.title(key, texts.word(key))
     is_key = where.form == "class" and key in block_keys.every_key(where.cls)
     if not is_key:
@@ -167,7 +167,7 @@ def _label(document: OpenDocument, where: Inside, statement: outline.OutlineNode
     """The text for a label: the kind of a block, or a range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
-    if statement.key == PHASE and where.cls is Spec and not where.of_phase:
+    if statement.key == PHASE and where.cls is Spec and not where.is_in_phase:
         return texts.title(f"phase {token.text}", resolved.phase(document.analysis, statement))
     meaning = texts.block(f"{where.at(statement.key)}.{token.text}")
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""

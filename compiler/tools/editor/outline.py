@@ -114,7 +114,7 @@ class _OutlineReader:
 
     def run(self) -> OutlineNode:
         for index, token in enumerate(self.tokens):
-            if self._ends(index, token):
+            if self._ends_statement(index, token):
                 self._finish()
             if token.kind == "newline" or (token.text == "," and not self.brackets):
                 continue
@@ -126,15 +126,15 @@ class _OutlineReader:
                 self._take(token)
         return self.file
 
-    def _ends(self, index: int, token: OutlineToken) -> bool:
+    def _ends_statement(self, index: int, token: OutlineToken) -> bool:
         """Whether a statement ends before this token, or at it."""
         if token.text == "," and token.kind == "sign":
             return not self.brackets
         if token.kind == "newline":
-            return not self.brackets or self._fresh(index + 1)
+            return not self.brackets or self._begins_statement(index + 1)
         return token.text == "}" and token.kind == "sign"
 
-    def _fresh(self, index: int) -> bool:
+    def _begins_statement(self, index: int) -> bool:
         """Whether a line looks like a new statement, so that an open bracket must have been forgotten."""
         following = self.tokens[index : index + 2]
         if not following or following[0].text == "}":
@@ -210,15 +210,15 @@ def place(text: str, file: OutlineNode, offset: int) -> CursorPlace:
         block = inner
     statement = next((node for node in block.body if _start(node) <= offset <= _head_end(node, text)), None)
     if statement is None:
-        return CursorPlace(block, None, None, (), in_comment(text, offset))
+        return CursorPlace(block, None, None, (), is_in_comment(text, offset))
     parts = [*statement.head, *([statement.equals] if statement.equals else []), *statement.value]
     touched = next((token for token in parts if token.start < offset <= token.end and _is_text(token)), None)
     touched = touched or next((token for token in parts if token.start == offset and _is_text(token)), None)
     before = tuple(token for token in parts if token.end <= offset and token is not touched)
-    return CursorPlace(block, statement, touched, before, in_comment(text, offset))
+    return CursorPlace(block, statement, touched, before, is_in_comment(text, offset))
 
 
-def in_comment(text: str, offset: int) -> bool:
+def is_in_comment(text: str, offset: int) -> bool:
     """Whether a cursor is in a comment."""
     line = text.rfind("\n", 0, offset) + 1
     end = text.find("\n", offset)

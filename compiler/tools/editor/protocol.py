@@ -238,7 +238,7 @@ def action(client: Client, found: CodeAction, source: Source) -> lsp.CodeAction:
         title=found.title,
         kind=lsp.CodeActionKind.QuickFix,
         diagnostics=[diagnostic(client, found.mends, source)],
-        is_preferred=found.preferred,
+        is_preferred=found.is_preferred,
         edit=_workspace_edit(client, found.edits),
     )
 

@@ -120,10 +120,10 @@ def _value(view: ResolvedView, path: str, statement: Statement) -> str:
     kind = fields_of(type(parent)).get(name) if isinstance(parent, Node) else None
     if path == "train.tokens" and ramp is not None:
         return f"{value:,} tokens = {_steps(ramp.steps_for(value))}"
-    return _text(kind, value, ramp) if kind is not None and not _plain(statement) else ""
+    return _text(kind, value, ramp) if kind is not None and not _is_plain_number(statement) else ""
 
 
-def _plain(statement: Statement) -> bool:
+def _is_plain_number(statement: Statement) -> bool:
     """Whether a value is a single number without a unit, which needs no explanation."""
     first = statement.value[0] if len(statement.value) == 1 else None
     return first is not None and first.kind == "number" and not units.split(first.text)[1]

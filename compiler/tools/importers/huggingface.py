@@ -77,12 +77,12 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     reader.filled = {file_names.get(key, key): value for key, value in reader.filled.items()}
     _say_defaults(reader, model_type)
     model = None
-    if not reader.failed:
+    if not reader.has_failed:
         model = Model(**fields)
         reader.mistakes += _broken_rules(model, reader.origins)
     return ImportedConfig(
         model_type,
-        None if reader.failed else model,
+        None if reader.has_failed else model,
         min(original or context, LONGEST),
         tuple(dict.fromkeys(reader.remarks)),
         in_order(reader.mistakes, (source,)),

@@ -297,6 +297,6 @@ def _batch_loss(reader: ConfigReader, name: str, over: str = "batch") -> float:
 
 
 def _is_balanced(reader: ConfigReader, balance: Balance) -> None:
-    if balance == Balance() and not reader.failed:
+    if balance == Balance() and not reader.has_failed:
         text = "nothing in the config balances the experts' load; see bias_rate and sequence_loss"
         reader.warn("I0303", "balance", text)

@@ -151,7 +151,7 @@ class ConfigReader:
     # ------------------------------------------------------------ findings
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return any(item.severity == "error" for item in self.mistakes)
 
     def place(self, name: str) -> Span | None:

@@ -53,7 +53,7 @@ class Sampler:
             return int(p_V.argmax())
         return int(torch.multinomial(p_V, 1, generator=self._random))
 
-    def takes(self, p_V: Tensor, q_V: Tensor, drafted: int) -> bool:
+    def accepts(self, p_V: Tensor, q_V: Tensor, drafted: int) -> bool:
         """Whether to accept a token drafted from the probabilities q_V, given the model's p_V."""
         share = float(acceptance(p_V, q_V)[drafted])
         return share >= 1 or (share > 0 and float(torch.rand((), generator=self._random, dtype=torch.float64)) < share)
@@ -107,7 +107,7 @@ def drafted(model: LanguageModel, prompt: Sequence[int], sampler: Sampler, draft
         h_2N = model.extend(torch.tensor([token, draft]), cache)
         first_V, second_V = _probabilities(model, sampler, h_2N)
         drafts.drafted += 1
-        if sampler.takes(first_V, q_V, draft):
+        if sampler.accepts(first_V, q_V, draft):
             drafts.taken += 1
             yield draft
             token = sampler.draw(second_V)

@@ -89,7 +89,7 @@ class LanguageModel:
         return self.spec.train.sequence
 
     @property
-    def drafts(self) -> bool:
+    def can_draft(self) -> bool:
         """Whether it has an MTP block, which predicts the token after the next one."""
         return self._drafter is not None
 

@@ -36,7 +36,7 @@ class TextWriter:
     """
 
     def __init__(self, model: LanguageModel, path: Path, template: Path | None = None, drafts: bool = True) -> None:
-        self.model, self.drafts = model, drafts and model.drafts
+        self.model, self.uses_drafts = model, drafts and model.can_draft
         self.tokenizer = read_tokenizer(path, model.vocab)
         self.conversations = Conversations(path, template)
         bpe.parse_special(self.tokenizer)
@@ -86,7 +86,7 @@ class TextWriter:
         """Generate at most `most` tokens after a prompt. `show` receives the text piece by piece. The text ends before
         the first occurrence of a word of `until`."""
         drafts = Drafts()
-        source = drafted(self.model, begin, sampler, drafts) if self.drafts else plain(self.model, begin, sampler)
+        source = drafted(self.model, begin, sampler, drafts) if self.uses_drafts else plain(self.model, begin, sampler)
         stream, tokens, stop = DecodeStream(skip_special_tokens=False), list[int](), ""
         text = ""
         for token in source:

@@ -15,7 +15,7 @@ import jinja2
 from compiler.tools.launch import manifests
 from compiler.tools.launch.job import Job, LaunchError
 from compiler.tools.launch.manifests import Pods, Sky, documents
-from compiler.tools.launch.options import checked_line, enroot_image, of_devices, registry_image, seconds_of
+from compiler.tools.launch.options import checked_line, enroot_image, includes_devices, registry_image, seconds_of
 
 # --- Shell scripts from templates. A template can print only numbers and quoted words, so that no name in a spec, path
 # or option becomes code
@@ -120,7 +120,7 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
         "gres": args.gres,
     }
     options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in values.items() if value is not None]
-    has_devices = args.gres is not None and of_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
+    has_devices = args.gres is not None and includes_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
     batch = script(
         "job.sbatch.j2",
         job_name=Quoted(job.name),

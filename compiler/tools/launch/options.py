@@ -173,7 +173,7 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not a number of JSON")
 
 
-def of_devices(text: str, devices: int) -> bool:
+def includes_devices(text: str, devices: int) -> bool:
     """Whether --gres includes the devices. Raises LaunchError if their number differs from the build's."""
     words = [word.split(":") for word in checked_line("--gres", text).split(",")]
     counts = [int(fields[-1]) if fields[-1].isdecimal() else 1 for fields in words if fields[0] == "gpu"]

@@ -83,7 +83,7 @@ class DrawnCopy:
     time: float
 
     @property
-    def returns(self) -> bool:
+    def is_return(self) -> bool:
         """Whether it is an R."""
         return self.label[0] == "R"
 
@@ -148,7 +148,7 @@ class BoxRow:
         points = [(0.0, live)]
         moved: dict[int, list[tuple[float, Fraction]]] = {}
         for copy in self.copies:
-            moved.setdefault(copy.before, []).append((copy.time, Fraction(1 if copy.returns else -1)))
+            moved.setdefault(copy.before, []).append((copy.time, Fraction(1 if copy.is_return else -1)))
         for number, cell in enumerate(self.cells if self.activation else ()):
             kinds = [drawn.kind for drawn in cell.actions]
             freed = sum((frees.get(kind, Fraction(0)) for kind in kinds), Fraction(0))

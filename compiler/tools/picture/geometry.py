@@ -278,10 +278,10 @@ def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
     ] + [
         Area(
             copy.start * unit,
-            line.lane_y + 2.5 * copy.returns,
+            line.lane_y + 2.5 * copy.is_return,
             max(0.5, (copy.end - copy.start) * unit - 0.5),
             2.5,
-            f"exchange d{copy.returns:d}",
+            f"exchange d{copy.is_return:d}",
             f"{copy.label} on rank {row.rank}: {labels.number(copy.start)} to {labels.number(copy.end)}",
         )
         for copy in (row.copies if shown else ())

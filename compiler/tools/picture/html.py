@@ -105,7 +105,7 @@ def _steps(row: BoxRow, times: dict[float, int]) -> dict[str, Any]:
     if any(cell.error is not None for cell in row.cells):
         fields["errors"] = [None if cell.error is None else round(cell.error, 4) for cell in row.cells]
     if row.copies:
-        fields["copies"] = [[c.label, int(c.returns), c.start, c.end, c.before, c.time] for c in row.copies]
+        fields["copies"] = [[c.label, int(c.is_return), c.start, c.end, c.before, c.time] for c in row.copies]
     if row.lanes:
         fields["x"] = {
             body: [[e.label, e.slot, round(e.start, 5), round(e.end, 5)] for e in shares] for body, shares in row.lanes

@@ -15,10 +15,10 @@ def clean(text: str) -> str:
     """Replace control characters, lone surrogates and characters that reorder text by U+FFFD."""
     if text.isascii() and text.isprintable():  # the common case
         return text
-    return "".join("\ufffd" if _unfit(c) else c for c in text)
+    return "".join("\ufffd" if _is_unfit(c) else c for c in text)
 
 
-def _unfit(c: str) -> bool:
+def _is_unfit(c: str) -> bool:
     return c in _REORDERING or c in "\ufffe\uffff" or (unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t")
 
 

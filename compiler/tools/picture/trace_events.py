@@ -77,7 +77,7 @@ def _steps(row: BoxRow, pid: int, us: float) -> Iterator[Event]:
         place = {"pid": pid, "tid": COMMUNICATION, "ts": _us(exchange.start, us), "dur": duration}
         yield {"ph": "X", "name": labels.clean(exchange.label), "cat": "communication", **place, "args": {}}
     for copy in row.copies:
-        thread = FROM_HOST if copy.returns else TO_HOST
+        thread = FROM_HOST if copy.is_return else TO_HOST
         place = {"pid": pid, "tid": thread, "ts": _us(copy.start, us), "dur": _us(copy.end - copy.start, us)}
         yield {"ph": "X", "name": copy.label, "cat": "copy", **place, "args": {}}
     for time, amount in row.live:

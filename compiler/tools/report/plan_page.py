@@ -30,7 +30,7 @@ class Page:
     name: str
     subtitle: str
     facts: tuple[tuple[str, str], ...]  # the last one says whether the plan fits
-    over: bool
+    is_over: bool
     why_lines: tuple[str, ...]
     ways: tuple[tuple[str, str, tuple[str, ...]], ...]
     schedule: str
@@ -67,7 +67,7 @@ def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
         name=p.run,
         subtitle=f"{p.model} on {p.num_devices:,} × {p.device} ({p.cluster})",
         facts=facts_of(p),
-        over=not p.fits,
+        is_over=not p.fits,
         why_lines=why.lines if why else (),
         ways=tuple(
             (", ".join(f"{key} = {value}" for key, value in way.settings), gain(way), tuple(map(str, places)))

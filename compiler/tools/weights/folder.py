@@ -173,7 +173,7 @@ def check(
     return files
 
 
-def without_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
+def lacks_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
     """Whether the model has a multi-token prediction block named `block` that the folder lacks completely."""
     return any(tensor.name.startswith(block) for tensor in tensors) and not any(name.startswith(block) for name in held)
 

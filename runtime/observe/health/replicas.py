@@ -132,7 +132,7 @@ def _held(state: State) -> dict[str, Tensor]:
     """Return the tensors of a rank by the names of `_alike`."""
     tensors = {**state.biases, **state.tables}
     for bucket in state.held:
-        if bucket.gathered:
+        if bucket.is_gathered:
             tensors[f"weights of {bucket.name}"] = bucket.parameters
             continue
         for entry in bucket.entries:

@@ -66,7 +66,7 @@ def computed_again(
     rows = table.tolist()
     other_records, other_gradients = ([rank for rank, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
     prints = tuple(_both(*row[2:]) for row in rows)
-    if not other_records and not other_gradients and all(_same(sums[name], repeated[name]) for name in sums):
+    if not other_records and not other_gradients and all(_are_same(sums[name], repeated[name]) for name in sums):
         return RerunStep(repeated, prints, None)
     numbers, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
     return RerunStep(repeated, prints, Fault(step, tuple(ranks), _reason(numbers, ranks)))
@@ -88,7 +88,7 @@ def _both(of_records: int, of_gradients: int) -> int:
     return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
 
 
-def _same(was: Tensor, now: Tensor) -> bool:
+def _are_same(was: Tensor, now: Tensor) -> bool:
     return bool(((was == now) | ((was != was) & (now != now))).all())
 
 

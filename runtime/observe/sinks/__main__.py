@@ -78,7 +78,7 @@ def _end(workers: Sequence[Worker]) -> list[Worker]:
 
 
 def _last_s(worker: Worker) -> float:
-    return DRAIN_S if worker.works else LAST_TRY_S
+    return DRAIN_S if worker.is_working else LAST_TRY_S
 
 
 def _wait_for_others(run: Path) -> None:

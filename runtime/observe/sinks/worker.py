@@ -79,7 +79,7 @@ class Worker(threading.Thread):
             self.fail(f"it has not answered for {LATE_S:g} s")
 
     @property
-    def works(self) -> bool:
+    def is_working(self) -> bool:
         """Whether the last try succeeded."""
         return not self._failures
 

@@ -57,7 +57,7 @@ def signatures() -> dict[str, str]:
     return kinds_by_name
 
 
-def takes(*operands: Tensor) -> bool:
+def runs_natively(*operands: Tensor) -> bool:
     """Whether an op on these operands runs in C++: CPU tensors of one dtype of `DTYPES` with contiguous rows."""
     if not _functions():
         return False
@@ -65,7 +65,7 @@ def takes(*operands: Tensor) -> bool:
     return dtype in DTYPES and all(x.is_cpu and x.dtype == dtype and x.stride(-1) == 1 for x in operands)
 
 
-def multiplies(a: Tensor, b: Tensor) -> bool:
+def multiplies_natively(a: Tensor, b: Tensor) -> bool:
     """Whether products of two such matrices run in C++. Either may be transposed."""
     compiled = ("product", a.dtype) in _functions() and a.dtype == b.dtype
     return compiled and a.is_cpu and 1 in a.stride() and 1 in b.stride()

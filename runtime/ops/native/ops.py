@@ -1,4 +1,5 @@
-"""Ops in C++, with the names, arguments and results of those in `runtime.ops`, for operands that `library.takes`."""
+"""Ops in C++, with the names, arguments and results of those in `runtime.ops`, for operands that
+`library.runs_natively`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from runtime.ops.native.library import call
 
 # --- Scaled formats in C++: the elementwise parts of `runtime.ops.formats` and `stochastic`, for operands that
-# `library.takes`
+# `library.runs_natively`
 #
 # Tensors are [.., R, C], and tiles (rows, columns) of at most 128 columns.
 
@@ -67,7 +68,7 @@ def _format_tiles(shape: torch.Size, tile: Tile) -> torch.Size:
 
 
 # --- E4M3 ops in C++, with the names, arguments and results of those in `runtime.ops`, for operands that
-# `library.takes`
+# `library.runs_natively`
 #
 # Scales may be stored by rows or by columns; returned scales are stored as `quantise` says.
 

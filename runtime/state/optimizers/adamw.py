@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.native.library import call, takes
+from runtime.ops.native.library import call, runs_natively
 from runtime.ops.product import wide_dtype
 
 BLOCK = 2**16  # elements at a time: 1.5 MiB with temporaries
@@ -33,7 +33,7 @@ def adamw(
 ) -> None:
     """Update weights and moments with `factor` times the gradients. The C++ op needs both moments FP32 or both BF16."""
     keep, scale, root = 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
-    if takes(master, gradients) and takes(moment1, moment2) and master.dtype == torch.float32:
+    if runs_natively(master, gradients) and runs_natively(moment1, moment2) and master.dtype == torch.float32:
         tensors, numbers = (master, gradients, moment1, moment2, rounded), (factor, keep, scale, root)
         call("adamw", moment1.dtype, master.numel(), *tensors, *numbers, beta1, 1 - beta1, beta2, 1 - beta2, eps)
         return

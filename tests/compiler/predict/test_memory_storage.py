@@ -138,7 +138,7 @@ def test_scales_that_are_powers_of_two() -> None:
             if "quantise" in node.op:
                 tensors = interpret(use_of(deepseek(), kind).segment).tensors
                 packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
-                pow2 = {packing.pow2 for packing in packed if packing.form is None}
+                pow2 = {packing.has_pow2_scales for packing in packed if packing.form is None}
                 casts |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert casts == {
         ("attention", "linear_1"),  # queries: attention, and the cast of its output, in one op

@@ -84,11 +84,11 @@ def test_matrices_have_owners_and_the_rest_is_cut(pp: int, ep: int, dp: int, sch
         assert len(bucket.owners) == (len(matrices) if zero and len(bucket.holders) > 1 else 0)
     for owned_bucket in (bucket for state in states for bucket in state.buckets):
         names = {name for piece in owned_bucket.owned for name in piece.state}
-        assert names <= ({"moment1", "moment2"} if owned_bucket.rest else {"momentum"})
-        parts = len(owned_bucket.holders) if zero and owned_bucket.rest else 1
+        assert names <= ({"moment1", "moment2"} if owned_bucket.is_of_rest else {"momentum"})
+        parts = len(owned_bucket.holders) if zero and owned_bucket.is_of_rest else 1
         assert (
             sum(piece.master.numel() for piece in owned_bucket.owned) * parts == owned_bucket.padded
-            or not owned_bucket.rest
+            or not owned_bucket.is_of_rest
         )
 
 
@@ -97,7 +97,7 @@ def test_the_work_of_matrices_is_balanced() -> None:
     spec = with_row(small_spec(1, 1, 4, 2, zero=1, schedule="1f1b"), Muon)
     plan = lower_spec(spec).plan
     table = {replica.key: replica for replica in plan.replicas}
-    (bucket,) = (bucket for bucket in plan.buckets if not bucket.rest)
+    (bucket,) = (bucket for bucket in plan.buckets if not bucket.is_of_rest)
     work = [work_of(Muon(), table[name]) for name in bucket.replicas]
     loads = [sum(w for w, o in zip(work, bucket.owners, strict=True) if o == owner) for owner in range(4)]
     assert max(loads) - min(loads) <= max(work) and min(loads) > 0

@@ -100,7 +100,7 @@ def spec_of(route: str) -> Spec:
         return load(SPECS / "moe-8gpu.dsc", overrides=["parallel.data=8"])
     nodes = ["cluster.nodes=2", "cluster.node.nic=50GB/s", "parallel.data=16", "parallel.expert=16"]
     spec = load(SPECS / "moe-8gpu.dsc", overrides=nodes)
-    assert spec.by_nodes
+    assert spec.routes_by_nodes
     return spec
 
 

@@ -72,7 +72,7 @@ def test_each_edit_fits_with_the_stated_time_and_memory(case: str) -> None:
         assert min(rank.capacity_bytes - rank.peak_bytes for rank in after.ranks) == way.free_bytes >= 0
         assert after.num_devices == way.num_devices
     assert len({way.settings for way in fitting}) == len(fitting)
-    order = [(way.more_devices, not way.exact, way.seconds) for way in fitting]
+    order = [(way.needs_more_devices, not way.is_exact, way.seconds) for way in fitting]
     assert order == sorted(order), "the fastest first, those that cost more than time behind"
 
 
@@ -131,7 +131,7 @@ def test_edits_can_fit_where_the_search_finds_nothing(capsys: pytest.CaptureFixt
 
 def test_data_ranks_that_are_written_follow() -> None:
     fitting = ways("llama3-8b", [f"{MEMORY}=36GiB", "parallel.data=64"])
-    larger = [dict(way.settings) for way in fitting if way.more_devices]
+    larger = [dict(way.settings) for way in fitting if way.needs_more_devices]
     assert larger == [{"cluster.nodes": "128", "parallel.data": "256"}]
 
 
@@ -170,7 +170,7 @@ def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPat
         tried.append(candidate.settings)
         return False
 
-    monkeypatch.setattr(looking, "look", look)
+    monkeypatch.setattr(looking, "try_in_full", look)
     edits: list[Setting] = [
         ("train.micro_batch", "1"),
         ("train.micro_batch", "2"),
@@ -196,7 +196,7 @@ def test_schedules_are_searched_for_with_a_few_edits(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(looking, "plan_whole", plan_whole)
     for number in range(MAX_SEARCHES + 2):
-        assert not looking.look(_TriedCandidate((("parallel.zero", str(number)),), outline, -1))
+        assert not looking.try_in_full(_TriedCandidate((("parallel.zero", str(number)),), outline, -1))
     assert len(planned) == MAX_SEARCHES
 
 

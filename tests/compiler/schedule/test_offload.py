@@ -146,7 +146,7 @@ def auto(costs: Costs, cap: int, num_ranks: int, num_micro_batches: int) -> Solu
     def search(each: Solver) -> Solution:
         return each.solve(num_ranks, num_micro_batches, placement=ONE_STAGE)
 
-    return solved_with_copies(solver, num_ranks, num_ranks, search) if costs.offloads else search(solver)
+    return solved_with_copies(solver, num_ranks, num_ranks, search) if costs.can_offload else search(solver)
 
 
 @pytest.mark.parametrize(("placement", "keeps"), [(ONE_STAGE, 1), (V, HALF), (BIDIRECTIONAL, 1)], ids=str)
@@ -185,7 +185,7 @@ def test_costs_read_the_time_of_copies() -> None:
     assert parse_costs("F=2,O=3") == Costs(Fraction(2), O=Fraction(3), R=Fraction(3))
     parsed = costs_of_json('{"F": 1, "I": 1, "W": 1, "O": null, "R": 0.5}')
     assert (Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)) == (parsed.O, parsed.R, parsed.recut(4, 8).O)
-    assert not Costs().offloads
+    assert not Costs().can_offload
     assert Costs(O=Fraction(3), R=Fraction(3), stages=(Fraction(2),)).of(Action("O", 0, 0), 0) == 3
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import ops
-from runtime.ops.native.library import multiplies
+from runtime.ops.native.library import multiplies_natively
 from tests.runtime.ops import references
 from tests.runtime.ops.cases import Source, as_tuple
 
@@ -82,7 +82,7 @@ def fused(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: 
 
 def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: int) -> None:
     """Assert equal bits if products are in C++, else equality within reordered sums of `extent` products."""
-    unit = 0.0 if multiplies(args[1], args[2]) else torch.finfo(args[1].dtype).eps
+    unit = 0.0 if multiplies_natively(args[1], args[2]) else torch.finfo(args[1].dtype).eps
     torch.testing.assert_close(found, expected, rtol=8 * unit, atol=8 * unit * extent**0.5, equal_nan=True)
 
 
@@ -147,7 +147,7 @@ def test_nan_and_infinity_equal_those_of_the_unfused_ops(monkeypatch: pytest.Mon
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     dloss, h_TD, w_VD, targets_T = arguments(torch.float32, 150, 90, 12)
     h_TD[70], targets_T[70] = torch.inf, 3
-    if multiplies(h_TD, w_VD):
+    if multiplies_natively(h_TD, w_VD):
         targets_T[5] = 90
     results, expected = (run(dloss, h_TD, w_VD, targets_T, torch.zeros_like(w_VD)) for run in (fused, composed))
     for result, wanted in zip(results, expected, strict=True):

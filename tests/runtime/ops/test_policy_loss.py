@@ -32,7 +32,7 @@ def test_logp_is_bit_identical_to_cross_entropy_beside_any_rows(
     dtype: torch.dtype, torch_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch_alone:
-        monkeypatch.setattr(import_module("runtime.ops.cross_entropy"), "takes", lambda *_: False)
+        monkeypatch.setattr(import_module("runtime.ops.cross_entropy"), "runs_natively", lambda *_: False)
     args = arguments(dtype, T=300, V=2000)
     logits_TV, targets_T, *options = args
     logp_T = policy_loss(*args)[1]

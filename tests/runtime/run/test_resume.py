@@ -135,7 +135,7 @@ def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor],
             target = tensors.setdefault(name, torch.full(part.shape, torch.nan))
             target.view(-1)[part.start : part.start + part.values.numel()] = part.values
             elements[name] = elements.get(name, 0) + part.values.numel()
-        ungathered = replace(state, buckets=tuple(bucket for bucket in state.buckets if not bucket.gathered))
+        ungathered = replace(state, buckets=tuple(bucket for bucket in state.buckets if not bucket.is_gathered))
         for _, entry, value in ungathered.logical(lambda bucket: bucket.parameters):
             assert torch.equal(weights.setdefault(entry.name, value), value), f"copies of {entry.name} differ"
     return tensors, elements

@@ -48,7 +48,7 @@ def whole(trainer: Trainer, bucket: FlatBucket, kept: Tensor) -> Tensor:
     if kept.numel() == bucket.padded:
         return kept
     flat = kept.new_zeros(bucket.padded)
-    if bucket.still:  # it has no gradients
+    if bucket.is_still:  # it has no gradients
         return flat
     flat[bucket.kept] = kept
     trainer.executor.sharding.parts[bucket.dividers].gather(bucket.name, flat).wait()

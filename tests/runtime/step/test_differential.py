@@ -229,7 +229,7 @@ def exchanged_bytes(plan: Plan, rank: int, left: Mapping[str, Tensor]) -> int:
     for step in steps:
         outward, back = left[f"routed/{step.site}"].tolist()
         forward, backward = (outward, back) if step.kind == "dispatch" else (back, outward)
-        total += forward * (1 + step.again) * row_bytes(step.sizes) + backward * row_bytes(step.arriving)
+        total += forward * (1 + step.is_repeated) * row_bytes(step.sizes) + backward * row_bytes(step.arriving)
     return total
 
 

@@ -42,7 +42,9 @@ def test_training_on_slices_of_experts_equals_autograd(
 def test_slices_of_experts_with_node_routing(tmp_path: Path, segments: Segments, ep: int) -> None:
     """The slices of an expert are on one node, to which a token is sent once for all slices."""
     chosen = on_nodes(spec(1, ep, 4, 2, STEPS, 1, "plain", expert_tensor=4 // ep), 2)
-    assert chosen.by_nodes == (ep == 2), "two ranks of a node have two slices of each of their experts, or of four"
+    assert chosen.routes_by_nodes == (ep == 2), (
+        "two ranks of a node have two slices of each of their experts, or of four"
+    )
     check(tmp_path, segments, {"only": chosen}, 4)
 
 

@@ -74,7 +74,7 @@ def test_sequences_of_context_ranks_are_put_together_again(tmp_path: Path, segme
 
 def test_rows_are_routed_by_nodes_again(tmp_path: Path, segments: Segments) -> None:
     plain = on_nodes(spec(1, 4, 4, 3, STEPS), 2)
-    assert plain.by_nodes
+    assert plain.routes_by_nodes
     equal_to_the_bit(tmp_path, segments, plain, {"all": again(plain)})
 
 

@@ -32,7 +32,7 @@ def test_training_by_nodes_equals_autograd(tmp_path: Path, segments: Segments, t
         "pipeline": on_nodes(spec(2, 2, 2, 4, STEPS), 4),
         "softmax": on_nodes(spec(1, 4, 4, 3, STEPS, of="v2"), 2),
     }
-    assert all(chosen.by_nodes for chosen in specs.values())
+    assert all(chosen.routes_by_nodes for chosen in specs.values())
     check(tmp_path, segments, specs, 4, transport)
 
 

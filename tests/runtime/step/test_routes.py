@@ -59,7 +59,7 @@ def by(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable
     def run(experts: int, route: str) -> list[dict[str, Tensor]]:
         folder = tmp_path_factory.mktemp("ranks")
         spec = of(experts, route)
-        assert spec.by_nodes == (route == "nodes")
+        assert spec.routes_by_nodes == (route == "nodes")
         write_build(folder / "builds" / "it", compile_spec(spec, segments=segments).files)
         run_module("tests.runtime.step.ranks", folder, NODES, "memory")
         return [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(NODES)]

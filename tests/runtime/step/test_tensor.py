@@ -57,7 +57,7 @@ def test_experts_have_tensor_ranks_as_data_ranks(
 def test_rows_of_tensor_ranks_are_routed_by_nodes(tmp_path: Path, segments: Segments) -> None:
     """Groups of four expert ranks on two nodes each, from two data ranks with two tensor ranks."""
     chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
-    assert chosen.by_nodes
+    assert chosen.routes_by_nodes
     check(tmp_path, segments, {"only": chosen}, 8)
 
 

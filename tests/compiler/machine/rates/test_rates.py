@@ -188,9 +188,9 @@ def test_copies_over_the_network_follow_the_route() -> None:
     """A token has 8 experts: on 4 nodes in DeepSeek-V3, on both nodes of its group in Kimi K2."""
     for file, expected in (("deepseek-v3.dsc", 0.5), ("kimi-k2.dsc", 0.25)):
         spec = shipped(file)
-        assert spec.by_nodes and rates_of(spec).experts.network_copies == expected
+        assert spec.routes_by_nodes and rates_of(spec).experts.network_copies == expected
         flat = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"route": "flat"})})
-        assert not flat.by_nodes and rates_of(flat).experts.network_copies == 1
+        assert not flat.routes_by_nodes and rates_of(flat).experts.network_copies == 1
         assert exchange_s(rates_of(flat), 1000) > exchange_s(rates_of(spec), 1000)
 
 

@@ -107,7 +107,7 @@ def test_the_model_as_a_graph() -> None:
     layers = {name.partition(".")[0] for name in graph if name.endswith(".attention")}
     assert layers == {*(f"L{i}" for i in range(61)), "M0"}
     assert all(nx.has_path(graph, f"L{a}.attention", f"L{b}.attention") for a, b in pairwise(range(61)))
-    crossing = [edge for edge in model.edges.values() if edge.crosses]
+    crossing = [edge for edge in model.edges.values() if edge.is_message]
     hidden = 4096 * 7168 * 2
     assert len(crossing) >= 15 and {edge.bytes for edge in crossing} == {hidden}
     first, second = model.nodes["L10.experts"], model.nodes["L20.experts"]

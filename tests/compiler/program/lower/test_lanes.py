@@ -145,7 +145,7 @@ def test_gradients_are_added_in_base_order_for_any_rates(stage: int, zero: int) 
     lowering = lowering_of(resolve(path_of("quickstart"), overrides=[f"parallel.zero={zero}"]).spec)
     chains = [chain(lowering, stage, "B"), chain(lowering, stage, "B")]
     jobs = jobs_of(chains)
-    instructions = [node.instruction for nodes in chains for node in nodes if node.ordered]
+    instructions = [node.instruction for nodes in chains for node in nodes if node.uses_lane]
     ancestors: list[set[int]] = []
     for earlier in jobs.after:
         ancestors.append({*earlier}.union(*(ancestors[job] for job in earlier)))

@@ -31,7 +31,7 @@ def programs(original: Spec, schedule: str) -> tuple[Plan, Lowering, Program]:
 
 def run_again(stage: Stage, layer: str) -> list[str]:
     """The kinds of a layer's steps that are run again, in order."""
-    steps = [step for step in stage.steps if step.site.block == layer and step.again]
+    steps = [step for step in stage.steps if step.site.block == layer and step.is_repeated]
     return [step.kind if isinstance(step, Communication) else step.segment.kind for step in steps]
 
 
@@ -50,7 +50,7 @@ def test_steps_that_a_backward_needs_are_rerun(of: str, tensor: int, layer: str,
     """Not rerun: the last product, the return of rows from experts, and the following sum over tensor ranks."""
     (stage,) = make_plan(again(spec(1, 1, 1, 4, of=of, tensor=tensor))).stages
     assert run_again(stage, layer) == expected
-    assert not [step for step in stage.steps if step.again and step.site.block[0] not in "LM"]
+    assert not [step for step in stage.steps if step.is_repeated and step.site.block[0] not in "LM"]
 
 
 def test_the_first_layers_of_each_stage() -> None:
@@ -58,11 +58,14 @@ def test_the_first_layers_of_each_stage() -> None:
     chosen = again(spec(2, 1, 1, 4, schedule="1f1b"), 1, "swiglu")
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "Ett|ttmL"})})
     stages = make_plan(chosen).stages
-    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in stages] == [["L0"], ["L2"]]
+    assert [sorted({step.site.block for step in stage.steps if step.is_repeated}) for stage in stages] == [
+        ["L0"],
+        ["L2"],
+    ]
     kinds = {use.site: use.segment.recompute for use in make_plan(chosen).uses}
     assert (kinds["L2.experts"], kinds["L3.experts"]) == (("experts",), ("swiglu",))
     stages_of_three = make_plan(chosen.model_copy(update={"recompute_layers": 3})).stages
-    assert [sorted({step.site.block for step in stage.steps if step.again}) for stage in stages_of_three] == [
+    assert [sorted({step.site.block for step in stage.steps if step.is_repeated}) for stage in stages_of_three] == [
         ["L0", "L1"],
         ["L2", "L3", "M0"],
     ]
@@ -76,7 +79,7 @@ def test_nothing_is_rerun_needlessly_or_kept(of: str, schedule: str, tensor: int
     for bodies in program.bodies:
         for body in bodies:
             stage = plan.stages[int(body.actions[0][1:])]
-            if len(body.actions) == 1 and body.actions[0][0] in "BI" and any(step.again for step in stage.steps):
+            if len(body.actions) == 1 and body.actions[0][0] in "BI" and any(step.is_repeated for step in stage.steps):
                 _is_read(body)
             if len(body.actions) == 1 and body.actions[0][0] == "F":
                 assert kept(body) <= inputs_and_counts(stage)
@@ -106,7 +109,7 @@ def kept(body: Body) -> set[str]:
 def inputs_and_counts(stage: Stage) -> set[str]:
     """Inputs of layers, exchanged counts, and the inputs of a norm after experts or after the sum over tensor ranks:
     without these, experts or the sum would be rerun for the norm."""
-    layers = {step.site.block for step in stage.steps if step.again}
+    layers = {step.site.block for step in stage.steps if step.is_repeated}
     names = {name for step in stage.steps for name in step.inputs if not name.startswith(f"{step.site.block}_")}
     names |= {f"{layer}_{name}" for layer in layers for name in ("route", "offsets", "h")}
     names |= {f"{layer}_{name}" for layer in layers for name in ("join_unpermute_0", "leave_add_bias_0")}

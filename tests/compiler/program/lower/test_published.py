@@ -90,7 +90,7 @@ def test_the_published_order_of_our_own_segments() -> None:
     planned = deepseek_v3()
     chains = [chain(planned, 8, "F"), chain(planned, 7, "B")]
     jobs = jobs_of(chains)
-    instructions = [(slot, node.instruction) for slot, nodes in enumerate(chains) for node in nodes if node.ordered]
+    instructions = [(slot, node.instruction) for slot, nodes in enumerate(chains) for node in nodes if node.uses_lane]
     layers = [list(dict.fromkeys(i.site.split(".")[0] for s, i in instructions if s == slot)) for slot in (0, 1)]
 
     def part(slot: int, kind: str, site: str, phase: str) -> str:

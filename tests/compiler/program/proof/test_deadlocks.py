@@ -12,7 +12,7 @@ import pytest
 
 from compiler.ir import Message, Program
 from compiler.program.proof import ProofError, prove
-from compiler.program.proof.channels import _run, _run_with_clocks, message_of, read_lines
+from compiler.program.proof.channels import _proves_releases, _run_with_clocks, message_of, read_lines
 from compiler.program.proof.structure import Structure
 from compiler.schedule.schedule import Schedule
 from tests.compiler.program.proof.executor import Symbols, outcomes
@@ -144,7 +144,7 @@ def test_direct_messages_give_the_verdicts_of_vector_clocks(row: tuple[str, int,
         except (NothingToEditError, ProofError):
             continue
         try:
-            sure = _run(lines)
+            sure = _proves_releases(lines)
         except ProofError as error:
             with pytest.raises(ProofError, match=re.escape(str(error))):
                 _run_with_clocks(lines)

@@ -85,7 +85,7 @@ def test_each_rank_makes_few_groups(name: str) -> None:
     counts = Counter(channel for of_rank in channels for channel in of_rank)
     assert counts == {(o.kind, ranks): len(ranks) for o in compiled.openings for ranks in o.channels(mesh)}
     for bucket in compiled.plan.buckets:
-        if len(bucket.holders) > 1 and not bucket.still:
+        if len(bucket.holders) > 1 and not bucket.is_still:
             assert all(("reduce", tuple(bucket.holders)) in channels[rank] for rank in bucket.holders[:2])
     if name == "deepseek-v3":
         assert (mesh.world, len(compiled.openings), len(counts)) == (2048, 111, 5385)

@@ -176,7 +176,7 @@ def _told(
         old = lines[row]
         new = change(old.slots, int(draw() * len(old.slots)), draw, problem.offered[row])
         line = new and changed(problem, row, old, *new)
-        if not new or not line or (not problem.one_w and line.chunks is not old.chunks):
+        if not new or not line or (not problem.has_equal_w and line.chunks is not old.chunks):
             continue
         end = len(old.slots) - new[2]
         last = next((index for index, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
@@ -239,7 +239,9 @@ def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Schedul
         return
     for count in (marked[0].count, marked[0].count + 3):
         size = resized(problem, count).num_micro_batches
-        longer = make_problem(problem.placement, problem.num_ranks, size, table, caps_of_ranks(problem), problem.folded)
+        longer = make_problem(
+            problem.placement, problem.num_ranks, size, table, caps_of_ranks(problem), problem.is_folded
+        )
         slots = stretched(*marked, count)
         assert makespan_of(longer, slots) == judged(longer, slots, table)
 

@@ -125,7 +125,7 @@ def test_each_edit_for_a_conflict_resolves_it() -> None:
     assert document.diagnostics
     offered = actions([document], Span(document.source, 0, len(text)))
     resolutions = [action for action in offered if action.mends.conflict is not None]
-    assert resolutions and sum(action.preferred for action in resolutions) <= 1
+    assert resolutions and sum(action.is_preferred for action in resolutions) <= 1
     for action in resolutions:
         new_text = apply(text, action.edits)
         assert not load.analyse(HERE, reader=over({HERE: new_text})).diagnostics, action.title
@@ -148,7 +148,7 @@ def test_edits_that_reveal_another_mistake_are_not_preferred() -> None:
             for offer in actions([document], Span(document.source, 0, len(document.source.text)))
             if offer.edits[0].text == "pipeline"
         )
-        assert action.preferred == preferred, wrong
+        assert action.is_preferred == preferred, wrong
 
 
 def test_a_missing_brace_is_put_where_the_indentation_says() -> None:

@@ -67,6 +67,6 @@ def test_draws_depend_on_the_seed() -> None:
 def test_drafts_are_accepted_with_the_right_probability(p: list[int], q: list[int], expected: float) -> None:
     sampler, p_V, q_V = Sampler(1.0), shares(p), shares(q)
     token = int(q_V.argmax())
-    outcomes = Counter(sampler.takes(p_V, q_V, token) for _ in range(2000))
+    outcomes = Counter(sampler.accepts(p_V, q_V, token) for _ in range(2000))
     assert abs(outcomes[True] / 2000 - expected) < 0.04
     assert expected not in (0.0, 1.0) or outcomes[bool(expected)] == 2000

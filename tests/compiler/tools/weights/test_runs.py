@@ -164,7 +164,7 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
             if owned := bucket.owned_of(entry):
                 of_entry, piece, of_piece = owned
                 assert torch.equal(piece.master[of_piece], full[of_entry])
-            if not bucket.gathered:
+            if not bucket.is_gathered:
                 assert torch.equal(bucket.parameters[entry.start : entry.end], full)
 
 

@@ -18,7 +18,7 @@ from runtime.ops.native import library
 def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         x = torch.arange(12.0).view(3, 4)
-        assert library.takes(x)
+        assert library.runs_natively(x)
         y, _ = rmsnorm(x, torch.ones(4), 1e-6)
         (folder / f"rank_{rank}").write_text(f"{library.identity()} {y.sum().item()}", "utf-8")
 

@@ -76,7 +76,7 @@ def test_torch_is_asked_for_the_instructions(capability: str) -> None:
 def test_the_environment_turns_it_off(name: str, value: str) -> None:
     code = (
         "import torch; from runtime.ops.native import library;"
-        "print(library.takes(torch.zeros(2, 2)), library.identity())"
+        "print(library.runs_natively(torch.zeros(2, 2)), library.identity())"
     )
     assert python(code, **{name: value}).stdout == "False torch\n"
 
@@ -85,10 +85,10 @@ def test_accepted_operands(instructions: str) -> None:
     x, half = torch.zeros(4, 6), torch.zeros(4, 6, dtype=torch.bfloat16)
     accepted: list[tuple[Tensor, ...]] = [(x,), (half, half), (x[:, 2:4], x), (x[:0],), (x.expand(3, 4, 6)[0], x[1])]
     accepted += [(x.to(E4M3), x[1].to(E4M3)), (x[:, 2:4].to(E4M3),)]
-    assert all(library.takes(*operands) for operands in accepted)
+    assert all(library.runs_natively(*operands) for operands in accepted)
     refused = [(x.double(),), (x.half(),), (x, half), (half, x), (x.t(),), (x[:, ::2],), (x, x.t()), (x.to("meta"),)]
     refused += [(x.to(E4M3), x), (x.to(E4M3).t(),), (x.to(torch.float8_e5m2),)]
-    assert not any(library.takes(*operands) for operands in refused)
+    assert not any(library.runs_natively(*operands) for operands in refused)
 
 
 def test_wrong_arguments_are_refused_before_the_call(instructions: str) -> None:
