@@ -6,7 +6,7 @@ import argparse
 import re
 
 from compiler.cli import main as cli
-from dsl.reference.pages import MADE
+from dsl.reference.pages import GENERATED
 
 
 def commands_page() -> str:
@@ -15,7 +15,7 @@ def commands_page() -> str:
     codes = " ".join(cli.__doc__.partition("Exit codes: ")[2].split())
     rows = (f"| [{name}](#{name}) | {_cell(_usage(name))} | {_cell(line)} |" for name, line in cli.COMMANDS.items())
     parts = [
-        f"{MADE}# Commands\n",
+        f"{GENERATED}# Commands\n",
         "`dsc COMMAND --help` prints the same. A spec is named `SPEC` or, where its file has several runs, `SPEC:RUN`.",
         "Without a spec argument, commands use the spec in the current folder.\n",
         "| command | usage | does |\n|---|---|---|",

@@ -181,7 +181,7 @@ def data(block: Data) -> contract.DataRecipe:
                 _filters(block.filters if blended.filters is None else blended.filters),
             )
             for blended, weight in zip(
-                block.sources, shares.whole([blended.weight for blended in block.sources]), strict=True
+                block.sources, shares.integer_weights([blended.weight for blended in block.sources]), strict=True
             )
         )
         if block.sources

@@ -63,7 +63,7 @@ def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -
 
     `number`: parses numbers instead of int and float; it raises ValueError for one that it does not take.
     """
-    integer, real, constant = (_placed(number),) * 3 if number else (_placed(_whole), float, _placed(_no_number))
+    integer, real, constant = (_placed(number),) * 3 if number else (_placed(_integer), float, _placed(_no_number))
     try:
         return json.loads(text, parse_int=integer, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -134,7 +134,7 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
-def _whole(digits: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits):,} digits is too large")
     return int(digits)

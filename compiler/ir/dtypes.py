@@ -23,7 +23,7 @@ SCALE_DTYPE = {"fp32": "float32", "e8m0": "float8_e8m0fnu", "e4m3": "float8_e4m3
 # Suffixes of a value's name: the low bits of its elements, the scales of its tiles, its per-tensor scale.
 LOW, SCALES, SCALE = "_low", "_scales", "_scale"
 
-WHOLE = 2**30  # rows and columns of a tile that covers a whole tensor
+WHOLE_TENSOR = 2**30  # rows and columns of a tile that covers a whole tensor
 
 Extents = tuple[int | str, ...]  # a shape: ints, "R" for received rows, or "R/128" for tiles of them, rounded up
 
@@ -56,7 +56,7 @@ class Packed:
     @property
     def is_whole(self) -> bool:
         """Whether the tensor has one scale."""
-        return self.rows == self.columns == WHOLE
+        return self.rows == self.columns == WHOLE_TENSOR
 
     @property
     def has_pow2_scales(self) -> bool:

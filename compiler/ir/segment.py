@@ -78,7 +78,7 @@ class TensorSplit:
     parts: tuple[int, ...]  # a rank's extent of each part of a fused product; one part if it is not fused
     ranks: int
 
-    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the logical parameter, if a rank's shard has `shape`."""
         d = self.dimension
         assert shape[d] == sum(self.parts), (shape, self)
@@ -118,7 +118,7 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
+class RecomputedValue:
     """An input or output of a segment that is not saved for the backward but recomputed there, as the first result of
     `op(*args)` on parameters, inputs and constants of the segment.
     """
@@ -148,7 +148,7 @@ class Segment:
         tuple[str, int | float | bool | str | tuple[int | float, ...]], ...
     ] = ()  # settings of the function
     recompute: tuple[str, ...] = ()  # names of what the backward recomputes: compiler/model/segments/recompute.py
-    remade: tuple[Remade, ...] = ()
+    remade: tuple[RecomputedValue, ...] = ()
     stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/model/segments/storage.py
     fused: tuple[str, ...] = ()  # names of fusion passes: compiler/model/segments/fuse.py
 

@@ -81,7 +81,7 @@ def kept_bytes(chains: Chains, kind: str) -> int:
     """
     kinds = {"F": ("F",), "I": ("F", "I")}[kind]
     buffers = {buffer.name: buffer for action in kinds for node in chains.of(action) for buffer in node.writes}
-    inputs = _taken(chains)
+    inputs = _input_buffers(chains)
     for name, buffer in (inputs | buffers).items():  # of values whose gradient comes from other blocks
         buffers.setdefault(gradient_of(name), Buffer(gradient_of(name), buffer.shape, buffer.dtype))
     later = chains.of({"F": "B", "I": "W"}[kind])
@@ -94,7 +94,7 @@ def kept_bytes(chains: Chains, kind: str) -> int:
     return sum(sizes[name].fixed_bytes + chains.rows * sizes[name].row_bytes for name in roots)
 
 
-def _taken(chains: Chains) -> dict[str, Buffer]:
+def _input_buffers(chains: Chains) -> dict[str, Buffer]:
     """The inputs of a block's segments, as buffers."""
     buffers: dict[str, Buffer] = {}
     for use in (step for step in chains.stage.steps if isinstance(step, Use)):

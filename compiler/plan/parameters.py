@@ -132,7 +132,7 @@ def counted(spec: Spec, steps: Iterable[StageStep]) -> Parameters:
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> SegmentTensor:
     shape, experts = (param.shape[1:], num_experts(spec.model, name)) if param.stack else (param.shape, None)
-    shape = param.split.whole(shape) if param.split else shape
+    shape = param.split.full_shape(shape) if param.split else shape
     facts = param.role, param.init, param.decay, experts, param.uniform, param.split, param.matrices, param.mean
     return SegmentTensor(name, shape, *facts)
 

@@ -29,7 +29,7 @@ from compiler.machine.rates.table import (
 from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
-from dsl.facts.devices import reached
+from dsl.facts.devices import nodes_reached
 from dsl.facts.formats import FP8
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
 from dsl.schema import Device as SpecDevice
@@ -106,7 +106,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         ranks_of_node=node.devices,
         sms=place.device.sms if part_table.tiles else None,
         compute=place.compute,
-        left=place.compute if place.communication else 1 - _taken(part_table),
+        left=place.compute if place.communication else 1 - _exchange_share(part_table),
         keeps_share=place.communication > 0,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
         rope=any(row.kind == "rope" for row in part_table.rows),
@@ -118,7 +118,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     )
 
 
-def _taken(table: RateTable) -> float:
+def _exchange_share(table: RateTable) -> float:
     """The share of the SMs that exchanges take if none are reserved: as many as they had when they were measured."""
     sms = max((row.sms or 0 for row in table.rows if row.kind in LINKS), default=0)
     return sms / table.device.sms if table.device.sms else 0.0
@@ -320,7 +320,7 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
         return 0.0
     if not spec.routes_by_nodes:
         return 1.0
-    return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
+    return min(moe.top_k, nodes_reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
 
 
 # --- Rates of pipeline ranks: one value for all, or one for each if a cluster has several kinds of devices

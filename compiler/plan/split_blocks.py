@@ -8,7 +8,7 @@ from compiler.ir import Buffer, Communication
 from compiler.ir.expert_placement import Received, even_rows, most_rows
 from compiler.ir.names import gradient_of
 from compiler.model.layers import Place
-from dsl.facts.devices import reached
+from dsl.facts.devices import nodes_reached
 from dsl.schema import Moe, Spec
 from runtime.contract.names import Site
 
@@ -50,7 +50,7 @@ def held(spec: Spec) -> Received:
 
 def copies_of(spec: Spec, moe: Moe) -> int:
     """The most nodes to which a token is sent."""
-    return min(moe.top_k, reached(moe.groups, moe.top_groups, _group_nodes(spec)))
+    return min(moe.top_k, nodes_reached(moe.groups, moe.top_groups, _group_nodes(spec)))
 
 
 def _group_nodes(spec: Spec) -> int:

@@ -39,12 +39,12 @@ MARGIN = 0.1  # of a device's memory: an edit that is expected to lack more is n
 # In ascending cost: norms and activations cost almost nothing, the products of attention and of experts the most.
 CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
 DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
-WHOLE = "layer"
+WHOLE_LAYER = "layer"
 RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
 OF_WORLD = ("parallel.pipeline", NODES)  # keys that decide the number of data ranks
 Setting = tuple[str, str]  # key and value of an override `-s`
 Legal = Callable[[Iterable[str]], Spec | None]  # the spec with more overrides, None if it breaks a rule: dsl.load
-assert {*CHEAP, *DEAR, WHOLE} == set(get_args(Recompute))
+assert {*CHEAP, *DEAR, WHOLE_LAYER} == set(get_args(Recompute))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ class _Looking:
         for count in range(1, len(dear) + 1):
             if self._is_recomputed((*cheap, *dear[:count])):
                 return
-        if WHOLE not in base:
-            self.attempt(((RECOMPUTE, _list([WHOLE])),))
+        if WHOLE_LAYER not in base:
+            self.attempt(((RECOMPUTE, _list([WHOLE_LAYER])),))
 
     def _is_recomputed(self, more: Sequence[str]) -> bool:
         tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *more))),))

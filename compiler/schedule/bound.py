@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 
 from compiler.ir.stage_placement import StagePlacement
-from compiler.schedule.costs import MOST, Costs
+from compiler.schedule.costs import MAX_TIME, Costs
 from compiler.schedule.rank_states import QUICK, SmallPipeline
 from compiler.schedule.waits import Item, Slot, Times, Waits, steps_of
 from compiler.schedule.weights import Weight
@@ -145,7 +145,7 @@ class _MicroBatchWays:
 
     def life(self, slot: Slot) -> Fraction:
         """The least time from a forward to the last stage, back, and through the backward."""
-        return self.head("B", slot) - self.head("F", slot) + self.alone.whole[slot] * self.alone.unit
+        return self.head("B", slot) - self.head("F", slot) + self.alone.full_backward[slot] * self.alone.unit
 
     def held(self, slot: Slot) -> Fraction:
         """An activation times the time for which it is held: all of it until its backward, then the part for its W."""
@@ -328,7 +328,7 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
         sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
     forward, backward, input_grad, weight_grad = map(costs.quickest, KINDS)
     num_stages = placement.num_stages(num_ranks)
-    work, begin, ways = [Fraction(0)] * num_ranks, [MOST] * num_ranks, []
+    work, begin, ways = [Fraction(0)] * num_ranks, [MAX_TIME] * num_ranks, []
     for side in sides.values():
         weights = [costs.micro_batches[m] for m in side]
         ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]

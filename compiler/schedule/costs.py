@@ -33,7 +33,8 @@ from runtime.contract.actions import COPIES, KINDS, Action, Step, actions_of
 
 _ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
-LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # bounds of a time other than 0; in ns, 10**15 is about ten days
+# Bounds of a time other than 0; in ns, 10**15 is about ten days.
+MIN_TIME, MAX_TIME = Fraction(1, 10**20), Fraction(10**15)
 TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
 
 
@@ -57,9 +58,9 @@ def _fault(text: str) -> str:
             return "has too many decimals: at most 20"
         return TOO_SMALL if exponent and sign == "-" and len(integer) <= 20 else TOO_LARGE
     value = Fraction(text)
-    if value > MOST:
+    if value > MAX_TIME:
         return TOO_LARGE
-    return TOO_SMALL if 0 < value < LEAST else ""
+    return TOO_SMALL if 0 < value < MIN_TIME else ""
 
 
 # --- The largest schedules that are made, read or drawn, checked before any work

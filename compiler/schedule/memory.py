@@ -12,7 +12,7 @@ from compiler.files.text import object_of
 from dsl.facts import units
 
 GIGA = 10**9
-MOST = 10**18  # bytes
+MAX_BYTES = 10**18  # bytes
 MOST_GIGABYTES = 10**5  # a larger number without a unit is taken for bytes
 _AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt])(i?)|b?)b?\s*", re.ASCII | re.IGNORECASE)
 
@@ -82,7 +82,7 @@ def _amount(value: Any) -> Fraction:
 def parse_bytes(text: str) -> Fraction:
     """Parse bytes as a spec writes them: `80GB` or `79.1GiB`. Raises ValueError."""
     quantity = units.quantity(text) if units.NUMBER.fullmatch(text) else None
-    if len(text) > 40 or quantity is None or quantity.dimension != (("byte", 1),) or quantity.value > MOST:
+    if len(text) > 40 or quantity is None or quantity.dimension != (("byte", 1),) or quantity.value > MAX_BYTES:
         raise ValueError(f"{text[:40]!r} is not an amount of memory: write it as {_meant(text)}")
     return quantity.value
 

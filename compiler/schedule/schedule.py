@@ -18,7 +18,7 @@ _HEADER = re.compile(
 )
 _MOST_DIGITS = 6  # of ranks and micro-batches
 _KINDS = ("F", "FB", "FI", "FIW", "FO", "FOR", "FORB", "FORI", "FORIW")  # legal orders for a stage and micro-batch
-_WHOLE = ("FB", "FIW", "FORB", "FORIW")  # the complete ones
+_COMPLETE = ("FB", "FIW", "FORB", "FORIW")  # the complete ones
 _NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
@@ -169,7 +169,7 @@ class Schedule:
 
     def _check_complete(self, stages: int, done: dict[tuple[int, int], str]) -> None:
         run = {*done.values()}
-        final = ("F",) if run <= {"F"} else _WHOLE
+        final = ("F",) if run <= {"F"} else _COMPLETE
         if run <= {*final} and len(done) == stages * self.num_micro_batches:
             return
         for stage in range(stages):

@@ -116,7 +116,7 @@ class Waits:
         return {slot: min(self.quickest["B", slot], self.quickest["I", slot]) for slot in self.rank}
 
     @cached_property
-    def whole(self) -> dict[Slot, int]:
+    def full_backward(self) -> dict[Slot, int]:
         """The least time from the start of a backward until all of it has run."""
         quickest = self.quickest
         return {slot: min(quickest["B", slot], quickest["I", slot] + quickest["W", slot]) for slot in self.rank}
@@ -124,7 +124,7 @@ class Waits:
     @cached_property
     def release(self) -> dict[Slot, int]:
         """The least time from the start of a backward until it frees any of its activation."""
-        return self.whole if self.costs.keeps == 1 else self.back
+        return self.full_backward if self.costs.keeps == 1 else self.back
 
     @cached_property
     def apart(self) -> dict[tuple[str, Slot], int]:
@@ -229,7 +229,7 @@ class Waits:
                     before = direction, stage - 1
                     tail = max(tail, self.hop[before] + rests["B", before][k])
                 tails["B", slot][k] = tail
-                remaining = max(row[k], self.whole[slot], self.back[slot] + tail)
+                remaining = max(row[k], self.full_backward[slot], self.back[slot] + tail)
                 for forwards, lag, time in room[slot]:
                     if k + lag < len(forwards):
                         remaining = max(remaining, time + forwards[k + lag])
@@ -266,9 +266,9 @@ class Waits:
             return 0
         alone = replace(self, num_micro_batches=2, caps=None)
         heads, ends, directions = alone.heads(alone.zeros(), alone.zeros()), (0, self.last), range(2)
-        freed = self.whole if self.costs.keeps else self.back  # the next one needs all of it
+        freed = self.full_backward if self.costs.keeps else self.back  # the next one needs all of it
         turns = [min(heads["B", (d, end)][0] + freed[d, end] for end in ends) for d in directions]
-        rests = [heads["B", (d, 0)][0] + self.whole[d, 0] - turns[d] for d in directions]
+        rests = [heads["B", (d, 0)][0] + self.full_backward[d, 0] - turns[d] for d in directions]
         return sum(n * turn for n, turn in zip(self.counts, turns, strict=True)) + min(rests)
 
 

@@ -65,14 +65,14 @@ def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator
         else:
             matches[path] = corpus.find_by_name(pattern, folder, _suffixes(spec.data))
             files = [file.path for file in matches[path].files]
-            if message := corpus.said_of_skipped(pattern, len(files), dict(matches[path].skipped)):
+            if message := corpus.note_on_skipped(pattern, len(files), dict(matches[path].skipped)):
                 hint = "if that is intended, write a pattern that matches only files to read, such as `notes/**/*.md`"
                 yield Diagnostic("D0104", message, origins.get(path), hint, severity="warning")
         if message := _too_short(files, spec):
             hint = "add more text, or shorten `train.sequence`"
             yield Diagnostic("D0106", f"{pattern!r}: {message}", origins.get(path), hint, severity="warning")
     names = dict(zip(spec.data.patterns, [source.name for source in spec.data.sources] or [""], strict=True))
-    if message := corpus.said_of_shared({names[path]: match.files for path, match in matches.items()}):
+    if message := corpus.note_on_shared({names[path]: match.files for path, match in matches.items()}):
         hint = "name each file in one source"
         yield Diagnostic("D0105", message, origins.get(next(iter(matches))), hint, severity="warning")
 

@@ -135,7 +135,7 @@ def _launcher(options: Training, build: Path, out: Path, data: Path, *, resume: 
 def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
     """Train the phases of a run from the one it has reached. Returns the exit code of the last phase that was trained,
     and whether ranks were launched."""
-    _, tokens = _reached(out) if options.resume else (0, 0)
+    _, tokens = _newest_position(out) if options.resume else (0, 0)
     index = sum(phase.spec.train.first_token <= tokens for phase in phases[1:])
     resume = options.resume
     if not (options.profile or options.debug):
@@ -154,13 +154,13 @@ def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tup
         if code == EXIT_EARLIER and index:  # the newest checkpoint is damaged, the one before is of an earlier phase
             index, resume = index - 1, True
             continue
-        is_over = options.steps is not None and options.steps <= _reached(out)[0]
+        is_over = options.steps is not None and options.steps <= _newest_position(out)[0]
         if code or not launched or is_over or options.profile or options.debug or index + 1 == len(phases):
             return code, launched
         index += 1
 
 
-def _reached(out: Path) -> tuple[int, int]:
+def _newest_position(out: Path) -> tuple[int, int]:
     """Return the step of the newest checkpoint of a run, and the tokens trained on; zeros if there is none. The ranks
     verify its shards."""
     try:

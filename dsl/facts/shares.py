@@ -12,7 +12,7 @@ from math import gcd, lcm
 MAX_PERIOD = 100_000  # samples; a rank computes their order at start, in 0.2 s (measured on one core)
 
 
-def whole(weights: Sequence[float]) -> tuple[int, ...]:
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the smallest whole numbers proportional to weights that are not all 0: (0.7, 0.3) gives (7, 3)."""
     exact = [Fraction(repr(weight)) for weight in weights]  # as written, not as binary fractions
     unit = lcm(*(weight.denominator for weight in exact))

@@ -420,7 +420,7 @@ WORDS: dict[str, Other] = {
     "half": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
 }
 # Synonyms of words of the language.
-SAME: dict[str, str] = {
+SYNONYMS: dict[str, str] = {
     "float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16", "fp8": "e4m3",
     "float8_e4m3fn": "e4m3", "yes": "true", "on": "true", "no": "false", "off": "false",
     "warm_up": "warmup", "hold": "constant", "stable": "constant",

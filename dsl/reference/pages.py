@@ -11,14 +11,14 @@ from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, U
 from dsl.rules.codes import CODES
 from dsl.schema import BUILT_IN
 
-MADE = "<!-- Written by `make docs`; do not edit. -->\n\n"
+GENERATED = "<!-- Written by `make docs`; do not edit. -->\n\n"
 
 
 def keys_page() -> str:
     """The page of all blocks and keys, in the order of the schema."""
     named = ", ".join(f"`{name}`" for name in BUILT_IN)
     parts = [
-        f"{MADE}# Blocks and keys\n",
+        f"{GENERATED}# Blocks and keys\n",
         "All blocks and keys of a spec. A key without a default must be given. `dsc explain KEY` prints the same for "
         "one",
         "key; [units.md](units.md) lists the units, [errors.md](errors.md) explains the codes.\n",
@@ -36,7 +36,7 @@ def keys_page() -> str:
 def units_page() -> str:
     """The page of all units with their exact values."""
     parts = [
-        f"{MADE}# Units\n",
+        f"{GENERATED}# Units\n",
         "A unit follows its number without a space (`80GB`, `2USD/h`); only `tokens`, `steps` and `bytes` may follow a",
         "space. Values are exact: no decimal is rounded before it reaches its key. `B` after a number is a count of "
         "10⁹,",
@@ -51,7 +51,7 @@ def units_page() -> str:
 def errors_page(messages: Mapping[str, str]) -> str:
     """The page of all codes, each with its rule, its lesson, and the message about its wrong example in `messages`."""
     parts = [
-        f"{MADE}# Errors\n",
+        f"{GENERATED}# Errors\n",
         "Every message of `dsc check` has a code, which is never reused for another rule. `dsc explain CODE` explains",
         "it. The examples are files `mine.dsc` in the folder of the shipped [specs](../../specs).\n",
         *(

@@ -200,7 +200,7 @@ def _elsewhere(word: str) -> tuple[Topic, ...]:
     if word.lower() in vocabulary.ABSENT:
         return (Topic("word", word, vocabulary.hint_of(word)),)
     if not places:
-        synonym = vocabulary.SAME.get(word.lower(), "")
+        synonym = vocabulary.SYNONYMS.get(word.lower(), "")
         topics = find(synonym) if synonym else ()
         topic = Topic("word", word, f"`{synonym}` is the word for it here", see=(synonym,) if topics else ())
         return (topic, *topics) if synonym else ()

@@ -152,11 +152,11 @@ def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     """Hint for an unknown word: the word that was probably meant, or a list of the known ones."""
-    from dsl.facts.vocabulary import SAME
+    from dsl.facts.vocabulary import SYNONYMS
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
     names = sorted(set(words))
-    synonym = SAME.get(word.lower().replace("-", "_"))
+    synonym = SYNONYMS.get(word.lower().replace("-", "_"))
     if synonym in names:
         return f"did you mean `{synonym}`?"
     close = nearest(word, names)

@@ -15,7 +15,7 @@ from dsl.facts.devices import peaks_of
 from dsl.facts.schedules import DEFAULT_CHUNKS, default_of, facts_of
 from dsl.messages.diagnostics import Span
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole
+from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole_number
 from dsl.resolve.merge import key_of, lost_keys
 from dsl.schema import Batch, Device, More, Node, Parallel, PhaseWithin, ScheduleBlock, Sm, Spec, StoredUnit, Train
 from dsl.schema.base import MAX_TOKENS, broken_bound, fields_of
@@ -209,7 +209,9 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
         raise context.reject("E0204", "`steps` is a value, not a block", statement.head, "write `steps = 1000`")
     span = statement.phrase.span
     quantity = phrase(context, scope, statement.phrase)
-    steps = whole(context, convert(context, quantity, StoredUnit("step", bare=True), "steps", span), span, "steps")
+    steps = whole_number(
+        context, convert(context, quantity, StoredUnit("step", bare=True), "steps", span), span, "steps"
+    )
     if not 1 <= steps <= 10**9:
         message = f"`steps = {span.text}` is out of bounds: at least 1 and at most 1,000,000,000"
         raise context.reject("E0303", message, span, "write `steps = 1000`")

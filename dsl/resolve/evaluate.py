@@ -272,7 +272,7 @@ def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
     return phrase(context, place, statement.phrase)
 
 
-def whole(context: Context, value: Fraction, span: Span, noun: str) -> int:
+def whole_number(context: Context, value: Fraction, span: Span, noun: str) -> int:
     """Return a whole number of `noun`. Raises RejectedError after reporting a fraction."""
     if value.denominator != 1:
         unit = f" {noun}" if noun in ("tokens", "steps") else ""
@@ -283,7 +283,7 @@ def whole(context: Context, value: Fraction, span: Span, noun: str) -> int:
 
 def count(context: Context, scope: Scope, value: Value, key: str) -> int:
     """Evaluate a whole number without a unit."""
-    return whole(
+    return whole_number(
         context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
     )
 

@@ -12,7 +12,7 @@ from dsl.closed_forms.ramp import Ramp
 from dsl.facts.units import PLAIN, Quantity, spoken
 from dsl.messages.diagnostics import Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole
+from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole_number
 from dsl.resolve.merge import key_of
 from dsl.resolve.values import string
 from dsl.schema import Batch, Phase, RatePhase, StoredUnit, TrainTokenizer
@@ -28,9 +28,9 @@ MAX_RATE = Fraction(10)
 def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | None, since: int = 0) -> int:
     """Return the tokens of a duration that begins at token `since`. Steps are converted by the batch ramp."""
     if quantity.dimension == TOKEN:
-        return whole(context, quantity.value, span, "tokens")
+        return whole_number(context, quantity.value, span, "tokens")
     if quantity.dimension == STEP:
-        steps = whole(context, quantity.value, span, "steps")
+        steps = whole_number(context, quantity.value, span, "steps")
         if steps < 0:
             raise context.reject("E0303", f"`{span.text}` is a negative number of steps", span, "write `1000 steps`")
         if ramp is None:  # mistakes in its values have been reported
@@ -115,7 +115,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         if key not in settings:
             raise context.reject("E0203", f"`batch` has no `{key}`", statement.head, f"add `{example}`")
     start, end = (_size(context, *settings[key]) for key in ("from", "to"))
-    over = whole(context, *settings["over"], "tokens")
+    over = whole_number(context, *settings["over"], "tokens")
     if not 0 < over <= MAX_TOKENS:
         raise context.reject(
             "E0303", f"`over = {over}` is out of bounds: at least 1", settings["over"][1], "write more tokens"
@@ -124,7 +124,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
 
 
 def _size(context: Context, value: Fraction, span: Span) -> int:
-    size = whole(context, value, span, "sequences")
+    size = whole_number(context, value, span, "sequences")
     if not 1 <= size <= 100_000_000:
         message = f"`{span.text}` is out of bounds: at least 1 and at most 100,000,000"
         raise context.reject("E0303", message, span, "write the number of sequences per step")
@@ -143,7 +143,7 @@ def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | Tra
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
     argument = value.arguments[0]
     vocab = convert(context, leading(context, scope, (argument,))[0], None, "train", argument.span)
-    size = whole(context, vocab, argument.span, "entries")
+    size = whole_number(context, vocab, argument.span, "entries")
     if not 257 <= size <= 16_777_216:
         message = f"a vocabulary of {size:,} is out of bounds: at least 257 and at most 16,777,216"
         raise context.reject("E0303", message, argument.span, "write `train(4096)`")

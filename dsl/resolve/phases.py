@@ -22,8 +22,8 @@ from dsl.schema.train import MAX_PHASES
 from dsl.text.syntax import Attribute, Block, Statement, Word
 
 SEPARATOR = "."  # of RUN.PHASE
-WHOLE = ("data", "adapter", "metrics")  # keys of a run that no phase may change, except the weights of sources
-WHOLE_OF_TRAIN = ("optimizer", "seed", "initial", "ema")
+FIXED_KEYS = ("data", "adapter", "metrics")  # keys of a run that no phase may change, except the weights of sources
+FIXED_TRAIN_KEYS = ("optimizer", "seed", "initial", "ema")
 GRPO = "grpo"
 # Keys of a model that affect its training or RoPE, but not its weights.
 _RECIPE = frozenset({"name", "init_std", "rope", "balance", "weight"})
@@ -149,7 +149,7 @@ def _check(context: Context, phases: Sequence[Block]) -> None:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
         misplaced = [part for statement in phase.body for part in _whole_run_keys(statement)]
-        misplaced += [statement for statement in _inside(phase, "train") if statement.key.text in WHOLE_OF_TRAIN]
+        misplaced += [statement for statement in _inside(phase, "train") if statement.key.text in FIXED_TRAIN_KEYS]
         for statement in misplaced:
             message = f"`{statement.key.text}` belongs to the whole run, and no phase can change it"
             context.complain("E0708", message, statement.key.span, "move it out of the phase")
@@ -168,7 +168,7 @@ def _whole_run_keys(statement: Statement) -> Iterator[Attribute | Block]:
     """Yield a statement if only the whole run may set its key; of `data`, yield everything except the weights of
     sources.
     """
-    if not isinstance(statement, (Attribute, Block)) or statement.key.text not in WHOLE:
+    if not isinstance(statement, (Attribute, Block)) or statement.key.text not in FIXED_KEYS:
         return
     if not isinstance(statement, Block) or statement.key.text != "data":
         yield statement

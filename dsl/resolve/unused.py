@@ -31,7 +31,7 @@ from dsl.text.syntax import (  # fmt: skip
     Word,
 )
 
-MAX_TOLD = 100  # reported numbers with an unknown unit, per file
+MAX_REPORTED = 100  # reported numbers with an unknown unit, per file
 
 
 def examine(context: Context) -> None:
@@ -108,7 +108,7 @@ def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Di
     if definitions.broken:
         return []
     wrong = [number for number in _numbers(definitions.body) if units.quantity(number.text) is None]
-    wrong = [number for number in wrong if not _is_known(number.text)][:MAX_TOLD]
+    wrong = [number for number in wrong if not _is_known(number.text)][:MAX_REPORTED]
     spans = [item.span for item in reported if item.span is not None] if wrong else []
     return [
         Diagnostic("E0301", *no_unit(number))

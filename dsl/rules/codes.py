@@ -162,7 +162,7 @@ FILE_CODES = {
     "D0105": "a file is in only one source of a blend",
     "D0106": "a source has enough text for a sample",
 }
-MORE = {
+DETAILS = {
     "I0101": "NaN, Infinity, comments and trailing commas are not JSON, although some programs write them.",
     "I0102": "Other readers silently take the last of two values.",
     "I0103": "A recipe is parsed, never executed.",

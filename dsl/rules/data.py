@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.facts.shares import MAX_PERIOD, whole
+from dsl.facts.shares import MAX_PERIOD, integer_weights
 from dsl.rules.finding import Finding
 from dsl.schema import Compressed, CustomAttention, Filters, Spec
 
@@ -177,7 +177,7 @@ def weights_have_a_period(spec: Spec) -> Iterator[Finding]:
     if not any(source.weight for source in sources):
         yield Finding("E0932", "no source has a weight above 0", "data.sources", "write `weight = 1` in one of them")
         return
-    period = sum(whole([source.weight for source in sources]))
+    period = sum(integer_weights([source.weight for source in sources]))
     if period > MAX_PERIOD:
         longest = max(sources, key=lambda source: len(repr(source.weight)))
         message = (

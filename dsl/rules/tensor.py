@@ -27,14 +27,14 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
             if attention.heads % tensor:
                 yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif isinstance(attention, Compressed):
-            yield _whole(code, TENSOR, spec, "compressed attention cannot be split over ranks yet", path)
+            yield _must_be_one(code, TENSOR, spec, "compressed attention cannot be split over ranks yet", path)
         elif isinstance(attention, DeltaNet):
             if attention.key_heads % tensor or attention.heads % tensor:
                 split = f"{attention.key_heads:,} key heads and {attention.heads:,} value heads"
                 heads = gcd(attention.heads, attention.key_heads)
                 yield _uneven(code, TENSOR, spec, split, heads, f"{path}.key_heads")
         elif not isinstance(attention, Gqa):
-            yield _whole(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
+            yield _must_be_one(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif attention.kv_heads % tensor or attention.heads % tensor:
             split = f"{attention.kv_heads:,} heads of keys and values and {attention.heads:,} query heads"
             heads = gcd(attention.heads, attention.kv_heads)
@@ -44,7 +44,7 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
         if isinstance(ffn, Moe):
             yield from _experts(spec, code, ffn, path)
         elif not isinstance(ffn, Dense):
-            yield _whole(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
+            yield _must_be_one(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif ffn.inner % tensor:
             yield _uneven(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
 
@@ -96,7 +96,7 @@ def products_are_split(spec: Spec) -> Iterator[Finding]:
     if not blocks:
         yield from _refused("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
     elif getattr(spec.parallel, EXPERT) > 1:
-        yield _whole("E0819", EXPERT, spec, reason, "precision")
+        yield _must_be_one("E0819", EXPERT, spec, reason, "precision")
 
 
 def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
@@ -112,11 +112,11 @@ def _refused(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding
     of what cannot be split."""
     for key in (TENSOR, EXPERT):
         if getattr(spec.parallel, key) > 1:
-            yield _whole(code, key, spec, reason.format(key), cause)
+            yield _must_be_one(code, key, spec, reason.format(key), cause)
             return
 
 
-def _whole(code: str, key: str, spec: Spec, reason: str, cause: str) -> Finding:
+def _must_be_one(code: str, key: str, spec: Spec, reason: str, cause: str) -> Finding:
     message = f"{key} = {getattr(spec.parallel, key)}: {reason}"
     return Finding(code, message, f"parallel.{key}", f"write `{key} = 1`", (("which is given here", cause),))
 

@@ -303,12 +303,12 @@ class _Feeder:
             index += 2
         if len(words) < 2 or words[0].type != "WORD":
             return None
-        from dsl.facts.vocabulary import SAME  # imported only to explain a mistake
+        from dsl.facts.vocabulary import SYNONYMS  # imported only to explain a mistake
 
         name = "_".join(word.text for word in words)
         span = Span(self.source, words[0].start, words[-1].end)
         message = f"`{span.text}` is not a valid name: names have letters, digits and `_`"
-        return Diagnostic("E0108", message, span, f"did you mean `{SAME.get(name, name)}`?")
+        return Diagnostic("E0108", message, span, f"did you mean `{SYNONYMS.get(name, name)}`?")
 
     def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
         token, unclosed = self.tokens[index], self._unclosed(index)

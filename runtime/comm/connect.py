@@ -51,18 +51,18 @@ class MixedLinks:
         self.sums: Sums = MixedSums(host.sums, collective.sums, self.carriers)
 
     def edge(self, source: int, destination: int) -> Edge:
-        return self._of("edge", (source, destination)).edge(source, destination)
+        return self._links("edge", (source, destination)).edge(source, destination)
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
-        return self._of(kind, members).swap(kind, members)
+        return self._links(kind, members).swap(kind, members)
 
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
-        return self._of(kind, members).parts(kind, members)
+        return self._links(kind, members).parts(kind, members)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return self._host.flat(name, elements, dtype)
 
-    def _of(self, kind: str, ranks: tuple[int, ...]) -> HostLinks | CollectiveLinks:
+    def _links(self, kind: str, ranks: tuple[int, ...]) -> HostLinks | CollectiveLinks:
         return self._host if (kind, ranks) in self._host.carriers else self._collective
 
 
@@ -76,12 +76,12 @@ class MixedSums:
         self.collective.all_reduce(tensor, largest)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        return self._of(holders).start_reduce(bucket, holders, flat, shares)
+        return self._links(holders).start_reduce(bucket, holders, flat, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        self._of(holders).gather(bucket, holders, flat, shares)
+        self._links(holders).gather(bucket, holders, flat, shares)
 
-    def _of(self, holders: tuple[int, ...]) -> Sums:
+    def _links(self, holders: tuple[int, ...]) -> Sums:
         return self.host if self.carriers["reduce", holders] == "memory" else self.collective
 
 

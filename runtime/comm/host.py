@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, PipeReader, PipeWriter, SharedMemory, pipe_bytes
 from runtime.comm.transport import (
-    All,
+    AllWork,
     Carrier,
     Channel,
     ChannelError,
@@ -190,9 +190,9 @@ class HostParts:
             works, [*places[: self.index], outgoing[self.index], *places[self.index + 1 :]], places[self.index]
         )
 
-    def gather(self, name: str, flat: Tensor) -> All:
+    def gather(self, name: str, flat: Tensor) -> AllWork:
         parts = flat.chunk(len(self.writers))
-        return All(self._started(name, [parts[self.index]] * len(parts), parts))
+        return AllWork(self._started(name, [parts[self.index]] * len(parts), parts))
 
     def _started(self, name: str, outgoing: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
         """Send each other member its part, and start to receive one from each into its place."""

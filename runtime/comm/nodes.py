@@ -152,7 +152,7 @@ class Counts:
         mine = counts[:, place.node].transpose(0, 1).flatten(1)
         stamps = words[:1, :1].expand(place.on_node, 1)
         mine = torch.cat([stamps, mine], 1)
-        pending = self.hops.swap("node", self.name, _each(mine), _each(torch.empty_like(mine)))
+        pending = self.hops.swap("node", self.name, _one_row_each(mine), _one_row_each(torch.empty_like(mine)))
         copies_S, sent = copies_of(place, counts[place.node].sum((1, 2)), tokens_NS[place.node])
         forwards, forwarded = forwards_of(place, counts.sum(3), tokens_NS)
         theirs = pending.wait()
@@ -255,7 +255,7 @@ class NodeExchange:
         words[1 : 1 + num_experts] = counts_E
         words[1 + num_experts :] = order_S // (num_rows // self.place.tokens)
         words_N = words.expand(self.place.nodes, -1)
-        pending = self.counts.swap("column", name, _each(words_N), _each(torch.empty_like(words_N)))
+        pending = self.counts.swap("column", name, _one_row_each(words_N), _one_row_each(torch.empty_like(words_N)))
         self.sequence += 1
         self.counted[name] = Counts(name, self.counts, self.place, num_experts, pending)
         self.pending[name] = (pending,)
@@ -383,7 +383,7 @@ def _before(counts: Tensor) -> Tensor:
     return counts.cumsum(0) - counts
 
 
-def _each(words: Tensor) -> Rows:
+def _one_row_each(words: Tensor) -> Rows:
     """One row for each member."""
     return Rows(words, (1,) * words.shape[0])
 

@@ -408,7 +408,7 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class All:
+class AllWork:
     """Several operations in flight, as one."""
 
     works: Sequence[Work]

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         if isinstance(error, MissingError):
             notes.error(f" = hint: {where_paths_start(args.data)}")
         return refusal_code(error)
-    notes.found()
+    notes.report_found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
     notes.rest()
     return 0
@@ -104,7 +104,7 @@ class Notes:
     def progress(self, phase: str, done: int, total: int) -> None:
         if done >= total:
             if phase == "read":
-                self.found()
+                self.report_found()
             self._held.append(PHASES[phase])
         if not self._held and not (self._live and time.monotonic() - self._last > 0.1):
             return
@@ -123,7 +123,7 @@ class Notes:
         if self._held and self._may_talk():
             self.rest()
 
-    def found(self) -> None:
+    def report_found(self) -> None:
         """Tell the launcher, once, that the text is found or not needed."""
         if not self._is_found:
             self._is_found = True

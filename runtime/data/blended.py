@@ -42,7 +42,7 @@ def prepare_data(
     """Return the prepared corpus of a request, with one source or several. Arguments and errors as of `prepare`."""
     if not request.data.sources:
         return prepare.prepare(request, spec_folder, out, progress, say, cache=cache, resumed=resumed)
-    entry = prepare.asked_for(request)
+    entry = prepare.request_entry(request)
     out.mkdir(parents=True, exist_ok=True)
     cache = prepare.usable(cache, say)
     with store.run_lock(out, say):
@@ -66,8 +66,8 @@ def prepare_data(
         if cache is not None:
             return prepare.linked(out, blend.shared(cache, str(out)), blend.about, say)
         with _aside(out) as aside:
-            part: Part = lambda name, task, about: prepare.made(task, _folder(aside / name), about)  # noqa: E731
-            return blend.made(out, part, prepare.nobody_else)
+            part: Part = lambda name, task, about: prepare.build(task, _folder(aside / name), about)  # noqa: E731
+            return blend.build(out, part, prepare.nobody_else)
 
 
 def prepare_shared(
@@ -113,7 +113,7 @@ class BlendRequest:
         return {
             "source": ", ".join(source.files for source in self.request.data.sources),
             "skipped": dict(sum((Counter(task.skipped) for task in self.tasks.values()), Counter())),
-            "request": prepare.asked_for(self.request),
+            "request": prepare.request_entry(self.request),
             **_by_source("places", {name: task.places for name, task in self.tasks.items()}),
         }
 
@@ -123,9 +123,9 @@ class BlendRequest:
             if (meta := store.verified(cache / self.key)) is not None:
                 return Prepared(cache / self.key, meta, reused=True)
             part: Part = lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say)  # noqa: E731
-            return self.made(cache, part, prepare.guard_of(cache, purpose, self.say))
+            return self.build(cache, part, prepare.guard_of(cache, purpose, self.say))
 
-    def made(self, where: Path, part: Part, guard: Guard) -> Prepared:
+    def build(self, where: Path, part: Part, guard: Guard) -> Prepared:
         """Build the folder of the blend in `where`. The caller holds the lock of `key`, or of a run. `part`: prepares
         the folder of a source. `guard`: takes further locks."""
         with store.journal(where, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:

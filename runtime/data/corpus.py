@@ -74,7 +74,7 @@ def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFI
     return Corpus(tuple(sorted(files)), _counted({path: reason for path, reason in reasons.items() if reason}))
 
 
-def said_of_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> str:
+def note_on_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> str:
     """Return a note on the matching files that are not read, and why; "" if all are read.
 
     num_files: number of files that are read. skipped: number of other files by reason.
@@ -85,7 +85,7 @@ def said_of_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> 
     return f"{num_skipped:,} of {num_files + num_skipped:,} files of {source!r} are not read: {reasons}"
 
 
-def said_of_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
+def note_on_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
     """Return a note on the files that are in several sources of a blend; "" if there are none. `files`: by source."""
     owners: dict[Path, list[str]] = {}
     for name, source_files in files.items():

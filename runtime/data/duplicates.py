@@ -28,7 +28,7 @@ RUN = 5  # words
 DIGEST_BYTES = 16
 AT_ONCE = 4096  # shingles; datasketch holds MINIMA values for each
 WEIGHTS = (0.05, 0.95)  # of false positives and false negatives of the index; candidates are compared exactly
-MOST = 0.995  # threshold of the index: near 1 datasketch finds no bands; candidates are compared in any case
+MAX_THRESHOLD = 0.995  # threshold of the index: near 1 datasketch finds no bands; candidates are compared in any case
 LIBRARY, PURPOSE = "datasketch", "to find near duplicates"
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio; odd, so that multiplication is invertible
 _UNSPACED = (
@@ -106,7 +106,9 @@ class SeenDocuments:
         self._digests: set[bytes] = set()
         self._least = None if similarity is None else math.ceil(similarity * MINIMA - 1e-9)
         if similarity is not None:
-            self._index = _library().MinHashLSH(threshold=min(similarity, MOST), num_perm=MINIMA, weights=WEIGHTS)
+            self._index = _library().MinHashLSH(
+                threshold=min(similarity, MAX_THRESHOLD), num_perm=MINIMA, weights=WEIGHTS
+            )
             self._kept: Signature = np.zeros((1024, MINIMA), np.uint32)
             self._num_kept = 0
 

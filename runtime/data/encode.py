@@ -163,7 +163,9 @@ def tokenizer_of(
 
 
 @contextmanager
-def given(path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Settings | None = None) -> Iterator[Tokens]:
+def open_tokenizer(
+    path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Settings | None = None
+) -> Iterator[Tokens]:
     """Open a user's tokenizer. Raises DataError if it is invalid or has more tokens than `vocab`."""
     with _processes(path, content, chat, work) as (process, encoded):
         facts = {**process.facts, "library": tokenizers.__version__}

@@ -46,7 +46,7 @@ from runtime.system.outcome import death_text
 
 WORDS = (50, 100_000)
 WORD_LENGTH = (3, 10)  # the mean, in characters
-MOST = {  # percent of the words, or of the lines
+MAX_PERCENT = {  # percent of the words, or of the lines
     "hash_signs": 10,
     "ellipses": 10,
     "bullet_lines": 90,
@@ -64,7 +64,7 @@ REPEATED_GRAMS = {5: 15, 6: 14, 7: 13, 8: 12, 9: 11, 10: 10}  # percent of the c
 RULES = (
     "words",
     "word_length",
-    *MOST,
+    *MAX_PERCENT,
     "letters",
     *REPEATED,
     *(f"top_{n}_gram" for n in TOP),
@@ -92,7 +92,7 @@ def fault(text: str) -> str:
         "ellipsis_lines": (sum(line.endswith(ELLIPSES) for line in lines), len(lines)),
     }
     for name, (count, total) in counts.items():
-        if count * 100 > MOST[name] * total:
+        if count * 100 > MAX_PERCENT[name] * total:
             return name
     if sum(any(map(str.isalpha, word)) for word in words) * 100 < LETTERS * len(words):
         return "letters"
@@ -166,7 +166,7 @@ FORMAT = 1  # version of NAMES, the rules and the hashes
 KEPT = 0
 NAMES = ("shortest", "longest", *RULES, "exact", "near")  # reasons to leave a document out, numbered from 1
 FILE = "filters.dat"  # in a folder of prepared data
-FOUND = ".filtered-"  # next to such folders, for later folders of the same text
+FATES_PREFIX = ".filtered-"  # next to such folders, for later folders of the same text
 LENGTH = struct.Struct("<Q")
 HEAD = struct.Struct("<ii")
 Progress = Callable[[str, int, int], None]
@@ -204,7 +204,7 @@ class Filtered:
         return json.dumps(head | {"sha256": sha256}).encode() + b"\n" + self.fates.tobytes()
 
 
-def said(facts: Mapping[str, Any]) -> str:
+def summary_line(facts: Mapping[str, Any]) -> str:
     """Return the facts of a source as one line."""
     left_out = facts["left_out"]
     reasons = ", ".join(f"{name} {left_out[name]:,}" for name in NAMES if name in left_out)
@@ -289,7 +289,7 @@ def filtered(
     reasons += {None: [], "exact": ["exact"], "near": ["exact", "near"]}[settings.duplicates]
     result = Filtered(np.concatenate([np.zeros(0, np.uint8), *fates]), tuple(sizes.values()), tuple(reasons))
     if not result.facts["kept"]:
-        raise DataError(f"{files[0].path}: nothing is left to train on: {said(result.facts)}")
+        raise DataError(f"{files[0].path}: nothing is left to train on: {summary_line(result.facts)}")
     return result
 
 
@@ -306,7 +306,7 @@ def _with_duplicates(judgement: Judged, seen: duplicates.SeenDocuments) -> Fates
 # ---------------------------------------------------------------- results kept for later folders of the text
 def read(where: Path, key: str) -> Filtered | None:
     """Return the result that `write` wrote, if it exists and is complete."""
-    path = where / f"{FOUND}{key}"
+    path = where / f"{FATES_PREFIX}{key}"
     if path.is_symlink() or not path.is_file():
         return None
     with open_regular(path) as stream:
@@ -324,7 +324,7 @@ def write(where: Path, key: str, result: Filtered) -> None:
     aside = where / f"{BUILDING}{key}"
     aside.unlink(missing_ok=True)  # left by a killed process
     write_synced(aside, result.to_bytes())
-    aside.replace(where / f"{FOUND}{key}")
+    aside.replace(where / f"{FATES_PREFIX}{key}")
     sync_folder(where)
 
 

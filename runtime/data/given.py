@@ -47,7 +47,7 @@ Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]
 CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times the need of published tokenizers
 DATA_BYTES = 4 << 30
 DATA_BYTES_PER_BYTE = 128  # of a batch: the library keeps several alignments of each byte
-MAX_SHOWN, MAX_SAID = 200, 2000  # characters of a message of the library, and of a reason
+MAX_SHOWN, MAX_REASON = 200, 2000  # characters of a message of the library, and of a reason
 
 
 class _EndedError(Exception):
@@ -217,7 +217,7 @@ def main(argv: list[str]) -> int:
         return 1
     except BaseException as error:  # a Rust panic is no Exception
         text = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
-        _answer(stdout, {"error": text[:MAX_SAID]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
+        _answer(stdout, {"error": text[:MAX_REASON]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
         return 1
     return 0
 

@@ -72,7 +72,7 @@ def prepare(
     such data was prepared for an equal request and is undamaged, it is used without opening the text. Raises DataError
     for errors that the user must fix.
     """
-    entry = asked_for(request)
+    entry = request_entry(request)
     damaged: Path | None = None
     if resumed and out.is_dir():
         with store.run_lock(out, say):
@@ -96,11 +96,11 @@ def prepare(
             task.check(meta)
             return Prepared(folder, store.renamed(folder, meta, about), reused=True)
         if cache is None:
-            return made(task.passed(out, nobody_else, say), out, about)
+            return build(task.passed(out, nobody_else, say), out, about)
         return linked(out, shared(task, cache, about, str(out), say), about, say)
 
 
-def made(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
+def build(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
     """Prepare the folder of a task. The caller holds the lock of its text."""
     with store.journal(where, task.text_key) as journal:
 
@@ -116,7 +116,7 @@ def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any]
     """Return the folder of a task in the cache, prepared there if it does not exist."""
     with store.shared_lock(cache, task.text_key, purpose, say):
         if (meta := store.verified(cache / task.key)) is None:
-            return made(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
+            return build(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
         task.check(meta)
         return Prepared(cache / task.key, meta, reused=True)
 
@@ -127,10 +127,10 @@ def say_skipped(
     """Print which files of sources are not read, and which are in several sources. Keys: names of the sources."""
     texts = {name: task for name, task in tasks.items() if isinstance(task, PreparationTask)}
     notes = [
-        corpus.said_of_skipped(f"{requests[name].data.source}", len(task.files), task.skipped)
+        corpus.note_on_skipped(f"{requests[name].data.source}", len(task.files), task.skipped)
         for name, task in texts.items()
     ]
-    notes.append(corpus.said_of_shared({name: task.files for name, task in texts.items()}))
+    notes.append(corpus.note_on_shared({name: task.files for name, task in texts.items()}))
     for note in filter(None, notes):
         say(f"warning: {note}")
 
@@ -155,7 +155,7 @@ def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
 
 def about_of(request: DataRequest, task: PreparationTask | TokenTask) -> dict[str, Any]:
     """Return the entries of meta.json about the request for a folder."""
-    entries = {"source": request.data.source, "skipped": task.skipped, "request": asked_for(request)}
+    entries = {"source": request.data.source, "skipped": task.skipped, "request": request_entry(request)}
     return entries | task.places
 
 
@@ -195,7 +195,7 @@ def of_checkpoints(
     return None, damaged
 
 
-def asked_for(request: DataRequest) -> Meta:
+def request_entry(request: DataRequest) -> Meta:
     """Return the entry of meta.json for a request."""
     data = request.data
     choice = {"train": data.tokenizer.vocab} if isinstance(data.tokenizer, TrainedTokenizer) else data.tokenizer
@@ -258,7 +258,7 @@ class PreparationTask:
                 with store.journal(where, key) as journal:
                     result = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
                     filters.write(where, key, result)
-                say(filters.said(result.facts))
+                say(filters.summary_line(result.facts))
         return replace(self, files=result.of(self.files), filtered=result)
 
     @property
@@ -293,7 +293,7 @@ class PreparationTask:
         opened = (
             encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work, self.special)
             if isinstance(self.tokenizer, int)
-            else encode.given(*self.tokenizer, self.vocab, work, self.chat)
+            else encode.open_tokenizer(*self.tokenizer, self.vocab, work, self.chat)
         )
         with opened as tokens:
             yield tokens

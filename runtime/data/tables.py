@@ -34,7 +34,7 @@ DATA_BYTES = 4 << 30
 CPU_S = 60.0  # and again for each MiB of the file: a hundred times the usual need
 BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}  # without decoding
 MAX_SHOWN = 8  # names of columns
-MAX_SAID = 2000  # characters of a reason
+MAX_REASON = 2000  # characters of a reason
 
 
 def texts_of_table(path: Path, column: str, most: int) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
         if size == END:
             return
         if size == FAULT:
-            raise DataError(f"{path}: {answer.read(MAX_SAID * 4).decode('utf-8', 'replace')}")
+            raise DataError(f"{path}: {answer.read(MAX_REASON * 4).decode('utf-8', 'replace')}")
         row += 1
         content = answer.read(size)
         if len(content) < size:
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say(out: IO[bytes], text: str) -> None:
-    out.write(LENGTH.pack(FAULT) + text[:MAX_SAID].encode("utf-8", "replace"))
+    out.write(LENGTH.pack(FAULT) + text[:MAX_REASON].encode("utf-8", "replace"))
     out.flush()
 
 

@@ -158,7 +158,7 @@ class Board:
     def has_finished(self, rank: int) -> bool:
         return self._memory[rank * _PAGE + _FINISHED] == 1
 
-    def said(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:
+    def messages(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:
         """Return the number of a rank's messages, and those after the first `seen`. Only the last 1,000 bytes are
         kept."""
         place = rank * _PAGE + _NOTICES

@@ -118,7 +118,7 @@ class Progress:
     def _show_messages(self, board: Board) -> None:
         """Print messages of ranks. A rank that shows its own progress prints them itself."""
         for rank in range(board.world) if board.rank < 0 else ():
-            self._said[rank], texts = board.said(rank, self._said.get(rank, 0))
+            self._said[rank], texts = board.messages(rank, self._said.get(rank, 0))
             for text in map(printable, texts):
                 self._tell(text)
 

@@ -18,7 +18,7 @@ from runtime.ops.quantise import quantise
 
 THRESHOLD = 40.0  # above 37, softplus(x) equals x bit for bit, even in FP64
 TINY = 1e-20  # added to the sum of the chosen scores, as in DeepSeek-V2 and V3
-WHOLE = 64  # upper bound on the elements that torch computes together: two 512-bit vectors of BF16
+MAX_VECTOR = 64  # upper bound on the elements that torch computes together: two 512-bit vectors of BF16
 
 
 def route(
@@ -67,7 +67,7 @@ def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
 def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function so that an element's result does not depend on its position. torch computes the
     elements after the last whole vector differently, so this pads to whole vectors."""
-    padding = -x.numel() % WHOLE
+    padding = -x.numel() % MAX_VECTOR
     if not padding or not x.is_cpu:
         return function(x)
     return function(functional.pad(x.reshape(-1), (0, padding)))[: x.numel()].view(x.shape)

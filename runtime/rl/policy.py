@@ -195,16 +195,16 @@ class Policy:
         group = self._grpo.group
         prompts = [self.prompts.prompt(int(i) // group) for i in drawn]
         columns = self._of_columns(len(drawn))
-        with self.time.whole("generation"):
+        with self.time.count_block("generation"):
             rollouts = self.generator.generate(prompts, drawn.tolist(), columns.tolist())
         reference_NC = None
         if self.reference:
-            with self.time.whole("generation"):
+            with self.time.count_block("generation"):
                 self.reference.swap()
                 reference_NC = self.generator.log_probabilities(rollouts, columns.tolist())
                 self.reference.swap()
         self.set_action("score completions")
-        with self.time.whole("reward"):
+        with self.time.count_block("reward"):
             rewards_NR = self._rewards(drawn, rollouts, columns)
         advantage_N = advantages(totals(rewards_NR, self._weights_R), group, self._grpo.scale)
         weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)

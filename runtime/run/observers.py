@@ -145,7 +145,7 @@ class ValidationLosses(Observer):
 
     def after(self, step: EndedStep) -> None:
         if step.is_last or step.number % self.asked.every == 0 or (self.ranks_checkpoints and step.is_saved):
-            with self.trainer.time.whole("validation"):
+            with self.trainer.time.count_block("validation"):
                 step.row |= self.trainer.evaluate()
 
 

@@ -87,7 +87,7 @@ class RankRun:
             for observer in self.observers:
                 observer.after(step)
         if is_saved or (self._is_stopped and saves):
-            with trainer.time.whole("checkpoint"):
+            with trainer.time.count_block("checkpoint"):
                 self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
         if self._is_stopped:
             self._is_over = True

@@ -46,7 +46,7 @@ class Sharding:
     def zeros(self, site: str) -> WholeTensors:
         """Return zeroed accumulators of a segment, for one micro-batch."""
         shard = self._of_site[site][0].gradients
-        return self._whole(site, shard.new_zeros(self._size(site)))
+        return self._tensors_of(site, shard.new_zeros(self._size(site)))
 
     def scatter(self, name: str, site: str, gradients: WholeTensors) -> None:
         """Start to reduce-scatter a segment's gradients over the ranks that shard them."""
@@ -64,7 +64,7 @@ class Sharding:
     def gather(self, name: str, site: str) -> None:
         """Start to all-gather the weights of a segment."""
         shard = self._of_site[site][0].parameters
-        weights, works = self._whole(site, shard.new_empty(self._size(site))), list[Work]()
+        weights, works = self._tensors_of(site, shard.new_empty(self._size(site))), list[Work]()
         for bucket, flat in self._pieces(site, weights.flat):
             flat[bucket.kept] = bucket.parameters
             works.append(self.parts[bucket.dividers].gather(name, flat))
@@ -85,7 +85,7 @@ class Sharding:
         buckets = self._of_site[site]
         return zip(buckets, flat.split([bucket.padded for bucket in buckets]), strict=True)
 
-    def _whole(self, site: str, flat: Tensor) -> WholeTensors:
+    def _tensors_of(self, site: str, flat: Tensor) -> WholeTensors:
         tensors = {name: view for bucket, piece in self._pieces(site, flat) for name, view in views(bucket, piece)}
         return WholeTensors(flat=flat, **vars(namespace(tensors)))
 

@@ -72,7 +72,7 @@ class StepTime:
             self.enter(before)
 
     @contextmanager
-    def whole(self, part: Part) -> Iterator[None]:
+    def count_block(self, part: Part) -> Iterator[None]:
         """Count the whole time of the block as a part."""
         before = self.enter(part)
         self._is_whole = True

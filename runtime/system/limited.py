@@ -72,7 +72,7 @@ Object = Mapping[str, Any]
 Answer = Callable[[Object], Object]
 MAX_ANSWER_BYTES = 64 << 20
 SAID_BYTES = 4096  # kept output of the code; an error shows the last line
-MAX_SAID = 2000  # characters of a reason
+MAX_REASON = 2000  # characters of a reason
 END_S = 5.0  # for the outer process to end its children
 # Environment variables that the process gets: no credentials, and no GPU.
 PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
@@ -223,7 +223,7 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
         say({"fault": too_much_memory(data_bytes), "hint": "hold less"})
         return 1
     except FaultError as fault:
-        say({"fault": f"{fault}"[:MAX_SAID], "hint": fault.hint})
+        say({"fault": f"{fault}"[:MAX_REASON], "hint": fault.hint})
         return 1
     return 0
 

@@ -16,7 +16,7 @@ from compiler.cli.main import main
 from dsl.reference import keys
 from dsl.reference.lessons import lesson
 from dsl.reference.topics import names_of_topics
-from dsl.rules.codes import CODES, MORE
+from dsl.rules.codes import CODES, DETAILS
 from dsl.rules.codes import FILE_CODES as FILE_CODES
 from tests.compiler.cli.forms import parsed
 
@@ -89,11 +89,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_codes_of_other_files_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(FILE_CODES) == set(MORE) and not set(FILE_CODES) & set(CODES)
+    assert set(FILE_CODES) == set(DETAILS) and not set(FILE_CODES) & set(CODES)
     for code, rule in FILE_CODES.items():
         assert main(["explain", code.lower()]) == 0
         output = capsys.readouterr().out
-        assert output.startswith(f"{code}: {rule}\n") and " ".join(output.split()).endswith(MORE[code])
+        assert output.startswith(f"{code}: {rule}\n") and " ".join(output.split()).endswith(DETAILS[code])
         assert main(["explain", f"{code[:-1]}9"]) == 2
 
 

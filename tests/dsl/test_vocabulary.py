@@ -47,11 +47,11 @@ def test_no_word_is_a_key_of_the_language_at_its_place() -> None:
     assert not vocabulary.KEYS.keys() & vocabulary.OTHERS.keys()
     assert not vocabulary.ABSENT.keys() & {*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.WORDS}
     assert not vocabulary.ABSENT.keys() & {path.rpartition(".")[2] for path in PLACES}
-    assert all(find(word) for word in vocabulary.SAME.values() if word not in ("true", "false"))
+    assert all(find(word) for word in vocabulary.SYNONYMS.values() if word not in ("true", "false"))
 
 
 def test_every_word_is_explained() -> None:
-    for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT, *vocabulary.WORDS, *vocabulary.SAME):
+    for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT, *vocabulary.WORDS, *vocabulary.SYNONYMS):
         assert find(word), word
     first, *rest = find("gpus_per_node")
     assert first.summary == "here it is `cluster.node.devices`" and rest[0].name == "cluster.node.devices"

@@ -338,8 +338,8 @@ def test_finding_the_text_is_signalled_once(capsys: pytest.CaptureFixture[str]) 
     """The launcher waits for an empty line on stdout."""
     notes = prepare.Notes()
     assert capsys.readouterr().out == ""
-    notes.found()
-    notes.found()
+    notes.report_found()
+    notes.report_found()
     assert capsys.readouterr().out == "\n"
 
 

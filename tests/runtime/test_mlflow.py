@@ -58,7 +58,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "mlflow.entities", metric)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda: Client(calls)))
-    monkeypatch.setattr(mlflow, "MOST", 3)
+    monkeypatch.setattr(mlflow, "MAX_METRICS", 3)
     monkeypatch.setenv(mlflow.URI, "http://localhost")
     return calls
 

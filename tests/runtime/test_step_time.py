@@ -54,7 +54,7 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
     def run(part: Part, depth: int, of: str | None) -> None:
         is_whole = of is None and draw.random() < 0.3
         inside = of or (part if is_whole else None)
-        with (time.whole if is_whole else time.within)(part):
+        with (time.count_block if is_whole else time.within)(part):
             for _ in range(draw.randint(0, 3) if depth else 0):
                 pass_time(inside or part)
                 run(draw.choice(PARTS), depth - 1, inside)

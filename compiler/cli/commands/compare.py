@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from compiler.tools.report.compared import Compared
 
 VERSION = 1  # of the JSON, docs/json.md
-MOST = 64  # runs: more curves cannot be distinguished
+MAX_RUNS = 64  # runs: more curves cannot be distinguished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     folders = list({os.path.realpath(folder): folder for folder in args.runs}.values())
     if len(folders) < 2:
         return wrong("a comparison needs at least two runs", "name another run, or use dsc report RUN", args.format)
-    if len(folders) > MOST:
-        return wrong(f"{len(folders)} runs are more than the maximum of {MOST}", "name fewer", args.format)
+    if len(folders) > MAX_RUNS:
+        return wrong(f"{len(folders)} runs are more than the maximum of {MAX_RUNS}", "name fewer", args.format)
     if any([is_missing(folder) for folder in folders]):
         return EXIT_SPEC
     from compiler.tools.report.compared import compare, names_of, read_run

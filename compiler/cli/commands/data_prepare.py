@@ -162,7 +162,7 @@ def document(prepared: Prepared, phases: Sequence[Spec]) -> dict[str, Any]:
 
 def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
     """A table with a line for each source and split."""
-    from runtime.data.filters import said
+    from runtime.data.filters import summary_line
 
     splits = list(rows(prepared, phases))
     total = [sum(getattr(row, name) for row in splits) for name in COUNTS]
@@ -179,7 +179,9 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
         ).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
-    filtered = [f"{name}{name and ': '}{said(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()]
+    filtered = [
+        f"{name}{name and ': '}{summary_line(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()
+    ]
     done = "already prepared" if prepared.reused else "prepared"
     return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
 

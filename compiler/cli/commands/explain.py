@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 from compiler.cli.commands.common import wrong
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
-from dsl.rules.codes import CODES, MORE
+from dsl.rules.codes import CODES, DETAILS
 from dsl.rules.codes import FILE_CODES as FILE_CODES
 
 VERSION = 1  # of the JSON, docs/json.md
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _of_files(word: str) -> tuple[Topic, ...]:
     """The topic of an error code for other files than specs."""
     code = word.strip().strip("`").upper()
-    return (Topic("code", code, FILE_CODES[code], MORE[code]),) if code in FILE_CODES else ()
+    return (Topic("code", code, FILE_CODES[code], DETAILS[code]),) if code in FILE_CODES else ()
 
 
 def _plain(topic: Topic) -> dict[str, object]:

@@ -31,7 +31,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Laid:
+class FormattedFile:
     """A file's content and its formatted text."""
 
     path: str
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if args.paths != [STDIN] or args.check or args.diff:
             return wrong("`-` takes no other arguments", "write `dsc fmt - < spec.dsc`")
         return _filter()
-    laid: list[Laid] = []
+    laid: list[FormattedFile] = []
     mistakes: list[Diagnostic] = []
     for path in dict.fromkeys(_files(args.paths or ["."])):
         try:
@@ -106,14 +106,14 @@ def _filter() -> int:
     return 0
 
 
-def _laid(path: str) -> Laid:
+def _laid(path: str) -> FormattedFile:
     """Read and format a file. Raises SpecError. A link is refused, as it would be replaced by a file."""
     content, mistakes = content_of(path)
     if not mistakes and Path(path).is_symlink():
         mistakes = (Diagnostic("E0101", f"{path} is a symbolic link", hint="name the file it points to"),)
     if mistakes:
         raise SpecError(mistakes)
-    return Laid(path, content, _text(os.path.normpath(path), content))
+    return FormattedFile(path, content, _text(os.path.normpath(path), content))
 
 
 def _text(name: str, content: bytes) -> str:
@@ -136,7 +136,7 @@ def _files(paths: list[str]) -> Iterator[str]:
                     yield str(file)
 
 
-def _diff(laid: Laid) -> str:
+def _diff(laid: FormattedFile) -> str:
     """The changes as a unified diff, with control characters replaced."""
     import difflib
 

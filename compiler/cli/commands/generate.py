@@ -132,7 +132,7 @@ def _written(args: argparse.Namespace, source: ModelSource) -> int:
     written = writer.write(ids, args.tokens, sampler, lambda text: print(text, end="", flush=True))
     print(flush=True)
     seconds = perf_counter() - begin
-    say(said(written, seconds, writer.model.sequence))
+    say(summary_line(written, seconds, writer.model.sequence))
     if not written.tokens and conversation is None and writer.conversations.template is not None:
         say("the model has a chat template: `--chat` applies it to the prompt")
     return 0
@@ -165,7 +165,7 @@ def document(prompt: str, written: Written, seconds: float) -> dict[str, object]
     }
 
 
-def said(written: Written, seconds: float, sequence: int) -> str:
+def summary_line(written: Written, seconds: float, sequence: int) -> str:
     """Notes for the user on a generated text."""
     count, drafts = len(written.tokens), written.drafts
     lines = [f"{count:,} tokens in {seconds:.2f} s: {count / seconds:.0f} per second"]

@@ -94,7 +94,7 @@ def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weight
         raise FolderError(f"{folder}: weights of type {model_type} are not supported; --config-only leaves them out")
     stored = read_folder(folder)
     remarks = []
-    rotates = "halves" if family.reads_order and _of(root, "rope_interleave") is False else ""
+    rotates = "halves" if family.reads_order and _value_at(root, "rope_interleave") is False else ""
     tensors = (*published(model, family, rotates), *copies_of(model))
     if model.mtp is not None and lacks_mtp(tensors, stored, mtp_block(model, 0)):
         remarks.append(
@@ -151,7 +151,7 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and all(path.name.startswith(OURS) for path in place.iterdir())
 
 
-def _of(root: JsonValue, *path: str) -> Any:
+def _value_at(root: JsonValue, *path: str) -> Any:
     """The value at a path of a configuration, or None."""
     for key in path:
         if not isinstance(root.value, Mapping) or key not in root.value:
@@ -162,11 +162,11 @@ def _of(root: JsonValue, *path: str) -> Any:
 
 def _block(root: JsonValue) -> tuple[int, int] | None:
     """Rows and columns of an FP8 block; None if the weights have none. Raises FolderError."""
-    if _of(root, "quantization_config") is None:
+    if _value_at(root, "quantization_config") is None:
         return None
     method, sizes = (
-        _of(root, "quantization_config", "quant_method"),
-        _of(root, "quantization_config", "weight_block_size"),
+        _value_at(root, "quantization_config", "quant_method"),
+        _value_at(root, "quantization_config", "weight_block_size"),
     )
     if method == "mxfp4":  # FP4 tensors are recognized by their names
         return None
@@ -181,7 +181,7 @@ def _block(root: JsonValue) -> tuple[int, int] | None:
 
 
 def _context(root: JsonValue) -> int:
-    value = _of(root, "max_position_embeddings")
+    value = _value_at(root, "max_position_embeddings")
     return value if type(value) is int and 0 < value <= 1 << 40 else 0
 
 

@@ -14,7 +14,7 @@ from compiler.schedule.spec_schedule import MAX_BYTES
 from compiler.tools.importers import key_files, megatron, shell_words, torchtitan
 from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, LedgerEntry, Members
 from compiler.tools.importers.python_calls import returned
-from compiler.tools.importers.torchtitan import Beside
+from compiler.tools.importers.torchtitan import SideFiles
 from compiler.tools.importers.write import identifier
 from dsl.load import analyse
 from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
@@ -26,7 +26,7 @@ Read = tuple[ImportedPlan, list[Diagnostic]]  # the plan, and what could not be 
 
 
 @dataclass(frozen=True)
-class Spelled:
+class WrittenSpec:
     """The text of a spec, and the errors in it."""
 
     text: str
@@ -41,7 +41,7 @@ class Spelled:
         return EXIT_DIFFERS
 
 
-def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
+def spec_of(args: argparse.Namespace, name: str) -> WrittenSpec | None:
     """The spec, or None after printing what is wrong."""
     try:
         variables = dict(definition.split("=", 1) for definition in args.define)
@@ -68,7 +68,7 @@ def spec_of(args: argparse.Namespace, name: str) -> Spelled | None:
         hint = "" if plan.mistakes else "; --lossy writes the spec, with what it cannot express as comments"
         say(f"\n{plural(len(plan.mistakes) + len(changed), 'error')}{hint}")
         return None
-    return Spelled(text, _errors(args.out, text))
+    return WrittenSpec(text, _errors(args.out, text))
 
 
 def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
@@ -98,7 +98,7 @@ def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str
 READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
 
 
-def _beside(path: Path, out: str) -> Beside:
+def _beside(path: Path, out: str) -> SideFiles:
     """Access to files in the folder of a configuration and below, and their names relative to a spec at `out`."""
 
     def text(name: str) -> str | None:
@@ -110,7 +110,7 @@ def _beside(path: Path, out: str) -> Beside:
             return None
 
     folder = Path(out).parent if out.endswith(".dsc") else Path()
-    return Beside(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
+    return SideFiles(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
 
 
 def _errors(name: str, text: str) -> tuple[Diagnostic, ...]:

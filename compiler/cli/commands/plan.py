@@ -79,12 +79,12 @@ def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
     from compiler.emit.recipe import data_request
     from runtime.data import store
     from runtime.data.files import DataError
-    from runtime.data.prepare import asked_for, task_of
+    from runtime.data.prepare import request_entry, task_of
 
     request = data_request(spec)
     if request.data.sources:
         return None
-    requested = asked_for(request)
+    requested = request_entry(request)
     metas = (store.meta_of(candidate) for candidate in store.folders(cache))
     if not any(meta is not None and meta.get("request") == requested for meta in metas):
         return None  # decided without reading the text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-MOST = 256  # variants; each is a training run
+MAX_VARIANTS = 256  # variants; each is a training run
 NAME = 60  # maximum characters of a folder name
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _LISTS = ("train.rate",)  # keys whose values have commas: only `|` separates alternatives
@@ -43,8 +43,10 @@ def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
             raise SweepError(f"{key} has a value twice: {', '.join(map(str, values))}", "leave one of them out")
     if not any(len(values) > 1 for values in choices):
         raise SweepError("nothing varies", "give a key several values: -s train.batch=16,32")
-    if (total := math.prod(map(len, choices))) > MOST:
-        raise SweepError(f"{total:,} combinations are more than {MOST}", "leave values out, or sweep key by key")
+    if (total := math.prod(map(len, choices))) > MAX_VARIANTS:
+        raise SweepError(
+            f"{total:,} combinations are more than {MAX_VARIANTS}", "leave values out, or sweep key by key"
+        )
     combinations = []
     for values in product(*choices):
         pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]

@@ -12,7 +12,7 @@ FILE = "adamw"  # one text for all dtypes; the runtime finds it by this name
 STREAMS = {"_update": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def _of(
+def _choose(
     master: Buffer, gradients: Buffer, moment1: Buffer, moment2: Buffer, rounded: Buffer | None
 ) -> KernelChoice | None:
     """Choose the kernel for FP32 master weights, gradients and moments in FP32 or BF16, and separate BF16 weights."""
@@ -33,7 +33,7 @@ def _of(
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "adamw": lambda sms, master, gradients, moment1, moment2, rounded, *numbers: _of(
+    "adamw": lambda sms, master, gradients, moment1, moment2, rounded, *numbers: _choose(
         master, gradients, moment1, moment2, rounded
     ),
 }

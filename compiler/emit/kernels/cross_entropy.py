@@ -41,13 +41,13 @@ def choose(vocab: int, dtype: str, part: bool = False) -> KernelChoice | None:
     )
 
 
-def _of(logits: Buffer, part: bool = False) -> KernelChoice | None:
+def _choose(logits: Buffer, part: bool = False) -> KernelChoice | None:
     return choose(int(logits.shape[1]), logits.dtype, part)
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "cross_entropy": lambda sms, logits, targets: _of(logits),
-    "cross_entropy_dgrad": lambda sms, dloss, logits, targets, lse: _of(logits),
-    "cross_entropy_part": lambda sms, logits, targets: _of(logits, part=True),
-    "cross_entropy_part_dgrad": lambda sms, dlse, dpicked, logits, targets, lse: _of(logits, part=True),
+    "cross_entropy": lambda sms, logits, targets: _choose(logits),
+    "cross_entropy_dgrad": lambda sms, dloss, logits, targets, lse: _choose(logits),
+    "cross_entropy_part": lambda sms, logits, targets: _choose(logits, part=True),
+    "cross_entropy_part_dgrad": lambda sms, dlse, dpicked, logits, targets, lse: _choose(logits, part=True),
 }

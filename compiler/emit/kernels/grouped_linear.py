@@ -83,7 +83,7 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelChoice | None:
+def _choose(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelChoice | None:
     """`experts` has shape [E, N, K]. `rows` and `other` are multiplied, so their dtypes must agree."""
     E, N, K = (int(extent) for extent in experts.shape)
     if rows.dtype != other.dtype:
@@ -92,7 +92,7 @@ def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelCho
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, sms),
-    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, sms),
-    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, sms),
+    "grouped_linear": lambda sms, x, w, offsets: _choose(w, x, w, sms),
+    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _choose(w, dy, w, sms),
+    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _choose(acc, dy, x, sms),
 }

@@ -33,14 +33,14 @@ def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | N
     )
 
 
-def _of(weights: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
+def _choose(weights: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
     """`weights` has shape [E, N, K]."""
     E, N, K = (int(extent) for extent in weights.shape)
     return choose(E, N, K, num_sms) if rows.dtype == FP8 else None
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _of(w, x, sms),
-    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _of(turned(w), dy, sms),
-    "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _of(acc, x, sms),
+    "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _choose(w, x, sms),
+    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _choose(turned(w), dy, sms),
+    "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _choose(acc, x, sms),
 }

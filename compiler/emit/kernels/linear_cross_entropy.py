@@ -69,16 +69,16 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(h: Buffer, w: Buffer, num_sms: int, part: bool = False) -> KernelChoice | None:
+def _choose(h: Buffer, w: Buffer, num_sms: int, part: bool = False) -> KernelChoice | None:
     vocab, hidden = (int(extent) for extent in w.shape)
     return choose(vocab, hidden, w.dtype, num_sms, part) if h.dtype == w.dtype else None
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "linear_cross_entropy": lambda sms, h, w, targets: _of(h, w, sms),
-    "linear_cross_entropy_dgrad": lambda sms, dloss, h, w, targets, lse: _of(h, w, sms),
-    "linear_cross_entropy_wgrad_": lambda sms, acc, dloss, h, w, targets, lse: _of(h, w, sms),
-    "linear_cross_entropy_part": lambda sms, h, w, targets: _of(h, w, sms, True),
-    "linear_cross_entropy_part_dgrad": lambda sms, dlse, dpicked, h, w, targets, lse: _of(h, w, sms, True),
-    "linear_cross_entropy_part_wgrad_": lambda sms, acc, dlse, dpicked, h, w, targets, lse: _of(h, w, sms, True),
+    "linear_cross_entropy": lambda sms, h, w, targets: _choose(h, w, sms),
+    "linear_cross_entropy_dgrad": lambda sms, dloss, h, w, targets, lse: _choose(h, w, sms),
+    "linear_cross_entropy_wgrad_": lambda sms, acc, dloss, h, w, targets, lse: _choose(h, w, sms),
+    "linear_cross_entropy_part": lambda sms, h, w, targets: _choose(h, w, sms, True),
+    "linear_cross_entropy_part_dgrad": lambda sms, dlse, dpicked, h, w, targets, lse: _choose(h, w, sms, True),
+    "linear_cross_entropy_part_wgrad_": lambda sms, acc, dlse, dpicked, h, w, targets, lse: _choose(h, w, sms, True),
 }

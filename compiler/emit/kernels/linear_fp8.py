@@ -67,7 +67,7 @@ def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
 WGRAD = {"BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 5, **FUSION}
 
 
-def _of(weight: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
+def _choose(weight: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
     """`weight` has shape [N, K]."""
     N, K = (int(extent) for extent in weight.shape)
     return choose(N, K, num_sms) if rows.dtype == FP8 else None
@@ -79,7 +79,7 @@ def turned(weight: Buffer) -> Buffer:
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "linear_fp8": lambda sms, x, xs, w, ws: _of(w, x, sms),
-    "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _of(turned(w), dy, sms),
-    "linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs: _of(acc, x, sms),
+    "linear_fp8": lambda sms, x, xs, w, ws: _choose(w, x, sms),
+    "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _choose(turned(w), dy, sms),
+    "linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs: _choose(acc, x, sms),
 }

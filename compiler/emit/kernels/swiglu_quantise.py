@@ -39,19 +39,19 @@ def choose(inner: int, dtype: str) -> KernelChoice | None:
     )
 
 
-def _of(h: Buffer) -> KernelChoice | None:
+def _choose(h: Buffer) -> KernelChoice | None:
     return choose(int(h.shape[1]) // 2, h.dtype)
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
-    "swiglu_quantise": lambda sms, h, pow2=False: _of(h),
-    "gated_swiglu_quantise": lambda sms, h, gate, pow2=False: _of(h),
-    "swiglu_quantise_kept": lambda sms, h, pow2=False: _of(h),
-    "gated_swiglu_quantise_kept": lambda sms, h, gate, pow2=False: _of(h),
-    "swiglu_fp8_quantise_requantise": lambda sms, h, s, pow2=False: _of(h),
-    "gated_swiglu_fp8_quantise_requantise": lambda sms, h, s, gate, pow2=False: _of(h),
-    "swiglu_dgrad_quantise_both": lambda sms, dy, h, pow2=False: _of(h),
-    "gated_swiglu_dgrad_quantise_both": lambda sms, dy, h, gate, pow2=False: _of(h),
-    "swiglu_fp8_dgrad_quantise_both": lambda sms, dy, h, s, pow2=False: _of(h),
-    "gated_swiglu_fp8_dgrad_quantise_both": lambda sms, dy, h, s, gate, pow2=False: _of(h),
+    "swiglu_quantise": lambda sms, h, pow2=False: _choose(h),
+    "gated_swiglu_quantise": lambda sms, h, gate, pow2=False: _choose(h),
+    "swiglu_quantise_kept": lambda sms, h, pow2=False: _choose(h),
+    "gated_swiglu_quantise_kept": lambda sms, h, gate, pow2=False: _choose(h),
+    "swiglu_fp8_quantise_requantise": lambda sms, h, s, pow2=False: _choose(h),
+    "gated_swiglu_fp8_quantise_requantise": lambda sms, h, s, gate, pow2=False: _choose(h),
+    "swiglu_dgrad_quantise_both": lambda sms, dy, h, pow2=False: _choose(h),
+    "gated_swiglu_dgrad_quantise_both": lambda sms, dy, h, gate, pow2=False: _choose(h),
+    "swiglu_fp8_dgrad_quantise_both": lambda sms, dy, h, s, pow2=False: _choose(h),
+    "gated_swiglu_fp8_dgrad_quantise_both": lambda sms, dy, h, s, gate, pow2=False: _choose(h),
 }

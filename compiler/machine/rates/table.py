@@ -355,7 +355,7 @@ def parsed(model: type[Model], text: str, shown: str) -> Model:
     except ValidationError as error:
         first, *rest = error.errors(include_url=False, include_input=False)
         suffix = f" (and {len(rest)} more)" if rest else ""
-        raise RateError(f"{shown}: {_key(first['loc'])}{_said(first['msg'])}{suffix}") from None
+        raise RateError(f"{shown}: {_key(first['loc'])}{_sentence(first['msg'])}{suffix}") from None
 
 
 def _key(location: tuple[str | int, ...]) -> str:
@@ -363,7 +363,7 @@ def _key(location: tuple[str | int, ...]) -> str:
     return f"{text}: " if text else ""
 
 
-def _said(message: str) -> str:
+def _sentence(message: str) -> str:
     message = message.removeprefix("Value error, ").replace("Tuple should", "The list should")
     message = message.replace(" after validation", "")
     return message[:1].lower() + message[1:]

@@ -49,7 +49,9 @@ def copy(ops: Any, p: Any, h_TD: Any, *, streams: int) -> tuple[Any, ...]:
 
 
 def build_copy(place: Place) -> ir.Segment:
-    return segment("streams", copy, (), (place.input("h", place.T, place.D),), ("y",), streams=_of(place).streams)
+    return segment(
+        "streams", copy, (), (place.input("h", place.T, place.D),), ("y",), streams=_streams_block(place).streams
+    )
 
 
 def streams_of(place: Place) -> dict[str, Streams]:
@@ -118,6 +120,6 @@ def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any, streams: Str
     return h_TN, *outputs, post_Tn, comb_TC
 
 
-def _of(place: Place) -> Any:
+def _streams_block(place: Place) -> Any:
     assert place.model.hyper_connections, "a model of several streams"
     return place.model.hyper_connections

@@ -369,19 +369,19 @@ def _choice(place: Place) -> ExpertChoice:
     return kind(moe.score, moe.balance.bias_rate is not None, *groups, moe.normalize, moe.scale)
 
 
-def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
+def _normed(place: Place, residual: str) -> tuple[ir.RecomputedValue, ...]:
     """How to recompute the normed `x`, which the router and the shared experts read. If norms are recomputed, each
     does so for its own backward and `x` is not saved. With several residual streams it cannot be recomputed, as their
     sum is not saved."""
-    remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
+    remade = ir.RecomputedValue("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
     return (remade,) if "rmsnorm" in place.recompute and has_pre(place) and not hyper.mixing(place) else ()
 
 
-def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.Remade, ...]:
+def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.RecomputedValue, ...]:
     """How to recompute the residual, which the router and the join read. If the sums of several streams are recomputed,
     each does so for its own backward, from values that are saved in any case."""
     again = "hyper" in place.recompute and hyper.mixing(place)
-    return (ir.Remade(residual, "hyper_add", tuple(argument.name for argument in inputs)),) if again else ()
+    return (ir.RecomputedValue(residual, "hyper_add", tuple(argument.name for argument in inputs)),) if again else ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.ir.dtypes import TORCH_DTYPE, WHOLE, Packed
+from compiler.ir.dtypes import TORCH_DTYPE, WHOLE_TENSOR, Packed
 from compiler.model.layers.builder import Place
 from dsl.facts.formats import E5M6, FP8
 from dsl.schema import DeltaNet, Dtype, Precision, Tile
@@ -54,7 +54,7 @@ def back(place: Place) -> str:
 def _operand(precision: Precision, tile: Tile | None) -> str:
     """The dtype of operands: E4M3 in tiles of any size or with one scale, or a format."""
     if precision.scales_tensors:
-        return str(Packed(TORCH_DTYPE[precision.linear], WHOLE, WHOLE))
+        return str(Packed(TORCH_DTYPE[precision.linear], WHOLE_TENSOR, WHOLE_TENSOR))
     assert tile, "the rules require a tile"
     form = format_of(precision)
     element = TORCH_DTYPE[precision.linear] if form in (None, FP8) else form.name

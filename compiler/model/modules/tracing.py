@@ -27,7 +27,7 @@ from compiler.ir.dtypes import ITEMSIZE
 from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, WantedModule
 from compiler.model.modules.named import ModuleError
 from compiler.model.ops.torch_calls import is_torch_view
-from compiler.model.segments.convert import PARTS, SAME, Conversion, needed, same
+from compiler.model.segments.convert import IDENTITIES, PARTS, Conversion, needed, same
 from compiler.model.segments.joint import Draft
 
 # --- Checks while a user's module runs on fake tensors, and the initial values of its parameters
@@ -256,7 +256,7 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
 def _uncopied(copy: fx.Node) -> fx.Node:
     """The node that the result of forward copies, if it owns a contiguous tensor of the same shape; else the copy."""
     node = copy.args[0]
-    while isinstance(node, fx.Node) and (node.target in RESHAPED or node.target in SAME):
+    while isinstance(node, fx.Node) and (node.target in RESHAPED or node.target in IDENTITIES):
         node = node.args[0]
     assert isinstance(node, fx.Node)
     tensor = node.meta["val"]
@@ -284,5 +284,5 @@ def _refuse_op(node: fx.Node) -> None:
                 f"forward has a tensor of {dtype}: {target}", f"use {', '.join(list(ITEMSIZE)[:5])} or bool"
             )
     view = any(item.alias_info is not None for item in target._schema.returns)
-    if view and not is_torch_view(str(target)) and target not in (*SAME, *PARTS):
+    if view and not is_torch_view(str(target)) and target not in (*IDENTITIES, *PARTS):
         raise ModuleError(f"forward calls {target}, a view op that dsc does not support", hint)

@@ -18,7 +18,7 @@ from compiler.model.segments.torch_calls import call_of
 
 aten = torch.ops.aten
 
-SAME = (aten.detach.default, aten.alias.default)  # ops that return their argument
+IDENTITIES = (aten.detach.default, aten.alias.default)  # ops that return their argument
 PARTS = (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)  # ops that return several views
 
 
@@ -65,7 +65,7 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
 
 def same(node: fx.Node) -> fx.Node:
     """The node that produces this node's tensor, behind ops that return their argument."""
-    while node.target in SAME:
+    while node.target in IDENTITIES:
         node = node.args[0]  # type: ignore[assignment]
     return node
 
@@ -97,7 +97,7 @@ class Conversion:
     def add(self, node: fx.Node) -> None:
         """Convert one call. An op that returns several views is converted with its items instead."""
         target = node.target
-        if target in SAME:
+        if target in IDENTITIES:
             self.values[node] = self.values[same(node)]
         elif target is operator.getitem:
             self._item(node)

@@ -16,7 +16,7 @@ from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, T
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
 from compiler.model.segments.joint import Joint, OpNode
-from compiler.model.segments.split import base_of, phases, taken_nodes, view_nodes, with_taken
+from compiler.model.segments.split import base_of, phases, taken_nodes, view_nodes, with_views
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
@@ -50,7 +50,7 @@ def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
     constants = apart.keys() - view_nodes(joint).keys()
     for phase in "FIW" if constants else "":
         nodes = [joint.nodes[index] for index, node_phase in phase_of.items() if node_phase == phase]
-        yield from ((phase, node) for node in with_taken(nodes, apart) if constants.intersection(node.outputs))
+        yield from ((phase, node) for node in with_views(nodes, apart) if constants.intersection(node.outputs))
 
 
 def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:

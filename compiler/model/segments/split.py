@@ -115,7 +115,7 @@ def split(joint: Joint) -> CutFunctions:
     functions["W"] = accumulating(functions["W"], joint)
     results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
     read = {
-        name: {value for node in with_taken(nodes, apart) for value in node.reads} - apart.keys()
+        name: {value for node in with_views(nodes, apart) for value in node.reads} - apart.keys()
         for name, nodes in functions.items()
     }
     gradients = tuple((gradient_of(name), value) for name, value in joint.gradients)
@@ -160,7 +160,7 @@ def split(joint: Joint) -> CutFunctions:
         deferred=buffers(((value, value) for value in deferred), {}),
         costs=(),
     )
-    F, I, W = (tuple(with_taken(functions[name], apart)) for name in "FIW")
+    F, I, W = (tuple(with_views(functions[name], apart)) for name in "FIW")
     return CutFunctions(F, I, W, cut)
 
 
@@ -201,7 +201,7 @@ def _sums(value: str, producer: Mapping[str, OpNode]) -> list[OpNode]:
     return [node, *(add for read in node.reads for add in _sums(read, producer))] if node.op == "add" else []
 
 
-def with_taken(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
+def with_views(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
     """The nodes, with each view and constant (`apart`) right before the first node that reads it."""
     result: list[OpNode] = []
     placed: set[str] = set()

@@ -31,11 +31,11 @@ from runtime.contract.names import ActionName
 
 SEND, RECEIVE, RELEASE = range(3)
 Exchanged: TypeAlias = tuple[tuple[str, int, ActionName, int], ...]  # (kind, peer, producer, slot)
-Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the message, its channel, the invocation it is in
+Event: TypeAlias = "tuple[int, int, MessageChannel, int]"  # kind, message number, its channel, invocation
 
 
 @dataclass(slots=True, eq=False)
-class Channel:
+class MessageChannel:
     """A channel between two ranks: its sends and its posts, each in order and with the invocation it is in."""
 
     source: int
@@ -54,7 +54,7 @@ class EventLines:
 
     program: Program
     schedule: Schedule
-    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
+    channels: dict[tuple[int, int], MessageChannel] = field(default_factory=dict)  # by source and destination
     messages: list[tuple[ActionName, int]] = field(default_factory=list)  # by number: producer and micro-batch
     events: list[list[Event]] = field(default_factory=list)  # by rank
     faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> (events before its first fault, message)
@@ -64,14 +64,14 @@ class EventLines:
         """Rank and action of an invocation."""
         return f"rank {rank}, {self.schedule.actions[rank][index]}"
 
-    def channel(self, rank: int, index: int, source: int, destination: int, event: str) -> Channel:
+    def channel(self, rank: int, index: int, source: int, destination: int, event: str) -> MessageChannel:
         """The channel of an event of a rank; `event` is its text in messages."""
         key = source, destination
         if key not in self.channels:
             peer = destination if rank == source else source
             if not 0 <= peer < len(self.program.bodies) or peer == rank:
                 raise ProofError(f"{self.at(rank, index)}: {event} names rank {peer}")
-            self.channels[key] = Channel(source, destination)
+            self.channels[key] = MessageChannel(source, destination)
         return self.channels[key]
 
     def message(self, number: int) -> Message:
@@ -116,8 +116,8 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
     """The events of a rank. Posts are only added to their channels: nothing waits for them."""
     events: list[Event] = []
     messages = lines.messages
-    coming: dict[int, Channel] = {}  # by peer
-    going: dict[int, Channel] = {}
+    coming: dict[int, MessageChannel] = {}  # by peer
+    going: dict[int, MessageChannel] = {}
     posted: set[int] = set()  # not yet awaited
     in_flight: set[int] = set()  # sent, not yet released
     handed_over: dict[Message, int] = {}  # sent to the rank itself and not yet received -> the invocation
@@ -193,7 +193,7 @@ def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message,
     return "" if under_way.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
 
 
-def _check_order(lines: EventLines, channel: Channel) -> None:
+def _check_order(lines: EventLines, channel: MessageChannel) -> None:
     """On a channel the k-th post must be the k-th send."""
     sends, posts = channel.sends, channel.posts
     if sends == posts:

@@ -44,7 +44,7 @@ def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
     """The slots with each W where its row would wait; None if a forward then has no room."""
     bare = _bare(problem, slots)
     timed = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
-    return None if timed is None else _whole(bare, timed.states[-1].fills)
+    return None if timed is None else _with_fills(bare, timed.states[-1].fills)
 
 
 def anneal_filled(
@@ -77,7 +77,7 @@ def anneal_filled(
         bare, timed, value = new, new_timed, new_timed.value()
         if (max(timed.ends), value) < best:
             best, best_rows = (max(timed.ends), value), (bare, timed)
-    return FoundSlots(*best, _whole(best_rows[0], best_rows[1].states[-1].fills))
+    return FoundSlots(*best, _with_fills(best_rows[0], best_rows[1].states[-1].fills))
 
 
 def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
@@ -293,7 +293,7 @@ def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
     return True
 
 
-def _whole(bare: Bare, fills: _Fills) -> Slots:
+def _with_fills(bare: Bare, fills: _Fills) -> Slots:
     """The rows with their W."""
     rows = []
     for row, fill in zip(bare.rows, fills, strict=True):

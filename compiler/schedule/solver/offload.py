@@ -17,7 +17,7 @@ from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, held_at_most, simulate
-from compiler.schedule.solver.solve import Asked, Cap, Solution, Solver, checked, default_cap
+from compiler.schedule.solver.solve import Cap, ScheduleRequest, Solution, Solver, checked, default_cap
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
 # --- Place copies to the host in a schedule whose ranks exceed the cap, so that they do not
@@ -247,7 +247,7 @@ def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: 
     device = replace(solver, costs=solver.costs.on_device())
     if solver.cap is None:
         return search(device)
-    results = _FoundOffloads(checked(Asked(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
+    results = _FoundOffloads(checked(ScheduleRequest(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
     results.add(search(replace(device, cap=None, effort=_SHARE * solver.effort)))
     if results.best is None or results.bound(device.costs) <= results.key()[0]:
         results.add(search(device))
@@ -269,7 +269,7 @@ def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
 class _FoundOffloads:
     """The results of the searches so far. `asked` has their number of micro-batches."""
 
-    asked: Asked
+    asked: ScheduleRequest
     cap: Cap
     best: Solution | None = None
     copies: int = 0  # of the best

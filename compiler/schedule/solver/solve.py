@@ -40,7 +40,7 @@ lower_bound_of = lru_cache(maxsize=256)(lower_bound)  # used before a search, by
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScheduleRequest:
     """A request: sizes, the costs of one of `num_stages` stages, and a cap in activations of such a stage."""
 
     num_ranks: int
@@ -100,7 +100,7 @@ class FoundSchedule:
         return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
 
 
-def checked(asked: Asked) -> Asked:
+def checked(asked: ScheduleRequest) -> ScheduleRequest:
     """The same request. Raises ValueError if nothing can run with its sizes, weights or caps."""
     if asked.num_ranks < 1 or asked.num_micro_batches < 1:
         raise ValueError(
@@ -210,7 +210,7 @@ class Solver:
         ValueError for sizes, weights or a cap with which nothing can run.
         """
         P, N = num_ranks, num_micro_batches
-        request = checked(Asked(P, N, self.costs, P, self.cap))
+        request = checked(ScheduleRequest(P, N, self.costs, P, self.cap))
         small = P * N <= _MOST_STEPS  # otherwise, several stages per rank are too many
         counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
         if placement is not None:
@@ -236,14 +236,16 @@ class Solver:
 
         Costs and cap are for one of its stages. `effort` and `report` replace those of the solver.
         """
-        request = checked(Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
+        request = checked(
+            ScheduleRequest(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap)
+        )
         search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
         return _solved(request, (placement,), _named(request, counts, placement), search)
 
 
 def _named(
-    asked: Asked, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
+    asked: ScheduleRequest, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
 ) -> Iterator[FoundSchedule]:
     """All named schedules that fit the cap and have at most `copies` copies, with `counts` as chunks of `loop(v)`.
 
@@ -261,7 +263,10 @@ def _named(
 
 
 def _solved(
-    asked: Asked, placements: Sequence[StagePlacement], named: Iterator[FoundSchedule], search: _ScheduleSearch
+    asked: ScheduleRequest,
+    placements: Sequence[StagePlacement],
+    named: Iterator[FoundSchedule],
+    search: _ScheduleSearch,
 ) -> Solution:
     """The best of named schedules and of searches. A placement is searched if its bound allows a better schedule."""
     P = asked.num_ranks
@@ -293,7 +298,7 @@ def _solved(
 
 
 def _searched(
-    placement: StagePlacement, asked: Asked, cap: Cap, search: _ScheduleSearch
+    placement: StagePlacement, asked: ScheduleRequest, cap: Cap, search: _ScheduleSearch
 ) -> Iterator[tuple[str, Schedule]]:
     """(origin, schedule) of a search on a placement, and of a start under any cap; one at a time, as they are large."""
     P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)

@@ -11,7 +11,7 @@ from compiler.tools.editor import outline
 from dsl.canonical import value_text
 from dsl.resolve import derive
 from dsl.resolve.merge import ALTERNATIVES, PHASE
-from dsl.resolve.phases import GRPO, WHOLE, WHOLE_OF_TRAIN
+from dsl.resolve.phases import FIXED_KEYS, FIXED_TRAIN_KEYS, GRPO
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
 from dsl.schema.base import FieldType, fields_of, keys_of
 from dsl.text.syntax import KINDS, NAMED
@@ -140,8 +140,8 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
 
 def keys_in(where: Inside) -> tuple[str, ...]:
     """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
-    train_keys = (*WHOLE_OF_TRAIN, GRPO) if where.path == "train" else ()
-    excluded = (WHOLE if where.cls is Spec else train_keys) if where.is_in_phase else ()
+    train_keys = (*FIXED_TRAIN_KEYS, GRPO) if where.path == "train" else ()
+    excluded = (FIXED_KEYS if where.cls is Spec else train_keys) if where.is_in_phase else ()
     return tuple(name for name in keys(where.cls) if name not in excluded)
 
 

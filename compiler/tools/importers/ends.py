@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Act] = {  # config name → gated activation: feed-forwar
 }
 
 
-def whole(reader: ConfigReader, family: ConfigFamily, hidden: int) -> dict[str, Any]:
+def model_fields(reader: ConfigReader, family: ConfigFamily, hidden: int) -> dict[str, Any]:
     """The fields of `Model` that apply to all layers or to the embedding and head."""
     fields: dict[str, Any] = {"tied": reader.flag("tie_word_embeddings", False), "norm": family.norm}
     if family.scales_embedding:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from compiler.tools.importers.attention import Attention, attentions
 from compiler.tools.importers.deepseek_v4 import hyper_connections
-from compiler.tools.importers.ends import whole
+from compiler.tools.importers.ends import model_fields
 from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
 from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.layers import layers, with_attention
@@ -67,7 +67,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
         "layers": spans,
         "mtp": _mtp(reader, None if of_mtp == by_layer[-1] else of_mtp),
         **({"hyper_connections": hyper_connections(reader)} if family.streams else {}),
-        **whole(reader, family, hidden),
+        **model_fields(reader, family, hidden),
     }
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
         text = f"classes of this model type use eps {LATENT_EPS:g} in the norms of latents; this spec uses norm_eps"

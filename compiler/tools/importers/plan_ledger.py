@@ -19,7 +19,7 @@ Kind = Literal["said", "approximated", "not expressible", "computed", "no effect
 ORDER: tuple[Kind, ...] = (
     *("not expressible", "approximated", "computed", "unknown", "assumed", "default", "no effect", "said"),
 )
-MOST = 1e15  # largest number accepted
+MAX_NUMBER = 1e15  # largest number accepted
 CHANGES = ("not expressible", "approximated", "computed")
 
 
@@ -104,8 +104,8 @@ class Keys:
             return default
         if type(first.value) in (int, float):
             least = int(type(default) is int and default >= 1) if least is None else least
-            if not least <= first.value <= MOST:
-                text = f"`{name}` is {shown(first.value)}, out of bounds: at least {least} and at most {MOST:.0e}"
+            if not least <= first.value <= MAX_NUMBER:
+                text = f"`{name}` is {shown(first.value)}, out of bounds: at least {least} and at most {MAX_NUMBER:.0e}"
                 self.mistakes.append(Diagnostic("I0203", text, first.span))
                 return default
         self._say("said", name, first, path)

@@ -236,7 +236,7 @@ DATA = (
 
 
 @dataclass(frozen=True)
-class Beside:
+class SideFiles:
     """Access to files next to the configuration: their text, and their path from the spec."""
 
     text: Callable[[str], str | None] = lambda name: None
@@ -251,7 +251,7 @@ def from_toml(tables: Mapping[str, JsonValue]) -> Members:
     return members
 
 
-def imported(members: Members, name: str, devices: int | None, beside: Beside | None = None) -> ImportedPlan:
+def imported(members: Members, name: str, devices: int | None, beside: SideFiles | None = None) -> ImportedPlan:
     """Import the keys as a run `name`. `devices`: cluster size, used if `data_parallel_shard_degree` is open."""
     keys = Keys(members)
     members = with_flavour(members, keys)
@@ -263,7 +263,7 @@ def imported(members: Members, name: str, devices: int | None, beside: Beside | 
     degrees, data, zero = _degrees(keys, devices)
     layout, stages = _layout(keys, members, degrees.pipeline)
     size_lines, steps = sizes(keys, degrees.pipeline, data)
-    schedule = _schedule(keys, degrees.pipeline, stages, beside or Beside())
+    schedule = _schedule(keys, degrees.pipeline, stages, beside or SideFiles())
     run = [degrees.block(zero, f", layout = {string(layout)}" if layout else ""), schedule, *recompute(keys)]
     dtypes = precision(keys)
     run += ["train {", *size_lines, *optimizer(keys, steps), *checkpoint(keys), "}"]
@@ -365,7 +365,7 @@ def _ours(name: str) -> str | None:
     return low if low in FACTS else next((key for key, facts in FACTS.items() if low in facts.elsewhere), None)
 
 
-def _schedule(keys: Keys, pp: int, stages: int, beside: Beside) -> str:
+def _schedule(keys: Keys, pp: int, stages: int, beside: SideFiles) -> str:
     """The block `schedule`: from the CSV file if there is one, by name if the schedule has a name here."""
     if pp == 1:
         return f"schedule {{ name = {PLAIN} }}"

@@ -35,7 +35,7 @@ WIDTH = 112  # columns of a comment
 MAX_REMARKS = 50  # per place
 INDENT = "  "
 MAX_NAME = 48
-TAKEN = {
+RESERVED = {
     "auto",
     "none",
     "true",
@@ -57,7 +57,7 @@ def identifier(text: str, fallback: str = "imported") -> str:
     name = re.sub(r"[^a-z0-9]+", "_", part.lower()).strip("_")[:MAX_NAME].strip("_")
     if not name:
         return fallback
-    return name if name[0].isalpha() and name not in TAKEN else f"model_{name}"
+    return name if name[0].isalpha() and name not in RESERVED else f"model_{name}"
 
 
 def model_text(model: Model, model_type: str, remarks: Iterable[Remark]) -> str:

@@ -15,8 +15,8 @@ from compiler.tools.picture.geometry import Figure, Style, figure_of, legend_of,
 from compiler.tools.picture.labels import px
 from compiler.tools.picture.template import FOLDER, environment
 
-PAGE = 1100.0  # width of a small picture in pixels; wide schedules grow up to MOST, so that numbers fit
-MOST = 6000.0
+PAGE = 1100.0  # width of a small picture in pixels; wide schedules grow up to MAX_PAGE, so that numbers fit
+MAX_PAGE = 6000.0
 PADDING, NAMES, SIDE = 28.0, 62.0, 84.0
 PADDING_OF_CELL = 26.0
 
@@ -61,7 +61,7 @@ class Sheet:
     figures: tuple[tuple[float, float, Figure], ...]
 
 
-def sheet_of(picture: Picture, page: float = PAGE, most: float = MOST, style: Style | None = None) -> Sheet:
+def sheet_of(picture: Picture, page: float = PAGE, most: float = MAX_PAGE, style: Style | None = None) -> Sheet:
     """Return the sheet of a picture. The drawing is as wide as its numbers need, at most `most` pixels."""
     unit = pixels(picture.panels, page - 2 * PADDING - NAMES - SIDE, most)
     makespan = picture.makespan

@@ -253,7 +253,7 @@ def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
     facts += [("left out", ", ".join(skipped))] * bool(skipped)
     if filters := data.get("filters", {}):
-        from runtime.data.filters import said  # imports numpy, which other pages do not need
+        from runtime.data.filters import summary_line  # imports numpy, which other pages do not need
 
-        facts += [(f"filters {source}".strip(), said(counts)) for source, counts in filters.items()]
+        facts += [(f"filters {source}".strip(), summary_line(counts)) for source, counts in filters.items()]
     return tuple(facts)

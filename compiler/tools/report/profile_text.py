@@ -53,7 +53,9 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     step_ms = sum(rank["clock_ns"] for rank in ranks) / per / 1e6
     plain = [max(rank["plain"][field] for rank in ranks) / 1e6 for field in ("clock_ns", "processor_ns")]
     ranks_text = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
-    total, python, profiling = (_sum(group, per) for group in (rows, _of(rows, "python"), _of(rows, "profile")))
+    total, python, profiling = (
+        _sum(group, per) for group in (rows, _of_kinds(rows, "python"), _of_kinds(rows, "profile"))
+    )
     yield _bold(f"{step_ms:.1f} ms per step, {total.processor:.1f} of the processor", f"{steps} steps, {ranks_text}")
     yield Text(f"without the profile: {plain[0]:.1f} and {plain[1]:.1f}, the better of two steps", style=_quiet())
     shares = f"{python.clock / total.clock:.1%} by the clock, {python.processor / total.processor:.1%} of the processor"
@@ -68,8 +70,8 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     yield _bold(
         "ops", f"ms per step; GFLOP/s by {timer}" + (", and as a share of the machine's" * bool(_gemm(document)))
     )
-    yield _ops(_of(rows, "op"), per, step_ms, document)
-    if _of(rows, *COMMUNICATION):
+    yield _ops(_of_kinds(rows, "op"), per, step_ms, document)
+    if _of_kinds(rows, *COMMUNICATION):
         yield Text()
         yield _bold("communication", "ms per step; waits are for other ranks")
         yield _communication(rows, per)
@@ -93,10 +95,10 @@ def _sum(rows: Iterable[Row], per: int) -> Sum:
 
 
 def _kinds(rows: Sequence[Row], per: int, *kinds: str) -> Sum:
-    return _sum(_of(rows, *kinds), per)
+    return _sum(_of_kinds(rows, *kinds), per)
 
 
-def _of(rows: Sequence[Row], *kinds: str) -> list[Row]:
+def _of_kinds(rows: Sequence[Row], *kinds: str) -> list[Row]:
     return [row for row in rows if row["kind"] in kinds]
 
 
@@ -142,7 +144,7 @@ def _ops(rows: Sequence[Row], per: int, step_ms: float, document: Document) -> T
 
 def _communication(rows: Sequence[Row], per: int) -> Table:
     table = _table("", "calls", "copies", "waits", "processor")
-    for name, group in _grouped(_of(rows, *COMMUNICATION), lambda row: row["name"]).items():
+    for name, group in _grouped(_of_kinds(rows, *COMMUNICATION), lambda row: row["name"]).items():
         copies, waits = _kinds(group, per, "copy"), _kinds(group, per, "wait", "bubble")
         processor = copies.processor + waits.processor
         table.add_row(name, f"{copies.calls:g}", f"{copies.clock:.2f}", f"{waits.clock:.2f}", f"{processor:.2f}")

@@ -206,7 +206,7 @@ class Rewards:
                     self._start_regex(reward)
                 elif reward.check == "python":
                     self._start_function(reward, sources[reward.name])
-            self._each({name: process.begin for name, process in self._processes.items()})
+            self._run_all({name: process.begin for name, process in self._processes.items()})
         except BaseException:
             self.close()
             raise
@@ -223,7 +223,7 @@ class Rewards:
         if not cases:
             return scores
         questions = {"regex": {"completions": [case.completion for case in cases]}, "python": _arguments(cases)}
-        values = self._each(
+        values = self._run_all(
             {
                 reward.name: partial(self._processes[reward.name].values, questions[reward.check], reward.seconds)
                 for reward in self.rewards
@@ -262,7 +262,7 @@ class Rewards:
         }
         self._processes[reward.name] = RewardProcess(reward.name, path, code, folder, "make it quicker")
 
-    def _each(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    def _run_all(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """Run calls at the same time and return their results by name. Raises the first error in their order."""
         if not calls:
             return {}

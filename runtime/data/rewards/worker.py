@@ -25,7 +25,7 @@ from runtime.system.limited import FaultError, serve
 
 Question = Mapping[str, Any]
 Score = Callable[[Question], list[float]]
-MOST = 1e30  # largest reward; squares are summed
+MAX_REWARD = 1e30  # largest reward; squares are summed
 MODULE = "reward"  # the name of the user's file as a module
 
 
@@ -69,7 +69,7 @@ def _function(path: str, text: str, function: str, imports_from: str | None) -> 
     except MemoryError:
         raise
     except BaseException as error:  # includes SystemExit
-        raise FaultError(_said(error, path, "cannot be imported"), "correct the file") from None
+        raise FaultError(_message(error, path, "cannot be imported"), "correct the file") from None
     reward_function: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(reward_function):
         names = [
@@ -92,7 +92,7 @@ def _call(function: Callable[..., Any], path: str, name: str) -> Score:
         except MemoryError:
             raise
         except BaseException as error:
-            raise FaultError(_said(error, path, f"`{name}` fails"), "correct it") from None
+            raise FaultError(_message(error, path, f"`{name}` fails"), "correct it") from None
         if values is None:
             raise FaultError(f"{path}: `{name}` returns no list, but {_kind(result)}", "return a list of numbers")
         return _numbers(values, count, f"{path}: `{name}`")
@@ -125,8 +125,11 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not abs(number) <= MOST:  # also for NaN
-            fault = f"{who} returns {_short(value)} for completion {row}, which is no number from {-MOST:g} to {MOST:g}"
+        if not abs(number) <= MAX_REWARD:  # also for NaN
+            fault = (
+                f"{who} returns {_short(value)} for completion {row}, "
+                f"which is no number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+            )
             raise FaultError(fault, "return 0.0 for a completion without a score")
         numbers.append(number)
     return numbers
@@ -143,7 +146,7 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _said(error: BaseException, path: str, problem: str) -> str:
+def _message(error: BaseException, path: str, problem: str) -> str:
     """Return the error, with its line in the file."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}:{error.offset}: {problem}: {error.msg}"

@@ -15,7 +15,7 @@ from runtime.observe.watch.run_state import seconds_of
 
 URI = "MLFLOW_TRACKING_URI"
 FOLDER = "mlruns"  # in the run folder, without a server
-MOST = 1000  # metrics per call
+MAX_METRICS = 1000  # metrics per call
 KILLED = "KILLED"  # status of a run that reported no end
 
 
@@ -59,8 +59,8 @@ class MLflow:
                 self._ended = KILLED
             elif item.fields.get("event") == "end":
                 self._ended = "FINISHED" if item.fields.get("outcome") == "finished" else "FAILED"
-        for first in range(0, len(logged), MOST):
-            self._client.log_batch(self.key, metrics=logged[first : first + MOST])
+        for first in range(0, len(logged), MAX_METRICS):
+            self._client.log_batch(self.key, metrics=logged[first : first + MAX_METRICS])
 
     def close(self) -> None:
         """Set the final status of the MLflow run."""

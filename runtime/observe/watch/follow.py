@@ -54,10 +54,10 @@ class Follower:
         """Return new items since the last call, merged by time: rows and events, each in the order of their file."""
         events = [FollowedItem("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
         # Rows are read after events, so none is missing before an `end`.
-        rows = [item for row in self._rows.read() for item in self._taken(row)]
+        rows = [item for row in self._rows.read() for item in self._new_rows(row)]
         return [*heapq.merge(rows, events, key=lambda item: item.time)]
 
-    def _taken(self, row: Mapping[str, Any]) -> Iterator[FollowedItem]:
+    def _new_rows(self, row: Mapping[str, Any]) -> Iterator[FollowedItem]:
         """Yield the row, unless it is known already because the file was rewritten."""
         step, time = row.get("step"), row.get("time", "")
         if type(step) is not int or not 0 <= step < 2**63 or not isinstance(time, str):  # no run writes such a row

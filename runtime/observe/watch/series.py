@@ -48,7 +48,7 @@ def _count(event: str) -> Callable[[RunState], Iterator[Sample]]:
     return _one(lambda state: state.counts[event])
 
 
-def _each(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
+def _by_label(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
     """Return the samples of a series with a label for each key."""
     return lambda state: [(key if isinstance(key, tuple) else (str(key),), float(n)) for key, n in read(state).items()]
 
@@ -58,7 +58,7 @@ def _predicted(read: Callable[[Any], float | None]) -> Callable[[RunState], Iter
 
 
 def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list[Sample]]:
-    return _each(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
+    return _by_label(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
 
 
 def _is_finite(state: RunState) -> float | None:
@@ -120,7 +120,7 @@ SERIES: tuple[Series, ...] = (
            "Time left", "s", _one(lambda s: s.left_s)),
     Series("dsc_spent_seconds_total", "counter",
            "Time of all steps of this start on the mean rank, by part (docs/json.md).", TIME, "Share of the time",
-            "percentunit", _each(lambda s: s.spent_s), ("part",)),
+            "percentunit", _by_label(lambda s: s.spent_s), ("part",)),
     Series("dsc_message_wait_ratio", "gauge",
            "Share of the last steps in which the mean rank waited for pipeline messages, including the bubble.",
            TIME, "Waiting in the pipeline", "percentunit", _one(lambda s: s.shares.get("message"))),
@@ -146,9 +146,9 @@ SERIES: tuple[Series, ...] = (
     Series("dsc_link_bytes_total", "counter",
            "Planned bytes of all steps of this start over all links of a class, by purpose, with balanced experts.",
            LINKS,
-           "Traffic, by plan", "Bps", _each(lambda s: s.link_bytes), ("level", "purpose")),
+           "Traffic, by plan", "Bps", _by_label(lambda s: s.link_bytes), ("level", "purpose")),
     Series("dsc_expert_load_ratio", "gauge", "Tokens of the busiest expert of a layer over the mean.", EXPERTS,
-           "Busiest expert over the mean", "short", _each(lambda s: s.layers), ("layer",)),
+           "Busiest expert over the mean", "short", _by_label(lambda s: s.layers), ("layer",)),
     Series("dsc_saves_total", "counter", "Checkpoints that were published.", SAVES, "Saves", "short", _count("save")),
     Series("dsc_save_failures_total", "counter", "Checkpoints that could not be published.", SAVES, "Failed saves",
            "short", _count("save_failed")),

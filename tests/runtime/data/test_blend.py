@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsl.facts.shares import whole
+from dsl.facts.shares import integer_weights
 from runtime.build.build import Build
 from runtime.checkpoint.publish import LoadedCheckpoint
 from runtime.contract import BlendSource, DataRecipe, TrainedTokenizer
@@ -109,7 +109,7 @@ def test_each_source_is_within_one_sample_of_its_weight(weights: list[int], far:
 @given(st.lists(st.decimals(0, 1, places=2), min_size=1, max_size=5).filter(any))
 def test_integer_weights_have_the_written_proportions(weights: list[object]) -> None:
     written = [float(str(weight)) for weight in weights]
-    integers = whole(written)
+    integers = integer_weights(written)
     total = sum(Fraction(repr(weight)) for weight in written)
     assert [Fraction(integer, sum(integers)) for integer in integers] == [
         Fraction(repr(weight)) / total for weight in written

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.data import corpus
-from runtime.data.corpus import SourceFile, digest, find, said_of_shared
+from runtime.data.corpus import SourceFile, digest, find, note_on_shared
 from runtime.data.files import DataError
 from runtime.data.readers import MAX_DOCUMENT_BYTES, documents
 
@@ -198,11 +198,11 @@ def test_a_file_of_several_sources_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     (tmp_path / "d.txt").symlink_to("a.txt")
     link = SourceFile("d.txt", tmp_path / "d.txt")
-    assert said_of_shared({"web": [a, b], "code": [c]}) == ""
-    assert said_of_shared({"web": [c, b, a], "code": [b, link], "books": [c, b]}) == (
+    assert note_on_shared({"web": [a, b], "code": [c]}) == ""
+    assert note_on_shared({"web": [c, b, a], "code": [b, link], "books": [c, b]}) == (
         f"files in several sources of the blend: 3, such as {tmp_path}/a.txt in web and code: what one "
         "source holds out may be trained on in another"
     )
-    assert f"1, such as {tmp_path}/b.txt in web and code and books: " in said_of_shared(
+    assert f"1, such as {tmp_path}/b.txt in web and code and books: " in note_on_shared(
         {"web": [b, a], "code": [b], "books": [b, c]}
     )

@@ -187,7 +187,7 @@ def test_a_run_finds_prepared_data_or_makes_the_same(spec_folder: Path, tmp_path
     cached = run("found", tmp_path / "cache")
     assert cached.reused and messages == [f"from {tmp_path / 'cache'}, where another run prepared it"]
     alone, anew = run("alone", None), run("other", tmp_path / "new")
-    assert messages[1:] == [filters.said(before.meta["filters"][""])] * 2
+    assert messages[1:] == [filters.summary_line(before.meta["filters"][""])] * 2
     for data in (cached, alone, anew):
         assert data.meta["sha256"] == before.meta["sha256"]
         names = contents(before.folder).keys() - {"meta.json"}
@@ -238,11 +238,11 @@ def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch:
         result = shared(spec_folder, tmp_path, asked=request(**data))
         assert not result.reused and result.meta["filters"] == first.meta["filters"]
     assert not calls and contents(result.folder) == wanted
-    (stored,) = tmp_path.glob(f"{filters.FOUND}*")
+    (stored,) = tmp_path.glob(f"{filters.FATES_PREFIX}*")
     content = stored.read_bytes()
     for number, damaged in enumerate((b"{}\n", content[:-1], content[:-1] + b"\1", content.replace(b"50", b"51", 1))):
         stored.write_bytes(damaged)
-        stored.with_name(stored.name.replace(filters.FOUND, store.BUILDING)).write_bytes(
+        stored.with_name(stored.name.replace(filters.FATES_PREFIX, store.BUILDING)).write_bytes(
             content[:9]
         )  # left by a process that died
         calls[:] = []
@@ -275,7 +275,7 @@ def test_sources_of_a_blend_have_filters_of_their_own(spec_folder: Path, tmp_pat
     messages = list[str]()
     run = prepare_data(request(**BLEND), spec_folder, tmp_path / "run", lambda *_: None, messages.append)
     assert messages[0].startswith("warning: files in several sources of the blend: 2, such as ")
-    assert messages[1:] == [f"web: {filters.said(FACTS)}", f"again: {filters.said(facts)}"]
+    assert messages[1:] == [f"web: {filters.summary_line(FACTS)}", f"again: {filters.summary_line(facts)}"]
     assert tokens(run) == tokens(blended)
     sources = (BlendSource("web", "passed/*.jsonl", 1), BlendSource("again", "exact/*.jsonl", 1), BLEND["sources"][2])
     (spec_folder / "own.json").write_bytes((blended.folder / "tokenizer.json").read_bytes())
@@ -369,7 +369,7 @@ def test_a_killed_command_goes_on(
     wait_for(has_parts, "parts")
     process.kill()
     process.communicate()
-    assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FOUND}*")]
+    assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FATES_PREFIX}*")]
     answers, judged, calls = [], filters.judged, list[int]()
     monkeypatch.setattr(filters, "judged", lambda *args: calls.append(len(answers)) or judged(*args))
     for cache in ("killed", "whole"):
@@ -381,4 +381,4 @@ def test_a_killed_command_goes_on(
     resumed, uninterrupted = (contents(Path(answer["folder"])) for answer in answers)
     assert resumed == uninterrupted
     assert main([*command, str(tmp_path / "killed")]) == 0
-    assert filters.said(facts) in capsys.readouterr().out.splitlines()
+    assert filters.summary_line(facts) in capsys.readouterr().out.splitlines()

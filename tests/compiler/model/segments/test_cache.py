@@ -15,7 +15,7 @@ import pytest
 
 from compiler.emit import segment_cache as cache
 from compiler.files import cache as cache_folder
-from compiler.ir import Emitted, Input, Output, Param, Remade, Segment, SegmentCode
+from compiler.ir import Emitted, Input, Output, Param, RecomputedValue, Segment, SegmentCode
 from compiler.model.layers import dense, gqa, moe
 from compiler.model.layers.residual import Leaving
 from compiler.model.segments.printer import module_name
@@ -32,7 +32,7 @@ SEGMENT = Segment(
     outputs=(Output("y"),),
     constants=(("top_k", 2),),
     recompute=("swiglu",),
-    remade=(Remade("x", "rmsnorm", ("h", "norm", 1e-6)),),
+    remade=(RecomputedValue("x", "rmsnorm", ("h", "norm", 1e-6)),),
     stored=(("x", "float8_e4m3fn"),),
 )
 CHANGES: dict[str, list[dict[str, Any]]] = {

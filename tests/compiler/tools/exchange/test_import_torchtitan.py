@@ -17,7 +17,7 @@ from compiler.tools.importers import python_calls
 from compiler.tools.importers.key_files import toml_keys
 from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, Keys
 from compiler.tools.importers.python_calls import returned
-from compiler.tools.importers.torchtitan import CONFIG, RENAMED, Beside, from_toml, imported, rate
+from compiler.tools.importers.torchtitan import CONFIG, RENAMED, SideFiles, from_toml, imported, rate
 from dsl.closed_forms.counts import parameters
 from dsl.load import load
 from dsl.messages.diagnostics import Source, SpecError
@@ -103,7 +103,7 @@ def read(files: dict[str, str], config: str | None = None, devices: int | None =
     """The import of a module whose files are in memory."""
     name, members, computed = returned(Source("config_registry.py", files["config_registry.py"]), CONFIG, config)
     assert not computed
-    return imported(members, name, devices, Beside(files.get))
+    return imported(members, name, devices, SideFiles(files.get))
 
 
 def exported_files(*changes: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from dsl.rules.codes import FILE_CODES, MORE
+from dsl.rules.codes import DETAILS, FILE_CODES
 
 HERE = Path(__file__).parent
 BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))
@@ -75,4 +75,4 @@ def test_every_code_is_shown() -> None:
 @pytest.mark.parametrize("code", sorted(OWN))
 def test_codes_are_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", code.lower()]) == 0
-    assert capsys.readouterr().out.startswith(f"{code}: {FILE_CODES[code]}\n\n{MORE[code][:40]}")
+    assert capsys.readouterr().out.startswith(f"{code}: {FILE_CODES[code]}\n\n{DETAILS[code][:40]}")

@@ -210,8 +210,13 @@ def test_errors_name_the_reward_and_the_place(body: str, said: str) -> None:
 
 def test_only_finite_bounded_numbers_are_accepted() -> None:
     """The bound itself is valid, with either sign; the message has the first invalid number, shortened."""
-    assert worker._numbers([worker.MOST, -worker.MOST, True, np.float32(0.5)], 4, "who") == [1e30, -1e30, 1.0, 0.5]
-    above = float(np.nextafter(worker.MOST, np.inf))
+    assert worker._numbers([worker.MAX_REWARD, -worker.MAX_REWARD, True, np.float32(0.5)], 4, "who") == [
+        1e30,
+        -1e30,
+        1.0,
+        0.5,
+    ]
+    above = float(np.nextafter(worker.MAX_REWARD, np.inf))
     wrong = {above: repr(above), -above: repr(-above), "1": "'1'", b"1": "b'1'", (): "()", None: "None"}
     wrong |= {10**400: "1" + 79 * "0", "x" * 78: repr("x" * 78), "x" * 90: "'" + 79 * "x", float("nan"): "nan"}
     for value, text in wrong.items():
