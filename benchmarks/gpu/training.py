@@ -59,7 +59,7 @@ class Run:
             )
 
     def rows(self) -> list[dict[str, Any]]:
-        return read_rows(self.folder / "metrics.jsonl")[0]
+        return read_rows(self.folder / "metrics.jsonl").rows
 
     def log_tail(self) -> str:
         return (self.folder / "log").read_text("utf-8", "replace").strip()[-600:]

@@ -222,7 +222,7 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
             saved[next(iter(replica.holders))] += untrained_bytes(spec, replica)
     largest = [0] * plan.mesh.pp
     for device, size in saved.items():
-        rank, _ = plan.mesh.coordinates(device)
+        rank = plan.mesh.coordinates(device).pp_rank
         largest[rank] = max(largest[rank], size)
     return tuple(largest)
 
@@ -270,7 +270,7 @@ def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
         for name, owner in zip(bucket.replicas, bucket.owners or (0,) * len(bucket.replicas), strict=True):
             by_device[holders[owner]] += amounts[name]
     for device, amount in by_device.items():
-        rank, _ = plan.mesh.coordinates(device)
+        rank = plan.mesh.coordinates(device).pp_rank
         largest[rank] = max(largest[rank], amount)
     return largest
 

@@ -103,7 +103,7 @@ class _TriedCandidate:
     @property
     def others(self) -> frozenset[Setting]:
         """All settings but `recompute`."""
-        return frozenset(setting for setting in self.settings if setting[0] != RECOMPUTE)
+        return frozenset((key, value) for key, value in self.settings if key != RECOMPUTE)
 
 
 def ways_to_fit(
@@ -390,7 +390,7 @@ class _Looking:
 
 def _merged(several: Iterable[_TriedCandidate]) -> tuple[Setting, ...]:
     """The settings of several edits, without the number of data ranks, which `attempt` derives again."""
-    return tuple(setting for tried in several for setting in tried.settings if setting[0] != DATA)
+    return tuple((key, value) for tried in several for key, value in tried.settings if key != DATA)
 
 
 def _ops(tried: _TriedCandidate) -> frozenset[str]:

@@ -164,7 +164,7 @@ def _newest_position(out: Path) -> tuple[int, int]:
     """Return the step of the newest checkpoint of a run, and the tokens trained on; zeros if there is none. The ranks
     verify its shards."""
     try:
-        newest = find_manifest(out)[1]
+        newest = find_manifest(out).manifest
     except CheckpointError:
         return 0, 0
     return newest.step, trained_tokens(newest.meta) or 0

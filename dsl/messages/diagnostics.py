@@ -16,11 +16,18 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # --- Source text and positions in it
 
 OVERRIDE = "-s"  # the source name of text from the command line
+
+
+class LineColumn(NamedTuple):
+    """The position of a character, both from 1."""
+
+    line: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,9 @@ class Source:
     def line_starts(self) -> tuple[int, ...]:
         return (0, *(i + 1 for i, c in enumerate(self.text) if c == "\n"))
 
-    def position(self, offset: int) -> tuple[int, int]:
-        """(line, column) of a character, both from 1."""
+    def position(self, offset: int) -> LineColumn:
         line = bisect_right(self.line_starts, offset)
-        return line, offset - self.line_starts[line - 1] + 1
+        return LineColumn(line, offset - self.line_starts[line - 1] + 1)
 
     def line(self, number: int) -> str:
         """Line `number`, from 1, without its line end."""
@@ -56,11 +62,11 @@ class Span:
 
     @property
     def line(self) -> int:
-        return self.source.position(self.start)[0]
+        return self.source.position(self.start).line
 
     @property
     def column(self) -> int:
-        return self.source.position(self.start)[1]
+        return self.source.position(self.start).column
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
+from typing import NamedTuple
 
 from dsl.facts import units
 from dsl.facts.units import PLAIN, Dimension, Quantity, spoken
@@ -92,17 +93,24 @@ def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ..
     return context.reject("E0302", f"`{span.text}` is not part of a number", span, hint)
 
 
-def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Quantity, tuple[Value, ...]]:
-    """Return the quantity at the head of some items, with its unit word if it has one, and the other items."""
+class Leading(NamedTuple):
+    """The quantity at the head of some items, with its unit word if it has one, and the other items."""
+
+    quantity: Quantity
+    rest: tuple[Value, ...]
+
+
+def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> Leading:
+    """Read the quantity at the head of some items. Raises RejectedError if there is none."""
     quantity, trailing = number(context, scope, items[0]), items[1:]
     if trailing and isinstance(trailing[0], Word) and trailing[0].text in units.WORDS:
         if quantity.dimension != PLAIN:
             message = f"`{items[0].span.text}` already has a unit: {spoken(quantity.dimension)}"
             raise context.reject("E0301", message, trailing[0].span, f"remove `{trailing[0].text}`")
-        return Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:]
+        return Leading(Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:])
     if trailing and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
         _touching(context, items[0], trailing)
-    return quantity, trailing
+    return Leading(quantity, trailing)
 
 
 def _touching(context: Context, count: Number, rest: tuple[Value, ...]) -> None:
@@ -284,7 +292,7 @@ def whole_number(context: Context, value: Fraction, span: Span, noun: str) -> in
 def count(context: Context, scope: Scope, value: Value, key: str) -> int:
     """Evaluate a whole number without a unit."""
     return whole_number(
-        context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
+        context, convert(context, leading(context, scope, (value,)).quantity, None, key, value.span), value.span, key
     )
 
 

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
 from dsl.resolve.exports import LET, Exports, Key, joined, put_over
@@ -47,8 +48,15 @@ class Definitions:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
 
 
-def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
-    """Return the bytes of a file, or the reasons why it cannot be read. Only regular files are opened, so that a pipe
+class FileContent(NamedTuple):
+    """The bytes of a file, and the reasons why it cannot be read; b"" if there are any."""
+
+    content: bytes
+    mistakes: tuple[Diagnostic, ...]
+
+
+def content_of(path: str) -> FileContent:
+    """Read a file, or return the reasons why it cannot be read. Only regular files are opened, so that a pipe
     or device cannot block the reader."""
     name = os.path.normpath(path)
     try:
@@ -56,16 +64,16 @@ def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
         if stat.S_ISDIR(mode):
             inside = Path(name, RESOLVED)
             hint = f"name a spec: the one of this folder is {inside}" if inside.is_file() else "name a .dsc file"
-            return b"", (Diagnostic("E0101", f"{name} is a folder, not a spec", hint=hint),)
+            return FileContent(b"", (Diagnostic("E0101", f"{name} is a folder, not a spec", hint=hint),))
         if not stat.S_ISREG(mode):
-            return b"", (Diagnostic("E0101", f"{name} is not a regular file"),)
+            return FileContent(b"", (Diagnostic("E0101", f"{name} is not a regular file"),))
         with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1), ()
+            return FileContent(file.read(MAX_BYTES + 1), ())
     except FileNotFoundError:
-        return b"", (Diagnostic("E0101", f"there is no file {name}"),)
+        return FileContent(b"", (Diagnostic("E0101", f"there is no file {name}"),))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "the path is not valid"
-        return b"", (Diagnostic("E0101", f"{name} cannot be read: {reason}"),)
+        return FileContent(b"", (Diagnostic("E0101", f"{name} cannot be read: {reason}"),))
 
 
 def read(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:

@@ -142,7 +142,7 @@ def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | Tra
         message = f"`{value.span.text}` is not a tokenizer"
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
     argument = value.arguments[0]
-    vocab = convert(context, leading(context, scope, (argument,))[0], None, "train", argument.span)
+    vocab = convert(context, leading(context, scope, (argument,)).quantity, None, "train", argument.span)
     size = whole_number(context, vocab, argument.span, "entries")
     if not 257 <= size <= 16_777_216:
         message = f"a vocabulary of {size:,} is out of bounds: at least 257 and at most 16,777,216"
@@ -354,7 +354,7 @@ def _end(
 
 
 def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
-    fraction = convert(context, leading(context, scope, (value,))[0], None, key, value.span)
+    fraction = convert(context, leading(context, scope, (value,)).quantity, None, key, value.span)
     if not 0 <= fraction <= 1000:
         message = f"`{value.span.text}` is out of bounds for `{key}`: at least 0 and at most 1000"
         raise context.reject("E0303", message, value.span, "write a number from 0 to 1000")

@@ -184,7 +184,7 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
     if text[blanks.end() : blanks.end() + 1] in ("\n", "\r", "#"):
         line = span.source.line(span.line)
         indent = line[: len(line) - len(line.lstrip())] + INSIDE
-        after = span.source.line_starts[span.source.position(brace.end())[0] :][:1]  # the next line
+        after = span.source.line_starts[span.source.position(brace.end()).line :][:1]  # the next line
         place = Span(span.source, after[0], after[0]) if after else place
         return Edit(place, "".join(f"{indent}{statement}\n" for statement in statements))
     ends = "" if text[blanks.end() : blanks.end() + 1] == "}" else ","

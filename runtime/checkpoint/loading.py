@@ -100,7 +100,7 @@ class LoadedCheckpoint:
         """Logical name → (shard, entry, start in the shard): one for a whole tensor, several for parts."""
         places: dict[str, list[tuple[int, ShardEntry, int]]] = {}
         for index, shard in enumerate(self.manifest.shards):
-            for entry, start in zip(shard.entries, shard_layout(shard.entries)[1], strict=False):
+            for entry, start in zip(shard.entries, shard_layout(shard.entries).starts, strict=False):
                 places.setdefault(entry.name, []).append((index, entry, start))
         return places
 
@@ -138,7 +138,7 @@ class LoadedCheckpoint:
             with files.open_folder(self.path) as folder, files.open_file(folder, shard.file) as file:
                 if files.file_size(file) != shard.size:
                     raise OSError(f"has {files.file_size(file)} bytes, {shard.size} were written")
-                head, _ = shard_layout(shard.entries) if compare else (b"", ())
+                head = shard_layout(shard.entries).head if compare else b""
                 if files.read_exactly(file, 0, len(head)) != head:
                     raise OSError("its header differs from the one in the manifest")
                 if compare and files.sha256(file, shard.size) != shard.sha256:

@@ -266,7 +266,7 @@ def _write_shard(
     """Write a shard, and pass it to `written`. Write its row of the manifest, or the error, into a file for rank 0."""
     note = f"note.{rank}.json"
     entries = in_order(tensors)
-    head, _ = shard_layout(entries)
+    head = shard_layout(entries).head
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield head

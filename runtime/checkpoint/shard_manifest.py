@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
@@ -109,8 +109,15 @@ def in_order(entries: Iterable[ShardEntry]) -> tuple[ShardEntry, ...]:
     return tuple(sorted(entries, key=lambda e: (-ITEM_BYTES[e.dtype], e.key)))
 
 
-def shard_layout(entries: Iterable[ShardEntry]) -> tuple[bytes, tuple[int, ...]]:
-    """Return the bytes before the data of a shard, and the file offset of each entry and of the end."""
+class ShardLayout(NamedTuple):
+    """The bytes before the data of a shard, and the file offset in bytes of each entry and of the end."""
+
+    head: bytes
+    starts: tuple[int, ...]
+
+
+def shard_layout(entries: Iterable[ShardEntry]) -> ShardLayout:
+    """Return the layout of a shard with these entries, in order."""
     rows, starts = {}, [0]
     for e in entries:
         end = starts[-1] + e.num_bytes
@@ -120,7 +127,7 @@ def shard_layout(entries: Iterable[ShardEntry]) -> tuple[bytes, tuple[int, ...]]
     header = json.dumps(rows, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     head = len(header).to_bytes(8, "little") + header
-    return head, tuple(len(head) + start for start in starts)
+    return ShardLayout(head, tuple(len(head) + start for start in starts))
 
 
 def check_complete(shards: Iterable[CheckpointShard]) -> None:
@@ -176,7 +183,7 @@ def shard_from_json(row: Any, file: str) -> CheckpointShard:
     _demand(isinstance(row["tensors"], list), f"bad tensors of {file}")
     entries = tuple(_entry(e) for e in row["tensors"])
     _demand(entries == in_order(entries) and len({e.key for e in entries}) == len(entries), f"bad order in {file}")
-    _demand(shard_layout(entries)[1][-1] == row["size"], f"size and tensors of {file} differ")
+    _demand(shard_layout(entries).starts[-1] == row["size"], f"size and tensors of {file} differ")
     return CheckpointShard(file, row["size"], row["sha256"], entries)
 
 
@@ -276,19 +283,33 @@ AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
-def find_manifest(path: Path) -> tuple[Path, Manifest]:
+class FoundManifest(NamedTuple):
+    """The folder of a checkpoint, and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+
+class FoundManifests(NamedTuple):
+    """The checkpoints of a folder with a valid manifest, newest first, and the problems of the others."""
+
+    valid: list[FoundManifest]
+    refused: list[str]
+
+
+def find_manifest(path: Path) -> FoundManifest:
     """Return the folder of the checkpoint that `path` names, and its manifest, without reading its shards.
 
     Raises CheckpointError if there is none.
     """
     if PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file():
-        return path, read_manifest(path)
+        return FoundManifest(path, read_manifest(path))
     step = None
     if not path.exists() and (named := AT_STEP.fullmatch(path.name)):
         path, step = path.with_name(named[1]), int(named[2])
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     candidates, refused = manifests(folder)
-    wanted = [candidate for candidate in candidates if step in (None, candidate[1].step)]
+    wanted = [candidate for candidate in candidates if step in (None, candidate.manifest.step)]
     if wanted:
         return wanted[0]
     if not folder.is_dir():
@@ -312,7 +333,7 @@ def phase_of(meta: Mapping[str, Any]) -> int | None:
     return value if type(value) is int else None
 
 
-def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
+def base_of(path: Path, manifest: Manifest) -> FoundManifest | None:
     """Return the base checkpoint of a checkpoint of adapters, with its manifest; None if there are no adapters.
 
     Raises CheckpointError if the base is missing or has changed.
@@ -330,7 +351,7 @@ def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
         raise CheckpointError(f"{path} has adapters, and their base checkpoint cannot be used: {error}") from None
     if digest(base_manifest) != sha256:
         raise CheckpointError(f"{path} has adapters, and {printable(str(folder))} has other weights than theirs")
-    return folder, base_manifest
+    return FoundManifest(folder, base_manifest)
 
 
 def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
@@ -367,22 +388,23 @@ def _identity(path: Path) -> object:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def manifests(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[tuple[Path, Manifest]], list[str]]:
-    """Return the checkpoints of a folder with a valid manifest, newest first, and the problems of the others."""
+def manifests(folder: Path, parsed: ParsedManifests | None = None) -> FoundManifests:
+    """Read the manifests of the checkpoints of a folder. Raises CheckpointError if the folder cannot be read."""
     checkpoints, refused, read = [], [], parsed.read if parsed else read_manifest
     try:
         with files.open_folder(folder, follow=True) as opened:
             candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
     except FileNotFoundError:
-        return [], []
+        return FoundManifests([], [])
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from error
     for name in candidates:
         try:
-            checkpoints.append((folder / name, read(folder / name)))
+            checkpoints.append(FoundManifest(folder / name, read(folder / name)))
         except CheckpointError as error:
             refused.append(str(error))
-    return sorted(checkpoints, key=lambda row: row[1].serial, reverse=True), refused
+    valid = sorted(checkpoints, key=lambda candidate: candidate.manifest.serial, reverse=True)
+    return FoundManifests(valid, refused)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -143,7 +143,7 @@ def _shard_problem(path: Path, shard: Any) -> str:
 
     try:
         with files.open_folder(path) as folder, files.open_file(folder, shard.file) as file:
-            size, head = files.file_size(file), shard_layout(shard.entries)[0]
+            size, head = files.file_size(file), shard_layout(shard.entries).head
             if size != shard.size:
                 return f"{path / shard.file}: has {size:,} bytes, {shard.size:,} were written"
             if files.read_exactly(file, 0, len(head)) != head:

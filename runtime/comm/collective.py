@@ -249,7 +249,7 @@ class GlooSums:
         mine.copy_(largest_of(rows) if largest else sum_in_order(rows))
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        communicator = self.communicators["reduce", holders]
+        communicator = self.communicators[Channel("reduce", holders)]
         if len(holders) == 2 and not shares:
             return communicator.all_reduce(flat)  # a + b is b + a
         parts = _parts(flat, shares or equal_shares(flat.numel(), len(holders)))
@@ -261,7 +261,7 @@ class GlooSums:
         return _PartSums(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        _take(self.communicators["reduce", holders], _parts(flat, shares))
+        _take(self.communicators[Channel("reduce", holders)], _parts(flat, shares))
 
 
 @dataclass(frozen=True)
@@ -346,16 +346,16 @@ class CollectiveLinks:
         self.sums: Sums = (NcclSums if world.carrier == "nccl" else GlooSums)(world, communicators)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:
-        communicator = self._of["edge", (source, destination)]
+        communicator = self._of[Channel("edge", (source, destination))]
         peer = destination if source == communicator.rank else source
         return CollectiveEdge(communicator, peer, self._checked)
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
-        communicator = self._of.get((kind, members))
+        communicator = self._of.get(Channel(kind, members))
         return CollectiveSwap(communicator) if communicator is not None else None
 
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
-        communicator = self._of[kind, members]
+        communicator = self._of[Channel(kind, members)]
         return (NcclParts if communicator.carrier == "nccl" else GlooParts)(communicator)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -456,7 +456,7 @@ class NcclSums:
         self.world.all_reduce(tensor, largest).wait()
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        communicator = self.communicators["reduce", holders]
+        communicator = self.communicators[Channel("reduce", holders)]
         even = len({part.stop - part.start for share in shares for part in share}) == 1
         if even and all(len(share) == 1 for share in shares):
             (mine,) = shares[communicator.index_of(communicator.rank)]
@@ -469,7 +469,7 @@ class NcclSums:
         )
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        communicator = self.communicators["reduce", holders]
+        communicator = self.communicators[Channel("reduce", holders)]
         index = communicator.index_of(communicator.rank)
         sizes = [sum(part.stop - part.start for part in share) for share in shares]
         rows = flat.new_empty(len(shares), max(sizes))  # the rest of each row is unused

@@ -63,7 +63,7 @@ class MixedLinks:
         return self._host.flat(name, elements, dtype)
 
     def _links(self, kind: str, ranks: tuple[int, ...]) -> HostLinks | CollectiveLinks:
-        return self._host if (kind, ranks) in self._host.carriers else self._collective
+        return self._host if Channel(kind, ranks) in self._host.carriers else self._collective
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class MixedSums:
         self._links(holders).gather(bucket, holders, flat, shares)
 
     def _links(self, holders: tuple[int, ...]) -> Sums:
-        return self.host if self.carriers["reduce", holders] == "memory" else self.collective
+        return self.host if self.carriers[Channel("reduce", holders)] == "memory" else self.collective
 
 
 # --- Channels of ranks that share a GPU: tensors go through the memory of the host
@@ -250,7 +250,7 @@ class Endpoint:
         communicators: dict[Channel, Communicator] = {}
         hops = max(1, sum(kind == "expert" for kind, _ in channels))
         for channel in channels:
-            ctas = most_ctas(channel[0], self.sms, hops) if self.sms else 0
+            ctas = most_ctas(channel.kind, self.sms, hops) if self.sms else 0
             communicators[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, ctas)
             communicators[channel].greet(device)
         return CollectiveLinks(communicators, self.checked)
@@ -298,7 +298,7 @@ class Sharing:
 
     def carries(self, channel: Channel) -> bool:
         """Whether every member of a channel has mapped the memory of every other."""
-        members = frozenset(channel[1])
+        members = frozenset(channel.ranks)
         return all(members <= self.mapped[rank] for rank in members)
 
 
@@ -337,7 +337,7 @@ def share(rank: int, wanted: WantedChannels) -> Sharing:
 def _check_ends(rank: int, channels: Sequence[Channel], addresses: Mapping[int, Address]) -> None:
     """Raise ChannelError unless the memory of each rank has the parts that this rank reads and writes there."""
     for channel in channels:
-        for peer in channel[1]:
+        for peer in channel.ranks:
             theirs = part_of(channel, peer, rank)
             if peer != rank and theirs is not None and theirs not in addresses[peer].parts:
                 raise ChannelError(f"connect {name_of(channel)}: rank {peer} has no {theirs!r}")

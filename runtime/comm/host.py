@@ -79,7 +79,7 @@ class HostLinks:
         self.carriers: Mapping[Channel, Carrier] = dict.fromkeys(channels, "memory")
 
         def circle(channel: Channel) -> Circle:
-            part, ranks = part_of(channel, rank, rank), channel[1]
+            part, ranks = part_of(channel, rank, rank), channel.ranks
             assert part is not None
             return Circle([memories[m] for m in ranks], ranks.index(rank), part, timeout_s)
 
@@ -216,7 +216,7 @@ class HostSums:
         world.all_reduce(tensor, largest)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        return self.circles["reduce", holders].start_reduce(bucket, flat.numel(), flat.dtype, shares)
+        return self.circles[Channel("reduce", holders)].start_reduce(bucket, flat.numel(), flat.dtype, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        self.circles["reduce", holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)
+        self.circles[Channel("reduce", holders)].gather_parts(bucket, flat.numel(), flat.dtype, shares)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -206,7 +206,14 @@ def empty_rows(like: Tensor, num_rows: int) -> Tensor:
 
 # --- transport
 
-Channel = tuple[str, tuple[int, ...]]  # kind as in Opening, and world ranks: ("edge", (source, destination))
+
+class Channel(NamedTuple):
+    """A channel between ranks: ("edge", (source, destination)). `kind`: as in `Opening`; `ranks`: world ranks."""
+
+    kind: str
+    ranks: tuple[int, ...]
+
+
 Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
 PartsKind = Literal["reduce", "tensor", "context", "choices"]
@@ -330,7 +337,7 @@ class WantedChannels:
     def channels(self, rank: int) -> list[Channel]:
         """Return the channels of a rank, in the order in which it opens them."""
         pairs = [(opening.kind, opening.channel_of(self.mesh, rank)) for opening in self.openings]
-        return [(kind, ranks) for kind, ranks in pairs if ranks is not None]
+        return [Channel(kind, ranks) for kind, ranks in pairs if ranks is not None]
 
     def of(self, rank: int, kind: str) -> list[tuple[int, ...]]:
         """Return the member ranks of the channels of a kind that a rank is in."""

@@ -21,6 +21,13 @@ Columns = Literal[
 Degree = Annotated[int, NumberRange(1, MAX_RANKS)]
 
 
+class Coordinates(NamedTuple):
+    """The place of a rank in the mesh."""
+
+    pp_rank: int
+    column: int
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Degrees of parallelism. World ranks are pp-major, tp is innermost, then cp, and ep·etp divides dp·cp·tp.
@@ -60,9 +67,9 @@ class Mesh:
         """Return the world rank of a pipeline rank and a column."""
         return pipeline_rank * self.columns + column
 
-    def coordinates(self, rank: int) -> tuple[int, int]:
+    def coordinates(self, rank: int) -> Coordinates:
         """Return the pipeline rank and the column of a world rank."""
-        return divmod(rank, self.columns)
+        return Coordinates(*divmod(rank, self.columns))
 
 
 class Opening(NamedTuple):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch.heartbeat import Board
@@ -60,11 +61,16 @@ class _RankFrame:
     waits_for_peer: bool
 
 
+class ReceivedSignal(NamedTuple):
+    number: int
+    time_s: float  # of the monotonic clock
+
+
 @dataclass
 class Interrupts:
     """Collects SIGINT and SIGTERM to the supervisor with their times; they wake its poll."""
 
-    received: list[tuple[int, float]] = field(default_factory=list)
+    received: list[ReceivedSignal] = field(default_factory=list)
     wake: int = -1  # readable after a signal
 
     def __enter__(self) -> Interrupts:
@@ -81,7 +87,7 @@ class Interrupts:
         os.close(self._write)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append((number, time.monotonic()))
+        self.received.append(ReceivedSignal(number, time.monotonic()))
 
     def drain(self) -> None:
         with suppress(BlockingIOError):
@@ -90,7 +96,7 @@ class Interrupts:
 
     def insisted(self) -> int:
         """Return the signal that arrived a second time, or 0."""
-        return next((s for s, arrived_s in self.received if arrived_s - self.received[0][1] > REPEAT_S), 0)
+        return next((s for s, arrived_s in self.received if arrived_s - self.received[0].time_s > REPEAT_S), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ class Supervision:
             if number := interrupts.insisted():
                 return Outcome("killed", f"{signal.Signals(number).name} came a second time", signal=number)
             if interrupts.received:
-                board.request_stop(interrupts.received[0][0])
+                board.request_stop(interrupts.received[0].number)
             still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
             if alive and self.hang_timeout_s is not None and still_s >= self.hang_timeout_s:
                 return _hang(list(alive.values()), board, still_s)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -30,6 +30,11 @@ from runtime.system.outcome import printable
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.25
 OF_EXPORTERS = ("export", "export_failed")  # events that no rank reports
+
+
+class _FirstRow(NamedTuple):
+    step: int
+    time_s: float  # of the monotonic clock
 
 
 class Progress:
@@ -59,7 +64,7 @@ class Progress:
         self._shown_step = 0
         self._shown_s = -math.inf
         self._said: dict[int, int] = {}  # messages of each rank that have been shown
-        self._began: tuple[int, float] | None = None  # step and time of the first row
+        self._began: _FirstRow | None = None
         self._live: Live | None = None
         self._broken = False
         try:
@@ -106,7 +111,7 @@ class Progress:
             self._state.take(item)
             if item.kind == "row":
                 self._step = item.step
-                self._began = self._began or (item.step, self._clock())
+                self._began = self._began or _FirstRow(item.step, self._clock())
             elif item.fields.get("event") in OF_EXPORTERS and board.rank < 0 and (text := event_line(item.fields)):
                 self._tell(text)
 
@@ -153,7 +158,7 @@ class Progress:
 
     def _left_s(self) -> float | None:
         """Return the seconds to the last step at the pace since the first row; None before that is known."""
-        if self._began is None or self._step <= self._began[0]:
+        if self._began is None or self._step <= self._began.step:
             return None
-        pace_s = (self._clock() - self._began[1]) / (self._step - self._began[0])
+        pace_s = (self._clock() - self._began.time_s) / (self._step - self._began.step)
         return pace_s * max(0, self._total - self._step)

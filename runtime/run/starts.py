@@ -156,7 +156,7 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
 def newest_step(run: Path) -> int:
     """Return the step of the newest checkpoint with a valid manifest in a run folder; 0 if there is none."""
     try:
-        return find_manifest(run)[1].step
+        return find_manifest(run).manifest.step
     except CheckpointError:
         return 0
 

@@ -284,12 +284,13 @@ def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
         of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
         for dividers in (tuple(ranks) for _, ranks in of_rank):
             part = padded_size(bucket, plan.zero) // len(dividers) * size
-            largest["reduce", dividers] = max(largest.get(("reduce", dividers), 0), part)
+            channel = Channel("reduce", dividers)
+            largest[channel] = max(largest.get(channel, 0), part)
     rows = plan.train.micro_batch * plan.train.sequence // (plan.mesh.cp * plan.mesh.tp)
     row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
     sizes = {"tensor": rows * row, "context": plan.sequence_part, "choices": plan.choices_part}
     return largest | {
-        (opening.kind, ranks): sizes[opening.kind]
+        Channel(opening.kind, ranks): sizes[opening.kind]
         for opening in plan.openings
         if opening.kind in sizes
         for ranks in opening.channels(plan.mesh)

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from runtime.system.regular_files import open_regular
 
@@ -117,8 +117,15 @@ class JsonLines:
 # ---------------------------------------------------------------- reading
 
 
-def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows from byte `start` on, and the start of the next one. Lines that are no row are skipped.
+class ReadRows(NamedTuple):
+    """Rows that were read, and the byte at which the next one starts."""
+
+    rows: list[dict[str, Any]]
+    end: int
+
+
+def read_rows(path: Path, start: int = 0) -> ReadRows:
+    """Read the rows from byte `start` on. Lines that are no row are skipped.
 
     A row is an object with an integer "step". A file shorter than `start` was replaced, and is read from its beginning.
     A missing or unreadable file has no rows.
@@ -130,9 +137,10 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
             file.seek(start)
             data = file.read()
     except OSError:
-        return [], start
+        return ReadRows([], start)
     full_lines = data[: data.rfind(b"\n") + 1]
-    return [row for line in full_lines.splitlines() if (row := _row(line)) is not None], start + len(full_lines)
+    rows = [row for line in full_lines.splitlines() if (row := _row(line)) is not None]
+    return ReadRows(rows, start + len(full_lines))
 
 
 def render_row(row: Mapping[str, Any]) -> str:

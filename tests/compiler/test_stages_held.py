@@ -36,7 +36,7 @@ def planned(schedule: ScheduleBlock, of: str, dp: int = 2) -> tuple[Spec, Plan]:
 
 
 def pipeline_ranks(plan: Plan, replica: Replica) -> tuple[int, ...]:
-    return tuple(sorted({plan.mesh.coordinates(rank)[0] for rank in replica.holders}))
+    return tuple(sorted({plan.mesh.coordinates(rank).pp_rank for rank in replica.holders}))
 
 
 def stages_with(plan: Plan, tensor: str) -> set[int]:

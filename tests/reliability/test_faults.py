@@ -78,7 +78,7 @@ def test_a_restart_recovers(ground: Ground, kind: str, phase: str, record_proper
     struck = ground.strike(phase, kind, RANK, options=("--restarts", 1))
     assert struck.code == 0, struck.said
     assert untimed(struck.run) == untimed(ground.place.folder / "straight")
-    after = [datetime.fromisoformat(row["time"]).timestamp() for row in read_rows(struck.run / "metrics.jsonl")[0]]
+    after = [datetime.fromisoformat(row["time"]).timestamp() for row in read_rows(struck.run / "metrics.jsonl").rows]
     recovered_s = next(time for time in after if time > struck.met.time_ns / 1e9 + 0.2) - struck.met.time_ns / 1e9
     record_property("recovered_s", recovered_s - (HANG_TIMEOUT_S if kind == "SIGSTOP" else 0))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.connect import Endpoint, StagedParts
-from runtime.comm.transport import Parts, WantedChannels
+from runtime.comm.transport import Channel, Parts, WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -52,7 +52,9 @@ def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         openings = tuple(Opening(kind, (0,), "all") for kind in ("reduce", "world"))  # type: ignore[arg-type]
         everyone = tuple(range(world))
-        wanted = WantedChannels(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, {("reduce", everyone): 8 * PART})
+        wanted = WantedChannels(
+            Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, {Channel("reduce", everyone): 8 * PART}
+        )
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
             parts = links.parts("reduce", everyone)

@@ -79,10 +79,10 @@ def test_nccl_uses_at_most_the_reserved_sms(monkeypatch: pytest.MonkeyPatch, sms
     monkeypatch.setattr(Communicator, "greet", lambda *_: None)
     monkeypatch.setattr(collective.CollectiveLinks, "__init__", lambda *_: None)
     meeting = SimpleNamespace(arrive=lambda *_: None, store=None)
-    channels: list[Channel] = [("edge", ends) for ends in ((0, 2), (2, 0), (2, 4), (4, 2))]
+    channels = [Channel("edge", ends) for ends in ((0, 2), (2, 0), (2, 4), (4, 2))]
     columns = [(2, 3), (2, 8)][:groups]
-    channels += [(kind, column) for column in columns for kind in ("expert", "counts")]
-    channels.append(("reduce", (0, 2, 4)))
+    channels += [Channel(kind, column) for column in columns for kind in ("expert", "counts")]
+    channels.append(Channel("reduce", (0, 2, 4)))
     Endpoint(CPU, sms=sms)._collective_links(2, channels, meeting, CPU)  # type: ignore[arg-type]
     assert len(configs) == len(channels)
     if not sms:
@@ -130,7 +130,7 @@ def test_a_gradient_goes_only_to_its_owner(shares: Shares, calls: list[object]) 
     group = NcclGroup()
     communicator = object.__new__(Communicator)
     communicator.rank, communicator.members, communicator._group = 7, (3, 7), group
-    sums = NcclSums(communicator, {("reduce", (3, 7)): communicator})
+    sums = NcclSums(communicator, {Channel("reduce", (3, 7)): communicator})
     work: object = sums.start_reduce("flat", (3, 7), torch.arange(4), shares)
     assert work is group
     assert group.calls == calls

@@ -17,7 +17,7 @@ from runtime.launch import debug, rank_process, rank_watch
 from runtime.launch.heartbeat import Board, RankBeat
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import Target
-from runtime.launch.rank_watch import REPEAT_S, Interrupts, Supervision
+from runtime.launch.rank_watch import REPEAT_S, Interrupts, ReceivedSignal, Supervision
 from tests.runtime.processes import block, forked, is_gone, wait_for
 
 WORLD = 3
@@ -129,9 +129,9 @@ def test_signal_handlers_are_restored_after_a_launch() -> None:
 
 
 def test_a_signal_that_comes_again_at_once_does_not_insist() -> None:
-    interrupts = Interrupts([(signal.SIGTERM, 7.0), (signal.SIGTERM, 7.0 + REPEAT_S)])
+    interrupts = Interrupts([ReceivedSignal(signal.SIGTERM, 7.0), ReceivedSignal(signal.SIGTERM, 7.0 + REPEAT_S)])
     assert interrupts.insisted() == 0
-    interrupts.received.append((signal.SIGINT, 7.01 + REPEAT_S))
+    interrupts.received.append(ReceivedSignal(signal.SIGINT, 7.01 + REPEAT_S))
     assert interrupts.insisted() == signal.SIGINT
 
 

@@ -305,6 +305,6 @@ def test_rows_are_read_as_they_come(path: Path) -> None:
     assert [row["step"] for row in rows] == [3]
     with path.open("ab") as file:
         file.write(b"}\n")
-    assert read_rows(path, end)[0] == [{"step": 4}]
+    assert read_rows(path, end).rows == [{"step": 4}]
     path.write_text('{"step": 9}\n')  # replaced by a shorter one
-    assert read_rows(path, end)[0] == [{"step": 9}]
+    assert read_rows(path, end).rows == [{"step": 9}]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.comm import connect, memory
 from runtime.comm.connect import Transport, channels_of, transport_in_use
-from runtime.comm.transport import Carrier, Links, Parts, Shares, WantedChannels, equal_shares
+from runtime.comm.transport import Carrier, Channel, Links, Parts, Shares, WantedChannels, equal_shares
 from tests.runtime.test_start import WANTED, connected
 
 ELEMENTS = 1001  # no multiple of the ranks
@@ -55,7 +55,7 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
 
 def all_wanted() -> WantedChannels:
     flat_sizes = flats()
-    parted = {("reduce", holders): size for holders, size in flat_sizes.values()}
+    parted = {Channel("reduce", holders): size for holders, size in flat_sizes.values()}
     return WantedChannels(WANTED.mesh, WANTED.openings, flat_sizes, parted)
 
 
@@ -81,7 +81,7 @@ def check_sums(rank: int, links: Links) -> None:
             name, expected = f"{holders} {dtype}", in_order(holders, dtype)
             check_parts(rank, parts[holders], holders, dtype)
             flat = links.flat(name, ELEMENTS, dtype)
-            assert (flat is None) == (links.carriers["reduce", holders] == "gloo")
+            assert (flat is None) == (links.carriers[Channel("reduce", holders)] == "gloo")
             flat = torch.zeros(ELEMENTS, dtype=dtype) if flat is None else flat
             all_shares: tuple[Shares, ...] = (
                 (),

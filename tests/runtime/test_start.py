@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from runtime.comm.collective import name_of
 from runtime.comm.connect import Endpoint, Transport
-from runtime.comm.transport import Links, WantedChannels
+from runtime.comm.transport import Channel, Links, WantedChannels
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -141,7 +141,7 @@ def test_each_rank_creates_only_its_own_groups(tmp_path: Path, transport: Transp
 
 
 def test_names_of_channels() -> None:
-    assert name_of(("edge", (7, 3))) == "edge 7>3"
-    assert name_of(("expert", tuple(range(64, 128)))) == "expert 64-127"
-    assert name_of(("reduce", (0, 64, 1920, 1984))) == "reduce 0, 64, 1920, 1984"
-    assert name_of(("reduce", (0, 1, 2, 3, 8, 9))) == "reduce 0-3, 8-9"
+    assert name_of(Channel("edge", (7, 3))) == "edge 7>3"
+    assert name_of(Channel("expert", tuple(range(64, 128)))) == "expert 64-127"
+    assert name_of(Channel("reduce", (0, 64, 1920, 1984))) == "reduce 0, 64, 1920, 1984"
+    assert name_of(Channel("reduce", (0, 1, 2, 3, 8, 9))) == "reduce 0-3, 8-9"

@@ -48,7 +48,7 @@ def fullest(spec: Spec, lowered: Lowered) -> int:
     """Bytes of the fullest device: its state, and its peak of activations if no rank receives a row."""
     plan = lowered.plan
     peaks = [max(c.peak_fixed_bytes[p] for c in lowered.certificates.values()) for p in range(plan.mesh.pp)]
-    return max(size + peaks[plan.mesh.coordinates(rank)[0]] for rank, size in held_by_rank(spec, plan).items())
+    return max(size + peaks[plan.mesh.coordinates(rank).pp_rank] for rank, size in held_by_rank(spec, plan).items())
 
 
 @settings(max_examples=100)

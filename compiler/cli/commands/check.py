@@ -271,7 +271,7 @@ def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
             in_file = [edit for edit in edits if edit.span.source.name == name]
             text = apply(in_file[0].span.source.text, in_file)
             path = Path(files[_file(in_file[0])])
-            mark = "\ufeff" if content_of(str(path))[0].startswith(b"\xef\xbb\xbf") else ""
+            mark = "\ufeff" if content_of(str(path)).content.startswith(b"\xef\xbb\xbf") else ""
             try:
                 replace(path, (mark + text).encode())
             except OSError as error:

@@ -259,7 +259,7 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
     the last one is damaged; if links are not possible, only the last one is copied.
     """
     folder.mkdir()
-    checkpoints = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS)[0] if manifest.step < step]
+    checkpoints = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS).valid if manifest.step < step]
     if rollbacks is not None:
         checkpoints = [(path, manifest) for path, manifest in checkpoints if _seen(manifest) <= rollbacks]
     checkpoints.sort(key=lambda checkpoint: -checkpoint[1].step)

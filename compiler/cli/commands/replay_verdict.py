@@ -72,11 +72,11 @@ class RecordedTraining:
     def read(run: Path) -> RecordedTraining:
         """Read a run folder. Raises TextFileError if a file is missing or damaged, except the events."""
         try:
-            events = step_rows(run / EVENTS)[0]
+            events = step_rows(run / EVENTS).rows
         except TextFileError:
             events = ()
         has_rows = (run / METRICS).exists() or not (run / WITNESS).is_dir()  # a bad first step leaves no row
-        rows = {row["step"]: row for row in step_rows(run / METRICS)[0]} if has_rows else {}
+        rows = {row["step"]: row for row in step_rows(run / METRICS).rows} if has_rows else {}
         return RecordedTraining(rows, events, dict(_logs(run / WITNESS)))
 
     @cached_property

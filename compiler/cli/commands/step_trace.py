@@ -76,7 +76,7 @@ def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
     """Write the trace of a step, with its metrics row in the folder `trained`. Returns the exit code."""
     row: Mapping[str, Any] = {}
     with suppress(TextFileError):  # the breakdown of the time is optional
-        row = next((row for row in step_rows(trained / "metrics.jsonl")[0] if row["step"] == args.step), {})
+        row = next((row for row in step_rows(trained / "metrics.jsonl").rows if row["step"] == args.step), {})
     try:
         put(step_events(args.run_folder.resolve().name, args.step, lines, row), args.out)
     except OSError as error:

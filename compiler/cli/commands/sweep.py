@@ -310,7 +310,7 @@ def _has_finished(each: PlannedVariant) -> bool:
     ends = [event for event in events_of(each.folder) if event.get("event") in ("start", "end")]
     if not ends or ends[-1].get("outcome") != "finished":
         return False
-    return content_of(str(each.folder / RESOLVED))[0] == each.text.encode()
+    return content_of(str(each.folder / RESOLVED)).content == each.text.encode()
 
 
 def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:

@@ -7,6 +7,7 @@ passes operands by position.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
 from compiler.ir.names import accumulator_of, gradient_of
@@ -15,10 +16,18 @@ from compiler.ir.program import GATHERS
 Cuts = Mapping[str, Cut]  # by site of use
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 Names = tuple[str, ...]
-Of = tuple[Names, Names, Names, tuple[Buffer, ...]]  # the first four items of Operands
-# Values read, parameters, weights that W reads, values written; then, for each parameter and weight, the value that
-# holds it if it was gathered.
-Operands = tuple[Names, Names, Names, tuple[Buffer, ...], Names, Names]
+
+
+class Operands(NamedTuple):
+    """The operands of an instruction. `weights`: those that W reads. `params_in`, `weights_in`: for each parameter and
+    weight, the value that holds it if it was gathered, else ""; empty if none was."""
+
+    reads: Names = ()
+    params: Names = ()
+    weights: Names = ()
+    writes: tuple[Buffer, ...] = ()
+    params_in: Names = ()
+    weights_in: Names = ()
 
 
 def has_work(use: Use, phase: str, cuts: Cuts) -> bool:
@@ -62,20 +71,20 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -
         use = steps[instruction.site, "run"]
         assert isinstance(use, Use)
         run_operands = _of_run(use, instruction.phase, plan.cuts)
-        return _with_values(run_operands, instruction.phase, shards) if shards else (*run_operands, (), ())
+        return _with_values(run_operands, instruction.phase, shards) if shards else run_operands
     if shards and (instruction.wait or instruction.kind) in ("zeros", "gather", "scatter"):
-        return (*_of_sharded(instruction, shards), (), ())
-    return (*_of_other(instruction, stage, steps, plan.cuts), (), ())
+        return _of_sharded(instruction, shards)
+    return _of_other(instruction, stage, steps, plan.cuts)
 
 
-def _with_values(found: Of, phase: str, here: Sharded) -> Operands:
+def _with_values(found: Operands, phase: str, here: Sharded) -> Operands:
     """The operands of a segment with sharded tensors, which it reads from gathered values."""
-    reads, params, weights, writes = found
+    params, weights = found.params, found.weights
     gathered = f"{here.weights.name}_{phase}" if here.weights else ""
     added = here.gradients.name if phase == "W" else gathered
     params_in, weights_in = _places(params, here, added), _places(weights, here, gathered)
     values = dict.fromkeys(value for value in (*weights_in, *params_in) if value)
-    return (*reads, *values), params, weights, writes, params_in, weights_in
+    return found._replace(reads=(*found.reads, *values), params_in=params_in, weights_in=weights_in)
 
 
 def _places(names: Names, here: Sharded, value: str) -> Names:
@@ -84,20 +93,20 @@ def _places(names: Names, here: Sharded, value: str) -> Names:
     return values if any(values) else ()
 
 
-def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
+def _of_sharded(instruction: Instruction, here: Sharded) -> Operands:
     """The operands of an instruction on sharded tensors: the wait of a gather writes weights, zeros write gradients,
     and a scatter reads gradients until its wait."""
     kind = instruction.wait or instruction.kind
     if kind == "scatter":
-        return (here.gradients.name,), (), (), ()
+        return Operands((here.gradients.name,))
     if kind == "zeros":
-        return (), (), (), (here.gradients,)
+        return Operands(writes=(here.gradients,))
     assert here.weights is not None
     weights = here.weights.named(f"{here.weights.name}_{instruction.phase}", here.weights.alias)
-    return (), (), (), (weights,) if instruction.wait else ()
+    return Operands(writes=(weights,) if instruction.wait else ())
 
 
-def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Of:
+def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Operands:
     kind, phase = instruction.kind, instruction.phase
     exchanged = instruction.wait or kind
     if exchanged in ("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"):
@@ -106,23 +115,23 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
         message = stage.output if (kind == "send") == (phase == "F") else stage.input
         assert message is not None
         message = message if phase == "F" else _gradient(message)
-        return ((message.name,), (), (), ()) if kind == "send" else ((), (), (), (message,))
+        return Operands((message.name,)) if kind == "send" else Operands(writes=(message,))
     if kind in ("counts", "dispatch", "combine", "wait"):
         step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
         assert isinstance(step, Communication)
         reads, writes = _of_exchange(step, exchanged, phase)
-        return reads, (), (), writes if kind == "wait" else ()
+        return Operands(reads, writes=writes if kind == "wait" else ())
     if kind == "load":
-        return (), (), (), tuple(b for b in stage.loads if b.name == instruction.site)
+        return Operands(writes=tuple(b for b in stage.loads if b.name == instruction.site))
     if kind == "constant":
         values = [value for value, constant in stage.tangents if constant == instruction.site]
-        return (), (), (), tuple(Buffer(gradient_of(value), (), _dtype(stage, value, cuts)) for value in values)
+        return Operands(writes=tuple(Buffer(gradient_of(value), (), _dtype(stage, value, cuts)) for value in values))
     assert kind in ("record", "tell")
     pairs = stage.records if kind == "record" else stage.tells
-    return tuple(value for name, value in pairs if name == instruction.site), (), (), ()
+    return Operands(tuple(value for name, value in pairs if name == instruction.site))
 
 
-def _of_rows(instruction: Instruction, steps: Steps) -> Of:
+def _of_rows(instruction: Instruction, steps: Steps) -> Operands:
     """The operands of a gather or scatter of rows. Where a forward gathers rows, its backward scatters their gradients,
     and the other way round."""
     kind, forward = instruction.wait or instruction.kind, instruction.phase == "F"
@@ -130,10 +139,10 @@ def _of_rows(instruction: Instruction, steps: Steps) -> Of:
     step = steps[instruction.site, "choices" if kind == "gather_choices" else "gather" if gathers else "scatter"]
     assert isinstance(step, Communication)
     (sent,), (received,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)
-    return (sent.name,), (), (), (received,) if instruction.wait else ()
+    return Operands((sent.name,), writes=(received,) if instruction.wait else ())
 
 
-def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
+def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
     cut, signature = cuts[use.site], signature_of(use, phase, cuts)
     values, tensors = _values(use, cut), dict(use.params)
     for weight in cut.quantised:  # the name of an FP8 parameter's tensor is the parameter's, with a suffix
@@ -143,7 +152,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     params = tensors | accumulators
     added, read = (tuple(names[a] for a in signature.args if a in names) for names in (accumulators, tensors))
     writes = (buffers[local] for local in signature.returns)
-    return (
+    return Operands(
         tuple(values[local] for local in signature.args if local not in params),
         *((added, read) if phase == "W" else (read, ())),
         tuple(b.named(values[b.name], values[b.alias] if b.alias else "") for b in writes),

@@ -245,10 +245,9 @@ def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
         return [(i.kind, operands(i, stage, steps, plan)) for i in needed]
 
     backward = [parts for _, parts in operands_of("IW")]
-    read = {name for parts in backward for name in parts[0]} - {
-        buffer.name for parts in backward for buffer in parts[3]
-    }
-    written = [b for kind, parts in operands_of("F") if kind not in ("load", *EXCHANGES) for b in parts[3]]
+    read = {name for parts in backward for name in parts.reads}
+    read -= {buffer.name for parts in backward for buffer in parts.writes}
+    written = [b for kind, parts in operands_of("F") if kind not in ("load", *EXCHANGES) for b in parts.writes]
     return tuple(sorted((b for b in written if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
 
 

@@ -98,7 +98,7 @@ def _of_spec(argument: str) -> ModelSource:
             f"{argument} has no initial weights (`train.initial`)", "name its run: dsc train writes runs/<run>"
         )
     try:
-        checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial)[0])
+        checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial).path)
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints are whole") from None
     chat = spec.data.chat

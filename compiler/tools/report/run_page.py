@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -102,9 +102,15 @@ def _write(run: Path, text: str) -> Path:
     return path
 
 
-def step_rows(path: Path) -> tuple[Rows, int]:
-    """Return the rows of metrics or events that have a step, and the number of other lines. An incomplete last line,
-    as a killed run may leave, is ignored."""
+class StepRows(NamedTuple):
+    """The rows of a file of metrics or events that have a step, and the number of other lines."""
+
+    rows: Rows
+    damaged: int
+
+
+def step_rows(path: Path) -> StepRows:
+    """Read the rows of metrics or events. An incomplete last line, as a killed run may leave, is ignored."""
     complete, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
     rows, damaged = [], 0
     for line in complete.split(b"\n") if complete else ():
@@ -116,18 +122,18 @@ def step_rows(path: Path) -> tuple[Rows, int]:
             rows.append(row)
         else:
             damaged += 1
-    return tuple(rows), damaged
+    return StepRows(tuple(rows), damaged)
 
 
 def replaced_rows(run: Path) -> Rows:
     """Return the rows of steps that were trained again, from the files that a resume moved them to."""
-    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path)[0])
+    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path).rows)
 
 
 def events_of(run: Path) -> Rows:
     """Return the events of a run that have a step; none if the file cannot be read."""
     try:
-        return step_rows(run / "events.jsonl")[0]
+        return step_rows(run / "events.jsonl").rows
     except TextFileError:
         return ()
 

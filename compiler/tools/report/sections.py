@@ -205,7 +205,7 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
             int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
         }
         if numbers:
-            rows[rank_of[mesh.coordinates(bucket.holders[0])[1]]] |= numbers
+            rows[rank_of[mesh.coordinates(bucket.holders[0]).column]] |= numbers
     return tuple(
         ExpertRow(
             rank,

@@ -83,7 +83,9 @@ def rollbacks(run: Path) -> tuple[Rollback, ...]:
 def give_up(run: Path) -> None:
     """Move discarded checkpoints aside: the next save removes them. OSError if that fails."""
     records, folder = rollbacks(run), run / CHECKPOINTS
-    fates = [(path.name, is_given_up(manifest, records)) for path, manifest in manifests(folder)[0]] if records else []
+    fates = (
+        [(path.name, is_given_up(manifest, records)) for path, manifest in manifests(folder).valid] if records else []
+    )
     if not any(is_discarded for _, is_discarded in fates):
         return
     with files.open_folder(folder, follow=True) as opened:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.build.run_copy import WATCH
 from runtime.contract import WatchFacts
@@ -25,6 +25,13 @@ FAILING = "copy_failed"
 OF_A_STEP = "gradients"  # traffic that is independent of the batch size
 
 
+class ValidationPoint(NamedTuple):
+    """The validation loss after a step, in nats."""
+
+    step: int
+    loss: float
+
+
 class RunState:
     """The state of the run in the folder `run` after all items so far. Unknown numbers are None.
 
@@ -36,7 +43,7 @@ class RunState:
         self.row: Mapping[str, Any] = {}
         self.end: Mapping[str, Any] | None = None  # the end of the last start
         self.save: Mapping[str, Any] | None = None  # the newest
-        self.validation: tuple[int, float] | None = None  # step and loss of the last validation
+        self.validation: ValidationPoint | None = None  # the last one
         self.window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter()  # of events, by name
         # Over all counted steps, including discarded ones:
@@ -52,14 +59,14 @@ class RunState:
             self._take_event(item.fields)
         else:
             self.window.clear()
-            if self.validation and self.validation[0] > item.step:
+            if self.validation and self.validation.step > item.step:
                 self.validation = None
 
     def _take_row(self, item: FollowedItem) -> None:
         self.row = row = item.fields
         self.window.append(row)
         if (loss := _float(row.get("validation_loss"))) is not None:
-            self.validation = row["step"], loss
+            self.validation = ValidationPoint(row["step"], loss)
         if item.time >= self.since:
             self._count(row)
 

@@ -92,7 +92,7 @@ SERIES: tuple[Series, ...] = (
            _one(lambda s: s.last_step)),
     Series("dsc_loss", "gauge", "Loss of the last step, in nats.", TRAINING, "Loss", "short", _of_row("loss")),
     Series("dsc_validation_loss", "gauge", "Loss of the last validation, in nats.", TRAINING, "Validation loss",
-           "short", _one(lambda s: s.validation[1] if s.validation else None)),
+           "short", _one(lambda s: s.validation.loss if s.validation else None)),
     Series("dsc_gradient_norm", "gauge", "Norm of the gradients of the last step.", TRAINING, "Gradient norm", "short",
            _of_row("grad_norm")),
     Series("dsc_learning_rate", "gauge", "Learning rate of the last step.", TRAINING, "Learning rate", "sci",

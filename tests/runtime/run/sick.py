@@ -54,7 +54,7 @@ def said(run: Path) -> str:
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     """The events of one kind, without their times."""
-    rows = [dict(row) for row in read_rows(run / "events.jsonl")[0] if row["event"] == kind]
+    rows = [dict(row) for row in read_rows(run / "events.jsonl").rows if row["event"] == kind]
     return [{name: value for name, value in row.items() if name not in ("time", "event")} for row in rows]
 
 

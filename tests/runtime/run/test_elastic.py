@@ -35,7 +35,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 def starts(run: Path) -> list[int]:
     """The number of ranks at each start of a run."""
-    return [int(row["ranks"]) for row in read_rows(run / "events.jsonl")[0] if row["event"] == "start"]
+    return [int(row["ranks"]) for row in read_rows(run / "events.jsonl").rows if row["event"] == "start"]
 
 
 def test_a_machine_leaves_and_returns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

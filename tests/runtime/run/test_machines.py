@@ -15,6 +15,7 @@ from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
 from dsl.load import load
 from runtime.comm.collective import name_of
+from runtime.comm.transport import Channel
 from runtime.contract import RunPlan
 from tests import progress
 from tests.compiler.cli.forms import FORMS, faults
@@ -92,7 +93,7 @@ def check_channels(place: Place, said: list[dict[str, Any]], counts: Counter[str
         for opening in plan.openings:
             if (ranks := opening.channel_of(plan.mesh, event["rank"])) is not None:
                 carrier = "memory" if len({rank // 2 for rank in ranks}) == 1 else "gloo"
-                expected[carrier].append(name_of((opening.kind, ranks)))
+                expected[carrier].append(name_of(Channel(opening.kind, ranks)))
         assert {carrier: event[carrier] for carrier in expected} == expected
         assert faults(event, FORMS["event_channels"]) == []
     assert sum((Counter({carrier: len(event[carrier]) for carrier in counts}) for event in said), Counter()) == counts

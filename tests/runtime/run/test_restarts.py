@@ -31,7 +31,7 @@ def place(new_place: Callable[[], Place]) -> Place:
 
 
 def events(run: Path, kind: str) -> list[dict[str, object]]:
-    return [dict(row) for row in read_rows(run / "events.jsonl")[0] if row["event"] == kind]
+    return [dict(row) for row in read_rows(run / "events.jsonl").rows if row["event"] == kind]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

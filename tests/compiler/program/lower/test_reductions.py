@@ -37,7 +37,7 @@ def groups(plan: Plan) -> dict[tuple[int, ...], set[Stages]]:
     stages_by_ranks: dict[tuple[int, ...], set[Stages]] = {}
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
-            ranks = tuple(sorted({plan.mesh.coordinates(holder)[0] for holder in bucket.holders}))
+            ranks = tuple(sorted({plan.mesh.coordinates(holder).pp_rank for holder in bucket.holders}))
             stages_by_ranks.setdefault(ranks, set()).add(bucket.stages)
     return stages_by_ranks
 

@@ -162,7 +162,7 @@ class Run:
 
     def _check_channel(self, bucket: Bucket) -> None:
         """Its ranks have started a bucket's reduction, and all others of its channel in one order."""
-        ranks = {self.plan.mesh.coordinates(holder)[0] for holder in bucket.holders}
+        ranks = {self.plan.mesh.coordinates(holder).pp_rank for holder in bucket.holders}
         columns = self.plan.mesh.columns
         channels = _channels(bucket, columns)
         channel_stages = {b.stages for b in self.plan.buckets if not _channels(b, columns).isdisjoint(channels)}

@@ -226,7 +226,7 @@ def test_the_longest_path_is_the_planned_step(traced: Traces) -> None:
 def test_sums_per_rank_equal_the_plan(traced: Traces) -> None:
     timed_plan, files = traced
     for rank, (_, nodes) in enumerate(files):
-        pipeline_rank = timed_plan.plan.mesh.coordinates(rank)[0]
+        pipeline_rank = timed_plan.plan.mesh.coordinates(rank).pp_rank
         spans: dict[int, tuple[int, int]] = {}
         for node in nodes:
             if node["step"] >= 0:
@@ -268,7 +268,7 @@ def test_host_copies_wait_for_the_forward_and_precede_the_backward(traced: Trace
     """Copies exist only if the schedule has them: the copy out waits for the forward, the backward for the copy in."""
     timed_plan, files = traced
     for rank, (_, nodes) in enumerate(files):
-        pipeline_rank = timed_plan.plan.mesh.coordinates(rank)[0]
+        pipeline_rank = timed_plan.plan.mesh.coordinates(rank).pp_rank
         steps = [action for step in timed_plan.schedule.actions[pipeline_rank] for action in actions_of(step)]
         copied = [node for node in nodes if node["type"] in ("MEM_STORE", "MEM_LOAD")]
         assert [node["name"] for node in copied] == [str(action) for action in steps if is_copy(action)]
