@@ -163,6 +163,7 @@ class Position:
     # ---- JSON
 
     def to_json(self) -> dict[str, Any]:
+        """Return the position as a checkpoint's manifest has it."""
         return {
             "samples": self.samples,
             "tokens": self.tokens,

@@ -145,17 +145,20 @@ class Board:
             _STOP.pack_into(self._memory, self.world * _PAGE, signal, rank)
 
     def stop_request(self) -> StopRequest | None:
+        """Return the request to stop after a step; None if there is none."""
         signal, rank = _STOP.unpack_from(self._memory, self.world * _PAGE)
         return StopRequest(signal, rank) if signal else None
 
     # -------------------------------------------------------- read by the supervisor
 
     def read(self, rank: int) -> RankBeat:
+        """Return what a rank is doing, and since when."""
         base = rank * _PAGE
         step, since_ns, action = _ENTRY.unpack_from(self._memory, base + _ENTRIES + self._memory[base] * _ENTRY.size)
         return RankBeat(step, action.rstrip(b"\0").decode(errors="replace"), since_ns)
 
     def has_finished(self, rank: int) -> bool:
+        """Whether a rank has reported that it ended normally."""
         return self._memory[rank * _PAGE + _FINISHED] == 1
 
     def messages(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:

@@ -151,6 +151,7 @@ class Stillness:
     still_s: float = 0.0
 
     def seconds(self, now: float, stamps: tuple[int, ...]) -> float:
+        """Return for how many seconds the stamps have not changed."""
         self.still_s += min(now - self.checked, 2 * POLL_S)
         if stamps != self.stamps:
             self.stamps, self.still_s = stamps, 0.0

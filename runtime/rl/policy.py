@@ -94,15 +94,18 @@ COUNTS = ("tokens", "different", "clipped", "kl", "reference_kl")  # of sampled 
 class PromptDraws(Protocol):
     """Prompts by number of the draw, equal on every rank."""
 
-    def prompt(self, index: int) -> Ids: ...
+    def prompt(self, index: int) -> Ids:
+        """Return the token ids of a prompt."""
 
-    def case(self, index: int, completion: Ids) -> Case: ...
+    def case(self, index: int, completion: Ids) -> Case:
+        """Return the completion of a prompt with what rewards read."""
 
 
 class Scorer(Protocol):
     """Computes the rewards of completions: [cases, rewards]."""
 
-    def score(self, cases: Sequence[Case]) -> Floats: ...
+    def score(self, cases: Sequence[Case]) -> Floats:
+        """Return the rewards, cases by rewards."""
 
     def close(self) -> None: ...
 

@@ -51,6 +51,7 @@ class SampleRows:
         return len(self.ids)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the token ids of a sample: [sequence + extra]."""
         return self.ids[index]
 
     def starts(self, index: int) -> npt.NDArray[np.int64]:

@@ -148,9 +148,11 @@ class Executor:
         return self._values.setdefault((stage, micro_batch), SimpleNamespace())
 
     def load(self, name: str, micro_batch: int) -> Tensor:
+        """Return an input of a micro-batch, such as its tokens or targets: [token]."""
         return self.batch.data[name][micro_batch]
 
     def constant(self, name: str) -> Tensor:
+        """Return the gradient of the objective with respect to a loss, which is known before any forward."""
         return self.batch.constants[name]
 
     def to_host(self, stage: int, micro_batch: int, *values: Tensor) -> None:
@@ -163,6 +165,7 @@ class Executor:
         return values[0] if len(values) == 1 else values
 
     def record(self, name: str, value: Tensor) -> None:
+        """Add a value of a micro-batch to the step's record of this name."""
         totals = self.batch.records
         totals[name] = records.joined(name, totals[name], value) if name in totals else value
 
@@ -172,6 +175,7 @@ class Executor:
 
     @takes("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
+        """Wait for a message of another stage, whose receive was posted before."""
         message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
             return self._kept.pop(message)
@@ -182,6 +186,7 @@ class Executor:
 
     @takes("message")
     def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
+        """Start to send a value to another stage, or keep it if that stage is on this rank."""
         message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
             assert message not in self._kept, message
@@ -196,6 +201,8 @@ class Executor:
 
     @takes("exchange")
     def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+        """Wait for the number of rows from each rank. Return the route, the offsets of the experts' rows, and what
+        nodes need to forward rows."""
         name = ExchangeName.of("counts", action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait_counts(name)

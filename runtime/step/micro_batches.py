@@ -28,7 +28,8 @@ Indices = npt.NDArray[np.int64]
 class SampleSource(Protocol):
     """Samples by index, the same for every rank count."""
 
-    def tokens(self, index: int) -> np.ndarray: ...
+    def tokens(self, index: int) -> np.ndarray:
+        """Return the token ids of a sample: [sequence + extra]."""
 
 
 @runtime_checkable
@@ -45,14 +46,16 @@ class HeldOut(SampleSource, Protocol):
 class DocumentSource(SampleSource, Protocol):
     """Samples that know the start of the document of each token."""
 
-    def starts(self, index: int) -> np.ndarray: ...
+    def starts(self, index: int) -> np.ndarray:
+        """Return the start of each token's document in the sample, 0 if it is before the sample: [sequence + extra]."""
 
 
 @runtime_checkable
 class WeighedSource(DocumentSource, Protocol):
     """Samples that know their cost in attention: the number of causal pairs of tokens in a document."""
 
-    def seen(self, indices: Indices) -> Indices: ...
+    def seen(self, indices: Indices) -> Indices:
+        """Return the number of causal pairs of tokens in each sample."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Place:
 
     @property
     def D(self) -> int:
+        """Width of hidden states."""
         return self.model.hidden
 
     @property
@@ -69,6 +70,7 @@ class Place:
 
     @property
     def moe(self) -> Moe:
+        """The MoE part of the layer. AssertionError if the layer has none."""
         assert isinstance(self.ffn, Moe), "a segment of a MoE layer"
         return self.ffn
 

@@ -128,6 +128,8 @@ class CompressedAttention:
 
 
 def build(place: Place, sizes: Compressed) -> ir.Segment:
+    """The segment of compressed attention (HCA and CSA): h (T·D) -> the residual stream, the value to add to it, and
+    with CSA the loss of the indexer."""
     sequence, eps, angles = place.spec.train.sequence, place.model.norm_eps, rotation_of_last(sizes)
     rotate = Rotate(sequence, angles)
     attention = CompressedAttention(eps, sizes.heads, sizes.head_dim, rotate, _attending(place, sizes, rotate))

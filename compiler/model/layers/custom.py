@@ -30,12 +30,15 @@ class Through:
 
 
 def build_ffn(place: Place, block: Custom) -> ir.Segment:
+    """The segment of a user's feed-forward module: the residual stream (T·N) and attention's output (T·D) -> the stream
+    after the layer (T·N)."""
     names = "dense", "ffn", block.module
     plain = _build(place, names, of_sum, sum_of(place), ("out",), hyper.streams_of(place))
     return replace(plain, params=(*hyper.mixers(place), *plain.params))
 
 
 def build_attention(place: Place, block: CustomAttention) -> ir.Segment:
+    """The segment of a user's attention module: h (T·D) -> the residual stream and the value to add to it, both T·D."""
     names, inputs = ("attention", "attention", block.module), (place.input("h", place.T, place.D),)
     return _build(place, names, through_stream, inputs, ("entered", "y"), {})
 

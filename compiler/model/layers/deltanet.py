@@ -50,6 +50,8 @@ class DeltaNetAttention:
 
 
 def build(place: Place, sizes: DeltaNet) -> ir.Segment:
+    """The segment of gated linear attention: h (T·D) -> the residual stream and the value to add to it, both T·D. A
+    tensor-parallel shard takes normed rows, and returns only its part of the value."""
     heads, key_heads = sizes.heads // place.ways, sizes.key_heads // place.ways
     keys, values, rank = key_heads * sizes.key_dim, heads * sizes.value_dim, sizes.value_dim
     channels = sizes.gate == "channel"

@@ -45,6 +45,7 @@ class Activation:
 
 
 def activation_of(ffn: Dense | Moe) -> Activation:
+    """The activation of a feed-forward part, with its clamp if it has one."""
     if ffn.clamp is not None:
         return Activation(CLAMPED, ffn.clamp.limit, ffn.clamp.alpha, ffn.clamp.shift)
     return Activation(ffn.activation)
@@ -85,6 +86,8 @@ class FeedForward:
 
 
 def build(place: Place) -> ir.Segment:
+    """The segment of a dense feed-forward part: the residual stream (T·N) and attention's output (T·D) -> the stream
+    after the layer (T·N). A tensor-parallel shard takes normed rows x, and returns its part of the output."""
     ffn, D = place.ffn, place.D
     if isinstance(ffn, Custom):
         return custom.build_ffn(place, ffn)

@@ -41,6 +41,7 @@ def embedding_factor(place: Place) -> dict[str, Constant]:
 
 
 def build_embed(place: Place) -> ir.Segment:
+    """The segment of the embedding: T tokens -> T·D. On a tensor-parallel shard it reads a shard of the vocabulary."""
     params = vocabulary_rows(place, "table")
     return segment("embed", embed, params, (index("tokens", place.T),), ("y",), **embedding_factor(place))
 
@@ -63,6 +64,8 @@ def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, stre
 
 
 def build_final_norm(place: Place) -> ir.Segment:
+    """The segment before the head: the residual stream (T·N) -> its normed state (T·D), and the input of the MTP block
+    if there is one."""
     outputs = ("y", "y_mtp") if place.model.mtp and not place.is_mtp else ("y",)
     streams = hyper.streams_of(place)
     params, inputs = (*hyper.collapsers(place), place.gain("norm", place.D)), (place.input("h", place.T, place.N),)
@@ -120,6 +123,9 @@ def sampled(grpo: Grpo | None) -> tuple[str, ...]:
 
 
 def build_head(place: Place) -> ir.Segment:
+    """The segment of the head: h (T·D) and T targets -> the loss, summed over the valid targets. With GRPO it also
+    returns the log-probability of each target; on a shard of the vocabulary it returns the parts for `build_loss`
+    instead."""
     params = vocabulary_rows(place, "head")
     inputs: tuple[ir.Input, ...] = (place.input("h", place.T, place.D), index("targets", place.T))
     model, grpo = place.model, place.spec.train.grpo
@@ -147,6 +153,7 @@ def loss(ops: Any, p: Any, parts_TR: Any, targets_T: Any) -> tuple[Any, ...]:
 
 
 def build_loss(place: Place) -> ir.Segment:
+    """The segment that joins the parts of all tensor ranks, T·(ranks + 1), to the summed cross entropy."""
     parts = ir.Input("parts", (place.T, place.spec.parallel.tensor + 1), place.wide_dtype)
     return segment("loss", loss, (), (parts, index("targets", place.T)), ("loss",))
 
@@ -205,6 +212,8 @@ def _projected_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, eps: float, strea
 
 
 def build(place: Place) -> ir.Segment:
+    """The segment of the MTP block's input: the next tokens (or their embeddings, if the vocabulary is sharded) and h
+    (T·N) -> T·N."""
     D, hyper = place.D, place.model.hyper_connections
     norms = (place.gain("embedding_norm", D), place.gain("hidden_norm", D))
     projections = (place.weight(f"{name}_projection", D, D) for name in ("embedding", "hidden"))

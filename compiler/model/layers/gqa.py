@@ -213,6 +213,8 @@ def norms_across_ranks(place: Place, sizes: Gqa) -> bool:
 
 
 def build_products(place: Place, sizes: Gqa) -> ir.Segment:
+    """The segment that projects x (T·D) to concatenated queries, keys and values and sums their squares, for norms over
+    heads of several tensor ranks."""
     heads = _heads(place, sizes)
     return segment(
         "products",
@@ -228,6 +230,9 @@ def build_products(place: Place, sizes: Gqa) -> ir.Segment:
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
+    """The segment of MHA, GQA or MQA: h (T·D) -> the residual stream and the value to add to it, both T·D, and with QK-
+    clip the largest logit of each head. A tensor-parallel shard takes normed rows, and returns only its part of the
+    value."""
     params, inputs, options = _first(place, sizes)
     turn = turning(sizes)
     attention = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _has_out_bias(place, sizes))
@@ -247,6 +252,8 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
 
 
 def build_project(place: Place, sizes: Gqa) -> ir.Segment:
+    """The segment before the gather of keys under context parallelism: h (T·D) -> the residual stream, [queries | gate]
+    and [keys | values]."""
     params, inputs, options = _first(place, sizes)
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
     project = GqaProject(_projection(place, sizes, apart=True))
@@ -265,6 +272,8 @@ def build_project(place: Place, sizes: Gqa) -> ir.Segment:
 
 
 def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
+    """The segment after the gather of keys: queries of T tokens and keys and values of all context ranks -> the value
+    to add to the residual stream (T·D)."""
     heads = _heads(place, sizes)
     attend = GqaAttend(_softmax(place, sizes, 0.0), sizes.output_gate, _has_out_bias(place, sizes))
     return segment_of(

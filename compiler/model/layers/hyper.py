@@ -49,6 +49,7 @@ def copy(ops: Any, p: Any, h_TD: Any, *, streams: int) -> tuple[Any, ...]:
 
 
 def build_copy(place: Place) -> ir.Segment:
+    """The segment that copies the embeddings (T·D) into every residual stream (T·N)."""
     return segment(
         "streams", copy, (), (place.input("h", place.T, place.D),), ("y",), streams=_streams_block(place).streams
     )

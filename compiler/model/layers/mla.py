@@ -170,6 +170,9 @@ class MlaAttend:
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
+    """The segment of multi-head latent attention: h (T·D) -> the residual stream and the value to add to it, both T·D,
+    and the loss of the indexer if there is one. A tensor-parallel shard takes normed rows, and returns only its part of
+    the value."""
     turn = turning(sizes, apart=indexer.indexer_of(place) is not None)
     attention = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
     return segment_of(
@@ -196,6 +199,8 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
 
 
 def build_project(place: Place, sizes: Mla) -> ir.Segment:
+    """The segment before the gather of latents under context parallelism: h (T·D) -> the residual stream, queries,
+    [latents | RoPE keys], and the tensors of the indexer if there is one."""
     turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
     heads = _heads(place, sizes)
     project = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
@@ -220,6 +225,8 @@ def build_project(place: Place, sizes: Mla) -> ir.Segment:
 
 
 def build_attend(place: Place, sizes: Mla) -> ir.Segment:
+    """The segment after the gather of latents: queries of T tokens and latents of all context ranks -> the value to add
+    to the residual stream (T·D), and the loss of the indexer if there is one."""
     heads, index = _heads(place, sizes), indexer.indexer_of(place)
     q = place.input("queries", place.T, heads.heads * (heads.nope + heads.rope))
     keys = sizes.kv_rank + heads.rope + (index.head_dim if index else 0)

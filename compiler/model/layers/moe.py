@@ -95,6 +95,8 @@ class SequenceBalance:
 
 
 def build_balance(place: Place) -> ir.Segment:
+    """The segment of the sequence-wise balancing loss, from a rank's scores (T·E) and the counts that all ranks of a
+    sequence have gathered."""
     moe, rows = place.moe, rows_of_sequence(place)
     counts = place.T // rows * place.spec.sequence_ranks
     padded = real_rows(place)
@@ -289,6 +291,9 @@ def replays_choices(place: Place) -> bool:
 
 
 def build_router(place: Place) -> ir.Segment:
+    """The segment of the router: the residual stream (T·N) and attention's output (T·D) -> the stream, a row (D) and a
+    gate weight for each chosen expert, their order, and the number of rows per expert. It also returns the input of
+    shared experts (T·D) and the loss or the counts for balancing, if there are any."""
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, has_balance(place)
     counted = balance and place.spec.sequence_ranks > 1
@@ -406,6 +411,7 @@ class SharedExperts:
 
 
 def build_shared(place: Place) -> ir.Segment:
+    """The segment of the shared experts: x (T·D) -> T·D. It also takes h if the backward recomputes x from it."""
     moe, D = place.moe, place.D
     inner = (moe.shared_inner or moe.inner) * moe.shared
     parts = up_parts(moe, inner)
@@ -444,6 +450,8 @@ class RoutedExperts:
 
 
 def build_experts(place: Place) -> ir.Segment:
+    """The segment of this rank's routed experts: R rows (R·D) with gate weights, and the offset of each expert ->
+    R·D."""
     moe, D, stack = place.moe, place.D, place.experts_local
     inner = moe.inner // place.slices
     parts = up_parts(moe, inner)
@@ -496,6 +504,8 @@ class JoinApart:
 
 
 def build_join(place: Place) -> ir.Segment:
+    """The segment that ends a MoE layer: the residual stream, the shared experts' output and the S returned rows -> the
+    stream after the layer (T·N)."""
     T, S, D = place.T, place.S, place.D
     shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
     sources = tuple(replace(part, name=name, grad=False) for part, name in zip(sum_of(place), SUMMED, strict=False))

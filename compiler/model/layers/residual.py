@@ -69,6 +69,7 @@ class Leaving:
 
 
 def leaving_of(place: Place) -> Leaving:
+    """The last step of a part at a place in the model. On a tensor-parallel shard it does not scale."""
     post = has_post(place)
     return Leaving(
         place.model.norm_eps if post else 0.0, post, 1.0 if place.is_tensor_shard else place.model.residual_scale
@@ -222,6 +223,8 @@ class Leave:
 
 
 def build_enter(place: Place) -> ir.Segment:
+    """The segment before tensor-parallel attention: h (T·D) -> the residual stream and the normed input of
+    attention."""
     h = (place.input("h", place.T, place.D),)
     plain = segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
     return hyper.around(place, plain)
@@ -233,6 +236,8 @@ def is_changed(place: Place) -> bool:
 
 
 def build_added(place: Place) -> ir.Segment:
+    """The segment after the sum of attention over tensor ranks: y (T·D), with the output bias added, normed and
+    scaled."""
     bias = _out_bias(place)
     y = (place.input("y", place.T, place.D),)
     constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)
@@ -240,6 +245,8 @@ def build_added(place: Place) -> ir.Segment:
 
 
 def build_between(place: Place) -> ir.Segment:
+    """The segment between tensor-parallel attention and the feed-forward part: residual stream and attention's sum ->
+    the new stream and the normed input of the feed-forward part."""
     bias = _out_bias(place)
     return segment_of(
         "between",
@@ -252,6 +259,8 @@ def build_between(place: Place) -> ir.Segment:
 
 
 def build_leave(place: Place) -> ir.Segment:
+    """The segment after a tensor-parallel feed-forward part: residual stream and the part's sum -> the stream after the
+    layer."""
     biased = isinstance(place.ffn, Dense) and place.ffn.bias
     bias = (place.vector("down_bias", place.D),) if biased else ()
     constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)

@@ -82,6 +82,7 @@ def infer_counts(expert_TK: Tensor, num_experts: int, rows: int) -> tuple[Tensor
 def infer_counted(
     logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool = False
 ) -> tuple[Tensor, ...]:
+    """The scalar loss of a rank. AssertionError if the logits and the all-gathered counts do not match."""
     (T, E), (N, _) = logits_TE.shape, counts_NE.shape
     assert T % rows == 0 and N % (T // rows) == 0 and counts_NE.shape[1] == E, (logits_TE, counts_NE, rows)
     return (Tensor((), statistics_dtype(logits_TE.dtype)),)

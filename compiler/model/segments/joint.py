@@ -88,6 +88,7 @@ class Joint:
 
 
 def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
+    """The arguments of a segment's function, parameters first."""
     return (*segment.params, *segment.inputs)
 
 

@@ -64,6 +64,7 @@ def routes_in_one_op(segment: Segment) -> bool:
 
 
 def has_slots(segment: Segment) -> bool:
+    """Whether a router sends rows to slots of experts that a placement decides."""
     return any(param.name == "slots" for param in segment.params)
 
 
@@ -156,6 +157,7 @@ def can_quantise_latents(segment: Segment) -> bool:
 
 
 def sends_packed(segment: Segment) -> bool:
+    """Whether a router sends rows to the experts in FP8."""
     return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
 
 

@@ -41,6 +41,7 @@ class CutFunctions:
 
     @property
     def functions(self) -> dict[str, tuple[OpNode, ...]]:
+        """The nodes of F, I and W by name."""
         return {"F": self.F, "I": self.I, "W": self.W}
 
 
