@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import DEFAULT_CHUNKS
 from compiler.schedule.costs import Costs, parse_costs, shipped
 from compiler.schedule.measure import MeasuredSchedule
@@ -101,7 +101,7 @@ def searched(case: Known) -> MeasuredSchedule:
     """The schedule that `auto` finds. An independent check of its text confirms the makespan and the cap."""
     solution = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
     costs = solution.costs
-    times = {kind: costs.one(kind) for kind in "FBIW"} | dict(costs.pairs)
+    times = {kind: costs.lone_time(kind) for kind in "FBIW"} | dict(costs.pairs)
     judged = judge(solution.schedule.to_text(), times, costs.latency)
     assert judged.makespan == solution.makespan
     assert max(judged.peaks) <= case.cap * solution.stages_a_rank
@@ -116,8 +116,8 @@ def row(case: Known) -> str:
     best = Fraction(case.best)
     cells = (
         *(case.about, str(case.num_ranks), str(case.num_micro_batches), str(case.cap)),
-        *(shown(best), case.placement, case.source),
-        *(f"**{shown(solution.makespan)}**", str(solution.schedule.stage_placement)),
+        *(number_text(best), case.placement, case.source),
+        *(f"**{number_text(solution.makespan)}**", str(solution.schedule.stage_placement)),
         *(percent(solution.makespan / best - 1), f"{seconds:.0f}"),
     )
     return f"| {' | '.join(cells)} |"

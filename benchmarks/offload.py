@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule.costs import Costs
 from compiler.schedule.solver import Solution, Solver, solved_with_copies
 from tests.compiler.schedule.independent import judge
@@ -37,13 +37,20 @@ def row(cap: int, time: Fraction, without: Fraction) -> str:
     solver = Solver(replace(Costs(), O=time, R=time), Fraction(cap))
     solution = solved_with_copies(solver, RANKS, RANKS, _search)
     parts = solution.schedule.stage_placement.stages_per_rank
-    times = {kind: solution.costs.one(kind) for kind in "FIWBOR"}
+    times = {kind: solution.costs.lone_time(kind) for kind in "FIWBOR"}
     judged = judge(solution.schedule.to_text(), times)
     assert judged.makespan == solution.makespan <= without and max(judged.peaks) <= cap * parts
     copied = sum(map(len, solution.measured().timeline.copies)) // 2
     share = percent(Fraction(copied, solution.schedule.num_stages * MICRO_BATCHES))
     saving = percent(1 - solution.makespan / without)
-    cells = (str(cap), f"{shown(time)} F", shown(without), f"**{shown(solution.makespan)}**", saving, share)
+    cells = (
+        str(cap),
+        f"{number_text(time)} F",
+        number_text(without),
+        f"**{number_text(solution.makespan)}**",
+        saving,
+        share,
+    )
     return f"| {' | '.join(cells)} |"
 
 

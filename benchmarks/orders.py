@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product
 
-from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
 from compiler.schedule.order import best_order, ordered
@@ -32,7 +32,7 @@ def table() -> Iterator[str]:
     for name, sigma in product(NAMES, SIGMAS):
         draws = [_draw(name, sigma, seed) for seed in range(3)]
         mean, best = (sum(values, Fraction(0)) / len(draws) for values in zip(*draws, strict=True))
-        cells = (name, str(sigma), shown(mean), shown(best), percent(1 - best / mean))
+        cells = (name, str(sigma), number_text(mean), number_text(best), percent(1 - best / mean))
         yield f"| {' | '.join(cells)} |"
 
 

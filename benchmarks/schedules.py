@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.known_best import table as known_best
 from benchmarks.orders import table as orders
-from compiler.cli.commands.schedule_answer import percent, shown
+from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedule.costs import Costs, parse_costs, shipped, with_every_pair_gaining
 from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import Solver
@@ -57,7 +57,7 @@ UNEVEN = (Fraction(9, 10), *[Fraction(1)] * 6, Fraction(13, 10))
 CASES = (
     Case("No gain from pairing", "--costs F=1,I=1,W=1", Costs()),
     Case("F&B takes 0.6 of F + B, no other pair gains", "--costs F=1,I=1,W=1,FB=1.8", GAIN),
-    Case("Every pair of F, B and I takes 0.6", "--costs F=1,I=1,W=1,FB=1.8 --pairs any", any_pairs(GAIN)),
+    Case("Every pair of F, B and I takes 0.6", "--costs F=1,I=1,W=1,FB=1.8 --pairs any", with_every_pair_gaining(GAIN)),
     Case(
         "A message takes a tenth of F",
         "--costs F=10,I=10,W=10 --latency 1",
@@ -171,10 +171,10 @@ def row(case: Case, size: Size) -> str:
     cells: Sequence[str] = (
         *map(str, size),
         *texts,
-        f"**{shown(auto.makespan)}**",
-        shown(auto.lower_bound),
+        f"**{number_text(auto.makespan)}**",
+        number_text(auto.lower_bound),
         percent(auto.gap),
-        shown(auto.excess),
+        number_text(auto.excess),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -182,7 +182,7 @@ def row(case: Case, size: Size) -> str:
 def _named(name: str, size: Size, costs: Costs) -> MeasuredSchedule | None:
     """A named schedule with costs of 1/P of the model, or None if it does not exist for this size."""
     P, N, _ = size
-    if not SCHEDULES[name].has(P, N):
+    if not SCHEDULES[name].has_size(P, N):
         return None
     try:
         schedule: Schedule = SCHEDULES[name].generate(P, N)
@@ -195,7 +195,7 @@ def _text(measured: MeasuredSchedule | None, cap: int) -> str:
     if measured is None:
         return "–"
     fits = Fraction(measured.peak_activations, measured.stages_a_rank) <= cap
-    return shown(measured.makespan) if fits else f"({shown(measured.makespan)})"
+    return number_text(measured.makespan) if fits else f"({number_text(measured.makespan)})"
 
 
 if __name__ == "__main__":

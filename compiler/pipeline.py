@@ -25,7 +25,7 @@ from compiler.ir import Program, SegmentCode
 from compiler.plan.actions.order import Orders
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
-from compiler.plan.split_blocks import held
+from compiler.plan.split_blocks import planned_received
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.micro_batch_order import micro_batch_orders
 from compiler.predict.planned_step import PredictedStep, predict_step
@@ -101,9 +101,9 @@ def lower_spec(
 
     `progress` is called with messages of a search. `orders` supplies the orders of instructions.
     """
-    growth = ramp.of(spec)
+    growth = ramp.ramp_of_spec(spec)
     num_steps = growth.steps_for(spec.train.tokens)
-    plan, split = make_plan(spec), held(spec)
+    plan, split = make_plan(spec), planned_received(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
     programs = {name: lowering.program(run_schedule, not name.trains) for name, run_schedule in schedules.items()}

@@ -31,49 +31,51 @@ def canonical(spec: Spec) -> str:
 
 def text_lines(spec: Spec) -> tuple[TextLine, ...]:
     """The lines of the canonical form."""
-    lines = _block(f"run {spec.name}", spec, "")
+    lines = _node_lines(f"run {spec.name}", spec, "")
     for kind in NAMED:
         node = getattr(spec, kind)
         if kind != "precision" or BUILT_IN.get(node.name) != node:
-            lines += [TextLine("", ""), *_block(f"{kind} {node.name}", node, kind)]
+            lines += [TextLine("", ""), *_node_lines(f"{kind} {node.name}", node, kind)]
     return tuple(lines)
 
 
 def block_lines(head: str, node: Node) -> tuple[TextLine, ...]:
     """The lines of a single block."""
-    return tuple(_block(head, node, ""))
+    return tuple(_node_lines(head, node, ""))
 
 
-def _block(head: str, node: Node, path: str) -> list[TextLine]:
+def _node_lines(head: str, node: Node, path: str) -> list[TextLine]:
     body = (
         line
         for name, kind in fields_of(type(node)).items()
         if not is_left_out(type(node).model_fields[name], getattr(node, name))
-        for line in _field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
+        for line in _field_lines(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
     )
-    return _wrapped(head, path, body)
+    return _wrapped_lines(head, path, body)
 
 
-def _wrapped(head: str, path: str, body: Iterable[TextLine]) -> list[TextLine]:
+def _wrapped_lines(head: str, path: str, body: Iterable[TextLine]) -> list[TextLine]:
     inner = (TextLine(INDENT + line.text, line.path) for line in body)
     return [TextLine(f"{head} {{", path), *inner, TextLine("}", "")]
 
 
-def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLine]:
+def _field_lines(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLine]:
     if kind.form == "label":
         return
     if kind.form == "layers":
         for index, span in enumerate(value):
-            body = _block(_head("ffn", span.ffn), span.ffn, f"{path}.{index}.ffn")
+            body = _node_lines(_head_text("ffn", span.ffn), span.ffn, f"{path}.{index}.ffn")
             if span.attention is not None:
-                body += _over(_head("attention", span.attention), span.attention, f"{path}.{index}.attention")
-            yield from _wrapped(f"layers {range_text(span)}", f"{path}.{index}", body)
+                body += _overriding_block(
+                    _head_text("attention", span.attention), span.attention, f"{path}.{index}.attention"
+                )
+            yield from _wrapped_lines(f"layers {range_text(span)}", f"{path}.{index}", body)
     elif kind.form == "entries":
-        blocks = (line for entry in value for line in _block(entry.name, entry, f"{path}.{entry.name}"))
-        yield from _wrapped(name, path, blocks)
+        blocks = (line for entry in value for line in _node_lines(entry.name, entry, f"{path}.{entry.name}"))
+        yield from _wrapped_lines(name, path, blocks)
     elif kind.form == "rate":
         phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
-        yield from _wrapped(name, path, phases)
+        yield from _wrapped_lines(name, path, phases)
     elif kind.form == "batch":
         text = batch_text(value)
         yield TextLine(f"{name} {text}" if text.startswith("{") else f"{name} = {text}", path)
@@ -81,24 +83,25 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
         if name in NAMED and "." not in path:
             yield TextLine(f"{name} = {value.name}", path)  # type: ignore[attr-defined]
         else:
-            lines = _over if path.endswith("mtp.attention") else _block  # merged over that of the last layer
-            yield from lines(_head(name, value), value, path)
+            # the attention of `mtp` is merged over that of the last layer
+            lines = _overriding_block if path.endswith("mtp.attention") else _node_lines
+            yield from lines(_head_text(name, value), value, path)
     elif value is not None or (kind.optional and kind.required):
         yield TextLine(f"{name} = {value_text(kind, value)}", path)
 
 
-def _over(head: str, node: Node, path: str) -> list[TextLine]:
+def _overriding_block(head: str, node: Node, path: str) -> list[TextLine]:
     """The lines of a block that is merged over another one: all fields, with `none` for those without a value."""
     body: list[TextLine] = []
     for name, kind in fields_of(type(node)).items():
         value, field_path = getattr(node, name), f"{path}.{name}"
         if isinstance(value, Node) and not isinstance(value, Tile):
-            body += _over(_head(name, value), value, field_path)
+            body += _overriding_block(_head_text(name, value), value, field_path)
         elif value is None:
             body.append(TextLine(f"{name} = none", field_path))
         else:
-            body += _field(name, kind, value, field_path)
-    return _wrapped(head, path, body)
+            body += _field_lines(name, kind, value, field_path)
+    return _wrapped_lines(head, path, body)
 
 
 def range_text(span: LayerRange) -> str:
@@ -106,7 +109,7 @@ def range_text(span: LayerRange) -> str:
     return f"{span.first}..{span.last}" + (f" by {span.by}" if span.by > 1 else "")
 
 
-def _head(name: str, node: Node) -> str:
+def _head_text(name: str, node: Node) -> str:
     """`attention mla`, `device h800`, `parallel`."""
     label = next((key for key, kind in fields_of(type(node)).items() if kind.form == "label"), None)
     return f"{name} {getattr(node, label)}" if label else name
@@ -117,34 +120,34 @@ def value_text(kind: FieldType, value: Any) -> str:
     if value is None:
         return "none"
     if kind.form == "phases":
-        return " then ".join(_phase(phase) for phase in value)
+        return " then ".join(_phase_text(phase) for phase in value)
     if kind.unit is not None:
-        return units.write(value, kind.unit.name)
-    return _scalar(kind, value)
+        return units.unit_text(value, kind.unit.name)
+    return _scalar_text(kind, value)
 
 
-def _scalar(kind: FieldType, value: Any) -> str:
+def _scalar_text(kind: FieldType, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float, Fraction)):
-        return number(value)
+        return number_text(value)
     if isinstance(value, Tile):
         return str(value)
     if isinstance(value, TrainTokenizer):
         return f"train({value.vocab})"
     if isinstance(value, tuple):
         if kind.form == "ranks":
-            return f"[{', '.join(map(number, value))}]"
+            return f"[{', '.join(map(number_text, value))}]"
         words = (quoted(word) if kind.form == "places" and word != LOCAL else word for word in value)
         return f"[{', '.join(words)}]"
     assert isinstance(value, str), value
     return quoted(value) if str in kind.types else value
 
 
-def number(value: int | float | Fraction) -> str:
+def number_text(value: int | float | Fraction) -> str:
     """The shortest text that reads back as the same number."""
     if isinstance(value, Fraction):
-        return units.exactly(value)
+        return units.exact_text(value)
     text = repr(value or 0)  # -0 reads back as 0
     return text.removesuffix(".0")
 
@@ -155,21 +158,21 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _phase(phase: Phase) -> str:
-    end = "" if phase.until_tokens is None else f" until {units.write(phase.until_tokens, 'token')}"
-    return number(phase.value) + end
+def _phase_text(phase: Phase) -> str:
+    end = "" if phase.until_tokens is None else f" until {units.unit_text(phase.until_tokens, 'token')}"
+    return number_text(phase.value) + end
 
 
 def batch_text(batch: Batch) -> str:
     """`64`, or a block for a batch that grows."""
     if batch.start == batch.end and not batch.over_tokens:
         return f"{batch.start}"
-    return f"{{ from = {batch.start}, to = {batch.end}, over = {units.write(batch.over_tokens, 'token')} }}"
+    return f"{{ from = {batch.start}, to = {batch.end}, over = {units.unit_text(batch.over_tokens, 'token')} }}"
 
 
 def rate_text(phase: RatePhase) -> str:
     """A phase of the learning rate, with all its clauses."""
-    end = units.write(phase.end_tokens, "token")
+    end = units.unit_text(phase.end_tokens, "token")
     if phase.shape == "constant":
-        return f"constant at {number(phase.start)} until {end}"
-    return f"{phase.shape} from {number(phase.start)} to {number(phase.end)} until {end}"
+        return f"constant at {number_text(phase.start)} until {end}"
+    return f"{phase.shape} from {number_text(phase.start)} to {number_text(phase.end)} until {end}"

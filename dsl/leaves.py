@@ -41,12 +41,12 @@ class Origin:
 
     def __str__(self) -> str:
         if self.kind == "derived":
-            place = f", {_place(self.span)}" if self.span else ""
+            place = f", {_position_text(self.span)}" if self.span else ""
             return f"derived: {self.reason}{place}"
-        return _place(self.span) if self.span else self.kind
+        return _position_text(self.span) if self.span else self.kind
 
 
-def _place(span: Span) -> str:
+def _position_text(span: Span) -> str:
     """`file:line:column`, or `-s key=value` for the command line."""
     return f"-s {span.source.text}" if span.source.name == OVERRIDE else str(span)
 
@@ -85,16 +85,16 @@ def _field_leaves(name: str, kind: FieldType, value: Any, path: str) -> Iterator
             yield from (leaf for leaf in _node_leaves(entry, f"{path}.{entry.name}") if not leaf.is_name)
     elif kind.form == "rate":
         for index, phase in enumerate(value):
-            yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))
+            yield Leaf(f"{path}.{index}", rate_text(phase), _json_value(phase))
     elif isinstance(value, Node) and not isinstance(value, (*BUILT_IN_NODES, Batch)):
         yield from _node_leaves(value, path)
     elif isinstance(value, Batch):
-        yield Leaf(path, batch_text(value), value.end if value.start == value.end else _plain(value))
+        yield Leaf(path, batch_text(value), value.end if value.start == value.end else _json_value(value))
     elif value is not None or (kind.optional and kind.required):
-        yield Leaf(path, value_text(kind, value), _plain(value), kind.unit.name if kind.unit else None)
+        yield Leaf(path, value_text(kind, value), _json_value(value), kind.unit.name if kind.unit else None)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """The JSON-able form of a value of the schema."""
     if isinstance(value, (RatePhase, Batch)):
         return dict(value)
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fraction):
         return int(value) if value.denominator == 1 else float(value)
     if isinstance(value, tuple):
-        phases = [dict(item) if isinstance(item, Phase) else _plain(item) for item in value]
+        phases = [dict(item) if isinstance(item, Phase) else _json_value(item) for item in value]
         return value[0].value if len(value) == 1 and isinstance(value[0], Phase) else phases
     return value
 
@@ -118,8 +118,8 @@ def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
 
     A block has an origin too: its first line, or the first line of the block that it is inherited from.
     """
-    span = origins.get(_written(path))
-    reason = _derivation(path, spec, span)
+    span = origins.get(_recorded_path(path))
+    reason = _derivation_text(path, spec, span)
     if reason:
         return Origin("derived", span, reason)
     if span is not None:
@@ -129,7 +129,7 @@ def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
     return Origin("default")
 
 
-def _written(path: str) -> str:
+def _recorded_path(path: str) -> str:
     """The path under which the resolver records a value: a label is in the head of its block, a name is given in the
     run.
     """
@@ -141,7 +141,7 @@ def _written(path: str) -> str:
     return path.removesuffix(".ffn")  # recorded with its layer range
 
 
-def _derivation(path: str, spec: Spec, span: Span | None) -> str:
+def _derivation_text(path: str, spec: Spec, span: Span | None) -> str:
     """The values that a derived value follows from, in words; "" if it is not derived."""
     if path == "parallel.data" and (span is None or span.text == "auto"):
         split = {axis: degree for axis in ("context", "tensor") if (degree := getattr(spec.parallel, axis)) > 1}

@@ -15,7 +15,7 @@ from dsl.resolve.chosen import choose, phases_of, runs_of, split
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.files import Definitions, Reader, collect, read
 from dsl.resolve.override import edited, edited_overrides, respelled
-from dsl.resolve.unused import examine, misread
+from dsl.resolve.unused import check_lets, unknown_units
 from dsl.rules.finding import Finding
 from dsl.schema import Spec, choices
 from dsl.schema.base import fields_of
@@ -108,10 +108,10 @@ def variants(
     definitions = collect(file)
     name, texts = choose(definitions, file, run), tuple(overrides)
 
-    def variant(more: Iterable[str]) -> Spec | None:
+    def variant(further_overrides: Iterable[str]) -> Spec | None:
         if not name:
             return None
-        view, mistakes = _run_view(definitions, name, (*texts, *more), False, (), chosen or {})
+        view, mistakes = _run_view(definitions, name, (*texts, *further_overrides), False, (), chosen or {})
         return None if view is None or mistakes or view.context.failed else view.spec
 
     return variant
@@ -131,7 +131,7 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     wanted = [phase for name in names for phase in phases_of(definitions, path, name)]
     results = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if run is None:
-        unused = _unused(definitions, [view for view, _ in results if view])
+        unused = _unused_blocks(definitions, [view for view, _ in results if view])
         results += [
             block_view(definitions, *key, len(wanted) + offset < MAX_EXPLAINED) for offset, key in enumerate(unused)
         ]
@@ -148,11 +148,11 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
 def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """All mistakes in source order, including numbers with unknown units that no value uses."""
     reported = (*definitions.mistakes, *mistakes)
-    items = in_order((*reported, *misread(definitions, reported)), definitions.sources)
-    return tuple(_beside_others(item, items) for item in items)
+    items = in_order((*reported, *unknown_units(definitions, reported)), definitions.sources)
+    return tuple(_with_other_mistakes(item, items) for item in items)
 
 
-def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
+def _with_other_mistakes(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
     """Return a message whose conflict states whether other messages remain after its fix."""
     if item.conflict is None:
         return item
@@ -160,7 +160,7 @@ def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
     return replace(item, conflict=replace(item.conflict, leaves_others=has_others))
 
 
-def _unused(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
+def _unused_blocks(definitions: Definitions, views: Iterable[ResolvedView]) -> list[tuple[str, str]]:
     """The models, clusters and precisions of a file that no run uses and, if there are runs, no block extends."""
     runs, defined = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
@@ -207,25 +207,25 @@ def block_view(
         built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
     except RejectedError:
         built = None
-    names = _respelled(context, explain, reported)
+    names = _misspelt_keys(context, explain, reported)
     if names:
         return block_view(respelled(definitions, context.respelled), kind, name, explain, (*reported, names))
-    examine(context)
+    check_lets(context)
     context.mistakes += [item for items in reported for item in items]
     absent = set(kinds) - {kind} if built is not None else set(kinds)
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
 
-    def again(edits: Mapping[Span, str]) -> tuple[ResolvedView, list[Diagnostic]]:
+    def view_after(edits: Mapping[Span, str]) -> tuple[ResolvedView, list[Diagnostic]]:
         return block_view(edited(definitions, edits), kind, name, explain=False)
 
-    return ResolvedView(spec, context), _held(spec, context, again if explain else None)
+    return ResolvedView(spec, context), _rule_mistakes(spec, context, view_after if explain else None)
 
 
 Reported = tuple[tuple[Diagnostic, ...], ...]  # for each round, messages about misspelt block keys
 
 
-def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Diagnostic, ...]:
+def _misspelt_keys(context: Context, explain: bool, reported: Reported) -> tuple[Diagnostic, ...]:
     """The messages about misspelt block keys that will be corrected, so that the contents of these blocks are
     checked."""
     if not explain or len(reported) >= MAX_RESPELLED:
@@ -296,22 +296,22 @@ def _run_view(
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)
-    names = _respelled(context, explain, reported)
+    names = _misspelt_keys(context, explain, reported)
     if names:
         corrected = respelled(definitions, context.respelled)
         return _run_view(corrected, name, overrides, explain, (*reported, names), chosen)
-    examine(context)
+    check_lets(context)
     context.mistakes += [item for items in reported for item in items]
     if context.opened:
         return ResolvedView(spec, context), context.mistakes  # rules are checked once all values are chosen
 
-    def again(edits: Mapping[Span, str]) -> tuple[ResolvedView | None, list[Diagnostic]]:
+    def view_after(edits: Mapping[Span, str]) -> tuple[ResolvedView | None, list[Diagnostic]]:
         return _run_view(edited(definitions, edits), name, edited_overrides(overrides, edits), False, (), chosen)
 
-    return ResolvedView(spec, context), _held(spec, context, again if explain else None)
+    return ResolvedView(spec, context), _rule_mistakes(spec, context, view_after if explain else None)
 
 
-Again = Callable[[Mapping[Span, str]], tuple[ResolvedView | None, list[Diagnostic]]]
+ViewAfter = Callable[[Mapping[Span, str]], tuple[ResolvedView | None, list[Diagnostic]]]
 
 
 def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
@@ -320,18 +320,18 @@ def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagn
     return explained(rules.located(finding, origins), finding, spec, origins)
 
 
-def _held(spec: Spec, context: Context, again: Again | None) -> list[Diagnostic]:
-    """Check the rules of a spec and return all its mistakes. `again` resolves it with some values replaced."""
+def _rule_mistakes(spec: Spec, context: Context, view_after: ViewAfter | None) -> list[Diagnostic]:
+    """Check the rules of a spec and return all its mistakes. `view_after` resolves it with some values replaced."""
     broken = rules.broken(spec, context.failed)
     origins = context.origins
     located = [(rule, finding, _located(finding, spec, origins)) for rule, finding in broken]
     mistakes = [*context.mistakes, *(message for _, _, message in located)]
-    if again is None or not rules.are_joint(mistakes):
+    if view_after is None or not rules.are_joint(mistakes):
         return mistakes
     from dsl import conflict  # imported only if lines may contradict each other
 
     subject = conflict.Subject(
         spec, context.origins, context.failed, context.definitions.sources, context.definitions.lets.keys(),
-        lambda edits: again(edits)[1],
+        lambda edits: view_after(edits)[1],
     )  # fmt: skip
     return conflict.explained(subject, context.mistakes, located)

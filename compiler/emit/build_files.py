@@ -117,9 +117,11 @@ def contract_plan(
         buckets=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.buckets),
         frozen=tuple(_bucket(b, table, spec.train.optimizer) for b in plan.frozen),
         adapter=recipe.adapter(spec.adapter),
-        biases=tuple(contract.Bias(*_held(r)) for r in plan.replicas if r.role == "bias"),
+        biases=tuple(contract.Bias(*_named_tensor(r)) for r in plan.replicas if r.role == "bias"),
         tables=tuple(
-            contract.ExpertTable(*_held(r), num_experts(spec.model, r.name)) for r in plan.replicas if r.role == "table"
+            contract.ExpertTable(*_named_tensor(r), num_experts(spec.model, r.name))
+            for r in plan.replicas
+            if r.role == "table"
         ),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
@@ -226,7 +228,7 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica], optimizer: Optimizer) 
     return contract.PlannedBucket(*held_by, parameters, bucket.owners, bucket.sites, bucket.is_of_rest, bucket.is_still)
 
 
-def _held(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _named_tensor(replica: Replica) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return replica.name, replica.shape, tuple(replica.holders)
 
 
@@ -390,7 +392,7 @@ def _steps(
     """The elements and bytes that each row of the optimizer updates, on the device that updates most."""
     counts = kept_elements(spec, plan)
     for (call, kernel), row, owned in zip(
-        updates, spec.train.optimizer.rows, (counts.owned, counts.rest), strict=False
+        updates, spec.train.optimizer.rows, (counts.owned, counts.owned_by_rest), strict=False
     ):
         elements = max(owned.values(), default=0)
         why = None if kernel else reason(call.op, call.arguments)

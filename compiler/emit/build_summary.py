@@ -34,7 +34,7 @@ def summary(
     if overlap.total.communication:
         lines.append(f"overlap: {overlap.total.hidden:.1%} of exchanges hidden under compute, predicted")
     parts = ", ".join(f"{kind} {size(amount)}" for kind, amount in parts_of(memory))
-    moment = _when(lowered, rank)
+    moment = _peak_steps(lowered, rank)
     lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}{moment}: {parts}")
     peak = max(planned, key=lambda memory: memory.peak_bytes)
     if peak.peak_bytes > memory.total:
@@ -58,7 +58,7 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     if excesses[rank] <= 0:
         return ""
     full_ranks = count(sum(excess > 0 for excess in excesses), "pipeline rank")
-    worst = f"{size(memories[rank].total)}{_when(lowered, rank)}"
+    worst = f"{size(memories[rank].total)}{_peak_steps(lowered, rank)}"
     capacity = f"the {room_text(devices[rank])}"
     if spec.cluster.more is not None:
         problem = f"need more memory than they have; rank {rank} needs the most, {worst}, and has only {capacity}"
@@ -72,7 +72,7 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     return f"this does not fit: the devices of {full_ranks} of {lowered.plan.mesh.pp} {problem}; {hint}"
 
 
-def _when(lowered: Lowered, rank: int) -> str:
+def _peak_steps(lowered: Lowered, rank: int) -> str:
     """Name the steps at which a rank holds the most, if they are not those of the largest batch; else "".
 
     The first steps of a growing batch may have too few micro-batches for the run's schedule, and use another one.

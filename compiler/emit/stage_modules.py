@@ -68,8 +68,8 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
         return Statement("c.receive", (repr(i.peer), repr(i.producer), a), writes)
     if i.kind == "send":
         return Statement("c.send", (repr(i.peer), repr(i.producer), a, *reads))
-    again = i.phase == "F" != i.action.kind  # the forward is run again at the beginning of a backward
-    place = (repr(f"{'B' if again else i.phase}{stage}"), a, repr(i.site))
+    recomputes = i.phase == "F" != i.action.kind  # the forward is run again at the beginning of a backward
+    place = (repr(f"{'B' if recomputes else i.phase}{stage}"), a, repr(i.site))
     if i.kind == "wait":
         return Statement(f"c.wait_{i.wait}", place, writes)
     return Statement(f"c.{i.kind}", (*place, *reads))

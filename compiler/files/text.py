@@ -22,43 +22,43 @@ class TextFileError(ValueError):
     """Raised if a file cannot be read. The message names the file."""
 
 
-def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
-    """Read a UTF-8 file, without a byte order mark. `shown`: its name in messages, by default its path."""
-    shown = shown or str(path)
+def read_text(path: Path, most_bytes: int, display_name: str = "") -> str:
+    """Read a UTF-8 file, without a byte order mark. `display_name`: its name in messages, by default its path."""
+    display_name = display_name or str(path)
     try:
-        return read_bytes(path, most_bytes, shown).decode("utf-8").removeprefix("\ufeff")
+        return read_bytes(path, most_bytes, display_name).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
-        raise TextFileError(f"{shown} is not text in UTF-8") from None
+        raise TextFileError(f"{display_name} is not text in UTF-8") from None
 
 
-def read_bytes(path: Path, most_bytes: int, shown: str = "") -> bytes:
+def read_bytes(path: Path, most_bytes: int, display_name: str = "") -> bytes:
     """Read a regular file. Raises TextFileError, as `read_text` does."""
-    shown = shown or str(path)
+    display_name = display_name or str(path)
     try:
         if not path.is_file():  # opening a pipe would block
-            raise TextFileError(_reason_unreadable(path, shown))
+            raise TextFileError(_reason_unreadable(path, display_name))
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
-        raise TextFileError(f"{shown}: {error.strerror}") from None
+        raise TextFileError(f"{display_name}: {error.strerror}") from None
     except ValueError as error:
         if isinstance(error, TextFileError):
             raise
-        raise TextFileError(f"there is no file {shown!r}") from None  # a NUL in the path
+        raise TextFileError(f"there is no file {display_name!r}") from None  # a NUL in the path
     if len(data) > most_bytes:
-        raise TextFileError(f"{shown} is larger than {most_bytes >> 20} MiB")
+        raise TextFileError(f"{display_name} is larger than {most_bytes >> 20} MiB")
     return data
 
 
-def _reason_unreadable(path: Path, shown: str) -> str:
+def _reason_unreadable(path: Path, display_name: str) -> str:
     if path.is_dir():
-        return f"{shown} is not a regular file, but a folder"
+        return f"{display_name} is not a regular file, but a folder"
     if path.exists():
-        return f"{shown} is not a regular file"
-    return f"{shown} is a broken link" if path.is_symlink() else f"there is no file {shown}"
+        return f"{display_name} is not a regular file"
+    return f"{display_name} is a broken link" if path.is_symlink() else f"there is no file {display_name}"
 
 
-def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -> Any:
+def json_of(text: str, display_name: str, number: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON strictly: no NaN, no repeated keys. Raises TextFileError, which names the line and column.
 
     `number`: parses numbers instead of int and float; it raises ValueError for one that it does not take.
@@ -67,15 +67,15 @@ def json_of(text: str, shown: str, number: Callable[[str], Any] | None = None) -
     try:
         return json.loads(text, parse_int=integer, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise TextFileError(f"{shown}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
+        raise TextFileError(f"{display_name}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
     except RecursionError:
-        raise TextFileError(f"{shown}: it is nested too deep") from None
+        raise TextFileError(f"{display_name}: it is nested too deep") from None
     except _WordError as error:
         offset = next(token.start() for token in _TOKEN.finditer(text) if token[0].startswith(error.word))
-        raise TextFileError(f"{_place(shown, text, offset)}: {error}") from None
+        raise TextFileError(f"{_place(display_name, text, offset)}: {error}") from None
     except _RepeatedError:
         offset, name = _repeated(text)
-        raise TextFileError(f"{_place(shown, text, offset)}: `{name[:40]}` is given twice") from None
+        raise TextFileError(f"{_place(display_name, text, offset)}: `{name[:40]}` is given twice") from None
 
 
 def python_of(text: str) -> ast.Module:
@@ -163,9 +163,9 @@ def _repeated(text: str) -> tuple[int, str]:
     raise AssertionError("no key is repeated")
 
 
-def _place(shown: str, text: str, at: int) -> str:
+def _place(display_name: str, text: str, offset: int) -> str:
     """`file:line:column` of a character."""
-    return f"{shown}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
+    return f"{display_name}:{text.count(chr(10), 0, offset) + 1}:{offset - text.rfind(chr(10), 0, offset)}"
 
 
 def object_of(value: Any, types: Mapping[str, type], name: str) -> dict[str, Any]:

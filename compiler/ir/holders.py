@@ -28,13 +28,13 @@ class Runs(Sequence[int]):
         return isinstance(column, int) and any(column - offset in self.firsts for offset in range(self.length))
 
     @overload
-    def __getitem__(self, at: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
-        if isinstance(at, slice):
-            return tuple(self)[at]
-        run, place = divmod(range(len(self))[at], self.length)
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        run, place = divmod(range(len(self))[index], self.length)
         return self.firsts[run] + place
 
 
@@ -70,11 +70,11 @@ class Holders(Sequence[int]):
     columns: Columns  # ascending, within range(width)
     width: int
 
-    def on(self, pipeline_rank: int) -> Holders:
+    def on_rank(self, pipeline_rank: int) -> Holders:
         """The holders on one pipeline rank."""
         return Holders((pipeline_rank,), self.columns, self.width)
 
-    def at(self, column: int) -> Holders:
+    def in_column(self, column: int) -> Holders:
         """The holders in one column, which must be one of `columns`."""
         return Holders(self.pipeline_ranks, range(column, column + 1), self.width)
 
@@ -96,11 +96,11 @@ class Holders(Sequence[int]):
         return column in self.columns and pipeline_rank in self.pipeline_ranks
 
     @overload
-    def __getitem__(self, at: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
-        if isinstance(at, slice):
-            return tuple(self)[at]
-        pipeline, column = divmod(range(len(self))[at], len(self.columns))
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        pipeline, column = divmod(range(len(self))[index], len(self.columns))
         return self.pipeline_ranks[pipeline] * self.width + self.columns[column]

@@ -206,7 +206,7 @@ class Plan:
     evaluates_average: bool = False  # whether the moving average of the weights is evaluated, too
 
     @property
-    def held(self) -> tuple[Bucket, ...]:
+    def all_buckets(self) -> tuple[Bucket, ...]:
         """The buckets of all weights, trained and frozen."""
         return (*self.buckets, *self.frozen)
 

@@ -159,14 +159,14 @@ class Segment:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        return (_identity(self.function), *self.shown)
+        return (_identity(self.function), *self.emitted_key)
 
     @property
-    def shown(self) -> tuple[Any, ...]:
+    def emitted_key(self) -> tuple[Any, ...]:
         """The parts of the key that the emitted text of the segment shows. Emission fails if segments of a build differ
         in anything else."""
-        again = (*self.recompute, *self.remade, *self.stored)
-        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
+        recomputed = (*self.recompute, *self.remade, *self.stored)
+        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *recomputed, self.fused)
 
 
 def _identity(value: Any) -> Any:

@@ -21,11 +21,11 @@ from compiler.model.layers.ends import LOGP, sampled
 from compiler.model.layers.hyper import following
 from compiler.model.layers.moe import replays_choices
 from compiler.model.layers.residual import is_changed
-from compiler.model.layers.value_dtypes import back, to_experts
+from compiler.model.layers.value_dtypes import combine_dtype_of, dispatch_dtype_of
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import jobs_of
-from compiler.plan.layer_runs import Again, Blocks, Cost, CutOf, Cutter
+from compiler.plan.layer_runs import Blocks, Cost, CutOf, Cutter, RecomputedSteps
 from compiler.plan.split_blocks import (
     copies_of,
     gather,
@@ -60,14 +60,14 @@ class StageBlock:
 class CutModel:
     """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut.
 
-    If the first layers of each stage are recomputed, `again` has the blocks with every layer recomputed: only the
-    stages decide which of them are first.
+    If the first layers of each stage are recomputed, `recomputed_blocks` has the blocks with every layer recomputed:
+    only the stages decide which of them are first.
     """
 
     spec: Spec
     blocks: tuple[StageBlock, ...]
     cuts: Mapping[str, ir.Cut]
-    again: tuple[StageBlock, ...] = ()
+    recomputed_blocks: tuple[StageBlock, ...] = ()
     cuts_by_key: CutsByKey = field(default_factory=dict, repr=False)
 
 
@@ -76,11 +76,11 @@ def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS, *, alike: bool = Fal
     by_key = dict(cuts_by_key)
     cut_of = Cutter(by_key)
     all_layers, some_layers = LAYER in spec.recompute, spec.recompute_layers is not None
-    again = model_blocks(spec, cut_of, alike) if all_layers else ()
-    blocks = model_blocks(spec, alike=alike) if some_layers or not all_layers else again
+    recomputed_blocks = model_blocks(spec, cut_of, alike) if all_layers else ()
+    blocks = model_blocks(spec, alike=alike) if some_layers or not all_layers else recomputed_blocks
     distinct = {id(block): block for block in blocks}.values()
     cuts: dict[str, ir.Cut] = {use.site: cut_of(use.segment) for block in distinct for use in block.uses}
-    return CutModel(spec, blocks, cuts, again if some_layers else (), by_key)
+    return CutModel(spec, blocks, cuts, recomputed_blocks if some_layers else (), by_key)
 
 
 def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
@@ -100,7 +100,7 @@ def model_blocks(spec: Spec, cut_of: CutOf | None = None, alike: bool = False) -
     places_by_kind = {(id(place.ffn), id(place.attention), place.is_high_precision): place for place in places[::-1]}
     # So that segments are built once:
     places = [places_by_kind[id(p.ffn), id(p.attention), p.is_high_precision] for p in places]
-    build = {id(place): _layer if cut_of is None else _LayerAgain(place, cut_of) for place in places}
+    build = {id(place): _layer if cut_of is None else _RecomputedLayer(place, cut_of) for place in places}
     blocks, first = [_embedding(places[0])], dict[int, StageBlock]()
     for layer, place in enumerate(places):
         if not alike or id(place) not in first:
@@ -144,12 +144,12 @@ def _embedding(place: Place) -> StageBlock:
     return StageBlock((*embedded, _use(place, "streams", "streams", "", ("embed_h",), ("streams_h",))), "streams_h")
 
 
-def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[StageStep, ...]:
+def _embedded(place: Place, site: str, tokens: str, output: str) -> tuple[StageStep, ...]:
     """The embeddings of tokens. With vocabulary shards, a tensor rank embeds all rows, and the results are summed."""
     if not place.spec.splits_vocabulary:
-        return (_use(place, "embed", site, "", (tokens,), (out,)),)
-    sums, part = f"{out}_sums", replace(place, is_tensor_shard=True)
-    return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, out)
+        return (_use(place, "embed", site, "", (tokens,), (output,)),)
+    sums, part = f"{output}_sums", replace(place, is_tensor_shard=True)
+    return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, output)
 
 
 def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[StageStep, ...]:
@@ -182,14 +182,20 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> StageBlock:
 
 
 def _attention(
-    place: Place, name: str, prefix: str, x: str, out: str, handed: tuple[str, ...] = (), mixing: tuple[str, ...] = ()
+    place: Place,
+    name: str,
+    prefix: str,
+    x: str,
+    output: str,
+    handed: tuple[str, ...] = (),
+    mixing: tuple[str, ...] = (),
 ) -> tuple[StageStep, ...]:
-    """Attention, from `x` to `out`. `handed`: values that it passes through. `mixing`: coefficients of its streams.
+    """Attention, from `x` to `output`. `handed`: values that it passes through. `mixing`: coefficients of its streams.
 
     Tensor ranks whose heads are normed together sum squares before it. Context ranks gather keys and values inside it.
     """
     positions, context = tuple(argument.name for argument in place.places), place.spec.parallel.context
-    peaks = tuple(f"{name}_{output.name}" for output in qk_clip.outputs(place))
+    peaks = tuple(f"{name}_{peak.name}" for peak in qk_clip.outputs(place))
     operands: tuple[str, ...] = (x,)
     first: tuple[StageStep, ...] = ()
     if norms_across_ranks(place):
@@ -199,30 +205,35 @@ def _attention(
         first = products, *sum_everywhere(place, site, squares, sums, operands[1])
     losses = tuple(f"{name}_{loss}" for loss in indexer.losses(place))
     if context == 1:
-        outputs = (*handed, out, *losses, *peaks, *mixing)
+        outputs = (*handed, output, *losses, *peaks, *mixing)
         return (*first, _use(place, "attention", f"{name}.attention", prefix, (*operands, *positions), outputs))
     queries, keys, whole_keys = (f"{name}_{value}" for value in ("queries", "keys", "whole_keys"))
     scoring = tuple(f"{name}_{argument.name}" for argument in indexer.scoring(place))
     outputs = (*handed, queries, keys, *scoring, *mixing)
     project = _use(place, "project", f"{name}.project", prefix, (*operands, *positions), outputs)
     attend = _use(
-        place, "attend", f"{name}.attend", prefix, (queries, whole_keys, *scoring, *positions), (out, *losses, *peaks)
+        place,
+        "attend",
+        f"{name}.attend",
+        prefix,
+        (queries, whole_keys, *scoring, *positions),
+        (output, *losses, *peaks),
     )
     width = attend.segment.inputs[1].shape[1]
     parts = ir.Buffer(keys, (place.T, width), place.dtype)
     return *first, project, gather_sequences(f"{name}.keys", parts, whole_keys, context), attend
 
 
-class _LayerAgain:
+class _RecomputedLayer:
     """Builds recomputed layers at one place."""
 
     def __init__(self, place: Place, cut_of: CutOf) -> None:
         self._plain, self._inside = replace(place, recomputed=()), replace(place, recomputed=(*LAYERS, SUM))
-        self._again = Again(cut_of)
+        self._recomputed = RecomputedSteps(cut_of)
 
     def __call__(self, _: Place, name: str, prefix: str, h: str) -> StageBlock:
         plain, inside = (_layer(place, name, prefix, h) for place in (self._plain, self._inside))
-        return StageBlock(self._again.steps(plain.steps, inside.steps), plain.output)
+        return StageBlock(self._recomputed.steps(plain.steps, inside.steps), plain.output)
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageStep, ...]:
@@ -233,14 +244,14 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageSte
     def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         steps.append(_use(place, kind, f"{name}.{kind}", prefix, inputs, outputs))
 
-    def split(kind: str, x: str, out: str) -> None:
+    def split(kind: str, x: str, output: str) -> None:
         site, rows, sums = f"{name}.{kind}", f"{name}_{kind}_rows", f"{name}_{kind}_sums"
         steps.append(gather(place, site, x, rows))
         if kind == "attention":
             steps.extend(_attention(part, name, prefix, rows, sums))
         else:
             steps.append(_use(part, kind, site, prefix, (rows,), (sums,)))
-        steps.append(scatter(place, site, sums, out))
+        steps.append(scatter(place, site, sums, output))
 
     entered, attended, residual, fed = (f"{name}_{value}" for value in ("entered", "attended", "residual", "fed"))
     mixing, of_dense = (
@@ -259,17 +270,17 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[StageSte
     return tuple(steps)
 
 
-def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], out: str) -> tuple[StageStep, ...]:
+def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], output: str) -> tuple[StageStep, ...]:
     """Router, dispatch, experts, combine and join, with the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
-    values = {output.name: f"{name}_{output.name}" for output in router.outputs}
+    values = {result.name: f"{name}_{result.name}" for result in router.outputs}
     rows, gate, offsets = f"{name}_received_rows", f"{name}_received_gate", f"{name}_offsets"
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, alignment = place.S, place.D, place.spec.row_alignment
     slices = place.moe.experts * place.spec.parallel.expert_tensor
-    dispatch_dtype, combine_dtype, wide = to_experts(place), back(place), place.wide_dtype
+    dispatch_dtype, combine_dtype, wide = dispatch_dtype_of(place), combine_dtype_of(place), place.wide_dtype
     order = values["order"] if place.spec.routes_by_nodes else ""
     copies = place.T * copies_of(place.spec, place.moe) if order else 0
 
@@ -328,7 +339,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         *balance,
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
-        _use(place, "join", f"{name}.join", prefix, joined, (out,)),
+        _use(place, "join", f"{name}.join", prefix, joined, (output,)),
     )
 
 
@@ -396,7 +407,7 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
     if mtp:
         assert mtp.depth == 1, "one MTP block"
         inside = replace(place, is_mtp=True, attention=place.model.attention_of_mtp)
-        build = _layer if cut_of is None else _LayerAgain(inside, cut_of)
+        build = _layer if cut_of is None else _RecomputedLayer(inside, cut_of)
         block = build(inside, "M0", "mtp.0", "M0_input")
         embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
         following = "M0_embedded" if embedded else "mtp_tokens"
@@ -439,7 +450,7 @@ def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:
 
 
 def _cost(chains: Chains, overlaps: bool) -> Cost:
-    nodes = [chains.of(kind) for kind in "FB"]
+    nodes = [chains.chain(kind) for kind in "FB"]
     if not overlaps:
         jobs = [jobs_of([chain]) for chain in nodes]
         return (sum(end_of(chain_jobs, best_order(chain_jobs)) for chain_jobs in jobs),)

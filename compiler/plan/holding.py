@@ -80,11 +80,11 @@ def kept_bytes(chains: Chains, kind: str) -> int:
     A hidden state counts for the block that reads it, not for the one that produces it.
     """
     kinds = {"F": ("F",), "I": ("F", "I")}[kind]
-    buffers = {buffer.name: buffer for action in kinds for node in chains.of(action) for buffer in node.writes}
+    buffers = {buffer.name: buffer for action in kinds for node in chains.chain(action) for buffer in node.writes}
     inputs = _input_buffers(chains)
     for name, buffer in (inputs | buffers).items():  # of values whose gradient comes from other blocks
         buffers.setdefault(gradient_of(name), Buffer(gradient_of(name), buffer.shape, buffer.dtype))
-    later = chains.of({"F": "B", "I": "W"}[kind])
+    later = chains.chain({"F": "B", "I": "W"}[kind])
     written = {buffer.name for node in later for buffer in node.writes}
     reads = {name for node in later for name in node.instruction.reads} - written
     if kind == "F":
@@ -152,15 +152,15 @@ def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
                 forwards[s] -= 1
                 deferred[s] += kind == "I"
             if kind in "FI" and (within or action is actions[-1]):
-                moments = _with((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
+                moments = _with_moment((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
     if len(moments) > MOST_MOMENTS:
         moments = [tuple(map(max, zip(*moments, strict=True)))]
     half = len(stages)
     return tuple(tuple((1, moment[i], moment[half + i]) for i in range(half)) for moment in moments)
 
 
-def _with(one: tuple[int, ...], most: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _with_moment(moment: tuple[int, ...], moments: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Add a moment unless another one has as much of everything. Drops those that have no more than it of anything."""
-    if any(all(map(int.__le__, one, other)) for other in most):
-        return most
-    return [*(other for other in most if not all(map(int.__le__, other, one))), one]
+    if any(all(map(int.__le__, moment, listed)) for listed in moments):
+        return moments
+    return [*(listed for listed in moments if not all(map(int.__le__, listed, moment))), moment]

@@ -74,7 +74,9 @@ class LayerSplit:
     runs: Runs
     rank_load: int  # nanoseconds of a micro-batch on the most loaded rank
     stage_load: int  # nanoseconds of a micro-batch in the slowest stage
-    held: int = 0  # bytes on the fullest device, plus how much smaller its memory is than the largest; 0 if unknown
+    held_bytes: int = (
+        0  # bytes on the fullest device, plus how much smaller its memory is than the largest; 0 if unknown
+    )
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,9 @@ class Pipeline:
         """
         ranks = [self.loads(stages, b, [runs[s] for s in stages]) for stages, kinds in self.cells for b in kinds]
         stage_loads = [self.stage_load(s, *run) for s, run in enumerate(runs)]
-        return self.held(runs), max(ranks), max(stage_loads), sum(load * load for load in stage_loads)
+        return self.held_bytes(runs), max(ranks), max(stage_loads), sum(load * load for load in stage_loads)
 
-    def held(self, runs: Runs) -> int:
+    def held_bytes(self, runs: Runs) -> int:
         """Bytes of the fullest rank."""
         size, fullest = self.num_layers, 0
         for cell in self.lanes:
@@ -240,9 +242,9 @@ class Pipeline:
         return LayerSplit(runs, rank_load // self.stage_placement.copies, stage_load, fullest)
 
 
-def held_by(often: Bytes, held: Bytes) -> int:
-    """Bytes of a block: the sum of its three kinds of bytes `held`, each times its count in `often`."""
-    return sum(count * size for count, size in zip(often, held, strict=True))
+def held_by(counts: Bytes, sizes: Bytes) -> int:
+    """Bytes of a block: the sum of its three kinds of bytes `sizes`, each times its count in `counts`."""
+    return sum(count * size for count, size in zip(counts, sizes, strict=True))
 
 
 # --- A layer whose backward recomputes its forward: which of its steps run again
@@ -268,7 +270,7 @@ class Cutter:
         return self._by_key[key]
 
 
-class Again:
+class RecomputedSteps:
     """The recomputed steps of layers that differ only in names, and so have the same steps recomputed."""
 
     def __init__(self, cut_of: CutOf) -> None:
@@ -276,9 +278,9 @@ class Again:
         self._first: tuple[StageStep, ...] = ()
 
     def steps(self, plain: Sequence[StageStep], inside: Sequence[StageStep]) -> tuple[StageStep, ...]:
-        """The steps of a layer, with `is_repeated` set as `run_again` decides."""
+        """The steps of a layer, with `is_repeated` set as `recomputed_steps` decides."""
         if not self._first:
-            self._first = run_again(plain, inside, self._cut_of)
+            self._first = recomputed_steps(plain, inside, self._cut_of)
         of_kind = zip(self._first, plain, inside, strict=True)
         return tuple(
             replace(step if first.is_repeated else inner, is_repeated=first.is_repeated)
@@ -286,7 +288,7 @@ class Again:
         )
 
 
-def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
+def recomputed_steps(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: CutOf) -> tuple[StageStep, ...]:
     """The steps of a recomputed layer.
 
     `plain` are its steps with segments whose backward recomputes nothing, and `inside` those with segments whose
@@ -296,15 +298,15 @@ def run_again(plain: Sequence[StageStep], inside: Sequence[StageStep], cut_of: C
     result: list[StageStep] = []
     for step, inner in zip(reversed(plain), reversed(inside), strict=True):
         if isinstance(step, ir.Communication):
-            again = not read.isdisjoint(_moved(step))
-            read |= _bases(step.inputs) if again else set()
+            is_repeated = not read.isdisjoint(_moved(step))
+            read |= _bases(step.inputs) if is_repeated else set()
         else:
             assert isinstance(inner, ir.Use), "both are lists of the same steps"
-            again = not (read | _read_back(inner, cut_of)).isdisjoint(step.outputs if result else ())
-            chosen_step = step if again else inner
-            read |= _read_back(chosen_step, cut_of) | (set(step.inputs) if again else set())
+            is_repeated = not (read | _read_back(inner, cut_of)).isdisjoint(step.outputs if result else ())
+            chosen_step = step if is_repeated else inner
+            read |= _read_back(chosen_step, cut_of) | (set(step.inputs) if is_repeated else set())
             step = chosen_step
-        result.append(replace(step, is_repeated=again))
+        result.append(replace(step, is_repeated=is_repeated))
     return tuple(reversed(result))
 
 

@@ -46,7 +46,7 @@ def model_graph(stages: Iterable[Chains]) -> ModelGraph:
         rows: dict[str, str] = {step.site: step.kind for step in communications if step.moves_rows}
         times: dict[tuple[str, str], int] = {}
         for action in "FB":
-            nodes = [node for node in chains.of(action) if node.uses_lane]
+            nodes = [node for node in chains.chain(action) if node.uses_lane]
             for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
                 name, phase = node.instruction.site, node.instruction.phase
                 if node.is_exchange:

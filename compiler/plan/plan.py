@@ -78,7 +78,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         mesh=mesh,
         stage_placement=stage_placement,
         stages=stages,
-        cuts=cuts_by_site(uses, model.cuts_by_key) if model.again else model.cuts,
+        cuts=cuts_by_site(uses, model.cuts_by_key) if model.recomputed_blocks else model.cuts,
         replicas=replicas,
         buckets=grouped,
         frozen=frozen,
@@ -105,8 +105,8 @@ def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str
             "layers are split so that the most loaded pipeline rank takes the least time, and then the slowest stage; "
             f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least is chosen"
         )
-    ways = spec.parallel.expert_tensor
-    split = f"; a rank has {ways} devices, each with a slice of the width of its experts" if ways > 1 else ""
+    slices = spec.parallel.expert_tensor
+    split = f"; a rank has {slices} devices, each with a slice of the width of its experts" if slices > 1 else ""
     if has_experts and spec.parallel.placement is not None:
         yield f"experts are on the expert ranks that {spec.parallel.placement} names{split}"
     elif has_experts and spec.parallel.expert_group > 1:

@@ -45,7 +45,7 @@ def with_owners(
 
 def flops_of(optimizer: Optimizer, replica: Replica) -> int:
     """FLOPs of the matrix products in one update of a parameter, over all of its matrices."""
-    return sum(map(optimizer.of(replica.matrices).flops, replica.updated_shapes))
+    return sum(map(optimizer.row_of(replica.matrices).flops, replica.updated_shapes))
 
 
 def work_of(optimizer: Optimizer, replica: Replica) -> int:
@@ -112,7 +112,9 @@ def _sharded(
     parts = []
     for bucket in of_tensors.values():
         count = len(bucket.holders)
-        parts.append((bucket.holders.on(rank), -(-sum(elements[name] for name in bucket.replicas) // count) * count))
+        parts.append(
+            (bucket.holders.on_rank(rank), -(-sum(elements[name] for name in bucket.replicas) // count) * count)
+        )
     shape, prefix = (sum(size for _, size in parts),), site.replace(".", "_")
     weights = Buffer(f"{prefix}_weights", shape, TORCH_DTYPE[spec.precision.parameter])
     return Sharded(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from compiler.ir.holders import Holders
-from compiler.machine.rates.rates import Rates, filled
+from compiler.machine.rates.rates import Rates, filled_share
 from compiler.machine.rates.table import (
     FLOPS,
     GROUPED,
@@ -105,8 +105,8 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         cores=part_table.device.cores if node.device.bf16 is None else None,
         ranks_of_node=node.devices,
         sms=place.device.sms if part_table.tiles else None,
-        compute=place.compute,
-        left=place.compute if place.communication else 1 - _exchange_share(part_table),
+        product_share=place.compute,
+        beside_share=place.compute if place.communication else 1 - _exchange_share(part_table),
         keeps_share=place.communication > 0,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
         rope=any(row.kind == "rope" for row in part_table.rows),
@@ -187,7 +187,7 @@ def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tu
             row.shape if shaped else (),
             _rate(row, table.device, place, kind, dtype)
             / factor
-            / filled(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
+            / filled_share(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
         )
         for row in rows
     ), note
@@ -298,7 +298,8 @@ def experts_of(spec: Spec, fabric: Fabric, rank: int) -> ExpertTraffic:
     alike = group * devices // gcd(group, devices)  # from here on the spreads of groups repeat
     groups = [Holders((rank,), range(first, first + group), columns) for first in range(0, min(columns, alike), group)]
     spread, members = max(
-        ((fabric.spread(holders), holders) for holders in groups), key=lambda entry: (entry[0].nodes, entry[0].most)
+        ((fabric.spread(holders), holders) for holders in groups),
+        key=lambda entry: (entry[0].nodes, entry[0].max_members),
     )
     return ExpertTraffic(
         members,

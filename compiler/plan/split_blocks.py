@@ -39,7 +39,7 @@ def held_rows(spec: Spec) -> int:
     return max(rows, default=0)
 
 
-def held(spec: Spec) -> Received:
+def planned_received(spec: Spec) -> Received:
     """Rows for planning memory: `held_rows`, with as many forwarded copies and rows as a rank sends at most."""
     rows = held_rows(spec)
     if not spec.routes_by_nodes:
@@ -75,23 +75,23 @@ def most_held(spec: Spec, rows: int) -> Received:
 # values of whole sequences: project | gather | attend.
 
 
-def gather(place: Place, site: str, x: str, out: str) -> Communication:
-    """Gather the rows `x` of all tensor ranks as `out`."""
-    sent, received = _rows(place, x, place.T), _rows(place, out, place.tokens_of_context_rank)
+def gather(place: Place, site: str, x: str, output: str) -> Communication:
+    """Gather the rows `x` of all tensor ranks as `output`."""
+    sent, received = _rows(place, x, place.T), _rows(place, output, place.tokens_of_context_rank)
     return _communication("gather", site, "tp", sent, received)
 
 
-def scatter(place: Place, site: str, y: str, out: str) -> Communication:
-    """Reduce-scatter `y` over tensor ranks: each gets its rows of the sum, as `out`."""
-    sent, received = _rows(place, y, place.tokens_of_context_rank), _rows(place, out, place.T)
+def scatter(place: Place, site: str, y: str, output: str) -> Communication:
+    """Reduce-scatter `y` over tensor ranks: each gets its rows of the sum, as `output`."""
+    sent, received = _rows(place, y, place.tokens_of_context_rank), _rows(place, output, place.T)
     return _communication("scatter", site, "tp", sent, received)
 
 
-def sum_everywhere(place: Place, site: str, part: str, sums: str, out: str) -> tuple[Communication, Communication]:
+def sum_everywhere(place: Place, site: str, part: str, sums: str, output: str) -> tuple[Communication, Communication]:
     """Sum the squares `part` over tensor ranks, for heads that are normed together."""
     ranks, dtype = place.spec.parallel.tensor, place.wide_dtype
     sent, summed, received = (
-        Buffer(name, (rows, 2), dtype) for name, rows in ((part, place.T), (sums, place.T // ranks), (out, place.T))
+        Buffer(name, (rows, 2), dtype) for name, rows in ((part, place.T), (sums, place.T // ranks), (output, place.T))
     )
     return (
         _communication("scatter", site, "tp", sent, summed),
@@ -99,30 +99,33 @@ def sum_everywhere(place: Place, site: str, part: str, sums: str, out: str) -> t
     )
 
 
-def gather_sequences(site: str, sent: Buffer, out: str, context: int) -> Communication:
+def gather_sequences(site: str, sent: Buffer, output: str, context: int) -> Communication:
     """Gather the rows `sent` of all context ranks, in the order of their sequences."""
-    return _communication("gather", site, "cp", sent, _of_all(sent, out, context))
+    return _communication("gather", site, "cp", sent, _gathered(sent, output, context))
 
 
-def gather_choices(site: str, sent: Buffer, out: str, ranks: int) -> Communication:
+def gather_choices(site: str, sent: Buffer, output: str, ranks: int) -> Communication:
     """Gather the counts `sent` of all ranks with parts of the same sequences, one after the other."""
-    return _communication("choices", site, "sq", sent, _of_all(sent, out, ranks))
+    return _communication("choices", site, "sq", sent, _gathered(sent, output, ranks))
 
 
-def _of_all(sent: Buffer, out: str, ranks: int) -> Buffer:
+def _gathered(sent: Buffer, output: str, ranks: int) -> Buffer:
     count, *columns = sent.shape
     assert isinstance(count, int), sent
-    return Buffer(out, (count * ranks, *columns), sent.dtype)
+    return Buffer(output, (count * ranks, *columns), sent.dtype)
 
 
 def _rows(place: Place, name: str, count: int) -> Buffer:
     return Buffer(name, (count, place.D), place.dtype)
 
 
-def scatter_parts(place: Place, site: str, y: str, out: str) -> Communication:
-    """Scatter the partial cross entropies `y` of all tensor ranks: each gets its rows, side by side, as `out`."""
+def scatter_parts(place: Place, site: str, y: str, output: str) -> Communication:
+    """Scatter the partial cross entropies `y` of all tensor ranks: each gets its rows, side by side, as `output`."""
     columns, dtype = place.spec.parallel.tensor + 1, place.wide_dtype
-    sent, received = (Buffer(y, (place.tokens_of_context_rank, columns), dtype), Buffer(out, (place.T, columns), dtype))
+    sent, received = (
+        Buffer(y, (place.tokens_of_context_rank, columns), dtype),
+        Buffer(output, (place.T, columns), dtype),
+    )
     return _communication("scatter", site, "tp", sent, received)
 
 

@@ -47,16 +47,16 @@ def _without_idle_lanes(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, blocks=tuple(fuller[id(blocks)] for blocks in pipeline.blocks))
 
 
-class _Over:
+class _LimitBound:
     """A lower bound of the limit that is sought: the least value that exceeded it but none of the other limits."""
 
     def __init__(self, sought: int, limits: Limits) -> None:
         self.sought, self.least = sought, NO_LIMIT
         self.limits = with_limit(limits, sought, NO_LIMIT)
 
-    def note(self, taken: Limits) -> None:
-        if taken[self.sought] < self.least and not exceeds(taken, self.limits):
-            self.least = taken[self.sought]
+    def note(self, values: Limits) -> None:
+        if values[self.sought] < self.least and not exceeds(values, self.limits):
+            self.least = values[self.sought]
 
 
 class CellSearch:
@@ -76,10 +76,10 @@ class CellSearch:
         _, load, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
         return self._settled((LOAD, STAGE), self._floor(), (load, NO_LIMIT, load, NO_LIMIT))
 
-    def fullest_least(self, fastest: Limits, held: int) -> Runs:
-        """The near tie of the fastest runs with the least bytes on the fullest device, which is `held` for those."""
+    def fullest_least(self, fastest: Limits, held_bytes: int) -> Runs:
+        """The near tie of the fastest runs with the least bytes on the fullest device, at most `held_bytes`."""
         load, _, stage, squares = fastest
-        near = load + load // NEAR, held, stage + stage // NEAR, squares + 2 * squares // NEAR
+        near = load + load // NEAR, held_bytes, stage + stage // NEAR, squares + 2 * squares // NEAR
         return self._settled((HELD, LOAD, STAGE), with_limit(self._floor(), LOAD, load), near)[1]
 
     def _floor(self) -> Limits:
@@ -87,26 +87,27 @@ class CellSearch:
         total = max(lane[-1] for lane in self.least)
         return total // len(self.cells), 0, total // self.pipeline.num_stages, 0
 
-    def _settled(self, order: Sequence[int], least: Limits, most: Limits) -> tuple[Limits, Runs]:
-        """The split within `most` with the least of the first limit in `order`, then of the next, then of squares.
+    def _settled(self, order: Sequence[int], floor: Limits, ceiling: Limits) -> tuple[Limits, Runs]:
+        """The split within `ceiling` with the least of the first limit in `order`, then of the next, then of squares.
 
-        Returns the limits that it just meets, and its runs. Some split must be within `most`, and none below `least`.
+        Returns the limits that it just meets, and its runs. Some split must be within `ceiling`, and none below
+        `floor`.
         """
         for lowest in (self._lowest, self._lowest_filled):
-            limits = most
+            limits = ceiling
             for sought in order:
                 high = min(limits[LOAD], limits[STAGE]) if sought == STAGE else limits[sought]
-                limits = lowest(sought, least[sought], with_limit(limits, sought, high))
-            split = self._finds(limits)
+                limits = lowest(sought, floor[sought], with_limit(limits, sought, high))
+            split = self._best_split(limits)
             if split is not None:
                 return with_limit(limits, SQUARES, split[0]), self._runs(split)
             # with more of the first limit, less of the next ones may be enough
-            least = with_limit(least, order[0], limits[order[0]])
+            floor = with_limit(floor, order[0], limits[order[0]])
         raise AssertionError("every model can be split into so many stages")
 
-    def _runs(self, found: Found) -> Runs:
+    def _runs(self, split: FoundSplit) -> Runs:
         runs: dict[int, tuple[int, int]] = {}
-        for cell, (begins, ends) in zip(self.cells, pairwise(found[1]), strict=True):
+        for cell, (begins, ends) in zip(self.cells, pairwise(split[1]), strict=True):
             for run, (s, begin, end) in enumerate(zip(cell.stages, begins, ends, strict=True)):
                 down = self.pipeline.is_folded and run == 1
                 runs[s] = (self.size - end, self.size - begin) if down else (begin, end)
@@ -149,35 +150,35 @@ class CellSearch:
 
     def _reach_all(self, limits: Limits, sought: int) -> tuple[bool, int]:
         """Whether all layers can be taken within limits, and if not, a lower bound of the sought limit."""
-        over = _Over(sought, limits)
-        passes = any(self._reach(limits, starts, stops, over) for starts, stops in self._bounds())
-        return passes, over.least
+        bound = _LimitBound(sought, limits)
+        passes = any(self._can_reach(limits, starts, stops, bound) for starts, stops in self._bounds())
+        return passes, bound.least
 
-    def _reach(self, limits: Limits, starts: Cursors, stops: Cursors, over: _Over) -> bool:
+    def _can_reach(self, limits: Limits, starts: Cursors, stops: Cursors, bound: _LimitBound) -> bool:
         states = {starts[:-1]: starts[-1]}  # all cursors but the last → the farthest the last can be
         for index, cell in enumerate(self.cells):
             following: dict[Cursors, int] = {}
             for cursors, last in states.items():
-                if self._is_behind(index, (*cursors, last), stops, limits, over):
+                if self._is_behind(index, (*cursors, last), stops, limits, bound):
                     continue
-                for heads, spent in self._heads(cell, cursors, stops, limits, over):
-                    reach = self._farthest(cell, last, stops[-1], spent, limits, over)
+                for heads, spent in self._heads(cell, cursors, stops, limits, bound):
+                    reach = self._farthest(cell, last, stops[-1], spent, limits, bound)
                     if reach > following.get(heads, -1):
                         following[heads] = reach
             states = following
-        return any(self._is_all((*cursors, last), stops) for cursors, last in states.items())
+        return any(self._has_all_layers((*cursors, last), stops) for cursors, last in states.items())
 
-    def _is_behind(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over) -> bool:
+    def _is_behind(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits, bound: _LimitBound) -> bool:
         """Whether the layers that are left are too much for this cell and those after it."""
         self._step()
         cells = len(self.cells) - index
-        remaining = self._left(cursors, stops)
+        remaining = self._remaining_cost(cursors, stops)
         if remaining > cells * limits[LOAD] or remaining > cells * self.num_runs * limits[STAGE]:
-            over.note((-(-remaining // cells), 0, -(-remaining // (cells * self.num_runs)), 0))
+            bound.note((-(-remaining // cells), 0, -(-remaining // (cells * self.num_runs)), 0))
             return True
         return False
 
-    def _left(self, cursors: Cursors, stops: Cursors) -> int:
+    def _remaining_cost(self, cursors: Cursors, stops: Cursors) -> int:
         """A lower bound of the cost of the layers that are left."""
         return max(sum(lane[end] - lane[begin] for begin, end in self._spans(cursors, stops)) for lane in self.least)
 
@@ -187,15 +188,15 @@ class CellSearch:
             return [(cursors[0], max(cursors[0], self.size - cursors[1]))]
         return list(zip(cursors, stops, strict=True))
 
-    def _is_all(self, cursors: Cursors, stops: Cursors) -> bool:
+    def _has_all_layers(self, cursors: Cursors, stops: Cursors) -> bool:
         return sum(cursors) >= self.size if self.pipeline.is_folded else cursors == stops
 
     def _heads(
-        self, cell: StageCell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
+        self, cell: StageCell, cursors: Cursors, stops: Cursors, limits: Limits, bound: _LimitBound
     ) -> list[tuple[Cursors, list[int]]]:
         """Ends of all runs but the last within the limits, and the cost on each lane of these and of the model's ends.
 
-        If a run stops at a limit, `over` notes the cost with one more layer.
+        If a run stops at a limit, `bound` notes the cost with one more layer.
         """
         states: list[tuple[Cursors, list[int]]] = [((), list(cell.empty))]
         for run, start in enumerate(cursors):
@@ -205,13 +206,15 @@ class CellSearch:
                     self._step()
                     spent, usage = taken_with(cell, before, run, start, end)
                     if exceeds(usage, limits):
-                        over.note(usage)
+                        bound.note(usage)
                         break
                     grown.append(((*heads, end), spent))
             states = grown
         return states
 
-    def _farthest(self, cell: StageCell, start: int, stop: int, before: list[int], limits: Limits, over: _Over) -> int:
+    def _farthest(
+        self, cell: StageCell, start: int, stop: int, before: list[int], limits: Limits, bound: _LimitBound
+    ) -> int:
         """The farthest end of the last run within the limits; -1 if even an empty run is too much."""
         self._step()
         end, last = stop, self.num_runs - 1
@@ -220,7 +223,7 @@ class CellSearch:
             room = min(limits[LOAD] - spent, limits[STAGE] - cell.ends[last][lane]) if timed else limits[HELD] - spent
             end = min(end, bisect_right(costs, costs[start] + room, start, stop + 1) - 1)
         if end < stop:
-            over.note(taken_with(cell, before, last, start, max(start, end + 1))[1])
+            bound.note(taken_with(cell, before, last, start, max(start, end + 1))[1])
         return end if end >= start else -1
 
     # ------------------------------------------------------------ all splits within limits
@@ -230,7 +233,7 @@ class CellSearch:
         high, middle = limits[sought], False
         while low < high:
             limit = (low + high) // 2 if middle else high - 1  # high - 1 ends the search if no split lies between
-            split = self._finds(with_limit(limits, sought, limit))
+            split = self._best_split(with_limit(limits, sought, limit))
             if split is None:
                 low = limit + 1
             else:
@@ -239,17 +242,17 @@ class CellSearch:
             middle = not middle
         return with_limit(limits, sought, high)
 
-    def _finds(self, limits: Limits) -> Found | None:
+    def _best_split(self, limits: Limits) -> FoundSplit | None:
         """The split with the least sum of squares within the limits; of equals, the one whose runs end earliest."""
-        splits = (self._find(limits, starts, stops) for starts, stops in self._bounds())
+        splits = (self._best_split_between(limits, starts, stops) for starts, stops in self._bounds())
         return min((split for split in splits if split is not None and split[0] <= limits[SQUARES]), default=None)
 
-    def _find(self, limits: Limits, starts: Cursors, stops: Cursors) -> Found | None:
-        states: dict[Cursors, Found] = {starts: (0, (starts,))}
+    def _best_split_between(self, limits: Limits, starts: Cursors, stops: Cursors) -> FoundSplit | None:
+        states: dict[Cursors, FoundSplit] = {starts: (0, (starts,))}
         for index in range(len(self.cells)):
-            following: dict[Cursors, Found] = {}
+            following: dict[Cursors, FoundSplit] = {}
             for cursors, (squares, path) in states.items():
-                for ends, added in self._ways(index, cursors, stops, limits):
+                for ends, added in self._cell_ends(index, cursors, stops, limits):
                     entry = (squares + added, (*path, ends))
                     if ends not in following or entry < following[ends]:
                         following[ends] = entry
@@ -258,13 +261,13 @@ class CellSearch:
                 following = {
                     ends: entry
                     for ends, entry in following.items()
-                    if self._left(ends, stops) ** 2 <= (limits[SQUARES] - entry[0]) * behind
+                    if self._remaining_cost(ends, stops) ** 2 <= (limits[SQUARES] - entry[0]) * behind
                 }
             states = following
-        done = [entry for ends, entry in states.items() if self._is_all(ends, stops)]
+        done = [entry for ends, entry in states.items() if self._has_all_layers(ends, stops)]
         return min(done, default=None)
 
-    def _ways(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits) -> Iterator[tuple[Cursors, int]]:
+    def _cell_ends(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits) -> Iterator[tuple[Cursors, int]]:
         """Ends of a cell's runs from which the rest can be taken, and the sum of squares of its stages."""
         cell = self.cells[index]
         outer = (0, self.pipeline.num_stages - 1)
@@ -297,7 +300,7 @@ class CellSearch:
         return all(sum(lane[end] - lane[begin] for begin, end in spans) <= limit for lane in self.least)
 
 
-Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and after each
+FoundSplit = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and after each
 
 
 def taken_with(cell: StageCell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
@@ -312,8 +315,8 @@ def taken_with(cell: StageCell, before: Sequence[int], run: int, start: int, end
     return spent, (load, max(spent[times:], default=0), alone, 0)
 
 
-def exceeds(taken: Limits, limits: Limits) -> bool:
-    return taken[LOAD] > limits[LOAD] or taken[HELD] > limits[HELD] or taken[STAGE] > limits[STAGE]
+def exceeds(values: Limits, limits: Limits) -> bool:
+    return values[LOAD] > limits[LOAD] or values[HELD] > limits[HELD] or values[STAGE] > limits[STAGE]
 
 
 def with_limit(limits: Limits, sought: int, limit: int) -> Limits:
@@ -340,7 +343,7 @@ def _even(num_layers: int, num_stages: int) -> Runs:
 
 Counts = tuple[int, ...]  # the number of layers in each stage of a cell
 State = tuple[int, int]  # how many of the unlike layers, and how many layers in all, have been taken
-Way = tuple[Counts, Limits]  # counts, and the values of a cell with them; for squares, the sum over its stages
+CellFill = tuple[Counts, Limits]  # counts, and the values of a cell with them; for squares, the sum over its stages
 Entry = TypeVar("Entry", bound=Any)
 
 
@@ -375,14 +378,14 @@ class AlikeSearch(CellSearch):
         assert least is not None, "all layers can be taken within the given limits"
         return with_limit(limits, sought, max(low, least))
 
-    def _finds(self, limits: Limits) -> Found | None:
+    def _best_split(self, limits: Limits) -> FoundSplit | None:
         """The split with the least sum of squares within the limits; of equals, the one whose runs end earliest."""
 
         none = (0,) * self.num_runs
 
-        def after(entry: tuple[int, Counts, tuple[Counts, ...]], counts: Counts, taken: Limits) -> Any:
+        def after(entry: tuple[int, Counts, tuple[Counts, ...]], counts: Counts, values: Limits) -> Any:
             squares, begins, path = entry
-            return squares + taken[SQUARES], none if self.pipeline.is_folded else _sum(begins, counts), (*path, counts)
+            return squares + values[SQUARES], none if self.pipeline.is_folded else _sum(begins, counts), (*path, counts)
 
         split = self._best(limits, (0, none, ()), after)
         if split is None or split[0] > limits[SQUARES]:
@@ -395,39 +398,41 @@ class AlikeSearch(CellSearch):
 
         `after` returns an entry with the counts of one more cell. It must keep the order of entries.
         """
-        ways = [self._ways_of(index, limits, lambda way: after(first, *way)) for index in range(len(self.cells))]
-        totals = [max((total for states in of_cell.values() for _, total in states), default=0) for of_cell in ways]
+        fills = [self._fills_of(index, limits, lambda fill: after(first, *fill)) for index in range(len(self.cells))]
+        totals = [max((total for states in of_cell.values() for _, total in states), default=0) for of_cell in fills]
         behind = [*accumulate(totals[:0:-1], initial=0)]  # the most layers that the cells after each can take
         states: dict[State, Entry] = {(0, 0): first}
-        for of_cell in ways:
+        for of_cell in fills:
             following: dict[State, Entry] = {}
             capacity = behind.pop()
             for (unlike, total), entry in states.items():
-                for (reached, added), way in of_cell[unlike].items():
+                for (reached, added), fill in of_cell[unlike].items():
                     state = reached, total + added
                     if state[1] <= self.size <= state[1] + capacity:
-                        later = after(entry, *way)
+                        later = after(entry, *fill)
                         if state not in following or later < following[state]:
                             following[state] = later
             states = following
         return states.get((self.unlike, self.size))
 
-    def _ways_of(self, at: int, limits: Limits, order: Callable[[Way], Any]) -> dict[int, dict[State, Way]]:
-        """By number of unlike layers taken before a cell, the first way in `order` to each state after it.
+    def _fills_of(
+        self, index: int, limits: Limits, order: Callable[[CellFill], Any]
+    ) -> dict[int, dict[State, CellFill]]:
+        """By number of unlike layers taken before a cell, the first fill in `order` to each state after it.
 
         The second number of a state counts only the layers of the cell.
         """
-        ways: dict[int, dict[State, Way]] = {}
-        for unlike in range(min(self.unlike, max(0, at - 1)) if at else 0, self.unlike + 1 if at else 1):
-            first: dict[State, tuple[Any, Way]] = {}
-            for way in self._within(self.cells[at], unlike, limits):
-                state, rank = (min(self.unlike, unlike + way[0][0]), sum(way[0])), order(way)
+        fills: dict[int, dict[State, CellFill]] = {}
+        for unlike in range(min(self.unlike, max(0, index - 1)) if index else 0, self.unlike + 1 if index else 1):
+            first: dict[State, tuple[Any, CellFill]] = {}
+            for fill in self._within(self.cells[index], unlike, limits):
+                state, rank = (min(self.unlike, unlike + fill[0][0]), sum(fill[0])), order(fill)
                 if state not in first or rank < first[state][0]:
-                    first[state] = rank, way
-            ways[unlike] = {state: way for state, (_, way) in first.items()}
-        return ways
+                    first[state] = rank, fill
+            fills[unlike] = {state: fill for state, (_, fill) in first.items()}
+        return fills
 
-    def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[Way]:
+    def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[CellFill]:
         """All counts of a cell within the limits."""
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]

@@ -52,7 +52,7 @@ def partition(pipeline: Pipeline) -> LayerSplit:
         return pipeline.split_of(search_of(single).fastest()[1])
     if pipeline.holding is not None:
         with suppress(TooLongError):
-            runs = search_of(pipeline).fullest_least(limits, pipeline.held(runs))
+            runs = search_of(pipeline).fullest_least(limits, pipeline.held_bytes(runs))
     return pipeline.split_of(runs)
 
 
@@ -101,10 +101,10 @@ class Splitting:
     def least_holding(self) -> Holding:
         """A lower bound of the memory of the blocks on any stage, at moments between actions."""
         plain = self._holding(within=False)
-        if not self.model.again:
+        if not self.model.recomputed_blocks:
             return plain
         # Some layers of each stage are recomputed, and others are not.
-        recomputed = replace(self.model, blocks=self.model.again, again=())
+        recomputed = replace(self.model, blocks=self.model.recomputed_blocks, recomputed_blocks=())
         uses = (use for block in recomputed.blocks for use in block.uses)
         recomputed = replace(recomputed, cuts=cuts_by_site(uses, recomputed.cuts_by_key))
         return reduce(_lesser, (plain, replace(self, model=recomputed).least_holding))
@@ -126,11 +126,11 @@ class Splitting:
         return {part: chains_of(rates_of(spec, rank=parts.index(part)), self.model) for part in dict.fromkeys(parts)}
 
     def _holding(self, *, within: bool) -> Holding:
-        holding, spec = self._held, self.model.spec
+        holding, spec = self._blocks_holding, self.model.spec
         return replace(holding, moments=self.moments_on(spec, self.placement, self._num_ranks, within))
 
     @cached_property
-    def _held(self) -> Holding:
+    def _blocks_holding(self) -> Holding:
         """The memory of the blocks, without moments."""
         parts = self.model.spec.cluster.parts
         room = [parts[part][1].device.room for part in self._parts]
@@ -140,8 +140,8 @@ class Splitting:
 def _lesser(a: Holding, b: Holding) -> Holding:
     """A lower bound of the memory of blocks, each of which is as in one of two holdings."""
 
-    def least(one: Bytes, other: Bytes) -> Bytes:
-        return min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2])
+    def least(left: Bytes, right: Bytes) -> Bytes:
+        return min(left[0], right[0]), min(left[1], right[1]), min(left[2], right[2])
 
     layers = tuple(map(least, a.layers, b.layers))
     return replace(a, layers=layers, first=least(a.first, b.first), last=least(a.last, b.last))

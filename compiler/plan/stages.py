@@ -31,12 +31,12 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
     stages: list[ir.Stage] = []
     for index, (begin, end) in enumerate(runs):
         blocks = layers[begin:end]
-        if model.again:
-            blocks[:count] = model.again[1:-1][begin:end][:count]
+        if model.recomputed_blocks:
+            blocks[:count] = model.recomputed_blocks[1:-1][begin:end][:count]
         before = layers[begin - 1] if begin else first
         blocks = [first, *blocks] if index == 0 else blocks
         if index == num_stages - 1:
-            blocks.append(model.again[-1] if model.again and end - begin < count else last)
+            blocks.append(model.recomputed_blocks[-1] if model.recomputed_blocks and end - begin < count else last)
         steps = tuple(step for block in blocks for step in block.steps)
         stages.append(
             ir.Stage(

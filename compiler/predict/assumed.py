@@ -84,8 +84,8 @@ def _of_links(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
         yield f"an action ends when its message has arrived, which takes up to {longest} and overlaps with its compute"
     p = spec.parallel
     exchanges = max(p.expert, p.expert_tensor, p.tensor, p.context) > 1 or plan.sharded
-    if exchanges and not spec.sm.communication and rates.left < 1:
-        share = f"{1 - rates.left:.0%}"
+    if exchanges and not spec.sm.communication and rates.beside_share < 1:
+        share = f"{1 - rates.beside_share:.0%}"
         yield f"no SMs are reserved for exchanges: while they run, they take {share} of the SMs from compute"
 
 

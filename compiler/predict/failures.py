@@ -60,7 +60,7 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
         copy_s, write_s = write_s, 0.0
 
     def every(steps: int) -> float:
-        return share(steps * step_s, mtbf_s, copy_s, write_s, failures.restart)
+        return goodput_share(steps * step_s, mtbf_s, copy_s, write_s, failures.restart)
 
     best = best_steps(step_s, mtbf_s, copy_s, write_s)
     interval = spec.train.checkpoint.every if spec.train.checkpoint else None
@@ -79,15 +79,15 @@ def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
     of_weight = ITEMSIZE[spec.precision.master] + average
     of_row = [of_weight + state_bytes(spec.precision, row) for row in optimizer.rows]
 
-    def bytes_of(each: Replica) -> int:
-        if each.role in WITH_STATE:
-            return each.num_elements * of_row[optimizer.is_rest(each.matrices)]
-        return 0 if spec.adapter else untrained_bytes(spec, each)
+    def bytes_of(replica: Replica) -> int:
+        if replica.role in WITH_STATE:
+            return replica.num_elements * of_row[optimizer.is_rest(replica.matrices)]
+        return 0 if spec.adapter else untrained_bytes(spec, replica)
 
     return sum(map(bytes_of, replicas))
 
 
-def share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:
+def goodput_share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:
     """The goodput, 0 to 1, with a checkpoint after every `interval_s` of training.
 
     A save waits until the previous one is written.
@@ -111,7 +111,7 @@ def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> i
         low, high = (middle, high) if above else (low, middle)
     optimum = max(low * mtbf_s, write_s) / step_s
     around = {max(1, math.floor(optimum)), max(1, math.ceil(optimum))}
-    return max(sorted(around), key=lambda steps: share(steps * step_s, mtbf_s, copy_s, write_s, 0.0))
+    return max(sorted(around), key=lambda steps: goodput_share(steps * step_s, mtbf_s, copy_s, write_s, 0.0))
 
 
 def assumed(spec: Spec, goodput: Goodput | None) -> Sequence[str]:

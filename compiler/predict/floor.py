@@ -48,7 +48,7 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
         for kind, works in result.items():
             if (id(shared), kind) not in work_of:
                 ends = (before, block.output) if kind == "F" else (gradient_of(block.output), gradient_of(before))
-                work_of[id(shared), kind] = _work(shared.of(kind), *ends)
+                work_of[id(shared), kind] = _work(shared.chain(kind), *ends)
             works.append(work_of[id(shared), kind])
         before = block.output
     return result
@@ -57,10 +57,14 @@ def _works(rates: Rates, model: CutModel) -> Mapping[str, Sequence[Work]]:
 def _work(nodes: Sequence[ChainNode], source: str, target: str) -> Work:
     """The work of a chain. Its longest path leads from nodes that read `source` to nodes that write `target`."""
     jobs, ordered = jobs_of([nodes]), [node for node in nodes if node.uses_lane]
-    ways: list[int | None] = []
+    path_times: list[int | None] = []
     for node, time, earlier in zip(ordered, jobs.least, jobs.after, strict=True):
-        before = [way for way in (ways[index] for index in earlier) if way is not None]
+        before = [path_time for path_time in (path_times[index] for index in earlier) if path_time is not None]
         reads = [0] if source in node.instruction.reads else []
-        ways.append(max((*before, *reads)) + time if before or reads else None)
-    makes = [way or 0 for node, way in zip(ordered, ways, strict=True) if any(b.name == target for b in node.writes)]
+        path_times.append(max((*before, *reads)) + time if before or reads else None)
+    makes = [
+        path_time or 0
+        for node, path_time in zip(ordered, path_times, strict=True)
+        if any(b.name == target for b in node.writes)
+    ]
     return jobs.total(exchange=False), jobs.total(exchange=True), max(makes, default=0)

@@ -43,7 +43,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
             "usd": p.money.usd,
         },
         "energy": {"watts_per_device": p.energy.watts, "kwh_per_trillion_tokens": p.energy.kwh_per_trillion_tokens},
-        "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
+        "whole_run": {"tokens": p.whole_run.tokens, "steps": p.whole_run.steps, "seconds": p.whole_run.seconds},
         "goodput": _goodput(p),
         "generation": {**asdict(p.generation), "share": p.generation_share} if p.generation else None,
         "order": _order(p.order_gain),
@@ -55,7 +55,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
                 "stage": row.stage,
                 "ranks": list(row.ranks),
                 "layers": list(row.layers),
-                "others": list(row.others),
+                "others": list(row.other_blocks),
                 "compute_s": row.compute_s,
                 "exchange_s": row.exchange_s,
                 "parameters": row.parameters,
@@ -80,9 +80,9 @@ def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Pre
         "version": VERSION,
         "phases": list(documents),
         "total": {
-            "tokens": sum(phase.whole.tokens for phase in phases),
-            "steps": sum(phase.whole.steps for phase in phases),
-            "seconds": sum(phase.whole.seconds for phase in phases),
+            "tokens": sum(phase.whole_run.tokens for phase in phases),
+            "steps": sum(phase.whole_run.steps for phase in phases),
+            "seconds": sum(phase.whole_run.seconds for phase in phases),
             "device_hours": sum(phase.device_hours for phase in phases),
             "usd": sum(usd) if len(usd) == len(phases) else None,
             "fits": all(phase.fits for phase in phases),
@@ -119,7 +119,7 @@ def _goodput(prediction: Prediction) -> dict[str, Any] | None:
     goodput = prediction.goodput
     if goodput is None:
         return None
-    seconds = prediction.whole.seconds / goodput.share if goodput.share else None  # of the whole run
+    seconds = prediction.whole_run.seconds / goodput.share if goodput.share else None  # of the whole run
     return asdict(goodput) | {"share": goodput.share, "seconds": seconds}
 
 
@@ -141,5 +141,5 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         "worst_bytes": rank.worst_bytes,
         "worst_action": rank.worst_action,
         "host_bytes": rank.host_bytes,
-        "held": [asdict(tensor) for tensor in rank.held],
+        "held": [asdict(tensor) for tensor in rank.held_tensors],
     }

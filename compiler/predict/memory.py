@@ -12,7 +12,7 @@ from compiler.ir import Buffer, Instruction, Plan, Program
 from compiler.ir.dtypes import extent_at, tensor_bytes
 from compiler.ir.expert_placement import Received, most_rows
 from compiler.ir.names import is_gradient
-from compiler.plan.split_blocks import held, mixtures, most_held
+from compiler.plan.split_blocks import mixtures, most_held, planned_received
 from compiler.predict.memory_state import device_of, quantised_weights, rank_states, update_scratch
 from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
@@ -48,7 +48,7 @@ class Peak:
 
     bytes: int
     buffers: int  # of the action's exchanges, and of messages in flight
-    held: tuple[HeldTensor, ...]  # summed by name over layers and micro-batches, the largest first
+    held_tensors: tuple[HeldTensor, ...]  # summed by name over layers and micro-batches, the largest first
 
 
 class _PeakMemory(LiveMemory):
@@ -92,7 +92,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
         values.invoke(invocation, step)
     invocation, step = steps[top]
     spaces = values.spaces()
-    before = {id(storage): storage for space in spaces.values() for storage in space.held}
+    before = {id(storage): storage for space in spaces.values() for storage in space.storages_on_device}
     watch = _PeakMemory(values.memory.bytes, before.values())
     values.watch(invocation, step, spaces, watch)
 
@@ -120,7 +120,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     return Peak(
         bytes=watch.peak_bytes,
         buffers=sum(size for (value_kind, _), size in rows if value_kind in ("buffer", "message")),
-        held=tuple(HeldTensor(name, size, value_kind) for (value_kind, name), size in rows if size),
+        held_tensors=tuple(HeldTensor(name, size, value_kind) for (value_kind, name), size in rows if size),
     )
 
 
@@ -156,7 +156,7 @@ def staging_of(spec: Spec) -> Staging | None:
         if start.kind == "scatter_rows":  # sums go to a buffer as large as the operands
             return Staged(sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "gather_sequences":  # reordered by sequence on arrival
-            return Staged(at_wait=sum(tensor.bytes_at(*rows) for tensor in written))
+            return Staged(wait_bytes=sum(tensor.bytes_at(*rows) for tensor in written))
         if start.kind == "scatter_sequences":  # reordered by rank before they are sent
             return Staged(2 * sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "scatter":
@@ -171,7 +171,7 @@ def staging_of(spec: Spec) -> Staging | None:
             by_expert = written if forward else read
             return Staged(sum(_bytes(tensor, rows.rows, rows) for tensor in _moved(by_expert)) if collective else 0)
         hops = [_two_hops(tensor, forward, rows, collective) for tensor in _moved(read)]
-        return Staged(sum(first for first, _ in hops), _most(hops))
+        return Staged(sum(first for first, _ in hops), _peak_staged_bytes(hops))
 
     return staged
 
@@ -189,14 +189,14 @@ def _two_hops(tensor: Buffer, forward: bool, rows: Received, collective: bool) -
     return by_expert, forwarded if is_gate else 2 * copies  # rows by expert; then sums to send, and sums that arrive
 
 
-def _most(tensors: Sequence[tuple[int, int]]) -> int:
+def _peak_staged_bytes(tensors: Sequence[tuple[int, int]]) -> int:
     """The most bytes during a wait, in which each tensor in turn ends its first hop and begins its second."""
     first_hops = sum(first for first, _ in tensors)
-    most = second_hops = 0
+    peak = second_hops = 0
     for first, second in tensors:
         first_hops, second_hops = first_hops - first, second_hops + second
-        most = max(most, first_hops + second_hops)
-    return most
+        peak = max(peak, first_hops + second_hops)
+    return peak
 
 
 def _moved(read: Sequence[Buffer]) -> list[Buffer]:
@@ -263,9 +263,9 @@ def rank_memories(
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
-        values = RankValues(program, schedule, rank, rows or held(spec), effects, worst_held)
+        values = RankValues(program, schedule, rank, rows or planned_received(spec), effects, worst_held)
         curve = curve_of(values, program, schedule)
-        values = RankValues(program, schedule, rank, rows or held(spec), effects, worst_held)
+        values = RankValues(program, schedule, rank, rows or planned_received(spec), effects, worst_held)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both follow the same instructions"
         memory = RankMemory(
@@ -281,7 +281,7 @@ def rank_memories(
             timeline=_over_time(curve, timeline, rank, state) if timeline else (),
             worst_bytes=None if rows else state.total + max(curve.worst),
             worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
-            held=peak.held,
+            held_tensors=peak.held_tensors,
             host_bytes=state.host + host_buffers(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
         )
         result.append(memory if rows else _with_update(memory, state, scratch[rank]))
@@ -295,7 +295,7 @@ def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) 
         if isinstance(step, Action) and is_copy(step):
             away[step.stage] += 1 if step.kind == "O" else -1
             buffers[step.stage] = max(buffers[step.stage], away[step.stage])
-    rows = received(held(spec))
+    rows = received(planned_received(spec))
     return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in buffers.items())
 
 
@@ -310,7 +310,7 @@ def _with_update(memory: RankMemory, state: DeviceBytes, scratch: int) -> RankMe
         buffers=0,
         peak_action=UPDATE,
         worst_bytes=max(memory.worst_bytes or 0, state.total + scratch),
-        held=(),
+        held_tensors=(),
     )
 
 
@@ -348,11 +348,11 @@ def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceB
     return tuple(thinned(points, MAX_POINTS))
 
 
-def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """At most `most` of the points, in order: the least and the greatest of each run of neighbouring points."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[float, int]], max_points: int) -> list[tuple[float, int]]:
+    """At most `max_points` of the points, in order: the least and the greatest of each run of neighbouring points."""
+    if len(points) <= max_points:
         return list(points)
-    size = -(-2 * len(points) // (most - 2))
+    size = -(-2 * len(points) // (max_points - 2))
     inner = points[1:-1]
     chosen = [points[0]]
     for begin in range(0, len(inner), size):
@@ -401,7 +401,7 @@ def overflows(memories: Sequence[RankMemory]) -> tuple[Overflow, ...]:
 
 def _overflow(memory: RankMemory) -> Overflow:
     kinds = Counter[str]()
-    for tensor in memory.held:
+    for tensor in memory.held_tensors:
         kinds[WORDS[tensor.kind]] += tensor.bytes
     parts = [("weights", memory.weights), ("optimizer", memory.optimizer)]
     parts.append(("gradients of weights", memory.gradients))
@@ -412,11 +412,11 @@ def _overflow(memory: RankMemory) -> Overflow:
         peak_bytes=memory.peak_bytes,
         capacity_bytes=memory.capacity_bytes,
         parts=tuple(HeldTensor(name, size) for name, size in rows if size),
-        largest=memory.held,
+        largest=memory.held_tensors,
     )
 
 
-def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most: int = 5) -> tuple[str, ...]:
+def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], max_tensors: int = 5) -> tuple[str, ...]:
     """Lines that say which device is too full and by how much, then what it holds; none if everything fits."""
     full = overflows(memories)
     if not full:
@@ -433,7 +433,9 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], most:
         lines.append(f"pipeline rank{'s' * several} {ranks} {'do' if several else 'does'} not fit either")
     lines += [f"  {gib(part.bytes):>10}  {part.name}" for part in worst.parts]
     lines.append("the largest values, summed over layers and micro-batches:")
-    lines += [f"  {gib(tensor.bytes):>10}  {tensor.name}, {WORDS[tensor.kind]}" for tensor in worst.largest[:most]]
+    lines += [
+        f"  {gib(tensor.bytes):>10}  {tensor.name}, {WORDS[tensor.kind]}" for tensor in worst.largest[:max_tensors]
+    ]
     return tuple(lines)
 
 
@@ -492,8 +494,8 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
         return []
     moe = max(mixtures, key=lambda mixture: min(mixture.top_k, mixture.experts // ranks))
     local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
-    ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
-    chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
+    num_choices = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
+    chance = tokens * (log10(num_choices) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
     return [
         f"memory: if all {tokens:,} tokens of an expert group went to one rank in each layer ({worst_rows(spec):,} "
         f"rows), the rank would hold {gib(worst)}; with even and independent choices of experts, this happens in a "

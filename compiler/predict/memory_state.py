@@ -81,7 +81,7 @@ class _CellBytes:
 
 def _fullest(cells: Sequence[_CellBytes], kind: Bytes, kinds: Mapping[Bytes, int]) -> float:
     """Bytes of the fullest cell after the layers of a kind, and those that add no less in any cell, are assigned."""
-    count = sum(n for other, n in kinds.items() if all(cell.adds[other] >= cell.adds[kind] for cell in cells))
+    count = sum(n for other_kind, n in kinds.items() if all(cell.adds[other_kind] >= cell.adds[kind] for cell in cells))
     waiting = [(cell.empty + cell.adds[kind], cell.adds[kind]) for cell in cells]
     fullest = max(cell.empty for cell in cells)
     heapify(waiting)
@@ -115,14 +115,14 @@ def _cell(
 ) -> _CellBytes:
     """The mean of the ranks of a cell, each at its moment. Every stage but the first and the last has a layer."""
     empty = fmean(size for size, _ in moments)
-    means = {
+    mean_bytes = {
         kind: [fmean(held_by(moment[run], kind) for _, moment in moments) for run in range(len(stages))]
         for kind in kinds
     }
     for run, stage in enumerate(stages):
         if stage not in (0, last):
-            empty += min(mean[run] - min(mean) for mean in means.values())
-    return _CellBytes(empty, {kind: min(mean) for kind, mean in means.items()})
+            empty += min(mean[run] - min(mean) for mean in mean_bytes.values())
+    return _CellBytes(empty, {kind: min(mean) for kind, mean in mean_bytes.items()})
 
 
 # --- memory state
@@ -134,7 +134,7 @@ class Elements(NamedTuple):
     weights: Counter[int]
     gradients: Counter[int]
     owned: Counter[int]  # that the first row of the optimizer updates, at most
-    rest: Counter[int]  # that its last row updates
+    owned_by_rest: Counter[int]  # that its last row updates
 
 
 def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
@@ -160,9 +160,12 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
         DeviceBytes(
             weights=elements.weights[rank] * size.weights + untrained[rank] + copies[rank],
             gradients=elements.gradients[rank] * size.gradients,
-            optimizer=elements.owned[rank] * size.optimizer + elements.rest[rank] * rows[-1].optimizer,
+            optimizer=elements.owned[rank] * size.optimizer + elements.owned_by_rest[rank] * rows[-1].optimizer,
             activations=0,
-            host=elements.owned[rank] * size.host + elements.rest[rank] * rows[-1].host + staged[rank] + saved[rank],
+            host=elements.owned[rank] * size.host
+            + elements.owned_by_rest[rank] * rows[-1].host
+            + staged[rank]
+            + saved[rank],
         )
         for rank in range(plan.mesh.pp)
     )
@@ -288,7 +291,7 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     scratch_of_rows = [[0] * plan.mesh.pp for _ in optimizer.rows]
     for replica in plan.replicas:
         if replica.role == "parameter":
-            shapes, row = replica.updated_shapes, optimizer.of(replica.matrices)
+            shapes, row = replica.updated_shapes, optimizer.row_of(replica.matrices)
             if (shapes, type(row)) not in scratch:
                 scratch[shapes, type(row)] = max(row.scratch_bytes(shape, itemsize) for shape in shapes)
             needed, of_row = scratch[shapes, type(row)], scratch_of_rows[optimizer.is_rest(replica.matrices)]

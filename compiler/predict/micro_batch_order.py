@@ -102,19 +102,19 @@ def gain_on(samples: AnySamples, spec: Spec, lowering: Lowering, schedule: Sched
     ordered: list[float] = []
     for step in range(_STEPS):
         drawn_ids = np.arange(step * batch, (step + 1) * batch)
-        ordered_ids = put_by_cost(drawn_ids, samples.seen(drawn_ids), order)
+        ordered_ids = put_by_cost(drawn_ids, samples.causal_pairs(drawn_ids), order)
         for ids, times in ((drawn_ids, drawn), (ordered_ids, ordered)):
-            weights = _weights(samples.seen(ids), spec, lowering.plan, share)
+            weights = _weights(samples.causal_pairs(ids), spec, lowering.plan, share)
             times.append(max(_milliseconds(schedule, costs, row) for row in weights))
     return OrderGain(sum(drawn) / _STEPS / 1000, sum(ordered) / _STEPS / 1000, _STEPS, data)
 
 
-def _weights(seen: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
+def _weights(attention_pairs: Numbers, spec: Spec, plan: Plan, share: float) -> Numbers:
     """Weights [group, position]: of the costliest micro-batch in each group of data ranks that wait for each other."""
     mesh, size, sequence = plan.mesh, spec.train.micro_batch, spec.train.sequence
     together = max(1, mesh.expert_group // (mesh.cp * mesh.tp)) if mesh.ep > 1 else 1
     all_pairs = size * (sequence * (sequence + 1) // 2)
-    by_rank = seen.reshape(-1, mesh.dp, size).sum(2)
+    by_rank = attention_pairs.reshape(-1, mesh.dp, size).sum(2)
     dearest = by_rank.reshape(len(by_rank), -1, together).max(2).T[:_GROUPS]
     weights: Numbers = 1 - share + share * dearest / all_pairs
     return weights

@@ -35,7 +35,7 @@ from compiler.predict.prediction import (
 )
 from compiler.predict.step import step_of
 from compiler.predict.tail import groups_of, reduce_seconds, tail_of, works_of
-from compiler.predict.times import StepTimes, lane_seconds, left_of_reductions, step_times, twins_of
+from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times, twins_of
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule.schedule import Schedule
@@ -94,7 +94,7 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     ]
     if plan.overlap_reduce and spec.has_hosts:  # a CPU core that reduces gradients cannot compute
         seconds = reduce_seconds(spec, groups, reduce_s)
-        remaining = left_of_reductions(plan, schedule, times, timeline, seconds)
+        remaining = exposed_reductions(plan, schedule, times, timeline, seconds)
         tails = [replace(tail, reduction_s=remaining_s) for tail, remaining_s in zip(tails, remaining, strict=True)]
     shared = shared_by(rates[0], plan, schedule, times, timeline, tails)
     if shared > 1:
@@ -125,7 +125,7 @@ def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
     return predicted(plan, memories(plan))
 
 
-def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
+def _undivided_steps(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
     """The steps of the model without tensor and context ranks, which do not change the FLOPs of a token."""
     if spec.parallel.tensor == spec.parallel.context == 1:
         return steps
@@ -137,12 +137,12 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
     """The full prediction of a timed plan. `ranks`: its memories."""
     spec, plan, rates, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
     steps = [step for stage in plan.stages for step in stage.steps]
-    flops = flops_per_token(_of_one(spec, steps), spec.train.micro_batch * spec.train.sequence)
+    flops = flops_per_token(_undivided_steps(spec, steps), spec.train.micro_batch * spec.train.sequence)
     generation = generation_of(spec, timed_plan.lowering, ranks, max(1.0, timed_plan.shared))
     generation_s = generation.seconds if generation else 0.0
     hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
-    whole_run = whole_of(spec, step, generation_s)
+    whole_run = whole_run_of(spec, step, generation_s)
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
@@ -169,7 +169,7 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
         device_hours_per_trillion_tokens=hours,
         money=money_of(price, hours, whole_run, plan.mesh.world),
         energy=energy_of([(n, device.name) for n, device in devices], hours),
-        whole=whole_run,
+        whole_run=whole_run,
         ranks=ranks,
         stages=stage_rows(timed_plan.lowering),
         exchange=exchange_of(spec, rates[0].experts),
@@ -223,7 +223,7 @@ def shared_by(
     if rates.cores is None:
         return 1.0
     busy = [
-        float(sum(times.of(step, rank) for step in steps)) / 1000 + tails[rank].seconds
+        float(sum(times.step_time(step, rank) for step in steps)) / 1000 + tails[rank].seconds
         for rank, steps in enumerate(schedule.actions)
     ]
     alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
@@ -236,12 +236,12 @@ def mfu_of(flops: Flops, step: StepPrediction, peak: float) -> Flops:
     return Flops(flops.causal * step.tokens / peak_of_step, flops.full * step.tokens / peak_of_step)
 
 
-def whole_of(spec: Spec, step: StepPrediction, generation_s: float = 0.0) -> WholeRun:
+def whole_run_of(spec: Spec, step: StepPrediction, generation_s: float = 0.0) -> WholeRun:
     """The whole run. A smaller batch saves the time of its micro-batches on the busiest rank, but none of the bubble.
 
     `generation_s`: seconds per step that generate completions, in addition to the step.
     """
-    growth = ramp.of(spec)
+    growth = ramp.ramp_of_spec(spec)
     busiest = max(rank.busy_s for rank in step.ranks) / step.num_micro_batches
     quantum = spec.parallel.data * spec.train.micro_batch
     seconds = sum(

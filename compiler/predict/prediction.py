@@ -118,7 +118,7 @@ class RankMemory:
     timeline: tuple[tuple[float, int], ...] = ()  # (second of the step, all bytes that are held)
     worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
     worst_action: str | None = None
-    held: tuple[HeldTensor, ...] = ()  # tensors at the peak, the largest first
+    held_tensors: tuple[HeldTensor, ...] = ()  # tensors at the peak, the largest first
     host_bytes: int = 0  # in host memory: offloaded state, the average of the weights, the copy for a checkpoint
 
     @property
@@ -134,7 +134,7 @@ class StageRow:
     stage: int
     ranks: tuple[int, ...]
     layers: tuple[int, ...]  # of the main model
-    others: tuple[str, ...] = ()  # embedding, head, mtp.0
+    other_blocks: tuple[str, ...] = ()  # embedding, head, mtp.0
     compute_s: float = 0.0  # of a micro-batch on the compute lane, forward and backward
     exchange_s: float = 0.0  # the same on the communication lane
     parameters: int = 0  # on one of its devices
@@ -233,7 +233,7 @@ class Prediction:
     device_hours_per_trillion_tokens: float
     money: Money
     energy: Energy
-    whole: WholeRun
+    whole_run: WholeRun
     ranks: tuple[RankMemory, ...]
     stages: tuple[StageRow, ...]
     exchange: TokenExchange | None  # None without experts
@@ -252,7 +252,7 @@ class Prediction:
     @property
     def device_hours(self) -> float:
         """Hours of all devices over the whole run."""
-        return self.num_devices * self.whole.seconds / 3600
+        return self.num_devices * self.whole_run.seconds / 3600
 
     @property
     def fits(self) -> bool:
@@ -272,11 +272,11 @@ class Prediction:
 WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0, "gb200": 1200.0, "mi300x": 750.0}
 
 
-def money_of(price: float | None, hours_per_trillion: float, whole: WholeRun, num_devices: int) -> Money:
+def money_of(price: float | None, hours_per_trillion: float, whole_run: WholeRun, num_devices: int) -> Money:
     """The cost of a run at `price`, in USD per device hour."""
     if price is None:
         return Money(None, None, None)
-    return Money(price, price * hours_per_trillion, price * num_devices * whole.seconds / 3600)
+    return Money(price, price * hours_per_trillion, price * num_devices * whole_run.seconds / 3600)
 
 
 def energy_of(devices: Sequence[tuple[int, str]], hours_per_trillion: float) -> Energy:

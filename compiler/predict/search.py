@@ -167,44 +167,46 @@ def search(
 
     `spec` has the first values of the open keys. `report` is called with the share of the structures that is done.
     """
-    seen, again = _SeenSteps(), RECOMPUTE in opened
+    examined, opens_recompute = _ExaminedCandidates(), RECOMPUTE in opened
     structured = [Candidate(choice, structure) for choice, structure in structures]
     least = [
-        _with(candidate, RECOMPUTE, choices.values(candidate.spec, RECOMPUTE)[-1]) if again else candidate
+        _with_value(candidate, RECOMPUTE, choices.values(candidate.spec, RECOMPUTE)[-1])
+        if opens_recompute
+        else candidate
         for candidate in structured
     ]
-    waiting = [(seen.floor_s(candidate.spec), index, False) for index, candidate in enumerate(least)]
+    waiting = [(examined.floor_s(candidate.spec), index, False) for index, candidate in enumerate(least)]
     heapify(waiting)
     while waiting:
         bound_s, index, is_split = heappop(waiting)
         report(1 - len(waiting) / len(structured))
         least[index] = replace(least[index], bound_s=bound_s)
-        if not is_split and bound_s < seen.best:
+        if not is_split and bound_s < examined.best:
             if not all(
-                seen.cannot_fit(candidate)
-                for candidate in (_holding_least(structured[index]) if again else (structured[index],))
+                examined.cannot_fit(candidate)
+                for candidate in (_holding_least(structured[index]) if opens_recompute else (structured[index],))
             ):
-                heappush(waiting, (seen.bound_s(least[index]), index, True))
+                heappush(waiting, (examined.bound_s(least[index]), index, True))
             continue
-        for recompute in reversed(choices.values(least[index].spec, RECOMPUTE)) if again else (None,):
-            tried = _with(least[index], RECOMPUTE, recompute) if again else least[index]
-            if not seen.look_into(tried).missing_bytes:
+        for recompute in reversed(choices.values(least[index].spec, RECOMPUTE)) if opens_recompute else (None,):
+            tried = _with_value(least[index], RECOMPUTE, recompute) if opens_recompute else least[index]
+            if not examined.look_into(tried).missing_bytes:
                 break  # it fits or is too slow, and recomputing more is slower
     if SMS in opened:
-        near = seen.best * NEAR
+        near = examined.best * NEAR
         for candidate in [
-            candidate for candidate in seen.candidates if candidate.fits and (candidate.seconds or 0) <= near
+            candidate for candidate in examined.candidates if candidate.fits and (candidate.seconds or 0) <= near
         ]:
             for count in choices.values(spec, SMS):
                 if count != candidate.spec.sm.communication:
-                    variant = _with(candidate, SMS, count)
-                    seen.look_into(replace(variant, bound_s=seen.bound_s(variant)))
-    if not math.isfinite(seen.best):
-        seen.find_nearest()
-    return Ranking(tuple(sorted(seen.candidates, key=_order)))
+                    variant = _with_value(candidate, SMS, count)
+                    examined.look_into(replace(variant, bound_s=examined.bound_s(variant)))
+    if not math.isfinite(examined.best):
+        examined.find_nearest()
+    return Ranking(tuple(sorted(examined.candidates, key=_order)))
 
 
-class _SeenSteps:
+class _ExaminedCandidates:
     """The candidates that were examined, and the shortest step of those that fit."""
 
     def __init__(self) -> None:
@@ -287,10 +289,10 @@ def _holding_least(candidate: Candidate) -> Iterator[Candidate]:
     Ops keep less than layers if weight gradients are deferred.
     """
     layers, ops, *_ = choices.values(candidate.spec, RECOMPUTE)
-    yield from (_with(candidate, RECOMPUTE, recompute) for recompute in (layers, ops))
+    yield from (_with_value(candidate, RECOMPUTE, recompute) for recompute in (layers, ops))
 
 
-def _with(candidate: Candidate, path: str, value: Any) -> Candidate:
+def _with_value(candidate: Candidate, path: str, value: Any) -> Candidate:
     """The candidate with another value of an open key."""
     spec = candidate.spec
     changed: dict[str, Any] = {RECOMPUTE: value}
@@ -371,7 +373,7 @@ def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) 
     if spec.cluster.more is not None:
         raise RefitError("the cluster has nodes of several kinds, and it is unknown which of them are left")
     cluster = (f"cluster.nodes={nodes}", f"cluster.node.devices={devices}")
-    for degrees in _kept(spec, nodes * devices):
+    for degrees in _degree_overrides(spec, nodes * devices):
         changed = legal((*cluster, *degrees))
         if changed is not None and predict(changed).fits:
             return (*cluster, *degrees)
@@ -389,7 +391,7 @@ def _searched_schedule(spec: Spec) -> tuple[str, ...]:
     return ("schedule.name=auto", *(f"schedule.{key}=none" for key in dropped))
 
 
-def _kept(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
+def _degree_overrides(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
     """Overrides that change only the data ranks, and the expert ranks as far as necessary."""
     p = spec.parallel
     data, remainder = divmod(world, prod((p.pipeline, p.tensor, p.context)))

@@ -35,8 +35,8 @@ def rank_times(schedule: Schedule, timeline: Timeline, tail_s: float) -> tuple[R
 def mean_of(ranks: Sequence[RankTime]) -> RankTime:
     """Each row's mean over the pipeline ranks."""
     rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
-    means = {row: fmean(getattr(rank, row) for rank in ranks) for row in rows}
-    return RankTime(-1, **means)
+    row_means = {row: fmean(getattr(rank, row) for rank in ranks) for row in rows}
+    return RankTime(-1, **row_means)
 
 
 def step_of(
@@ -53,13 +53,14 @@ def step_of(
         mean=mean_of(ranks),
         ranks=ranks,
         tail=tail,
-        bound_s=float(least(schedule, times)) / 1000 + tail.seconds - tail.reduction_s,  # another order may hide more
+        # Another order may hide more of the reductions.
+        bound_s=float(busiest_rank_work(schedule, times)) / 1000 + tail.seconds - tail.reduction_s,
     )
 
 
-def least(schedule: Schedule, times: StepTimes) -> Fraction:
+def busiest_rank_work(schedule: Schedule, times: StepTimes) -> Fraction:
     """A lower bound of any order of these steps: the work of the busiest rank."""
     return max(
-        sum((times.of(step, rank) for step in steps if not is_copy(step)), Fraction(0))
+        sum((times.step_time(step, rank) for step in steps if not is_copy(step)), Fraction(0))
         for rank, steps in enumerate(schedule.actions)
     )

@@ -30,7 +30,7 @@ class UpdateWork:
 
     elements: int  # that the first row of the optimizer updates
     flops: int  # of the matrix products of their update
-    rest: int = 0  # elements that the last row updates (`Optimizer.rest`)
+    rest_elements: int = 0  # elements that the last row updates (`Optimizer.rest`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Group:
     elements: int  # of all parameters, before sharding
     is_of_rest: bool = False  # whether the last of the rows of the optimizer updates them
 
-    def kept(self, spec: Spec, zero: int) -> Group:
+    def shard(self, spec: Spec, zero: int) -> Group:
         """The shard that a device keeps of a tensor that is sharded from level `zero` (2 or 3) on, and its holders.
 
         The holders on a pipeline rank share the tensor out, so those in the device's column keep the same shard.
@@ -52,7 +52,7 @@ class Group:
         holders, parts = self.holders, len(self.holders.columns)
         if parts == 1:
             return self
-        return Group(holders.at(holders.columns.start), self.stages, -(-self.elements // parts), self.is_of_rest)
+        return Group(holders.in_column(holders.columns.start), self.stages, -(-self.elements // parts), self.is_of_rest)
 
 
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
@@ -83,7 +83,9 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
             for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
                 products[rank] += sum(flops[name] for name in bucket.replicas)
-    return tuple(UpdateWork(elements.owned[rank], products[rank], elements.rest[rank]) for rank in range(plan.mesh.pp))
+    return tuple(
+        UpdateWork(elements.owned[rank], products[rank], elements.owned_by_rest[rank]) for rank in range(plan.mesh.pp)
+    )
 
 
 def reduce_seconds(
@@ -92,7 +94,7 @@ def reduce_seconds(
     """(pipeline ranks, stages) → seconds to reduce their gradients. `groups`: the groups of each pipeline rank."""
     size = ITEMSIZE[spec.precision.gradients]
     seconds_of: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
-    for group in (group.kept(spec, 2) for group in {group for rank_groups in groups for group in rank_groups}):
+    for group in (group.shard(spec, 2) for group in {group for rank_groups in groups for group in rank_groups}):
         if len(group.holders) > 1:
             seconds = reduce_s(group.elements * size, group.holders, reduction_of(spec))
             seconds_of[group.holders.pipeline_ranks, group.stages] += seconds
@@ -109,13 +111,13 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, r
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
     update_s = rates.optimizer_time_s
-    summed, gathered = ([group.kept(spec, level) for group in groups] for level in (2, 3))
+    summed, gathered = ([group.shard(spec, level) for group in groups] for level in (2, 3))
     cleared = sum(group.elements for group in summed)
     sums = reduction_of(spec)
     touched = [update_bytes(precision, row) for row in optimizer.rows]
     if spec.train.ema and not spec.has_hosts:  # on a CPU it cannot overlap with the next step
         touched = [size + 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master] for size in touched]
-    moved = work.elements * touched[0] + work.rest * touched[-1]
+    moved = work.elements * touched[0] + work.rest_elements * touched[-1]
     # Accumulators are cleared for the next step.
     update_only_s = update_s(moved + cleared * gradient) + rates.product_time_s(work.flops)
     clipped = optimizer.clip is not None
@@ -123,7 +125,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: UpdateWork, r
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in summed),
         gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered if zero),
-        norm_s=update_s((work.elements + work.rest) * gradient) + reduce_s(8, everyone, "all_reduce")
+        norm_s=update_s((work.elements + work.rest_elements) * gradient) + reduce_s(8, everyone, "all_reduce")
         if clipped
         else 0.0,
         update_s=update_only_s,
@@ -140,6 +142,6 @@ def host_wait_s(spec: Spec, work: UpdateWork, update_s: float, rates: Rates) -> 
     away, away_of_rest = (offloaded_bytes(spec, row) for row in (rows[0], rows[-1]))
     if not away:
         return 0.0
-    way_s = rates.host_time_s(away * work.elements + away_of_rest * work.rest)
+    way_s = rates.host_time_s(away * work.elements + away_of_rest * work.rest_elements)
     part_s = rates.host_time_s(away * min(HOST_PART, work.elements))
     return max(0.0, way_s - update_s) + 2 * part_s

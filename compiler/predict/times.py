@@ -46,7 +46,7 @@ class StepTimes:
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """Do nothing: these times were made for a schedule of the right sizes."""
 
-    def of(self, step: Step, rank: int) -> Fraction:
+    def step_time(self, step: Step, rank: int) -> Fraction:
         """Time of a step of the schedule."""
         return Fraction(self.times[key_of(step), rank], NS_IN_MS)
 
@@ -118,7 +118,7 @@ class _PlannedSteps:
         lowering = self._lowering
         if key[0][0] in COPIES:
             return OrderEnd(copy_ns(lowering.chains(key[0][1], rank)), 0, 0)
-        chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
+        chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in key]
         run = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
         return replace(run, end=round(run.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
 
@@ -134,7 +134,7 @@ def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
 def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, float]:
     """Seconds for which a micro-batch occupies the compute and communication lanes of a rank, in both phases."""
     lanes = {False: 0, True: 0}
-    for chain in (lowering.chains(stage, rank).of(kind) for kind in "FB"):
+    for chain in (lowering.chains(stage, rank).chain(kind) for kind in "FB"):
         nodes = [node for node in chain if node.uses_lane]
         for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
             lanes[node.is_exchange] += time_ns
@@ -149,7 +149,10 @@ def _alike(key: Key, twins: Mapping[int, tuple[int, ...]]) -> Key:
     (first, stage), *rest = key
     return (
         (first, twins[stage][0]),
-        *((kind, twins[other][other != stage and twins[other] == twins[stage]]) for kind, other in rest),
+        *(
+            (kind, twins[other_stage][other_stage != stage and twins[other_stage] == twins[stage]])
+            for kind, other_stage in rest
+        ),
     )
 
 
@@ -171,7 +174,7 @@ def _shape(stage: Stage) -> Hashable:
 Reductions = Mapping[tuple[tuple[int, ...], Stages], float]  # (pipeline ranks, stages) → seconds of their buckets
 
 
-def left_of_reductions(
+def exposed_reductions(
     plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, seconds: Reductions
 ) -> list[float]:
     """Seconds that the reductions of each pipeline rank take after the last action of all ranks.

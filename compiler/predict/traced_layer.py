@@ -131,9 +131,9 @@ class LayerTimes:
     launches: int
 
 
-def read_trace(path: Path, shown: str = "") -> TracedPair:
+def read_trace(path: Path, display_name: str = "") -> TracedPair:
     """Read a trace. Raises RateError, which names the file and the key."""
-    return parsed(TracedPair, read_text(path, shown), shown or str(path))
+    return parsed(TracedPair, read_text(path, display_name), display_name or str(path))
 
 
 def shipped_trace(name: str) -> TracedPair:
@@ -153,7 +153,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     latency: defaultdict[str, float] = defaultdict(float)
     launches = 0
     chains = Chains(stage, cuts, rates)
-    for node in (*chains.of("F"), *chains.of("B")):
+    for node in (*chains.chain("F"), *chains.chain("B")):
         instruction = node.instruction
         if Site(instruction.site).block == layer and instruction.kind in EXCHANGES:
             exchanges[instruction.phase] += node.time_ns * 1e-9
@@ -227,7 +227,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair)
         sites = {_site(step) for step in stage.steps}
         if trace.layer in sites and len(sites) == trace.layers:
             chains = Chains(stage, cuts, rates)
-            jobs = jobs_of([chains.of("F"), chains.of("B")])
+            jobs = jobs_of([chains.chain("F"), chains.chain("B")])
             return end_of(jobs, best_order(jobs)) * 1e-9
     return None
 

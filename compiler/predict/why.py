@@ -48,7 +48,7 @@ assert {*CHEAP, *DEAR, WHOLE_LAYER} == set(get_args(Recompute))
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FittingEdit:
     """An edit with which everything fits, and its cost."""
 
     settings: tuple[Setting, ...]
@@ -80,7 +80,7 @@ class Nearest:
 class FittingEdits:
     """Edits with which everything fits or, if there are none, the nearest edit."""
 
-    fit: tuple[Way, ...] = ()
+    fit: tuple[FittingEdit, ...] = ()
     nearest: Nearest | None = None
 
 
@@ -90,7 +90,7 @@ class _TriedCandidate:
 
     settings: tuple[Setting, ...]
     outline: Outline
-    least: int  # bytes; below 0 if it may fit
+    least_lacking_bytes: int  # bytes; below 0 if it may fit
 
     @property
     def spec(self) -> Spec:
@@ -101,13 +101,13 @@ class _TriedCandidate:
         return frozenset(key for key, _ in self.settings)
 
     @property
-    def others(self) -> frozenset[Setting]:
+    def settings_but_recompute(self) -> frozenset[Setting]:
         """All settings but `recompute`."""
         return frozenset((key, value) for key, value in self.settings if key != RECOMPUTE)
 
 
-def ways_to_fit(
-    found: TimedPlan,
+def fitting_edits(
+    timed: TimedPlan,
     ranks: Sequence[RankMemory],
     legal: Legal,
     origins: Mapping[str, Span],
@@ -121,19 +121,19 @@ def ways_to_fit(
     """
     if all(rank.fits for rank in ranks):
         return FittingEdits()
-    looking = _Looking(found, ranks, legal, origins)
-    for ladder in ladders(found.spec, opened):
-        looking.climb(ladder)
-    looking.recompute()
-    looking.plan_likely()
-    if len(looking.found) < ENOUGH:
-        looking.put_together()
-    looking.lighten()
+    search = _EditSearch(timed, ranks, legal, origins)
+    for ladder in ladders(timed.spec, opened):
+        search.climb(ladder)
+    search.recompute()
+    search.plan_likely()
+    if len(search.fitting) < ENOUGH:
+        search.combine_edits()
+    search.drop_costly_ops()
     order = sorted(
-        (way for _, way in looking.found),
-        key=lambda way: (way.needs_more_devices, not way.is_exact, way.seconds, len(way.settings)),
+        (edit for _, edit in search.fitting),
+        key=lambda edit: (edit.needs_more_devices, not edit.is_exact, edit.seconds, len(edit.settings)),
     )
-    return FittingEdits(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
+    return FittingEdits(tuple(order[:MAX_SHOWN]), None if order else search.nearest())
 
 
 def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
@@ -173,7 +173,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
         yield [(NODES, str(spec.cluster.nodes * factor)) for factor in (2, 4)]
 
 
-class _Looking:
+class _EditSearch:
     """The state of the search: candidates that were tried, and edits that fit."""
 
     def __init__(
@@ -187,30 +187,38 @@ class _Looking:
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
         self.shared = Shared(base.plan.cuts_by_key)
-        self.least, _ = Outline(base.spec, self.shared).missing_as_split
-        self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
+        self.least_lacking_bytes, _ = Outline(base.spec, self.shared).missing_as_split
+        self.lacking_bytes = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
-        self.tried: list[_TriedCandidate] = []  # edits of one key that lack less than the plan does
-        self.less: list[_TriedCandidate] = []  # the same, of any number of keys
+        self.single_edits: list[_TriedCandidate] = []  # edits of one key that lack less than the plan does
+        self.helpful: list[_TriedCandidate] = []  # the same, of any number of keys
         self.planned: dict[frozenset[Setting], int] = {}  # planned in full: the bytes that it lacks
         self.fullest: dict[frozenset[Setting], int] = {}  # and the pipeline rank that lacks them
-        self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # `others` and ops of those that lack memory
+        self.failed: list[
+            tuple[frozenset[Setting], frozenset[str]]
+        ] = []  # settings but `recompute`, and ops, of those that lack memory
         self.searches = 0  # searches for a schedule so far
-        self.seen: dict[frozenset[Setting], _TriedCandidate | None] = {}
-        self.found: list[tuple[_TriedCandidate, Way]] = []
+        self.attempted: dict[frozenset[Setting], _TriedCandidate | None] = {}
+        self.fitting: list[tuple[_TriedCandidate, FittingEdit]] = []
 
     def expected(self, tried: _TriedCandidate) -> int:
         """Bytes that a candidate lacks or, unplanned, is expected to: the bound's error is taken from the base plan."""
         lacks = self.planned.get(frozenset(tried.settings))
-        return tried.least + max(0, self.lacks - self.least) if lacks is None else lacks
+        return (
+            tried.least_lacking_bytes + max(0, self.lacking_bytes - self.least_lacking_bytes)
+            if lacks is None
+            else lacks
+        )
 
     def is_likely(self, tried: _TriedCandidate) -> bool:
         """Whether a candidate is worth planning in full."""
-        return tried.least <= 0 and self.expected(tried) <= self.margin
+        return tried.least_lacking_bytes <= 0 and self.expected(tried) <= self.margin
 
     def is_hopeless(self, tried: _TriedCandidate) -> bool:
         """Whether a candidate surely lacks memory: by the bound, or because one that recomputes more lacks it too."""
-        return tried.least > 0 or any(tried.others == settings and _ops(tried) <= ops for settings, ops in self.failed)
+        return tried.least_lacking_bytes > 0 or any(
+            tried.settings_but_recompute == settings and _ops(tried) <= ops for settings, ops in self.failed
+        )
 
     # ------------------------------------------------------------ candidates
 
@@ -218,7 +226,9 @@ class _Looking:
         """Try settings of a key until one seems to be enough or does not help, skipping those that break rules."""
         for setting in ladder:
             tried = self.attempt((setting,))
-            if tried is not None and (tried.least >= self.least or self.expected(tried) <= 0):
+            if tried is not None and (
+                tried.least_lacking_bytes >= self.least_lacking_bytes or self.expected(tried) <= 0
+            ):
                 break
 
     def recompute(self) -> None:
@@ -228,22 +238,22 @@ class _Looking:
             tuple(op for op in ops if op not in base and self.legal((f"{RECOMPUTE}={_list((*base, op))}",)) is not None)
             for ops in (CHEAP, DEAR)
         )
-        likely = {cheap} if cheap and self._is_recomputed(cheap) else set()
+        likely = {cheap} if cheap and self._is_likely_with(cheap) else set()
         for size in range(len(cheap) - 1, 0, -1):  # a set that lacks memory lacks it with fewer ops too
             likely = {
                 part
                 for part in combinations(cheap, size)
                 if all(larger in likely for larger in combinations(cheap, size + 1) if set(part) < set(larger))
-                and self._is_recomputed(part)
+                and self._is_likely_with(part)
             }
         for count in range(1, len(dear) + 1):
-            if self._is_recomputed((*cheap, *dear[:count])):
+            if self._is_likely_with((*cheap, *dear[:count])):
                 return
         if WHOLE_LAYER not in base:
             self.attempt(((RECOMPUTE, _list([WHOLE_LAYER])),))
 
-    def _is_recomputed(self, more: Sequence[str]) -> bool:
-        tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *more))),))
+    def _is_likely_with(self, ops: Sequence[str]) -> bool:
+        tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *ops))),))
         return tried is not None and self.is_likely(tried)
 
     def attempt(self, settings: Sequence[Setting]) -> _TriedCandidate | None:
@@ -251,9 +261,9 @@ class _Looking:
 
         It is kept for later if it lacks less than the plan.
         """
-        if frozenset(settings) in self.seen:
+        if frozenset(settings) in self.attempted:
             return None
-        self.seen[frozenset(settings)] = None
+        self.attempted[frozenset(settings)] = None
         all_settings = (*settings, *self._following(settings))
         spec = self.legal(f"{key}={value}" for key, value in all_settings)
         if spec is None or (self.from_file is not None and not self._fits_file(spec)):
@@ -261,10 +271,10 @@ class _Looking:
         spec = spec.with_files(self.base.spec.files)
         outline = Outline(spec, self.shared)
         tried = _TriedCandidate(all_settings, outline, outline.missing_as_split[0])
-        self.seen[frozenset(settings)] = tried
-        if tried.least < self.least:
-            self.less.append(tried)
-            self.tried += [tried] if len(settings) == 1 else []
+        self.attempted[frozenset(settings)] = tried
+        if tried.least_lacking_bytes < self.least_lacking_bytes:
+            self.helpful.append(tried)
+            self.single_edits += [tried] if len(settings) == 1 else []
         return tried
 
     def _following(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
@@ -287,39 +297,41 @@ class _Looking:
 
     def plan_likely(self) -> None:
         """Plan candidates that probably fit, but none that recomputes more than one that fits; else any that may."""
-        likely = sorted((tried for tried in self.tried if self.is_likely(tried)), key=lambda tried: len(_ops(tried)))
+        likely = sorted(
+            (tried for tried in self.single_edits if self.is_likely(tried)), key=lambda tried: len(_ops(tried))
+        )
         turns = Counter[frozenset[str]]()
         order = []  # the first candidate of each key, then the second of each, …
         for tried in sorted(likely, key=lambda tried: tried.keys != {RECOMPUTE}):
             order.append((turns[tried.keys], tried))
             turns[tried.keys] += 1
         for _, tried in sorted(order, key=lambda entry: entry[0])[:MAX_PLANNED]:
-            if not any(tried.keys == {RECOMPUTE} and _ops(tried) > ops for ops in self._enough()):
+            if not any(tried.keys == {RECOMPUTE} and _ops(tried) > ops for ops in self._fitting_ops()):
                 self.try_in_full(tried)
-        if not self.found:
-            unplanned = [tried for tried in self.tried if frozenset(tried.settings) not in self.planned]
+        if not self.fitting:
+            unplanned = [tried for tried in self.single_edits if frozenset(tried.settings) not in self.planned]
             for tried in sorted(unplanned, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
                 self.try_in_full(tried)
 
-    def _enough(self) -> list[frozenset[str]]:
-        return [way.ops for _, way in self.found if way.settings[0][0] == RECOMPUTE]
+    def _fitting_ops(self) -> list[frozenset[str]]:
+        return [edit.ops for _, edit in self.fitting if edit.settings[0][0] == RECOMPUTE]
 
     def try_in_full(self, tried: _TriedCandidate) -> bool:
-        """Plan a candidate in full; returns whether it fits, and if so adds it to `found`."""
+        """Plan a candidate in full; returns whether it fits, and if so adds it to `fitting`."""
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
             return False
         schedule, ranks = self.plan_whole(tried)
         if self.planned[frozenset(tried.settings)] > 0:
-            self.failed.append((tried.others, _ops(tried)))
+            self.failed.append((tried.settings_but_recompute, _ops(tried)))
             return False
         seconds = timed_on(spec, tried.outline.lowering, schedule).step.seconds
         exact = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
         world, more_devices = spec.cluster.world, spec.cluster.world > self.base.spec.cluster.world
-        way = Way(tried.settings, seconds, change, free, world, more_devices, exact, _ops(tried))
-        self.found.append((tried, way))
+        edit = FittingEdit(tried.settings, seconds, change, free, world, more_devices, exact, _ops(tried))
+        self.fitting.append((tried, edit))
         return True
 
     def plan_whole(self, tried: _TriedCandidate) -> tuple[Schedule, tuple[RankMemory, ...]]:
@@ -335,53 +347,54 @@ class _Looking:
     def nearest(self) -> Nearest | None:
         """The tried candidate that lacks least, planned in full; None if none lacks less than the plan."""
         for _ in range(MAX_NEAREST):
-            best = min(self.less, key=self.expected, default=None)
+            best = min(self.helpful, key=self.expected, default=None)
             if best is None or frozenset(best.settings) in self.planned:
                 break
             if best.spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES:
                 break
             self.plan_whole(best)
-        planned = [tried for tried in self.less if frozenset(tried.settings) in self.planned]
+        planned = [tried for tried in self.helpful if frozenset(tried.settings) in self.planned]
         best = min(planned, key=self.expected, default=None)
-        if best is None or self.expected(best) >= self.lacks:
+        if best is None or self.expected(best) >= self.lacking_bytes:
             return None
         key = frozenset(best.settings)
         return Nearest(best.settings, self.planned[key], self.fullest[key], best.spec.cluster.world)
 
     # ------------------------------------------------------------ several keys
 
-    def put_together(self) -> None:
+    def combine_edits(self) -> None:
         """Try edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
-        parts = [tried for tried in self.tried if self.planned.get(frozenset(tried.settings), 1) > 0]
+        parts = [tried for tried in self.single_edits if self.planned.get(frozenset(tried.settings), 1) > 0]
         pairs = [pair for pair in combinations(parts, 2) if not pair[0].keys & pair[1].keys]
         pairs.sort(key=lambda pair: sum(self.expected(tried) for tried in pair))  # the gain of both
         for count, pair in enumerate(pairs[:MOST_PAIRS]):
-            if self.found and count >= MAX_PAIRS:
+            if self.fitting and count >= MAX_PAIRS:
                 break
             merged = self.attempt(_merged(pair))
-            if merged is not None and self.try_in_full(merged) and len(self.found) >= ENOUGH:
+            if merged is not None and self.try_in_full(merged) and len(self.fitting) >= ENOUGH:
                 return
-        if not self.found:
-            self._pile(parts)
+        if not self.fitting:
+            self._combine_until_fit(parts)
 
-    def lighten(self) -> None:
+    def drop_costly_ops(self) -> None:
         """Remove costly ops from edits that fit without recomputing them."""
-        for index, (tried, way) in enumerate(self.found):
-            for op in (op for op in DEAR if op in way.ops and op not in self.base.spec.recompute):
-                fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in way.settings)
+        for index, (tried, edit) in enumerate(self.fitting):
+            for op in (op for op in DEAR if op in edit.ops and op not in self.base.spec.recompute):
+                fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in edit.settings)
                 trial = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
-                gap = self.planned[frozenset(way.settings)] - tried.least  # error of the bound, also assumed of `trial`
-                if trial is not None and trial.least + gap <= 0 and self.try_in_full(trial):
-                    tried, way = self.found[index] = self.found.pop()
+                # The error of the bound is also assumed of `trial`.
+                gap = self.planned[frozenset(edit.settings)] - tried.least_lacking_bytes
+                if trial is not None and trial.least_lacking_bytes + gap <= 0 and self.try_in_full(trial):
+                    tried, edit = self.fitting[index] = self.fitting.pop()
 
-    def _pile(self, parts: Sequence[_TriedCandidate]) -> None:
+    def _combine_until_fit(self, parts: Sequence[_TriedCandidate]) -> None:
         """Combine edits, those that gain most alone first, until everything fits."""
         pile: list[_TriedCandidate] = []
         for part in sorted(parts, key=self.expected):
             if any(part.keys & piled.keys for piled in pile):
                 continue
             settings = _merged([*pile, part])
-            tried = self.attempt(settings) or self.seen[frozenset(settings)]
+            tried = self.attempt(settings) or self.attempted[frozenset(settings)]
             if tried is not None:
                 pile.append(part)
                 if self.try_in_full(tried):

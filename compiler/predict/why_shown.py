@@ -10,7 +10,7 @@ from typing import Any
 from compiler.predict.memory import explain_memory, gib
 from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import RankMemory
-from compiler.predict.why import FittingEdits, Nearest, Way
+from compiler.predict.why import FittingEdit, FittingEdits, Nearest
 from dsl.messages.diagnostics import Span, visible
 from dsl.text.as_json import span_value
 
@@ -34,24 +34,24 @@ class Why:
     """Why a plan does not fit, and which edits make it fit."""
 
     lines: tuple[str, ...]  # the rank, action and bytes of the peak, and the nearest edit if none is enough
-    ways: tuple[Way, ...]
-    places: tuple[tuple[EditSetting, ...], ...]  # the settings of each way, with their places
+    edits: tuple[FittingEdit, ...]
+    places: tuple[tuple[EditSetting, ...], ...]  # the settings of each edit, with their places
     nearest: Nearest | None = None
 
 
-def why_of(timed: TimedPlan, ranks: Sequence[RankMemory], ways: FittingEdits, origins: Mapping[str, Span]) -> Why:
+def why_of(timed: TimedPlan, ranks: Sequence[RankMemory], edits: FittingEdits, origins: Mapping[str, Span]) -> Why:
     """Explain a plan that does not fit. `origins`: where the spec's values are written."""
-    places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways.fit)
+    places = tuple(tuple(place_of(key, value, origins) for key, value in edit.settings) for edit in edits.fit)
     lines = explain_memory(timed.spec, timed.plan, ranks)
-    return Why((*lines, *_no_edit_lines(timed, ways)), ways.fit, places, ways.nearest)
+    return Why((*lines, *_no_edit_lines(timed, edits)), edits.fit, places, edits.nearest)
 
 
-def _no_edit_lines(timed: TimedPlan, ways: FittingEdits) -> Iterator[str]:
+def _no_edit_lines(timed: TimedPlan, edits: FittingEdits) -> Iterator[str]:
     """If no edit is enough, lines that say so and name the nearest edit."""
-    if not ways.fit:
+    if not edits.fit:
         yield "none of the edits that dsc tried makes it fit"
-    if ways.nearest is not None:
-        near = ways.nearest
+    if edits.nearest is not None:
+        near = edits.nearest
         devices = f" on {near.num_devices:,} devices" if near.num_devices > timed.spec.cluster.world else ""
         lacking = f"the closest still lacks {gib(near.lacking_bytes)} ({near.lacking_bytes:,} bytes) on pipeline rank "
         yield f"{lacking}{near.pp_rank}{devices}: {_settings_text(near.settings)}"
@@ -72,26 +72,26 @@ def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
 def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
     """Lines of at most `width` columns, each with whether it is an edit."""
     yield from ((line, False) for text in why.lines for line in _wrapped(text, width))
-    if not why.ways:
+    if not why.edits:
         return
     offer = "each of these edits makes it fit; the fastest comes first:"
     yield from ((line, False) for line in _wrapped(offer, width))
-    for number, (way, places) in enumerate(zip(why.ways, why.places, strict=True), 1):
+    for number, (edit, places) in enumerate(zip(why.edits, why.places, strict=True), 1):
         yield from (
             (line, True)
             for line in textwrap.wrap(
-                _settings_text(way.settings), width, initial_indent=f"{number}. ", subsequent_indent="   "
+                _settings_text(edit.settings), width, initial_indent=f"{number}. ", subsequent_indent="   "
             )
         )
-        yield from ((line, False) for line in _wrapped(f"   {gain(way)}", width))
+        yield from ((line, False) for line in _wrapped(f"   {gain(edit)}", width))
         yield from ((line, False) for place in places for line in _wrapped(f"   {place}", width))
 
 
-def gain(way: Way) -> str:
+def gain(edit: FittingEdit) -> str:
     """What an edit gains and costs: `fits, 3.8 GiB free, step 19.47 s (+1.2%)`."""
-    precision = "" if way.is_exact else ", values are less precise"
-    return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){precision}" + (
-        f", {way.num_devices:,} devices" if way.needs_more_devices else ""
+    precision = "" if edit.is_exact else ", values are less precise"
+    return f"fits, {gib(edit.free_bytes)} free, step {edit.seconds:#.4g} s ({edit.change:+.1%}){precision}" + (
+        f", {edit.num_devices:,} devices" if edit.needs_more_devices else ""
     )
 
 
@@ -105,13 +105,13 @@ def document(why: Why | None) -> list[dict[str, Any]]:
                 {"key": place.key, "value": place.value, "replaces": place.replaces, **span_value(place.span)}
                 for place in places
             ],
-            "step_s": way.seconds,
-            "change": way.change,
-            "free_bytes": way.free_bytes,
-            "devices": way.num_devices,
-            "exact": way.is_exact,
+            "step_s": edit.seconds,
+            "change": edit.change,
+            "free_bytes": edit.free_bytes,
+            "devices": edit.num_devices,
+            "exact": edit.is_exact,
         }
-        for way, places in zip(why.ways, why.places, strict=True)
+        for edit, places in zip(why.edits, why.places, strict=True)
     ]
 
 

@@ -57,15 +57,15 @@ class NamedSchedule:
         """The placement of its stages. `chunks` counts only for chunked schedules."""
         return loop(chunks) if self.facts.is_chunked else StagePlacement.parse(self.facts.placement)
 
-    def needs(self, num_ranks: int) -> int:
+    def least_micro_batches(self, num_ranks: int) -> int:
         """The least number of micro-batches of the schedule; at least 1."""
-        return max(1, self.facts.fewest * num_ranks)
+        return max(1, self.facts.fewest_micro_batches * num_ranks)
 
-    def has(self, num_ranks: int, num_micro_batches: int) -> bool:
+    def has_size(self, num_ranks: int, num_micro_batches: int) -> bool:
         """Whether the schedule has this size."""
         unit = self.facts.multiple
         divisible = num_ranks % unit == 0 and num_micro_batches % unit == 0
-        return divisible and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
+        return divisible and num_ranks >= 1 and num_micro_batches >= self.least_micro_batches(num_ranks)
 
 
 SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
@@ -74,7 +74,7 @@ SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) fo
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
     """The schedule of a name, or a stand-in on the same stages if it needs more micro-batches (early in a ramp)."""
     row = SCHEDULES[name]
-    if num_micro_batches < row.needs(num_ranks):
+    if num_micro_batches < row.least_micro_batches(num_ranks):
         return stand_in(row.stage_placement(chunks), num_ranks, num_micro_batches)
     return row.generate(num_ranks, num_micro_batches, chunks)
 

@@ -60,8 +60,8 @@ def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
     return value
 
 
-def _added(row: dict[int, Fraction], factor: Fraction, other: dict[int, Fraction]) -> dict[int, Fraction]:
-    for j, a in other.items():
+def _added(row: dict[int, Fraction], factor: Fraction, addend: dict[int, Fraction]) -> dict[int, Fraction]:
+    for j, a in addend.items():
         total = row.get(j, 0) + factor * a
         if total:
             row[j] = total
@@ -111,17 +111,17 @@ def lower_bound(
     caps = None if cap is None else (cap,) * P if isinstance(cap, (int, Fraction)) else tuple(cap)
     waits = Waits(placement, P, N, costs, caps)
     at_home = replace(waits, caps=None) if costs.can_offload else waits
-    ways = _MicroBatchWays.of(waits)
-    ranks = {RankBound.of(ways, rank): None for rank in range(P)}  # mirrored ones are alike
+    paths = _MicroBatchPaths.of(waits)
+    ranks = {RankBound.of(paths, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
-    least = max([ways.one(), *(rank.bound(costs) for rank in fullest)])
+    least = max([paths.round_trip(), *(rank.bound(costs) for rank in fullest)])
     if 2 * N * (waits.last + 1) > _MOST_WAITS:
         return least
     return SmallPipeline(at_home, QUICK).bound(max(least, at_home.longest()))
 
 
 @dataclass(frozen=True)
-class _MicroBatchWays:
+class _MicroBatchPaths:
     """The way of a single micro-batch of each direction through the stages, in units of `alone`."""
 
     waits: Waits
@@ -130,10 +130,10 @@ class _MicroBatchWays:
     tails: Times
 
     @staticmethod
-    def of(waits: Waits) -> _MicroBatchWays:
+    def of(waits: Waits) -> _MicroBatchPaths:
         alone = replace(waits, num_micro_batches=len(waits.counts), caps=None)
         zeros = alone.zeros()
-        return _MicroBatchWays(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
+        return _MicroBatchPaths(waits, alone, alone.heads(zeros, zeros), alone.tails(zeros, zeros))
 
     def head(self, kind: str, slot: Slot) -> Fraction:
         """The earliest start of an F, or of a B or I, of a slot."""
@@ -147,13 +147,13 @@ class _MicroBatchWays:
         """The least time from a forward to the last stage, back, and through the backward."""
         return self.head("B", slot) - self.head("F", slot) + self.alone.full_backward[slot] * self.alone.unit
 
-    def held(self, slot: Slot) -> Fraction:
+    def activation_time(self, slot: Slot) -> Fraction:
         """An activation times the time for which it is held: all of it until its backward, then the part for its W."""
         backward, input_grad, weight_grad = (self.alone.quickest[kind, slot] for kind in "BIW")
         back = min(Fraction(backward), input_grad + self.waits.costs.keeps * weight_grad)
         return self.head("B", slot) - self.head("F", slot) + back * self.alone.unit
 
-    def one(self) -> Fraction:
+    def round_trip(self) -> Fraction:
         """The time of one micro-batch through all stages and back."""
         return max(self.life((direction, 0)) for direction in range(len(self.waits.counts)))
 
@@ -168,22 +168,23 @@ class RankBound:
     tail_forward: Fraction  # least time from the end of an F to the end of all
     tail_backward: Fraction  # the same for a B or I
     cap: int | Fraction | None
-    held: Fraction  # lower bound of the sum of activations times the time for which they are held
+    activation_time: Fraction  # lower bound of the sum of activations times the time for which they are held
 
     @staticmethod
-    def of(ways: _MicroBatchWays, rank: int) -> RankBound:
-        waits, slots = ways.waits, ways.waits.slots[rank]
+    def of(paths: _MicroBatchPaths, rank: int) -> RankBound:
+        waits, slots = paths.waits, paths.waits.slots[rank]
         amounts: Counter[Weight] = Counter()
         for slot in slots:
             amounts[waits.weight(slot)] += waits.counts[slot[0]]
         return RankBound(
             tuple(sorted(amounts.items())),
-            min((ways.head("F", slot) for slot in slots), default=Fraction(0)),
-            min((ways.head("B", slot) for slot in slots), default=Fraction(0)),
-            min((ways.tail("F", slot) for slot in slots), default=Fraction(0)),
-            min((ways.tail("B", slot) for slot in slots), default=Fraction(0)),
+            min((paths.head("F", slot) for slot in slots), default=Fraction(0)),
+            min((paths.head("B", slot) for slot in slots), default=Fraction(0)),
+            min((paths.tail("F", slot) for slot in slots), default=Fraction(0)),
+            min((paths.tail("B", slot) for slot in slots), default=Fraction(0)),
             waits.caps[rank] if waits.caps else None,
-            sum((waits.counts[slot[0]] * ways.held(slot) for slot in slots), Fraction(0)) + _ramps(ways, rank),
+            sum((waits.counts[slot[0]] * paths.activation_time(slot) for slot in slots), Fraction(0))
+            + _ramps(paths, rank),
         )
 
     def bound(self, costs: Costs) -> Fraction:
@@ -201,27 +202,27 @@ class RankBound:
         """A lower bound from memory: the time for which activations are held, with at most `cap` at once."""
         if not self.cap or self.cap >= sum(amount for _, amount in self.amounts):
             return Fraction(0)
-        return self.held / self.cap
+        return self.activation_time / self.cap
 
     def shares(self, costs: Costs) -> Fraction:
         """A lower bound from work: every action with the best share of its time in a pair."""
         return sum((costs.least_work(weight) * n for weight, n in self.amounts), Fraction(0))
 
 
-def _ramps(ways: _MicroBatchWays, rank: int) -> Fraction:
+def _ramps(paths: _MicroBatchPaths, rank: int) -> Fraction:
     """Activation time that a rank loses because it takes and releases activations one after the other.
 
     The lifetimes of activations form `cap` chains without overlap. The chains start with different forwards and end
     with different releases, and only a pair has two of them at once. An activation lives until nothing of it is kept.
     """
-    waits, slots = ways.alone, ways.alone.slots[rank]
-    if not slots or not ways.waits.caps:
+    waits, slots = paths.alone, paths.alone.slots[rank]
+    if not slots or not paths.waits.caps:
         return Fraction(0)
     ramps = 0
     for kinds in ("F", "BW" if waits.costs.keeps else "BI"):
         steps = [(sum(kind in kinds for kind, _ in items), time) for items, time in waits.steps[rank]]
         largest, time = max(count for count, _ in steps), min(time for count, time in steps if count)
-        rounds, remainder = divmod(int(ways.waits.caps[rank]), largest)
+        rounds, remainder = divmod(int(paths.waits.caps[rank]), largest)
         ramps += (largest * rounds * (rounds - 1) // 2 + rounds * remainder) * time  # one waits for k // largest others
     return ramps * waits.unit
 
@@ -309,8 +310,8 @@ class _LinearProgram:
         return {j: time for j, (step_phase, _, time) in enumerate(self.steps, 4) if step_phase == phase}
 
 
-def _sum(row: dict[int, Fraction], other: dict[int, Fraction], sign: int) -> dict[int, Fraction]:
-    return row | {j: row.get(j, Fraction(0)) + sign * value for j, value in other.items()}
+def _sum(row: dict[int, Fraction], addend: dict[int, Fraction], sign: int) -> dict[int, Fraction]:
+    return row | {j: row.get(j, Fraction(0)) + sign * value for j, value in addend.items()}
 
 
 # --- A lower bound of the makespan if micro-batches have different weights
@@ -328,7 +329,7 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
         sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
     forward, backward, input_grad, weight_grad = map(costs.quickest, KINDS)
     num_stages = placement.num_stages(num_ranks)
-    work, begin, ways = [Fraction(0)] * num_ranks, [MAX_TIME] * num_ranks, []
+    work, begin, path_times = [Fraction(0)] * num_ranks, [MAX_TIME] * num_ranks, []
     for side in sides.values():
         weights = [costs.micro_batches[m] for m in side]
         ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]
@@ -344,6 +345,6 @@ def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batche
         for stage, rank in enumerate(ranks):
             begin[rank] = min(begin[rank], heads[stage] * min(weights) + hops[stage])
             work[rank] += costs.least_work(stages[stage]) * sum(weights)
-        way = heads[-1] + sum(backs[1:]) + last
-        ways.append(way * max(weights) + 2 * hops[-1])
-    return max(*ways, *(start + time for start, time in zip(begin, work, strict=True) if time))
+        path_time = heads[-1] + sum(backs[1:]) + last
+        path_times.append(path_time * max(weights) + 2 * hops[-1])
+    return max(*path_times, *(start + time for start, time in zip(begin, work, strict=True) if time))

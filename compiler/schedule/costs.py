@@ -132,7 +132,7 @@ class Costs:
         assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
         assert len(dict(self.pairs)) == len(self.pairs), self.pairs
 
-    def one(self, kind: str) -> Fraction:
+    def lone_time(self, kind: str) -> Fraction:
         """Time of a lone action of a kind on a stage and a rank of weight 1."""
         if kind == "B":
             return self.I + self.W if self.B is None else self.B
@@ -150,32 +150,32 @@ class Costs:
         """The costs without copies to the host."""
         return replace(self, O=None, R=None)
 
-    def two(self, kinds: str) -> Fraction:
+    def pair_time(self, kinds: str) -> Fraction:
         """Time of a pair, with kinds in any order, on a stage and a rank of weight 1."""
-        return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
+        return dict(self.pairs).get("".join(sorted(kinds)), self.lone_time(kinds[0]) + self.lone_time(kinds[1]))
 
     def quickest(self, kind: str) -> Fraction:
         """The least time of a step with an action of a kind and weight 1, alone or in a pair."""
-        least = min(self.one(kind), *(self.two(kind + partner) for partner in KINDS))
-        return min(least, self.one(kind) * self.stage_pairs.least(kind))
+        least = min(self.lone_time(kind), *(self.pair_time(kind + partner) for partner in KINDS))
+        return min(least, self.lone_time(kind) * self.stage_pairs.least(kind))
 
     def least_work(self, weight: Weight = ONE) -> Fraction:
         """Time of a stage of a weight on a micro-batch, if every action has the best share of its time in a pair."""
         least = {}
         for kind in KINDS:
-            sums = {partner: self.one(kind) + self.one(partner) for partner in KINDS}
-            shares = [self.two(kind + partner) / total for partner, total in sums.items() if total]
+            sums = {partner: self.lone_time(kind) + self.lone_time(partner) for partner in KINDS}
+            shares = [self.pair_time(kind + partner) / total for partner, total in sums.items() if total]
             if weight.label:
                 shares = [self.stage_pairs.least(kind, weight.label)]
-            least[kind] = self.one(kind) * weight.of(kind) * min(Fraction(1), *shares)
+            least[kind] = self.lone_time(kind) * weight.factor(kind) * min(Fraction(1), *shares)
         return least["F"] + min(least["B"], least["I"] + least["W"])
 
     def weight(self, stage: int, rank: int) -> Weight:
         """The factors of a stage's actions on a rank, for a micro-batch of weight 1."""
         weight = by_kind(self.stages[stage]) if self.stages else ONE
-        return weight.longer(self.ranks[rank]) if self.ranks else weight
+        return weight.scaled(self.ranks[rank]) if self.ranks else weight
 
-    def of(self, step: Step, rank: int) -> Fraction:
+    def step_time(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank.
 
         A pair of unequal weights has the same relative gain as at weight 1. It takes at least as long as each of its
@@ -183,7 +183,7 @@ class Costs:
         takes at least the table's time, scaled by the weight of the action.
         """
         if isinstance(step, Action) and step.kind in COPIES:
-            return self.one(step.kind)
+            return self.lone_time(step.kind)
         parts, least = self.parts(step, rank)
         if self.micro_batches:
             factors = [self.micro_batches[action.micro_batch] for action in actions_of(step)]
@@ -194,17 +194,17 @@ class Costs:
         """For micro-batches of weight 1: the time that each action adds to a step, and the least time it implies."""
         actions = actions_of(step)
         weights = [self.weight(action.stage, rank) for action in actions]
-        bases = [self.one(action.kind) for action in actions]
-        lone = [base * weight.of(action.kind) for base, weight, action in zip(bases, weights, actions, strict=True)]
+        bases = [self.lone_time(action.kind) for action in actions]
+        lone = [base * weight.factor(action.kind) for base, weight, action in zip(bases, weights, actions, strict=True)]
         if isinstance(step, Action):
             return lone, lone
         if any(weight.label for weight in weights):
             a, b = ((action.kind, weight.label) for action, weight in zip(actions, weights, strict=True))
             share = self.stage_pairs.share(a, b)
             return [share * time for time in lone], [min(time, share * sum(lone)) for time in lone]
-        time = self.two(actions[0].kind + actions[1].kind)
+        time = self.pair_time(actions[0].kind + actions[1].kind)
         share = time / sum(bases) if sum(bases) else Fraction(0)
-        factors = [weight.of(action.kind) for weight, action in zip(weights, actions, strict=True)]
+        factors = [weight.factor(action.kind) for weight, action in zip(weights, actions, strict=True)]
         least = [min(base, time) * factor for base, factor in zip(bases, factors, strict=True)]
         return [share * time for time in lone], least
 
@@ -228,26 +228,26 @@ class Costs:
 
     def gains(self) -> frozenset[str]:
         """The kinds of pairs that take less than their two actions in turn, with kinds in alphabetical order."""
-        gain = {kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1])}
+        gain = {kinds for kinds, time in self.pairs if time < self.lone_time(kinds[0]) + self.lone_time(kinds[1])}
         return self.stage_pairs.gains | gain
 
-    def recut(self, had: int, wanted: int) -> Costs:
-        """Costs of the same model cut into `wanted` stages instead of `had`.
+    def recut(self, old_stages: int, new_stages: int) -> Costs:
+        """Costs of the same model cut into `new_stages` stages instead of `old_stages`.
 
         The weight of a new stage is the mean of the old stages that it overlaps with.
         """
-        if had == wanted:
+        if old_stages == new_stages:
             return self
-        factor = Fraction(had, wanted)
-        stages = cut_anew(self.stages, wanted) if self.stages else ()
+        factor = Fraction(old_stages, new_stages)
+        stages = cut_anew(self.stages, new_stages) if self.stages else ()
         O, R = (None if time is None else time * factor for time in (self.O, self.R))
-        return replace(self.longer(factor), stages=stages, bytes=self.bytes.longer(factor), O=O, R=R)
+        return replace(self.scaled(factor), stages=stages, bytes=self.bytes.scaled(factor), O=O, R=R)
 
-    def longer(self, by: Fraction) -> Costs:
+    def scaled(self, scale: Fraction) -> Costs:
         """Costs with the times of actions multiplied by a factor, but not those of messages."""
-        pairs = tuple((kinds, time * by) for kinds, time in self.pairs)
-        B = None if self.B is None else self.B * by
-        return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs)
+        pairs = tuple((kinds, time * scale) for kinds, time in self.pairs)
+        B = None if self.B is None else self.B * scale
+        return replace(self, F=self.F * scale, I=self.I * scale, W=self.W * scale, B=B, pairs=pairs)
 
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """Raise ValueError unless there are as many weights as stages, ranks and, if given, micro-batches."""
@@ -262,11 +262,13 @@ class Costs:
                 raise ValueError(f"the costs have weights of {len(weights)} {name}, but the schedule has {count}")
 
 
-def any_pairs(costs: Costs) -> Costs:
+def with_every_pair_gaining(costs: Costs) -> Costs:
     """The costs with every pair of F, B and I gaining by the factor of F&B, FB / (F + B). Pairs with W gain nothing."""
-    factor = costs.two("FB") / (costs.one("F") + costs.one("B"))
+    factor = costs.pair_time("FB") / (costs.lone_time("F") + costs.lone_time("B"))
     kinds = [pair for pair in PAIR_KINDS if "W" not in pair]
-    return replace(costs, pairs=tuple((pair, factor * (costs.one(pair[0]) + costs.one(pair[1]))) for pair in kinds))
+    return replace(
+        costs, pairs=tuple((pair, factor * (costs.lone_time(pair[0]) + costs.lone_time(pair[1]))) for pair in kinds)
+    )
 
 
 # ---------------------------------------------------------------- reading
@@ -291,18 +293,18 @@ def parse_time(text: str) -> Fraction:
     return exact(text)
 
 
-def costs_of_json(text: str, shown: str = "table") -> Costs:
+def costs_of_json(text: str, display_name: str = "table") -> Costs:
     """Parse a table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
 
     Instead of times, `lanes` may state what overlaps:
     `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`. Then a lone action takes both lanes one
     after the other, where I communicates as B does, W does not communicate, and B = I + W. A pair takes the maximum of
     overlap x compute, of communication, and of the longer of its two actions. Measured `pairs` take precedence.
-    Raises ValueError with the mistake, or TextFileError with the line of the file `shown`.
+    Raises ValueError with the mistake, or TextFileError with the line of the file `display_name`.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"a table of costs has at most {MOST_BYTES} characters")
-    value = json_of(text, shown, exact)
+    value = json_of(text, display_name, exact)
     lanes = isinstance(value, dict) and "lanes" in value
     forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
     optional: dict[str, type] = {"pairs": dict, "stages": list, "ranks": list, "micro_batches": list}
@@ -369,16 +371,18 @@ def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     return {kind: compute[kind] + comm[kind] for kind in "FIW"}, pairs
 
 
-def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
-    F, I, W = (one.get(kind, Fraction(1)) for kind in "FIW")
-    costs = Costs(F, I, W, one.get("B"), tuple(sorted(pairs.items())))
+def _costs(lone_times: Mapping[str, Fraction], pair_times: Mapping[str, Fraction]) -> Costs:
+    F, I, W = (lone_times.get(kind, Fraction(1)) for kind in "FIW")
+    costs = Costs(F, I, W, lone_times.get("B"), tuple(sorted(pair_times.items())))
     for kind in "FB":
-        if not costs.one(kind):
+        if not costs.lone_time(kind):
             raise ValueError(f"{kind} costs nothing: give it a time above 0")
-    if empty := [kinds for kinds, time in costs.pairs if not time and costs.one(kinds[0]) + costs.one(kinds[1])]:
+    if empty := [
+        kinds for kinds, time in costs.pairs if not time and costs.lone_time(kinds[0]) + costs.lone_time(kinds[1])
+    ]:
         raise ValueError(f"the pair {empty[0]} costs nothing: give it a time above 0")
     for kinds, time in costs.pairs:
-        apart = costs.one(kinds[0]) + costs.one(kinds[1])
+        apart = costs.lone_time(kinds[0]) + costs.lone_time(kinds[1])
         if time > MOST_OVERLAP * apart:
             raise ValueError(
                 f"the pair {kinds} takes {float(time):g}, but its two actions one after the other {float(apart):g}: "

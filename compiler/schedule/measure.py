@@ -42,7 +42,8 @@ class MeasuredSchedule:
         alike = replace(self.costs, micro_batches=())
         steady = max(
             sum(
-                alike.of(Pair(Action("F", s, 0), Action("B", s, 1)), rank) * _load(self.schedule, self.costs, rank, s)
+                alike.step_time(Pair(Action("F", s, 0), Action("B", s, 1)), rank)
+                * _load(self.schedule, self.costs, rank, s)
                 for s in self.schedule.stages_of(rank)
             )
             for rank in range(self.schedule.num_ranks)
@@ -57,7 +58,7 @@ class MeasuredSchedule:
     @property
     def peak_bytes(self) -> tuple[Fraction, ...]:
         """By rank, the most bytes that it holds, in activations and otherwise; () if unknown."""
-        peaks = self.costs.bytes.held(self.timeline.peak_activations)
+        peaks = self.costs.bytes.held_bytes(self.timeline.peak_activations)
         return peaks if self.costs.bytes.activation else ()
 
     @property

@@ -24,15 +24,15 @@ class Bytes:
     activation: Fraction = Fraction(0)  # of one stage and micro-batch; 0 if unknown
     beside: tuple[Fraction, ...] = ()  # besides activations: by rank, or one value for all ranks
 
-    def longer(self, by: Fraction) -> Bytes:
-        """Bytes for stages that are `by` times as large. `beside` belongs to the rank and stays."""
-        return replace(self, activation=self.activation * by)
+    def scaled(self, scale: Fraction) -> Bytes:
+        """Bytes for stages that are `scale` times as large. `beside` belongs to the rank and stays."""
+        return replace(self, activation=self.activation * scale)
 
     def of_rank(self, rank: int) -> Fraction:
         """The bytes that a rank holds besides activations."""
         return self.beside[rank if len(self.beside) > 1 else 0] if self.beside else Fraction(0)
 
-    def held(self, activations: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    def held_bytes(self, activations: Sequence[Fraction]) -> tuple[Fraction, ...]:
         """By rank, the bytes of the given numbers of activations and of everything else."""
         return tuple(self.of_rank(rank) + count * self.activation for rank, count in enumerate(activations))
 
@@ -83,11 +83,11 @@ def parse_bytes(text: str) -> Fraction:
     """Parse bytes as a spec writes them: `80GB` or `79.1GiB`. Raises ValueError."""
     quantity = units.quantity(text) if units.NUMBER.fullmatch(text) else None
     if len(text) > 40 or quantity is None or quantity.dimension != (("byte", 1),) or quantity.value > MAX_BYTES:
-        raise ValueError(f"{text[:40]!r} is not an amount of memory: write it as {_meant(text)}")
+        raise ValueError(f"{text[:40]!r} is not an amount of memory: write it as {_suggested_amount(text)}")
     return quantity.value
 
 
-def _meant(text: str) -> str:
+def _suggested_amount(text: str) -> str:
     """The probable meaning of `41`, `41 GB`, `41gb` or `41G`. Without a unit these are GB or, if large, bytes."""
     match = _AMOUNT.fullmatch(text)
     if match is None:

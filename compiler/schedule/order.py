@@ -124,7 +124,7 @@ class _TimedSteps:
                     fetched[copy.stage, copy.micro_batch] = number
                 else:
                     waits.append((made_by[False, copy.stage, copy.micro_batch], 0.0))
-                self.steps.append((rank, float(plain.one(copy.kind)), waits, copy.kind))
+                self.steps.append((rank, float(plain.lone_time(copy.kind)), waits, copy.kind))
                 continue
             handed = [action for action in actions_of(step) if action.kind != "W"]
             for action in handed:
@@ -163,7 +163,7 @@ class _TimedSteps:
 
 @dataclass(frozen=True)
 class _Length:
-    """The time of a step as a function of the weights of its micro-batches, as in `Costs.of`.
+    """The time of a step as a function of the weights of its micro-batches, as in `Costs.step_time`.
 
     A pair takes the sum of `shares` times weights, and at least each action's `least` times its weight.
     """

@@ -80,8 +80,8 @@ class RankStates:
     steps: list[RankStep]
 
     @staticmethod
-    def of(rules: Rules, most: int) -> RankStates | None:
-        """The states of a rank; None if there are more than `most`, or no way to the end under the cap."""
+    def of(rules: Rules, max_states: int) -> RankStates | None:
+        """The states of a rank; None if there are more than `max_states`, or no way to the end under the cap."""
         start = tuple(0 for _ in rules.end)
         numbers, steps = {start: 0}, []
         levels: list[list[State]] = [[] for _ in range(rules.level(rules.end) + 1)]
@@ -90,7 +90,7 @@ class RankStates:
             for state in level:
                 for new, time, runs in rules.next(state):
                     if new not in numbers:
-                        if len(numbers) >= most:
+                        if len(numbers) >= max_states:
                             return None
                         numbers[new] = len(numbers)
                         levels[rules.level(new)].append(new)
@@ -163,13 +163,15 @@ class Rules:
     def __init__(self, waits: Waits, rank: int) -> None:
         slots = waits.slots[rank]
         parts = waits.costs.keeps.denominator  # parts of an activation, in which memory is counted
-        self.whole, self.kept = parts, waits.costs.keeps.numerator
+        self.activation_parts, self.w_parts = parts, waits.costs.keeps.numerator
         self.cap = int(waits.caps[rank] * parts) if waits.caps else None
         self.due = 2 * len(slots)  # index in a state where the due W begin
         self.weight = [waits.weights[rank].index(waits.weight(slot)) for slot in slots]
         self.counts = [waits.counts[direction] for direction, _ in slots]
         self.end: State = (*(n for n in self.counts for _ in "FB"), *(0 for _ in waits.weights[rank]))
-        neighbours = [[s for s, (way, _) in enumerate(slots) if way == direction] for direction, _ in slots]
+        neighbours = [
+            [s for s, (slot_direction, _) in enumerate(slots) if slot_direction == direction] for direction, _ in slots
+        ]
         self.before = [max((s for s in peers if s < index), default=None) for index, peers in enumerate(neighbours)]
         self.behind = [min((s for s in peers if s > index), default=None) for index, peers in enumerate(neighbours)]
         self.choices = [(choice, time) for items, time in waits.steps[rank] for choice in self._choices(items)]
@@ -181,11 +183,11 @@ class Rules:
 
     def next(self, state: State) -> list[tuple[State, int, _Runs]]:
         """The steps from a state, as (state after it, time, actions)."""
-        live = self.whole * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
-        live += self.kept * sum(state[self.due :])
+        live = self.activation_parts * (sum(state[0 : self.due : 2]) - sum(state[1 : self.due : 2]))
+        live += self.w_parts * sum(state[self.due :])
         steps = []
         for items, time in self.choices:
-            added = self.whole * sum(kind == "F" for kind, _ in items)
+            added = self.activation_parts * sum(kind == "F" for kind, _ in items)
             room = self.cap is None or live + added <= self.cap
             if room and (new := self._after(state, items)) is not None:
                 steps.append((new[0], time, new[1]))

@@ -59,14 +59,14 @@ class Schedule:
         """The stages that a pipeline rank runs, ascending."""
         return self.stage_placement.stages_of(self.num_ranks, rank)
 
-    def deferring_at_most(self, most: int | None) -> Schedule:
-        """The schedule in which at most `most` weight gradients wait while a rank runs something else; None: as it is.
+    def deferring_at_most(self, max_deferred: int | None) -> Schedule:
+        """The schedule in which at most `max_deferred` weight gradients wait while a rank runs something else.
 
-        After an I that makes one wait too many, the W that has waited longest runs at once.
+        After an I that makes one wait too many, the W that has waited longest runs at once. None: as it is.
         """
-        if most is None:
+        if max_deferred is None:
             return self
-        return replace(self, actions=tuple(_deferring(steps, most) for steps in self.actions))
+        return replace(self, actions=tuple(_deferring(steps, max_deferred) for steps in self.actions))
 
     def to_text(self) -> str:
         """A header line, then one line of steps per rank; `from_text` is its exact inverse."""
@@ -147,10 +147,10 @@ class Schedule:
                     raise ScheduleError(f"rank {rank}, {step}: {fault}")
                 for action in actions:
                     stage, micro_batch = key = action.stage, action.micro_batch
-                    way = stage, micro_batch >= first_back
-                    if micro_batch >= self.num_micro_batches or owned.get(way) != rank:
+                    stage_and_direction = stage, micro_batch >= first_back
+                    if micro_batch >= self.num_micro_batches or owned.get(stage_and_direction) != rank:
                         self._check_place(rank, action, stages)
-                        owned[way] = rank
+                        owned[stage_and_direction] = rank
                     before = done.get(key, "")
                     done[key] = kinds = before + action.kind
                     if kinds not in _KINDS:
@@ -218,16 +218,16 @@ def most_deferred(schedule: Schedule) -> int:
 
 
 def _most_due(steps: Sequence[Step]) -> int:
-    due = most = 0
+    due = peak = 0
     for step in steps:
         kinds = [action.kind for action in actions_of(step)]
         if kinds != ["W"]:
-            most = max(most, due)
+            peak = max(peak, due)
         due += kinds.count("I") - kinds.count("W")
-    return most
+    return peak
 
 
-def _deferring(steps: Sequence[Step], most: int) -> tuple[Step, ...]:
+def _deferring(steps: Sequence[Step], max_deferred: int) -> tuple[Step, ...]:
     result: list[Step] = []
     due: dict[Action, None] = {}  # the W of each I, in the order of these
     early: set[Step] = set()
@@ -239,7 +239,7 @@ def _deferring(steps: Sequence[Step], most: int) -> tuple[Step, ...]:
             if action.kind == "I":
                 due[Action("W", action.stage, action.micro_batch)] = None
             due.pop(action, None)
-        while len(due) > most:
+        while len(due) > max_deferred:
             late = next(iter(due))
             del due[late]
             early.add(late)
@@ -247,11 +247,11 @@ def _deferring(steps: Sequence[Step], most: int) -> tuple[Step, ...]:
     return tuple(result)
 
 
-def _parse_steps(texts: list[Any], where: str) -> tuple[Step, ...]:
+def _parse_steps(texts: list[Any], place: str) -> tuple[Step, ...]:
     try:
         return tuple(parse_step(text) for text in texts)
     except ValueError as error:
-        raise ScheduleError(f"{where}: {error}") from None
+        raise ScheduleError(f"{place}: {error}") from None
 
 
 def _check_json(value: Any) -> None:

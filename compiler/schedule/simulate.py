@@ -32,13 +32,14 @@ Links = Mapping[tuple[bool, int, bool], tuple[int, int, int]]  # by whether forw
 Run = tuple[int, int, int, int, int, int, int]
 
 
-def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[list[Ticks], list[Ticks]]:
-    """The start and end times of the steps of each rank. `most`: an upper bound of all times.
+def run_in_turn(rows: Sequence[Sequence[Run]], num_events: int, max_time: int) -> tuple[list[Ticks], list[Ticks]]:
+    """The start and end times of the steps of each rank. `max_time`: an upper bound of all times.
 
     A rank that waits for ever has only the times of the steps before.
     """
-    done = [*_numbers(most, events), 0, -1]  # arrival by event; then the event at the start, and one nobody waits for
-    starts, ends = ([_numbers(most) for _ in rows] for _ in range(2))
+    # Arrival by event; then the event at the start, and one nobody waits for.
+    done = [*_unset_times(max_time, num_events), 0, -1]
+    starts, ends = ([_unset_times(max_time) for _ in rows] for _ in range(2))
     waiting: dict[int, list[int]] = {}  # event that has not arrived -> ranks that wait for it
     runnable = deque(range(len(rows)))
     while runnable:
@@ -62,9 +63,9 @@ def run_in_turn(rows: Sequence[Sequence[Run]], events: int, most: int) -> tuple[
     return starts, ends
 
 
-def _numbers(most: int, count: int = 0) -> Ticks:
-    """`count` numbers of -1, in a list that can hold numbers up to `most`; of eight bytes each if they fit."""
-    return array("q", [-1]) * count if most < 2**63 else [-1] * count
+def _unset_times(max_time: int, count: int = 0) -> Ticks:
+    """`count` numbers of -1, in a list that can hold numbers up to `max_time`; of eight bytes each if they fit."""
+    return array("q", [-1]) * count if max_time < 2**63 else [-1] * count
 
 
 # --- Run ranks with copies to the host and back, in one lane per direction beside each rank
@@ -75,19 +76,23 @@ _Row = list[tuple[int, Run]]  # (index of the step or -1, run)
 
 
 def run_with_copies(
-    actions: Sequence[Sequence[Step]], rows: Sequence[Sequence[Run]], first: int, events: int, most: int
+    actions: Sequence[Sequence[Step]],
+    rows: Sequence[Sequence[Run]],
+    first_copy_event: int,
+    num_events: int,
+    max_time: int,
 ) -> tuple[list[Ticks], list[Ticks], tuple[tuple[tuple[int, int, int], ...], ...]]:
     """The start and end times of steps, as in `run_in_turn`, and (step, start, end) of each rank's copies.
 
-    `first`: the first of the events of copies. There are EVENTS of them for each O.
+    `first_copy_event`: the first of the events of copies. There are EVENTS of them for each O.
     """
     offloaded = [
         (a.stage, a.micro_batch) for steps in actions for a in steps if isinstance(a, Action) and a.kind == "O"
     ]
-    away = {key: first + EVENTS * number for number, key in enumerate(offloaded)}
-    of_ranks = [_lanes(steps, row, away, events) for steps, row in zip(actions, rows, strict=True)]
+    away = {key: first_copy_event + EVENTS * number for number, key in enumerate(offloaded)}
+    of_ranks = [_lanes(steps, row, away, num_events) for steps, row in zip(actions, rows, strict=True)]
     lanes = [lane for rank in of_ranks for lane in rank]
-    starts, ends = run_in_turn([[run for _, run in lane] for lane in lanes], events, most)
+    starts, ends = run_in_turn([[run for _, run in lane] for lane in lanes], num_events, max_time)
     spans = [
         [(k, start, end) for (k, _), start, end in zip(*of_lane, strict=False) if k >= 0]
         for of_lane in zip(lanes, starts, ends, strict=True)
@@ -151,7 +156,7 @@ class Prices(Protocol):
     def check(self, num_ranks: int, num_stages: int, num_micro_batches: int | None = None) -> None:
         """Raise ValueError if the prices are for other sizes."""
 
-    def of(self, step: Step, rank: int) -> Fraction:
+    def step_time(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank."""
 
 
@@ -253,10 +258,10 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     return _peaks(schedule, 1, 1)
 
 
-def _peaks(schedule: Schedule, parts: int, kept: int) -> tuple[int, ...]:
-    """By rank, the most parts of activations that it holds, of which an activation keeps `kept` from its I to its W."""
+def _peaks(schedule: Schedule, parts: int, w_parts: int) -> tuple[int, ...]:
+    """By rank, the most parts of activations that it holds. An activation keeps `w_parts` from its I to its W."""
     trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
-    freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - kept, "W": kept} if trains else {"F": parts}
+    freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - w_parts, "W": w_parts} if trains else {"F": parts}
     return tuple(_peak(steps, parts, freed) for steps in schedule.actions)
 
 
@@ -290,7 +295,7 @@ def _ticks(
     by_micro_batch = bool(costs.micro_batches)
     for rank, steps in enumerate(schedule.actions):
         distinct, place = _distinct(steps, by_micro_batch)
-        tables.append([costs.of(step, rank) for step in distinct])
+        tables.append([costs.step_time(step, rank) for step in distinct])
         places.append(place)
     unit = Fraction(1, math.lcm(*(value.denominator for value in {*messages, *chain(*tables)})))
     return unit, [[int(time / unit) for time in table] for table in tables], places

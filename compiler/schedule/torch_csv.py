@@ -69,19 +69,19 @@ def _cells(step: Step) -> list[str]:
     return cells
 
 
-def _steps(cell: str, where: str) -> tuple[Step, ...]:
+def _steps(cell: str, place: str) -> tuple[Step, ...]:
     if not cell or _ADDED.fullmatch(cell):
         return ()
     if pair := _PAIR.fullmatch(cell):
-        return (Pair(_action(pair[1], where), _action(pair[2], where)),)
-    return (_action(cell, where),)
+        return (Pair(_action(pair[1], place), _action(pair[2], place)),)
+    return (_action(cell, place),)
 
 
-def _action(text: str, where: str) -> Action:
+def _action(text: str, place: str) -> Action:
     match = _ACTION.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
-            f"{where}: {text[:40]!r} is not an action of torch: expected a stage, then F, I, W or B, then a micro-batch"
+            f"{place}: {text[:40]!r} is not an action of torch: expected a stage, then F, I, W or B, then a micro-batch"
         )
     kinds: dict[str, ActionKind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
     return Action(kinds[match[2]], int(match[1]), int(match[3]))

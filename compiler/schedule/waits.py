@@ -162,14 +162,14 @@ class Waits:
                     ]
         return waits
 
-    def _until_release(self, here: Sequence[Slot]) -> int:
+    def _until_release(self, slots: Sequence[Slot]) -> int:
         """The least time from the start of the last slot's backward until its micro-batch first releases anything."""
-        least, way, (direction, stage) = self.release[here[-1]], 0, here[-1]
-        for slot in reversed(here[:-1]):
+        least, elapsed, (direction, stage) = self.release[slots[-1]], 0, slots[-1]
+        for slot in reversed(slots[:-1]):
             while stage > slot[1]:
-                way += self.back[direction, stage] + self.hop[direction, stage - 1]
+                elapsed += self.back[direction, stage] + self.hop[direction, stage - 1]
                 stage -= 1
-            least = min(least, way + self.release[slot])
+            least = min(least, elapsed + self.release[slot])
         return least
 
     # ---------------------------------------------------------------- times
@@ -286,9 +286,9 @@ def steps_of(
     items = [(kind, k) for kind in kinds for k in range(len(weights))]
     weighted = replace(costs, stages=tuple(weights), ranks=())
     for item in items:
-        yield (item,), weighted.of(Action(item[0], item[1], 0), 0)
+        yield (item,), weighted.step_time(Action(item[0], item[1], 0), 0)
     for pair in combinations_with_replacement(items, 2):
         first, second = (Action(kind, k, m) for m, (kind, k) in enumerate(pair))
-        time = weighted.of(Pair(first, second), 0)
-        if time < weighted.of(first, 0) + weighted.of(second, 0):
+        time = weighted.step_time(Pair(first, second), 0)
+        if time < weighted.step_time(first, 0) + weighted.step_time(second, 0):
             yield pair, time

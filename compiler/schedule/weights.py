@@ -41,13 +41,13 @@ class Weight(NamedTuple):
         """Weight with one factor for all kinds."""
         return Weight(factor, factor, factor, factor)
 
-    def of(self, kind: str) -> Fraction:
+    def factor(self, kind: str) -> Fraction:
         """The factor of a kind."""
         return self.factors[KINDS.index(kind)]
 
-    def longer(self, by: Fraction) -> Weight:
-        """The weight with all factors multiplied by `by`."""
-        return self if by == 1 else Weight.of_factors((factor * by for factor in self.factors), self.label)
+    def scaled(self, scale: Fraction) -> Weight:
+        """The weight with all factors multiplied by `scale`."""
+        return self if scale == 1 else Weight.of_factors((factor * scale for factor in self.factors), self.label)
 
 
 Side = tuple[str, int]  # an action of a pair: its kind, and the label of its stage
@@ -101,13 +101,13 @@ def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ..
     )
 
 
-def cut_anew(weights: Sequence[StageWeight], wanted: int) -> tuple[StageWeight, ...]:
-    """The weights of the same model in `wanted` stages: each the mean of the old stages that it overlaps with.
+def cut_anew(weights: Sequence[StageWeight], num_stages: int) -> tuple[StageWeight, ...]:
+    """The weights of the same model in `num_stages` stages: each the mean of the old stages that it overlaps with.
 
     They have no labels, as their pairs are unknown.
     """
-    ratio = Fraction(len(weights), wanted)
-    spans = [(ratio * k, ratio * (k + 1)) for k in range(wanted)]
+    ratio = Fraction(len(weights), num_stages)
+    spans = [(ratio * k, ratio * (k + 1)) for k in range(num_stages)]
     factors = [weight for weight in weights if isinstance(weight, Fraction)]
     if len(factors) == len(weights):
         return tuple(_mean(factors, *span) for span in spans)
@@ -133,18 +133,18 @@ def parse_weights(values: Sequence[object], key: str) -> tuple[Fraction, ...]:
     return factors
 
 
-def parse_stage_weights(values: Sequence[object], one: Mapping[str, Fraction]) -> tuple[StageWeight, ...]:
+def parse_stage_weights(values: Sequence[object], lone_times: Mapping[str, Fraction]) -> tuple[StageWeight, ...]:
     """Parse the weights of stages: a number for each, or an object with a number by kind.
 
-    A kind that an object leaves out has the factor 1, and B the mean of its I and W. `one`: times of F, I and W at
-    weight 1. Raises ValueError with the mistake.
+    A kind that an object leaves out has the factor 1, and B the mean of its I and W. `lone_times`: times of F, I and W
+    at weight 1. Raises ValueError with the mistake.
     """
     if len(values) > _MOST_WEIGHTS:
         raise ValueError(f'"stages" must be a list of at most {_MOST_WEIGHTS} weights')
-    return tuple(_stage_weight(value, one) for value in values)
+    return tuple(_stage_weight(value, lone_times) for value in values)
 
 
-def _stage_weight(value: object, one: Mapping[str, Fraction]) -> StageWeight:
+def _stage_weight(value: object, lone_times: Mapping[str, Fraction]) -> StageWeight:
     if isinstance(value, Fraction) and value:
         return value
     factors = value if isinstance(value, dict) else {}
@@ -154,8 +154,8 @@ def _stage_weight(value: object, one: Mapping[str, Fraction]) -> StageWeight:
             '"stages" must have numbers above 0, or objects of F, I, W and B by stage, such as {"F": 1.3, "W": 1.8}'
         )
     F, I, W = (factors.get(kind, Fraction(1)) for kind in "FIW")
-    split = one["I"] + one["W"]
-    halves = (one["I"] * I + one["W"] * W) / split if split else Fraction(1)
+    split = lone_times["I"] + lone_times["W"]
+    halves = (lone_times["I"] * I + lone_times["W"] * W) / split if split else Fraction(1)
     B = factors.get("B", halves)
     if not B:
         raise ValueError('"stages" has a stage whose I and W take nothing: give one of them a weight above 0')

@@ -127,12 +127,12 @@ def _zbv_slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) 
     return tuple((token,) for token in (_first(order, num_micro_batches) if num_micro_batches < N else order))
 
 
-def _first(order: Sequence[Token], most: int) -> Iterator[Token]:
-    """The first `most` of each token."""
+def _first(order: Sequence[Token], max_count: int) -> Iterator[Token]:
+    """The first `max_count` of each token."""
     counts: Counter[Token] = Counter()
     for token in order:
         counts[token] += 1
-        if counts[token] <= most:
+        if counts[token] <= max_count:
             yield token
 
 
@@ -188,7 +188,7 @@ def _block_slots(num_micro_batches: int, block: tuple[tuple[int, Token], ...]) -
     return slots + [(W,)] * deferred
 
 
-def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[Slot], int]:
+def _six_units(runs: dict[int, Token], reserved_units: set[int], due: int) -> tuple[list[Slot], int]:
     """The slots of six units, with W in the free ones, and the change in the number of due W."""
     slots: list[Slot] = []
     deferred = due
@@ -196,7 +196,7 @@ def _six_units(runs: dict[int, Token], taken: set[int], due: int) -> tuple[list[
         if (token := runs.get(unit)) is not None:
             slots.append((token,))
             deferred += token in (I0, I1)
-        elif deferred and unit not in taken:
+        elif deferred and unit not in reserved_units:
             slots.append((W,))
             deferred -= 1
     return slots, deferred - due

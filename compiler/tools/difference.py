@@ -173,7 +173,7 @@ def _summary(values: Mapping[str, str]) -> str:
 
 def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
     """Yield (name, value, unit), with the same names for every spec."""
-    counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.of(spec)
+    counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.ramp_of_spec(spec)
     yield "parameters.total", counts.total, ""
     yield "parameters.active", counts.active, ""
     yield "parameters.mtp", counts.mtp, ""

@@ -22,7 +22,7 @@ from compiler.tools.processes import OWN_STREAMS, OutputLines, call, call_both, 
 from dsl.canonical import canonical
 from dsl.load import analyse
 from dsl.messages.diagnostics import SpecError
-from dsl.resolve.files import over
+from dsl.resolve.files import reader_of_texts
 from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build.files import BuildError, read, versions
@@ -85,7 +85,7 @@ class TrainingEnd:
 
 def train_build(options: Training, build: Path) -> TrainingEnd:
     """Train an existing build."""
-    out = _out(options, _name(build))
+    out = _output_folder(options, _name(build))
     cluster = _cluster(build)
     if cluster is not None and (note := _one_machine(cluster, build, out)):
         options.output.tell(note)
@@ -97,7 +97,7 @@ def train_build(options: Training, build: Path) -> TrainingEnd:
 
 def train_phases(options: Training, phases: Sequence[Chosen]) -> TrainingEnd:
     """Train the phases of a run in order. Most runs have one."""
-    out = _out(options, phases[0].spec.name)
+    out = _output_folder(options, phases[0].spec.name)
     code, launched = _train_phases(options, phases, out)
     return _ended(options, out, code) if launched else TrainingEnd(code, out)
 
@@ -109,7 +109,7 @@ def _ended(options: Training, out: Path, code: int) -> TrainingEnd:
     return TrainingEnd(code, out)
 
 
-def _out(options: Training, name: str) -> Path:
+def _output_folder(options: Training, name: str) -> Path:
     """Return the run folder, which all phases of a run share."""
     return options.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * options.debug)
 
@@ -249,7 +249,7 @@ def _cluster(build: Path) -> Cluster | None:
     """Return the cluster of a build; None if it cannot be read, which the launcher of the ranks will report."""
     try:
         text, path = read(build, edited=True).files[RESOLVED].decode(), os.path.realpath(build / RESOLVED)
-        (view,) = analyse(path, reader=over({path: text})).views
+        (view,) = analyse(path, reader=reader_of_texts({path: text})).views
     except (BuildError, LookupError, ValueError, SpecError):
         return None
     return view.spec.cluster if view.spec else None

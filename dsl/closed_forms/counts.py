@@ -37,9 +37,9 @@ def parameters(model: Model) -> Parameters:
     ends = embedding + model.hidden + hyper_parameters(model, end=True) + head
     total = active = ends
     for count, span in zip(counts, model.layers, strict=True):
-        size = _layer(model, span.ffn, span.attention or model.attention)
+        size = _layer_parameters(model, span.ffn, span.attention or model.attention)
         total += count * size
-        active += count * (size - _idle(model, span.ffn))
+        active += count * (size - _idle_parameters(model, span.ffn))
     return Parameters(
         total=total,
         active=active,
@@ -54,7 +54,7 @@ def parameters(model: Model) -> Parameters:
 
 def layer_parameters(model: Model, layer: int) -> int:
     """Parameters of main layer `layer`: attention and FFN, each with a norm of D. Raises IndexError beyond the last."""
-    return _layer(model, model.ffn(layer), model.attention_of(layer))
+    return _layer_parameters(model, model.ffn(layer), model.attention_of(layer))
 
 
 def attention_parameters(model: Model, attention: AnyAttention) -> int:
@@ -64,15 +64,15 @@ def attention_parameters(model: Model, attention: AnyAttention) -> int:
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
     """Parameters of one routed expert of width I: 3·D·I, or 2·D·I if the activation has no gate, and its biases."""
-    return _network(moe, hidden, moe.inner)
+    return _network_parameters(moe, hidden, moe.inner)
 
 
-def _network(ffn: Dense | Moe, D: int, inner: int) -> int:
+def _network_parameters(ffn: Dense | Moe, D: int, inner: int) -> int:
     """Parameters of a network from D to `inner` and back; biases have one element per output column."""
-    return _products(ffn) * D * inner + (((_products(ffn) - 1) * inner + D) if ffn.bias else 0)
+    return _num_matrices(ffn) * D * inner + (((_num_matrices(ffn) - 1) * inner + D) if ffn.bias else 0)
 
 
-def _products(ffn: Dense | Moe) -> int:
+def _num_matrices(ffn: Dense | Moe) -> int:
     """Number of matrices between hidden and inner width: 3 with a gate, else 2."""
     return 3 if is_gated(ffn) else 2
 
@@ -89,10 +89,10 @@ def bias_parameters(ffn: Dense | Moe | Custom) -> int:
 
 def active_layer_parameters(model: Model, layer: int) -> int:
     """Parameters of a layer that one token uses: only `top_k` routed experts, but the whole router."""
-    return layer_parameters(model, layer) - _idle(model, model.ffn(layer))
+    return layer_parameters(model, layer) - _idle_parameters(model, model.ffn(layer))
 
 
-def _idle(model: Model, ffn: Dense | Moe | Custom) -> int:
+def _idle_parameters(model: Model, ffn: Dense | Moe | Custom) -> int:
     """Parameters of the routed experts of a layer that a token does not use."""
     return (ffn.experts - ffn.top_k) * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
@@ -104,7 +104,7 @@ def mtp_parameters(model: Model) -> int:
     if model.mtp is None:
         return 0
     D = model.hidden
-    layer = _layer(model, model.ffn(model.num_layers - 1), model.attention_of_mtp)
+    layer = _layer_parameters(model, model.ffn(model.num_layers - 1), model.attention_of_mtp)
     return model.mtp.depth * (2 * D + 2 * D * D + layer + D + hyper_parameters(model, end=True))
 
 
@@ -118,22 +118,22 @@ def hyper_parameters(model: Model, *, end: bool = False) -> int:
     return numbers * (n * model.hidden + 1) + scales
 
 
-def _layer(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> int:
+def _layer_parameters(model: Model, ffn: Dense | Moe | Custom, attention: AnyAttention) -> int:
     norms = 4 if model.norm == "sandwich" else 2
     mixing = 2 * hyper_parameters(model)
-    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden + mixing
+    return attention_parameters(model, attention) + _ffn_parameters(ffn, model.hidden) + norms * model.hidden + mixing
 
 
-def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:
+def _ffn_parameters(ffn: Dense | Moe | Custom, D: int) -> int:
     """Dense: 3·D·I. MoE: routed and shared experts, a router D·E with its biases (arXiv 2412.19437, §2.1.2), and a gate
     D for the shared experts. 2·D·I instead of 3·D·I if the activation has no gate. All shared experts are one
     network."""
     if isinstance(ffn, Custom):
         return 0
     if isinstance(ffn, Dense):
-        return _network(ffn, D, ffn.inner)
+        return _network_parameters(ffn, D, ffn.inner)
     inner = ffn.shared * (ffn.shared_inner or ffn.inner)
-    shared = (_network(ffn, D, inner) if ffn.shared else 0) + (D if _has_shared_gate(ffn) else 0)
+    shared = (_network_parameters(ffn, D, inner) if ffn.shared else 0) + (D if _has_shared_gate(ffn) else 0)
     router = D * ffn.experts + (ffn.experts if ffn.router_bias else 0) + bias_parameters(ffn)
     return ffn.experts * expert_parameters(ffn, D) + shared + router
 

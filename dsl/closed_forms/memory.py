@@ -55,19 +55,19 @@ class KeptElements(Generic[N]):
         )
 
 
-def kept_under_zero(zero: int, whole: N, shard: N, owned: N) -> KeptElements[N]:
+def kept_under_zero(zero: int, unsharded: N, shard: N, owned: N) -> KeptElements[N]:
     """Return what a holder of some parameters keeps under ZeRO (arXiv 1910.02054, §5).
 
     Every holder has all weights, gradients and optimizer state, but from level 1 on only the optimizer state that it
     updates, from level 2 on only its shard of the gradients, and at level 3 only its shard of the weights.
 
-    `whole`: elements of the parameters. `shard`: elements of a holder's shard. `owned`: elements that a holder updates;
-    a second copy of a stage is another holder, but has the same shards.
+    `unsharded`: elements of the parameters. `shard`: elements of a holder's shard. `owned`: elements that a holder
+    updates; a second copy of a stage is another holder, but has the same shards.
     """
     return KeptElements(
-        weights=shard if zero >= 3 else whole,
-        gradients=shard if zero >= 2 else whole,
-        optimizer=owned if zero >= 1 else whole,
+        weights=shard if zero >= 3 else unsharded,
+        gradients=shard if zero >= 2 else unsharded,
+        optimizer=owned if zero >= 1 else unsharded,
     )
 
 
@@ -105,33 +105,33 @@ def lower_bound(spec: Spec) -> DeviceBytes:
 
 def mean_bytes(spec: Spec) -> DeviceBytes:
     """Bytes that devices hold on average over the pipeline ranks, at least."""
-    return _memory(spec, _everything(spec))
+    return _device_bytes(spec, _all_parameters(spec))
 
 
 def last_stage_bytes(spec: Spec) -> DeviceBytes:
     """Bytes that a device of the pipeline rank with the last stage holds, at least."""
-    return _memory(spec, _end(spec))
+    return _device_bytes(spec, _last_stage_parameters(spec))
 
 
-def _everything(spec: Spec) -> _HeldParameters:
+def _all_parameters(spec: Spec) -> _HeldParameters:
     """The parameters that all pipeline ranks hold together."""
-    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
+    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_trained_mtp_parameters(spec)
     routed = sum(
         len(model.layers_of(index)) * routed_parameters(model, span.ffn) for index, span in enumerate(model.layers)
     )
     common = counts.total - counts.bias - routed + mtp_common
     routed += mtp_routed
     copies = 2 if is_mirrored(spec) else 1
-    second_embedding = _again(spec, counts.embedding)
+    second_embedding = _second_embedding(spec, counts.embedding)
     return _HeldParameters(
         copies * common + second_embedding, copies * routed, Fraction(common + routed), spec.parallel.pipeline
     )
 
 
-def _end(spec: Spec) -> _HeldParameters:
+def _last_stage_parameters(spec: Spec) -> _HeldParameters:
     """The parameters that the pipeline rank with the last stage holds besides that stage's layers."""
-    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
-    second_embedding = _again(spec, counts.embedding)
+    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_trained_mtp_parameters(spec)
+    second_embedding = _second_embedding(spec, counts.embedding)
     common = (
         counts.head
         + model.hidden
@@ -144,14 +144,14 @@ def _end(spec: Spec) -> _HeldParameters:
     return _HeldParameters(common + second_embedding, mtp_routed, owned, 1)
 
 
-def _again(spec: Spec, embedding: int) -> int:
+def _second_embedding(spec: Spec, embedding: int) -> int:
     """Parameters of a second copy of the embedding: the one that MTP or a tied head reads on the last rank, if the
     first stage is on another rank. 0 for a schedule file, whose stages may share a rank."""
     is_apart = not has_both_ends(spec) and spec.schedule.file is None
     return embedding if (spec.model.mtp is not None or spec.model.tied) and is_apart else 0
 
 
-def _mtp(spec: Spec) -> tuple[int, int]:
+def _trained_mtp_parameters(spec: Spec) -> tuple[int, int]:
     """Trained parameters of the MTP blocks: (all except routed experts, routed experts)."""
     model = spec.model
     if model.mtp is None:
@@ -161,12 +161,14 @@ def _mtp(spec: Spec) -> tuple[int, int]:
     return mtp_parameters(model) - depth * bias_parameters(ffn) - routed, routed
 
 
-def _memory(spec: Spec, held: _HeldParameters) -> DeviceBytes:
+def _device_bytes(spec: Spec, parameters_held: _HeldParameters) -> DeviceBytes:
     """Bytes of a device if the pipeline ranks share the parameters evenly."""
     precision, p = spec.precision, spec.parallel
-    unsharded = (Fraction(held.common, p.tensor) + Fraction(held.routed, p.expert_group)) / held.ranks
-    owned = held.owned / (held.ranks * p.columns)
-    sharded = Fraction(held.common + held.routed) / (held.ranks * p.columns)
+    unsharded = (
+        Fraction(parameters_held.common, p.tensor) + Fraction(parameters_held.routed, p.expert_group)
+    ) / parameters_held.ranks
+    owned = parameters_held.owned / (parameters_held.ranks * p.columns)
+    sharded = Fraction(parameters_held.common + parameters_held.routed) / (parameters_held.ranks * p.columns)
 
     rows = spec.train.optimizer.rows  # the one with the least state, as the parameters of each are not counted here
     size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))

@@ -90,14 +90,14 @@ def quantum_of(parallel: Parallel, micro_batch: int) -> int:
     return GROWTH * parallel.data * micro_batch
 
 
-def of(spec: Spec) -> Ramp:
+def ramp_of_spec(spec: Spec) -> Ramp:
     """The ramp of a resolved spec; for a phase of a run, from the beginning of the phase."""
     return ramp(spec.train.batch, spec.train.sequence, quantum_of(spec.parallel, spec.train.micro_batch))
 
 
 def micro_batches(spec: Spec) -> tuple[int, ...]:
     """Micro-batches per step and data rank for every batch size of a run, ascending."""
-    growth = of(spec)
+    growth = ramp_of_spec(spec)
     steps = growth.steps_for(spec.train.tokens)
     batches = {size.batch for size in growth.sizes if size.first_step < steps}
     return tuple(sorted(batch // (spec.parallel.data * spec.train.micro_batch) for batch in batches))

@@ -44,10 +44,10 @@ def is_folded(spec: Spec) -> bool:
         return facts_of(schedule.name).is_folded
     if schedule.placement is not None or _is_mirrored_by_auto(schedule, ranks):
         return schedule.placement == "v"
-    return 2 * ranks <= most_stages(spec.model.num_layers) and _stages_of_layout(spec.parallel.layout) != ranks
+    return 2 * ranks <= most_stages(spec.model.num_layers) and _num_layout_stages(spec.parallel.layout) != ranks
 
 
-def _stages_of_layout(layout: str | None) -> int:
+def _num_layout_stages(layout: str | None) -> int:
     """Number of stages in the layout; 0 if there is none, or if it cannot be read, which a rule reports."""
     try:
         return 0 if layout is None else expanded(layout).count("|") + 1

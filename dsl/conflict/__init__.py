@@ -44,7 +44,7 @@ MAX_MORE = 2  # lines that a conflict may have beyond the fewest, if its message
 MAX_VERIFIED = 15  # resolutions to try on the spec, about 2 ms each
 SIZES = (LAST, HEADS[0], ROUTED[0], checked_key(Model, "vocab"))  # keys of the model that determine its size
 Identity = tuple[str, Span | None]  # code and position of a message
-Way = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that remain after them
+Resolution = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that remain after them
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,27 @@ class Subject:
     failed: Collection[str]
     sources: Sequence[Source]
     constants: Collection[str]  # names of `let`
-    again: Callable[[Mapping[Span, str]], Iterable[Diagnostic]]  # mistakes after replacing some values
+    mistakes_after: Callable[[Mapping[Span, str]], Iterable[Diagnostic]]  # mistakes after replacing some values
 
 
 @dataclass(frozen=True)
 class Broken:
     """A broken rule, its message, and the variables it depends on."""
 
-    at: str
+    path: str
     message: Diagnostic
     paths: frozenset[str]
     rule: Rule | None  # None: reported while resolving
 
 
 def explained(
-    subject: Subject, reported: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
+    subject: Subject, reported: Sequence[Diagnostic], findings: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
     """Return all messages. The first message that a conflict explains gets that conflict."""
     by_path, joint = variables(subject.spec, subject.origins, subject.failed, subject.constants), JOINT
     if value_at(subject.spec, "cluster.more") is not None:
         if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
-            return [*reported, *(message for _, _, message in found)]
+            return [*reported, *(message for _, _, message in findings)]
         subject = replace(subject, spec=as_one_kind(subject.spec))
         by_path |= _mixed_cluster_variables(subject.spec.cluster.world, subject.origins["cluster"])
         joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
@@ -88,8 +88,8 @@ def explained(
     ]
     of_rule = {row.rule: row.paths for row in rows}
     broken = [
-        Broken(finding.at, message, _instance(finding, of_rule[rule], rule, by_path), rule)
-        for rule, finding, message in found
+        Broken(finding.path, message, _paths_of_finding(finding, of_rule[rule], rule, by_path), rule)
+        for rule, finding, message in findings
         if rule in of_rule
     ]
     broken += [
@@ -97,12 +97,12 @@ def explained(
         for message in reported
         if message.code == "E0801" and {*WORLD} <= by_path.keys()
     ]
-    messages = [*reported, *(message for _, _, message in found)]
+    messages = [*reported, *(message for _, _, message in findings)]
     of_model = any(all(path.startswith("model.") for path in violation.paths) for violation in broken)
     # if the model contradicts itself, its memory is left out: it is checked after the model is fixed
-    looked_at = [violation for violation in broken if not (of_model and violation.rule is state_fits)]
-    for group in _groups(looked_at)[:MAX_CONFLICTS]:
-        messages = _explain(subject, by_path, rows, group, looked_at, broken, messages)
+    examined = [violation for violation in broken if not (of_model and violation.rule is state_fits)]
+    for group in _connected_groups(examined)[:MAX_CONFLICTS]:
+        messages = _explain(subject, by_path, rows, group, examined, broken, messages)
     return messages
 
 
@@ -120,11 +120,13 @@ def _reads(reads: Sequence[str], path: str) -> bool:
     return path in reads if path in (MODEL, PRECISION) else any(are_related(read, path) for read in reads)
 
 
-def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapping[str, Variable]) -> frozenset[str]:
+def _paths_of_finding(
+    finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapping[str, Variable]
+) -> frozenset[str]:
     """The variables that a finding depends on: of layers, only those that it names; for derived values, also their
     sources.
     """
-    named = (finding.at, *(path for _, path in finding.notes))
+    named = (finding.path, *(path for _, path in finding.notes))
     layers = {path.split(".")[2] for path in named if path.startswith("model.layers.")}
     relevant = {
         path
@@ -138,7 +140,7 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapp
     return frozenset(relevant & by_path.keys())
 
 
-def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
+def _connected_groups(broken: Sequence[Broken]) -> list[list[Broken]]:
     """Group broken rules that share a variable, directly or through other rules."""
     groups: list[list[Broken]] = []
     for violation in broken:
@@ -153,15 +155,15 @@ def _explain(
     by_path: Mapping[str, Variable],
     rows: Sequence[RuleRow],
     group: Sequence[Broken],
-    looked_at: Sequence[Broken],
+    examined: Sequence[Broken],
     broken: Sequence[Broken],
     messages: list[Diagnostic],
 ) -> list[Diagnostic]:
-    """Add the explanation of one group to the messages. `looked_at`: the broken rules that belong to any group."""
-    memory = any(violation.rule is state_fits for violation in group)
-    outside = [violation for violation in looked_at if violation not in group]
-    ignored = {(violation.message.code, violation.at) for violation in broken if violation not in group}
-    reachable = _reachable(frozenset().union(*(violation.paths for violation in group)), rows, memory)
+    """Add the explanation of one group to the messages. `examined`: the broken rules that belong to any group."""
+    memory_at_stake = any(violation.rule is state_fits for violation in group)
+    outside = [violation for violation in examined if violation not in group]
+    ignored = {(violation.message.code, violation.path) for violation in broken if violation not in group}
+    reachable = _connected_paths(frozenset().union(*(violation.paths for violation in group)), rows, memory_at_stake)
     elsewhere = frozenset().union(*(violation.paths for violation in outside))
     # values that are unknown and that this group cannot set, or that another conflict explains
     unknown = {
@@ -171,7 +173,7 @@ def _explain(
     }
     reachable -= unknown
     group_variables = {
-        path: _free(variable) if path in elsewhere else variable
+        path: _without_line(variable) if path in elsewhere else variable
         for path, variable in by_path.items()
         if path in reachable
     }
@@ -179,91 +181,95 @@ def _explain(
         return messages
     group_rows = [row for row in rows if row.paths & reachable and not row.paths & unknown]
     problem = RuleProblem(SpecSheet(subject.spec), group_variables, group_rows, ignored)
-    place = _source_order(subject.sources)
-    named = {subject.origins.get(violation.at) for violation in group} | {
+    source_order = _source_order(subject.sources)
+    named = {subject.origins.get(violation.path) for violation in group} | {
         note.span for violation in group for note in violation.message.notes
     }
-    lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
-    conflict = _conflict(problem, by_path, group, lines, subject.sources, memory)
+    lines = sorted(problem.lines, key=lambda line: (line not in named, source_order(line)))
+    conflict = _smallest_conflict(problem, by_path, group, lines, subject.sources, memory_at_stake)
     fixed = {DEVICES} if NODES in by_path and by_path[NODES].is_fixed else set()
-    offered = [line for line in sorted(lines, key=place) if not _is_fixed(problem.lines[line], memory, fixed)]
-    named_lines = {subject.origins.get(violation.at) for violation in group}
-    ways: list[Way] = []
+    offered = [
+        line for line in sorted(lines, key=source_order) if not _is_fixed(problem.lines[line], memory_at_stake, fixed)
+    ]
+    named_lines = {subject.origins.get(violation.path) for violation in group}
+    resolutions: list[Resolution] = []
     of_model = all(path.startswith("model.") for violation in group for path in violation.paths)
     # Changing the model is a different experiment, so it is offered only if nothing else fixes the spec; its size is
     # changed only if the model contradicts itself.
     for depth in range(3 if of_model else 2):
-        lines = [line for line in offered if max(map(_depth, problem.lines[line])) <= depth]
-        if not ways and any(_depth(path) == depth for line in lines for path in problem.lines[line]):
+        lines = [line for line in offered if max(map(_model_depth, problem.lines[line])) <= depth]
+        if not resolutions and any(_model_depth(path) == depth for line in lines for path in problem.lines[line]):
             named_ones = [line for line in lines if line in named_lines][:MAX_NAMED]
             changes = problem.changes(lines, named_ones, [violation.paths for violation in group])
-            ways = _verified(subject, problem, changes, [violation.message for violation in group], messages, place)
+            resolutions = _verified_resolutions(
+                subject, problem, changes, [violation.message for violation in group], messages, source_order
+            )
     explanation = Conflict(
-        tuple(sorted(conflict or (), key=place)),
-        tuple(edits for edits, _ in ways),
-        frozenset(_identity(message) for message in messages).difference(*(remaining for _, remaining in ways)),
+        tuple(sorted(conflict or (), key=source_order)),
+        tuple(edits for edits, _ in resolutions),
+        frozenset(_identity(message) for message in messages).difference(*(remaining for _, remaining in resolutions)),
     )
-    return _with_conflict(messages, group, explanation, subject.sources, memory)
+    return _with_conflict(messages, group, explanation, subject.sources, memory_at_stake)
 
 
-def _conflict(
+def _smallest_conflict(
     problem: RuleProblem,
     by_path: Mapping[str, Variable],
     group: Sequence[Broken],
     lines: Sequence[Span],
     sources: Sequence[Source],
-    memory: bool,
+    memory_at_stake: bool,
 ) -> frozenset[Span] | None:
     """Return the smallest set of contradicting lines; or one with a few more lines that the message is about.
 
     `expert = 32` and `batch = 1000` always contradict each other, since expert divides data, and data the batch. But if
     the message is that expert does not divide data = 16, the lines that make data 16 explain it better.
     """
-    place = {
+    order = {
         message: index for index, message in enumerate(in_order((violation.message for violation in group), sources))
     }
     violation_lines = [
         [line for line in lines if any(by_path[path].span == line for path in violation.paths & by_path.keys())]
-        for violation in sorted(group, key=lambda violation: place.get(violation.message, len(place)))
+        for violation in sorted(group, key=lambda violation: order.get(violation.message, len(order)))
     ]
     try:
-        fewest = problem.smallest_conflict(lines, memory)
+        fewest = problem.smallest_conflict(lines, memory_at_stake)
         if fewest is None or any(fewest <= {*message_lines} for message_lines in violation_lines):
             return fewest
     except TooManyError:
         fewest = None
     try:
-        direct = problem.smallest_conflict(violation_lines[0], memory)
+        direct = problem.smallest_conflict(violation_lines[0], memory_at_stake)
     except TooManyError:
         return fewest
     is_near = direct is not None and (fewest is None or len(direct) <= len(fewest) + MAX_MORE)
     return direct if is_near else fewest
 
 
-def _free(variable: Variable) -> Variable:
+def _without_line(variable: Variable) -> Variable:
     """A variable without a line: it belongs to another conflict, which has its own edits."""
     return replace(variable, span=None)
 
 
-def _depth(path: str) -> int:
+def _model_depth(path: str) -> int:
     """How much a change of a variable changes the model: 0 not at all, 1 how it works, 2 its size."""
     return 0 if not path.startswith("model.") else 2 if path.rpartition(".")[2] in SIZES else 1
 
 
-def _is_fixed(paths: Collection[str], memory: bool, fixed: Collection[str]) -> bool:
+def _is_fixed(paths: Collection[str], memory_at_stake: bool, fixed: Collection[str]) -> bool:
     """Whether no edit may change a line: it sets a fact of the device, a path in `fixed`, or, if memory is too small,
     the model."""
     return any(
-        path.startswith("cluster.node.device.") or path in fixed or (memory and path.startswith("model."))
+        path.startswith("cluster.node.device.") or path in fixed or (memory_at_stake and path.startswith("model."))
         for path in paths
     )
 
 
-def _reachable(paths: frozenset[str], rows: Sequence[RuleRow], memory: bool) -> frozenset[str]:
+def _connected_paths(paths: frozenset[str], rows: Sequence[RuleRow], memory_at_stake: bool) -> frozenset[str]:
     """All variables that rules connect to these, directly or through others."""
     while True:
         reached = paths.union(
-            *(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits))
+            *(row.paths for row in rows if row.paths & paths and (memory_at_stake or row.rule is not state_fits))
         )
         if reached == paths:
             return paths
@@ -275,14 +281,14 @@ def _source_order(sources: Sequence[Source]) -> Callable[[Span], tuple[int, int]
     return lambda span: (ranks.get(span.source, len(ranks)), span.start)
 
 
-def _verified(
+def _verified_resolutions(
     subject: Subject,
     problem: RuleProblem,
     changes: Iterable[LineChange],
     resolved: Sequence[Diagnostic],
     messages: Sequence[Diagnostic],
-    place: Callable[[Span], tuple[int, int]],
-) -> list[Way]:
+    source_order: Callable[[Span], tuple[int, int]],
+) -> list[Resolution]:
     """Return the edits of each change that fixes the group and breaks nothing else, best first, with the messages that
     remain after them."""
     ranked = []
@@ -292,19 +298,21 @@ def _verified(
             variable = problem.variables[path]
             assert variable.span is not None
             texts[variable.span] = text_of(variable, value, subject.spec)
-        edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=place))
+        edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=source_order))
         # changes of the cluster come after those of the plan
         changes_cluster = any(path.startswith("cluster.") for path in change.values)
-        ranked.append((len(edits), changes_cluster, round(change.size, 9), [place(edit.span) for edit in edits], edits))
+        ranked.append(
+            (len(edits), changes_cluster, round(change.size, 9), [source_order(edit.span) for edit in edits], edits)
+        )
     remaining = {_identity(message) for message in messages if message not in resolved}
-    ways: list[Way] = []
+    resolutions: list[Resolution] = []
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
-        if len(ways) == MAX_SHOWN:
+        if len(resolutions) == MAX_SHOWN:
             break
-        after = {_identity(message) for message in subject.again({edit.span: edit.text for edit in edits})}
+        after = {_identity(message) for message in subject.mistakes_after({edit.span: edit.text for edit in edits})}
         if after <= remaining:
-            ways.append((edits, after))
-    return ways
+            resolutions.append((edits, after))
+    return resolutions
 
 
 def _identity(message: Diagnostic) -> Identity:
@@ -312,7 +320,11 @@ def _identity(message: Diagnostic) -> Identity:
 
 
 def _with_conflict(
-    messages: list[Diagnostic], group: Sequence[Broken], conflict: Conflict, sources: Sequence[Source], memory: bool
+    messages: list[Diagnostic],
+    group: Sequence[Broken],
+    conflict: Conflict,
+    sources: Sequence[Source],
+    memory_at_stake: bool,
 ) -> list[Diagnostic]:
     """Add a conflict to the first message of its group. Its edits replace the hints of the group's messages."""
     first, *later = in_order((violation.message for violation in group), sources)
@@ -320,7 +332,7 @@ def _with_conflict(
     if alone or not (conflict.lines or conflict.resolutions):
         return messages
     # the hint about memory says more: it may add `zero`
-    hint = "" if conflict.resolutions and not memory else first.hint
+    hint = "" if conflict.resolutions and not memory_at_stake else first.hint
     changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
     if conflict.resolutions:
         hint = f"the edits for {first.code} fix this too"

@@ -52,7 +52,7 @@ BOUNDS = checked({  # as in the schema
 })  # fmt: skip
 
 
-def place(path: str) -> int:
+def order_index(path: str) -> int:
     """The index of a variable in ORDER; variables of layers and heads are listed by their last part."""
     return ORDER.index(_key(path))
 
@@ -81,7 +81,7 @@ def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: Spec
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
         return [name for name in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if name != old]
-    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _FixedView(view), sheet))
+    values = dict.fromkeys(_candidates(path, old if isinstance(old, int) else 1, _FixedView(view), sheet))
     fitting = [value for value in values if value != old and (isinstance(value, str) or low <= value <= high)]
     return sorted(fitting, key=lambda value: distance(path, old, value))
 
@@ -97,22 +97,22 @@ class _FixedView:
         assert isinstance(value, int)
         return value
 
-    def one(self, path: str) -> int:
+    def number_or_one(self, path: str) -> int:
         """The number at `path` as a divisor; 1 if it is neither fixed nor chosen."""
         return self[path] or 1
 
-    def all(self, suffix: str) -> list[int]:
+    def numbers_ending_in(self, suffix: str) -> list[int]:
         return [value for path, value in self.values.items() if path.endswith(suffix) and isinstance(value, int)]
 
     @property
-    def even(self) -> int:
+    def multiple(self) -> int:
         """The number that ranks and micro-batches must be a multiple of for the schedule."""
         return facts_of(self.values.get(SCHEDULE)).multiple
 
     @property
-    def fewest(self) -> int:
+    def fewest_micro_batches(self) -> int:
         """Micro-batches that the schedule needs per pipeline rank."""
-        return facts_of(self.values.get(SCHEDULE)).fewest
+        return facts_of(self.values.get(SCHEDULE)).fewest_micro_batches
 
     @property
     def stages(self) -> int:
@@ -120,7 +120,7 @@ class _FixedView:
 
     def groups_over(self, path: str) -> int:
         """The number that the other degree of expert groups must divide; 0 if unknown."""
-        columns, degree = self[DATA] * split(self), self.one(path)
+        columns, degree = self[DATA] * split(self), self.number_or_one(path)
         return columns // degree if columns % degree == 0 else 1
 
     def batch_over(self, unit: int) -> int:
@@ -129,7 +129,7 @@ class _FixedView:
         return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
 
 
-def _values(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable[Value]:
+def _candidates(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable[Value]:
     if path in SPLIT:
         return divisors(view["cluster.nodes"] * view["cluster.node.devices"] or 1)
     if path == "parallel.zero":
@@ -139,13 +139,13 @@ def _values(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable
     if path == CHUNKS:
         return range(2, old + 1)
     if path == "parallel.expert":
-        return divisors(common(view.groups_over("parallel.expert_tensor"), *view.all(".experts")) or 1)
+        return divisors(common(view.groups_over("parallel.expert_tensor"), *view.numbers_ending_in(".experts")) or 1)
     if path == "parallel.expert_tensor":
         return divisors(common(view.groups_over("parallel.expert"), *expert_widths(sheet.spec)) or 1)
     if path.startswith("train."):
         return _batches(path, old, view)
     if path == "cluster.node.device.memory":
-        return _rounded(sheet.spec.cluster.node.device.memory_for(memory.lower_bound(sheet.spec).total))
+        return _rounded_up(sheet.spec.cluster.node.device.memory_for(memory.lower_bound(sheet.spec).total))
     if path in OPPOSITE:
         return (view[OPPOSITE[path][0]] + OPPOSITE[path][1],)
     if path.startswith("model."):
@@ -172,18 +172,20 @@ def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
     if path in ("parallel.pipeline", DATA):
         cofactor = data if path == "parallel.pipeline" else pipeline
         if nodes and devices:
-            worlds = _exactly(nodes * devices, splits)
+            worlds = _exact_quotients(nodes * devices, splits)
             return [
-                degree for world in worlds for degree in (_exactly(world, cofactor) if cofactor else divisors(world))
+                degree
+                for world in worlds
+                for degree in (_exact_quotients(world, cofactor) if cofactor else divisors(world))
             ]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
-        group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
+        group = view.number_or_one("parallel.expert") * view.number_or_one("parallel.expert_tensor")
         return _multiples(old, group // common(group, splits))
     cofactor = devices if path == "cluster.nodes" else nodes
     pipeline *= splits
     if pipeline and data:
-        return _exactly(pipeline * data, cofactor) if cofactor else divisors(pipeline * data)
+        return _exact_quotients(pipeline * data, cofactor) if cofactor else divisors(pipeline * data)
     if not pipeline or not cofactor:
         return _multiples(old, 1)
     batch = view.batch_over(view["train.micro_batch"])
@@ -192,8 +194,8 @@ def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
     return _multiples(old, pipeline // common(pipeline, cofactor))
 
 
-def _exactly(whole: int, part: int) -> tuple[int, ...]:
-    return (whole // part,) if whole % part == 0 else ()
+def _exact_quotients(number: int, divisor: int) -> tuple[int, ...]:
+    return (number // divisor,) if number % divisor == 0 else ()
 
 
 def _multiples(old: int, unit: int) -> Iterator[int]:
@@ -205,22 +207,22 @@ def _multiples(old: int, unit: int) -> Iterator[int]:
 
 def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
     if path == "train.micro_batch":
-        batch = view.batch_over(view.one(DATA))
+        batch = view.batch_over(view.number_or_one(DATA))
         return divisors(batch) if batch else _multiples(old, 1)
     if path == "train.sequence" or not view["train.micro_batch"]:
         return ()
-    global_micro_batch = view.one(DATA) * view["train.micro_batch"]
+    global_micro_batch = view.number_or_one(DATA) * view["train.micro_batch"]
     unit, quantum, least = (
-        global_micro_batch * view.even,
+        global_micro_batch * view.multiple,
         2 * global_micro_batch,
-        global_micro_batch * max(1, view.fewest * view.one("parallel.pipeline")),
+        global_micro_batch * max(1, view.fewest_micro_batches * view.number_or_one("parallel.pipeline")),
     )
     stages = view.stages or 1
     start, end = view["train.batch.start"], view["train.batch.end"]
     if path == "train.batch.start":
-        grown = _bisected(end // unit, 1, lambda count: _is_planned(count * unit, end, stages, quantum))
+        grown = _last_good(end // unit, 1, lambda count: _is_planned(count * unit, end, stages, quantum))
         return (*around(old, unit), grown * unit, end)
-    largest = _bisected(
+    largest = _last_good(
         -(-max(start, least) // unit),
         old // unit,
         lambda count: _is_planned(start or count * unit, count * unit, stages, quantum),
@@ -234,7 +236,7 @@ def _is_planned(start: int, end: int, stages: int, quantum: int) -> bool:
     return sizes <= ramp.MAX_SIZES and stages * sizes * (start + end) // quantum <= MAX_PLANNED
 
 
-def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
+def _last_good(good: int, bad: int, holds: Callable[[int], bool]) -> int:
     """The last good number on the way from `good` to `bad`, by bisection."""
     if holds(bad):
         return bad
@@ -252,7 +254,7 @@ def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
         heads = view[f"{parent}.heads"]
         return divisors(heads) if heads else _multiples(old, 1)
     if name == "heads":
-        return around(old, view.one(f"{parent}.kv_heads"))
+        return around(old, view.number_or_one(f"{parent}.kv_heads"))
     experts, groups, top_groups, top_k = (
         view[f"{parent}.{key}"] for key in ("experts", "groups", "top_groups", "top_k")
     )
@@ -269,7 +271,7 @@ def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
     return (top_groups * experts // (groups or 1),)
 
 
-def _rounded(num_bytes: int) -> Iterator[int]:
+def _rounded_up(num_bytes: int) -> Iterator[int]:
     """The bytes, rounded up to a whole number of the largest unit."""
     for scale in (10**9, 10**6, 10**3, 1):
         if num_bytes >= scale:

@@ -48,16 +48,16 @@ class LineChange:
 
 
 class RuleProblem:
-    """The joint rules over the variables of a spec. `others`: findings (code, path) that belong to other conflicts."""
+    """The joint rules over the variables of a spec. `ignored`: findings (code, path) that belong to other conflicts."""
 
     def __init__(
         self,
         sheet: SpecSheet,
         variables: Mapping[str, Variable],
         rows: Sequence[RuleRow],
-        others: Collection[tuple[str, str]],
+        ignored: Collection[tuple[str, str]],
     ) -> None:
-        self.sheet, self.variables, self.rows, self.others = sheet, variables, rows, others
+        self.sheet, self.variables, self.rows, self.ignored = sheet, variables, rows, ignored
         of_layers = sum(path.startswith("model.layers.") for path in variables)
         self.tried, self.weight = 0, 1 + of_layers // 12  # rules about layers read every layer
         self.lines: dict[Line, tuple[str, ...]] = {}
@@ -67,7 +67,7 @@ class RuleProblem:
 
     # ------------------------------------------------------------ contradicting lines
 
-    def smallest_conflict(self, preferred: Sequence[Line], memory: bool) -> frozenset[Line] | None:
+    def smallest_conflict(self, preferred: Sequence[Line], memory_at_stake: bool) -> frozenset[Line] | None:
         """Return the smallest set of contradicting lines, or None; of several, that with the most preferred lines,
         which come first in `preferred`."""
         verdicts: dict[frozenset[Line], bool] = {}
@@ -75,16 +75,16 @@ class RuleProblem:
 
         def holds(lines: frozenset[Line]) -> bool:
             if lines not in verdicts:
-                verdicts[lines] = self.can_hold(lines, memory)
+                verdicts[lines] = self.can_hold(lines, memory_at_stake)
             return verdicts[lines]
 
-        lines = [line for line in preferred if self._is_claimed(line, memory)]
+        lines = [line for line in preferred if self._can_conflict(line, memory_at_stake)]
         if holds(frozenset(lines)):
             return None
         left_over: list[frozenset[Line]] = []
         size = 0
         while True:
-            candidate = self._hitting(lines, left_over, size)
+            candidate = self._hitting_set(lines, left_over, size)
             size = len(candidate)
             if not holds(candidate):
                 return candidate
@@ -94,25 +94,30 @@ class RuleProblem:
                     grown |= {line}
             left_over.append(frozenset(lines) - grown)
 
-    def _hitting(self, lines: Sequence[Line], left_over: Sequence[frozenset[Line]], least: int) -> frozenset[Line]:
+    def _hitting_set(self, lines: Sequence[Line], left_over: Sequence[frozenset[Line]], least: int) -> frozenset[Line]:
         """The first smallest set of lines with at least one line of each set in `left_over`."""
         masks = [sum(1 << lines.index(line) for line in line_set) for line_set in left_over]
         for count in range(least, len(lines) + 1):
             for chosen in combinations(range(len(lines)), count):
-                self._count()
+                self._count_try()
                 mask = sum(1 << index for index in chosen)
                 if all(mask & line_mask for line_mask in masks):
                     return frozenset(lines[index] for index in chosen)
         raise AssertionError("all lines together hit everything")
 
-    def _is_claimed(self, line: Line, memory: bool) -> bool:
+    def _can_conflict(self, line: Line, memory_at_stake: bool) -> bool:
         paths = self.lines[line]
         is_whole_block = any(path in (MODEL, PRECISION) for path in paths)
-        return (memory or not is_whole_block) and all(self.variables[path].constant for path in paths)
+        return (memory_at_stake or not is_whole_block) and all(self.variables[path].constant for path in paths)
 
-    def can_hold(self, lines: frozenset[Line], memory: bool) -> bool:
+    def can_hold(self, lines: frozenset[Line], memory_at_stake: bool) -> bool:
         """Whether all rules can be satisfied with these lines by some values of the other variables."""
-        fixed = {path: value for line in lines for path in self.lines[line] if (value := self._value(path)) is not None}
+        fixed = {
+            path: value
+            for line in lines
+            for path in self.lines[line]
+            if (value := self._written_value(path)) is not None
+        }
         fixed |= {
             path: variable.value
             for path, variable in self.variables.items()
@@ -120,12 +125,14 @@ class RuleProblem:
         }
         if MODEL in fixed:  # the whole model is fixed
             fixed |= {
-                path: value for path in self.variables if path.startswith("model.") and (value := self._value(path))
+                path: value
+                for path in self.variables
+                if path.startswith("model.") and (value := self._written_value(path))
             }
-        at_stake = memory and MODEL in fixed and PRECISION in fixed
-        order = sorted(self.variables, key=weakest.place)
-        due = self._due(order, [row for row in self.rows if at_stake or row.rule is not state_fits])
-        view = weakest.ChoiceView(self.variables, fixed, {}, at_stake)
+        checks_memory = memory_at_stake and MODEL in fixed and PRECISION in fixed
+        order = sorted(self.variables, key=weakest.order_index)
+        due = self._rules_due(order, [row for row in self.rows if checks_memory or row.rule is not state_fits])
+        view = weakest.ChoiceView(self.variables, fixed, {}, checks_memory)
 
         def values(path: str) -> Sequence[Value]:
             if path in fixed:
@@ -141,9 +148,9 @@ class RuleProblem:
                 return True
             path = order[depth]
             for value in values(path):
-                self._count()
+                self._count_try()
                 view.chosen[path] = value
-                self._put(path, value)
+                self._set_value(path, value)
                 if all(self.holds(row) for row in due[depth]) and descend(depth + 1):
                     return True
             view.chosen.pop(path, None)
@@ -163,9 +170,9 @@ class RuleProblem:
         more than three only among the lines in `named`, which the messages name.
         """
         self.tried = 0
-        written = {path: value for path in self.variables if (value := self._value(path)) is not None}
+        written = {path: value for path in self.variables if (value := self._written_value(path)) is not None}
         for path, value in written.items():
-            self._put(path, value)
+            self._set_value(path, value)
         unmet = [
             row for row in self.rows if row.paths & self.variables.keys() <= written.keys() and not self.holds(row)
         ]
@@ -194,30 +201,34 @@ class RuleProblem:
         used = [frozenset(change.values) for change in fewer]
         before = self.tried
         for lines in combinations(offered, count):
-            self._count()
+            self._count_try()
             paths = {path for line in lines for path in self.lines[line]}
             if fewer and self.tried - before > MAX_FOR_CHOICE:
                 break
             if all(rule_paths & paths for rule_paths in broken) and not any(smaller <= paths for smaller in used):
-                change = self._mend(paths, unmet)
+                change = self._smallest_change(paths, unmet)
                 if change is not None:
                     changes.append(change)
         return changes
 
-    def _mend(self, paths: Collection[str], broken: Sequence[RuleRow]) -> LineChange | None:
+    def _smallest_change(self, paths: Collection[str], broken: Sequence[RuleRow]) -> LineChange | None:
         """The smallest change of these variables that satisfies all rules, with the others as written."""
         values = {
-            path: value for path in self.variables if path not in paths and (value := self._value(path)) is not None
+            path: value
+            for path in self.variables
+            if path not in paths and (value := self._written_value(path)) is not None
         }
-        order = sorted({*paths, *(path for path in (DATA, SCHEDULE) if self._follows(path))}, key=nearest.place)
+        order = sorted(
+            {*paths, *(path for path in (DATA, SCHEDULE) if self._is_derived(path))}, key=nearest.order_index
+        )
         for path, value in values.items():
-            self._put(path, value)
+            self._set_value(path, value)
         for path in order:
             values.pop(path, None)
         if any(not row.paths & {*order} for row in broken):
             return None
         touched = [row for row in self.rows if row.paths & {*order}]
-        due = self._due(order, touched)
+        due = self._rules_due(order, touched)
         best = LineChange({}, inf)
 
         def descend(depth: int, size: float) -> None:
@@ -226,14 +237,14 @@ class RuleProblem:
                 best = LineChange({path: values[path] for path in paths}, size)
                 return
             path = order[depth]
-            for value in self._values(path, values):
-                cost = nearest.distance(path, self._value(path), value) if path in paths else 0.0
+            for value in self._candidates(path, values):
+                cost = nearest.distance(path, self._written_value(path), value) if path in paths else 0.0
                 tied = any(self.variables[earlier].span == self.variables[path].span for earlier in order[:depth])
                 if size + (0.0 if tied else cost) >= best.size - 1e-12:
                     break
-                self._count()
+                self._count_try()
                 values[path] = value
-                self._put(path, value)
+                self._set_value(path, value)
                 if all(self.holds(row) for row in due[depth]):
                     descend(depth + 1, size + (0.0 if tied else cost))
             values.pop(path, None)
@@ -241,13 +252,13 @@ class RuleProblem:
         descend(0, 0.0)
         return best if best.values else None
 
-    def _values(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
+    def _candidates(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
         """The values to try for a variable of a change; a derived variable has at most one."""
-        if path == DATA and self._follows(path):
+        if path == DATA and self._is_derived(path):
             pipeline, tensor, context, nodes, devices = (int(view[name]) for name in WORLD)
             ranks = pipeline * tensor * context
             return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
-        if path == SCHEDULE and self._follows(path):
+        if path == SCHEDULE and self._is_derived(path):
             return (default_of(view["parallel.pipeline"]),)
         span = self.variables[path].span
         tied = (
@@ -255,9 +266,9 @@ class RuleProblem:
             if span
             else []
         )
-        return tied[:1] or nearest.nearest(path, self._value(path), view, self.sheet)
+        return tied[:1] or nearest.nearest(path, self._written_value(path), view, self.sheet)
 
-    def _follows(self, path: str) -> bool:
+    def _is_derived(self, path: str) -> bool:
         return path in self.variables and self.variables[path].span is None and {*WORLD} <= self.variables.keys()
 
     # ------------------------------------------------------------ both
@@ -266,21 +277,21 @@ class RuleProblem:
         """Whether a rule has no findings except those of other conflicts."""
         if row.rule is state_fits:
             self.tried += MEMORY_WEIGHT
-        return all((finding.code, finding.at) in self.others for finding in row.rule(self.sheet.spec))
+        return all((finding.code, finding.path) in self.ignored for finding in row.rule(self.sheet.spec))
 
-    def _value(self, path: str) -> Value | None:
+    def _written_value(self, path: str) -> Value | None:
         return self.variables[path].value
 
-    def _put(self, path: str, value: Value) -> None:
+    def _set_value(self, path: str, value: Value) -> None:
         if path not in (MODEL, PRECISION):
-            self.sheet.put(path, value)
+            self.sheet.set_value(path, value)
 
-    def _count(self) -> None:
+    def _count_try(self) -> None:
         self.tried += self.weight
         if self.tried > MAX_TRIED:
             raise TooManyError
 
-    def _due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
+    def _rules_due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
         """The rules to check after each variable in the order is set: those whose last variable it is."""
         due: list[list[RuleRow]] = [[] for _ in order]
         index_of = {path: index for index, path in enumerate(order)}

@@ -51,14 +51,14 @@ class Variable:
 
 
 class SheetValues(Protocol):
-    def one(self, path: str) -> int:
+    def number_or_one(self, path: str) -> int:
         """A number; 1 if unknown."""
         ...
 
 
 def split(view: SheetValues) -> int:
     """The ranks that split the data of a data rank: tensor · context."""
-    return view.one(SPLIT[0]) * view.one(SPLIT[1])
+    return view.number_or_one(SPLIT[0]) * view.number_or_one(SPLIT[1])
 
 
 class SpecSheet:
@@ -71,7 +71,7 @@ class SpecSheet:
         self.spec = spec.model_copy(deep=True)
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
 
-    def put(self, path: str, value: Value) -> None:
+    def set_value(self, path: str, value: Value) -> None:
         if path not in self._places:
             *parents, name = path.split(".")
             node: Any = self.spec
@@ -106,12 +106,12 @@ def variables(
     by_path = {}
     for path in (*PLAIN, *_model_paths(spec), *_data_paths(spec)):
         value = value_at(spec, path)
-        span = _written(path, origins)
+        span = _written_span(path, origins)
         if path == DATA and (value is None or span is None or span.text == "auto"):
             value, span = value, None
         elif not isinstance(value, (int, str)) or path in failed:
             continue
-        constant = span is None or path == SCHEDULE or set(NAME.findall(_bare(span.text))) <= {*constants}
+        constant = span is None or path == SCHEDULE or set(NAME.findall(_without_units(span.text))) <= {*constants}
         by_path[path] = Variable(path, value, span, constant)
     for path in (MODEL, PRECISION):
         if path in origins and not any(
@@ -137,7 +137,7 @@ def expert_widths(spec: Spec) -> list[int]:
     return [width for width in widths if isinstance(width, int)]
 
 
-def _bare(text: str) -> str:
+def _without_units(text: str) -> str:
     """An expression without function names and without units of numbers."""
     return re.sub(r"[0-9][0-9A-Za-z_.]*|[A-Za-z_]+\(", " ", text)
 
@@ -158,7 +158,7 @@ def _data_paths(spec: Spec) -> Iterator[str]:
         yield TRAINED_VOCAB
 
 
-def _written(path: str, origins: Mapping[str, Span]) -> Span | None:
+def _written_span(path: str, origins: Mapping[str, Span]) -> Span | None:
     """The position of a value, if it is written."""
     parent, _, name = path.rpartition(".")
     if parent == "train.batch":
@@ -179,10 +179,10 @@ def text_of(variable: Variable, value: Value, spec: Spec) -> str:
         first = value_at(spec, variable.path.replace(".last", ".first"))
         return f"{first}..{value}"
     if variable.path == "cluster.node.device.memory":
-        from dsl.facts.units import write
+        from dsl.facts.units import unit_text
 
         assert isinstance(value, int)
-        return write(value, "byte")
+        return unit_text(value, "byte")
     return str(value)
 
 

@@ -29,11 +29,11 @@ ORDER = checked((
     "model.vocab", "data.tokenizer.vocab", "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
 ))  # fmt: skip
 MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
-MOST_NEEDED = max(facts.fewest for facts in FACTS.values())  # micro-batches per rank, for any schedule
+MOST_NEEDED = max(facts.fewest_micro_batches for facts in FACTS.values())  # micro-batches per rank, for any schedule
 SIZES = ("train.batch.start", "train.batch.end")
 
 
-def place(path: str) -> int:
+def order_index(path: str) -> int:
     """The index of a variable in ORDER; variables of layers and heads are listed by their last part."""
     return ORDER.index(path if path in ORDER else path.rpartition(".")[2])
 
@@ -45,7 +45,7 @@ class ChoiceView:
     variables: Mapping[str, Variable]
     fixed: Mapping[str, Value]  # values of the fixed lines
     chosen: dict[str, Value]
-    memory: bool  # whether memory is at stake
+    memory_at_stake: bool
 
     def get(self, path: str) -> int:
         """A number that is chosen or fixed; 0 if it is neither."""
@@ -53,23 +53,23 @@ class ChoiceView:
         assert isinstance(value, int)
         return value
 
-    def one(self, path: str) -> int:
+    def number_or_one(self, path: str) -> int:
         """The number at `path` as a divisor; 1 if it is neither chosen nor fixed, or not in the spec."""
         return self.get(path) or 1
 
-    def all(self, suffix: str) -> list[int]:
+    def numbers_ending_in(self, suffix: str) -> list[int]:
         """The fixed numbers of all layers, by the end of their paths."""
         return [value for path, value in self.fixed.items() if path.endswith(suffix) and isinstance(value, int)]
 
     @property
-    def even(self) -> int:
+    def multiple(self) -> int:
         """The number that ranks and micro-batches must be a multiple of for the schedule."""
         return facts_of(self.chosen.get("schedule.name")).multiple
 
     @property
-    def fewest(self) -> int:
+    def fewest_micro_batches(self) -> int:
         """Micro-batches that the schedule needs per pipeline rank."""
-        return facts_of(self.chosen.get("schedule.name")).fewest
+        return facts_of(self.chosen.get("schedule.name")).fewest_micro_batches
 
 
 def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
@@ -85,7 +85,7 @@ def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
         return _rest_of_world(path, view)
     if path == "train.micro_batch":
         sizes = [view.fixed[size_path] for size_path in SIZES if size_path in view.fixed]
-        return _numbers(sizes, view.one("parallel.data")) if sizes else (1,)
+        return _cofactors(sizes, view.number_or_one("parallel.data")) if sizes else (1,)
     if path in SIZES:
         return (_batch(path, view),)
     return _layer_values(path, name, view)
@@ -109,18 +109,18 @@ SINGLE: dict[str, Value] = checked(
 )
 
 
-def _numbers(values: Iterable[Value], unit: int) -> tuple[int, ...]:
+def _cofactors(values: Iterable[Value], unit: int) -> tuple[int, ...]:
     """Numbers whose product with `unit` divides all values."""
     divisor = common(*(value for value in values if isinstance(value, int)))
     return divisors(divisor // unit) if divisor % unit == 0 else ()
 
 
 def _expert(view: ChoiceView) -> Iterable[int]:
-    experts, data = view.all(".experts"), view.fixed.get("parallel.data", 0)
+    experts, data = view.numbers_ending_in(".experts"), view.fixed.get("parallel.data", 0)
     assert isinstance(data, int)
-    if not view.memory:
+    if not view.memory_at_stake:
         return (1,)
-    columns, slices = data * split(view), view.one("parallel.expert_tensor")
+    columns, slices = data * split(view), view.number_or_one("parallel.expert_tensor")
     groups = columns // common(columns, slices) if columns else 0
     return reversed(divisors(common(*experts, groups))) if experts else (1,)
 
@@ -131,14 +131,14 @@ def _split(path: str, view: ChoiceView) -> Iterable[int]:
     fixed = [view.fixed.get(name, 0) for name in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
     pipeline, data, nodes, devices = (value for value in fixed if isinstance(value, int))
     (other_path,) = {*SPLIT} - {path}
-    variable, ranks = view.variables.get(path), pipeline * data * view.one(other_path)
+    variable, ranks = view.variables.get(path), pipeline * data * view.number_or_one(other_path)
     if variable is None or variable.span is None or not ranks or nodes * devices % ranks:
         return (1,)
     return (nodes * devices // ranks or 1,)
 
 
 def _pipeline(view: ChoiceView) -> Iterable[int]:
-    even = view.even
+    multiple = view.multiple
     nodes, devices, data = (view.fixed.get(name, 0) for name in ("cluster.nodes", "cluster.node.devices", DATA))
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
     limit = MAX_LAYER + 3
@@ -146,50 +146,56 @@ def _pipeline(view: ChoiceView) -> Iterable[int]:
         world, data = nodes * devices, data * split(view)
         if data:
             return (world // data,) if world % data == 0 else ()
-        return [degree for degree in range(even, limit, even) if world % (degree * split(view)) == 0]
-    if view.memory:
-        return range(even, limit, even)
+        return [degree for degree in range(multiple, limit, multiple) if world % (degree * split(view)) == 0]
+    if view.memory_at_stake:
+        return range(multiple, limit, multiple)
     # If P works, so does gcd(P, nodes), as the rest of `nodes` then divides data: divisors of fixed values are enough.
-    return sorted({lcm(even, divisor) for divisor in divisors(nodes or devices or 1)})
+    return sorted({lcm(multiple, divisor) for divisor in divisors(nodes or devices or 1)})
 
 
 def _data(view: ChoiceView) -> Iterable[int]:
-    nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.one(PIPELINE)
+    nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.number_or_one(PIPELINE)
     ranks = pipeline * split(view)
     if nodes and devices:
         return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
-    group = view.one("parallel.expert") * view.one("parallel.expert_tensor")
+    group = view.number_or_one("parallel.expert") * view.number_or_one("parallel.expert_tensor")
     base = lcm(group // common(group, split(view)), anchor // common(anchor, ranks))
     sizes = [view.fixed[size_path] for size_path in SIZES if size_path in view.fixed]
     if sizes:
-        unit = view.one("train.micro_batch") * view.even
-        degrees = [degree for degree in _numbers(sizes, unit) if degree % base == 0 and degree <= MAX_DEGREE]
-        return reversed(degrees) if view.memory else degrees
-    if not view.memory:
+        unit = view.number_or_one("train.micro_batch") * view.multiple
+        degrees = [degree for degree in _cofactors(sizes, unit) if degree % base == 0 and degree <= MAX_DEGREE]
+        return reversed(degrees) if view.memory_at_stake else degrees
+    if not view.memory_at_stake:
         return (base,)
-    least = MOST_NEEDED * pipeline * view.one("train.micro_batch")
+    least = MOST_NEEDED * pipeline * view.number_or_one("train.micro_batch")
     largest = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // ranks) // base * base
     return (largest, base) if largest > base else (base,)
 
 
 def _rest_of_world(path: str, view: ChoiceView) -> Iterable[int]:
-    world = view.one(PIPELINE) * view.one(DATA) * split(view)
+    world = view.number_or_one(PIPELINE) * view.number_or_one(DATA) * split(view)
     if path == "cluster.node.devices":
-        nodes = view.one("cluster.nodes")
+        nodes = view.number_or_one("cluster.nodes")
         return (world // nodes,) if world % nodes == 0 else ()
     devices = view.get("cluster.node.devices")
     if devices:
         return (world // devices,) if world % devices == 0 else ()
-    choices = (view.one(DATA), *divisors(world))  # one node per data rank, with a whole pipeline, mostly works
+    choices = (
+        view.number_or_one(DATA),
+        *divisors(world),
+    )  # one node per data rank, with a whole pipeline, mostly works
     return [number for number in choices if number <= MAX_NODES and world // number <= MAX_DEVICES][:1]
 
 
 def _batch(path: str, view: ChoiceView) -> int:
     if path == "train.batch.start":  # `to` is chosen first; with the same value, the batch has one size
         return view.get("train.batch.end")
-    global_micro_batch = view.one(DATA) * view.one("train.micro_batch")
-    unit, least = global_micro_batch * view.even, global_micro_batch * max(1, view.fewest * view.one(PIPELINE))
+    global_micro_batch = view.number_or_one(DATA) * view.number_or_one("train.micro_batch")
+    unit, least = (
+        global_micro_batch * view.multiple,
+        global_micro_batch * max(1, view.fewest_micro_batches * view.number_or_one(PIPELINE)),
+    )
     start = view.fixed.get("train.batch.start", 1)
     assert isinstance(start, int)
     return -(-max(least, start) // unit) * unit
@@ -204,9 +210,9 @@ def _layer_values(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
     if name in ("heads", "kv_heads"):
         return (view.get(f"{parent}.kv_heads") or 1,) if name == "heads" else (1,)
     top_groups, experts, expert = (
-        view.one(f"{parent}.top_groups"),
+        view.number_or_one(f"{parent}.top_groups"),
         view.get(f"{parent}.experts"),
-        view.one("parallel.expert"),
+        view.number_or_one("parallel.expert"),
     )
     if name == "top_groups":
         groups = view.get(f"{parent}.groups")
@@ -214,11 +220,11 @@ def _layer_values(path: str, name: str, view: ChoiceView) -> Iterable[Value]:
     if name == "groups":
         return divisors(experts) if experts else dict.fromkeys((top_groups, -(-top_groups // expert) * expert))
     assert name == "experts", path
-    unit = lcm(expert, *(view.one(f"{layer}.groups") for layer in _tied(path, view)))
+    unit = lcm(expert, *(view.number_or_one(f"{layer}.groups") for layer in _layers_of_line(path, view)))
     return (MAX_EXPERTS // unit * unit,) if unit <= MAX_EXPERTS else ()
 
 
-def _tied(path: str, view: ChoiceView) -> list[str]:
+def _layers_of_line(path: str, view: ChoiceView) -> list[str]:
     """The layers whose experts are set by the same line."""
     span = view.variables[path].span
     on_line = [

@@ -62,42 +62,43 @@ def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
 
 def expanded(text: str) -> str:
     """Return the letters and bars of a layout with repeats expanded. Raises LayoutError if it cannot be read."""
-    letters, end = _sequence(text, 0, 0)
+    letters, end = _expanded_group(text, 0, 0)
     if end < len(text):
         raise LayoutError(f"`)` at character {end + 1} closes nothing")
     return letters
 
 
-def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
-    """Expand the text from `at` up to an unmatched `)` or the end. Returns the letters and the position after them."""
+def _expanded_group(text: str, position: int, depth: int) -> tuple[str, int]:
+    """Expand the text from `position` up to an unmatched `)` or the end. Returns the letters and the position after
+    them."""
     if depth > MAX_DEPTH:
         raise LayoutError(f"parentheses are nested more than {MAX_DEPTH} deep")
     parts: list[str] = []
     length = 0
-    while at < len(text) and text[at] != ")":
-        letter = text[at]
+    while position < len(text) and text[position] != ")":
+        letter = text[position]
         if letter in ", ":
-            at += 1
+            position += 1
             continue
         if letter == "(":
-            item, end = _sequence(text, at + 1, depth + 1)
+            item, end = _expanded_group(text, position + 1, depth + 1)
             if end == len(text):
-                raise LayoutError(f"`(` at character {at + 1} is never closed")
-            at = end + 1
+                raise LayoutError(f"`(` at character {position + 1} is never closed")
+            position = end + 1
         elif letter in "EtmL|":
-            item, at = letter, at + 1
+            item, position = letter, position + 1
         else:
-            raise LayoutError(f"`{letter}` at character {at + 1} is not one of E t m L | ( ) *")
-        while count := _COUNT.match(text, at):
-            item, at = _times(item, int(count[1])), count.end()
+            raise LayoutError(f"`{letter}` at character {position + 1} is not one of E t m L | ( ) *")
+        while count := _COUNT.match(text, position):
+            item, position = _repeated(item, int(count[1])), count.end()
         length += len(item)
         if length > MAX_LENGTH:
             raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
         parts.append(item)
-    return "".join(parts), at
+    return "".join(parts), position
 
 
-def _times(item: str, count: int) -> str:
+def _repeated(item: str, count: int) -> str:
     if len(item) * count > MAX_LENGTH:
         raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
     return item * count

@@ -28,7 +28,7 @@ class ScheduleFacts:
     summary: str  # one line on the schedule, with its source
     placement: StageForm = "loop(1)"
     needs_even: bool = False  # whether it needs even numbers of ranks and micro-batches
-    fewest: int = (
+    fewest_micro_batches: int = (
         0  # micro-batches that it needs per rank; with fewer, in a ramp, another schedule runs on its placement
     )
     overlaps: bool = False  # whether it pairs a forward with a backward, each hiding the other's communication
@@ -66,7 +66,7 @@ FACTS: dict[str, ScheduleFacts] = {
         "micro-batches from both ends, forwards paired with backwards (arXiv 2412.19437, §3.2.1)",
         "bidirectional",
         needs_even=True,
-        fewest=2,
+        fewest_micro_batches=2,
         overlaps=True,
     ),
     "1f1b": ScheduleFacts(
@@ -76,7 +76,7 @@ FACTS: dict[str, ScheduleFacts] = {
     "dualpipev": ScheduleFacts(
         "DualPipe folded into a V: two stages per rank, one copy of the weights",
         "v",
-        fewest=2,
+        fewest_micro_batches=2,
         overlaps=True,
         roomier="zbv",
     ),
@@ -154,6 +154,6 @@ def in_words(names: Sequence[str]) -> str:
 CHUNKED = tuple(name for name, facts in FACTS.items() if facts.is_chunked)
 EVEN = tuple(name for name, facts in FACTS.items() if facts.needs_even)
 NEEDED = {  # micro-batches per rank → the schedules that need that many
-    count: tuple(name for name, facts in FACTS.items() if facts.fewest == count)
-    for count in sorted({facts.fewest for facts in FACTS.values()} - {0})
+    count: tuple(name for name, facts in FACTS.items() if facts.fewest_micro_batches == count)
+    for count in sorted({facts.fewest_micro_batches for facts in FACTS.values()} - {0})
 }

@@ -59,7 +59,7 @@ def unit(suffix: str) -> Quantity | None:
     if suffix in COUNTS:
         return Quantity(Fraction(COUNTS[suffix]))
     numerator, slash, denominator = suffix.partition("/")
-    top = _simple(numerator)
+    top = _prefixed_unit(numerator)
     if top is None or (slash and denominator not in TIMES):
         return None
     if not slash:
@@ -70,7 +70,7 @@ def unit(suffix: str) -> Quantity | None:
     return rate
 
 
-def _simple(name: str) -> Quantity | None:
+def _prefixed_unit(name: str) -> Quantity | None:
     if name in WORDS:
         return Quantity(Fraction(1), ((WORDS[name], 1),))
     if name in TIMES:
@@ -104,7 +104,7 @@ def combine(left: Dimension, right: Dimension, sign: int = 1) -> Dimension:
     return tuple(sorted((name, power) for name, power in powers.items() if power))
 
 
-def spoken(dimension: Dimension) -> str:
+def dimension_words(dimension: Dimension) -> str:
     """A dimension in words, for messages."""
     words = {"byte": "bytes", "bit": "bits", "s": "seconds", "token": "tokens", "step": "steps"}
     if dimension == PLAIN:
@@ -137,23 +137,23 @@ SUFFIXES = {
 }
 
 
-def bound(limit: int | float, name: str) -> str:
+def bound_text(limit: int | float, name: str) -> str:
     """A limit in unit `name`, as it may be written: `1 byte`, `0bytes/s`."""
     if limit in (0, 1):
         return f"{limit:g} byte" if name == "byte" else f"{limit:g}{SUFFIXES[name][-1][0]}"
-    return write(limit, name)
+    return unit_text(limit, name)
 
 
-def exactly(value: Fraction) -> str:
+def exact_text(value: Fraction) -> str:
     """A number as written in a spec: `9`, `8.5`, or `25 / 3` if there is no exact decimal."""
     denominator = value.denominator
     for factor in (2, 5):
         while denominator % factor == 0:
             denominator //= factor
-    return plain(value) if denominator == 1 else f"{value.numerator} / {value.denominator}"
+    return decimal_text(value) if denominator == 1 else f"{value.numerator} / {value.denominator}"
 
 
-def plain(value: Fraction) -> str:
+def decimal_text(value: Fraction) -> str:
     """An exact decimal, without exponent; the value must have one."""
     digits = 0
     while (value * 10**digits).denominator != 1:
@@ -163,7 +163,7 @@ def plain(value: Fraction) -> str:
     return f"{text[:-digits]}.{text[-digits:]}" if digits else text
 
 
-def write(value: int | float, name: str) -> str:
+def unit_text(value: int | float, name: str) -> str:
     """The shortest text of a value in unit `name` that reads back as the same value.
 
     Bytes are whole numbers: `79.1GiB` is read as 84,932,977,459 bytes, so it is a valid text for them.
@@ -178,7 +178,7 @@ def write(value: int | float, name: str) -> str:
             else:
                 reads_back = float(number * scale) == value
             if reads_back and number:
-                candidates.append((len(plain(number) + suffix), number < 1, plain(number) + suffix))
+                candidates.append((len(decimal_text(number) + suffix), number < 1, decimal_text(number) + suffix))
                 break
     assert candidates or isinstance(value, float), f"{value} {name}"
     return min(candidates)[2] if candidates else repr(value) + SUFFIXES[name][-1][0]

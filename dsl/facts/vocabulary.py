@@ -431,13 +431,13 @@ SYNONYMS: dict[str, str] = {
 # --- vocabulary
 
 
-def places(word: str) -> tuple[str, ...]:
+def paths_of(word: str) -> tuple[str, ...]:
     """The paths of the keys here that a key of another system stands for."""
     name = word.lower()
     return KEYS.get(name) or ((OTHERS[name].path,) if name in OTHERS else ())
 
 
-def topics(word: str) -> tuple[str, ...]:
+def topics_of(word: str) -> tuple[str, ...]:
     """The topics of `dsc explain` for a key or word of another system."""
     entries = (table.get(word.lower()) for table in (OTHERS, WORDS))
     paths = dict.fromkeys(entry.topic or entry.path for entry in entries if entry is not None)
@@ -474,7 +474,7 @@ def hint_elsewhere(word: str, value: str) -> str:
     return f"here it is {listed(paths, 'or')}" if paths else ABSENT.get(word.lower(), "")
 
 
-def word_at(word: str, path: str) -> str:
+def word_hint_at(word: str, path: str) -> str:
     """The hint for a word of another system at a path; "" if there is none."""
     entry = WORDS.get(word.lower())
     return entry.hint if entry is not None and entry.path == path else ""

@@ -72,9 +72,9 @@ class Span:
     def text(self) -> str:
         return self.source.text[self.start : self.end]
 
-    def to(self, other: Span) -> Span:
+    def extended_to(self, last: Span) -> Span:
         """The span from the start of this one to the end of the other."""
-        return Span(self.source, self.start, other.end)
+        return Span(self.source, self.start, last.end)
 
     def __str__(self) -> str:
         return f"{self.source.name}:{self.line}:{self.column}"
@@ -236,9 +236,9 @@ def before_value(span: Span) -> str:
 
 
 def _labelled(label: str, text: str, margin: str) -> list[str]:
-    first, *rest = text.split("\n")
+    first, *later_lines = text.split("\n")
     indent = " " * (len(margin) + len(label) + 5)
-    return [f"{margin} = {label}: {_clipped(first)}", *(indent + _clipped(line) for line in rest)]
+    return [f"{margin} = {label}: {_clipped(first)}", *(indent + _clipped(line) for line in later_lines)]
 
 
 def _quote(span: Span, margin: str, arrow: str) -> list[str]:

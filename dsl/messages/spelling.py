@@ -30,7 +30,7 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
         compared += len(word) * len(name)
         if compared > MAX_COMPARED:
             break
-        count = edits(word.lower(), name.lower())
+        count = num_edits(word.lower(), name.lower())
         if count <= limit:
             distances[name] = count
     least = min(distances.values(), default=0)
@@ -38,16 +38,16 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name, count in distances.items() if count == least) or tuple(completions)
 
 
-def edits(one: str, other: str) -> int:
+def num_edits(word: str, name: str) -> int:
     """The number of letters to insert, leave out, change or swap with their neighbour to turn one word into the
     other."""
     before: list[int] = []
-    last = list(range(len(other) + 1))
-    for row, letter in enumerate(one, 1):
+    last = list(range(len(name) + 1))
+    for row, letter in enumerate(word, 1):
         new = [row]
-        for column, other_letter in enumerate(other, 1):
-            count = min(last[column] + 1, new[column - 1] + 1, last[column - 1] + (letter != other_letter))
-            if row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == other_letter:
+        for column, name_letter in enumerate(name, 1):
+            count = min(last[column] + 1, new[column - 1] + 1, last[column - 1] + (letter != name_letter))
+            if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == name_letter:
                 count = min(count, before[column - 2] + 1)
             new.append(count)
         before, last = last, new

@@ -1,6 +1,6 @@
 """Reference topics of the language: blocks, keys, words, units and codes, from the schema and other tables."""
 
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, plain, related
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, keys, related, without_kinds
 from dsl.reference.topics import Topic, find, index, suggestions, text_of
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "find",
     "index",
     "keys",
-    "plain",
     "related",
     "suggestions",
     "text_of",
+    "without_kinds",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from dsl.canonical import number
+from dsl.canonical import number_text
 from dsl.facts import units
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
@@ -114,9 +114,9 @@ class BlockKeys:
 @cache
 def blocks() -> tuple[BlockKeys, ...]:
     """All blocks, depth first: the run, its inner blocks, the model, the cluster, the precision."""
-    run = BlockKeys("run", "run NAME", _doc(Spec), tuple(_keys(Spec, "")))
-    inner = [block for name in fields_of(Spec) if name not in NAMED for block in _inner(Spec, name, "")]
-    named = [block for name in NAMED for block in _inner(Spec, name, "")]
+    run = BlockKeys("run", "run NAME", _class_meaning(Spec), tuple(_keys_of_class(Spec, "")))
+    inner = [block for name in fields_of(Spec) if name not in NAMED for block in _blocks_of_field(Spec, name, "")]
+    named = [block for name in NAMED for block in _blocks_of_field(Spec, name, "")]
     return (run, *inner, *named)
 
 
@@ -126,13 +126,13 @@ def keys() -> dict[str, BlockKey]:
     return {key.path: key for block in blocks() for key in block.keys}
 
 
-def plain(path: str) -> str:
+def without_kinds(path: str) -> str:
     """A path without kinds, as in `-s` and rules: model.attention.heads."""
     parts = path.split(".")
     return ".".join(part for before, part in zip(["", *parts], parts, strict=False) if (before, part) not in _kinds())
 
 
-def documented_at(path: str) -> str:
+def documented_path(path: str) -> str:
     """The path of the block that documents this path: `cluster.more.more` has the keys of `cluster.more`."""
     parts = path.split(".")
     return ".".join(
@@ -142,12 +142,14 @@ def documented_at(path: str) -> str:
 
 def related(key: BlockKey) -> tuple[str, ...]:
     """Paths of the keys that a rule reads together with this one."""
-    plain_path, block = plain(key.path), key.path.rpartition(".")[0]
+    plain_path, block = without_kinds(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
     read_together = {read for row in rows if plain_path in row for read in row if read != plain_path}
-    paths = [path for path in keys() if plain(path) in read_together]
+    paths = [path for path in keys() if without_kinds(path) in read_together]
     alternatives = {
-        path for path in paths if plain(path).rpartition(".")[0] == plain(block) and path.rpartition(".")[0] != block
+        path
+        for path in paths
+        if without_kinds(path).rpartition(".")[0] == without_kinds(block) and path.rpartition(".")[0] != block
     }
     return tuple(path for path in paths if path not in alternatives)
 
@@ -155,7 +157,7 @@ def related(key: BlockKey) -> tuple[str, ...]:
 # ---------------------------------------------------------------- from the schema
 
 
-def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
+def _blocks_of_field(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
     """Yield the blocks of a field and their inner blocks."""
     kind, info = fields_of(cls)[name], cls.model_fields[name]
     block_path = f"{path}.{name}".lstrip(".")
@@ -171,19 +173,19 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[BlockKeys]:
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
         head = f"{name} {{ NAME" if kind.form == "entries" else head
         inner = f"{block_path}.{label}".rstrip(".")
-        yield BlockKeys(inner, head, _doc(block_class), tuple(_keys(block_class, inner)))
+        yield BlockKeys(inner, head, _class_meaning(block_class), tuple(_keys_of_class(block_class, inner)))
         for field, field_type in fields_of(block_class).items():
             if block_class not in field_type.nodes:  # `more` inside `more` has the same keys
-                yield from _inner(block_class, field, inner)
+                yield from _blocks_of_field(block_class, field, inner)
     assert info.description, f"{cls.__name__}.{name}"
 
 
-def _keys(cls: type[Node], path: str) -> Iterator[BlockKey]:
+def _keys_of_class(cls: type[Node], path: str) -> Iterator[BlockKey]:
     for name, kind in fields_of(cls).items():
         if kind.form == "label" or (path.endswith("layers") and name in ("first", "last")):
             continue
         key_path = f"{path}.{name}".lstrip(".")
-        yield _key(cls, name, kind, key_path)
+        yield _key_of_field(cls, name, kind, key_path)
         if key_path == "train.tokens":
             meaning = "length of the run or phase in steps, instead of `tokens`"
             bounds = "1 to 1,000,000,000"
@@ -192,26 +194,28 @@ def _keys(cls: type[Node], path: str) -> Iterator[BlockKey]:
             yield replace(steps, examples=examples, codes=("E0707",))
 
 
-def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> BlockKey:
+def _key_of_field(cls: type[Node], name: str, kind: FieldType, path: str) -> BlockKey:
     info = cls.model_fields[name]
     choices = next((tuple(mark.meanings.items()) for mark in info.metadata if isinstance(mark, Choices)), ())
     if len(kind.nodes) > 1:
-        choices = tuple((block_class.model_fields["kind"].default, _doc(block_class)) for block_class in kind.nodes)
+        choices = tuple(
+            (block_class.model_fields["kind"].default, _class_meaning(block_class)) for block_class in kind.nodes
+        )
     return BlockKey(
         path=path,
         meaning=info.description or "",
-        takes=_takes(name, kind, info.examples or ()),
-        default=_default(info, kind),
+        takes=_takes_text(name, kind, info.examples or ()),
+        default=_default_text(info, kind),
         unit=UNITS[kind.unit.name] if kind.unit else "",
-        bounds=_bounds(info, kind),
+        bounds=_bounds_text(info, kind),
         or_none=kind.optional and kind.required,
         choices=choices,
         examples=tuple(info.examples or ()),
-        codes=_codes(cls, plain(path), kind),
+        codes=_codes_of_key(cls, without_kinds(path), kind),
     )
 
 
-def _takes(name: str, kind: FieldType, examples: Collection[Any]) -> str:
+def _takes_text(name: str, kind: FieldType, examples: Collection[Any]) -> str:
     if kind.form:
         return FORMS[kind.form]
     if name in NAMED:
@@ -231,26 +235,26 @@ def _takes(name: str, kind: FieldType, examples: Collection[Any]) -> str:
     return {int: "whole number", float: "number", Fraction: "number", bool: "`true` or `false`"}[wanted]
 
 
-def _default(info: FieldInfo, kind: FieldType) -> str:
+def _default_text(info: FieldInfo, kind: FieldType) -> str:
     derived = next((mark.text for mark in info.metadata if isinstance(mark, Derived)), "")
     if derived or info.is_required():
         return derived
     if isinstance(info.default, Node):
         return "the defaults of its keys"
-    return f"`{_written(info.default)}`"
+    return f"`{_value_text(info.default)}`"
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float, Fraction)):
-        return number(value)
+        return number_text(value)
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 
-def _bounds(info: FieldInfo, kind: FieldType) -> str:
+def _bounds_text(info: FieldInfo, kind: FieldType) -> str:
     """The bounds of a field in its unit: `1 to 65,536`."""
     limits = {
         name: getattr(mark, name) for mark in info.metadata for name in ("ge", "gt", "le", "lt") if hasattr(mark, name)
@@ -259,20 +263,20 @@ def _bounds(info: FieldInfo, kind: FieldType) -> str:
         return "1x1 to 1024x1024"
     if not limits or kind.form not in ("", "ranks"):
         return ""
-    texts = {name: _limit(value, kind) for name, value in limits.items()}
+    texts = {name: _limit_text(value, kind) for name, value in limits.items()}
     if "ge" in texts and "le" in texts:
         return f"{texts['ge']} to {texts['le']}"
     low = f"at least {texts['ge']}" if "ge" in texts else f"above {texts['gt']}"
     return f"{low}, {'at most ' + texts['le'] if 'le' in texts else 'below ' + texts['lt']}"
 
 
-def _limit(value: float, kind: FieldType) -> str:
+def _limit_text(value: float, kind: FieldType) -> str:
     if kind.unit and not kind.unit.bare and value > 1:
-        return re.sub(r"^\d+", lambda number: f"{int(number[0]):,}", units.write(value, kind.unit.name))
+        return re.sub(r"^\d+", lambda number: f"{int(number[0]):,}", units.unit_text(value, kind.unit.name))
     return f"{value:,}" if isinstance(value, int) else f"{value:g}".replace("e+0", "e").replace("e+", "e")
 
 
-def _doc(cls: type[Node]) -> str:
+def _class_meaning(cls: type[Node]) -> str:
     return " ".join((cls.__doc__ or "").split())
 
 
@@ -280,16 +284,16 @@ def _doc(cls: type[Node]) -> str:
 def _kinds() -> frozenset[tuple[str, str]]:
     """(key, kind) of every block that has a kind."""
     kinds: set[tuple[str, str]] = set()
-    todo: list[Any] = [Spec]
-    while todo:
-        cls = todo.pop()
+    pending: list[Any] = [Spec]
+    while pending:
+        cls = pending.pop()
         for name, kind in fields_of(cls).items():
             kinds |= {
                 (name, block_class.model_fields["kind"].default)
                 for block_class in kind.nodes
                 if "kind" in block_class.model_fields
             }
-            todo += [
+            pending += [
                 argument
                 for annotation in kind.types
                 for argument in (annotation, *get_args(annotation))
@@ -309,7 +313,7 @@ def codes_of(rule: Rule) -> tuple[str, ...]:
     )
 
 
-def _codes(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
+def _codes_of_key(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
     """The codes of the rules that read a key, or that read its whole block if that is small."""
     parent = path.rpartition(".")[0]
     codes = {code for code, about in ABOUT.items() if path in about}
@@ -318,7 +322,7 @@ def _codes(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
         places = {_without_index(read) for read in reads}
         siblings = {place.rpartition(".")[2] for place in places if place.rpartition(".")[0] == parent}
         is_mine = path in places and siblings <= fields_of(cls).keys()  # mla has no kv_heads
-        if is_mine or (parent in places and parent in _small()):
+        if is_mine or (parent in places and parent in _small_blocks()):
             codes |= set(codes_of(rule))
     return tuple(sorted(codes))
 
@@ -328,7 +332,7 @@ def _without_index(read: str) -> str:
 
 
 @cache
-def _small() -> frozenset[str]:
+def _small_blocks() -> frozenset[str]:
     """Paths of the blocks with at most SMALL keys."""
     counts: dict[str, int] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_at
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_path
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, UnitTopic, family, sample
 from dsl.rules.codes import CODES
@@ -22,12 +22,12 @@ def keys_page() -> str:
         "All blocks and keys of a spec. A key without a default must be given. `dsc explain KEY` prints the same for "
         "one",
         "key; [units.md](units.md) lists the units, [errors.md](errors.md) explains the codes.\n",
-        *(f"- [{block.path}](#{slug(block.path)}): {_first(block.meaning)}" for block in blocks()),
+        *(f"- [{block.path}](#{slug(block.path)}): {_first_sentence(block.meaning)}" for block in blocks()),
         "- [words](#words): phases, and the other words of the language\n",
-        *(_block(block) for block in blocks()),
+        *(_block_section(block) for block in blocks()),
         f"{named} are built-in precisions and need no block.\n",
         "## words\n",
-        _table(("word", "means", "example"), (_word(word) for word in WORDS)),
+        _table_text(("word", "means", "example"), (_word_cells(word) for word in WORDS)),
         *(f"[{code}]: errors.md#{slug(code)}" for code in CODES),
     ]
     return "\n".join(parts) + "\n"
@@ -44,7 +44,7 @@ def units_page() -> str:
         "over a time, without spaces (`3.35TB/s`, `60GB/min`); with spaces, `/` divides.\n",
     ]
     for name in FAMILIES:
-        parts += [f"## {name}\n", _table(("unit", "exact value"), (_unit(topic) for topic in family(name)))]
+        parts += [f"## {name}\n", _table_text(("unit", "exact value"), (_unit_cells(topic) for topic in family(name)))]
     return "\n".join(parts)
 
 
@@ -60,7 +60,7 @@ def errors_page(messages: Mapping[str, str]) -> str:
         ),
     ]
     for group, title in GROUPS.items():
-        parts += [f"\n## {title}", *(_lesson(code, messages[code]) for code in _codes_in(group))]
+        parts += [f"\n## {title}", *(_lesson_section(code, messages[code]) for code in _codes_in(group))]
     parts += ["", *(f"[{code}]: #{slug(code)}" for code in CODES)]
     return "\n".join(parts)
 
@@ -77,23 +77,23 @@ def slug(heading: str) -> str:
 # ---------------------------------------------------------------- keys
 
 
-def _block(block: BlockKeys) -> str:
-    rows = ((f"`{key.name}`", _takes(key), key.default or "", key.meaning) for key in block.keys)
+def _block_section(block: BlockKeys) -> str:
+    rows = ((f"`{key.name}`", _takes_text(key), key.default or "", key.meaning) for key in block.keys)
     parts = [f"## {block.path}\n", f"`{block.head} {{ … {block.closing}`: {block.meaning}\n"]
-    parts += [_table(("key", "takes", "default", "meaning"), rows)]
+    parts += [_table_text(("key", "takes", "default", "meaning"), rows)]
     if block.path == "train":
         parts += [
             "`batch { … }` has the keys\n",
-            _table(("key", "meaning", "example"), (_word(word) for word in BATCH)),
+            _table_text(("key", "meaning", "example"), (_word_cells(word) for word in BATCH)),
         ]
-    parts += [*_choices(block), *_rules(block)]
+    parts += [*_choices_text(block), *_rules_text(block)]
     parts += [f"```dsc\n{sample(block)}\n```\n"]
     return "\n".join(parts)
 
 
-def _takes(key: BlockKey) -> str:
+def _takes_text(key: BlockKey) -> str:
     # the block itself, or those of its kinds; inner blocks have other heads
-    key_path = documented_at(key.path)
+    key_path = documented_path(key.path)
     inner = [block for block in blocks() if f"{block.path}.".startswith(f"{key_path}.")]
     paths = [
         block.path
@@ -107,7 +107,7 @@ def _takes(key: BlockKey) -> str:
     return key.value + (f"; {key.unit}" if key.unit else "")
 
 
-def _choices(block: BlockKeys) -> Iterator[str]:
+def _choices_text(block: BlockKeys) -> Iterator[str]:
     """Yield the choices with their meanings, once for all keys that share them."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for key in block.keys:
@@ -118,7 +118,7 @@ def _choices(block: BlockKeys) -> Iterator[str]:
         yield "".join(f"- `{word}`: {meaning}\n" for word, meaning in choices)
 
 
-def _rules(block: BlockKeys) -> Iterator[str]:
+def _rules_text(block: BlockKeys) -> Iterator[str]:
     ruled_keys = [key for key in block.keys if key.codes]
     if ruled_keys:
         yield "Rules:\n"
@@ -128,35 +128,35 @@ def _rules(block: BlockKeys) -> Iterator[str]:
 # ---------------------------------------------------------------- errors
 
 
-def _lesson(code: str, message: str) -> str:
+def _lesson_section(code: str, message: str) -> str:
     taught = lesson(code)
     special = {taught.wrong.command, taught.right.command} != {COMMAND}
-    parts = [f"### {code}", f"**{taught.rule}**", taught.why, "Wrong:", _example(taught.wrong, special)]
-    parts += [f"```text\n{message}\n```", "Right:", _example(taught.right, special)]
+    parts = [f"### {code}", f"**{taught.rule}**", taught.why, "Wrong:", _example_text(taught.wrong, special)]
+    parts += [f"```text\n{message}\n```", "Right:", _example_text(taught.right, special)]
     return "\n" + "\n\n".join(parts)
 
 
-def _example(shown: Example, with_command: bool) -> str:
-    command = f"\n\n```sh\n{shown.command}\n```" if with_command else ""
-    return f"```dsc\n{shown.abridged}```{command}"
+def _example_text(lesson_example: Example, with_command: bool) -> str:
+    command = f"\n\n```sh\n{lesson_example.command}\n```" if with_command else ""
+    return f"```dsc\n{lesson_example.abridged}```{command}"
 
 
 # ---------------------------------------------------------------- tables
 
 
-def _unit(one: UnitTopic) -> tuple[str, str]:
-    return f"`{one.text}`", one.exactly
+def _unit_cells(topic: UnitTopic) -> tuple[str, str]:
+    return f"`{topic.text}`", topic.exact_value
 
 
-def _word(word: LanguageWord) -> tuple[str, ...]:
+def _word_cells(word: LanguageWord) -> tuple[str, ...]:
     return f"`{word.text}`", word.meaning, f"`{word.example}`"
 
 
-def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+def _table_text(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def _first(text: str) -> str:
+def _first_sentence(text: str) -> str:
     """The first sentence."""
     return re.split(r"(?<=[^A-Z0-9])[.:;] ", text, maxsplit=1)[0].rstrip(".")

@@ -13,7 +13,7 @@ from fractions import Fraction
 from dsl.canonical import INDENT, block_lines
 from dsl.facts import units, vocabulary
 from dsl.facts.units import BINARY, COUNTS, DECIMAL, TIMES
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_at, keys, plain, related
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_path, keys, related, without_kinds
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.rules.codes import CODES, RETIRED
 from dsl.rules.precision import ALL_ROLES, ROLES
@@ -108,7 +108,7 @@ class UnitTopic:
     base: str
 
     @property
-    def exactly(self) -> str:
+    def exact_value(self) -> str:
         """The exact value: `2^30 = 1,073,741,824 bytes`."""
         if self.value < 1:
             return f"{self.value.numerator}/{self.value.denominator:,} {self.base}".rstrip()
@@ -125,7 +125,7 @@ def unit(text: str) -> UnitTopic | None:
     quantity = units.unit(text) if text else None
     if quantity is None:
         return None
-    base = "" if quantity.dimension == units.PLAIN else units.spoken(quantity.dimension)
+    base = "" if quantity.dimension == units.PLAIN else units.dimension_words(quantity.dimension)
     return UnitTopic(text, quantity.value, base)
 
 
@@ -178,25 +178,25 @@ class Topic:
     see: tuple[str, ...] = ()  # related topics
 
 
-def find(asked: str) -> tuple[Topic, ...]:
+def find(query: str) -> tuple[Topic, ...]:
     """Return all topics for a word, exact matches first; empty if there are none."""
-    word = asked.strip().strip("`")
+    word = query.strip().strip("`")
     if word.upper() in CODES:
-        return (_code(word.upper()),)
+        return (_code_topic(word.upper()),)
     if word.upper() in RETIRED:
         return (Topic("code", word.upper(), f"retired: {RETIRED[word.upper()]}"),)
-    topics = [*_structure(word)]
-    topics += [_word(entry) for entry in (*WORDS, *BATCH) if word in (entry.text, entry.text.partition("(")[0])]
-    topics += [_precision(word)] if word in BUILT_IN else []
-    topics += [*_choices(word)]
+    topics = [*_block_and_key_topics(word)]
+    topics += [_word_topic(entry) for entry in (*WORDS, *BATCH) if word in (entry.text, entry.text.partition("(")[0])]
+    topics += [_precision_topic(word)] if word in BUILT_IN else []
+    topics += [*_choice_topics(word)]
     unit_topic = unit(word)
-    topics += [_unit(unit_topic)] if unit_topic and not word[0].isdigit() else []
-    return tuple(topics) or _elsewhere(word)
+    topics += [_unit_topic(unit_topic)] if unit_topic and not word[0].isdigit() else []
+    return tuple(topics) or _foreign_topics(word)
 
 
-def _elsewhere(word: str) -> tuple[Topic, ...]:
+def _foreign_topics(word: str) -> tuple[Topic, ...]:
     """Topics for a key or word of another system: what to use instead, followed by the topics of that key or block."""
-    places = vocabulary.topics(word)
+    places = vocabulary.topics_of(word)
     if word.lower() in vocabulary.ABSENT:
         return (Topic("word", word, vocabulary.hint_of(word)),)
     if not places:
@@ -210,18 +210,20 @@ def _elsewhere(word: str) -> tuple[Topic, ...]:
     return (topic, *(inner_topic for path in places for inner_topic in find(path)))
 
 
-def suggestions(asked: str) -> tuple[str, ...]:
+def suggestions(query: str) -> tuple[str, ...]:
     """Topics that may have been meant by an unknown word."""
     folded = {name.lower(): name for name in sorted(names_of_topics(), reverse=True)}  # GiB rather than Gib
-    close = get_close_matches(asked.lower(), folded, n=3, cutoff=0.6)
-    last = get_close_matches(asked.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
+    close = get_close_matches(query.lower(), folded, n=3, cutoff=0.6)
+    last = get_close_matches(query.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
     return tuple(folded[name] for name in close or last)
 
 
 def names_of_topics() -> frozenset[str]:
     """All words that `find` knows, including the last parts of paths; of units, only the usual ones."""
     paths = {
-        path for key_path in (*keys(), *(block.path for block in blocks())) for path in (key_path, plain(key_path))
+        path
+        for key_path in (*keys(), *(block.path for block in blocks()))
+        for path in (key_path, without_kinds(key_path))
     }
     words = {word.text.partition("(")[0] for word in (*WORDS, *BATCH)}
     choices = {word for key in keys().values() for word, _ in key.choices}
@@ -232,16 +234,16 @@ def names_of_topics() -> frozenset[str]:
 
 
 # ---------------------------------------------------------------- blocks and keys
-def _structure(word: str) -> list[Topic]:
+def _block_and_key_topics(word: str) -> list[Topic]:
     """Blocks and keys whose path is, or ends in, a word; kinds and numbers may be left out."""
     wanted = [
-        part for part in documented_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()
+        part for part in documented_path(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()
     ]
     exact, ending = [], []
     entries: list[tuple[str, BlockKeys | BlockKey]] = [(block.path, block) for block in blocks()]
     entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]
     for path, entry in entries:
-        parts = [path.split("."), plain(path).split(".")]
+        parts = [path.split("."), without_kinds(path).split(".")]
         if wanted in parts:
             exact.append(entry)
         elif wanted and (
@@ -250,73 +252,80 @@ def _structure(word: str) -> list[Topic]:
             ending.append(entry)
     see_also = tuple(entry.path for entry in ending) if exact else ()
     return [
-        _key(entry, see_also) if isinstance(entry, BlockKey) else _block(entry, see_also) for entry in exact or ending
+        _key_topic(entry, see_also) if isinstance(entry, BlockKey) else _block_topic(entry, see_also)
+        for entry in exact or ending
     ]
 
 
-def _is_within(asked: list[str], path: list[str]) -> bool:
-    """Whether a path has all asked parts in order, and the same last part: attention.rank."""
+def _is_within(parts: list[str], path: list[str]) -> bool:
+    """Whether a path has all `parts` in order, and the same last part: attention.rank."""
     remaining = iter(path)
-    return len(asked) > 1 and path[-1] == asked[-1] and all(part in remaining for part in asked)
+    return len(parts) > 1 and path[-1] == parts[-1] and all(part in remaining for part in parts)
 
 
-def _block(block: BlockKeys, others: tuple[str, ...]) -> Topic:
-    listed = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
-    block_key = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
+def _block_topic(block: BlockKeys, related_paths: tuple[str, ...]) -> Topic:
+    key_lines = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
+    block_key = next(
+        (key for key in keys().values() if key.is_block and without_kinds(key.path) == without_kinds(block.path)), None
+    )
     facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … {block.closing}",))]
     facts += [("default", (_bare(block_key.default),))] if block_key and block_key.default else []
-    facts += [("keys", listed)]
-    facts += [("built in", _columns(tuple(RECIPES.items())))] if block.path == "precision" else []
-    facts += [("rules", _rules(block_key.codes))] if block_key and block_key.codes else []
+    facts += [("keys", key_lines)]
+    facts += [("built in", _aligned_lines(tuple(RECIPES.items())))] if block.path == "precision" else []
+    facts += [("rules", _rule_lines(block_key.codes))] if block_key and block_key.codes else []
     inner = tuple(inner_block.path for inner_block in blocks() if inner_block.path.startswith(f"{block.path}."))
-    return Topic("block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*others, *inner))
+    return Topic(
+        "block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*related_paths, *inner)
+    )
 
 
 def sample(block: BlockKeys) -> str:
     """The text of a block with an example of each key."""
-    inside = "\n".join(f"  {line}" for key in block.keys if key.name != "steps" for line in (shown(key),))
+    example_lines = "\n".join(
+        f"  {line}" for key in block.keys if key.name != "steps" for line in (first_example(key),)
+    )
     heads = {"NAME": "mine", "FIRST..LAST": "0..2"}
     head = " ".join(heads.get(part, part) for part in block.head.split())
-    return f"{head} {{\n{inside}\n{block.closing}"
+    return f"{head} {{\n{example_lines}\n{block.closing}"
 
 
-def shown(key: BlockKey) -> str:
+def first_example(key: BlockKey) -> str:
     """The first example of a key."""
     assert key.examples, key.path
     return key.examples[0]
 
 
-def _key(key: BlockKey, others: tuple[str, ...]) -> Topic:
+def _key_topic(key: BlockKey, related_paths: tuple[str, ...]) -> Topic:
     facts: list[tuple[str, tuple[str, ...]]] = [("takes", (_bare(key.value),))]
     facts += [("unit", (_bare(key.unit),))] if key.unit else []
-    facts += [("choices", _columns(key.choices))] if key.choices else []
+    facts += [("choices", _aligned_lines(key.choices))] if key.choices else []
     facts += [("default", (_bare(key.default) or "must be given",))]
-    facts += [("override", (_override(key),))] if _override(key) else []
-    facts += [("rules", _rules(key.codes))] if key.codes else []
+    facts += [("override", (_override_text(key),))] if _override_text(key) else []
+    facts += [("rules", _rule_lines(key.codes))] if key.codes else []
     examples = tuple(("example", text) for text in key.examples)
     phases = tuple(word.text for word in WORDS if key.path in word.see)
-    see_also = (*others, *related(key)[:MAX_RELATED], *phases)
+    see_also = (*related_paths, *related(key)[:MAX_RELATED], *phases)
     return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see_also)))
 
 
 NAMED_ENTRIES = {"data.sources": "web", "train.grpo.rewards": "correct"}  # path → name of an example entry
 
 
-def _override(key: BlockKey) -> str:
+def _override_text(key: BlockKey) -> str:
     """The `-s` override of a key; empty for keys of layer ranges and for blocks, which `-s` does not set by this
     path."""
     name, equals, value = key.examples[0].partition(" = ")
-    path = plain(key.path)
+    path = without_kinds(key.path)
     for entries, entry in NAMED_ENTRIES.items():
         path = path.replace(f"{entries}.", f"{entries}.{entry}.")
     return f"-s {shlex.quote(f'{path}={value}')}" if equals and name == key.name and "layers" not in key.path else ""
 
 
-def _rules(codes: tuple[str, ...]) -> tuple[str, ...]:
+def _rule_lines(codes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{code}  {CODES[code]}" for code in codes)
 
 
-def _columns(rows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _aligned_lines(rows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     width = max(len(word) for word, _ in rows)
     return tuple(f"{word:<{width}}  {meaning}" for word, meaning in rows)
 
@@ -327,22 +336,22 @@ def _bare(text: str) -> str:
 
 
 # ---------------------------------------------------------------- codes and words
-def _code(code: str) -> Topic:
+def _code_topic(code: str) -> Topic:
     taught = lesson(code)
     special = {taught.wrong.command, taught.right.command} != {COMMAND}
     examples = tuple(
-        (label, example(snippet, special)) for label, snippet in (("wrong", taught.wrong), ("right", taught.right))
+        (label, example_text(snippet, special)) for label, snippet in (("wrong", taught.wrong), ("right", taught.right))
     )
     about = tuple(key.path for key in keys().values() if code in key.codes)
     return Topic("code", code, taught.rule, taught.why, (), examples, about[:MAX_RELATED])
 
 
-def example(shown: Example, with_command: bool) -> str:
+def example_text(lesson_example: Example, with_command: bool) -> str:
     """The printed text of an example."""
-    return shown.abridged.rstrip("\n") + (f"\n\n$ {shown.command}" if with_command else "")
+    return lesson_example.abridged.rstrip("\n") + (f"\n\n$ {lesson_example.command}" if with_command else "")
 
 
-def _word(word: LanguageWord) -> Topic:
+def _word_topic(word: LanguageWord) -> Topic:
     kind = "key" if word in BATCH else "word"
     name = f"train.batch.{word.text}" if word in BATCH else word.text
     return Topic(
@@ -350,7 +359,7 @@ def _word(word: LanguageWord) -> Topic:
     )
 
 
-def _choices(word: str) -> Iterator[Topic]:
+def _choice_topics(word: str) -> Iterator[Topic]:
     """Yield a topic for each meaning of a word that keys take; kinds of blocks are topics of their own."""
     meanings: dict[str, list[BlockKey]] = {}
     for key in keys().values():
@@ -379,7 +388,7 @@ def _is_for(word: str, key: BlockKey) -> bool:
     return word not in ROLES or role not in ALL_ROLES or role in ROLES[word][2]
 
 
-def _precision(name: str) -> Topic:
+def _precision_topic(name: str) -> Topic:
     written = [line.text.removeprefix(INDENT) for line in block_lines("precision", BUILT_IN[name])][1:-1]
     return Topic(
         "precision",
@@ -392,14 +401,16 @@ def _precision(name: str) -> Topic:
     )
 
 
-def _unit(one: UnitTopic) -> Topic:
-    kind = one.base or "a count"
-    meaning = {"a count": "a count; after a prefix it is bytes, as in GB"}.get(kind, kind) if one.text == "B" else kind
-    facts = (("is exactly", (one.exactly,)),)
-    example_text = (
-        f"10 {one.text}" if one.text in ("tokens", "steps", "token", "step", "bytes", "byte") else f"10{one.text}"
+def _unit_topic(topic: UnitTopic) -> Topic:
+    kind = topic.base or "a count"
+    meaning = (
+        {"a count": "a count; after a prefix it is bytes, as in GB"}.get(kind, kind) if topic.text == "B" else kind
     )
-    return Topic("unit", one.text, f"a unit: {meaning}", "", facts, (("example", example_text),))
+    facts = (("is exactly", (topic.exact_value,)),)
+    sample_text = (
+        f"10 {topic.text}" if topic.text in ("tokens", "steps", "token", "step", "bytes", "byte") else f"10{topic.text}"
+    )
+    return Topic("unit", topic.text, f"a unit: {meaning}", "", facts, (("example", sample_text),))
 
 
 # ---------------------------------------------------------------- text

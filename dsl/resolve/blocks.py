@@ -36,39 +36,39 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
         if isinstance(statement, (Let, Lost)):
             continue
         if name not in keys or not isinstance(statement, (Attribute, Block)):
-            failed |= {_target(name) for name in _unknown(context, scope, cls, block, statement, keys)}
+            failed |= {_field_of(name) for name in _report_unknown(context, scope, cls, block, statement, keys)}
             continue
         if name == "layers" and isinstance(statement, Block):
             ranges.append(statement)
             continue
-        target = _target(name)
-        context.origins[scope.at(target)] = (
+        target = _field_of(name)
+        context.origins[scope.path_of(target)] = (
             statement.phrase.span if isinstance(statement, Attribute) else statement.head
         )
         try:
             values[target] = field(context, scope, cls, name, statement)
         except RejectedError:
             failed.add(target)
-    for name in {_target(key) for key in lost_keys(block) & {*keys}} - values.keys():
+    for name in {_field_of(key) for key in lost_keys(block) & {*keys}} - values.keys():
         failed.add(name)
     if ranges:
         values["layers"] = _layers(context, scope, ranges, _attention_of(block))
-        context.origins[scope.at("layers")] = ranges[0].head
+        context.origins[scope.path_of("layers")] = ranges[0].head
         # one range of several failed: the others are still checked, but not the gaps between them
         if "layers" in failed:
             failed.remove("layers")
-            context.failed |= {scope.at("layers.*.first"), scope.at("layers.*.last")}
+            context.failed |= {scope.path_of("layers.*.first"), scope.path_of("layers.*.last")}
     for name, default in derive.DEFAULTS.get(cls, {}).items():
         if name not in values and name not in failed:
             try:
                 values[name] = default(context)
             except RejectedError:
                 failed.add(name)
-    for name, value in derive.of_name(cls, values).items():
+    for name, value in derive.values_of_name(cls, values).items():
         if values.get(name) is None and name not in failed:
             values[name] = value
     missing = [n for n, kind in fields.items() if kind.required and not {n, kind.unless} & (values.keys() | failed)]
-    _missing(context, cls, block, missing)
+    _report_missing(context, cls, block, missing)
     failed |= set(missing)
     return _build(context, scope, cls, values, failed)
 
@@ -79,16 +79,16 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
         return derive.tokens_of_steps(context, scope, statement)
     kind = fields_of(cls)[name]
     if kind.form in ("batch", "rate") and isinstance(statement, Block):
-        _without_label(context, name, statement.labels)
+        _report_labels(context, name, statement.labels)
     if kind.form == "batch":
         return forms.batch(context, scope, statement)
     if kind.form == "rate":
         block = _expect_block(context, statement, "write `rate { constant at 1e-4 }`")
-        return forms.rate(context, scope, block, derive.ramp_of(context), derive.until(context))
+        return forms.rate(context, scope, block, derive.ramp_of(context), derive.tokens_at_end(context))
     if kind.form == "entries":
         return _entries(context, scope, cls, name, statement)
     if kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer":
-        return _child(context, scope, cls, name, statement)
+        return _block_value(context, scope, cls, name, statement)
     if isinstance(statement, Block):
         hint = f"write `{name} = value`"
         raise context.reject("E0204", f"`{name}` is a value, not a block", statement.head, hint)
@@ -106,26 +106,26 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
             return derive.data_degree(context, statement.phrase.span)
         if name == "layout":
             return None  # as even as possible
-        if scope.at(name) in choices.OPEN:
-            return _chosen(context, scope.at(name), statement.phrase.span)
+        if scope.path_of(name) in choices.OPEN:
+            return _chosen_value(context, scope.path_of(name), statement.phrase.span)
     return scalar(context, scope, kind, statement)
 
 
 # ---------------------------------------------------------------- blocks within blocks
 
 
-def _child(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
+def _block_value(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
     kind = fields_of(cls)[name]
     if name in NAMED and not scope.path:
-        return _named(context, kind.nodes[0], name, statement)
+        return _named_block(context, kind.nodes[0], name, statement)
     if kind.optional and isinstance(statement, Attribute) and statement.phrase.span.text == "none":
         return None
     example = (cls.model_fields[name].examples or [f"{name} {{ … }}"])[0]
     block = _expect_block(context, statement, f"write `{example}`")
-    return node(context, scope.inside(block, name), _class_of(context, scope, kind, name, block), block)
+    return node(context, scope.inner_scope(block, name), _class_of(context, scope, kind, name, block), block)
 
 
-def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
+def _named_block(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
     """Resolve a model, cluster or precision that a run names."""
     if isinstance(statement, Block):
         hint = f"write `{kind} = name`, and put the block outside the run"
@@ -152,21 +152,23 @@ def _entries(
     """Resolve a block of named entries: the sources of a blend, or the rewards of completions."""
     hint, singular = f"write `{(cls.model_fields[name].examples or [])[0]}`", name.removesuffix("s")
     block = _expect_block(context, statement, hint)
-    inside, entry_class, entries = scope.inside(block, name), fields_of(cls)[name].entry, []
+    entries_scope, entry_class, entries = scope.inner_scope(block, name), fields_of(cls)[name].entry, []
     for item in block.body:
         if isinstance(item, Let):
-            context.lets.append((inside, item))
+            context.lets.append((entries_scope, item))
         elif isinstance(item, Block):
-            _without_label(context, word := item.key.text, item.labels)
+            _report_labels(context, word := item.key.text, item.labels)
             if not word.isidentifier():
                 message = f"`{word}` is not a valid {singular} name"
                 raise context.reject("E0205", message, item.key.span, "write it without dots")
-            context.origins[inside.at(word)] = item.head
-            entries.append(node(context, inside.inside(item, word), entry_class, replace(item, labels=(item.key,))))
+            context.origins[entries_scope.path_of(word)] = item.head
+            entries.append(
+                node(context, entries_scope.inner_scope(item, word), entry_class, replace(item, labels=(item.key,)))
+            )
         elif not isinstance(item, Lost):
             context.complain("E0204", f"`{item.span.text}` is not a {singular}", item.span, hint)
-            context.failed.add(inside.path)
-    if not entries and not lost_keys(block) and inside.path not in context.failed:
+            context.failed.add(entries_scope.path)
+    if not entries and not lost_keys(block) and entries_scope.path not in context.failed:
         raise context.reject("E0203", f"`{name}` has no {singular}", block.head, hint)
     return tuple(entries)
 
@@ -184,9 +186,9 @@ def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block:
     label = label_of(block)
     if by_kind:
         if label in by_kind:
-            _without_label(context, f"{name} {label}", block.labels[1:])
+            _report_labels(context, f"{name} {label}", block.labels[1:])
             return by_kind[label]
-        hint = _kind_hint(scope.at(name), label, by_kind) if label else _kind_missing(name, block, by_kind)
+        hint = _kind_hint(scope.path_of(name), label, by_kind) if label else _missing_kind_hint(name, block, by_kind)
         message = f"there is no {name} `{label}`" if label else f"`{name}` needs a kind"
         raise context.reject("E0205", message, block.labels[0].span if label else block.head, hint)
     cls = kind.nodes[0]
@@ -195,14 +197,14 @@ def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block:
     if named and (not label or len(block.labels) != 1):
         raise context.reject("E0205", f"`{name}` needs one name", block.head, f"write `{name} my_{name} {{ … }}`")
     if not named:
-        _without_label(context, name, block.labels)
+        _report_labels(context, name, block.labels)
     return cls
 
 
-def _without_label(context: Context, name: str, labels: tuple[Value, ...]) -> None:
+def _report_labels(context: Context, name: str, labels: tuple[Value, ...]) -> None:
     """Report words before the brace of a block that are neither its kind nor its name."""
     if labels:
-        span = labels[0].span.to(labels[-1].span)
+        span = labels[0].span.extended_to(labels[-1].span)
         context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
 
 
@@ -212,7 +214,7 @@ def _kind_hint(path: str, word: str, kinds: Collection[str]) -> str:
     return kind_hint(path, word, kinds)
 
 
-def _kind_missing(name: str, block: Block, kinds: Collection[str]) -> str:
+def _missing_kind_hint(name: str, block: Block, kinds: Collection[str]) -> str:
     """A hint that proposes the first kind, or the kind that is written in quotes."""
     label = block.labels[0] if block.labels else None
     quoted = label.value if isinstance(label, String) and label.value in kinds else ""
@@ -227,12 +229,12 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
         try:
             ranges.append((_bounds(context, scope, block), block))
         except RejectedError:
-            context.failed.add(scope.at("layers"))
+            context.failed.add(scope.path_of("layers"))
             ranges.append(((0, 0, 1), block))
     ranges.sort(key=lambda item: item[0])
     nodes = []
     for index, (bounds, block) in enumerate(ranges):
-        around = next(
+        outer_range = next(
             (
                 outer
                 for (first, last, stride), outer in ranges
@@ -240,8 +242,8 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
             ),
             None,
         )
-        merged = _merged_range(context, block, around, attention)
-        inner = scope.inside(merged, f"layers.{index}")
+        merged = _merged_range(context, block, outer_range, attention)
+        inner = scope.inner_scope(merged, f"layers.{index}")
         context.origins[inner.path] = block.labels[0].span if block.labels else block.head
         nodes.append(_range_node(context, inner, merged, *bounds))
     return tuple(nodes)
@@ -262,18 +264,18 @@ def _with_mtp_attention(context: Context, block: Block) -> Block:
     return replace(block, body=tuple(body))
 
 
-def _merged_range(context: Context, block: Block, around: Block | None, attention: Statement | None) -> Block:
-    """Return a layer range or `mtp` block with inherited keys: those that a range with `by` leaves out come from the
-    range `around` it, and those of attention from the model."""
+def _merged_range(context: Context, block: Block, outer_range: Block | None, attention: Statement | None) -> Block:
+    """Return a layer range or `mtp` block with inherited keys: those that a range with `by` leaves out come from
+    `outer_range`, the range around it, and those of attention from the model."""
     body = [*block.body]
-    if around is not None:
+    if outer_range is not None:
         body += [
             statement
-            for statement in around.body
+            for statement in outer_range.body
             if key_of(statement) in LayerRange.KEYS and not block.has_key(key_of(statement))
         ]
         of_range = next(
-            (statement for statement in around.named.get("attention", ()) if isinstance(statement, Block)), None
+            (statement for statement in outer_range.named.get("attention", ()) if isinstance(statement, Block)), None
         )
         if of_range is not None and isinstance(attention, Block):
             attention = merge(attention, of_range, context.mistakes)
@@ -283,8 +285,8 @@ def _merged_range(context: Context, block: Block, around: Block | None, attentio
     return replace(block, body=tuple(body))
 
 
-def _range_node(context: Context, scope: Scope, block: Block, first: int, last: int, by: int) -> Any:
-    values: dict[str, Any] = {"first": first, "last": last, "by": by}
+def _range_node(context: Context, scope: Scope, block: Block, first: int, last: int, stride: int) -> Any:
+    values: dict[str, Any] = {"first": first, "last": last, "by": stride}
     failed: set[str] = set()
     for statement in block.body:
         if isinstance(statement, Let):
@@ -293,45 +295,45 @@ def _range_node(context: Context, scope: Scope, block: Block, first: int, last: 
             continue
         key = key_of(statement)
         if key not in LayerRange.KEYS or not isinstance(statement, (Attribute, Block)):
-            failed |= _unknown(context, scope, LayerRange, block, statement, LayerRange.KEYS)
+            failed |= _report_unknown(context, scope, LayerRange, block, statement, LayerRange.KEYS)
             continue
         if key == "attention":
-            context.origins[scope.at(key)] = statement.span
+            context.origins[scope.path_of(key)] = statement.span
         try:
             values[key] = field(context, scope, LayerRange, key, statement)
         except RejectedError:
             failed.add(key)
     if "ffn" not in values and "ffn" not in failed:
         failed.add("ffn")
-        _missing(context, LayerRange, block, ["ffn"])
+        _report_missing(context, LayerRange, block, ["ffn"])
     return _build(context, scope, LayerRange, values, failed)
 
 
 def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int]:
-    """(first, last, by) of a layer range."""
-    label, *rest = block.labels or (None,)
-    has_by = len(rest) == 2 and isinstance(rest[0], Word) and rest[0].text == "by"
-    if not isinstance(label, Range) or (rest and not has_by):
-        raise _no_range(context, block)
+    """(first, last, stride) of a layer range."""
+    label, *stride_words = block.labels or (None,)
+    has_by = len(stride_words) == 2 and isinstance(stride_words[0], Word) and stride_words[0].text == "by"
+    if not isinstance(label, Range) or (stride_words and not has_by):
+        raise _reject_range(context, block)
     first, last = (count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
         low, high = sorted(min(max(0, bound), MAX_LAYER) for bound in (first, last))
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
-    stride = count(context, scope, rest[1], "layers") if has_by else 1
+    stride = count(context, scope, stride_words[1], "layers") if has_by else 1
     if has_by and not 2 <= stride <= MAX_LAYER:
-        span, hint = label.span.to(rest[1].span), f"write `layers {first}..{last}`"
+        span, hint = label.span.extended_to(stride_words[1].span), f"write `layers {first}..{last}`"
         raise context.reject("E0303", f"`by {stride}` is out of bounds: at least 2 and at most {MAX_LAYER}", span, hint)
     return first, last, stride
 
 
-def _no_range(context: Context, block: Block) -> RejectedError:
+def _reject_range(context: Context, block: Block) -> RejectedError:
     """Reject the label of `layers`. The hint is the range of its numbers, as for `layers 1-3`, or an example."""
     if not block.labels:
         return context.reject(
             "E0205", "`layers` needs one range", block.head, "write `layers 0..2 { … }`, both included"
         )
-    span = block.labels[0].span.to(block.labels[-1].span)
+    span = block.labels[0].span.extended_to(block.labels[-1].span)
     numbers = [int(digits) for digits in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
     plain = 1 <= len(numbers) <= 2 and numbers == sorted(numbers) and len(span.text) <= MAX_RANGE_TEXT
     hint = f"write `layers {numbers[0]}..{numbers[-1]}`" if plain else "write `layers 0..2 { … }`, both included"
@@ -341,14 +343,14 @@ def _no_range(context: Context, block: Block) -> RejectedError:
 # ---------------------------------------------------------------- mistakes
 
 
-def _unknown(
+def _report_unknown(
     context: Context, scope: Scope, cls: type[Node], block: Block, statement: Statement, keys: tuple[str, ...]
 ) -> set[str]:
     """Report a statement that does not belong into a block. Returns the required keys that were probably meant, which
     count as given."""
     owner = block.key.text
     if isinstance(statement, Line):
-        value = statement.items[0].span.to(statement.items[-1].span).text if statement.items else "…"
+        value = statement.items[0].span.extended_to(statement.items[-1].span).text if statement.items else "…"
         hint = f"write `{statement.head.text} = {value}`"
         context.complain("E0204", f"`{statement.span.text}` is not `key = value`", statement.span, hint)
         return {statement.head.text} & set(keys)
@@ -373,7 +375,7 @@ def _takes_block(cls: type[Node], key: str) -> bool:
     return kind is not None and (bool(kind.nodes) or kind.form in ("batch", "layers", "rate", "entries"))
 
 
-def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:
+def _report_missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:
     """Report missing required keys, unless a statement that could not be read may have given them."""
     if not names or any(isinstance(statement, (Lost, Import)) for statement in block.body):
         return
@@ -388,7 +390,7 @@ def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) 
     context.complain("E0203", f"`{owner}` has no {listed}", block.head, "add " + "\n    ".join(edits))
 
 
-def _target(key: str) -> str:
+def _field_of(key: str) -> str:
     """The field that a key sets."""
     return "tokens" if key == "steps" else key
 
@@ -401,13 +403,13 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
         if bound is not None and name not in failed:
             bound = ("least", bound[1]) if isinstance(value, tuple) else bound
             failed.add(name)
-            span = context.origins[scope.at(name)]
+            span = context.origins[scope.path_of(name)]
             out_of_bounds(context, f"{name} = {span.text}", span, fields_of(cls)[name].unit, *bound)
-    context.failed |= {scope.at(name) for name in failed}
+    context.failed |= {scope.path_of(name) for name in failed}
     return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
 
 
-def _chosen(context: Context, path: str, span: Span) -> Any:
+def _chosen_value(context: Context, path: str, span: Span) -> Any:
     """The value chosen for a key that is `auto`, or the smallest possible value until one is chosen."""
     if path not in context.chosen:
         context.opened[path] = span

@@ -75,7 +75,7 @@ def choose(definitions: Definitions, file: str, run: str | None) -> str:
             numbered = names[int(number) - 1 :][:1] if number.isdecimal() and int(number) else ()
             if run in names or numbered:
                 return run if run in names else numbered[0]
-            phases.unknown(definitions, file, run)
+            phases.report_unknown(definitions, file, run)
             return ""
         if definitions.broken or definitions.damaged:
             return ""  # it may be in the part that could not be read

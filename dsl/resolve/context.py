@@ -27,10 +27,10 @@ class Scope:
     blocks: tuple[Block, ...]
     path: str = ""
 
-    def inside(self, block: Block, name: str) -> Scope:
-        return Scope((*self.blocks, block), self.at(name))
+    def inner_scope(self, block: Block, name: str) -> Scope:
+        return Scope((*self.blocks, block), self.path_of(name))
 
-    def at(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """The path of a key of this block: `parallel.pipeline`."""
         return f"{self.path}.{name}" if self.path else name
 
@@ -65,7 +65,7 @@ class Context:
     chosen: Mapping[str, Any] = field(default_factory=dict)  # path → chosen value of a key that is `auto`
     opened: dict[str, Span] = field(default_factory=dict)  # path → position of an `auto` without a chosen value
     within: PhaseWithin | None = None  # position of this phase in its run
-    before: tuple[Size, ...] = ()  # batch sizes of the earlier phases
+    earlier_sizes: tuple[Size, ...] = ()  # batch sizes of the earlier phases
     rate_begin: int = 0  # first token of the phase that gives the rate
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
@@ -95,17 +95,17 @@ class Context:
             lets=[],
         )
 
-    def block(self, kind: str, name: str, used: Span) -> Block:
+    def block(self, kind: str, name: str, span: Span) -> Block:
         """Return a named block, merged with those that it extends."""
         key = (kind, name)
         if key not in self.extended:
-            self.extended[key] = self._extend(kind, name, used, ())
+            self.extended[key] = self._extend(kind, name, span, ())
         return self.extended[key]
 
-    def _extend(self, kind: str, name: str, used: Span, chain: tuple[str, ...]) -> Block:
+    def _extend(self, kind: str, name: str, span: Span, chain: tuple[str, ...]) -> Block:
         block = self.definitions.blocks.get((kind, name))
         if block is None and kind == "precision" and name in BUILT_IN and chain:
-            return _built_in(name, used)
+            return _built_in(name, span)
         if block is None:
             names = [
                 block_name
@@ -115,7 +115,7 @@ class Context:
             names += BUILT_IN if kind == "precision" else ()
             if self.definitions.damaged:
                 raise RejectedError  # it may be in the part that could not be read
-            raise self.reject("E0401", f"there is no {kind} `{name}`", used, suggest(name, names, kind))
+            raise self.reject("E0401", f"there is no {kind} `{name}`", span, suggest(name, names, kind))
         if block.parent is None:
             return block
         if len(chain) >= MAX_DEPTH and name not in chain:
@@ -128,26 +128,26 @@ class Context:
         return merge(parent, block, self.mistakes)
 
 
-def _built_in(name: str, used: Span) -> Block:
+def _built_in(name: str, span: Span) -> Block:
     """A built-in precision as a block. Its values have the position of the block that extends it."""
-    return Block(Word("precision", used), (Word(name, used),), None, _body(BUILT_IN[name], used), used)
+    return Block(Word("precision", span), (Word(name, span),), None, _body(BUILT_IN[name], span), span)
 
 
-def _body(node: Node, used: Span) -> tuple[Attribute | Block, ...]:
+def _body(node: Node, span: Span) -> tuple[Attribute | Block, ...]:
     """The statements that define a node."""
-    return tuple(_statement(Word(key, used), value) for key, value in node if value is not None and key != "name")
+    return tuple(_statement(Word(key, span), value) for key, value in node if value is not None and key != "name")
 
 
 def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | Block:
     """The statement that sets a key to a dtype, number, tile or block."""
-    used = key.span
+    span = key.span
     if isinstance(value, Node) and not isinstance(value, Tile):
-        return Block(key, (), None, _body(value, used), used)
+        return Block(key, (), None, _body(value, span), span)
     if isinstance(value, (str, bool)):
-        item: Word | Number = Word(str(value).lower(), used)
+        item: Word | Number = Word(str(value).lower(), span)
     else:
-        item = Number(str(value), used)
-    return Attribute(key, Phrase((item,), used), used)
+        item = Number(str(value), span)
+    return Attribute(key, Phrase((item,), span), span)
 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:

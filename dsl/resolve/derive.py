@@ -43,7 +43,7 @@ def peek(context: Context, path: str) -> Any:
             block = silent.block(part, word.text, word.span)
             scope = Scope((block,), part)
         elif isinstance(statement, Block):
-            block, scope = statement, scope.inside(statement, part)
+            block, scope = statement, scope.inner_scope(statement, part)
         else:
             block = None
     statement = _statement(block, name)
@@ -77,28 +77,28 @@ def _statement(block: Block | None, name: str) -> Any:
     )
 
 
-def _positive(context: Context, path: str) -> int:
+def _positive_number(context: Context, path: str) -> int:
     value = peek(context, path)
     if not isinstance(value, int) or value < 1:
         raise RejectedError
     return value
 
 
-def _devices_of_more(more: More | None) -> int:
+def _devices_of_more(block: More | None) -> int:
     """The number of devices in `cluster.more`. Raises RejectedError if a part of it could not be read."""
-    if more is None:
+    if block is None:
         return 0
     try:
-        return more.nodes * more.node.devices + _devices_of_more(more.more)
+        return block.nodes * block.node.devices + _devices_of_more(block.more)
     except AttributeError:
         raise RejectedError from None
 
 
 def data_degree(context: Context, span: Span | None = None) -> int:
     """`data = auto`: the devices of the cluster divided by the pipeline, tensor and context degrees."""
-    world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
+    world = _positive_number(context, "cluster.nodes") * _positive_number(context, "cluster.node.devices")
     world += _devices_of_more(peek(context, "cluster.more"))
-    pipeline, *splits = (_positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context"))
+    pipeline, *splits = (_positive_number(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context"))
     ranks = pipeline * prod(splits)
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
     if world % ranks == 0 and world // ranks > MAX_DEGREE:
@@ -171,7 +171,7 @@ DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
 }
 
 
-def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
+def values_of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that follow from the name of a block: the peaks of a device with a known data sheet."""
     peaks = peaks_of(values.get("name") or "") if cls is Device else None
     return {} if peaks is None else {field: getattr(peaks, field) for field in PEAK_FIELDS}
@@ -185,7 +185,9 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
     ramp = own_ramp(context)
     try:
         within: PhaseWithin | None = peek(context, "train.within")
-        return ramp and (ramp.preceded_by(context.before, within.first_step, within.first_token) if within else ramp)
+        return ramp and (
+            ramp.preceded_by(context.earlier_sizes, within.first_step, within.first_token) if within else ramp
+        )
     except (RejectedError, AttributeError):  # AttributeError: a part of `within` has failed
         return None
 
@@ -194,8 +196,8 @@ def own_ramp(context: Context) -> ramps.Ramp | None:
     """The batch ramp from the beginning of this phase; None if a value that it needs has failed."""
     try:
         batch: Batch = peek(context, "train.batch")
-        sequence, micro_batch = (_positive(context, f"train.{name}") for name in ("sequence", "micro_batch"))
-        quantum = 2 * _positive(context, "parallel.data") * micro_batch
+        sequence, micro_batch = (_positive_number(context, f"train.{name}") for name in ("sequence", "micro_batch"))
+        quantum = 2 * _positive_number(context, "parallel.data") * micro_batch
     except RejectedError:
         return None
     if batch.end < batch.start or ramps.num_sizes(batch, quantum) > ramps.MAX_SIZES:
@@ -245,12 +247,12 @@ def total_tokens(context: Context) -> int | None:
     return None
 
 
-def until(context: Context) -> int | None:
+def tokens_at_end(context: Context) -> int | None:
     """Tokens of the run at the end of this phase; None if unknown."""
     tokens, ramp = total_tokens(context), ramp_of(context)
     if tokens is None or ramp is None:
         return None
-    return tokens + ramp.sizes[len(context.before)].first_token
+    return tokens + ramp.sizes[len(context.earlier_sizes)].first_token
 
 
 __all__ = [
@@ -258,11 +260,11 @@ __all__ = [
     "STEP",
     "TOKEN",
     "data_degree",
-    "of_name",
     "own_ramp",
     "peek",
     "ramp_of",
+    "tokens_at_end",
     "tokens_of_steps",
     "total_tokens",
-    "until",
+    "values_of_name",
 ]

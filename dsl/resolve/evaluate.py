@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from dsl.facts import units
-from dsl.facts.units import PLAIN, Dimension, Quantity, spoken
+from dsl.facts.units import PLAIN, Dimension, Quantity, dimension_words
 from dsl.messages.diagnostics import Note, Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.merge import key_of
@@ -66,7 +66,7 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
         try:
             result, trailing = leading(context, scope, written.items)
             if trailing:
-                raise _left_over(context, written.items, trailing)
+                raise _reject_trailing(context, written.items, trailing)
             context.phrases[key] = result
         finally:
             context.active.pop()
@@ -76,10 +76,10 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     return quantity
 
 
-def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ...]) -> RejectedError:
+def _reject_trailing(context: Context, items: tuple[Value, ...], trailing: tuple[Value, ...]) -> RejectedError:
     """Reject items after a number. If they contain further numbers, the hint cannot know which one is meant."""
-    span = rest[0].span.to(rest[-1].span)
-    text = items[0].span.to(span).text
+    span = trailing[0].span.extended_to(trailing[-1].span)
+    text = items[0].span.extended_to(span).text
     words = [word for word in re.findall(r"[A-Za-z_]+", text, re.ASCII) if word in units.WORDS]
     hint = "write one number" if re.search(r"[0-9]", span.text) else "remove it"
     if words and isinstance(items[1], Binary):  # `5 steps + 3 steps`
@@ -97,7 +97,7 @@ class Leading(NamedTuple):
     """The quantity at the head of some items, with its unit word if it has one, and the other items."""
 
     quantity: Quantity
-    rest: tuple[Value, ...]
+    trailing: tuple[Value, ...]
 
 
 def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> Leading:
@@ -105,19 +105,19 @@ def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> Leading
     quantity, trailing = number(context, scope, items[0]), items[1:]
     if trailing and isinstance(trailing[0], Word) and trailing[0].text in units.WORDS:
         if quantity.dimension != PLAIN:
-            message = f"`{items[0].span.text}` already has a unit: {spoken(quantity.dimension)}"
+            message = f"`{items[0].span.text}` already has a unit: {dimension_words(quantity.dimension)}"
             raise context.reject("E0301", message, trailing[0].span, f"remove `{trailing[0].text}`")
         return Leading(Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:])
     if trailing and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
-        _touching(context, items[0], trailing)
+        _check_unit_space(context, items[0], trailing)
     return Leading(quantity, trailing)
 
 
-def _touching(context: Context, count: Number, rest: tuple[Value, ...]) -> None:
+def _check_unit_space(context: Context, count: Number, trailing: tuple[Value, ...]) -> None:
     """Reject `80 GB`: only unit words such as `tokens` may follow a space."""
-    suffix = "".join(rest[0].span.text.split())
-    if isinstance(rest[0], (Word, Binary)) and suffix and units.unit(suffix) is not None:
-        span = count.span.to(rest[0].span)
+    suffix = "".join(trailing[0].span.text.split())
+    if isinstance(trailing[0], (Word, Binary)) and suffix and units.unit(suffix) is not None:
+        span = count.span.extended_to(trailing[0].span)
         message = f"there is a space before the unit `{suffix}`"
         raise context.reject("E0301", message, span, f"write `{count.text}{suffix}`")
 
@@ -153,11 +153,11 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
         return Quantity(-inner.value, inner.dimension)
     if isinstance(value, Binary):
         return _binary(context, scope, value)
-    hint = _unquoted(value.value) if isinstance(value, String) else "write a number"
+    hint = _unquoted_hint(value.value) if isinstance(value, String) else "write a number"
     raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, hint)
 
 
-def _unquoted(text: str) -> str:
+def _unquoted_hint(text: str) -> str:
     """Hint for a number in quotes."""
     plain = text.strip()
     is_number = len(plain) <= MAX_NUMBER and units.NUMBER.fullmatch(plain) and units.quantity(plain) is not None
@@ -170,38 +170,41 @@ def no_unit(number: Number) -> tuple[str, Span, str]:
     return f"there is no unit `{suffix}`", number.span, _unit_hint(number.text, suffix)
 
 
-def convert(context: Context, found: Quantity, unit: StoredUnit | None, key: str, span: Span) -> Fraction:
+def convert(context: Context, quantity: Quantity, unit: StoredUnit | None, key: str, span: Span) -> Fraction:
     """Return the value of a quantity in the unit of a field. Raises RejectedError after reporting a wrong unit."""
     if unit is None:
-        if found.dimension != PLAIN:
-            message = f"`{key}` is a plain number, but `{span.text}` is in {spoken(found.dimension)}"
-            raise context.reject("E0301", message, span, _without_unit(span.text))
-        return found.value
+        if quantity.dimension != PLAIN:
+            message = f"`{key}` is a plain number, but `{span.text}` is in {dimension_words(quantity.dimension)}"
+            raise context.reject("E0301", message, span, _without_unit_hint(span.text))
+        return quantity.value
     wanted = units.unit(unit.name)
     assert wanted is not None
-    if found.dimension == wanted.dimension:
-        return found.value / wanted.value
-    if found.dimension == PLAIN and unit.bare:
-        return found.value
-    name = unit.name if "USD" in unit.name else spoken(wanted.dimension)
-    message = f"`{key}` is in {name}, but `{span.text}` is {_in(found.dimension)}"
-    raise context.reject("E0301", message, span, _conversion(found, unit, wanted.dimension, key, span.text))
+    if quantity.dimension == wanted.dimension:
+        return quantity.value / wanted.value
+    if quantity.dimension == PLAIN and unit.bare:
+        return quantity.value
+    name = unit.name if "USD" in unit.name else dimension_words(wanted.dimension)
+    message = f"`{key}` is in {name}, but `{span.text}` is {_dimension_text(quantity.dimension)}"
+    raise context.reject(
+        "E0301", message, span, _unit_conversion_hint(quantity, unit, wanted.dimension, key, span.text)
+    )
 
 
-def _in(dimension: Dimension) -> str:
-    return "a plain number" if dimension == PLAIN else f"in {spoken(dimension)}"
+def _dimension_text(dimension: Dimension) -> str:
+    return "a plain number" if dimension == PLAIN else f"in {dimension_words(dimension)}"
 
 
-def _conversion(found: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
-    if unit.bare and found.dimension in (STEP, TOKEN):  # the number itself is not converted: 5 tokens are not 5 steps
+def _unit_conversion_hint(quantity: Quantity, unit: StoredUnit, wanted: Dimension, key: str, text: str) -> str:
+    # the number itself is not converted: 5 tokens are not 5 steps
+    if unit.bare and quantity.dimension in (STEP, TOKEN):
         alternative = ALTERNATIVES.get(key)
-        return f"write `{alternative} = {text}`" if alternative else f"write it in {spoken(wanted)}"
-    if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:
-        return f"write `{units.write(int(found.value / 8), 'byte')}`; B is a byte, b a bit"
+        return f"write `{alternative} = {text}`" if alternative else f"write it in {dimension_words(wanted)}"
+    if quantity.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (quantity.value / 8).denominator == 1:
+        return f"write `{units.unit_text(int(quantity.value / 8), 'byte')}`; B is a byte, b a bit"
     return f"write the unit, as in `{EXAMPLES[unit.name]}`"
 
 
-def _without_unit(text: str) -> str:
+def _without_unit_hint(text: str) -> str:
     mantissa = units.NUMBER.match(text)
     return f"write `{mantissa['mantissa']}`" if mantissa else "remove the unit"
 
@@ -239,16 +242,17 @@ def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
     for operation, right in zip(reversed(chain), quantities[1:], strict=True):
         if result is None or right is None:
             raise RejectedError
-        result = _apply(context, operation, result, right)
+        result = _result_of(context, operation, result, right)
     assert result is not None
     return result
 
 
-def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> Quantity:
+def _result_of(context: Context, value: Binary, left: Quantity, right: Quantity) -> Quantity:
     dimension = left.dimension
     if value.operator in "+-":
         if left.dimension != right.dimension:
-            message = f"{spoken(left.dimension)} `{value.operator}` {spoken(right.dimension)} is not possible"
+            left_words, right_words = dimension_words(left.dimension), dimension_words(right.dimension)
+            message = f"{left_words} `{value.operator}` {right_words} is not possible"
             raise context.reject("E0305", message, value.span, "give both sides the same unit")
         result = left.value + right.value if value.operator == "+" else left.value - right.value
     elif value.operator == "*":
@@ -268,13 +272,15 @@ def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> 
 def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
     """Return the value of a key around the expression, of a `let`, or of a key in a named block: `hidden`,
     `model.hidden`."""
-    definition = _find(context, scope, word)
+    definition = _definition_of(context, scope, word)
     if definition is None:
         if word.text == "auto":
             raise context.reject("E0302", "this value cannot be auto", word.span, "write a number")
         if context.definitions.damaged:
             raise RejectedError
-        raise context.reject("E0401", f"there is no value `{word.text}`", word.span, _meant(context, scope, word.text))
+        raise context.reject(
+            "E0401", f"there is no value `{word.text}`", word.span, _name_hint(context, scope, word.text)
+        )
     statement, place = definition
     context.uses[word.span] = statement
     return phrase(context, place, statement.phrase)
@@ -316,58 +322,60 @@ def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
 
 def is_value(context: Context, scope: Scope, word: Word) -> bool:
     """Whether a word names a value, or may name one that could not be read."""
-    return context.definitions.damaged or _find(context, scope, word) is not None
+    return context.definitions.damaged or _definition_of(context, scope, word) is not None
 
 
-def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
-    first, *rest = word.text.split(".")
+def _definition_of(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
+    first, *parts = word.text.split(".")
     for block, place in inside_out(scope):
         for statement in block.named.get(first, ()):
             if isinstance(statement, Let):
-                if not rest:
+                if not parts:
                     return statement, place
                 continue
-            definition = _descend(context, statement, place, rest)
+            definition = _find_in_statement(context, statement, place, parts)
             if definition is not None:
                 return definition
     outer = scope.blocks[0] if scope.blocks else None
-    if outer is not None and outer.key.text == first and rest:
+    if outer is not None and outer.key.text == first and parts:
         name = "" if first == "run" else first
-        return _inside(context, outer, Scope((outer,), name), rest)
+        return _find_in_block(context, outer, Scope((outer,), name), parts)
     let = context.definitions.lets.get(first)
-    return (let, Scope(())) if let is not None and not rest else None
+    return (let, Scope(())) if let is not None and not parts else None
 
 
-def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tuple[Attribute | Let, Scope] | None:
-    if len(rest) > 1 and rest[0] == "layers" and rest[1].isdigit():
-        layer_range = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
+def _find_in_block(
+    context: Context, block: Block, place: Scope, parts: list[str]
+) -> tuple[Attribute | Let, Scope] | None:
+    if len(parts) > 1 and parts[0] == "layers" and parts[1].isdigit():
+        layer_range = dict(enumerate(ranges_of(context, place, block))).get(int(parts[1][:9]))
         return (
-            _inside(context, layer_range, place.inside(layer_range, f"layers.{rest[1]}"), rest[2:])
+            _find_in_block(context, layer_range, place.inner_scope(layer_range, f"layers.{parts[1]}"), parts[2:])
             if layer_range
             else None
         )
-    for statement in block.named.get(rest[0], ()) if rest else ():
+    for statement in block.named.get(parts[0], ()) if parts else ():
         if not isinstance(statement, Let):
-            return _descend(context, statement, place, rest[1:])
+            return _find_in_statement(context, statement, place, parts[1:])
     return None
 
 
-def _descend(
-    context: Context, statement: Attribute | Block, place: Scope, rest: list[str]
+def _find_in_statement(
+    context: Context, statement: Attribute | Block, place: Scope, parts: list[str]
 ) -> tuple[Attribute | Let, Scope] | None:
     if isinstance(statement, Block):
-        return _inside(context, statement, place.inside(statement, statement.key.text), rest)
-    if not rest:
+        return _find_in_block(context, statement, place.inner_scope(statement, statement.key.text), parts)
+    if not parts:
         return statement, place
     target = statement.phrase.items[0]
     kind = statement.key.text
     if isinstance(target, Word) and (kind, target.text) in context.definitions.blocks:
         block = context.block(kind, target.text, target.span)
-        return _inside(context, block, Scope((block,), kind), rest)
+        return _find_in_block(context, block, Scope((block,), kind), parts)
     return None
 
 
-def _meant(context: Context, scope: Scope, name: str) -> str:
+def _name_hint(context: Context, scope: Scope, name: str) -> str:
     close = suggest(name, _names(context, scope, name) if len(context.mistakes) < MAX_HINTED else ())
     if close.startswith("did"):
         return close
@@ -378,7 +386,7 @@ def _names(context: Context, scope: Scope, name: str) -> set[str]:
     """Candidates for a misspelt name; of dotted names, those that are similar in every part."""
     outer = scope.blocks[0] if scope.blocks else None
     if "." in name:
-        below = islice(_below(context, outer), MAX_PATHS) if outer is not None else ()
+        below = islice(_dotted_names(context, outer), MAX_PATHS) if outer is not None else ()
         return {path for path in below if _is_near(name.split("."), path.split("."))}
     names = set(context.definitions.lets)
     for block, _ in inside_out(scope):
@@ -387,19 +395,19 @@ def _names(context: Context, scope: Scope, name: str) -> set[str]:
     return names
 
 
-def _is_near(parts: Sequence[str], others: Sequence[str]) -> bool:
+def _is_near(parts: Sequence[str], other_parts: Sequence[str]) -> bool:
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
-    different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
-    return len(parts) == len(others) and all(nearest(part, (other_part,)) for part, other_part in different)
+    different = [pair for pair in zip(parts, other_parts, strict=False) if pair[0] != pair[1]]
+    return len(parts) == len(other_parts) and all(nearest(part, (other_part,)) for part, other_part in different)
 
 
-def _below(context: Context, outer: Block) -> Iterator[str]:
+def _dotted_names(context: Context, outer: Block) -> Iterator[str]:
     """Yield the dotted names of the values in a block, and in the blocks that it names."""
     for path in _paths(outer.body):
         yield path
         yield f"{outer.key.text}.{path}"
-    for kind, body in _named(context, outer):
+    for kind, body in _named_blocks(context, outer):
         yield from (f"{kind}.{path}" for path in _paths(body))
 
 
@@ -413,7 +421,7 @@ def _paths(body: Sequence[Statement]) -> Iterator[str]:
             yield from (f"{statement.key.text}.{path}" for path in _paths(statement.body))
 
 
-def _named(context: Context, run: Block) -> Iterator[tuple[str, Sequence[Statement]]]:
+def _named_blocks(context: Context, run: Block) -> Iterator[tuple[str, Sequence[Statement]]]:
     """Yield (kind, body) of the model, cluster and precision that a run names."""
     for statement in run.body:
         target = statement.phrase.items[0] if isinstance(statement, Attribute) else None

@@ -27,7 +27,7 @@ class Defined:
 Exports = Mapping[Key, Defined]
 
 
-def joined(
+def joined_exports(
     imports: Iterable[tuple[Import, Exports]], defined_here: Collection[Key], mistakes: list[Diagnostic]
 ) -> dict[Key, Defined]:
     """Join the definitions of a file's imports. Reports names that are ambiguous, except lets in `defined_here`, which
@@ -48,26 +48,30 @@ def joined(
     return definitions
 
 
-def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: list[Diagnostic]) -> None:
+def add_definition(
+    definitions: dict[Key, Defined], key: Key, statement: Block | Let, mistakes: list[Diagnostic]
+) -> None:
     """Add a definition of the file itself: a let replaces an imported one, a block is merged over it key by key."""
-    old = found.get(key)
+    old = definitions.get(key)
     if old is None:
-        found[key] = Defined(new, frozenset((new.span,)))
+        definitions[key] = Defined(statement, frozenset((statement.span,)))
         return
-    changed = (
-        merge(old.statement, new, mistakes) if isinstance(old.statement, Block) and isinstance(new, Block) else new
+    new_statement = (
+        merge(old.statement, statement, mistakes)
+        if isinstance(old.statement, Block) and isinstance(statement, Block)
+        else statement
     )
-    found[key] = Defined(changed, old.places | {new.span})
+    definitions[key] = Defined(new_statement, old.places | {statement.span})
 
 
 def _ambiguous(key: Key, winner: Defined, statement: Import, rival: Defined) -> Diagnostic:
     kind, name = key
-    notes = tuple(Note("one definition is here", _last(definition)) for definition in (winner, rival))
+    notes = tuple(Note("one definition is here", _last_position(definition)) for definition in (winner, rival))
     message = f"two imports define {kind} `{name}`, and neither definition is built on the other"
     hint = f"define it here: `let {name} = …`" if kind == LET else "rename one of them, or import only one of the files"
     return Diagnostic("E0202", message, statement.path.span, hint, notes)
 
 
-def _last(defined: Defined) -> Span:
+def _last_position(defined: Defined) -> Span:
     """The position where a definition was last given or changed."""
     return defined.statement.span

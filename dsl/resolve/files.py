@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
-from dsl.resolve.exports import LET, Exports, Key, joined, put_over
-from dsl.resolve.merge import unique
+from dsl.resolve.exports import LET, Exports, Key, add_definition, joined_exports
+from dsl.resolve.merge import with_unique_keys
 from dsl.text.parser import MAX_BYTES, decode, parse
 from dsl.text.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
 
@@ -83,7 +83,7 @@ def read(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
     return (Source(name, ""), mistakes) if mistakes else decode(name, content)
 
 
-def over(texts: Mapping[str, str]) -> Reader:
+def reader_of_texts(texts: Mapping[str, str]) -> Reader:
     """A reader for an editor: it returns the unsaved texts, by real path, and reads all other files."""
 
     def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
@@ -104,35 +104,35 @@ def collect(path: str, reader: Reader = read) -> Definitions:
         return definitions
     document = _parsed(definitions, source)
     real = os.path.realpath(path)
-    exports = _visit(definitions, document, reader, "", {real: None})
+    exports = _exports_of(definitions, document, reader, "", {real: None})
     for (kind, name), defined in exports.items():
         if isinstance(defined.statement, Block):
             definitions.blocks[kind, name] = defined.statement
         else:
             definitions.lets[name] = defined.statement
-    names = (_name(block) for block in document.body if isinstance(block, Block))
+    names = (_kind_and_name(block) for block in document.body if isinstance(block, Block))
     definitions.of_first_file = tuple(name for name in names if name in definitions.blocks)
     definitions.body = document.body
     return definitions
 
 
-def _parsed(found: Definitions, source: Source) -> Document:
+def _parsed(definitions: Definitions, source: Source) -> Document:
     parsed = parse(source)
-    found.mistakes += parsed.diagnostics
-    found.broken = found.broken or parsed.broken
-    found.num_words += parsed.num_words
+    definitions.mistakes += parsed.diagnostics
+    definitions.broken = definitions.broken or parsed.broken
+    definitions.num_words += parsed.num_words
     blocks = [statement for statement in parsed.document.body if isinstance(statement, Block)]
     if len(blocks) > MAX_BLOCKS:
         message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "move some of them to another file"
-        found.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
-        found.broken = True
+        definitions.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
+        definitions.broken = True
         return Document(source, ())
     if parsed.broken:
         return Document(source, ())
-    return Document(source, tuple(_meant(found, statement) for statement in parsed.document.body))
+    return Document(source, tuple(_with_corrected_kind(definitions, statement) for statement in parsed.document.body))
 
 
-def _meant(found: Definitions, statement: Statement) -> Statement:
+def _with_corrected_kind(definitions: Definitions, statement: Statement) -> Statement:
     """Return a statement, with the kind that was meant if it is a block of a misspelt kind."""
     if not isinstance(statement, Block) or statement.key.text in KINDS:
         return statement
@@ -141,7 +141,7 @@ def _meant(found: Definitions, statement: Statement) -> Statement:
     kind, close = statement.key, nearest(statement.key.text, KINDS)
     if len(close) != 1:
         return statement
-    found.complain("E0201", f"a file has no block `{kind.text}`", kind.span, f"did you mean `{close[0]}`?")
+    definitions.complain("E0201", f"a file has no block `{kind.text}`", kind.span, f"did you mean `{close[0]}`?")
     return replace(statement, key=Word(close[0], kind.span))
 
 
@@ -149,51 +149,51 @@ def _meant(found: Definitions, statement: Statement) -> Statement:
 Visited = dict[str, Exports | None]
 
 
-def _visit(found: Definitions, document: Document, reader: Reader, folder: str, visited: Visited) -> Exports:
+def _exports_of(definitions: Definitions, document: Document, reader: Reader, folder: str, visited: Visited) -> Exports:
     """Collect the exports of a file. `folder` is its folder, relative to that of the first file."""
     imports = [
-        (statement, _import(found, document, statement, reader, folder, visited))
+        (statement, _imported_exports(definitions, document, statement, reader, folder, visited))
         for statement in document.body
         if isinstance(statement, Import)
     ]
     defined: dict[Key, Block | Let] = {}
     for statement in document.body:
         if isinstance(statement, Block):
-            key = _checked(found, statement)
+            key = _checked_name(definitions, statement)
             if key is not None:
-                block = unique(statement, found.mistakes)
+                block = with_unique_keys(statement, definitions.mistakes)
                 if key in defined:
-                    _twice(found, f"{key[0]} {key[1]}", statement.head, defined[key].span)
+                    _report_duplicate(definitions, f"{key[0]} {key[1]}", statement.head, defined[key].span)
                 defined.setdefault(key, block)
         elif isinstance(statement, Let):
             key = (LET, statement.name.text)
             if key in defined:
-                _twice(found, statement.name.text, statement.name.span, defined[key].span)
+                _report_duplicate(definitions, statement.name.text, statement.name.span, defined[key].span)
             defined[key] = statement
         elif not isinstance(statement, Import):
-            _stray(found, statement)
-    exports = joined(imports, defined, found.mistakes)
+            _report_stray(definitions, statement)
+    exports = joined_exports(imports, defined, definitions.mistakes)
     for key, definition in defined.items():
-        put_over(exports, key, definition, found.mistakes)
+        add_definition(exports, key, definition, definitions.mistakes)
     return exports
 
 
-def _import(
-    found: Definitions, document: Document, statement: Import, reader: Reader, folder: str, visited: Visited
+def _imported_exports(
+    definitions: Definitions, document: Document, statement: Import, reader: Reader, folder: str, visited: Visited
 ) -> Exports:
     """Return the exports of an imported file; nothing if it cannot be read, which is reported."""
     written, span = statement.path.value, statement.path.span
     if written.startswith("/") or "\\" in written or ":" in written or not written.endswith(".dsc"):
         hint = 'write a path relative to this file, as in `import "models/deepseek-v3.dsc"`'
-        found.complain("E0503", f'"{written}" is not a relative path to a .dsc file', span, hint)
-        found.damaged = True
+        definitions.complain("E0503", f'"{written}" is not a relative path to a .dsc file', span, hint)
+        definitions.damaged = True
         return {}
-    path = str(Path(found.home, folder, written))
+    path = str(Path(definitions.home, folder, written))
     real = os.path.realpath(path)
     if real in visited:
         exports = visited[real]
         if exports is None:
-            found.complain(
+            definitions.complain(
                 "E0502",
                 f'"{written}" imports this file, directly or through other files',
                 span,
@@ -201,31 +201,38 @@ def _import(
             )
         return exports or {}
     visited[real] = {}
-    if len(visited) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
+    if len(visited) > MAX_FILES or definitions.num_words > MAX_ALL_WORDS:
         limit = f"{MAX_FILES} files" if len(visited) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
-        found.complain("E0102", f"more than {limit} are imported", span)
-        found.broken = True
+        definitions.complain("E0102", f"more than {limit} are imported", span)
+        definitions.broken = True
         return {}
     source, mistakes = reader(path)
     if mistakes:
         missing = mistakes[0].span is None
-        found.mistakes += (
-            [Diagnostic("E0501", f"the import cannot be read: {mistakes[0].message}", span, _nearby(path, written))]
+        definitions.mistakes += (
+            [
+                Diagnostic(
+                    "E0501",
+                    f"the import cannot be read: {mistakes[0].message}",
+                    span,
+                    _missing_import_hint(path, written),
+                )
+            ]
             if missing
             else mistakes
         )
-        found.damaged = True
+        definitions.damaged = True
         return {}
-    found.sources.append(source)
+    definitions.sources.append(source)
     inner = str(Path(folder, written).parent)
-    found.folders.setdefault(source.name, inner)
+    definitions.folders.setdefault(source.name, inner)
     visited[real] = None
-    exports = _visit(found, _parsed(found, source), reader, inner, visited)
+    exports = _exports_of(definitions, _parsed(definitions, source), reader, inner, visited)
     visited[real] = exports
     return exports
 
 
-def _nearby(path: str, written: str) -> str:
+def _missing_import_hint(path: str, written: str) -> str:
     """Hint for a missing import: the file that was probably meant, or the specs in the folder where it should be."""
     folder = Path(path).parent
     if Path(path).exists():  # then no other file was meant
@@ -240,29 +247,29 @@ def _nearby(path: str, written: str) -> str:
     return f"{folder} holds {', '.join(names)}" if names else f"there are no .dsc files in {folder}"
 
 
-def _name(block: Block) -> tuple[str, str]:
+def _kind_and_name(block: Block) -> tuple[str, str]:
     label = block.labels[0] if len(block.labels) == 1 else None
     return block.key.text, getattr(label, "text", "")
 
 
-def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
+def _checked_name(definitions: Definitions, block: Block) -> tuple[str, str] | None:
     """Return (kind, name) of a top-level block; None after reporting that it has no valid ones."""
-    kind, name = _name(block)
+    kind, name = _kind_and_name(block)
     if kind not in KINDS:
         hint = f"blocks of a file are {', '.join(f'`{kind}`' for kind in KINDS)}"
-        found.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
-        found.damaged = True  # it may define a name that a run uses
+        definitions.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
+        definitions.damaged = True  # it may define a name that a run uses
         return None
     if kind == "precision" and _is_built_in(name):
         hint = f"write `precision my_{name} extends {name} {{ … }}`"
-        found.complain("E0202", f"precision `{name}` is built in and cannot be changed", block.head, hint)
+        definitions.complain("E0202", f"precision `{name}` is built in and cannot be changed", block.head, hint)
         return None
     if not (is_run_name(name) if kind == "run" else name.isidentifier()):
-        written = block.labels[0].span.to(block.labels[-1].span).text if block.labels else ""
+        written = block.labels[0].span.extended_to(block.labels[-1].span).text if block.labels else ""
         label = "_".join(re.findall(r"[A-Za-z0-9_]+", written[:64], re.ASCII))
         proposed = label if label.isidentifier() else f"my_{kind}"
-        found.complain("E0205", f"a {kind} needs one name", block.head, f"write `{kind} {proposed} {{ … }}`")
-        found.damaged = True
+        definitions.complain("E0205", f"a {kind} needs one name", block.head, f"write `{kind} {proposed} {{ … }}`")
+        definitions.damaged = True
         return None
     return kind, name
 
@@ -280,21 +287,21 @@ def _is_built_in(name: str) -> bool:
     return name in BUILT_IN and name in DTYPES.meanings
 
 
-def _twice(found: Definitions, name: str, span: Span, first: Span) -> None:
+def _report_duplicate(definitions: Definitions, name: str, span: Span, first: Span) -> None:
     hint = "remove one, or give it another name"
-    found.complain("E0202", f"`{name}` is given twice", span, hint, Note("first given here", first))
+    definitions.complain("E0202", f"`{name}` is given twice", span, hint, Note("first given here", first))
 
 
-def _stray(found: Definitions, statement: Statement) -> None:
+def _report_stray(definitions: Definitions, statement: Statement) -> None:
     if isinstance(statement, Lost):
-        found.damaged = True
+        definitions.damaged = True
     elif isinstance(statement, Attribute):
         hint = f"put it into a block, or write `let {statement.key.text} = {statement.phrase.span.text}`"
-        found.complain("E0204", f"`{statement.key.text}` is outside any block", statement.key.span, hint)
+        definitions.complain("E0204", f"`{statement.key.text}` is outside any block", statement.key.span, hint)
     else:
         assert isinstance(statement, Line)
         is_block = statement.head.text in KINDS and bool(statement.items)
         message = "has no block" if is_block else "is not a statement"
         hint = f"write `{statement.head.text} name {{ … }}`" if is_block else "a file has imports, lets and blocks"
-        found.complain("E0108", f"`{statement.span.text}` {message}", statement.span, hint)
-        found.damaged = True
+        definitions.complain("E0108", f"`{statement.span.text}` {message}", statement.span, hint)
+        definitions.damaged = True

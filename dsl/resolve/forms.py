@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Literal
 
 from dsl.closed_forms.ramp import Ramp
-from dsl.facts.units import PLAIN, Quantity, spoken
+from dsl.facts.units import PLAIN, Quantity, dimension_words
 from dsl.messages.diagnostics import Span, listed
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole_number
@@ -37,21 +37,21 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
             raise RejectedError
         return ramp.tokens_at(ramp.steps_for(since) + steps) - since if since else ramp.tokens_at(steps)
     is_plain = quantity.dimension == PLAIN
-    unit = "a plain number" if is_plain else f"in {spoken(quantity.dimension)}"
+    unit = "a plain number" if is_plain else f"in {dimension_words(quantity.dimension)}"
     hint = f"write `{span.text} tokens` or `{span.text} steps`" if is_plain else "write tokens or steps"
     raise context.reject("E0301", f"`{span.text}` is {unit}, not a number of tokens or steps", span, hint)
 
 
 def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
     """Resolve `0.001 until 14.3T tokens then 0`."""
-    key, items = statement.key.text, _signed(statement.phrase.items, ("until", "then"))
+    key, items = statement.key.text, _with_signs(statement.phrase.items, ("until", "then"))
     resolved: list[Phase] = []
     while True:
-        value = _plain(context, scope, items[0], key)
+        value = _phase_value(context, scope, items[0], key)
         trailing = items[1:]
         if not trailing:
             return (*resolved, Phase.model_construct(value=float(value), until_tokens=None))
-        end, trailing = _until(context, scope, key, trailing, statement.phrase, ramp)
+        end, trailing = _phase_end(context, scope, key, trailing, statement.phrase, ramp)
         if not 1 <= end <= MAX_TOKENS:
             message = f"a phase of `{key}` ends at token {end:,}: at least 1 and at most {MAX_TOKENS:,}"
             raise context.reject("E0303", message, statement.phrase.span, "write `0.3 until 10T tokens then 0.1`")
@@ -62,15 +62,15 @@ def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | No
         items = trailing
 
 
-def _until(
-    context: Context, scope: Scope, key: str, rest: tuple[Value, ...], whole_phrase: Phrase, ramp: Ramp | None
+def _phase_end(
+    context: Context, scope: Scope, key: str, items: tuple[Value, ...], whole_phrase: Phrase, ramp: Ramp | None
 ) -> tuple[int, tuple[Value, ...]]:
     """Return the end of a phase and the items after its `then`."""
     hint = f"write `{key} = 0.3 until 10T tokens then 0.1`"
-    if not _is_word(rest[0], "until") or len(rest) < 2:
-        raise context.reject("E0703", f"`{rest[0].span.text}` where `until` was expected", rest[0].span, hint)
-    quantity, after = leading(context, scope, rest[1:])
-    span = rest[1].span.to(rest[-len(after) - 1].span)
+    if not _is_word(items[0], "until") or len(items) < 2:
+        raise context.reject("E0703", f"`{items[0].span.text}` where `until` was expected", items[0].span, hint)
+    quantity, after = leading(context, scope, items[1:])
+    span = items[1].span.extended_to(items[-len(after) - 1].span)
     if not after:
         message = f"the last phase of `{key}` has an end"
         raise context.reject("E0703", message, whole_phrase.span, "add the value that follows: `… then 0`")
@@ -85,7 +85,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         value = convert(context, phrase(context, scope, statement.phrase), None, "batch", statement.phrase.span)
         size = _size(context, value, statement.phrase.span)
         return Batch.model_construct(start=size, end=size)
-    inner = scope.inside(statement, "batch")
+    inner = scope.inner_scope(statement, "batch")
     settings: dict[str, tuple[Fraction, Span]] = {}
     rejected = False
     for entry in statement.body:
@@ -102,7 +102,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
                 )
             rejected = True
             continue
-        context.origins[inner.at(key)] = entry.phrase.span
+        context.origins[inner.path_of(key)] = entry.phrase.span
         unit = StoredUnit("token", bare=True) if key == "over" else None
         try:
             quantity = phrase(context, inner, entry.phrase)
@@ -115,12 +115,12 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         if key not in settings:
             raise context.reject("E0203", f"`batch` has no `{key}`", statement.head, f"add `{example}`")
     start, end = (_size(context, *settings[key]) for key in ("from", "to"))
-    over = whole_number(context, *settings["over"], "tokens")
-    if not 0 < over <= MAX_TOKENS:
+    over_tokens = whole_number(context, *settings["over"], "tokens")
+    if not 0 < over_tokens <= MAX_TOKENS:
         raise context.reject(
-            "E0303", f"`over = {over}` is out of bounds: at least 1", settings["over"][1], "write more tokens"
+            "E0303", f"`over = {over_tokens}` is out of bounds: at least 1", settings["over"][1], "write more tokens"
         )
-    return Batch.model_construct(start=start, end=end, over_tokens=over)
+    return Batch.model_construct(start=start, end=end, over_tokens=over_tokens)
 
 
 def _size(context: Context, value: Fraction, span: Span) -> int:
@@ -182,25 +182,25 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     for index, line in enumerate(lines[: len(leading)]):
         is_last = index == len(lines) - 1
         try:
-            before = resolved[-1] if resolved else None
-            resolved.append(_line(context, scope, line, before, ramp, total if is_last else None, is_last))
-            context.origins[f"{scope.at('rate')}.{index + (context.rate_begin > 0)}"] = line.span
+            previous = resolved[-1] if resolved else None
+            resolved.append(_phase_of_line(context, scope, line, previous, ramp, total if is_last else None, is_last))
+            context.origins[f"{scope.path_of('rate')}.{index + (context.rate_begin > 0)}"] = line.span
         except RejectedError:
             damaged = True
             break  # later phases begin where this one would have ended
     for line in lines[len(resolved) + (len(resolved) < len(leading)) :] if damaged else ():
-        _alone(context, scope, line)
+        _check_alone(context, scope, line)
     if damaged:
         raise RejectedError
     if context.rate_begin:
-        context.origins[f"{scope.at('rate')}.0"] = block.head
+        context.origins[f"{scope.path_of('rate')}.0"] = block.head
         first = resolved[0].start
         earlier = RatePhase.model_construct(shape="constant", start=first, end=first, end_tokens=context.rate_begin)
         resolved.insert(0, earlier)
     return tuple(resolved)
 
 
-def _alone(context: Context, scope: Scope, line: Line) -> None:
+def _check_alone(context: Context, scope: Scope, line: Line) -> None:
     """Check a line on its own, because the beginning of its phase is unknown."""
     try:
         clauses = _clauses(context, scope, line)
@@ -217,7 +217,7 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
         hint = suggest(line.head.text, SHAPES)
         raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
     clauses: dict[str, Clause] = {}
-    items = _signed(line.items, CLAUSES)
+    items = _with_signs(line.items, CLAUSES)
     while items:
         name, clause_items, first = "over", items, items[0]
         if isinstance(first, Word) and (first.text in CLAUSES or clauses or not is_value(context, scope, first)):
@@ -226,16 +226,16 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
                 message = f"`{name}` where one of {listed(CLAUSES)} was expected"
                 raise context.reject("E0704", message, first.span, _clause_hint(line, first, clause_items))
         value, after = leading(context, scope, clause_items)
-        span = clause_items[0].span.to(items[-len(after) - 1].span)
+        span = clause_items[0].span.extended_to(items[-len(after) - 1].span)
         if name in clauses:
             raise context.reject("E0704", f"`{name}` is given twice in one phase", span, "remove one of them")
         clauses[name] = Clause(value, span)
         items = after
-    _fitting(context, line.head, clauses)
+    _check_clauses(context, line.head, clauses)
     return clauses
 
 
-def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
+def _clause_hint(line: Line, word: Word, following: tuple[Value, ...]) -> str:
     """Hint for an unknown word: the clause that was probably meant, or the line without the word."""
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
@@ -243,12 +243,14 @@ def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
     if close:
         return f"did you mean {listed(close, 'or')}?"
     corrected = (
-        f"{line.span.text[: word.span.start - line.span.start]}{rest[0].span.to(line.span).text}" if rest else ""
+        f"{line.span.text[: word.span.start - line.span.start]}{following[0].span.extended_to(line.span).text}"
+        if following
+        else ""
     )
     return f"write `{corrected}`" if corrected else "write `cosine to 2.2e-5 over 4.3T tokens`"
 
 
-def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
+def _check_clauses(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
     """Check that the clauses fit the shape. Raises RejectedError after reporting one that does not."""
     constant = SHAPES[head.text] == "constant"
     allowed = {"at", "until", "over"} if constant else {"from", "to", "until", "over"}
@@ -262,29 +264,29 @@ def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
         raise context.reject("E0704", f"`{head.text}` has no `to`", head.span, hint)
 
 
-def _line(
+def _phase_of_line(
     context: Context,
     scope: Scope,
     line: Line,
-    before: RatePhase | None,
+    previous: RatePhase | None,
     ramp: Ramp | None,
     total: int | None,
-    last: bool,
+    is_last: bool,
 ) -> RatePhase:
     clauses = _clauses(context, scope, line)
     shape, head = SHAPES[line.head.text], line.head
-    start, end = _goals(context, shape, head, clauses, before)
-    begin = before.end_tokens if before else context.rate_begin
-    end_tokens = _end(context, line, clauses, begin, ramp, total, last)
+    start, end = _start_and_end(context, shape, head, clauses, previous)
+    begin = previous.end_tokens if previous else context.rate_begin
+    end_tokens = _end_token(context, line, clauses, begin, ramp, total, is_last)
     return RatePhase.model_construct(shape=shape, start=start, end=end, end_tokens=end_tokens)
 
 
-def _goals(
-    context: Context, shape: Shape, head: Word, clauses: dict[str, Clause], before: RatePhase | None
+def _start_and_end(
+    context: Context, shape: Shape, head: Word, clauses: dict[str, Clause], previous: RatePhase | None
 ) -> tuple[float, float]:
     """Return the rates at the start and the end of a phase."""
     values = _rates(context, clauses)
-    current = before.end if before else None
+    current = previous.end if previous else None
     if shape == "constant":
         value = values.get("at", current)
         if value is None:
@@ -319,21 +321,21 @@ def _rate_value(context: Context, name: str, clause: Clause) -> float:
     return float(value)
 
 
-def _end(
+def _end_token(
     context: Context,
     line: Line,
     clauses: dict[str, Clause],
     begin: int,
     ramp: Ramp | None,
     total: int | None,
-    last: bool,
+    is_last: bool,
 ) -> int:
     """Return the token at which a phase ends."""
     if "until" in clauses:
         end = tokens_of(context, clauses["until"].value, clauses["until"].span, ramp)
     elif "over" in clauses:
         end = begin + tokens_of(context, clauses["over"].value, clauses["over"].span, ramp, begin)
-    elif last:
+    elif is_last:
         if total is None:
             raise RejectedError
         end = max(total, begin + 1)
@@ -353,7 +355,7 @@ def _end(
     return end
 
 
-def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
+def _phase_value(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
     fraction = convert(context, leading(context, scope, (value,)).quantity, None, key, value.span)
     if not 0 <= fraction <= 1000:
         message = f"`{value.span.text}` is out of bounds for `{key}`: at least 0 and at most 1000"
@@ -361,24 +363,24 @@ def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
     return fraction
 
 
-def _signed(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
+def _with_signs(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
     """Return the items with `to -1` as a word and a negative number; the parser reads it as a difference."""
     values: list[Value] = []
     for item in items:
-        parts = _parted(item, words)
+        parts = _word_and_negative(item, words)
         values += parts if parts else (item,)
     return tuple(values)
 
 
-def _parted(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:
+def _word_and_negative(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:
     if not isinstance(item, Binary):
         return None
     if isinstance(item.left, Word) and item.left.text in words and item.operator == "-":
         source = item.span.source
         sign = Span(source, source.text.index("-", item.left.span.end), item.right.span.end)
         return item.left, Negate(item.right, sign)
-    inner = _parted(item.left, words)
-    return inner and (inner[0], Binary(item.operator, inner[1], item.right, inner[1].span.to(item.right.span)))
+    inner = _word_and_negative(item.left, words)
+    return inner and (inner[0], Binary(item.operator, inner[1], item.right, inner[1].span.extended_to(item.right.span)))
 
 
 def _is_word(value: Value, word: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dsl.facts import vocabulary
 from dsl.messages.diagnostics import OVERRIDE, Note, listed
-from dsl.messages.spelling import edits, nearest
+from dsl.messages.spelling import nearest, num_edits
 from dsl.resolve.context import suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import Mla, Node, Tile
@@ -48,7 +48,7 @@ def key_meant(
     value = statement.phrase.span.text if isinstance(statement, Attribute) else "…"
     hint = vocabulary.hint_in(word, place, value)
     if hint:
-        names = {key_path.rpartition(".")[2] for key_path in vocabulary.places(word)}
+        names = {key_path.rpartition(".")[2] for key_path in vocabulary.paths_of(word)}
         return names & {*free}, hint, ()
     alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not a key of a block of another kind
     if alias in free:
@@ -59,7 +59,7 @@ def key_meant(
         return set(), elsewhere, ()
     absent = [key for key in free if key in _required(cls) and not block.has_key(key)]
     close = () if alias else nearest(word, absent) or nearest(word, free)
-    if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short for `nearest`, as `fnn`
+    if len(keys) <= 2 and keys[0] in free and num_edits(word, keys[0]) == 1:  # too short for `nearest`, as `fnn`
         close = (keys[0],)
     if close:
         fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
@@ -83,11 +83,11 @@ def _is_block(cls: type[Node], key: str) -> bool | None:
 
 def _home(key: str, place: str, cls: type[Node]) -> str:
     """Hint that names the blocks that have a key; "" if there are none."""
-    from dsl.reference.keys import blocks, documented_at, plain
+    from dsl.reference.keys import blocks, documented_path, without_kinds
 
-    block_path = documented_at(place)
+    block_path = documented_path(place)
     homes = [block for block in blocks() if any(block_key.name == key for block_key in block.keys)]
-    other_kinds = [block for block in homes if plain(block.path) == (block_path or "run")]
+    other_kinds = [block for block in homes if without_kinds(block.path) == (block_path or "run")]
     if other_kinds:  # of another kind
         heads = listed([block.head for block in other_kinds], "or")
         reason = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
@@ -117,4 +117,4 @@ def _required(cls: type[Node]) -> set[str]:
 def kind_hint(path: str, word: str, kinds: Iterable[str]) -> str:
     """Hint for an unknown kind of the block at a path, or an unknown precision."""
     place = ".".join(part for part in path.split(".") if not part.isdigit())
-    return vocabulary.word_at(word, place) or suggest(word, kinds)
+    return vocabulary.word_hint_at(word, place) or suggest(word, kinds)

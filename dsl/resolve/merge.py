@@ -40,7 +40,7 @@ def label_of(block: Block) -> str:
     return label.text if isinstance(label, (Word, Number)) else ""
 
 
-def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
+def with_unique_keys(block: Block, mistakes: list[Diagnostic]) -> Block:
     """Report keys that a body gives twice, here or in inner blocks, and return the block with only the first of each.
 
     Inner blocks cannot extend others: they inherit through the block around them.
@@ -60,20 +60,20 @@ def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
                 Diagnostic("E0202", f"`{key}` and `{alternative}` mean the same", span, "keep one of them", (note,))
             )
         else:
-            body.append(inner(statement, mistakes) if isinstance(statement, Block) else statement)
+            body.append(checked_inner(statement, mistakes) if isinstance(statement, Block) else statement)
         if key:
             spans.setdefault(key, span)
     return Block(block.key, block.labels, block.parent, tuple(body), block.head, block.end)
 
 
-def inner(block: Block, mistakes: list[Diagnostic]) -> Block:
+def checked_inner(block: Block, mistakes: list[Diagnostic]) -> Block:
     """Check an inner block and return it with unique keys; inner blocks cannot extend others."""
     if block.parent is not None:
         begin = block.head.start + block.head.text.rindex(EXTENDS, 0, block.parent.span.start - block.head.start)
         span = Span(block.head.source, begin, block.parent.span.end)
         message = f"`{block.key.text}` cannot extend a block: only a run, model, cluster or precision can"
         mistakes.append(Diagnostic("E0205", message, span, f"remove `{span.text}`"))
-    return replace(unique(block, mistakes), parent=None)
+    return replace(with_unique_keys(block, mistakes), parent=None)
 
 
 def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:

@@ -16,7 +16,7 @@ from dsl.messages.diagnostics import MAX_LISTED, OVERRIDE, Source, Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import ranges_of
 from dsl.resolve.files import Definitions
-from dsl.resolve.merge import PHASE, inner, key_of, merge
+from dsl.resolve.merge import PHASE, checked_inner, key_of, merge
 from dsl.schema import BUILT_IN, Node, Spec
 from dsl.schema.base import fields_of, keys_of
 from dsl.text.parser import MAX_PARTS, parse
@@ -50,20 +50,20 @@ def override(context: Context, text: str) -> None:
     if assignment is None:
         return
     word, setting = assignment
-    kind, *rest = word.text.split(".")
+    kind, *inner_keys = word.text.split(".")
     lets = context.definitions.lets
     try:
-        if not rest and kind not in keys_of(Spec) and kind not in lets and (hint := _let_meant(kind, lets)):
+        if not inner_keys and kind not in keys_of(Spec) and kind not in lets and (hint := _let_hint(kind, lets)):
             message = f"the run has no key `{kind}`, and the file no `let` of that name"
             raise context.reject("E0504", message, word.span, hint)
-        if not rest and kind not in keys_of(Spec) and kind in lets:
+        if not inner_keys and kind not in keys_of(Spec) and kind in lets:
             _set_let(context, word, setting)
         elif kind == PHASE:
-            _set_in_phase(context, rest, word, setting)
-        elif kind in NAMED and rest:
-            _set_named(context, kind, rest, word, setting)
+            _set_in_phase(context, inner_keys, word, setting)
+        elif kind in NAMED and inner_keys:
+            _set_named(context, kind, inner_keys, word, setting)
         else:
-            context.run = _put(context, Scope((context.run,)), context.run, [kind, *rest], word, setting)
+            context.run = _with_value(context, Scope((context.run,)), context.run, [kind, *inner_keys], word, setting)
     except RejectedError:
         return
 
@@ -85,7 +85,7 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
             if parsed.diagnostics:
                 return None
             setting = _setting(word.text, parsed.document.body)
-            setting = inner(setting, context.mistakes) if isinstance(setting, Block) else setting
+            setting = checked_inner(setting, context.mistakes) if isinstance(setting, Block) else setting
         if setting is not None:
             return word, setting
     span = Span(source, 0, max(1, len(source.text)))
@@ -97,7 +97,7 @@ def _setting(key: str, statements: tuple[Statement, ...]) -> Setting | None:
     """The value that the statements of an override set a key to; None if they are not one value."""
     first = statements[0] if statements else None
     if isinstance(first, Attribute) and _is_rate(key):
-        return _lines(statements) or (first if key == "train.rate" and len(statements) == 1 else None)
+        return _rate_lines(statements) or (first if key == "train.rate" and len(statements) == 1 else None)
     return first if isinstance(first, (Attribute, Block)) and len(statements) == 1 else None
 
 
@@ -105,7 +105,7 @@ def _is_rate(key: str) -> bool:
     return re.fullmatch(r"train\.rate(\.[0-9]+)?", key) is not None
 
 
-def _lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
+def _rate_lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
     """The phases of `rate = warmup 10 steps to 1e-3, constant`; empty if the statements are something else."""
     lines: list[Line] = []
     for statement in statements:
@@ -140,7 +140,7 @@ def _is_plain(value: str) -> bool:
 
 
 # ---------------------------------------------------------------- setting
-def _let_meant(name: str, lets: Collection[str]) -> str:
+def _let_hint(name: str, lets: Collection[str]) -> str:
     """Hint for a name that is neither a key nor a `let`; "" if there are no lets, or if a key was probably meant."""
     from dsl.messages.spelling import nearest  # imported only to explain a mistake
 
@@ -176,14 +176,14 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
         message = f"the run names no existing {kind}, so `{keys[0]}` cannot be set"
         raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
     block = context.block(kind, target.text, target.span)
-    context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)
+    context.extended[kind, target.text] = _with_value(context, Scope((block,), kind), block, keys, word, setting)
 
 
 def _set_in_phase(context: Context, keys: list[str], word: Word, setting: Setting) -> None:
     """Set a key of one phase of the run: `phase.to_32k.train.batch`."""
-    name, *rest = keys or [""]
+    name, *inner_keys = keys or [""]
     phase = next((statement for statement in context.run.body if key_of(statement) == f"{PHASE} {name}"), None)
-    if not isinstance(phase, Block) or not rest:
+    if not isinstance(phase, Block) or not inner_keys:
         names = [
             key_of(statement).partition(" ")[2]
             for statement in context.run.body
@@ -192,7 +192,7 @@ def _set_in_phase(context: Context, keys: list[str], word: Word, setting: Settin
         hint = f"write `-s phase.{names[0]}.train.batch=…`; the phases are {', '.join(names)}" if names else ""
         raise context.reject("E0504", f"`{word.text}` names no key of a phase of this run", word.span, hint)
     scope = Scope((context.run, phase))
-    context.run = _with(context.run, phase, _put(context, scope, phase, rest, word, setting))
+    context.run = _with_statement(context.run, phase, _with_value(context, scope, phase, inner_keys, word, setting))
 
 
 def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
@@ -204,28 +204,28 @@ def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
     word, kind = replace(built_in, text=name), replace(named.key, text="precision")
     block = Block(kind, (word,), built_in, (), built_in.span)
     context.definitions = replace(context.definitions, blocks={**existing, ("precision", name): block})
-    context.run = _with(context.run, named, replace(named, phrase=Phrase((word,), named.phrase.span)))
+    context.run = _with_statement(context.run, named, replace(named, phrase=Phrase((word,), named.phrase.span)))
     return word
 
 
-def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
+def _with_value(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
     """Return a block with one value set. `keys`: the path of the value within the block."""
-    name, *rest = keys
-    if name == "layers" and rest:
-        return _put_layers(context, scope, block, rest, word, setting)
+    name, *inner_keys = keys
+    if name == "layers" and inner_keys:
+        return _with_layer_value(context, scope, block, inner_keys, word, setting)
     if name == "rate" and isinstance(setting, tuple):
-        return _put_rate(context, block, rest, word, setting)
+        return _with_rate(context, block, inner_keys, word, setting)
     key = Word(name, word.span)
-    inside = next(
+    inner_block = next(
         (statement for statement in block.body if isinstance(statement, Block) and key_of(statement) == name), None
     )
     new: Attribute | Block
-    if rest and inside is not None:
-        new = _put(context, scope.inside(inside, name), inside, rest, word, setting)
-        return _with(block, inside, new)
-    if rest:
+    if inner_keys and inner_block is not None:
+        new = _with_value(context, scope.inner_scope(inner_block, name), inner_block, inner_keys, word, setting)
+        return _with_statement(block, inner_block, new)
+    if inner_keys:
         empty = Block(key, (), None, (), word.span)
-        new = _put(context, scope.inside(empty, name), empty, rest, word, setting)
+        new = _with_value(context, scope.inner_scope(empty, name), empty, inner_keys, word, setting)
     elif isinstance(setting, Block):
         new = replace(setting, key=key)
     else:
@@ -234,16 +234,24 @@ def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Wo
     return merge(block, Block(block.key, (), None, (new,), block.head, block.end), context.mistakes)
 
 
-def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
+def _with_layer_value(
+    context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting
+) -> Block:
     """Set a key of a layer range, as in `layers.1.ffn.experts`. Ranges are numbered in the order of their layers."""
     ranges = ranges_of(context, scope, block)
-    index, *rest = keys
+    index, *inner_keys = keys
     target = ranges[int(index)] if index.isdecimal() and len(index) < 5 and int(index) < len(ranges) else None
-    if target is not None and rest:
-        return _with(block, target, _put(context, scope.inside(target, f"layers.{index}"), target, rest, word, setting))
+    if target is not None and inner_keys:
+        return _with_statement(
+            block,
+            target,
+            _with_value(context, scope.inner_scope(target, f"layers.{index}"), target, inner_keys, word, setting),
+        )
     label = setting.phrase.items[0] if isinstance(setting, Attribute) else None
     if target is not None and isinstance(setting, Attribute) and isinstance(label, Range):
-        return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end))
+        return _with_statement(
+            block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end)
+        )
     labels = (
         f"`layers.{number}` is {layer_range.head.text.removeprefix('layers ')}"
         for number, layer_range in enumerate(ranges)
@@ -254,7 +262,7 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
     raise context.reject("E0504", f"`{word.text}` names no value of a layer range", word.span, hint)
 
 
-def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines: tuple[Line, ...]) -> Block:
+def _with_rate(context: Context, block: Block, keys: list[str], word: Word, lines: tuple[Line, ...]) -> Block:
     """Set `rate`, or one phase of it."""
     key = Word("rate", word.span)
     old = next(
@@ -271,11 +279,13 @@ def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines
         body = (*phases[:index], *lines, *phases[index + 1 :])
     new = Block(key, (), None, body, word.span)
     return (
-        _with(block, old, new) if old is not None else merge(block, Block(block.key, (), None, (new,), block.head), [])
+        _with_statement(block, old, new)
+        if old is not None
+        else merge(block, Block(block.key, (), None, (new,), block.head), [])
     )
 
 
-def _with(block: Block, old: Statement, new: Statement) -> Block:
+def _with_statement(block: Block, old: Statement, new: Statement) -> Block:
     """Return a block with one statement replaced by another."""
     body = tuple(new if statement is old else statement for statement in block.body)
     return Block(block.key, block.labels, block.parent, body, block.head, block.end)
@@ -289,7 +299,7 @@ CALL = re.compile(r"([a-z]+)\(([0-9]+)\)", re.ASCII)
 
 def edited(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
     """Return definitions in which the values at the spans are replaced. Spans are unchanged."""
-    blocks = {key: _block(block, edits) for key, block in definitions.blocks.items()}
+    blocks = {key: _edited_block(block, edits) for key, block in definitions.blocks.items()}
     return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
 
 
@@ -317,21 +327,23 @@ def _respelled(block: Block, names: Mapping[Span, str]) -> Block:
     return block if is_same else replace(block, key=key, body=body)
 
 
-def _block(block: Block, edits: Mapping[Span, str]) -> Block:
-    labels = tuple(_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels)
-    return replace(block, labels=labels, body=tuple(_statement(statement, edits) for statement in block.body))
+def _edited_block(block: Block, edits: Mapping[Span, str]) -> Block:
+    labels = tuple(
+        _parsed_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels
+    )
+    return replace(block, labels=labels, body=tuple(_edited_statement(statement, edits) for statement in block.body))
 
 
-def _statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
+def _edited_statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
     if isinstance(statement, Block):
-        return _block(statement, edits)
+        return _edited_block(statement, edits)
     if isinstance(statement, Attribute) and statement.phrase.span in edits:
         span = statement.phrase.span
-        return replace(statement, phrase=Phrase((_value(edits[span], span),), span))
+        return replace(statement, phrase=Phrase((_parsed_value(edits[span], span),), span))
     return statement
 
 
-def _value(text: str, span: Span) -> Value:
+def _parsed_value(text: str, span: Span) -> Value:
     """Parse the text of an edit: a number with unit, a word, a layer range or `train(4096)`."""
     match = RANGE.fullmatch(text)
     if match is not None:

@@ -69,16 +69,16 @@ def enter(context: Context, name: str, overrides: Sequence[str]) -> None:
         for text in shared:
             override(context, text)
         return
-    _check(context, phases)
+    _check_keys(context, phases)
     runs = [*_runs(context.run, phases, context)]
     names = [context.run.labels[0].span.text, *map(label_of, phases)]
     number = 0 if ("run", name) in context.definitions.blocks else names.index(name.partition(SEPARATOR)[2], 1)
-    contexts = [_apart(context, run, shared) for run in runs]
+    contexts = [_phase_context(context, run, shared) for run in runs]
     context.run = runs[number]
     for text in shared:
         override(context, text)
     try:
-        _place(context, contexts, phases, number)
+        _set_position(context, contexts, phases, number)
         _check_model(context, contexts[0])
     except RejectedError:  # the mistake is reported with the phase that has it
         context.failed.add("train.within")
@@ -92,12 +92,12 @@ def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Blo
     yield merged
     for phase in phases:
         name = Word(f"{label.span.text}{SEPARATOR}{label_of(phase)}", label.span)
-        over = Block(run.key, (), None, phase.body, phase.head, phase.end)
-        merged = replace(merge(merged, over, context.mistakes), labels=(name,))
+        child = Block(run.key, (), None, phase.body, phase.head, phase.end)
+        merged = replace(merge(merged, child, context.mistakes), labels=(name,))
         yield merged
 
 
-def _apart(context: Context, run: Block, overrides: Sequence[str]) -> Context:
+def _phase_context(context: Context, run: Block, overrides: Sequence[str]) -> Context:
     """Return a silent context for one phase."""
     silent = context.silent()
     silent.definitions, silent.run = replace(silent.definitions, sources=[]), run
@@ -106,7 +106,7 @@ def _apart(context: Context, run: Block, overrides: Sequence[str]) -> Context:
     return silent
 
 
-def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block], number: int) -> None:
+def _set_position(context: Context, contexts: Sequence[Context], phases: Sequence[Block], number: int) -> None:
     """Compute the position of a phase in its run."""
     sizes: tuple[Size, ...] = ()
     step = token = 0
@@ -122,7 +122,7 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
         truncated = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
         sizes = truncated.preceded_by(sizes, step, token).sizes
         step, token = step + steps, token + ramp.tokens_at(steps)
-    context.before = sizes
+    context.earlier_sizes = sizes
     longest = max(peek(phase_context, "train.sequence") for phase_context in contexts)
     context.within = PhaseWithin.model_construct(
         number=number + 1, phases=len(contexts), first_step=step, first_token=token, longest=longest
@@ -132,31 +132,34 @@ def _place(context: Context, contexts: Sequence[Context], phases: Sequence[Block
 def _sets_rate(phase: Block, run: Block) -> bool:
     """Whether the learning rate of a run comes from this phase."""
     rates = [
-        [statement for statement in _inside(block, "train") if statement.key.text == "rate"] for block in (phase, run)
+        [statement for statement in _statements_in(block, "train") if statement.key.text == "rate"]
+        for block in (phase, run)
     ]
     return bool(rates[0]) and rates[0] == rates[1]
 
 
-def _inside(block: Block, key: str) -> Iterator[Attribute | Block]:
+def _statements_in(block: Block, key: str) -> Iterator[Attribute | Block]:
     for statement in block.body:
         if isinstance(statement, Block) and statement.key.text == key:
             yield from (item for item in statement.body if isinstance(item, (Attribute, Block)))
 
 
-def _check(context: Context, phases: Sequence[Block]) -> None:
+def _check_keys(context: Context, phases: Sequence[Block]) -> None:
     """Report keys in phases that only the whole run may set."""
     for phase in phases[MAX_PHASES - 1 :]:
         context.complain("E0708", f"a run has at most {MAX_PHASES} phases", phase.head, "remove this phase")
     for phase in phases:
         misplaced = [part for statement in phase.body for part in _whole_run_keys(statement)]
-        misplaced += [statement for statement in _inside(phase, "train") if statement.key.text in FIXED_TRAIN_KEYS]
+        misplaced += [
+            statement for statement in _statements_in(phase, "train") if statement.key.text in FIXED_TRAIN_KEYS
+        ]
         for statement in misplaced:
             message = f"`{statement.key.text}` belongs to the whole run, and no phase can change it"
             context.complain("E0708", message, statement.key.span, "move it out of the phase")
         grpo = [
             statement
             for block in (context.run, phase)
-            for statement in _inside(block, "train")
+            for statement in _statements_in(block, "train")
             if statement.key.text == GRPO
         ]
         if any(isinstance(statement, Block) for statement in grpo):
@@ -207,7 +210,7 @@ def _weights(value: Any) -> Any:
     return tuple(map(_weights, value)) if isinstance(value, tuple) else value
 
 
-def unknown(definitions: Definitions, file: str, name: str) -> None:
+def report_unknown(definitions: Definitions, file: str, name: str) -> None:
     """Report a phase that a run does not have."""
     run, _, phase = name.partition(SEPARATOR)
     names = [phase_name.partition(SEPARATOR)[2] for phase_name in phases_of(definitions, run)[1:]]
@@ -215,4 +218,4 @@ def unknown(definitions: Definitions, file: str, name: str) -> None:
     definitions.complain("E0404", f"run `{run}` of {file} has no phase `{phase}`", None, hint)
 
 
-__all__ = ["SEPARATOR", "enter", "phases_of", "run_of", "unknown"]
+__all__ = ["SEPARATOR", "enter", "phases_of", "report_unknown", "run_of"]

@@ -34,7 +34,7 @@ from dsl.text.syntax import (  # fmt: skip
 MAX_REPORTED = 100  # reported numbers with an unknown unit, per file
 
 
-def examine(context: Context) -> None:
+def check_lets(context: Context) -> None:
     """Evaluate the lets of the first file and of the resolved blocks, and report their mistakes."""
     reported = {item.span for item in context.mistakes}
     names = [statement.name.text for statement in context.definitions.body if isinstance(statement, Let)]
@@ -72,35 +72,35 @@ def _words() -> frozenset[str]:
     return frozenset({"none", "auto", "true", "false", *WORDS_AS_TEXT, *_choices(Spec)})
 
 
-def _choices(cls: type[Node], inside: tuple[type[Node], ...] = ()) -> Iterator[str]:
-    if cls in inside:  # a block may contain one of its kind
+def _choices(cls: type[Node], outer_classes: tuple[type[Node], ...] = ()) -> Iterator[str]:
+    if cls in outer_classes:  # a block may contain one of its kind
         return
     for kind in fields_of(cls).values():
         for annotation in kind.types:
-            yield from _words_of_type(annotation, (*inside, cls))
+            yield from _words_of_type(annotation, (*outer_classes, cls))
 
 
-def _words_of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
+def _words_of_type(kind: Any, outer_classes: tuple[type[Node], ...]) -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, Node):
-        yield from _choices(kind, inside)
+        yield from _choices(kind, outer_classes)
     else:
-        yield from _literals(kind, inside)
+        yield from _literals(kind, outer_classes)
 
 
-def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
+def _literals(kind: Any, outer_classes: tuple[type[Node], ...]) -> Iterator[str]:
     """Yield the words of a type: a `Literal["a", "b"]`, or a tuple of such."""
     if get_origin(kind) is Literal:
         yield from get_args(kind)
     else:
         for argument in get_args(kind):
             if get_origin(argument) is not None or (isinstance(argument, type) and issubclass(argument, Node)):
-                yield from _words_of_type(argument, inside)
+                yield from _words_of_type(argument, outer_classes)
 
 
 # ---------------------------------------------------------------- numbers as written
 
 
-def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Diagnostic]:
+def unknown_units(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return messages for numbers of the first file with an unknown unit, whether or not a value uses them.
 
     A number that is inside a reported span is skipped.
@@ -123,25 +123,25 @@ def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Di
 def _numbers(body: Iterable[Statement]) -> Iterator[Number]:
     for statement in body:
         if isinstance(statement, (Attribute, Let)):
-            yield from _within(statement.phrase.items)
+            yield from _numbers_in(statement.phrase.items)
         elif isinstance(statement, Line):
-            yield from _within(statement.items)
+            yield from _numbers_in(statement.items)
         elif isinstance(statement, Block):  # labels other than ranges are names
-            yield from _within(label for label in statement.labels if isinstance(label, Range))
+            yield from _numbers_in(label for label in statement.labels if isinstance(label, Range))
             yield from _numbers(statement.body)
 
 
-def _within(values: Iterable[Value]) -> Iterator[Number]:
+def _numbers_in(values: Iterable[Value]) -> Iterator[Number]:
     for value in values:
         if isinstance(value, Number):
             yield value
         elif isinstance(value, ListOf):
-            yield from _within(value.items)
+            yield from _numbers_in(value.items)
         elif isinstance(value, FunctionCall):
-            yield from _within(value.arguments)
+            yield from _numbers_in(value.arguments)
         elif isinstance(value, Range):
-            yield from _within((value.first, value.last))
+            yield from _numbers_in((value.first, value.last))
         elif isinstance(value, Binary):
-            yield from _within((value.left, value.right))
+            yield from _numbers_in((value.left, value.right))
         elif isinstance(value, Negate):
-            yield from _within((value.operand,))
+            yield from _numbers_in((value.operand,))

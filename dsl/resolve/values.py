@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from dsl.facts import units
-from dsl.facts.units import exactly
+from dsl.facts.units import exact_text
 from dsl.messages.diagnostics import OVERRIDE, Span
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, number, phrase
@@ -40,7 +40,7 @@ def out_of_bounds(
     words, edit = BOUNDS[bound]
     text = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
     if unit is not None and not unit.bare:
-        text = units.bound(limit, unit.name)
+        text = units.bound_text(limit, unit.name)
     message = f"`{setting}` is out of bounds: {words.format(text)}"
     return context.reject("E0303", message, span, f"write {edit.format(text)}")
 
@@ -60,7 +60,7 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
         result = convert(context, phrase(context, scope, written), kind.unit, key, written.span)
         return _typed(context, result, wanted, kind.unit, key, written.span)
     if len(written.items) > 1:
-        extra = written.items[1].span.to(written.items[-1].span)
+        extra = written.items[1].span.extended_to(written.items[-1].span)
         raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
     value = _substituted(context, scope, value, wanted)
     if isinstance(value, Word) and (canonical := dict(kind.aliases).get(value.text)):
@@ -87,7 +87,7 @@ def _rank_numbers(
         raise context.reject("E0302", f"`{key}` is a number, or a list of numbers", statement.phrase.span, hint)
     numbers = []
     for index, item in enumerate(value.items):
-        context.origins[f"{scope.at(key)}.{index}"] = item.span
+        context.origins[f"{scope.path_of(key)}.{index}"] = item.span
         with suppress(RejectedError):  # continue with the next one
             fraction = convert(context, number(context, scope, item), kind.unit, key, item.span)
             _typed(context, fraction, Fraction, kind.unit, key, item.span)
@@ -102,7 +102,7 @@ def _rank_numbers(
 def string(context: Context, key: str, value: Value, is_path: bool) -> str:
     """Resolve a string in quotes, or a word that stands for a path."""
     if isinstance(value, String):
-        return _from_first_file(context, value) if is_path else value.value
+        return _relative_to_first_file(context, value) if is_path else value.value
     text = value.span.text
     if is_path and isinstance(value, Word) and text in WORDS_AS_TEXT:
         return text
@@ -119,7 +119,7 @@ def string(context: Context, key: str, value: Value, is_path: bool) -> str:
     raise context.reject("E0302", f"`{key}` is a string in quotes, but `{text}` is not", value.span, hint)
 
 
-def _from_first_file(context: Context, value: String) -> str:
+def _relative_to_first_file(context: Context, value: String) -> str:
     """Convert a path from relative to its file to relative to the folder of the first file."""
     text, folder = value.value, context.definitions.folders.get(value.span.source.name, ".")
     if folder == "." or not text or text in WORDS_AS_TEXT or Path(text).is_absolute():
@@ -148,7 +148,7 @@ def places(context: Context, scope: Scope, statement: Attribute) -> tuple[str, .
     targets = [
         LOCAL if isinstance(item, Word) and item.text == LOCAL else _place(context, item) for item in value.items
     ]
-    context.origins |= {f"{scope.at(key)}.{index}": item.span for index, item in enumerate(value.items)}
+    context.origins |= {f"{scope.path_of(key)}.{index}": item.span for index, item in enumerate(value.items)}
     return tuple(targets)
 
 
@@ -182,7 +182,7 @@ def _typed(
     if wanted is Fraction:
         if value > 1 and value.denominator > MOST_PARTS:
             message = f"`{key}` has at most six decimals, or a denominator of at most {MOST_PARTS:,}"
-            hint = f"write `{exactly(Fraction(int(value * MOST_PARTS), MOST_PARTS))}`"
+            hint = f"write `{exact_text(Fraction(int(value * MOST_PARTS), MOST_PARTS))}`"
             raise context.reject("E0302", message, span, hint)
         return value
     if value.denominator != 1 and (unit is None or unit.name != "byte"):

@@ -308,7 +308,7 @@ def are_related(read: str, path: str) -> bool:
 def located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
     """Make a message of a finding, with the source positions of its paths."""
     notes = tuple(Note(text, origins[path]) for text, path in finding.notes if path in origins)
-    return Diagnostic(finding.code, finding.message, _origin(finding.at, origins), finding.hint, notes)
+    return Diagnostic(finding.code, finding.message, _origin(finding.path, origins), finding.hint, notes)
 
 
 def _origin(path: str, origins: Mapping[str, Span]) -> Span | None:

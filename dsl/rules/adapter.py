@@ -26,10 +26,10 @@ def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
     if spec.adapter is None:
         return
     on, matrices = spec.adapter.on, matrices_of(spec.model)
-    lost: list[str] = [name for name in on if name not in matrices]
-    if lost:
+    absent_matrices: list[str] = [name for name in on if name not in matrices]
+    if absent_matrices:
         remaining: list[str] = [name for name in on if name in matrices] or [*matrices]
-        message = f"adapters are on {listed(lost, 'and')}, which no layer of model {spec.model.name} has"
+        message = f"adapters are on {listed(absent_matrices, 'and')}, which no layer of model {spec.model.name} has"
         hint = f"write `on = [{', '.join(remaining)}]`; the model has {listed([*matrices], 'and')}"
         if not matrices:
             hint = "remove `adapter`: custom modules cannot have adapters"

@@ -91,7 +91,7 @@ def fim_has_documents_and_tokens(spec: Spec) -> Iterator[Finding]:
 def filters_have_documents(spec: Spec) -> Iterator[Finding]:
     """Filters need the text of documents."""
     data = spec.data
-    for path, filters, sources in _filters(spec):
+    for path, filters, sources in _filter_blocks(spec):
         ids = [named for named, files in sources.items() if files.endswith(TOKEN_SUFFIXES)]
         message = "filters read the text of documents, but these files have token ids"
         if filters == Filters():  # none
@@ -110,14 +110,14 @@ def filters_have_documents(spec: Spec) -> Iterator[Finding]:
 
 def lengths_leave_documents(spec: Spec) -> Iterator[Finding]:
     """At least one length passes the filters."""
-    for path, filters, _ in _filters(spec):
+    for path, filters, _ in _filter_blocks(spec):
         if filters.shortest is not None and filters.longest is not None and filters.shortest > filters.longest:
             message = f"no document has at least {filters.shortest:,} and at most {filters.longest:,} characters"
             note = (("the shortest that is kept", f"{path}.shortest"),)
             yield Finding("E0934", message, f"{path}.longest", f"write `longest = {filters.shortest}`, or more", note)
 
 
-def _filters(spec: Spec) -> Iterator[tuple[str, Filters, dict[str, str]]]:
+def _filter_blocks(spec: Spec) -> Iterator[tuple[str, Filters, dict[str, str]]]:
     """Each block of filters: (path, filters, files it applies to by the path of the key that names them)."""
     data = spec.data
     for source in data.sources:

@@ -16,7 +16,7 @@ class Finding:
 
     code: str
     message: str
-    at: str
+    path: str
     hint: str
     notes: tuple[tuple[str, str], ...] = ()
 
@@ -39,7 +39,7 @@ def nearest_multiple(number: int, unit: int) -> int:
 # --- The origin of a derived value in a message: `data = auto` follows from the cluster and the pipeline
 
 DATA = "parallel.data"
-SAYS_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
+SOURCES_OF_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
 
 
 def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
@@ -55,7 +55,7 @@ def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mappin
     ranks = "".join(f" / {counts[name]:,} {name} rank{'s'[: counts[name] > 1]}" for name in names)
     derivation = f"data = {counts['data']:,} follows from {prod(counts.values()):,} devices{ranks}"
     notes = tuple(note for note in message.notes if written is None or note.span != written)
-    places = [origins[path] for path in SAYS_DATA if path in origins]
+    places = [origins[path] for path in SOURCES_OF_DATA if path in origins]
     named = {note.span for note in notes}
     return replace(
         message, notes=(Note(derivation, places=tuple(place for place in places if place not in named)), *notes)

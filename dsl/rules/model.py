@@ -65,10 +65,10 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
                     note = ("their number", f"{path}.shared")
                     yield Finding("E0930", message, f"{path}.{key}", f"remove `{key}`", (note,))
         if isinstance(ffn, Moe) and ffn.choice == "table":
-            yield from _steering(ffn, path)
+            yield from _steering_findings(ffn, path)
 
 
-def _steering(moe: Moe, at: str) -> Iterator[Finding]:
+def _steering_findings(moe: Moe, path: str) -> Iterator[Finding]:
     """Keys that steer a choice by scores, in a layer whose experts a table chooses."""
     steering = {
         "groups": moe.groups > 1,
@@ -80,8 +80,8 @@ def _steering(moe: Moe, at: str) -> Iterator[Finding]:
             word = key.rpartition(".")[2]
             message = f"a table chooses the experts of each token, but {word} is for a choice by scores"
             edits = {"groups": "groups = 1", "bias_rate": "bias_rate = none", "sequence_loss": "sequence_loss = 0"}
-            note = ("the choice of experts", f"{at}.choice")
-            yield Finding("E0930", message, f"{at}.{key}", f"write `{edits[word]}`", (note,))
+            note = ("the choice of experts", f"{path}.choice")
+            yield Finding("E0930", message, f"{path}.{key}", f"write `{edits[word]}`", (note,))
 
 
 def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
@@ -103,13 +103,16 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
             message = "max_nodes assumes experts in order of their numbers, but `placement` moves them"
             yield Finding("E0922", message, path, "remove `max_nodes`", (("the placement", "parallel.placement"),))
         elif not groups_fit_nodes(ffn.groups, nodes):
-            message = f"{ffn.groups} groups cannot be spread evenly over {_nodes(nodes)} with {expert} expert ranks"
+            message = (
+                f"{ffn.groups} groups cannot be spread evenly over {_nodes_text(nodes)} with {expert} expert ranks"
+            )
             hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
             yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", path), notes[0]))
         elif (reachable := nodes_reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
             chosen = f"in {ffn.top_groups} of {ffn.groups} groups" if ffn.groups > 1 else "any of the layer"
             message = (
-                f"the experts of a token are {chosen}, on up to {_nodes(reachable)}, but max_nodes = {ffn.max_nodes}"
+                f"the experts of a token are {chosen}, on up to {_nodes_text(reachable)}, "
+                f"but max_nodes = {ffn.max_nodes}"
             )
             fewer = next(
                 (k for k in range(ffn.top_groups, 0, -1) if nodes_reached(ffn.groups, k, nodes) <= ffn.max_nodes), 0
@@ -122,7 +125,7 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
                 yield Finding("E0922", message, path, hint, notes)
 
 
-def _nodes(count: int) -> str:
+def _nodes_text(count: int) -> str:
     return f"{count} nodes" if count > 1 else "1 node"
 
 
@@ -140,7 +143,7 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
     """Every head of keys and values serves the same number of query heads."""
     attention = spec.model.attention
     if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
-        message, hint = _not_shared(attention)
+        message, hint = _message_and_hint(attention)
         note = ("the query heads", "model.attention.heads")
         yield Finding("E0908", message, "model.attention.kv_heads", hint, (note,))
 
@@ -150,7 +153,7 @@ def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
     _, *ranges = spec.model.attentions
     for path, attention in ranges:
         if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
-            message, hint = _not_shared(attention)
+            message, hint = _message_and_hint(attention)
             yield Finding("E0908", message, f"{path}.kv_heads", hint, (("the query heads", f"{path}.heads"),))
 
 
@@ -163,7 +166,7 @@ def heads_of_values_share_keys(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0908", message, f"{path}.key_heads", hint, (("the value heads", f"{path}.heads"),))
 
 
-def _not_shared(attention: Gqa) -> tuple[str, str]:
+def _message_and_hint(attention: Gqa) -> tuple[str, str]:
     """Message and hint for a number of key and value heads that does not divide the heads."""
     message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
     return message, f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"

@@ -13,7 +13,7 @@ from dsl.closed_forms.stages import fewest_stages_of_rank, most_stages, most_sta
 from dsl.facts.devices import group_nodes
 from dsl.facts.layout import LayoutError, stages_of_layout
 from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
-from dsl.facts.units import exactly
+from dsl.facts.units import exact_text
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
 
@@ -174,8 +174,8 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
 def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
     """A value of a schedule block, as it is written in a spec."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(exactly, value))}]"
-    return exactly(value) if isinstance(value, Fraction) else f"{value}".lower()
+        return f"[{', '.join(map(exact_text, value))}]"
+    return exact_text(value) if isinstance(value, Fraction) else f"{value}".lower()
 
 
 def caps_match_ranks(spec: Spec) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
         return
     facts = facts_of(spec.schedule.name)
     unit = p.data * train.micro_batch
-    least = max(1, facts.fewest * p.pipeline) * unit
+    least = max(1, facts.fewest_micro_batches * p.pipeline) * unit
     notes = (("data is given here", "parallel.data"), ("micro_batch is given here", "train.micro_batch"))
     constant = train.batch.start == train.batch.end
     sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
@@ -242,7 +242,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", path, hint, notes)
         elif facts.needs_even and size // unit % 2 and (key == "from" or size >= least):
-            count = f"{size // unit} micro-batches{_on_each(p.data)}"
+            count = f"{size // unit} micro-batches{_on_each_rank(p.data)}"
             message = f"a batch of {size:,} makes {count}, but {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, path, hint, notes)
 
@@ -251,10 +251,10 @@ def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     """The largest batch has enough micro-batches for the schedule's steady state; a ramp may begin with fewer."""
     p, train, name = spec.parallel, spec.train, spec.schedule.name
     facts, unit = facts_of(name), p.data * train.micro_batch
-    largest, least = train.batch.end // unit, facts.fewest * p.pipeline
+    largest, least = train.batch.end // unit, facts.fewest_micro_batches * p.pipeline
     if largest >= least or train.batch.end % unit or not _fits(spec):
         return
-    count = f"a batch of {train.batch.end:,} makes {largest}{_on_each(p.data)}"
+    count = f"a batch of {train.batch.end:,} makes {largest}{_on_each_rank(p.data)}"
     message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, but {count}"
     constant = train.batch.start == train.batch.end
     hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {facts.roomier} }}`"
@@ -263,7 +263,7 @@ def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
 
 
-def _on_each(data_ranks: int) -> str:
+def _on_each_rank(data_ranks: int) -> str:
     return f" on each of {data_ranks} data ranks" if data_ranks > 1 else ""
 
 

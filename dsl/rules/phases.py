@@ -15,7 +15,7 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
     A range with `by` takes its layers out of the range around it; two such ranges share no layer.
     """
     expected, furthest = 0, -1
-    owners = yield from _patterns(spec)
+    owners = yield from _owners_of_strides(spec)
     for index, span in enumerate(spec.model.layers):
         if span.by > 1:
             continue
@@ -45,7 +45,7 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0701", f"no range holds layer {lacking[0]}{further}", f"model.layers.{holder}", hint)
 
 
-def _patterns(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
+def _owners_of_strides(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
     """Yield a finding for each layer in two ranges with `by`; return (layer → range) for the layers of such ranges."""
     owners: dict[int, int] = {}
     for index, span in enumerate(spec.model.layers):
@@ -104,7 +104,7 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
         return
     if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # a blend begins at whole pieces
         return
-    growth = ramp.of(spec)
+    growth = ramp.ramp_of_spec(spec)
     steps = growth.steps_for(train.tokens)
     ends = (
         (step, within.first_token + growth.tokens_at(step)) for step in range(steps, steps + longest // sequence + 1)

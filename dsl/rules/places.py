@@ -10,7 +10,7 @@ from dsl.rules.finding import Finding
 from dsl.schema import Spec
 from dsl.schema.train import LOCAL
 
-AT = "train.checkpoint.to"
+PATH = "train.checkpoint.to"
 MAX_PLACES = 8
 MAX_LENGTH = 4096
 URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.ASCII)
@@ -24,32 +24,32 @@ def places_are_apart(spec: Spec) -> Iterator[Finding]:
     places, run = spec.train.checkpoint.to, os.path.normpath(f"runs/{spec.name}")
     if LOCAL not in places:
         hint = f"write `to = [{', '.join((LOCAL, *(f'{chr(34)}{place}{chr(34)}' for place in places)))}]`"
-        yield Finding("E0928", f"checkpoints are first written to `{LOCAL}`, but `to` does not name it", AT, hint)
+        yield Finding("E0928", f"checkpoints are first written to `{LOCAL}`, but `to` does not name it", PATH, hint)
     if len(places) > MAX_PLACES:
         message = f"`to` names {len(places)} places, at most {MAX_PLACES} are allowed"
-        yield Finding("E0928", message, f"{AT}.{MAX_PLACES}", "remove some")
+        yield Finding("E0928", message, f"{PATH}.{MAX_PLACES}", "remove some")
     positions: dict[str, int] = {}
     for index, place in enumerate(places):
         if problem := _problem(place):
-            yield Finding("E0928", *_located(problem, index))
+            yield Finding("E0928", *_finding_fields(problem, index))
             continue
-        path = f"<{LOCAL}>" if place == LOCAL else _normal(place)
+        path = f"<{LOCAL}>" if place == LOCAL else _normalised(place)
         rival = next(
             ((position, other_path) for other_path, position in positions.items() if _overlaps(path, other_path)), None
         )
         if rival is not None:
             clash = "is named twice" if path == rival[1] else "is inside another place, or contains it"
-            earlier = ("the other one", f"{AT}.{rival[0]}")
-            yield Finding("E0928", f"`{place}` {clash}", f"{AT}.{index}", "name another folder", (earlier,))
+            earlier = ("the other one", f"{PATH}.{rival[0]}")
+            yield Finding("E0928", f"`{place}` {clash}", f"{PATH}.{index}", "name another folder", (earlier,))
         elif place != LOCAL and _overlaps(path, run):
             message = f"`{place}` is inside the run folder {run}, or contains it: both would be lost together"
-            yield Finding("E0928", message, f"{AT}.{index}", "name a folder on another disk")
+            yield Finding("E0928", message, f"{PATH}.{index}", "name a folder on another disk")
         positions.setdefault(path, index)
 
 
-def _located(problem: tuple[str, str], index: int) -> tuple[str, str, str]:
+def _finding_fields(problem: tuple[str, str], index: int) -> tuple[str, str, str]:
     message, hint = problem
-    return message, f"{AT}.{index}", hint
+    return message, f"{PATH}.{index}", hint
 
 
 def _problem(place: str) -> tuple[str, str] | None:
@@ -72,7 +72,7 @@ def _problem(place: str) -> tuple[str, str] | None:
     return None
 
 
-def _normal(place: str) -> str:
+def _normalised(place: str) -> str:
     url = URL.fullmatch(place)
     if url is None:
         return os.path.normpath(place)
@@ -80,5 +80,5 @@ def _normal(place: str) -> str:
     return os.path.normpath(f"/{path}") if url[1] in ("file", "local") else f"{url[1]}://{path}"
 
 
-def _overlaps(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other.rstrip('/')}/") or f"{other}/".startswith(f"{one.rstrip('/')}/")
+def _overlaps(path: str, other_path: str) -> bool:
+    return f"{path}/".startswith(f"{other_path.rstrip('/')}/") or f"{other_path}/".startswith(f"{path.rstrip('/')}/")

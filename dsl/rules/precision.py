@@ -79,7 +79,9 @@ def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
         return
     form, plain = format_of(precision), precision.linear == FP8 and precision.scale == "fp32"
     if form is None and (precision.tensor_scale or not plain) and not precision.scales_tensors:
-        closest = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
+        closest = max(
+            (f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _num_equal_keys(f, precision)
+        )
         wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), closest.keys[1:], strict=True)
         message = f"linear = {precision.linear} has tiles and scales that match no format"
         settings = ", ".join(f"{key} = {_written(value)}" for key, value in wanted)
@@ -92,7 +94,7 @@ def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0921", message, f"precision.{role}", f"write `{role} = {precision.compute}`")
 
 
-def _alike(form: FormatFacts, precision: Precision) -> int:
+def _num_equal_keys(form: FormatFacts, precision: Precision) -> int:
     """Number of keys in which a precision matches a format."""
     tiles = ((tile.rows, tile.columns) if tile else None for tile in (precision.activation_tile, precision.weight_tile))
     keys = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
@@ -128,7 +130,7 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
             value = width // factor
             near = next(
                 candidate
-                for candidate in _outwards(value, elements * ranks)
+                for candidate in _nearest_first(value, elements * ranks)
                 if candidate * factor % (elements * ranks) == 0
             )
             reads = f"linear = {linear} reads {elements} elements at a time"
@@ -173,10 +175,10 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:
             yield "shared_inner", 1, span.ffn.shared_inner, f"model.layers.{index}.ffn.shared_inner", 1
 
 
-def _outwards(value: int, most: int = READ) -> Iterator[int]:
-    """Yield `value`, then the numbers up to `most` away from it, the nearest first; of two, the larger one first."""
+def _nearest_first(value: int, limit: int = READ) -> Iterator[int]:
+    """Yield `value`, then the numbers up to `limit` away from it, the nearest first; of two, the larger one first."""
     yield value
-    for distance in range(1, most + 1):
+    for distance in range(1, limit + 1):
         yield value + distance
         if value > distance:
             yield value - distance
@@ -196,13 +198,13 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
             break
 
 
-def _has_more(spec: Spec, no_moe: bool) -> bool:
+def _has_further_sums(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm can be fused with more than the gradient of the residual: with a sum before it,
     or with the recomputed norm."""
     readers = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
-    has_more = not no_moe or spec.model.has_latents or bool(readers)
+    has_sums = not no_moe or spec.model.has_latents or bool(readers)
     return (
-        has_more
+        has_sums
         and spec.model.norm != "post"
         and spec.model.hyper_connections is None
         and spec.model.hidden <= WIDEST_NORM_GRADIENT
@@ -217,18 +219,18 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
         spec.precision.dispatch == FP8 and not no_moe
     )
     model = spec.model
-    absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
+    absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_further_sums(spec, no_moe)}
     streams = model.hyper_connections is not None
     # the output of experts is normed or scaled before it is added
     is_rescaled = model.norm != "pre" or model.residual_scale != 1 or streams
     absent["join"] = no_moe or (is_rescaled and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
     absent["residual_norm"] = model.norm == "post" or streams  # with several streams, no sum precedes a norm
-    lost = [name for name in spec.unfused if absent.get(name)]
-    if lost:
-        remaining = ", ".join(name for name in spec.unfused if name not in lost)
+    absent_ops = [name for name in spec.unfused if absent.get(name)]
+    if absent_ops:
+        remaining = ", ".join(name for name in spec.unfused if name not in absent_ops)
         model_words, precision_words = f"model {model.name}", f"precision {spec.precision.name}"
-        message = f"unfused names {', '.join(lost)}, but {model_words} in {precision_words} does not fuse that"
+        message = f"unfused names {', '.join(absent_ops)}, but {model_words} in {precision_words} does not fuse that"
         notes = (("the model", "model"), ("the precision", "precision"))
-        applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
+        applies = ("norm_gradient" in absent_ops or (no_moe and absent_ops != ["quantise"]), "quantise" in absent_ops)
         related = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
         yield Finding("E0913", message, "unfused", f"write `unfused = [{remaining}]`", related)

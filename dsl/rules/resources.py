@@ -68,9 +68,12 @@ def state_fits(spec: Spec) -> Iterator[Finding]:
     device, least = spec.cluster.node.device, memory.lower_bound(spec)
     if spec.cluster.more is None and least.total > device.room:
         message = (
-            f"device {device.name} has {_room(device, device.room)}, but the fullest one needs {size(least.total)}"
+            f"device {device.name} has {_room_text(device, device.room)}, "
+            f"but the fullest one needs {size_text(least.total)}"
         )
-        yield Finding("E0812", f"{message}: {_parts(spec, least)}", "cluster.node.device.memory", *_mending(spec))
+        yield Finding(
+            "E0812", f"{message}: {_parts_text(spec, least)}", "cluster.node.device.memory", *_hint_and_notes(spec)
+        )
 
 
 def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
@@ -88,21 +91,21 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
     mean, end = memory.mean_bytes(spec), memory.last_stage_bytes(spec)
     if mean.total * len(room) > sum(room):
         message = (
-            f"devices have {size(sum(room) // len(room))} on average over the {len(room)} pipeline ranks"
+            f"devices have {size_text(sum(room) // len(room))} on average over the {len(room)} pipeline ranks"
             f"{' (of two with the same stages the smaller)' if is_mirrored(spec) else ''}, but need "
-            f"{size(mean.total)}:  "
-            f"{_parts(spec, mean)}"
+            f"{size_text(mean.total)}:  "
+            f"{_parts_text(spec, mean)}"
         )
-        yield Finding("E0812", message, "cluster", *_mending(spec))
+        yield Finding("E0812", message, "cluster", *_hint_and_notes(spec))
         return
-    rank = _last(spec, room)
+    rank = _last_stage_rank(spec, room)
     if end.total > room[rank]:
         kind = next(kind for kind in (kinds[rank], kinds[-1 - rank]) if devices[kind].room == room[rank])
         message = (
-            f"device {devices[kind].name} has {_room(devices[kind], room[rank])}, but with the last stage it needs "
-            f"{size(end.total)}: {_parts(spec, end)}"
+            f"device {devices[kind].name} has {_room_text(devices[kind], room[rank])}, "
+            f"but with the last stage it needs {size_text(end.total)}: {_parts_text(spec, end)}"
         )
-        yield Finding("E0812", message, f"cluster.{'more.' * kind}node.device.memory", *_mending(spec))
+        yield Finding("E0812", message, f"cluster.{'more.' * kind}node.device.memory", *_hint_and_notes(spec))
 
 
 def _kinds_of_ranks(spec: Spec) -> list[int] | None:
@@ -117,27 +120,29 @@ def _kinds_of_ranks(spec: Spec) -> list[int] | None:
     return [first for first, _ in ends] if all(first == last for first, last in ends) else None
 
 
-def _last(spec: Spec, room: list[int]) -> int:
+def _last_stage_rank(spec: Spec, room: list[int]) -> int:
     """A pipeline rank with the last stage; if a schedule file decides, the rank with the most memory."""
     if spec.schedule.file is not None:
         return room.index(max(room))
     return 0 if is_folded(spec) else len(room) - 1
 
 
-def _room(device: Device, room: int) -> str:
+def _room_text(device: Device, room: int) -> str:
     """The memory that a run may use of a device."""
-    return f"{size(room)} besides its reserve of {size(device.reserved)}" if device.reserved else size(room)
-
-
-def _parts(spec: Spec, least: memory.DeviceBytes) -> str:
-    weights = f"weights (two copies, as {spec.schedule.name} keeps)" if is_mirrored(spec) else "weights"
     return (
-        f"{weights} {size(least.weights)}, gradients {size(least.gradients)}, optimizer {size(least.optimizer)}, "
-        f"one activation {size(least.activations)}"
+        f"{size_text(room)} besides its reserve of {size_text(device.reserved)}" if device.reserved else size_text(room)
     )
 
 
-def _mending(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _parts_text(spec: Spec, least: memory.DeviceBytes) -> str:
+    weights = f"weights (two copies, as {spec.schedule.name} keeps)" if is_mirrored(spec) else "weights"
+    return (
+        f"{weights} {size_text(least.weights)}, gradients {size_text(least.gradients)}, "
+        f"optimizer {size_text(least.optimizer)}, one activation {size_text(least.activations)}"
+    )
+
+
+def _hint_and_notes(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Hint and notes for a run that does not fit into memory."""
     divided = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 1})})
     saves_memory = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # false with a single data rank
@@ -145,7 +150,7 @@ def _mending(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
     return f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones", (("the model", "model"),)
 
 
-def size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     """Format bytes with at least two digits, in decimal units."""
     unit, scale = next(((unit, scale) for unit, scale in UNITS if num_bytes >= scale), (" bytes", 1))
     digits = 0 if scale == 1 or num_bytes >= 100 * scale else 1

@@ -58,9 +58,11 @@ def steps_have_whole_groups(spec: Spec) -> Iterator[Finding]:
     message = f"a step of {size:,} sequences does not have whole groups of {grpo.group} completions"
     group = nearest_divisor(gcd(*sizes), grpo.group)
     multiple = nearest_multiple(size, lcm(grpo.group, spec.parallel.data * micro_batch))
-    ways = [f"write `group = {group}`"] if group > 1 else []
-    ways += [f"write `batch = {multiple}`"] if batch.start == batch.end else []
-    hint = ", or ".join((ways[0], *(way.removeprefix("write ") for way in ways[1:]))) if ways else "grow it by more"
+    edits = [f"write `group = {group}`"] if group > 1 else []
+    edits += [f"write `batch = {multiple}`"] if batch.start == batch.end else []
+    hint = (
+        ", or ".join((edits[0], *(edit.removeprefix("write ") for edit in edits[1:]))) if edits else "grow it by more"
+    )
     yield Finding("E0962", message, "train.grpo.group", hint, (("the batch", "train.batch"),))
 
 
@@ -86,13 +88,13 @@ def rewards_have_what_they_check(spec: Spec) -> Iterator[Finding]:
         return
     rewards = spec.train.grpo.rewards
     for reward in rewards:
-        yield from _keys_of(reward, f"train.grpo.rewards.{reward.name}")
+        yield from _key_findings(reward, f"train.grpo.rewards.{reward.name}")
     if not any(reward.weight for reward in rewards):
         message, hint = "all rewards have weight 0, so nothing is learnt", "write `weight = 1` in one of them"
         yield Finding("E0964", message, f"train.grpo.rewards.{rewards[0].name}.weight", hint)
 
 
-def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
+def _key_findings(reward: Reward, path: str) -> Iterator[Finding]:
     for key, (checks, example) in KEYS_OF_CHECKS.items():
         value = getattr(reward, key)
         if example and value is None and reward.check in checks:
@@ -102,7 +104,7 @@ def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
             message = f"`check = {reward.check}` does not use {key}"
             hint = f"remove `{key}`, or write `check = {checks[0]}`"
             yield Finding("E0964", message, f"{path}.{key}", hint, (("the check", f"{path}.check"),))
-    if reward.check == "regex" and reward.pattern is not None and (reason := _unreadable(reward.pattern)):
+    if reward.check == "regex" and reward.pattern is not None and (reason := _compile_error(reward.pattern)):
         message = f"`pattern` is not a Python regular expression: {reason}"
         yield Finding(
             "E0964",
@@ -112,7 +114,7 @@ def _keys_of(reward: Reward, path: str) -> Iterator[Finding]:
         )
 
 
-def _unreadable(pattern: str) -> str:
+def _compile_error(pattern: str) -> str:
     """The reason why Python cannot compile a regular expression; "" if it can.
 
     The expression is only parsed: `(?i)[…]` with many ranges takes minutes to compile, and a run compiles it in a
@@ -126,10 +128,14 @@ def _unreadable(pattern: str) -> str:
         return str(error)
     except RecursionError:
         return "it is nested too deep"
-    return "look-behind requires fixed-width pattern" if any(map(_varies, _parts(tree))) else ""
+    return (
+        "look-behind requires fixed-width pattern"
+        if any(map(_is_variable_look_behind, _expression_parts(tree)))
+        else ""
+    )
 
 
-def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
+def _expression_parts(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of a parsed expression: (opcode, arguments)."""
     pending = [tree]
     while pending:
@@ -141,7 +147,7 @@ def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
             pending += node
 
 
-def _varies(part: tuple[Any, Any]) -> bool:
+def _is_variable_look_behind(part: tuple[Any, Any]) -> bool:
     """Whether a part is a look-behind of variable width, which `re.compile` refuses."""
     if part[0] not in (_parser.ASSERT, _parser.ASSERT_NOT):
         return False
@@ -166,7 +172,7 @@ def models_generate(spec: Spec) -> Iterator[Finding]:
         message = "hyper_connections: the bits of a row would depend on the other rows"
         yield Finding("E1008", message, "model.hyper_connections", "write `hyper_connections = none`", NOTE)
     for path, attention in model.attentions:
-        yield from _attention(path, attention)
+        yield from _attention_findings(path, attention)
     for index, span in enumerate(model.layers):
         if isinstance(span.ffn, Custom):
             message = "ffn custom: custom modules are traced for whole sequences"
@@ -175,7 +181,7 @@ def models_generate(spec: Spec) -> Iterator[Finding]:
             )
 
 
-def _attention(path: str, attention: AnyAttention) -> Iterator[Finding]:
+def _attention_findings(path: str, attention: AnyAttention) -> Iterator[Finding]:
     if not isinstance(attention, Mla | Gqa):
         message = f"attention {attention.kind}: completions are generated only with mla or gqa"
         yield Finding("E1008", message, path, "write `attention gqa { … }` or `attention mla { … }`", NOTE)

@@ -17,39 +17,39 @@ TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split laye
 def layers_are_split(spec: Spec) -> Iterator[Finding]:
     """All tensor ranks have equally many heads, with their keys, and equal parts of the width of a dense layer."""
     if spec.parallel.tensor > 1:
-        yield from islice(_layers(spec, "E0819"), 1)  # one message is enough for several layers
+        yield from islice(_layer_findings(spec, "E0819"), 1)  # one message is enough for several layers
 
 
-def _layers(spec: Spec, code: str) -> Iterator[Finding]:
+def _layer_findings(spec: Spec, code: str) -> Iterator[Finding]:
     tensor = spec.parallel.tensor
     for path, attention in spec.model.attentions:
         if isinstance(attention, Mla):
             if attention.heads % tensor:
-                yield _uneven(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
+                yield _uneven_split(code, TENSOR, spec, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif isinstance(attention, Compressed):
             yield _must_be_one(code, TENSOR, spec, "compressed attention cannot be split over ranks yet", path)
         elif isinstance(attention, DeltaNet):
             if attention.key_heads % tensor or attention.heads % tensor:
                 split = f"{attention.key_heads:,} key heads and {attention.heads:,} value heads"
                 heads = gcd(attention.heads, attention.key_heads)
-                yield _uneven(code, TENSOR, spec, split, heads, f"{path}.key_heads")
+                yield _uneven_split(code, TENSOR, spec, split, heads, f"{path}.key_heads")
         elif not isinstance(attention, Gqa):
             yield _must_be_one(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif attention.kv_heads % tensor or attention.heads % tensor:
             split = f"{attention.kv_heads:,} heads of keys and values and {attention.heads:,} query heads"
             heads = gcd(attention.heads, attention.kv_heads)
-            yield _uneven(code, TENSOR, spec, split, heads, f"{path}.kv_heads")
+            yield _uneven_split(code, TENSOR, spec, split, heads, f"{path}.kv_heads")
     for index, span in enumerate(spec.model.layers):
         path, ffn = f"model.layers.{index}.ffn", span.ffn
         if isinstance(ffn, Moe):
-            yield from _experts(spec, code, ffn, path)
+            yield from _expert_findings(spec, code, ffn, path)
         elif not isinstance(ffn, Dense):
             yield _must_be_one(code, TENSOR, spec, "a custom module cannot be split over ranks yet", path)
         elif ffn.inner % tensor:
-            yield _uneven(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
+            yield _uneven_split(code, TENSOR, spec, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
 
 
-def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
+def _expert_findings(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
     """For experts and their router, tensor ranks are data ranks with fewer tokens; a sequence-wise loss needs whole
     sequences per rank, or several ranks per sequence."""
     tensor, size = spec.parallel.tensor, spec.train.micro_batch
@@ -69,7 +69,7 @@ def rows_are_split(spec: Spec) -> Iterator[Finding]:
     if rows % tensor and not remainder:
         of_context = f" / context {context:,}" if context > 1 else ""
         split = f"micro_batch · sequence{of_context} = {rows:,} tokens"
-        yield _uneven("E0819", TENSOR, spec, split, rows, "train.sequence")
+        yield _uneven_split("E0819", TENSOR, spec, split, rows, "train.sequence")
 
 
 def experts_are_split(spec: Spec) -> Iterator[Finding]:
@@ -80,7 +80,9 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
     for index, span in enumerate(spec.model.layers):
         ffn, path = span.ffn, f"model.layers.{index}.ffn"
         if isinstance(ffn, Moe) and ffn.inner % p.expert_tensor:
-            yield _uneven("E0819", EXPERT, spec, f"inner = {ffn.inner:,}", gcd(ffn.inner, p.columns), f"{path}.inner")
+            yield _uneven_split(
+                "E0819", EXPERT, spec, f"inner = {ffn.inner:,}", gcd(ffn.inner, p.columns), f"{path}.inner"
+            )
             return
 
 
@@ -94,7 +96,7 @@ def products_are_split(spec: Spec) -> Iterator[Finding]:
     if precision.linear == precision.compute:
         return
     if not blocks:
-        yield from _refused("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
+        yield from _refused_splits("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
     elif getattr(spec.parallel, EXPERT) > 1:
         yield _must_be_one("E0819", EXPERT, spec, reason, "precision")
 
@@ -104,10 +106,10 @@ def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
     optimizer = spec.train.optimizer
     if optimizer.unit == "matrix":
         reason = f"{optimizer.kind} updates whole matrices, but {{}} ranks hold slices of them"
-        yield from _refused("E0819", spec, reason, "train.optimizer")
+        yield from _refused_splits("E0819", spec, reason, "train.optimizer")
 
 
-def _refused(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding]:
+def _refused_splits(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding]:
     """Yield a finding if `tensor` or `expert_tensor` splits; `{}` in `reason` stands for that key, `cause` is the path
     of what cannot be split."""
     for key in (TENSOR, EXPERT):
@@ -121,8 +123,8 @@ def _must_be_one(code: str, key: str, spec: Spec, reason: str, cause: str) -> Fi
     return Finding(code, message, f"parallel.{key}", f"write `{key} = 1`", (("which is given here", cause),))
 
 
-def _uneven(code: str, key: str, spec: Spec, split: str, whole: int, split_at: str) -> Finding:
+def _uneven_split(code: str, key: str, spec: Spec, split: str, extent: int, split_path: str) -> Finding:
     ranks = getattr(spec.parallel, key)
     message = f"{key} = {ranks} ranks cannot have equal parts of {split}"
-    hint = f"write `{key} = {nearest_divisor(whole, ranks)}`"
-    return Finding(code, message, f"parallel.{key}", hint, (("this is split", split_at),))
+    hint = f"write `{key} = {nearest_divisor(extent, ranks)}`"
+    return Finding(code, message, f"parallel.{key}", hint, (("this is split", split_path),))

@@ -20,7 +20,7 @@ WORDS = f"{', '.join(_FIRST)} or {_LAST}"
 
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
     """The precision equals a built-in recipe, or differs only in keys that may be chosen freely."""
-    differences = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
+    differences = {name: _differences(spec.precision, BUILT_IN[name]) for name in RECIPES}
     linear = spec.precision.linear
     wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]
     nearest = min(wanted or RECIPES, key=lambda name: (len(differences[name]), BUILT_IN[name].linear != linear))
@@ -30,7 +30,7 @@ def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
     yield Finding("E1001", message, "precision", f"write `precision = {nearest}`")
 
 
-def _differing(precision: Precision, recipe: Precision) -> list[str]:
+def _differences(precision: Precision, recipe: Precision) -> list[str]:
     """The differences of a precision from a recipe, in words.
 
     Moments beside FP32 master weights may be FP32 or BF16. Master weights of BF16 weights may be BF16, the same
@@ -97,10 +97,10 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     absent["dense"] = len(moe) == len(spec.model.layers)
     absent["hyper"] = spec.model.hyper_connections is None
     absent["logits"] = spec.model.logit_cap is not None  # a separate op caps them, which needs all of them
-    lost = [name for name in spec.recompute if absent.get(name)]
-    if lost:
-        message = f"recompute names {', '.join(lost)}, but model {spec.model.name} does not compute that"
-        yield _without(spec, lost, message, (("the model", "model"),))
+    absent_ops = [name for name in spec.recompute if absent.get(name)]
+    if absent_ops:
+        message = f"recompute names {', '.join(absent_ops)}, but model {spec.model.name} does not compute that"
+        yield _finding_without(spec, absent_ops, message, (("the model", "model"),))
 
 
 def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
     inside = [name for name in spec.recompute if name not in outside]
     if LAYER in spec.recompute and spec.recompute_layers is None and inside:
         message = f"recompute names {', '.join(inside)} beside layer, which already recomputes every layer as a whole"
-        yield _without(spec, inside, message)
+        yield _finding_without(spec, inside, message)
 
 
 def counted_layers_are_recomputed(spec: Spec) -> Iterator[Finding]:
@@ -128,6 +128,8 @@ def counted_layers_are_recomputed(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0927", message, "recompute_layers", "remove `recompute_layers`: all layers are recomputed")
 
 
-def _without(spec: Spec, lost: Sequence[str], message: str, related: tuple[tuple[str, str], ...] = ()) -> Finding:
-    remaining = ", ".join(name for name in spec.recompute if name not in lost)
+def _finding_without(
+    spec: Spec, excluded: Sequence[str], message: str, related: tuple[tuple[str, str], ...] = ()
+) -> Finding:
+    remaining = ", ".join(name for name in spec.recompute if name not in excluded)
     return Finding("E0913", message, "recompute", f"write `recompute = [{remaining}]`", related)

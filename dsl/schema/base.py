@@ -30,17 +30,17 @@ class Strict(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy the model and replace some fields, without validation. Raises TypeError for unknown fields."""
-        _refuse_unknown(type(self), update or {})
+        _check_fields(type(self), update or {})
         return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:
         """Make an instance without validation; fields may be missing. Raises TypeError for unknown fields."""
-        _refuse_unknown(cls, values)
+        _check_fields(cls, values)
         return super().model_construct(_fields_set, **values)
 
 
-def _refuse_unknown(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
+def _check_fields(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
     unknown = values.keys() - cls.model_fields.keys()
     if unknown:
         raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
@@ -88,7 +88,7 @@ class FilePath:
 class Unless:
     """A field that is required unless another field of its block is given."""
 
-    other: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
     for name, info in cls.model_fields.items():
         union = get_origin(info.annotation) in (Union, UnionType)
         types = get_args(info.annotation) if union else (info.annotation,)
-        unless = next((mark.other for mark in info.metadata if isinstance(mark, Unless)), "")
+        unless = next((mark.key for mark in info.metadata if isinstance(mark, Unless)), "")
         fields[name] = FieldType(
             types=tuple(annotation for annotation in types if annotation is not NoneType),
             optional=NoneType in types and not unless,

@@ -103,5 +103,5 @@ def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
     return ("layer",), *(ops[:count] for count in range(len(ops), -1, -1))
 
 
-def _divisors(number: int, most: int) -> tuple[int, ...]:
-    return tuple(divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0)
+def _divisors(number: int, limit: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0)

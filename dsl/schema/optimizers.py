@@ -86,7 +86,7 @@ class Optimizer(Node):
         """Whether the last of the `rows` updates a parameter with these `matrices` (`compiler.ir.Param`)."""
         return self.rest is not None and not matrices
 
-    def of(self, matrices: tuple[int, ...]) -> Optimizer:
+    def row_of(self, matrices: tuple[int, ...]) -> Optimizer:
         """The row that updates a parameter with these `matrices`."""
         return self.rows[self.is_rest(matrices)]
 

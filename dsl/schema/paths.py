@@ -15,7 +15,7 @@ from dsl.schema.train import Batch
 
 ENTRY = "*"  # any entry of a list of blocks
 NAMED_ENTRIES = ("sources", "rewards")  # blocks whose entries have names
-SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields
+FIELDS_OF_BATCH_KEYS = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields
 
 
 @cache
@@ -27,13 +27,15 @@ def checked_path(text: str) -> str:
     for before, part in zip(["", *parts], parts, strict=False):
         if part == ENTRY or part.isdigit():
             continue  # `classes` are already those of an entry
-        fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
+        fields = [
+            cls.model_fields.get(FIELDS_OF_BATCH_KEYS.get(part, part) if cls is Batch else part) for cls in classes
+        ]
         present = [field for field in fields if field is not None]
         if not present and before in NAMED_ENTRIES:
             continue
         if not present:
             raise LookupError(f"the schema has no `{part}` in `{text}`")
-        classes = tuple(cls for field in present for cls in _classes(field.annotation))
+        classes = tuple(cls for field in present for cls in _block_classes(field.annotation))
     return text
 
 
@@ -49,9 +51,9 @@ def checked_key(cls: type[Node], name: str) -> str:
     return name
 
 
-def _classes(annotation: Any) -> Iterator[type[Node]]:
+def _block_classes(annotation: Any) -> Iterator[type[Node]]:
     """The classes of blocks that a field may hold, alone or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Node):
         yield annotation
     for argument in get_args(annotation):
-        yield from _classes(argument)
+        yield from _block_classes(argument)

@@ -18,7 +18,7 @@ WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
 SETTING = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
 PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
 EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" is an example
-INSIDE = "  "  # indentation of the lines in a block
+INDENT = "  "  # indentation of the lines in a block
 
 
 def edit_of(item: Diagnostic) -> Edit | None:
@@ -63,10 +63,10 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 # ---------------------------------------------------------------- one reader per kind of hint
 
 
-def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
+def _only_resolution(item: Diagnostic, span: Span) -> Edit | None:
     """The edit that resolves a conflict, if it is the only one."""
-    ways = item.conflict.resolutions if item.conflict else ()
-    return ways[0][0] if len(ways) == 1 and len(ways[0]) == 1 else None
+    resolutions = item.conflict.resolutions if item.conflict else ()
+    return resolutions[0][0] if len(resolutions) == 1 and len(resolutions[0]) == 1 else None
 
 
 def _spelling(item: Diagnostic, span: Span) -> Edit | None:
@@ -81,12 +81,12 @@ def _spelling(item: Diagnostic, span: Span) -> Edit | None:
     return Edit(span, word)
 
 
-def _written(item: Diagnostic, span: Span) -> Edit | None:
+def _new_value(item: Diagnostic, span: Span) -> Edit | None:
     """write `key = value`, or write `2`: replace the old value."""
     match = WRITE.fullmatch(item.hint)
     if match is None or PLACEHOLDER.search(match[1]) or not _is_certain(match[2]):
         return None
-    text, before = match[1], _before(span)
+    text, before = match[1], _text_before(span)
     layers = re.fullmatch(r"layers (\S+)", text)
     if layers:
         return Edit(span, layers[1]) if before.endswith("layers ") else None
@@ -105,9 +105,9 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
     return None
 
 
-def _is_certain(rest: str) -> bool:
+def _is_certain(following: str) -> bool:
     """Whether the first `…` of a hint can be applied: the text after it, if any, is a remark or lists alternatives."""
-    return rest == "" or rest.startswith((";", ", or `", ", or a multiple"))
+    return following == "" or following.startswith((";", ", or `", ", or a multiple"))
 
 
 def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
@@ -116,18 +116,18 @@ def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
     if match is None or item.code != "E0108" or not item.message.endswith("and `=`"):
         return None
     name = re.match(r"let (\w+) = ", match[1])  # `let my-width = 64`: replace the name
-    return Edit(span, name[1]) if name else _removed(span)
+    return Edit(span, name[1]) if name else _removal_of(span)
 
 
 def _label(item: Diagnostic, span: Span) -> Edit | None:
     """`parallel four { }`: remove the name, which the block does not take."""
-    return _removed(span) if item.code == "E0205" and item.message.endswith("takes no name") else None
+    return _removal_of(span) if item.code == "E0205" and item.message.endswith("takes no name") else None
 
 
 def _removal(item: Diagnostic, span: Span) -> Edit | None:
     if item.hint in ("remove it", "remove the `=`", f"remove `{span.text}`") and item.code != "E0107":
         begins = re.search(r"(^|[\n{,])[ \t]*$", span.source.text[: span.start])
-        return _removed(_with_block(span) if begins and span.text.isidentifier() else span)
+        return _removal_of(_with_block(span) if begins and span.text.isidentifier() else span)
     if item.message.endswith("is listed twice"):
         comma = re.search(r",\s*$", span.source.text[: span.start])
         return Edit(Span(span.source, comma.start(), span.end), "") if comma else None
@@ -183,7 +183,7 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
     place = Span(span.source, brace.end(), brace.end())
     if text[blanks.end() : blanks.end() + 1] in ("\n", "\r", "#"):
         line = span.source.line(span.line)
-        indent = line[: len(line) - len(line.lstrip())] + INSIDE
+        indent = line[: len(line) - len(line.lstrip())] + INDENT
         after = span.source.line_starts[span.source.position(brace.end()).line :][:1]  # the next line
         place = Span(span.source, after[0], after[0]) if after else place
         return Edit(place, "".join(f"{indent}{statement}\n" for statement in statements))
@@ -203,7 +203,7 @@ def _with_block(span: Span) -> Span:
     return span
 
 
-def _removed(span: Span) -> Edit:
+def _removal_of(span: Span) -> Edit:
     """Remove a span and the blanks before it, so that no double blank is left."""
     source: Source = span.source
     begin = len(source.text[: span.start].rstrip(" \t"))
@@ -211,15 +211,15 @@ def _removed(span: Span) -> Edit:
     return Edit(Span(source, begin, span.end), "")
 
 
-def _before(span: Span) -> str:
+def _text_before(span: Span) -> str:
     """The text before a span on its line."""
     return span.source.text[span.source.line_starts[span.line - 1] : span.start]
 
 
 READERS: tuple[Callable[[Diagnostic, Span], Edit | None], ...] = (
-    _only_way_out,
+    _only_resolution,
     _spelling,
-    _written,
+    _new_value,
     _words_before_equal,
     _label,
     _removal,

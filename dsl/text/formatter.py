@@ -25,7 +25,7 @@ class FormattedLine:
     """One line of the formatted text."""
 
     head: str  # the words before the first `=` or `{`, if that is aligned
-    rest: str  # the other words
+    tail: str  # the other words
     column: str | None  # consecutive lines with the same column are aligned
     comment: str
     depth: int
@@ -38,12 +38,12 @@ def formatted(source: Source) -> str:
     if mistakes:
         raise SpecError(mistakes)
     rows = list(_rows(source))
-    codes = [INDENT * row.depth + row.rest for row in rows]
+    codes = [INDENT * row.depth + row.tail for row in rows]
     for group in _groups(rows, lambda row: row.column):
         width = max(len(rows[index].head) for index in group)
         for index in group:
-            codes[index] = f"{INDENT * rows[index].depth}{rows[index].head.ljust(width)} {rows[index].rest}"
-    for group in _groups(rows, lambda row: "" if row.rest and row.comment else None):
+            codes[index] = f"{INDENT * rows[index].depth}{rows[index].head.ljust(width)} {rows[index].tail}"
+    for group in _groups(rows, lambda row: "" if row.tail and row.comment else None):
         width = max(len(codes[index]) for index in group)
         for index in group:
             codes[index] = codes[index].ljust(width) + BEFORE_COMMENT
@@ -82,13 +82,13 @@ def _rows(source: Source) -> Iterator[FormattedLine]:
         comment = source.text[place : token.start].strip(" \t")
         if line or comment:
             keeps_blank = after_blank and not is_first and not (line and line[0].type in CLOSERS)
-            yield FormattedLine(*_columns(line), comment, _follow(depths, line), keeps_blank)
+            yield FormattedLine(*_head_tail_column(line), comment, _line_depth(depths, line), keeps_blank)
             is_first = bool(line) and line[-1].type in OPENERS
         after_blank = token.text.count("\n") > 1
         line, place = [], token.end
 
 
-def _follow(depths: list[int], line: list[Token]) -> int:
+def _line_depth(depths: list[int], line: list[Token]) -> int:
     """Return the depth of a line and update `depths`. Several brackets opened on one line indent once."""
     num_closing = next((index for index, token in enumerate(line) if token.type not in CLOSERS), len(line))
     depth = depths[-1] if depths else 0
@@ -102,7 +102,7 @@ def _follow(depths: list[int], line: list[Token]) -> int:
     return depth
 
 
-def _columns(line: list[Token]) -> tuple[str, str, str | None]:
+def _head_tail_column(line: list[Token]) -> tuple[str, str, str | None]:
     """Split a line into its head and the rest, and return them with its column.
 
     `key = …` and `key { … }` share a column; blocks with a label and `let` have one for each first word.

@@ -168,13 +168,13 @@ class _Feeder:
 
     source: Source
     tokens: list[Token]
-    most: int = MAX_WORDS
+    max_tokens: int = MAX_WORDS
     mistakes: list[Diagnostic] = field(default_factory=list)
     broken: bool = False
     unclosed: bool = False  # an unclosed block is the only mistake in the braces
 
     def __post_init__(self) -> None:
-        if len(self.tokens) > self.most:
+        if len(self.tokens) > self.max_tokens:
             self._complain("E0102", f"the text has more than {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
         self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
@@ -201,7 +201,7 @@ class _Feeder:
     def finish(self) -> tuple[Statement, ...]:
         """Close open blocks and end the text."""
         if not self.at_start:
-            self._lose(len(self.source.text))
+            self._feed_lost(len(self.source.text))
         if self.opened and not self.broken:
             self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
             self.broken = self.unclosed = True
@@ -223,10 +223,10 @@ class _Feeder:
             try:
                 self.parser.feed(token)
             except UnexpectedError as error:
-                mistake = self._unexpected(index, error.accepts)
+                mistake = self._mistake_of_unexpected(index, error.accepts)
         if mistake is not None:
             self.mistakes.append(mistake)
-            return index + 1 if token.type == "OTHER" and self._put_in_place(index) else self._recover(index)
+            return index + 1 if token.type == "OTHER" and self._feed_substitute(index) else self._recover(index)
         self._follow(token)
         return index + 1
 
@@ -264,7 +264,9 @@ class _Feeder:
             message = f"this string is too long: at most {MAX_STRING:,} characters are allowed"
             return self._diagnostic("E0104", message, token)
         if token.type == "OTHER":
-            return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, self._foreign(index))
+            return self._diagnostic(
+                "E0105", f"`{token.text}` is not part of the language", token, self._foreign_hint(index)
+            )
         if token.type == "OPEN_STRING":
             return self._diagnostic("E0106", "this string is not closed on its line", token, 'add `"`')
         return None
@@ -280,7 +282,7 @@ class _Feeder:
         message = f"`{token.text}` where `{OPENERS[opener.type]}` was expected"
         return Diagnostic("E0107", message, self._span(token), f"close `{opener.text}` first", note)
 
-    def _foreign(self, index: int) -> str:
+    def _foreign_hint(self, index: int) -> str:
         """Hint for a character that the language does not have."""
         character = self.tokens[index].text
         if character == ":" and self._is_before_brace(index):
@@ -293,7 +295,7 @@ class _Feeder:
         following = self.tokens[index + 1 : index + 2]
         return any(token.type == "LBRACE" or token.text == "extends" for token in following)
 
-    def _hyphenated(self, index: int) -> Diagnostic | None:
+    def _mistake_of_hyphens(self, index: int) -> Diagnostic | None:
         """Report a name with hyphens, such as `warm-up`; None if the tokens are none."""
         words = self.tokens[index - 1 : index]
         while [token.type for token in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
@@ -310,14 +312,16 @@ class _Feeder:
         message = f"`{span.text}` is not a valid name: names have letters, digits and `_`"
         return Diagnostic("E0108", message, span, f"did you mean `{SYNONYMS.get(name, name)}`?")
 
-    def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
-        token, unclosed = self.tokens[index], self._unclosed(index)
+    def _mistake_of_unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
+        token, unclosed = self.tokens[index], self._unclosed_bracket(index)
         if unclosed is not None:
             hint = f"add `{OPENERS[unclosed.type]}`"
             return self._diagnostic("E0107", f"this `{unclosed.text}` is never closed", unclosed, hint)
         subject = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
         before = self.previous
-        hyphenated = self._hyphenated(index) if token.type == "MINUS" and before is self.tokens[index - 1] else None
+        hyphenated = (
+            self._mistake_of_hyphens(index) if token.type == "MINUS" and before is self.tokens[index - 1] else None
+        )
         if hyphenated is not None:
             return hyphenated
         if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
@@ -335,9 +339,9 @@ class _Feeder:
             return self._diagnostic("E0108", f"{subject} right after `}}`", token, "start a new line, or add a comma")
         place = token if token.type != "NEWLINE" or before is None else before
         message = f"{subject} is not allowed here" if token.type != "NEWLINE" else "this line ends too early"
-        return self._diagnostic("E0108", message, place, _expected(accepted))
+        return self._diagnostic("E0108", message, place, _expected_hint(accepted))
 
-    def _unclosed(self, index: int) -> Token | None:
+    def _unclosed_bracket(self, index: int) -> Token | None:
         """The open bracket to report: opened on an earlier line, if the line of this token looks like a new
         statement."""
         if len(self.opened) <= self.saved_depth or self.opened[-1].type == "LBRACE":
@@ -363,7 +367,7 @@ class _Feeder:
     def _recover(self, index: int) -> int:
         """Replace the statement by LOST; return the index to continue at."""
         token = self.tokens[index]
-        unclosed = self._unclosed(index)
+        unclosed = self._unclosed_bracket(index)
         if self.previous is not None and self.previous.type == "RBRACE":
             self._separate(token)
             if token.type == "WORD":  # only the separator was missing
@@ -374,9 +378,9 @@ class _Feeder:
             self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
             stop = self._line_start(index) - 1  # the newline before it
-            self._lose(self.tokens[stop].start)
+            self._feed_lost(self.tokens[stop].start)
             return stop
-        self._lose(self.tokens[self._end_of_lost(index)].start)
+        self._feed_lost(self.tokens[self._end_of_lost(index)].start)
         index = self._end_of_lost(index + 1 if token.type == "RBRACE" and not self.opened else index)
         too_deep = self.tokens[index].type == "LBRACE" and len(self.opened) >= MAX_DEPTH
         return len(self.tokens) if too_deep else index
@@ -386,7 +390,7 @@ class _Feeder:
             index += 1
         return index
 
-    def _put_in_place(self, index: int) -> bool:
+    def _feed_substitute(self, index: int) -> bool:
         """Continue as if `:` were `=` and `;` a comma; a `:` before a brace is skipped. Returns whether that is
         possible."""
         token = self.tokens[index]
@@ -417,7 +421,7 @@ class _Feeder:
         self.saved_depth = len(self.opened)
         self.operators = 0
 
-    def _lose(self, end: int) -> None:
+    def _feed_lost(self, end: int) -> None:
         """Go back to the start of the statement and feed a LOST token that spans the unread text."""
         self.parser.restore(self.saved)
         self.opened = self.opened[: self.saved_depth]
@@ -454,7 +458,7 @@ def _is_long(name: str) -> bool:
     return max(map(len, parts)) > MAX_NAME or len(parts) > MAX_PARTS
 
 
-def _expected(accepted: frozenset[str]) -> str:
+def _expected_hint(accepted: frozenset[str]) -> str:
     names = {"EQUAL": "`=`", "LBRACE": "`{`", "COMMA": "`,`", "RPAR": "`)`", "RSQUARE": "`]`", "NUMBER": "a value"}
     words = [names[name] for name in names if name in accepted]
     return (

@@ -106,7 +106,7 @@ class TableParser:
             before = before or self._stack.copy()
             self._reduce(~action)
         if action == NO_STATE:
-            raise UnexpectedError(self._accepts(before or self._stack))
+            raise UnexpectedError(self._accepted_terminals(before or self._stack))
         self._stack.append(action)
         self._values.append(token)
 
@@ -115,7 +115,7 @@ class TableParser:
         while self._stack[-1] != self._end:
             action = self._states[self._stack[-1]].get(END)
             if action is None:
-                raise UnexpectedError(self._accepts(self._stack))
+                raise UnexpectedError(self._accepted_terminals(self._stack))
             self._reduce(~action)
         return self._values[-1]
 
@@ -126,17 +126,17 @@ class TableParser:
             parts = self._values[-rule.length :]
             del self._values[-rule.length :], self._stack[-rule.length :]
         if rule.spread:
-            parts = _spread(parts, rule.spread)
+            parts = _inlined(parts, rule.spread)
         value = method(*parts) if method is not None else parts if rule.method else parts[0]
         self._stack.append(self._states[self._stack[-1]][rule.origin])
         self._values.append(value)
 
-    def _accepts(self, stack: list[int]) -> frozenset[str]:
+    def _accepted_terminals(self, stack: list[int]) -> frozenset[str]:
         """The terminals that can be fed in a stack of states."""
         names = (name for name in self._states[stack[-1]] if name.isupper())
-        return frozenset(name for name in (*names, END) if self._accept(stack.copy(), name))
+        return frozenset(name for name in (*names, END) if self._is_accepted(stack.copy(), name))
 
-    def _accept(self, stack: list[int], name: str) -> bool:
+    def _is_accepted(self, stack: list[int], name: str) -> bool:
         while name != END or stack[-1] != self._end:
             action = self._states[stack[-1]].get(name)
             if action is None or action >= 0:
@@ -147,7 +147,7 @@ class TableParser:
         return True
 
 
-def _spread(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
+def _inlined(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
     """Inline the lists among values. A list in first place is extended, so that long texts take linear time."""
     values: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
     for index, part in enumerate(parts[1:], 1):

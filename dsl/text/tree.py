@@ -46,30 +46,30 @@ class Builder:
 
     def line(self, head: Token, *items: Value) -> Statement:
         key = self.word(head)
-        span = key.span.to(items[-1].span) if items else key.span
+        span = key.span.extended_to(items[-1].span) if items else key.span
         if key.text == "import":
             if len(items) == 1 and items[0].span.start in self.reported:
                 return Lost(span)
             if len(items) == 1 and isinstance(items[0], String):
                 return Import(items[0], span)
-            return self._lose(span, span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
+            return self._report_lost(span, span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
         return Line(key, items, span)
 
     def attribute(self, head: Token, *parts: Any) -> Statement:
         key, items, phrase = self.word(head), parts[:-2], parts[-1]
-        span = key.span.to(phrase.span)
+        span = key.span.extended_to(phrase.span)
         if key.text == "let" and len(items) == 1 and isinstance(items[0], Word):
             return Let(items[0], phrase, span)
         if items:
             extra = Span(self.source, items[0].span.start, items[-1].span.end)
             name = f"let {re.sub(r'[^A-Za-z0-9_]+', '_', extra.text)}" if key.text == "let" else key.text
             hint = f"write `{name} = {phrase.span.text}`"
-            return self._lose(span, extra, f"`{extra.text}` between `{key.text}` and `=`", hint)
+            return self._report_lost(span, extra, f"`{extra.text}` between `{key.text}` and `=`", hint)
         return Attribute(key, phrase, span)
 
     def block(self, head: Token, *parts: Any) -> Statement:
         key, labels, body = self.word(head), parts[:-3], parts[-2]
-        span = key.span.to(labels[-1].span) if labels else key.span
+        span = key.span.extended_to(labels[-1].span) if labels else key.span
         words = [label.text if isinstance(label, Word) else "" for label in labels]
         parent = None
         if "extends" in words:
@@ -77,7 +77,7 @@ class Builder:
             parent = labels[index + 1] if len(labels) == index + 2 else None
             if not isinstance(parent, Word):
                 hint = f"write `{key.text} child extends parent {{ … }}`"
-                return self._lose(span, labels[index].span, "`extends` names one block", hint)
+                return self._report_lost(span, labels[index].span, "`extends` names one block", hint)
             labels = labels[:index]
         return Block(key, labels, parent, body, span, parts[-1].start)
 
@@ -90,7 +90,7 @@ class Builder:
     # ------------------------------------------------------------ values
 
     def phrase(self, *items: Value) -> Phrase:
-        return Phrase(items, items[0].span.to(items[-1].span))
+        return Phrase(items, items[0].span.extended_to(items[-1].span))
 
     def item(self, value: Value) -> Value:
         return value
@@ -99,13 +99,13 @@ class Builder:
         return value
 
     def range(self, first: Value, _: Token, last: Value) -> Range:
-        return Range(first, last, first.span.to(last.span))
+        return Range(first, last, first.span.extended_to(last.span))
 
     def binary(self, left: Value, operator: Token, right: Value) -> Binary:
-        return Binary(operator.text, left, right, left.span.to(right.span))
+        return Binary(operator.text, left, right, left.span.extended_to(right.span))
 
     def negate(self, sign: Token, operand: Value) -> Negate:
-        return Negate(operand, self._span(sign).to(operand.span))
+        return Negate(operand, self._span(sign).extended_to(operand.span))
 
     def group(self, _open: Token, value: Value, _close: Token) -> Value:
         return value
@@ -124,11 +124,11 @@ class Builder:
 
     def list(self, *parts: Any) -> ListOf:
         items = tuple(part for part in parts if not isinstance(part, Token))
-        return ListOf(items, self._span(parts[0]).to(self._span(parts[-1])))
+        return ListOf(items, self._span(parts[0]).extended_to(self._span(parts[-1])))
 
     def call(self, *parts: Any) -> FunctionCall:
         arguments = tuple(part for part in parts if not isinstance(part, Token))
-        return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
+        return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).extended_to(self._span(parts[-1])))
 
     # ------------------------------------------------------------ helpers
 
@@ -144,7 +144,7 @@ class Builder:
             self.mistakes.append(Diagnostic("E0105", message, place, "a string has only visible characters"))
             self.reported.add(token.start)
 
-    def _lose(self, statement: Span, span: Span, message: str, hint: str) -> Lost:
+    def _report_lost(self, statement: Span, span: Span, message: str, hint: str) -> Lost:
         """Report a mistake at `span`, and return a placeholder for the whole statement."""
         self.mistakes.append(Diagnostic("E0108", message, span, hint))
         return Lost(statement)

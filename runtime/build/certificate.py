@@ -36,7 +36,7 @@ class Event(NamedTuple):
     kind: str
     peer: int
     message: str  # F3.0
-    where: str  # the step of the schedule, (F3.7|B4.2)
+    label: str  # the step of the schedule, (F3.7|B4.2)
 
 
 def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[ProgramName, RunProgram]:
@@ -125,7 +125,7 @@ def replay(ranks: Sequence[Sequence[Event]]) -> str:
             state.done[rank] += 1
             fault = state.step(rank, event)
             if fault:
-                return f"rank {rank}, {event.where}: {fault}"
+                return f"rank {rank}, {event.label}: {fault}"
             woken = state.waiting.pop((rank, event.peer, event.message), None) if event.kind == "send" else None
             if woken is not None:
                 runnable.append(woken)
@@ -141,7 +141,9 @@ class _ProgramReplay:
         self.waiting: dict[tuple[int, int, str], int] = {}
         self.sent: dict[tuple[int, int, str], int] = {}  # (source, destination, message) → event index at the source
         self.received: dict[tuple[int, int, str], int] = {}  # → event index at the destination
-        self.seen: dict[tuple[int, int], int] = defaultdict(int)  # (rank, peer) → the peer's events known to be done
+        self.num_known: dict[tuple[int, int], int] = defaultdict(
+            int
+        )  # (rank, peer) → the peer's events known to be done
         self.order: dict[tuple[int, int, str], list[str]] = defaultdict(list)  # sends and posts of each channel
         self.open: set[tuple[str, int, int, str]] = set()  # posted and not received, in flight, or kept
 
@@ -161,11 +163,11 @@ class _ProgramReplay:
             return self._begin("in flight", rank, peer, message)
         if kind == "receive":
             self.received[peer, rank, message] = self.done[rank]
-            self.seen[rank, peer] = max(self.seen[rank, peer], self.sent[peer, rank, message])
+            self.num_known[rank, peer] = max(self.num_known[rank, peer], self.sent[peer, rank, message])
             return self._finish("posted", peer, rank, message)
         if kind == "release":
             arrival = self.received.get((rank, peer, message))
-            if arrival is None or arrival > self.seen[rank, peer]:
+            if arrival is None or arrival > self.num_known[rank, peer]:
                 return f"releases {message}, whose arrival at rank {peer} is not known by then"
             return self._finish("in flight", rank, peer, message)
         return f"there is no event {kind}"
@@ -194,7 +196,7 @@ class _ProgramReplay:
         for rank, row in enumerate(self.ranks):
             if self.done[rank] < len(row):
                 event = row[self.done[rank]]
-                return f"rank {rank}, {event.where}: waits for {event.message} from rank {event.peer} for ever"
+                return f"rank {rank}, {event.label}: waits for {event.message} from rank {event.peer} for ever"
         for source, destination, _ in sorted(self.order):
             sends, posts = self.order[source, destination, "send"], self.order[source, destination, "post"]
             if sends != posts:

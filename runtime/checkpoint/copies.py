@@ -66,7 +66,7 @@ class Copier:
     _change: threading.Condition = field(default_factory=threading.Condition)
     _shards: dict[int, CheckpointShard] = field(default_factory=dict)  # of this rank, by step
     _next: PublishedCheckpoint | None = None  # of rank 0
-    _now: str = ""  # name of the checkpoint that is being copied
+    _current: str = ""  # name of the checkpoint that is being copied
     _closing: bool = False
     _manifests: dict[str, Manifest] = field(default_factory=dict)  # in the place, as far as they were read
     _thread: threading.Thread | None = None
@@ -84,10 +84,10 @@ class Copier:
                 self._thread.start()
             self._change.notify()
 
-    def held(self) -> frozenset[str]:
+    def held_names(self) -> frozenset[str]:
         """Return the names of checkpoints that must not be removed: they are copied now or next."""
         with self._change:
-            return frozenset({self._now, self._next.name if self._next else ""})
+            return frozenset({self._current, self._next.name if self._next else ""})
 
     def ended(self) -> Iterator[Copied]:
         """Yield the copies that have ended since the last call."""
@@ -110,7 +110,7 @@ class Copier:
         until = time.monotonic() + most_s
         while self._thread.is_alive() and time.monotonic() < until:
             share = f", {self.moved / self.to_move:.0%}" if self.to_move else ""
-            tick(f"copy {self._now or 'checkpoint'} to {self.place.text}{share}")
+            tick(f"copy {self._current or 'checkpoint'} to {self.place.text}{share}")
             self._thread.join(1.0)
         return not self._thread.is_alive()
 
@@ -139,7 +139,7 @@ class Copier:
         with self._change:
             self._change.wait_for(lambda: self._next is not None or self._closing)
             new, self._next = self._next, None
-            self._now = new.name if new else ""
+            self._current = new.name if new else ""
             return new
 
     def _copy(self, step: int, name: str, new: PublishedCheckpoint | None) -> None:
@@ -151,7 +151,7 @@ class Copier:
             self._shards = {
                 later_step: later_shard for later_step, later_shard in self._shards.items() if later_step > step
             }
-            self._now, self.moved, self.to_move = name, 0, 2 * shard.size
+            self._current, self.moved, self.to_move = name, 0, 2 * shard.size
         reason = self._attempt(lambda: self._begin(new)) if new else ""
         if self.meeting.all(not reason):
             reason = self._attempt(lambda: self._copy_file(name, shard))
@@ -167,7 +167,7 @@ class Copier:
             seconds = round(time.perf_counter() - start_s, 3)
             self._ended.put(Copied(step, name, self.place.text, size, seconds, reason, note=note))
         with self._change:
-            self._now = ""
+            self._current = ""
 
     def _attempt(self, action: Callable[[], None]) -> str:
         """Run `action`. Return why it failed, or "": a rank that cannot copy must still meet the others."""

@@ -127,12 +127,12 @@ def read_exactly(file: int, start: int, size: int) -> bytearray:
     return data
 
 
-def _fill(left: memoryview, file: int, start: int) -> None:
-    while left.nbytes:
-        num_bytes = os.preadv(file, [left[:CHUNK_BYTES]], start)
+def _fill(unfilled: memoryview, file: int, start: int) -> None:
+    while unfilled.nbytes:
+        num_bytes = os.preadv(file, [unfilled[:CHUNK_BYTES]], start)
         if num_bytes == 0:
-            raise OSError(f"ends {left.nbytes} bytes early")
-        start, left = start + num_bytes, left[num_bytes:]
+            raise OSError(f"ends {unfilled.nbytes} bytes early")
+        start, unfilled = start + num_bytes, unfilled[num_bytes:]
 
 
 def chunks(file: int, size: int) -> Iterator[memoryview]:

@@ -32,19 +32,19 @@ from runtime.contract.slices import Slice
 # --- Slices of logical tensors: cutting out the slice of a rank, and assembling the whole tensor
 
 
-def cut(whole: Tensor, held: Slice | None) -> Tensor:
-    """Return the slice `held` of a logical tensor; the tensor itself for None."""
-    if held is None:
-        return whole
-    ranges = [whole.narrow(held.dimension, begin, end - begin) for begin, end in held.ranges]
-    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, held.dimension)
+def cut(tensor: Tensor, held_slice: Slice | None) -> Tensor:
+    """Return the slice `held_slice` of a logical tensor; the tensor itself for None."""
+    if held_slice is None:
+        return tensor
+    ranges = [tensor.narrow(held_slice.dimension, begin, end - begin) for begin, end in held_slice.ranges]
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, held_slice.dimension)
 
 
-def place(whole: Tensor, held: Slice, values: Tensor) -> None:
+def place(tensor: Tensor, held_slice: Slice, values: Tensor) -> None:
     """Copy the values of a slice into its ranges of a logical tensor."""
-    parts = values.split([end - begin for begin, end in held.ranges], held.dimension)
-    for (begin, end), part in zip(held.ranges, parts, strict=True):
-        whole.narrow(held.dimension, begin, end - begin).copy_(part)
+    parts = values.split([end - begin for begin, end in held_slice.ranges], held_slice.dimension)
+    for (begin, end), part in zip(held_slice.ranges, parts, strict=True):
+        tensor.narrow(held_slice.dimension, begin, end - begin).copy_(part)
 
 
 # --- loading
@@ -120,7 +120,7 @@ class LoadedCheckpoint:
         for index, places in by_shard.items():
             with self._open(self.manifest.shards[index], compare=not self.is_verified) as file:
                 for entry, start in places:
-                    assembled.put(entry, files.read_exactly(file, start, entry.num_bytes))
+                    assembled.add_entry(entry, files.read_exactly(file, start, entry.num_bytes))
         tensors = assembled.tensors()
         return {name: tensors[name] for name in wanted}
 
@@ -198,18 +198,18 @@ class _Assembled:
     """Assembles logical tensors from entries in any order."""
 
     def __init__(self) -> None:
-        self._whole: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._slices: dict[tuple[str, Slice], Tensor] = {}  # slices with parts in several shards
 
-    def put(self, entry: ShardEntry, data: bytearray) -> None:
+    def add_entry(self, entry: ShardEntry, data: bytearray) -> None:
         """Copy the data of an entry to its place in the whole tensor, or in its slice."""
         dtype = DTYPES[entry.dtype]
         values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         is_all = entry.count == entry.num_elements
         if is_all and entry.slice is None:
-            self._whole[entry.name] = values.view(entry.shape)
+            self._tensors[entry.name] = values.view(entry.shape)
             return
-        target = self._whole.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
+        target = self._tensors.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
         if is_all and entry.slice is not None:
             place(target, entry.slice, values.view(entry.held_shape))
             return
@@ -220,5 +220,5 @@ class _Assembled:
     def tensors(self) -> dict[str, Tensor]:
         """Return logical name → tensor, after placing the slices that had parts in several shards."""
         for (name, span), values in self._slices.items():
-            place(self._whole[name], span, values)
-        return self._whole
+            place(self._tensors[name], span, values)
+        return self._tensors

@@ -181,17 +181,17 @@ def _folder_of(text: str, folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The contents of the places of a run. `names`: checkpoints, complete or not. `found`: those with a valid manifest,
-    newest first. `problems`: places that cannot be listed, and invalid manifests."""
+    """The contents of the places of a run. `names`: checkpoints, complete or not. `entries`: those with a valid
+    manifest, newest first. `problems`: places that cannot be listed, and invalid manifests."""
 
     names: tuple[str, ...] = ()
-    found: tuple[tuple[CopyPlace, str, Manifest], ...] = ()
+    entries: tuple[tuple[CopyPlace, str, Manifest], ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def serial(self) -> int:
         """The serial number of the newest checkpoint; 0 if there is none."""
-        return max((manifest.serial for _, _, manifest in self.found), default=0)
+        return max((manifest.serial for _, _, manifest in self.entries), default=0)
 
 
 NOTHING = Inventory()

@@ -94,7 +94,7 @@ class Saved:
 class Publisher:
     """Saves checkpoints, as one rank of `world`. Ranks share the file system, and synchronise with `barrier`.
 
-    `keep`: which older checkpoints stay in `folder`; those `held` by name stay too. `elsewhere`: checkpoints in other
+    `keep`: which older checkpoints stay in `folder`; those in `held_names` stay too. `elsewhere`: checkpoints in other
     places: a new one gets a higher serial, and another name.
     """
 
@@ -103,7 +103,7 @@ class Publisher:
     world: int
     barrier: Callable[[], None]
     keep: Keep
-    held: Callable[[], Container[str]] = frozenset
+    held_names: Callable[[], Container[str]] = frozenset
     elsewhere: Inventory = NOTHING
     _parsed: ParsedManifests = field(default_factory=ParsedManifests)
 
@@ -169,7 +169,7 @@ class Publisher:
         with files.open_folder(new.path) as inner, files.open_file(inner, MANIFEST) as file:
             if files.read_exactly(file, 0, len(text)) != text or files.file_size(file) != len(text):
                 raise CheckpointError(f"{new.path / MANIFEST}: is not what was written")
-        self._parsed.put(new.path, new.manifest)
+        self._parsed.add(new.path, new.manifest)
         self._retire(opened)
 
     def retire(self) -> None:
@@ -179,7 +179,7 @@ class Publisher:
 
     def _retire(self, opened: int) -> None:
         checkpoints, _ = published(self.folder, self._parsed)
-        held_names = self.held()
+        held_names = self.held_names()
         old = [
             name for checkpoint in self.keep.retired(checkpoints) if (name := checkpoint.path.name) not in held_names
         ]
@@ -321,11 +321,11 @@ def _read_note(folder: int, rank: int) -> CheckpointShard:
         raise CheckpointError(f"rank {rank} did not write its shard: {reason}") from error
 
 
-def free_name(taken: list[str], step: int) -> str:
+def free_name(names: list[str], step: int) -> str:
     """Return `step-00000300`, or `step-00000300.1` if that name is taken: a published checkpoint is never
     overwritten."""
     name, repetition = f"step-{step:08d}", 0
-    while name in taken:
+    while name in names:
         repetition += 1
         name = f"step-{step:08d}.{repetition}"
     return name

@@ -32,7 +32,7 @@ def restore(
     problems = list(copies.problems)
     for text in problems:
         say(text)
-    for place, name, manifest in copies.found:
+    for place, name, manifest in copies.entries:
         if is_given_up(manifest):
             continue
         if manifest.serial <= newest_here:

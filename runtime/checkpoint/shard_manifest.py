@@ -364,19 +364,19 @@ class ParsedManifests:
     """A cache of parsed manifests. A manifest is parsed again only if its file changes."""
 
     def __init__(self) -> None:
-        self._found: dict[Path, tuple[object, Manifest]] = {}
+        self._manifests: dict[Path, tuple[object, Manifest]] = {}
 
     def read(self, path: Path) -> Manifest:
         """The manifest of a checkpoint. Raises CheckpointError."""
-        identity, manifest = self._found.get(path, (None, None))
+        identity, manifest = self._manifests.get(path, (None, None))
         if manifest is None or identity != _identity(path):
             manifest = read_manifest(path)
-            self.put(path, manifest)
+            self.add(path, manifest)
         return manifest
 
-    def put(self, path: Path, manifest: Manifest) -> None:
+    def add(self, path: Path, manifest: Manifest) -> None:
         """Cache a manifest that this process has just written and verified."""
-        self._found[path] = _identity(path), manifest
+        self._manifests[path] = _identity(path), manifest
 
 
 def _identity(path: Path) -> object:

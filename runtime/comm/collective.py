@@ -179,9 +179,9 @@ class Communicator:
         """Start an all-reduce over the members: the sum, or with `largest` the maximum of each element."""
         return _work(self._group.allreduce([tensor], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM))
 
-    def reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
-        """Start a reduce-scatter of `whole` in equal parts. `mine` may be one of them. NCCL only."""
-        return _work(self._group._reduce_scatter_base(mine, whole))
+    def reduce_scatter(self, mine: Tensor, tensor: Tensor) -> Work:
+        """Start a reduce-scatter of `tensor` in equal parts. `mine` may be one of them. NCCL only."""
+        return _work(self._group._reduce_scatter_base(mine, tensor))
 
     def reduce_to_owners(self, parts: Sequence[tuple[Tensor, int]]) -> Work:
         """Start to sum each part to one member, given by its index, in one launch. NCCL only."""
@@ -198,9 +198,9 @@ class Communicator:
         """Start an all-gather of `mine` into `rows`. `mine` may be one of the rows."""
         return _work(self._group.allgather([list(rows)], [mine]))
 
-    def start_flat_gather(self, whole: Tensor, mine: Tensor) -> Work:
-        """Start an all-gather into a flat tensor. `mine` may be the part of this member in `whole`."""
-        return _work(self._group._allgather_base(whole, mine))
+    def start_flat_gather(self, tensor: Tensor, mine: Tensor) -> Work:
+        """Start an all-gather into a flat tensor. `mine` may be the part of this member in `tensor`."""
+        return _work(self._group._allgather_base(tensor, mine))
 
 
 def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
@@ -338,7 +338,7 @@ class CollectiveLinks:
     """The communicators of a rank, opened and tested in the same order on all ranks."""
 
     def __init__(self, communicators: Mapping[Channel, Communicator], checked: bool) -> None:
-        self._of, self._checked = communicators, checked
+        self._by_channel, self._checked = communicators, checked
         self.carriers: Mapping[Channel, Carrier] = {
             channel: communicator.carrier for channel, communicator in communicators.items()
         }
@@ -346,16 +346,16 @@ class CollectiveLinks:
         self.sums: Sums = (NcclSums if world.carrier == "nccl" else GlooSums)(world, communicators)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:
-        communicator = self._of[Channel("edge", (source, destination))]
+        communicator = self._by_channel[Channel("edge", (source, destination))]
         peer = destination if source == communicator.rank else source
         return CollectiveEdge(communicator, peer, self._checked)
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
-        communicator = self._of.get(Channel(kind, members))
+        communicator = self._by_channel.get(Channel(kind, members))
         return CollectiveSwap(communicator) if communicator is not None else None
 
     def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
-        communicator = self._of[Channel(kind, members)]
+        communicator = self._by_channel[Channel(kind, members)]
         return (NcclParts if communicator.carrier == "nccl" else GlooParts)(communicator)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:

@@ -68,10 +68,10 @@ class Exchange(Protocol):
         """Ranks of the group."""
         ...
 
-    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *inputs: Tensor) -> None:
         """Send every rank of the group the number of rows that each of its experts gets. E: experts of a layer.
 
-        `more`: further inputs of an exchange through nodes (nodes.py).
+        `inputs`: further inputs of an exchange through nodes (nodes.py).
         """
         ...
 
@@ -119,7 +119,7 @@ class RankExchange:
     sequence: int = 0
     pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
 
-    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *inputs: Tensor) -> None:
         """Send the counts to each rank, followed by a stamp: the number of the exchange in the group, and its name."""
         counts = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # outgoing and incoming counts
         counts[0, :, :-1] = counts_E.view(self.size, -1)
@@ -203,7 +203,7 @@ class LocalExchange:
     size: int = 1
     pending: dict[ExchangeName, tuple[Pending, ...]] = field(default_factory=dict)
 
-    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *inputs: Tensor) -> None:
         self.pending[name] = (Pending([], counts_E),)
 
     def wait_counts(self, name: ExchangeName) -> tuple[LocalRoute, Tensor]:

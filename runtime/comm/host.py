@@ -32,11 +32,11 @@ from runtime.comm.transport import (
 
 def parts_of(rank: int, wanted: WantedChannels) -> dict[str, int]:
     """Return the parts of a rank's memory and their bytes: pipes that it writes to, circles, and flat tensors."""
-    pipes = [f"edge {ranks}" for ranks in wanted.of(rank, "edge") if ranks[0] == rank]
+    pipes = [f"edge {ranks}" for ranks in wanted.member_ranks(rank, "edge") if ranks[0] == rank]
     swaps = [
         f"{kind} {rank}>{peer}"
         for kind in get_args(SwapKind)
-        for ranks in wanted.of(rank, kind)
+        for ranks in wanted.member_ranks(rank, kind)
         for peer in ranks
         if peer != rank
     ]
@@ -46,7 +46,7 @@ def parts_of(rank: int, wanted: WantedChannels) -> dict[str, int]:
         for peer in ranks
         if rank in ranks and peer != rank
     }
-    circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
+    circles = ["world", *(f"reduce {ranks}" for ranks in wanted.member_ranks(rank, "reduce"))]
     flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
     return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | of_parts | dict.fromkeys(circles, CIRCLE_BYTES) | flats
 

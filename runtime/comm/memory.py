@@ -134,23 +134,23 @@ class Heap:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._taken: list[tuple[int, int]] = []  # (start, end), ascending
+        self._blocks: list[tuple[int, int]] = []  # (start, end), ascending
 
     def take(self, size: int) -> int | None:
         """Allocate a block of `size` bytes. Return its start; None if there is no room."""
         size, start = -(-max(size, 1) // LINE) * LINE, 0
-        for index, (begin, end) in enumerate(self._taken):
+        for index, (begin, end) in enumerate(self._blocks):
             if begin - start >= size:
-                self._taken.insert(index, (start, start + size))
+                self._blocks.insert(index, (start, start + size))
                 return start
             start = end
         if self.size - start < size:
             return None
-        self._taken.append((start, start + size))
+        self._blocks.append((start, start + size))
         return start
 
     def free(self, start: int) -> None:
-        self._taken = [block for block in self._taken if block[0] != start]
+        self._blocks = [block for block in self._blocks if block[0] != start]
 
 
 # Words of a pipe's part: the number of written messages; then for each entry its start, size and stamp; then for each

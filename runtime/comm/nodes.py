@@ -64,11 +64,11 @@ class TwoHops:
     """A tensor in flight: the first hop, and a function that starts the second hop with its result."""
 
     first: Pending
-    then: Callable[[Tensor], Pending]
+    second_hop: Callable[[Tensor], Pending]
 
     def start_second(self) -> Pending:
         """Wait for the first hop and start the second."""
-        return self.then(self.first.wait())
+        return self.second_hop(self.first.wait())
 
 
 Moved = tuple[TwoHops, Tensor]  # and the result
@@ -103,9 +103,9 @@ class Hops:
     column: Swap | None
     node: Swap | None
 
-    def swap(self, at: Literal["column", "node"], name: ExchangeName, outgoing: Rows, incoming: Rows) -> Pending:
+    def swap(self, hop: Literal["column", "node"], name: ExchangeName, outgoing: Rows, incoming: Rows) -> Pending:
         """Start to exchange rows."""
-        swap, works = getattr(self, at), list[Work]()
+        swap, works = getattr(self, hop), list[Work]()
         if swap is None:
             incoming.fill(outgoing)
         else:
@@ -246,9 +246,9 @@ class NodeExchange:
         """Ranks of the group."""
         return self.place.size
 
-    def start_counts(self, name: ExchangeName, counts_E: Tensor, *more: Tensor) -> None:
-        """Send the column the number of rows of each expert, and the token of each row. `more`: order_S."""
-        (order_S,) = more
+    def start_counts(self, name: ExchangeName, counts_E: Tensor, *inputs: Tensor) -> None:
+        """Send the column the number of rows of each expert, and the token of each row. `inputs`: order_S."""
+        (order_S,) = inputs
         num_experts, num_rows = counts_E.shape[0], order_S.shape[0]
         words = counts_E.new_empty(1 + num_experts + num_rows)
         words[0] = self.sequence << 32 | digest(name)
@@ -315,18 +315,18 @@ class NodeExchange:
             first = self.rows.swap("column", name, Rows(outgoing, route.copies_sent), _room(tensor, route.copies))
         result = route.received.empty(tensor)
 
-        def then(forwarded: Tensor) -> Pending:
+        def second_hop(forwarded: Tensor) -> Pending:
             rows = Rows(_select(forwarded, source), tuple(map(sum, route.rows)))
             return self.rows.swap("node", name, rows, Rows(result, route.received.of_members, route.received))
 
-        return TwoHops(first, then), result
+        return TwoHops(first, second_hop), result
 
     def _back(self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
         rows = _room(tensor, [sum(of_rank) for of_rank in route.rows])
         first = self.rows.swap("node", name, Rows(tensor, route.received.of_members, route.received), rows)
         result = tensor.new_empty(sum(route.sent), *tensor.shape[1:])
 
-        def then(forwarded: Tensor) -> Pending:
+        def second_hop(forwarded: Tensor) -> Pending:
             if tensor.dim() == 1:
                 values = torch.empty_like(forwarded).scatter_(0, forwards[1], forwarded)
                 counts = tuple(sum(column) for column in zip(*route.rows, strict=True))
@@ -335,7 +335,7 @@ class NodeExchange:
             work = self.rows.swap("column", name, Rows(sums, route.copies), _room(tensor, route.copies_sent))
             return Pending([_PlacedSums(work, copies, result)], result)
 
-        return TwoHops(first, then), result
+        return TwoHops(first, second_hop), result
 
 
 @dataclass(frozen=True)

@@ -152,17 +152,17 @@ class Rows:
             target.index_copy_(0, self.layout.places(self.tensor.device), words)
 
 
-def copy_rows(to: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+def copy_rows(targets: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
     """Copy pieces of rows to their places, in order. One side may be a single contiguous piece."""
-    torch._foreach_copy_([*_cut_as(rows, to)], [*_cut_as(to, rows)])
+    torch._foreach_copy_([*_cut_as(rows, targets)], [*_cut_as(targets, rows)])
 
 
-def _cut_as(others: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+def _cut_as(counterparts: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the pieces. A single piece is split like the others."""
-    if len(pieces) == len(others):
+    if len(pieces) == len(counterparts):
         cut = pieces
     else:
-        cut = pieces[0].split([len(part) for part in others]) if len(pieces) == 1 else pieces
+        cut = pieces[0].split([len(part) for part in counterparts]) if len(pieces) == 1 else pieces
     return [raw(piece) for piece in cut]
 
 
@@ -339,7 +339,7 @@ class WantedChannels:
         pairs = [(opening.kind, opening.channel_of(self.mesh, rank)) for opening in self.openings]
         return [Channel(kind, ranks) for kind, ranks in pairs if ranks is not None]
 
-    def of(self, rank: int, kind: str) -> list[tuple[int, ...]]:
+    def member_ranks(self, rank: int, kind: str) -> list[tuple[int, ...]]:
         """Return the member ranks of the channels of a kind that a rank is in."""
         return [ranks for channel_kind, ranks in self.channels(rank) if channel_kind == kind]
 

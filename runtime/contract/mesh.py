@@ -101,15 +101,15 @@ class Opening(NamedTuple):
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
         """Yield the world ranks of each channel."""
-        members = (self._with(mesh, column) for column in range(mesh.columns))
+        members = (self._channel_with(mesh, column) for column in range(mesh.columns))
         yield from dict.fromkeys(members)
 
     def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
         """Return the world ranks of the channel of a rank; None if it is in none."""
         pipeline_rank, column = mesh.coordinates(rank)
-        return self._with(mesh, column) if pipeline_rank in self.ranks else None
+        return self._channel_with(mesh, column) if pipeline_rank in self.ranks else None
 
-    def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
+    def _channel_with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
         """Return the channel that contains a column."""
         columns = columns_with(column, self.columns, mesh)
         return tuple(rank * mesh.columns + member for rank in self.ranks for member in columns)

@@ -40,14 +40,18 @@ class Slice:
         return inside and self.extent < shape[self.dimension]
 
 
-def held_shape(shape: tuple[int, ...], held: Slice | None) -> tuple[int, ...]:
+def held_shape(shape: tuple[int, ...], held_slice: Slice | None) -> tuple[int, ...]:
     """Return the shape of a slice of a tensor of `shape`; None for the whole tensor."""
-    return shape if held is None else (*shape[: held.dimension], held.extent, *shape[held.dimension + 1 :])
+    return (
+        shape
+        if held_slice is None
+        else (*shape[: held_slice.dimension], held_slice.extent, *shape[held_slice.dimension + 1 :])
+    )
 
 
-def held_elements(shape: tuple[int, ...], held: Slice | None) -> int:
+def held_elements(shape: tuple[int, ...], held_slice: Slice | None) -> int:
     """Return the number of elements of a slice of a tensor of `shape`."""
-    return math.prod(held_shape(shape, held))
+    return math.prod(held_shape(shape, held_slice))
 
 
 def tiling_problem(shape: tuple[int, ...], slices: Iterable[Slice | None]) -> str:

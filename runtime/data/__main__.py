@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         return refusal_code(error)
     notes.report_found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
-    notes.rest()
+    notes.show_waiting()
     return 0
 
 
@@ -99,18 +99,18 @@ class Notes:
         self._last = 0.0
         self._is_found = False
         self._notes: set[str] = set()
-        self._held: list[str] = []  # lines that wait until this process may write
+        self._waiting: list[str] = []  # lines that wait until this process may write
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if done >= total:
             if phase == "read":
                 self.report_found()
-            self._held.append(PHASES[phase])
-        if not self._held and not (self._live and time.monotonic() - self._last > 0.1):
+            self._waiting.append(PHASES[phase])
+        if not self._waiting and not (self._live and time.monotonic() - self._last > 0.1):
             return
         if not self._may_talk():
             return
-        self.rest()
+        self.show_waiting()
         if self._live and done < total:
             self._last = time.monotonic()
             self._show(f"{CLEAR}data: {PHASES[phase]} {100 * done // max(total, 1)}%")
@@ -119,9 +119,9 @@ class Notes:
         """Show a note that belongs to no phase. Repeated notes are shown once."""
         if text not in self._notes:
             self._notes.add(text)
-            self._held.append(printable(text))
-        if self._held and self._may_talk():
-            self.rest()
+            self._waiting.append(printable(text))
+        if self._waiting and self._may_talk():
+            self.show_waiting()
 
     def report_found(self) -> None:
         """Tell the launcher, once, that the text is found or not needed."""
@@ -132,12 +132,12 @@ class Notes:
     def _may_talk(self) -> bool:
         return bool(select.select([0], [], [], 0)[0])
 
-    def rest(self) -> None:
+    def show_waiting(self) -> None:
         """Wait until this process may write, then show the waiting lines."""
         select.select([0], [], [])
-        for line in self._held:
+        for line in self._waiting:
             self._show(f"{CLEAR if self._live else ''}data: {line}\n")
-        self._held = []
+        self._waiting = []
 
     def error(self, text: str) -> None:
         self._show(f"{CLEAR if self._live else ''}{text}\n")

@@ -108,7 +108,7 @@ class Blend:
             planned.samples,
             planned.phase,
         ) and all(
-            (own_share.name, own_share.order.whole) == (planned_share.name, planned_share.order.whole)
+            (own_share.name, own_share.order.whole_run) == (planned_share.name, planned_share.order.whole_run)
             for own_share, planned_share in zip(self.shares, planned.shares, strict=True)
         )
 

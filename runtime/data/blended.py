@@ -125,28 +125,30 @@ class BlendRequest:
             part: Part = lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say)  # noqa: E731
             return self.build(cache, part, prepare.guard_of(cache, purpose, self.say))
 
-    def build(self, where: Path, part: Part, guard: Guard) -> Prepared:
-        """Build the folder of the blend in `where`. The caller holds the lock of `key`, or of a run. `part`: prepares
+    def build(self, parent: Path, part: Part, guard: Guard) -> Prepared:
+        """Build the folder of the blend in `parent`. The caller holds the lock of `key`, or of a run. `part`: prepares
         the folder of a source. `guard`: takes further locks."""
-        with store.journal(where, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:
+        with store.journal(parent, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:
             tokenizer = self.request.data.tokenizer
             if isinstance(tokenizer, TrainedTokenizer):
-                passed = {name: self._passed(name, task, where, guard) for name, task in self.tasks.items()}
+                passed = {name: self._passed(name, task, parent, guard) for name, task in self.tasks.items()}
                 tokenizer = self._trained(passed.values(), tokenizer.vocab, Path(aside), journal)
             parts = {}
             for name, source_request in _requests(self.request, tokenizer):
                 task = self.tasks[name]
                 if isinstance(task, PreparationTask):  # text is encoded with the tokenizer that is known now
                     task = prepare.task_of(source_request, self.spec_folder, self.progress, self.jobs)
-                parts[name] = part(name, self._passed(name, task, where, guard), prepare.about_of(source_request, task))
-            meta = store.publish(where, self.key, lambda folder: _put_together(parts, folder) | self.about)
-        return Prepared(where / self.key, meta, reused=all(prepared.reused for prepared in parts.values()))
+                parts[name] = part(
+                    name, self._passed(name, task, parent, guard), prepare.about_of(source_request, task)
+                )
+            meta = store.publish(parent, self.key, lambda folder: _put_together(parts, folder) | self.about)
+        return Prepared(parent / self.key, meta, reused=all(prepared.reused for prepared in parts.values()))
 
     def _passed(
-        self, name: str, task: PreparationTask | TokenTask, where: Path, guard: Guard
+        self, name: str, task: PreparationTask | TokenTask, parent: Path, guard: Guard
     ) -> PreparationTask | TokenTask:
         """Return the task of a source, restricted to the documents that pass its filters."""
-        return task.passed(where, guard, lambda text: self.say(f"{name}: {text}"))
+        return task.passed(parent, guard, lambda text: self.say(f"{name}: {text}"))
 
     def _trained(
         self, tasks: Collection[PreparationTask | TokenTask], vocab: int, folder: Path, journal: Journal

@@ -26,7 +26,7 @@ class EpochCut:
         """Return the fields for a checkpoint."""
         return vars(self) | {"order": self.order.to_json(), "skip": [list(span) for span in self.skip]}
 
-    def seen(self, first: int, end: int, earlier: Sequence[EpochCut]) -> Iterator[tuple[int, int]]:
+    def drawn_spans(self, first: int, end: int, earlier: Sequence[EpochCut]) -> Iterator[tuple[int, int]]:
         """Yield the parts of tokens [first, end) that were drawn under this order. `earlier`: cuts before this one."""
         size, windows = self.order.sequence, self.order.windows
         for window in range(first // size, min(windows, -(-end // size))):
@@ -46,7 +46,7 @@ def is_left_out(order: Order, index: int, cuts: Sequence[EpochCut]) -> bool:
 def num_seen(order: Order, index: int, cuts: Sequence[EpochCut]) -> int:
     """Return how many tokens of the sample's window were seen in this epoch under earlier orders."""
     first, end = order.tokens_of(index)
-    parts = sorted(part for k, cut in enumerate(cuts) for part in cut.seen(first, end, cuts[:k]))
+    parts = sorted(part for k, cut in enumerate(cuts) for part in cut.drawn_spans(first, end, cuts[:k]))
     count, position = 0, first
     for begin, until in parts:
         count += max(0, until - max(begin, position))

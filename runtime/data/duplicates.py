@@ -109,8 +109,8 @@ class SeenDocuments:
             self._index = _library().MinHashLSH(
                 threshold=min(similarity, MAX_THRESHOLD), num_perm=MINIMA, weights=WEIGHTS
             )
-            self._kept: Signature = np.zeros((1024, MINIMA), np.uint32)
-            self._num_kept = 0
+            self._signatures: Signature = np.zeros((1024, MINIMA), np.uint32)
+            self._num_signatures = 0
 
     def is_near(self, signature: Signature) -> bool:
         """Whether a kept document is similar to the one with this signature."""
@@ -118,7 +118,7 @@ class SeenDocuments:
         candidates: Sequence[int] = self._index.query(_minhash(signature))
         if not candidates:
             return False
-        equal = np.count_nonzero(self._kept[candidates] == signature, axis=1)
+        equal = np.count_nonzero(self._signatures[candidates] == signature, axis=1)
         return bool(equal.max() >= self._least)
 
     def add(self, digest: bytes, signature: Signature | None) -> str:
@@ -129,10 +129,10 @@ class SeenDocuments:
         if signature is not None and signature.min() < np.iinfo(np.uint32).max:
             if self.is_near(signature):
                 return "near"
-            if self._num_kept == len(self._kept):
-                self._kept = np.concatenate([self._kept, np.zeros_like(self._kept)])
-            self._kept[self._num_kept] = signature
-            self._index.insert(self._num_kept, _minhash(signature), check_duplication=False)
-            self._num_kept += 1
+            if self._num_signatures == len(self._signatures):
+                self._signatures = np.concatenate([self._signatures, np.zeros_like(self._signatures)])
+            self._signatures[self._num_signatures] = signature
+            self._index.insert(self._num_signatures, _minhash(signature), check_duplication=False)
+            self._num_signatures += 1
         self._digests.add(digest)
         return ""

@@ -228,7 +228,7 @@ def check_vocab(path: Path, size: int, vocab: int) -> None:
         raise DataError(f"{path}: {size} tokens, more than the model's {vocab}")
 
 
-def again(folder: Path, meta: Meta) -> Tokens:
+def resplit_tokens(folder: Path, meta: Meta) -> Tokens:
     """Return the tokens of a verified folder with the same text but another split: nothing is encoded."""
     old_split = TextSplit(**meta["split"])
     is_chat, ends = "chat" in meta, "prompts" not in meta  # a prompt has no end token

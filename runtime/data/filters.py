@@ -177,29 +177,29 @@ Fates = npt.NDArray[np.uint8]
 class Filtered:
     """The fate of each document of some files: KEPT, or the number of the filter that leaves it out.
 
-    `sizes`: number of documents of each file. `shown`: filters that are listed even if they leave out nothing.
+    `sizes`: number of documents of each file. `listed`: filters that are listed even if they leave out nothing.
     """
 
     fates: Fates
     sizes: tuple[int, ...]
-    shown: tuple[str, ...]
+    listed: tuple[str, ...]
 
-    def of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
+    def restrict(self, files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
         """Return the files, restricted to the documents that are kept."""
         places = pairwise(accumulate(self.sizes, initial=0))
         parts = ((self.fates[first:end] == KEPT).tobytes() for first, end in places)
-        return tuple(replace(file, kept=part) for file, part in zip(files, parts, strict=True))
+        return tuple(replace(file, mask=part) for file, part in zip(files, parts, strict=True))
 
     @property
     def facts(self) -> dict[str, Any]:
         """Entries for meta.json: documents read and kept, and how many each filter left out."""
         counts = np.bincount(self.fates, minlength=len(NAMES) + 1).tolist()
-        left_out = {name: count for name, count in zip(NAMES, counts[1:], strict=True) if count or name in self.shown}
+        left_out = {name: count for name, count in zip(NAMES, counts[1:], strict=True) if count or name in self.listed}
         return {"documents": len(self.fates), "kept": counts[KEPT], "left_out": left_out}
 
     def to_bytes(self) -> bytes:
         """Return a line of JSON with the sizes, then the fates, a byte each."""
-        head = {"sizes": self.sizes, "shown": self.shown}
+        head = {"sizes": self.sizes, "shown": self.listed}
         sha256 = hashlib.sha256(json.dumps(head).encode() + self.fates.tobytes()).hexdigest()
         return json.dumps(head | {"sha256": sha256}).encode() + b"\n" + self.fates.tobytes()
 
@@ -304,9 +304,9 @@ def _with_duplicates(judgement: Judged, seen: duplicates.SeenDocuments) -> Fates
 
 
 # ---------------------------------------------------------------- results kept for later folders of the text
-def read(where: Path, key: str) -> Filtered | None:
+def read(parent: Path, key: str) -> Filtered | None:
     """Return the result that `write` wrote, if it exists and is complete."""
-    path = where / f"{FATES_PREFIX}{key}"
+    path = parent / f"{FATES_PREFIX}{key}"
     if path.is_symlink() or not path.is_file():
         return None
     with open_regular(path) as stream:
@@ -319,13 +319,13 @@ def read(where: Path, key: str) -> Filtered | None:
         return None
 
 
-def write(where: Path, key: str, result: Filtered) -> None:
+def write(parent: Path, key: str, result: Filtered) -> None:
     """Write a result atomically. The caller holds the lock of `key`, or of the folder."""
-    aside = where / f"{BUILDING}{key}"
+    aside = parent / f"{BUILDING}{key}"
     aside.unlink(missing_ok=True)  # left by a killed process
     write_synced(aside, result.to_bytes())
-    aside.replace(where / f"{FATES_PREFIX}{key}")
-    sync_folder(where)
+    aside.replace(parent / f"{FATES_PREFIX}{key}")
+    sync_folder(parent)
 
 
 # ---------------------------------------------------------------- the process

@@ -51,20 +51,20 @@ MAX_SHOWN, MAX_REASON = 200, 2000  # characters of a message of the library, and
 
 
 class _EndedError(Exception):
-    """The process has ended, or has reported an error and will end; the message is the reason. `at`: index of the text
-    that caused it, if known."""
+    """The process has ended, or has reported an error and will end; the message is the reason. `index`: that of the
+    text that caused it, if known."""
 
-    def __init__(self, reason: str, at: int | None = None) -> None:
+    def __init__(self, reason: str, index: int | None = None) -> None:
         super().__init__(reason)
-        self.at = at
+        self.index = index
 
 
 class _RowError(DataError):
     """A row of a batch is refused."""
 
-    def __init__(self, reason: str, at: int) -> None:
+    def __init__(self, reason: str, index: int) -> None:
         super().__init__(reason)
-        self.at = at
+        self.index = index
 
 
 class GivenTokenizer:
@@ -103,8 +103,8 @@ class GivenTokenizer:
         except _EndedError as ended:
             if self._stopped:
                 raise DataError(f"{self.path}: stopped") from None
-            if len(documents) == 1 or ended.at is not None:
-                file, text = documents[ended.at or 0]
+            if len(documents) == 1 or ended.index is not None:
+                file, text = documents[ended.index or 0]
                 if self._chat is not None:
                     raise DataError(f"{place_of(self._chat, file, text)}: {ended}") from None
                 raise DataError(f"{self.path}: cannot encode {file.path}: {ended}") from None
@@ -217,7 +217,7 @@ def main(argv: list[str]) -> int:
         return 1
     except BaseException as error:  # a Rust panic is no Exception
         text = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
-        _answer(stdout, {"error": text[:MAX_REASON]} | ({"at": error.at} if isinstance(error, _RowError) else {}))
+        _answer(stdout, {"error": text[:MAX_REASON]} | ({"at": error.index} if isinstance(error, _RowError) else {}))
         return 1
     return 0
 

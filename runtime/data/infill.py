@@ -100,14 +100,14 @@ class Infilled(Stream):
             position += high - low
         return parts
 
-    def _cut(self, document: int, which: int, length: int) -> int:
+    def _cut(self, document: int, draw: int, length: int) -> int:
         """Draw one of the places 0 to `length` between the tokens of a document."""
-        return int(_draws(np.array([document], np.uint64), self._seed, which)[0]) * (length + 1) >> 64
+        return int(_draws(np.array([document], np.uint64), self._seed, draw)[0]) * (length + 1) >> 64
 
 
-def _draws(documents: Draws, seed: int, which: int) -> Draws:
-    """Return 64 random bits for each document: SplitMix64 of its number, keyed by the seed and the draw `which`."""
-    key = hashlib.blake2b(f"infill\0{seed}\0{which}".encode(), digest_size=8).digest()
+def _draws(documents: Draws, seed: int, draw: int) -> Draws:
+    """Return 64 random bits for each document: SplitMix64 of its number, keyed by the seed and the draw `draw`."""
+    key = hashlib.blake2b(f"infill\0{seed}\0{draw}".encode(), digest_size=8).digest()
     z = (documents + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(key, "little"))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -99,7 +99,7 @@ class Order:
         return self.piece == other.piece > 0 and self.seed == other.seed and self._pieces == other._pieces
 
     @property
-    def whole(self) -> Order:
+    def whole_run(self) -> Order:
         """This order for the whole run, without the bounds of a phase."""
         return replace(self, first=0, end=None)
 
@@ -126,13 +126,13 @@ class Order:
         return plain | ({"piece": self.piece, "first": self.first, "end": self.end} if self.piece else {})
 
 
-def put_by_cost(samples: Numbers, seen: Numbers, order: Sequence[int]) -> Numbers:
+def put_by_cost(samples: Numbers, costs: Numbers, order: Sequence[int]) -> Numbers:
     """Order the samples of a step so that in each micro-batch all data ranks have about the same cost of attention.
 
-    `seen`: cost of each sample. `order`: for each position of the schedule, the rank of its micro-batch by cost, the
+    `costs`: cost of each sample. `order`: for each position of the schedule, the rank of its micro-batch by cost, the
     cheapest being 0. Every second micro-batch has its samples in descending order, so that no data rank always has the
     most expensive ones.
     """
-    ranked = samples[np.argsort(seen, kind="stable")].reshape(len(order), -1)
+    ranked = samples[np.argsort(costs, kind="stable")].reshape(len(order), -1)
     ranked[1::2] = ranked[1::2, ::-1].copy()
     return ranked[list(order)].reshape(-1)

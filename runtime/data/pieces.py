@@ -79,10 +79,10 @@ class Journal:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._number += 1
 
-    def _cut(self, at: int) -> None:
-        self._stream.seek(at)
+    def _cut(self, offset: int) -> None:
+        self._stream.seek(offset)
         self._stream.truncate()
-        if at == 0:
+        if offset == 0:
             self._number = 0
 
     def _size(self) -> int:

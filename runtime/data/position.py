@@ -186,17 +186,17 @@ class Position:
         return Position(samples, tokens, following, order_json.ranges(value["skip"]), order, cuts)
 
 
-def _begin(at: Position, order: Order) -> int | None:
+def _begin(position: Position, order: Order) -> int | None:
     """Return the token, counted over all epochs of a source, at which a phase begins: after the phase before, at a
     whole piece. None if windows changed, or there are no phases."""
-    old = at.order
-    if not order.piece or at.cuts:
+    old = position.order
+    if not order.piece or position.cuts:
         return None
     if old is None:
         return 0
     if not isinstance(old, Order) or old.end is None or not old.has_pieces_of(order):
         return None
-    return -(-max(old.end, at.tokens) // order.piece) * order.piece
+    return -(-max(old.end, position.tokens) // order.piece) * order.piece
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> Ranges:

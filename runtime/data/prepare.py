@@ -100,16 +100,16 @@ def prepare(
         return linked(out, shared(task, cache, about, str(out), say), about, say)
 
 
-def build(task: PreparationTask | TokenTask, where: Path, about: dict[str, Any]) -> Prepared:
+def build(task: PreparationTask | TokenTask, parent: Path, about: dict[str, Any]) -> Prepared:
     """Prepare the folder of a task. The caller holds the lock of its text."""
-    with store.journal(where, task.text_key) as journal:
+    with store.journal(parent, task.text_key) as journal:
 
         def write(folder: Path) -> Meta:
-            values = {"format": FORMAT, **task.build(where, folder, journal), **about}
+            values = {"format": FORMAT, **task.build(parent, folder, journal), **about}
             return values | token_files.infilled(folder, values, task.fim)
 
-        meta = store.publish(where, task.key, write)
-    return Prepared(where / task.key, meta, reused=False)
+        meta = store.publish(parent, task.key, write)
+    return Prepared(parent / task.key, meta, reused=False)
 
 
 def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
@@ -175,7 +175,7 @@ def usable(cache: Path | None, say: Say) -> Path | None:
 
 
 def of_checkpoints(
-    out: Path, asked: Meta, resumed: Sequence[str], cache: Path | None
+    out: Path, requested: Meta, resumed: Sequence[str], cache: Path | None
 ) -> tuple[Prepared | None, Path | None]:
     """Return the data of this run that its checkpoints name, if it was prepared for an equal request. Return also such
     a folder that is damaged and cannot be restored from the cache, if there is one."""
@@ -183,7 +183,7 @@ def of_checkpoints(
     metas = {folder: meta for folder in store.folders(out) if (meta := store.meta_of(folder)) is not None}
     for sha256 in resumed:
         for folder, meta in metas.items():
-            if meta.get("sha256") != sha256 or meta.get("request") != asked:
+            if meta.get("sha256") != sha256 or meta.get("request") != requested:
                 continue
             if store.verified(folder) is not None:
                 about = store.about_of(meta)
@@ -247,19 +247,19 @@ class PreparationTask:
         assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
         return split(self.files, self.fraction, self.seed, prompts.reader_of(self.chat))
 
-    def passed(self, where: Path, guard: Guard, say: Say) -> PreparationTask:
-        """Return the task restricted to documents that pass the filters. Results are shared by all tasks in `where`.
+    def passed(self, parent: Path, guard: Guard, say: Say) -> PreparationTask:
+        """Return the task restricted to documents that pass the filters. Results are shared by all tasks in `parent`.
         Raises DataError if none passes."""
         if self.filters is None or self.filtered is not None:
             return self
         key, settings = self.filters
         with guard(key):
-            if (result := filters.read(where, key)) is None:
-                with store.journal(where, key) as journal:
+            if (result := filters.read(parent, key)) is None:
+                with store.journal(parent, key) as journal:
                     result = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
-                    filters.write(where, key, result)
+                    filters.write(parent, key, result)
                 say(filters.summary_line(result.facts))
-        return replace(self, files=result.of(self.files), filtered=result)
+        return replace(self, files=result.restrict(self.files), filtered=result)
 
     @property
     def places(self) -> dict[str, Any]:
@@ -271,11 +271,11 @@ class PreparationTask:
         if not isinstance(self.tokenizer, int):
             encode.check_vocab(self.tokenizer[0], meta["tokenizer"]["vocab"], self.vocab)
 
-    def build(self, where: Path, folder: Path, journal: Journal) -> dict[str, Any]:
-        """Write the shards into `folder`, and return their entries for meta.json. Reuses a folder in `where` with the
+    def build(self, parent: Path, folder: Path, journal: Journal) -> dict[str, Any]:
+        """Write the shards into `folder`, and return their entries for meta.json. Reuses a folder in `parent` with the
         same text and tokenizer but another split. `journal`: has what a killed process had encoded.
         """
-        with self._tokens(where, encode.EncodingWork(self.jobs, journal, folder)) as tokens:
+        with self._tokens(parent, encode.EncodingWork(self.jobs, journal, folder)) as tokens:
             entries = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
         entries["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
         if self.filtered is not None:
@@ -284,11 +284,11 @@ class PreparationTask:
         return entries
 
     @contextmanager
-    def _tokens(self, where: Path, work: encode.EncodingWork) -> Iterator[Tokens]:
-        for folder in store.folders(where):
+    def _tokens(self, parent: Path, work: encode.EncodingWork) -> Iterator[Tokens]:
+        for folder in store.folders(parent):
             if folder.name.startswith(f"{self.text_key}-") and (meta := store.verified(folder)) is not None:
                 self.check(meta)
-                yield encode.again(folder, meta)
+                yield encode.resplit_tokens(folder, meta)
                 return
         opened = (
             encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work, self.special)

@@ -72,7 +72,7 @@ def _placed(file: SourceFile, keys: PromptsRecipe) -> Iterator[tuple[str, str]]:
     for place, row in _values(file):
         if fault := row_fault(row, keys):
             raise DataError(f"{place}: {fault}")
-        yield place, json.dumps(_kept(row, keys))
+        yield place, json.dumps(_kept_fields(row, keys))
 
 
 def _values(file: SourceFile) -> Iterator[tuple[str, Any]]:
@@ -86,17 +86,17 @@ def _values(file: SourceFile) -> Iterator[tuple[str, Any]]:
         yield f"{file.path}: row {number:,}", json.loads(text)
 
 
-def _kept(row: Mapping[str, Any], keys: PromptsRecipe) -> dict[str, Any]:
+def _kept_fields(row: Mapping[str, Any], keys: PromptsRecipe) -> dict[str, Any]:
     columns = {name: value for name, value in row.items() if name != keys.prompt}
-    answer = next(filter(_is_there, (_at(row, path) for path in _answers(keys))), None)
-    return {"prompt": _at(row, keys.prompt), "columns": columns if answer is None else columns | {ANSWER: answer}}
+    answer = next(filter(_is_there, (_value_at(row, path) for path in _answers(keys))), None)
+    return {"prompt": _value_at(row, keys.prompt), "columns": columns if answer is None else columns | {ANSWER: answer}}
 
 
 def _answers(keys: PromptsRecipe) -> tuple[str, ...]:
     return ANSWERS if keys.answer is None else (keys.answer,)
 
 
-def _at(row: Mapping[str, Any], path: str) -> Any:
+def _value_at(row: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path: of a key with these dots, or in nested objects. None if there is none."""
     if path in row:
         return row[path]
@@ -114,10 +114,10 @@ def row_fault(row: object, keys: PromptsRecipe) -> str:
     """Return why a value is no row, or ""."""
     if not isinstance(row, dict):
         return f'expected an object with a prompt under "{keys.prompt}"'
-    prompt = _at(row, keys.prompt)
+    prompt = _value_at(row, keys.prompt)
     if prompt is None:
         return f'no "{keys.prompt}"{_instead(row)}'
-    if keys.answer is not None and _at(row, keys.answer) is None:
+    if keys.answer is not None and _value_at(row, keys.answer) is None:
         return f'no "{keys.answer}", which `answer` of `prompts` names'
     if isinstance(prompt, str):
         return "" if prompt else f'"{keys.prompt}" is empty'

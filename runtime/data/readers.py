@@ -34,12 +34,12 @@ _WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 begin
 @dataclass(frozen=True, slots=True, order=True)
 class SourceFile:
     """A file of the corpus. `name` is relative to the source's folder, with `/`. `column`: the key or table column with
-    the text of a row. `kept`: a byte for each document, 0 if filters leave it out; None if all are read."""
+    the text of a row. `mask`: a byte for each document, 0 if filters leave it out; None if all are read."""
 
     name: str
     path: Path
     column: str = COLUMN
-    kept: bytes | None = field(default=None, compare=False, repr=False)
+    mask: bytes | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_one_document(self) -> bool:
@@ -63,7 +63,7 @@ def documents(file: SourceFile) -> Iterator[str]:
     else:
         texts = iter((read_text(file.path),))
     nonempty = (text for text in texts if text)
-    return nonempty if file.kept is None else compress(nonempty, file.kept)
+    return nonempty if file.mask is None else compress(nonempty, file.mask)
 
 
 Document = tuple[SourceFile, str]

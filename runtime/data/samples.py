@@ -93,7 +93,7 @@ class Samples(_WindowSamples):
         documents = np.searchsorted(self.reader.starts, tokens, "right") - 1
         return np.maximum(self.reader.starts[documents] - first, 0)
 
-    def seen(self, indices: Numbers) -> Numbers:
+    def causal_pairs(self, indices: Numbers) -> Numbers:
         """Return the number of causal pairs of tokens in each of these samples: its cost in attention."""
         starts, first = self.reader.starts, self.windows(indices) * self.sequence
         end = first + self.sequence
@@ -205,7 +205,7 @@ class RowSamples(_WindowSamples):
         sizes = np.append(sizes, self.sequence + self.extra - ends[-1])
         return np.repeat(np.insert(ends, 0, 0), sizes)
 
-    def seen(self, indices: Numbers) -> Numbers:
+    def causal_pairs(self, indices: Numbers) -> Numbers:
         """Return the number of causal pairs of tokens in each of these samples: its cost in attention. Padding is a
         row."""
         windows, packs = self.windows(indices), self.survey.packs
@@ -244,7 +244,7 @@ class BlendSamples:
         part, of_source = self.place(index)
         return part.starts(of_source)
 
-    def seen(self, indices: Numbers) -> Numbers:
+    def causal_pairs(self, indices: Numbers) -> Numbers:
         """Return the number of causal pairs of tokens in each of these samples: its cost in attention."""
         placed = [self.order.place(index) for index in indices.tolist()]
         sources, of_source = np.array(placed, np.int64).reshape(-1, 2).T
@@ -252,7 +252,7 @@ class BlendSamples:
         for number, part in enumerate(self._parts):
             in_part = sources == number
             if in_part.any():
-                pairs[in_part] = part.seen(of_source[in_part])
+                pairs[in_part] = part.causal_pairs(of_source[in_part])
         return pairs
 
     def mean(self, losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -273,10 +273,10 @@ class RowReader:
         """Tokens of each row."""
         return np.diff(self.reader.starts)
 
-    def row(self, index: int, most: int | None = None) -> Tokens:
-        """Return the tokens of a row, or the first `most` of them; ~id for tokens without loss."""
+    def row(self, index: int, limit: int | None = None) -> Tokens:
+        """Return the tokens of a row, or the first `limit` of them; ~id for tokens without loss."""
         first, last = (int(self.reader.starts[i]) for i in (index, index + 1))
-        return self._tokens(first, last if most is None else min(last, first + most))
+        return self._tokens(first, last if limit is None else min(last, first + limit))
 
     def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
         """Yield all tokens, in pieces of at most `num_tokens`."""

@@ -163,19 +163,19 @@ def key_of(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def folders(where: Path) -> Iterator[Path]:
-    """Yield the folders of prepared data in `where`, in the order of names."""
-    return (path.parent for path in sorted(where.glob(f"[!.]*/{META}")))
+def folders(parent: Path) -> Iterator[Path]:
+    """Yield the folders of prepared data in `parent`, in the order of names."""
+    return (path.parent for path in sorted(parent.glob(f"[!.]*/{META}")))
 
 
 # ---------------------------------------------------------------- writing
-def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
+def publish(parent: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
     """Publish `where/name` atomically. Return its meta.json.
 
     `write` fills an empty folder and returns the values of meta.json except "files". The caller holds the lock of
     `name`.
     """
-    folder, building = where / name, where / f"{BUILDING}{name}"
+    folder, building = parent / name, parent / f"{BUILDING}{name}"
     if folder.is_symlink():
         raise DataError(f"{folder}: a symbolic link where prepared data belongs; remove it")
     building.mkdir()
@@ -191,11 +191,11 @@ def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    sync_folder(where)
+    sync_folder(parent)
     return signed(values)
 
 
-def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
+def linked(parent: Path, name: str, entry: Path, values: Meta) -> Meta:
     """Publish `where/name` with the files of another folder, by hard links, or copies if links are impossible."""
 
     def write(building: Path) -> Meta:
@@ -203,7 +203,7 @@ def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
             link(entry / file, building / file)
         return values
 
-    return publish(where, name, write)
+    return publish(parent, name, write)
 
 
 def link(source: Path, target: Path) -> None:
@@ -230,20 +230,20 @@ def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
 
 
 @contextmanager
-def journal(where: Path, text: str) -> Iterator[Journal]:
+def journal(parent: Path, text: str) -> Iterator[Journal]:
     """Open the journal with the results of a text's batches. The caller holds the lock of `text`. With another batch
     size the journal starts empty.
 
     The file is removed at the end of the block, with journals of other texts that were not used for 14 days. It is
     removed after a DataError, too, because the text or the tokenizer then has to change.
     """
-    with Journal(where / f"{PARTS}{text}", f"{text} {readers.BATCH_BYTES}") as opened:
+    with Journal(parent / f"{PARTS}{text}", f"{text} {readers.BATCH_BYTES}") as opened:
         try:
             yield opened
         except DataError:
             opened.path.unlink()
             raise
-    for leftover in where.glob(f"{PARTS}*"):
+    for leftover in parent.glob(f"{PARTS}*"):
         with suppress(OSError):
             if leftover == opened.path or time.time() - leftover.stat().st_mtime > PARTS_KEPT_S:
                 leftover.unlink()

@@ -37,20 +37,20 @@ MAX_SHOWN = 8  # names of columns
 MAX_REASON = 2000  # characters of a reason
 
 
-def texts_of_table(path: Path, column: str, most: int) -> Iterator[str]:
-    """Yield the texts of a column, each of at most `most` bytes. Raises DataError if the file cannot be read."""
-    return _answers(path, most, column)
+def texts_of_table(path: Path, column: str, max_bytes: int) -> Iterator[str]:
+    """Yield the texts of a column, each of at most `max_bytes` bytes. Raises DataError if the file cannot be read."""
+    return _answers(path, max_bytes, column)
 
 
-def rows_of_table(path: Path, most: int) -> Iterator[str]:
-    """Yield the rows as JSON objects, each of at most `most` bytes. Times and decimals become texts. Raises DataError
-    if the file cannot be read, or has binary values."""
-    return _answers(path, most)
+def rows_of_table(path: Path, max_bytes: int) -> Iterator[str]:
+    """Yield the rows as JSON objects, each of at most `max_bytes` bytes. Times and decimals become texts. Raises
+    DataError if the file cannot be read, or has binary values."""
+    return _answers(path, max_bytes)
 
 
-def _answers(path: Path, most: int, *column: str) -> Iterator[str]:
+def _answers(path: Path, max_bytes: int, *column: str) -> Iterator[str]:
     extra("pyarrow", f"{path}: to read {path.suffix}")
-    words = [path.suffix.removeprefix("."), str(most), str(DATA_BYTES), *column]
+    words = [path.suffix.removeprefix("."), str(max_bytes), str(DATA_BYTES), *column]
     with (
         open_regular(path) as stream,
         subprocess.Popen(
@@ -121,9 +121,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _say(out: IO[bytes], text: str) -> None:
-    out.write(LENGTH.pack(FAULT) + text[:MAX_REASON].encode("utf-8", "replace"))
-    out.flush()
+def _say(stream: IO[bytes], text: str) -> None:
+    stream.write(LENGTH.pack(FAULT) + text[:MAX_REASON].encode("utf-8", "replace"))
+    stream.flush()
 
 
 def _values(kind: str, column: str | None) -> Iterator[bytes | None]:

@@ -135,14 +135,14 @@ class TokenTask:
         """Name of the lock of these tokens."""
         return self.key.partition("-")[0]
 
-    def passed(self, where: Path, guard: object, say: object) -> TokenTask:
+    def passed(self, parent: Path, guard: object, say: object) -> TokenTask:
         """Return the task itself: token ids have no text to filter."""
         return self
 
     def check(self, meta: Any) -> None:
         """Do nothing: all ids were checked when the task was made."""
 
-    def build(self, where: Path, folder: Path, journal: object) -> dict[str, Any]:
+    def build(self, parent: Path, folder: Path, journal: object) -> dict[str, Any]:
         """Write the files of the tokenizer into `folder`. Return the entries of meta.json."""
         for name, text in ({TOKENIZER: self.text, **self.beside} if self.text is not None else {}).items():
             write_synced(folder / name, text)

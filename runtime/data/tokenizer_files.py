@@ -49,13 +49,13 @@ def stops(path: Path) -> frozenset[int]:
     return frozenset(token_id for token_id in (ids if isinstance(ids, list) else [ids]) if type(token_id) is int)
 
 
-def read_text(path: Path, most: int) -> str:
-    """Read a UTF-8 file of at most `most` bytes. DataError if that fails."""
+def read_text(path: Path, max_bytes: int) -> str:
+    """Read a UTF-8 file of at most `max_bytes` bytes. DataError if that fails."""
     try:
         with open_regular(path) as stream:
-            content = stream.read(most + 1)
-        if len(content) > most:
-            raise DataError(f"{path}: larger than {most >> 20} MiB")
+            content = stream.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise DataError(f"{path}: larger than {max_bytes >> 20} MiB")
         return content.decode("utf-8")
     except OSError as error:
         kind = MissingError if isinstance(error, FileNotFoundError) else DataError

@@ -46,10 +46,10 @@ def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str],
     return Build.open(folder)
 
 
-def build_without(build: Build, most: int, run: Path, say: Callable[[str], None]) -> Build:
-    """Return a build of the same spec for as many devices of this machine as possible, at most `most`. UsageError if
-    there is none."""
-    for devices in range(most, 0, -1):
+def build_without(build: Build, max_devices: int, run: Path, say: Callable[[str], None]) -> Build:
+    """Return a build of the same spec for as many devices of this machine as possible, at most `max_devices`.
+    UsageError if there is none."""
+    for devices in range(max_devices, 0, -1):
         on = f"1x{devices}"
         folder = run / FOLDER / f"{build.digest[:16]}-{on}"
         with suppress(BuildError):

@@ -161,16 +161,16 @@ class Board:
         """Whether a rank has reported that it ended normally."""
         return self._memory[rank * _PAGE + _FINISHED] == 1
 
-    def messages(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:
-        """Return the number of a rank's messages, and those after the first `seen`. Only the last 1,000 bytes are
+    def messages(self, rank: int, num_read: int = 0) -> tuple[int, tuple[str, ...]]:
+        """Return the number of a rank's messages, and those after the first `num_read`. Only the last 1,000 bytes are
         kept."""
         place = rank * _PAGE + _NOTICES
         count, size = _COUNT.unpack_from(self._memory, place)
         start = place + _COUNT.size
         lines = self._memory[start : start + size].decode(errors="replace").split("\n")[:-1]
         if _COUNT.unpack_from(self._memory, place)[0] != count:  # a message is being written
-            return seen, ()
-        return count, tuple(lines[max(0, len(lines) - (count - seen)) :]) if count > seen else ()
+            return num_read, ()
+        return count, tuple(lines[max(0, len(lines) - (count - num_read)) :]) if count > num_read else ()
 
     def failure(self, rank: int) -> Failure | None:
         """Return the exception that a rank recorded, or None."""

@@ -150,12 +150,12 @@ class Stillness:
     stamps: tuple[int, ...] = ()
     still_s: float = 0.0
 
-    def seconds(self, now: float, stamps: tuple[int, ...]) -> float:
+    def seconds(self, now_s: float, stamps: tuple[int, ...]) -> float:
         """Return for how many seconds the stamps have not changed."""
-        self.still_s += min(now - self.checked, 2 * POLL_S)
+        self.still_s += min(now_s - self.checked, 2 * POLL_S)
         if stamps != self.stamps:
             self.stamps, self.still_s = stamps, 0.0
-        self.checked = now
+        self.checked = now_s
         return self.still_s
 
 

@@ -224,13 +224,13 @@ class TorchrunWatch:
 
     # -------------------------------------------------------- judging
 
-    def _ending(self, now: float) -> Ending | None:
+    def _ending(self, now_s: float) -> Ending | None:
         """Return the reason to end now, or None. After a lost connection, wait for the death that caused it."""
         causes = [ending for ending in self._endings if not ending.lost_peer]
         if causes:
             return causes[0]
         if self._endings and self._lost_at is None:
-            self._lost_at = now
+            self._lost_at = now_s
         if self.state == "prepare" and (request := self.board.stop_request()):
             return self._stopped(request.signal, request.rank)
         for peer in self._peers.values():
@@ -243,7 +243,7 @@ class TorchrunWatch:
             reason = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
             self._blame(silent, reason, self._waiting(besides=silent.rank))
             return None
-        if self._lost_at is not None and now - self._lost_at > SETTLE_S:
+        if self._lost_at is not None and now_s - self._lost_at > SETTLE_S:
             first = self._endings[0]
             return replace(first, waiting=self._waiting(besides=first.rank))
         return None

@@ -224,21 +224,21 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
     assert swap is not None, "transfers are between several ranks"
     for size in TRANSFER_BYTES:
         placed = links.flat(f"flat {size}", size // 4, torch.float32)
-        whole = torch.ones(size // 4, device=device)
-        flat = whole.clone() if placed is None else placed
-        out = torch.empty_like(whole)
+        outgoing = torch.ones(size // 4, device=device)
+        flat = outgoing.clone() if placed is None else placed
+        incoming = torch.empty_like(outgoing)
 
-        def message(whole: Tensor = whole, out: Tensor = out) -> None:
+        def message(outgoing: Tensor = outgoing, incoming: Tensor = incoming) -> None:
             if rank == 0 and forward and back:
-                forward.send("there", whole).wait()
-                back.post("back", out).wait()  # so half the time is one message
+                forward.send("there", outgoing).wait()
+                back.post("back", incoming).wait()  # so half the time is one message
             elif rank == 1 and forward and back:
-                forward.post("there", out).wait()
-                back.send("back", whole).wait()
+                forward.post("there", incoming).wait()
+                back.send("back", outgoing).wait()
 
-        def all_to_all(whole: Tensor = whole, out: Tensor = out) -> None:
-            counts = (len(whole) // len(everyone),) * len(everyone)
-            for work in swap.start("rows", Rows(whole, counts), Rows(out, counts)):
+        def all_to_all(outgoing: Tensor = outgoing, incoming: Tensor = incoming) -> None:
+            counts = (len(outgoing) // len(everyone),) * len(everyone)
+            for work in swap.start("rows", Rows(outgoing, counts), Rows(incoming, counts)):
                 work.wait()
 
         def all_reduce(name: str = f"flat {size}", flat: Tensor = flat) -> None:

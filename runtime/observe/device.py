@@ -24,19 +24,19 @@ SETTINGS = {
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 
-def choose(asked: str, ranks: int) -> str:
+def choose(kind: str, ranks: int) -> str:
     """Return "cpu", "cuda" or "shared" for one of these or "auto". ValueError if there are too few devices.
 
     `ranks`: number of ranks on this machine.
 
     Counting devices does not initialise CUDA, so ranks can still be forked.
     """
-    devices = torch.cuda.device_count() if asked != "cpu" else 0
-    if asked == "shared":
+    devices = torch.cuda.device_count() if kind != "cpu" else 0
+    if kind == "shared":
         if not devices:
             raise ValueError("--device shared: this machine has no CUDA device")
-        return asked
-    if asked == "cuda" and devices < ranks:
+        return kind
+    if kind == "cuda" and devices < ranks:
         raise ValueError(f"--device cuda: {ranks} ranks need a device each, and this machine has {devices}")
     return "cuda" if devices >= ranks else "cpu"
 

@@ -63,7 +63,7 @@ class Progress:
         self._step = 0
         self._shown_step = 0
         self._shown_s = -math.inf
-        self._said: dict[int, int] = {}  # messages of each rank that have been shown
+        self._num_shown: dict[int, int] = {}  # messages of each rank that have been shown
         self._began: _FirstRow | None = None
         self._live: Live | None = None
         self._broken = False
@@ -123,7 +123,7 @@ class Progress:
     def _show_messages(self, board: Board) -> None:
         """Print messages of ranks. A rank that shows its own progress prints them itself."""
         for rank in range(board.world) if board.rank < 0 else ():
-            self._said[rank], texts = board.messages(rank, self._said.get(rank, 0))
+            self._num_shown[rank], texts = board.messages(rank, self._num_shown.get(rank, 0))
             for text in map(printable, texts):
                 self._tell(text)
 

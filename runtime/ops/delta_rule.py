@@ -121,11 +121,11 @@ def delta_rule_dgrad(
     dbeta_NmC1 = (dright_NmCV * rest_NmCV).sum(-1, keepdim=True) + (dsystem_NmCC * x.pairs).sum(-1, keepdim=True)
     drest_NmCV = dright_NmCV * x.beta
 
-    dscores_2NmCC = torch.stack((do_NmCV @ u_NmCV.mT * x.seen, dsystem_NmCC * x.beta * x.earlier))
+    dscores_2NmCC = torch.stack((do_NmCV @ u_NmCV.mT * x.visible, dsystem_NmCC * x.beta * x.earlier))
     drows_2NmCK, dcolumns_NmCK = _scores_dgrad(dscores_2NmCC, torch.stack((x.q, x.k)), x.k, x.sums)
-    dq_NmCK = (do_NmCV @ before_NmKV.mT).mul_(x.into).add_(drows_2NmCK[0])
-    dk_row_NmCK = (drest_NmCV @ before_NmKV.mT).mul_(-x.into).add_(drows_2NmCK[1])
-    dk_out_NmCK = (u_NmCV @ behind_NmKV.mT).mul_(x.out)
+    dq_NmCK = (do_NmCV @ before_NmKV.mT).mul_(x.decay_in).add_(drows_2NmCK[0])
+    dk_row_NmCK = (drest_NmCV @ before_NmKV.mT).mul_(-x.decay_in).add_(drows_2NmCK[1])
+    dk_out_NmCK = (u_NmCV @ behind_NmKV.mT).mul_(x.decay_out)
 
     # Decays: the sum G_i of a row enters with a plus where i is the row, and with a minus where it is the column.
     dout_NmCK = x.k * dk_out_NmCK
@@ -134,7 +134,7 @@ def delta_rule_dgrad(
     dsums_NmCK[:, :, -1].add_(dout_NmCK.sum(2)).add_(through_NmK)
     if decay.shape[1] == beta.shape[1]:
         dsums_NmCK = dsums_NmCK.sum(-1, keepdim=True)
-    ddecay = x.seen.mT @ dsums_NmCK
+    ddecay = x.visible.mT @ dsums_NmCK
 
     dbeta = dbeta_NmC1 * x.beta * (1 - x.beta)
     dk_NmCK = dk_row_NmCK.add_(dk_out_NmCK).add_(dcolumns_NmCK)
@@ -174,22 +174,22 @@ class _Chunks:
         C = self._chunk
         # 1 where a row sees another of its chunk: at or before it, in its document. Decays are summed over these rows,
         # so nothing leaks from one document into another, not even a rounding error.
-        self.seen = self.v.new_ones(1, 1, C, C).tril()
+        self.visible = self.v.new_ones(1, 1, C, C).tril()
         enters = leaves = self.v.new_ones(1)
         if starts is not None:
             starts_NmC1 = self.chunked(starts[:, None], 1).repeat_interleave(H, dim=0)
             place_mC1 = torch.arange(self.v.shape[1] * C, device=q.device).view(-1, C, 1)
-            self.seen = self.seen * (starts_NmC1 <= place_mC1.mT)
+            self.visible = self.visible * (starts_NmC1 <= place_mC1.mT)
             # A document that starts at the start of a chunk takes no state from the chunk before.
             enters, leaves = starts_NmC1 < place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
-        self.earlier = self.seen.tril(-1)
-        self.sums = self.seen @ self.chunked(decay, H)
-        self.into, self.out = self.sums.exp() * enters, _decayed(self.sums[:, :, -1:] - self.sums) * leaves
-        self.through = self.into[:, :, -1:].mT
-        self.q_in, self.k_in, self.k_out = self.q * self.into, self.k * self.into, self.k * self.out
+        self.earlier = self.visible.tril(-1)
+        self.sums = self.visible @ self.chunked(decay, H)
+        self.decay_in, self.decay_out = self.sums.exp() * enters, _decayed(self.sums[:, :, -1:] - self.sums) * leaves
+        self.through = self.decay_in[:, :, -1:].mT
+        self.q_in, self.k_in, self.k_out = self.q * self.decay_in, self.k * self.decay_in, self.k * self.decay_out
 
         scores, pairs = _scores(torch.stack((self.q, self.k)), self.k, self.sums)
-        self.scores, self.pairs = scores * self.seen, pairs * self.earlier
+        self.scores, self.pairs = scores * self.visible, pairs * self.earlier
         self.system = self.pairs * self.beta  # the solver does not read the unit diagonal
         right = torch.cat((self.v, self.k_in), dim=-1) * self.beta
         solved = torch.linalg.solve_triangular(self.system, right, upper=False, unitriangular=True)
@@ -360,11 +360,11 @@ def _taps(w_NJ: Tensor, before_T: Tensor) -> Iterator[tuple[int, Tensor, Tensor]
         yield back, wide(w_NJ[:, -1 - back]), (before_T >= back)[:, None]
 
 
-def _moved(x_TN: Tensor, by: int) -> Tensor:
-    """Return x_TN with each row moved down by `by` rows, or up if negative; zeros fill the gap."""
+def _moved(x_TN: Tensor, shift: int) -> Tensor:
+    """Return x_TN with each row moved down by `shift` rows, or up if negative; zeros fill the gap."""
     T = x_TN.shape[0]
-    by = max(-T, min(T, by))
-    return pad(x_TN, (0, 0, by, -by))
+    shift = max(-T, min(T, shift))
+    return pad(x_TN, (0, 0, shift, -shift))
 
 
 OPS = (

@@ -115,12 +115,12 @@ def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
     return magnitudes.amax((-3, -1))
 
 
-def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
+def _scales(magnitudes: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
     """Return tile scales from largest magnitudes, as FP32 rounded to the scale's dtype, and the tensor scale."""
-    finite = torch.where(most.isfinite(), most, 0.0)
+    finite = torch.where(magnitudes.isfinite(), magnitudes, 0.0)
     largest = form.element.largest
     if form.scale == "fp32":
-        return scales(most, pow2=False), None
+        return scales(magnitudes, pow2=False), None
     if form.scale == "e8m0":
         s, tensor = _powers(finite, largest), None
     else:
@@ -129,15 +129,15 @@ def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
         tensor = torch.where(amax > 0, tensor, 1.0)
         s = (finite / largest / tensor[..., None, None]).clamp(max=E4M3.largest)
         s = s.to(torch.float8_e4m3fn).to(torch.float32)
-    return torch.where(most.isfinite(), s, torch.nan), tensor
+    return torch.where(magnitudes.isfinite(), s, torch.nan), tensor
 
 
-def _powers(most: Tensor, largest: float) -> Tensor:
-    """Return the smallest powers of two p ≥ 2⁻¹²⁶ with p · `largest` ≥ `most`; 1 where `most` is 0."""
+def _powers(magnitudes: Tensor, largest: float) -> Tensor:
+    """Return the smallest powers of two p ≥ 2⁻¹²⁶ with p · `largest` ≥ `magnitudes`; 1 where `magnitudes` is 0."""
     of_largest = int(torch.tensor(largest).view(torch.int32))
     # positive FP32 numbers sort like their bits, and the next power of two is 2²³ higher
-    exponents = ((most.contiguous().view(torch.int32) - of_largest + 0x7FFFFF) >> 23).clamp(min=-126)
-    return torch.where(most > 0, ((exponents + 127) << 23).view(torch.float32), 1.0)
+    exponents = ((magnitudes.contiguous().view(torch.int32) - of_largest + 0x7FFFFF) >> 23).clamp(min=-126)
+    return torch.where(magnitudes > 0, ((exponents + 127) << 23).view(torch.float32), 1.0)
 
 
 def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: Tensor | None) -> Planes:

@@ -86,12 +86,12 @@ def dequantise(q: Tensor, s: Tensor) -> Tensor:
     return q.to(torch.float32) * wide
 
 
-def scales(most: Tensor, pow2: bool) -> Tensor:
-    """Return the scales (FP32) of tiles whose largest magnitudes are `most`."""
-    s = (most * (1 / LARGEST)).clamp(min=SMALLEST_SCALE)
+def scales(magnitudes: Tensor, pow2: bool) -> Tensor:
+    """Return the scales (FP32) of tiles whose largest magnitudes are `magnitudes`."""
+    s = (magnitudes * (1 / LARGEST)).clamp(min=SMALLEST_SCALE)
     if pow2:  # any set significand bit carries into the exponent, then the significand is cleared
         s = ((s.view(torch.int32) + 0x7FFFFF) & -0x800000).view(torch.float32)
-    return torch.where(most > 0, s, torch.ones_like(s))
+    return torch.where(magnitudes > 0, s, torch.ones_like(s))
 
 
 def _magnitudes(tiles: Tensor) -> Tensor:

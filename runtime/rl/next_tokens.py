@@ -92,12 +92,12 @@ class _KeptRows:
     first: Tensor  # [slots, S, width]
     second: Tensor
 
-    def put(self, at: Next, first_TW: Tensor, second_TW: Tensor) -> tuple[Tensor, Tensor]:
+    def store(self, tokens: Next, first_TW: Tensor, second_TW: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows of the next tokens. Return views of the rows of all tokens so far."""
-        end = at.start + at.count
-        self.first[at.slot, at.start : end] = first_TW
-        self.second[at.slot, at.start : end] = second_TW
-        return self.first[at.slot, :end], self.second[at.slot, :end]
+        end = tokens.start + tokens.count
+        self.first[tokens.slot, tokens.start : end] = first_TW
+        self.second[tokens.slot, tokens.start : end] = second_TW
+        return self.first[tokens.slot, :end], self.second[tokens.slot, :end]
 
 
 @dataclass
@@ -115,7 +115,7 @@ class NextTokens:
     next: Sequence[Next] = ()
     routes: dict[int, Tensor] | None = None  # by layer, [N, S, K]: recorded choices of routers, else −1
     logits: Tensor | None = None
-    _kept: dict[tuple[int, int], _KeptRows] = field(default_factory=dict)  # by stage and index of the attention
+    _cache: dict[tuple[int, int], _KeptRows] = field(default_factory=dict)  # by stage and index of the attention
     _stage: int = 0
     _calls: int = 0  # attention calls so far in the running body
 
@@ -131,7 +131,7 @@ class NextTokens:
 
     def forget(self) -> None:
         """Free the caches of all sequences."""
-        self._kept.clear()
+        self._cache.clear()
         self.logits = None
 
     def _beginning(self, body: Body, stage: int) -> Body:
@@ -164,12 +164,12 @@ class NextTokens:
         sequence -> o."""
         key = self._stage, self._calls
         self._calls += 1
-        if key not in self._kept:
-            self._kept[key] = _KeptRows(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
-        kept_rows, o, row = self._kept[key], q.new_zeros((len(q), width)), 0
+        if key not in self._cache:
+            self._cache[key] = _KeptRows(*(x.new_zeros(self.slots, self.sequence, x.shape[1]) for x in (first, second)))
+        kept_rows, o, row = self._cache[key], q.new_zeros((len(q), width)), 0
         for span in self.next:
             rows = slice(row, row + span.count)
-            context = kept_rows.put(span, first[rows], second[rows])
+            context = kept_rows.store(span, first[rows], second[rows])
             o[rows] = attend(q[rows], *context, span.start + span.count)
             row += span.count
         return o

@@ -115,12 +115,12 @@ class Reference:
 
     def __init__(self, state: State, sums: Sums) -> None:
         self._sums = sums
-        self._now = [*(bucket.parameters for bucket in state.held), *state.untrained.values()]
-        self._kept = [weights.to("cpu", copy=True) for weights in self._now]
+        self._current = [*(bucket.parameters for bucket in state.all_buckets), *state.untrained.values()]
+        self._stored = [weights.to("cpu", copy=True) for weights in self._current]
 
     def swap(self) -> None:
         """Swap these weights with the current ones. Returns when all ranks have swapped."""
-        for current, stored in zip(self._now, self._kept, strict=True):
+        for current, stored in zip(self._current, self._stored, strict=True):
             before = current.to("cpu", copy=True)
             current.copy_(stored)
             stored.copy_(before)

@@ -85,7 +85,7 @@ def check_places(build: Build, options: RunOptions, say: Callable[[str], None]) 
                 name, manifest, place = restored
                 Events(options.run).write("restore", step=manifest.step, checkpoint=name, place=place.text)
         elif names := (contents := inventory(places)).names:
-            place_words = contents.found[0][0].text if contents.found else "a place of its checkpoints"
+            place_words = contents.entries[0][0].text if contents.entries else "a place of its checkpoints"
             raise UsageError(
                 f"{place_words} holds {names[-1]} of an earlier run: go on with --resume, or name another place in "
                 "`checkpoint { to }`"
@@ -169,7 +169,7 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
             notes += resumption.notes
         if not goes_on or plan.keeps_first_weights:
             weights, weight_notes = initial_weights(plan, options.data)
-            start = replace(start, weights=weights, put=put_untrained if plan.adapter else put_weights)
+            start = replace(start, weights=weights, load=put_untrained if plan.adapter else put_weights)
             notes += weight_notes
     except EarlierPhaseError as error:
         raise EarlierError(error) from None

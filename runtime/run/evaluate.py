@@ -99,7 +99,7 @@ class Evaluation:
         plan, device = self.build.plan, take(self.device, rank)
         divide(device, plan.communication_sms)
         endpoint = Endpoint(device, "auto", PEER_TIMEOUT_S, sms=plan.communication_sms)
-        start = Start(weights=self.checkpoint, put=partial(snapshot.put_weights, kind=self.kind))
+        start = Start(weights=self.checkpoint, load=partial(snapshot.put_weights, kind=self.kind))
         trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint, start)
         ids = self.samples.ids
         losses = trainer.losses_on(self.samples, -(-len(ids) // plan.batches[-1][1]))

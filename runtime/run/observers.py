@@ -140,11 +140,11 @@ class ValidationLosses(Observer):
     because the run keeps the checkpoints with the lowest loss, also before each checkpoint."""
 
     trainer: Trainer
-    asked: Validation
+    validation: Validation
     ranks_checkpoints: bool
 
     def after(self, step: EndedStep) -> None:
-        if step.is_last or step.number % self.asked.every == 0 or (self.ranks_checkpoints and step.is_saved):
+        if step.is_last or step.number % self.validation.every == 0 or (self.ranks_checkpoints and step.is_saved):
             with self.trainer.time.count_block("validation"):
                 step.row |= self.trainer.evaluate()
 

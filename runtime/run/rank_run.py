@@ -123,7 +123,7 @@ class RankRun:
         steps."""
         world = self.trainer.plan.mesh.world
         facts: StepRow = {"samples": [bad.samples[0], bad.samples[1] - 1], "loss": _number(bad.loss)}
-        facts |= {"grad_norm": _number(bad.norm), "to": bad.to}
+        facts |= {"grad_norm": _number(bad.norm), "to": bad.target_step}
         facts |= {"prints": [as_hex(digest) for digest in bad.prints]}
         facts |= {"replay": f"dsc replay {shlex.quote(str(self.facts.run))} {bad.step}{' --swap all' * (world > 1)}"}
         action = bad.verdict.action

@@ -75,11 +75,11 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
         "device": device,
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
-        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _more(build.plan),
+        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _optional_parts(build.plan),
     }
 
 
-def _more(plan: RunPlan) -> dict[str, Any]:
+def _optional_parts(plan: RunPlan) -> dict[str, Any]:
     """Return the optional parts of a plan: adapters, and a short digest of any placement of experts that is not in
     order."""
     slots = {
@@ -164,16 +164,18 @@ class _SavedRates:
     rate: tuple[RecipeRatePhase, ...]
 
 
-def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, more: int) -> list[str]:
+def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, step_tokens: int) -> list[str]:
     """Return a note if the learning rate of the next step differs from that in the plan before, for example because
-    another number of steps stretches its phases. `more`: tokens of the next step."""
+    another number of steps stretches its phases. `step_tokens`: tokens of the next step."""
     train = was.get("plan", {}).get("train")
     written = train.get("rate") if isinstance(train, dict) else None
     if written is None or written == tree(plan.train.rate):
         return []
     with suppress(FormError, ArithmeticError, IndexError):
-        before = learning_rate(read(_SavedRates, json.dumps({"rate": written}), "a learning rate").rate, tokens + more)
-        after = learning_rate(plan.train.rate, tokens + more)
+        before = learning_rate(
+            read(_SavedRates, json.dumps({"rate": written}), "a learning rate").rate, tokens + step_tokens
+        )
+        after = learning_rate(plan.train.rate, tokens + step_tokens)
         if not math.isclose(before, after, rel_tol=1e-9):
             return [
                 f"the learning rate of the next step is {after:.3g}, and was {before:.3g} in the previous plan: the "
@@ -248,9 +250,9 @@ def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str
 # ---------------------------------------------------------------- differences
 
 
-def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
+def difference(was: Mapping[str, Any], current: Mapping[str, Any], name: str) -> str:
     """Return the words of a note for a value that differs from the checkpoint."""
-    return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {now[name]}"
+    return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {current[name]}"
 
 
 def not_bit_for_bit(differs: list[str]) -> str:
@@ -307,11 +309,11 @@ def _layers(spans: Any) -> dict[int, dict[str, Any]]:
     return layers
 
 
-def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _changes(was: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (path, "path was → now") for each difference."""
-    for path in dict.fromkeys((*was, *now)):
-        if was.get(path) != now.get(path) and not _OF_MESSAGES.fullmatch(path):
-            yield path, f"{_word(path)} {_word(was.get(path))} → {_word(now.get(path))}"
+    for path in dict.fromkeys((*was, *current)):
+        if was.get(path) != current.get(path) and not _OF_MESSAGES.fullmatch(path):
+            yield path, f"{_word(path)} {_word(was.get(path))} → {_word(current.get(path))}"
 
 
 def _word(value: Any) -> str:

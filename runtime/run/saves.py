@@ -77,7 +77,7 @@ class Saves:
         self._copiers = [Copier(place, checkpoints, trainer.rank, keep, _SaveMeeting(world)) for place in places]
         elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
         self._publisher = publish.Publisher(
-            checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held, elsewhere
+            checkpoints, trainer.rank, world, self._meeting.barrier, keep, self._held_names, elsewhere
         )
         self.failing: dict[str, int] = {}  # places whose last copy failed → the step of the first failure in a row
         sys.setswitchinterval(SWITCH_S)
@@ -105,7 +105,7 @@ class Saves:
         tensors = snapshot.take(trainer.state, trainer.plan, trainer.rank)
         in_background = not last and self._spec is not None and self._spec.background
         if in_background:
-            tensors = self._copy.of(tensors)
+            tensors = self._copy.copy(tensors)
         written = self._thread.submit(self._write, trainer.step, tensors, self._meta(validation_loss))
         self._begun = _Save(trainer.step, time.perf_counter() - start_s, written)
         if not in_background:
@@ -140,8 +140,8 @@ class Saves:
             with suppress(OSError, CheckpointError):
                 self._publisher.retire()
 
-    def _held(self) -> Set[str]:
-        return frozenset().union(*(copier.held() for copier in self._copiers))
+    def _held_names(self) -> Set[str]:
+        return frozenset().union(*(copier.held_names() for copier in self._copiers))
 
     def _say_copied(self, copier: Copier) -> None:
         """Report copies that have ended."""

@@ -47,7 +47,7 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
             )
             for source in sources
         }
-        shares = (SourceShare(source.name, source.weight, orders[source.name].whole) for source in sources)
+        shares = (SourceShare(source.name, source.weight, orders[source.name].whole_run) for source in sources)
         within = train.within
         samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
         return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)

@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # they import torch, which the parent process imports while i
 
 
 class Restarts:
-    """Decides whether ranks are restarted after a failure: at most `most` times without a new checkpoint between, and
+    """Decides whether ranks are restarted after a failure: at most `limit` times without a new checkpoint between, and
     not if the same failure comes twice in a row, because it would come again."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.number = most, 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.number = limit, 0
         self._saved, self._last = -1, object()
 
     def refusal(self, outcome: Outcome, saved: int) -> str | None:
@@ -45,12 +45,12 @@ class Restarts:
         is_repeated, self._last = failure == self._last, failure
         self.number = 1 if saved > self._saved else self.number + 1
         self._saved = max(saved, self._saved)
-        if not self.most or outcome.kind not in ("failed", "hung"):
+        if not self.limit or outcome.kind not in ("failed", "hung"):
             return ""
         if is_repeated:
             return "the same failure came again: the ranks are not started again"
-        if self.number > self.most:
-            return f"no checkpoint was saved in {self.most} restarts: the ranks are not started again"
+        if self.number > self.limit:
+            return f"no checkpoint was saved in {self.limit} restarts: the ranks are not started again"
         return None
 
     def begin_again(self) -> None:
@@ -66,28 +66,30 @@ class Fewer:
     """
 
     def __init__(self, build: Build) -> None:
-        self._build, self._left, self._last = build, build.plan.mesh.world, object()
+        self._build, self._num_devices, self._last = build, build.plan.mesh.world, object()
 
     def is_other(self, outcome: Outcome) -> bool:
         """Whether to remove a device for a repeated failure: yes, unless a device was just removed for the same
         failure."""
         failure = (outcome.step, outcome.reason)
         is_repeated, self._last = failure == self._last, failure
-        return not is_repeated and self._left > 1
+        return not is_repeated and self._num_devices > 1
 
     def without(self, rank: int, options: RunOptions) -> Build:
         """Return the build for the remaining devices without that of a rank. UsageError if there is none."""
         from runtime.launch.elastic import build_without
         from runtime.observe.device import choose
 
-        if choose(options.device, self._left) == "cuda":  # ranks are forked before CUDA is initialised, and read this
-            devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._left)))
+        if (
+            choose(options.device, self._num_devices) == "cuda"
+        ):  # ranks are forked before CUDA is initialised, and read this
+            devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._num_devices)))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
                 name for index, name in enumerate(devices.split(",")) if index != rank
             )
         tell(f"going on without the device of rank {rank}")
-        fewer = build_without(self._build, self._left - 1, options.run, tell)
-        self._left = fewer.plan.mesh.world
+        fewer = build_without(self._build, self._num_devices - 1, options.run, tell)
+        self._num_devices = fewer.plan.mesh.world
         return fewer
 
 
@@ -149,7 +151,7 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
             exit_code=outcome.exit_code,
         )
         if refusal is None:
-            tell(f"starting the ranks again: restart {restarts.number} of {restarts.most}")
+            tell(f"starting the ranks again: restart {restarts.number} of {restarts.limit}")
         options = replace(options, resume=True, skip_batch=False)
 
 

@@ -86,7 +86,7 @@ class Witness(Observer):
         self._watches = True
         for piece in (piece for bucket in state.buckets for piece in bucket.owned):
             self.saw(">", "state", piece.master, *piece.state.values())
-        self.saw("<", "weights", *(bucket.parameters for bucket in state.held), *state.biases.values())
+        self.saw("<", "weights", *(bucket.parameters for bucket in state.all_buckets), *state.biases.values())
         try:
             sums = self._compute()
             self.saw(">", "gradients", *(bucket.gradients for bucket in state.buckets if not bucket.is_reduced))
@@ -169,9 +169,9 @@ def as_hex(number: int) -> str:
     return f"{number & (1 << 64) - 1:016x}"
 
 
-def _wrap(executor: Executor, name: str, by: Callable[..., Any]) -> None:
+def _wrap(executor: Executor, name: str, wrapper: Callable[..., Any]) -> None:
     call = getattr(executor, name)
-    setattr(executor, name, lambda *words: by(name, call, words))
+    setattr(executor, name, lambda *words: wrapper(name, call, words))
 
 
 def _named(name: str, words: tuple[Any, ...]) -> str:

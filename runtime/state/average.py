@@ -90,14 +90,14 @@ class MovingAverage:
         for (bucket, piece), saved in zip(self._pieces, self.weights, strict=True):
             assert piece.average is not None
             saved.copy_(bucket.weights_of(piece.part))
-            self._put(bucket, piece, piece.average)
+            self._write(bucket, piece, piece.average)
         gather()
         yield
         for (bucket, piece), saved in zip(self._pieces, self.weights, strict=True):
-            self._put(bucket, piece, saved)
+            self._write(bucket, piece, saved)
         gather()
 
-    def _put(self, bucket: FlatBucket, piece: OwnedPiece, values: Tensor) -> None:
+    def _write(self, bucket: FlatBucket, piece: OwnedPiece, values: Tensor) -> None:
         """Write values of a piece into the weights that segments read, rounded on the host part by part."""
         for target, part in zip(bucket.weights_of(piece.part).split(self._part), values.split(self._part), strict=True):
             target.copy_(part.to(target.dtype))

@@ -28,7 +28,7 @@ class Update:
     shape: tuple[int, ...]
 
     @property
-    def kept(self) -> list[Tensor]:
+    def stored(self) -> list[Tensor]:
         """Master weights and state of these elements, at their place between two steps."""
         mine = slice(self.part.start - self.piece.part.start, self.part.stop - self.piece.part.start)
         return [tensor[mine] for tensor in (self.piece.master, *self.piece.state.values())]
@@ -36,11 +36,11 @@ class Update:
 
 @dataclass
 class _CopySlot:
-    """Device buffers for one part. It may be updated after `arrived`, and replaced by another part after `left`."""
+    """Device buffers for one part. It may be updated after `arrived`, and replaced by another part after `departed`."""
 
     tensors: list[Tensor]
     arrived: torch.cuda.Event | None = None
-    left: torch.cuda.Event | None = None
+    departed: torch.cuda.Event | None = None
 
 
 class CopyLane:
@@ -86,14 +86,14 @@ class Staging:
     _is_of_rest: bool = False  # whether the buffers are for `rest`, the second kind of optimizer
 
     @cached_property
-    def most(self) -> int | None:
+    def max_elements(self) -> int | None:
         """Most elements that one call updates, except for matrices; None if unlimited."""
         pieces = (piece for bucket in self.state.buckets for piece in bucket.owned)
         return self.part if any(map(self._away, pieces)) else None
 
-    def slot_elements(self, rest: bool) -> int:
+    def slot_elements(self, is_of_rest: bool) -> int:
         """Return the elements of a device buffer, for buckets of one kind of optimizer."""
-        pieces = (piece for bucket in self.state.buckets if bucket.is_of_rest == rest for piece in bucket.owned)
+        pieces = (piece for bucket in self.state.buckets if bucket.is_of_rest == is_of_rest for piece in bucket.owned)
         sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
@@ -107,7 +107,7 @@ class Staging:
         away = self._away(updates[0].piece) if updates else []
         if not away:
             for update in updates:
-                yield update, update.kept
+                yield update, update.stored
             return
         device = self.state.device
         self._lanes = self._lanes or [CopyLane(device), CopyLane(device)]
@@ -116,15 +116,15 @@ class Staging:
         if not self._room or is_of_rest != self._is_of_rest:  # the other kind of optimizer has other state
             self.finish()
             self._is_of_rest = is_of_rest
-            self._room = [_CopySlot(self._new_room(updates[0], away), left=mark(device)) for _ in range(self.slots)]
+            self._room = [_CopySlot(self._new_room(updates[0], away), departed=mark(device)) for _ in range(self.slots)]
         slots = self._room
 
         def fetch(index: int) -> list[Tensor]:
             """Start to copy a part to the device. Return its tensors there."""
-            slot, host_tensors = slots[index % self.slots], updates[index].kept
+            slot, host_tensors = slots[index % self.slots], updates[index].stored
             on_device = dict(zip(away, slot.tensors, strict=True))
             views = [on_device[i][: t.numel()] if i in on_device else t for i, t in enumerate(host_tensors)]
-            slot.arrived = up.copy([(views[i], host_tensors[i]) for i in away], [slot.left])
+            slot.arrived = up.copy([(views[i], host_tensors[i]) for i in away], [slot.departed])
             return views
 
         views = fetch(0)
@@ -134,8 +134,8 @@ class Staging:
             if slot.arrived is not None:
                 torch.cuda.current_stream(device).wait_event(slot.arrived)
             yield update, views
-            host_tensors = update.kept
-            slot.left = down.copy([(host_tensors[i], views[i]) for i in away], [mark(device)])
+            host_tensors = update.stored
+            slot.departed = down.copy([(host_tensors[i], views[i]) for i in away], [mark(device)])
             views = following
 
     def finish(self) -> None:
@@ -146,7 +146,7 @@ class Staging:
 
     def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
         extent = self.slot_elements(like.bucket.is_of_rest)
-        return [torch.empty(extent, dtype=like.kept[i].dtype, device=self.state.device) for i in away]
+        return [torch.empty(extent, dtype=like.stored[i].dtype, device=self.state.device) for i in away]
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:

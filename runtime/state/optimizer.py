@@ -62,16 +62,16 @@ class Numbers(NamedTuple):
     factors: Factors = MappingProxyType({})
 
 
-def update(b: FlatBucket, recipe: OptimizerRecipe, by: Op, numbers: Numbers, staging: Staging) -> None:
-    """Update the weights of a bucket that this rank owns. `by`: the update function of their optimizer.
+def update(b: FlatBucket, recipe: OptimizerRecipe, update_op: Op, numbers: Numbers, staging: Staging) -> None:
+    """Update the weights of a bucket that this rank owns. `update_op`: the update function of their optimizer.
 
     Gradients are scaled by min(1, clip / norm). `staging` copies offloaded state to the device.
     """
     step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     settings = (recipe.rest if b.is_of_rest and recipe.rest else recipe).settings.values()
-    for portion, tensors in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
-        update_part(portion, tensors, by, (factor, rate, *settings, portion.decay, step))
+    for portion, tensors in staging.through([*updates_of(b, recipe.weight_decay, staging.max_elements)]):
+        update_part(portion, tensors, update_op, (factor, rate, *settings, portion.decay, step))
         clip_rows(b, portion.part, tensors[0], factors)
 
 
@@ -83,25 +83,25 @@ def gather_weights(bucket: FlatBucket, sums: Sums) -> None:
         sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
 
 
-def updates_of(b: FlatBucket, decay: float, most: int | None) -> Iterator[Update]:
-    """Yield the updates of the owned part of a bucket, of at most `most` elements unless they are matrices."""
+def updates_of(b: FlatBucket, decay: float, max_elements: int | None) -> Iterator[Update]:
+    """Yield the updates of the owned part of a bucket, of at most `max_elements` elements unless they are matrices."""
     for piece in b.owned:
         ends = itertools.accumulate(map(math.prod, piece.shapes), initial=piece.part.start)
         for shape, (first, last) in zip(piece.shapes, itertools.pairwise(ends), strict=True):
             for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
                 start, stop = max(begin, first), min(end, last)
-                size = max(1, stop - start) if most is None or len(shape) > 1 else most
+                size = max(1, stop - start) if max_elements is None or len(shape) > 1 else max_elements
                 for offset in range(start, stop, size):
                     yield Update(b, piece, slice(offset, min(offset + size, stop)), of_part, shape)
 
 
-def update_part(portion: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
-    """Update a part of a piece, in its shape if it is a matrix. `kept`: master weights and state."""
-    b, (master, *state) = portion.bucket, kept
+def update_part(portion: Update, stored: Sequence[Tensor], update_op: Op, numbers: tuple[float, ...]) -> None:
+    """Update a part of a piece, in its shape if it is a matrix. `stored`: master weights and state."""
+    b, (master, *state) = portion.bucket, stored
     tensors = [master, b.gradients_of(portion.part), *state]
     if len(portion.shape) > 1:
         tensors = [tensor.view(portion.shape) for tensor in tensors]
-    by(*tensors, b.weights_of(portion.part) if b.has_masters else None, *numbers)
+    update_op(*tensors, b.weights_of(portion.part) if b.has_masters else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

@@ -57,12 +57,12 @@ def clip_rows(bucket: FlatBucket, part: slice, master: Tensor, factors: Factors)
         bucket.weights_of(part).copy_(master)
 
 
-def _multiply(flat: Tensor, at: int, entry: BucketEntry, factors: Tensor) -> None:
-    """Multiply the elements of a parameter from `at` on. The first and last row may be incomplete."""
+def _multiply(flat: Tensor, start: int, entry: BucketEntry, factors: Tensor) -> None:
+    """Multiply the elements of a parameter from `start` on. The first and last row may be incomplete."""
     rows, columns = entry.shape[0], prod(entry.shape[1:])
     whole_R = torch.cat([factors, factors.new_ones(rows - len(factors))])
     held_R = cut(whole_R, entry.parameter.slice).to(flat.device, wide_dtype(flat.dtype))
-    row, head = at // columns, min(-at % columns, len(flat))
+    row, head = start // columns, min(-start % columns, len(flat))
     if head:
         flat[:head].mul_(held_R[row : row + 1])
         row += 1

@@ -29,7 +29,7 @@ class QuantisedWeight:
     """A tensor of a rank, by its name in the namespace of parameters, and the op that quantises it."""
 
     name: str
-    by: Op
+    quantise: Op
     suffixes: tuple[str, ...]  # of the names of the op's results, and of a key
     number: int  # identifies the tensor in its key
 
@@ -43,32 +43,32 @@ class QuantisedWeight:
         names = [f"{self.name}{suffix}" for suffix in self.suffixes]
         for name in names:
             vars(parameters).pop(name, None)
-        results = self.by(getattr(parameters, self.name))
+        results = self.quantise(getattr(parameters, self.name))
         if self.is_keyed:
             results += (torch.tensor([seed, step, self.number], device=results[0].device),)
         vars(parameters).update(zip(names, results, strict=True))
 
 
-def quantised_weights(build: Build, plan: RunPlan, held: Iterable[str]) -> tuple[QuantisedWeight, ...]:
-    """Return the quantised weights of a rank. `held`: names of the tensors that it holds."""
-    tensors = {*held}
+def quantised_weights(build: Build, plan: RunPlan, names: Iterable[str]) -> tuple[QuantisedWeight, ...]:
+    """Return the quantised weights of a rank. `names`: of the tensors that it holds."""
+    tensors = {*names}
     weights = []
     for planned in plan.quantised:
         if planned.tensor in tensors:
             op = OPS[planned.op]
             path = build.path(f"kernels/{planned.kernel}.py") if planned.kernel else None
             quantise = on_cuda(str(path), planned.kernel, op) if path and planned.kernel else op
-            quantise = _whole(quantise) if planned.op == "quantise_blocks" else quantise
+            quantise = _with_transposed_scales(quantise) if planned.op == "quantise_blocks" else quantise
             number = int.from_bytes(hashlib.sha256(planned.tensor.encode()).digest()[:8], signed=True)
             weights.append(QuantisedWeight(planned.tensor.replace(".", "_"), quantise, planned.suffixes, number))
     return tuple(weights)
 
 
-def _whole(by: Op) -> Op:
+def _with_transposed_scales(quantise: Op) -> Op:
     """Return `quantise_blocks` with the scales of the transposed data, which are the transposed scales."""
 
-    def whole(w: Tensor) -> tuple[Tensor, ...]:
-        data, scales, data_t = by(w)
+    def quantise_both(w: Tensor) -> tuple[Tensor, ...]:
+        data, scales, data_t = quantise(w)
         return data, scales, data_t, scales.transpose(-1, -2).contiguous()
 
-    return whole
+    return quantise_both

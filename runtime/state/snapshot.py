@@ -47,7 +47,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._room: dict[str, Tensor] = {}
 
-    def of(self, tensors: ShardData) -> dict[str, Tensor | TensorPart]:
+    def copy(self, tensors: ShardData) -> dict[str, Tensor | TensorPart]:
         """Return a complete copy of these tensors. It is valid until the next call."""
         values = {name: tensor if isinstance(tensor, Tensor) else tensor.values for name, tensor in tensors.items()}
         if not self._room:
@@ -77,7 +77,7 @@ def _room_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return room
 
 
-def put(state: State, read: Read, averaged: bool = True) -> None:
+def put_state(state: State, read: Read, averaged: bool = True) -> None:
     """Fill this rank's state from logical tensors. `read(names)` returns whole tensors by name. Frozen weights do not
     change.
 
@@ -98,27 +98,27 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
         tensor.copy_(read([name])[name])
 
 
-def put_weights(state: State, read: Read, held: Container[str], kind: str = WEIGHT) -> None:
-    """Load this rank's parameters, balancing biases and tables from logical tensors, as far as these are `held`. Others
-    keep their initial values; the compiler allows this for indexers alone.
+def put_weights(state: State, read: Read, names: Container[str], kind: str = WEIGHT) -> None:
+    """Load this rank's parameters, balancing biases and tables from logical tensors, as far as these are in `names`.
+    Others keep their initial values; the compiler allows this for indexers alone.
 
     `kind`: kind of the tensors that trained parameters are loaded from, WEIGHT or AVERAGE.
     """
     for bucket, entry in state.entries():
         name = StoredName.of(kind, entry.name)
-        if name in held:
+        if name in names:
             bucket.set_weight(entry, read([name])[name])
-    put_untrained(state, read, held)
+    put_untrained(state, read, names)
 
 
-def put_untrained(state: State, read: Read, held: Container[str]) -> None:
-    """Load frozen weights, and balancing biases and tables as far as they are `held`."""
+def put_untrained(state: State, read: Read, names: Container[str]) -> None:
+    """Load frozen weights, and balancing biases and tables as far as they are in `names`."""
     for bucket in state.frozen:
         for entry in bucket.entries:
             name = StoredName.of(WEIGHT, entry.name)
             bucket.set_weight(entry, read([name])[name])
     for name, tensor in state.untrained.items():
-        if name in held:
+        if name in names:
             tensor.copy_(read([name])[name])
 
 

@@ -79,9 +79,9 @@ class BucketEntry:
         """The shape of the logical parameter."""
         return self.parameter.shape
 
-    def cut(self, whole: Tensor) -> Tensor:
+    def cut(self, tensor: Tensor) -> Tensor:
         """Return the held slice of the logical parameter."""
-        return cut(whole, self.parameter.slice)
+        return cut(tensor, self.parameter.slice)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FlatBucket:
     has_masters: bool  # whether master weights are separate from the weights that segments read
     padded: int  # elements of the whole bucket, with padding
     peers: tuple[int, ...]  # the holders that keep the same gradients
-    kept: slice  # elements of the gradients, and of gathered weights, that this rank keeps
+    kept_span: slice  # elements of the gradients, and of gathered weights, that this rank keeps
     sites: tuple[str, ...] = ()
     dividers: tuple[int, ...] = ()
     is_gathered: bool = False
@@ -137,15 +137,15 @@ class FlatBucket:
     def shares_of_peers(self) -> Shares:
         """The parts that each peer owns, relative to the shard that they keep."""
         shares = [self.shares[self.holders.index(peer)] for peer in self.peers if self.shares]
-        return tuple(tuple(_within(self.kept, part) for part in share) for share in shares)
+        return tuple(tuple(_within(self.kept_span, part) for part in share) for share in shares)
 
     def weights_of(self, part: slice) -> Tensor:
         """Return the weights that segments read, for elements that this rank keeps."""
-        return self.parameters[_within(self.kept, part) if self.is_gathered else part]
+        return self.parameters[_within(self.kept_span, part) if self.is_gathered else part]
 
     def gradients_of(self, part: slice) -> Tensor:
         """Return the gradients of elements that this rank keeps."""
-        return self.gradients[_within(self.kept, part)]
+        return self.gradients[_within(self.kept_span, part)]
 
     def owned_of(self, entry: BucketEntry) -> tuple[slice, OwnedPiece, slice] | None:
         """Return the part of a parameter that this rank owns: its elements, the piece, and the slice of the piece."""
@@ -160,7 +160,7 @@ class FlatBucket:
         """Set a parameter to the value of the logical one: exact in the master weights, rounded in the weights that
         segments read. A moving average starts with this value."""
         flat = entry.cut(value).reshape(-1)
-        span = self.kept if self.is_gathered else slice(entry.start, entry.end)
+        span = self.kept_span if self.is_gathered else slice(entry.start, entry.end)
         start, end = max(entry.start, span.start), min(entry.end, span.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
@@ -197,7 +197,7 @@ class State:
 
     @property
     def device(self) -> torch.device:
-        return self.held[0].parameters.device
+        return self.all_buckets[0].parameters.device
 
     @property
     def untrained(self) -> dict[StoredName, Tensor]:
@@ -206,7 +206,7 @@ class State:
         return biases | {StoredName.of(TABLE, name): table for name, table in self.tables.items()}
 
     @property
-    def held(self) -> tuple[FlatBucket, ...]:
+    def all_buckets(self) -> tuple[FlatBucket, ...]:
         """The buckets of all weights."""
         return (*self.buckets, *self.frozen)
 
@@ -325,14 +325,16 @@ def _bucket(
     parameters = zeros(weight_span.stop - weight_span.start, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
 
-    def kept(kind: str, extent: int, dtype: str) -> Tensor:
+    def stored_zeros(kind: str, extent: int, dtype: str) -> Tensor:
         return host_zeros(extent, DTYPES[dtype], device) if kind in plan.host.offload else zeros(extent, dtype)
 
     def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> OwnedPiece:
         extent = part.stop - part.start
         of_weights = parameters[_within(weight_span, part)]
-        master = kept("master", extent, precision.master) if mixed else of_weights
-        state = {moment.name: kept("moments", extent, moment.dtype) for moment in plan.optimizer.state_of(planned)}
+        master = stored_zeros("master", extent, precision.master) if mixed else of_weights
+        state = {
+            moment.name: stored_zeros("moments", extent, moment.dtype) for moment in plan.optimizer.state_of(planned)
+        }
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
         return OwnedPiece(part, shapes, master, state, average)
 
@@ -355,7 +357,7 @@ def _bucket(
         has_masters=mixed,
         padded=padded,
         peers=peers,
-        kept=kept_span,
+        kept_span=kept_span,
         sites=planned.sites,
         dividers=dividers,
         is_gathered=gathered,
@@ -390,13 +392,13 @@ def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: tor
         has_masters=False,
         padded=entries[-1].end,
         peers=planned.holders,
-        kept=slice(0, 0),
+        kept_span=slice(0, 0),
     )
 
 
-def _within(whole: slice, part: slice) -> slice:
-    """Return the slice `part` of a bucket relative to the slice `whole`."""
-    return slice(part.start - whole.start, part.stop - whole.start)
+def _within(span: slice, part: slice) -> slice:
+    """Return the slice `part` of a bucket relative to the slice `span`."""
+    return slice(part.start - span.start, part.stop - span.start)
 
 
 def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -84,7 +84,7 @@ class Executor:
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, MessageName], Pending] = field(default_factory=dict)
-    _kept: dict[MessageName, Tensor] = field(default_factory=dict)  # messages of this rank to itself
+    _own_messages: dict[MessageName, Tensor] = field(default_factory=dict)  # messages of this rank to itself
     _arrived_us: int = 0  # arrival of the first message of the current call
 
     def __post_init__(self) -> None:
@@ -131,7 +131,11 @@ class Executor:
             self.board.set_action(f"send {key[1]}")
             self._wait_sent(key)
         unfreed = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
-        assert not unfreed and not self._posted and not self._kept, (unfreed, list(self._posted), list(self._kept))
+        assert not unfreed and not self._posted and not self._own_messages, (
+            unfreed,
+            list(self._posted),
+            list(self._own_messages),
+        )
         assert self.host.is_empty
         self._values.clear()
 
@@ -178,7 +182,7 @@ class Executor:
         """Wait for a message of another stage, whose receive was posted before."""
         message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
-            return self._kept.pop(message)
+            return self._own_messages.pop(message)
         self.board.set_action(f"recv {message}")
         value = self._posted.pop((peer, message)).wait()
         self._arrived_us = self._arrived_us or _now_us()
@@ -189,8 +193,8 @@ class Executor:
         """Start to send a value to another stage, or keep it if that stage is on this rank."""
         message = MessageName.of(producer, micro_batch)
         if peer == self.rank:
-            assert message not in self._kept, message
-            self._kept[message] = value
+            assert message not in self._own_messages, message
+            self._own_messages[message] = value
             return
         self._sent[peer, message] = self.edges_out[peer].send(message, value)
 

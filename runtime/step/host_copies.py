@@ -48,7 +48,7 @@ class _Away:
     room: _Room
     values: list[_StoredValue]
     sizes: list[int]
-    left: torch.cuda.Event | None  # recorded when the copy to the host ends
+    departed: torch.cuda.Event | None  # recorded when the copy to the host ends
 
 
 @dataclass
@@ -103,7 +103,7 @@ class HostCopies:
         away = self._away.pop(key)
         flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in away.sizes]
         pairs = list(zip(flats, _parts(away.room.buffer, away.sizes), strict=True))
-        away.room.free = self._lanes[1].copy(pairs, [mark(self.device), away.left])
+        away.room.free = self._lanes[1].copy(pairs, [mark(self.device), away.departed])
         self.coming[key] = away.room.free
         self._rooms.setdefault(key[0], []).append(away.room)
         return [value.on(flats[value.storage]) for value in away.values]

@@ -52,7 +52,7 @@ class Ledger:
         self._open: dict[
             tuple[str, ...], int
         ] = {}  # peak bytes while these exchanges are pending, without their tables
-        self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, its address, its bytes
+        self._storages: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, its address, its bytes
 
     def __enter__(self) -> Ledger:
         self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
@@ -94,13 +94,13 @@ class Ledger:
     def _measure(self) -> None:
         storages: dict[int, int] = {}
         extra = 0
-        for item in self._things():
+        for item in self._live_values():
             if isinstance(item, Route):
                 extra += self.route_bytes
                 continue
-            entry = self._found.get(id(item))
+            entry = self._storages.get(id(item))
             if entry is None or entry[0]() is not item:
-                entry = self._found[id(item)] = (ref(item), *self._storage(item))
+                entry = self._storages[id(item)] = (ref(item), *self._storage(item))
             _, address, size = entry
             storages[address] = max(storages.get(address, 0), size)
         counting = tuple(name for name in self.executor.exchange.pending if name.kind == "counts")
@@ -118,15 +118,15 @@ class Ledger:
             return -id(tensor), tensor.nbytes
         return address, tensor.untyped_storage().nbytes()
 
-    def _things(self) -> Iterator[Any]:
+    def _live_values(self) -> Iterator[Any]:
         for space in self.executor._values.values():
             yield from (value.flat if isinstance(value, WholeTensors) else value for value in vars(space).values())
-        yield from (in_flight.whole.flat for in_flight in self.executor.sharding.pending.values())
+        yield from (in_flight.tensors.flat for in_flight in self.executor.sharding.pending.values())
         for rows in (self.executor.tensor_rows, self.executor.sequences, self.executor.choices):
             yield from (in_flight.result for in_flight in rows.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():
             pending += [] if name.kind == "counts" else exchanges
         yield from (p.result for p in pending)
-        yield from self.executor._kept.values()
+        yield from self.executor._own_messages.values()
         yield from (value for of_name in self.executor.batch.reported.values() for value in of_name.values())

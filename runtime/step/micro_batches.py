@@ -54,7 +54,7 @@ class DocumentSource(SampleSource, Protocol):
 class WeighedSource(DocumentSource, Protocol):
     """Samples that know their cost in attention: the number of causal pairs of tokens in a document."""
 
-    def seen(self, indices: Indices) -> Indices:
+    def causal_pairs(self, indices: Indices) -> Indices:
         """Return the number of causal pairs of tokens in each sample."""
 
 
@@ -79,13 +79,13 @@ class FilledUp:
         assert isinstance(self.source, DocumentSource), self.source
         return self.source.starts(index)
 
-    def seen(self, indices: Indices) -> Indices:
+    def causal_pairs(self, indices: Indices) -> Indices:
         """Return the number of causal pairs of tokens in each sample. A filling sample is one document."""
         assert isinstance(self.source, WeighedSource), self.source
         sequence = self.length - EXTRA_TOKENS
         pairs = np.full(len(indices), sequence * (sequence + 1) // 2)
         is_held_out = indices < self.source.num_windows
-        pairs[is_held_out] = self.source.seen(indices[is_held_out])
+        pairs[is_held_out] = self.source.causal_pairs(indices[is_held_out])
         return pairs
 
     def _is_held_out(self, index: int) -> bool:
@@ -98,7 +98,7 @@ def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Ind
     The order depends on the samples alone, so all ranks of a run get the same.
     """
     assert isinstance(source, WeighedSource), source
-    return put_by_cost(samples, source.seen(samples), order)
+    return put_by_cost(samples, source.causal_pairs(samples), order)
 
 
 def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:
@@ -163,7 +163,7 @@ class MicroBatches(dict[str, Tensor]):
     def _words(self) -> dict[str, Tensor]:
         """Tokens and targets."""
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
-        z = self._there(self._tokens)
+        z = self._to_device(self._tokens)
         views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
         data = {name: v if name in TARGETS else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
@@ -174,7 +174,7 @@ class MicroBatches(dict[str, Tensor]):
         data = self._mine(data)
         marks: dict[str, Tensor] = {}
         if self._plan.data.pads_rows:
-            real = self._there(self._real)
+            real = self._to_device(self._real)
             marks = self._mine({name: self._ahead(real, skip) for name, skip in REAL.items()})
         if mesh.tp == 1:
             return data | marks
@@ -203,12 +203,12 @@ class MicroBatches(dict[str, Tensor]):
 
     @cached_property
     def _starts(self) -> Tensor:
-        return self._there(self._begins)
+        return self._to_device(self._begins)
 
     def _stacked(self, read_sample: Callable[[int], np.ndarray]) -> np.ndarray:
         return np.stack([read_sample(int(i)) for i in self._indices]).astype(np.int64)
 
-    def _there(self, rows: np.ndarray) -> Tensor:
+    def _to_device(self, rows: np.ndarray) -> Tensor:
         """Copy rows of the samples to the device."""
         return torch.from_numpy(rows).to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
 
@@ -245,7 +245,7 @@ Find = Callable[[], MicroBatches]
 
 class _Ahead(NamedTuple):
     samples: bytes
-    found: Future[MicroBatches]
+    future: Future[MicroBatches]
 
 
 class Feed:
@@ -263,8 +263,8 @@ class Feed:
         reads are on the device then."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.samples == samples.tobytes():
-            self.waits += not ahead.found.done()
-            micro_batches = ahead.found.result()
+            self.waits += not ahead.future.done()
+            micro_batches = ahead.future.result()
         else:
             self.waits += 1
             micro_batches = find()

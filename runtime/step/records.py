@@ -12,9 +12,9 @@ from runtime.contract import MoeLayer, RunPlan
 from runtime.contract.names import RecordName
 
 
-def joined(name: str, one: Tensor, other: Tensor) -> Tensor:
+def joined(name: str, first: Tensor, second: Tensor) -> Tensor:
     """Combine a record of two micro-batches: the maximum for logits, else the sum."""
-    return torch.maximum(one, other) if RecordName(name).is_largest else one + other
+    return torch.maximum(first, second) if RecordName(name).is_largest else first + second
 
 
 def extents_of(plan: RunPlan) -> dict[str, int]:
@@ -23,10 +23,10 @@ def extents_of(plan: RunPlan) -> dict[str, int]:
     return {name: experts.get(RecordName(name), 1) for name in plan.records}
 
 
-def flat(found: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Tensor:
+def flat(tensors: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> Tensor:
     """Return the records of a rank in one vector, with zeros for those that it does not have: float64, in which counts
     are exact. Loads are in the order of experts."""
-    records = dict(found)
+    records = dict(tensors)
     for layer in plan.moe_layers:
         if layer.slots is not None and (name := RecordName.of("load", layer.name)) in records:
             records[name] = records[name].reshape(-1)[torch.tensor(layer.slots, device=device)]
@@ -43,13 +43,13 @@ def by_name(summed: Tensor, plan: RunPlan) -> dict[str, Tensor]:
     return dict(zip(extents, summed.split([*extents.values()]), strict=True))
 
 
-def largest_logits(found: Mapping[str, Tensor], plan: RunPlan, column: int, device: torch.device) -> Tensor:
+def largest_logits(tensors: Mapping[str, Tensor], plan: RunPlan, column: int, device: torch.device) -> Tensor:
     """Return the largest logit of each head, block after block: −∞ for heads that this rank does not have. Heads are
     divided over tensor ranks in equal contiguous ranges. float64, in which all logits are exact."""
     tensor, parts = plan.mesh.tp, []
     for attention in plan.clipped:
         peaks_H = torch.full((attention.heads,), -torch.inf, dtype=torch.float64, device=device)
-        if (peaks := found.get(RecordName.of("logits", attention.name))) is not None:
+        if (peaks := tensors.get(RecordName.of("logits", attention.name))) is not None:
             peaks_H.view(tensor, -1)[column % tensor].copy_(peaks)
         parts.append(peaks_H)
     return torch.cat(parts)

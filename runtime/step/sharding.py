@@ -27,7 +27,7 @@ class WholeTensors(SimpleNamespace):
 
 
 class _InFlight(NamedTuple):
-    whole: WholeTensors
+    tensors: WholeTensors
     works: list[Work]
 
 
@@ -59,14 +59,14 @@ class Sharding:
         gradients, works = self.pending.pop(name)
         for (bucket, flat), work in zip(self._pieces(site, gradients.flat), works, strict=True):
             work.wait()
-            bucket.gradients.add_(flat[bucket.kept])
+            bucket.gradients.add_(flat[bucket.kept_span])
 
     def gather(self, name: str, site: str) -> None:
         """Start to all-gather the weights of a segment."""
         shard = self._of_site[site][0].parameters
         weights, works = self._tensors_of(site, shard.new_empty(self._size(site))), list[Work]()
         for bucket, flat in self._pieces(site, weights.flat):
-            flat[bucket.kept] = bucket.parameters
+            flat[bucket.kept_span] = bucket.parameters
             works.append(self.parts[bucket.dividers].gather(name, flat))
         self.pending[name] = _InFlight(weights, works)
 
@@ -137,8 +137,8 @@ class SplitRows:
             return result.copy_(sums)
         return self._in_order(result)
 
-    def _mine(self, whole: Tensor) -> Tensor:
-        return whole.chunk(self._ranks)[self._index]
+    def _mine(self, rows: Tensor) -> Tensor:
+        return rows.chunk(self._ranks)[self._index]
 
     def _by_rank(self, rows: Tensor) -> Tensor:
         """Rows in the order in which they are sent: rank after rank."""

@@ -23,14 +23,14 @@ from runtime.step.executor import ActionBoard
 class Start:
     """The state that a trainer starts with. By default the first sample, and weights from the seed of the build.
 
-    weights: a checkpoint of which only the weights are loaded, by `put`. saved: a checkpoint to resume from, with
+    weights: a checkpoint of which only the weights are loaded, by `load`. saved: a checkpoint to resume from, with
     weights, optimizer state, loads of experts and the step.
     """
 
     position: Position = field(default_factory=Position)
     recent: Recent = field(default_factory=Recent)
     weights: LoadedCheckpoint | None = None
-    put: Callable[[State, Read, Container[str]], None] = snapshot.put_weights
+    load: Callable[[State, Read, Container[str]], None] = snapshot.put_weights
     saved: LoadedCheckpoint | None = None
 
     @property
@@ -42,13 +42,13 @@ class Start:
         """Write the initial weights into `state`."""
         if self.weights is not None:
             board.set_action("load initial weights")
-            self.put(state, self.weights.read, self.weights.shapes)
+            self.load(state, self.weights.read, self.weights.shapes)
 
     def put_saved(self, state: State, board: ActionBoard) -> None:
         """Write the whole saved state into `state`."""
         if self.saved is not None:
             board.set_action("load checkpoint")
-            snapshot.put(state, self.saved.read, averaged=has_average(self.saved.shapes))
+            snapshot.put_state(state, self.saved.read, averaged=has_average(self.saved.shapes))
 
     def loads(self, plan: RunPlan) -> dict[str, Tensor]:
         """Return the tokens that each expert of each layer got in the steps before: int64 [experts]."""

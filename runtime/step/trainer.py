@@ -105,7 +105,7 @@ class Trainer:
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
-        tensors = {entry.parameter.tensor for bucket in self.state.held for entry in bucket.entries}
+        tensors = {entry.parameter.tensor for bucket in self.state.all_buckets for entry in bucket.entries}
         self.quantised = quantised_weights(build, plan, tensors)
         self.quantised_at = -1  # the step after which they were last quantised
         self.recipe, validate = plan.train.optimizer, plan.train.validate

@@ -48,17 +48,17 @@ def take_orphans() -> None:
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def limit(which: int, soft: int) -> None:
+def limit(kind: int, soft: int) -> None:
     """Set the soft limit of a resource (resource.RLIMIT_*), at most to the hard limit."""
-    _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
-def cap(which: int, most: int) -> None:
+def cap(kind: int, maximum: int) -> None:
     """Set both limits of a resource, so that this process and its children cannot raise it again."""
-    _, hard = resource.getrlimit(which)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (most, most))
+    _, hard = resource.getrlimit(kind)
+    maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+    resource.setrlimit(kind, (maximum, maximum))
 
 
 def too_much_memory(data_bytes: int) -> str:
@@ -101,7 +101,7 @@ class Limited:
     """The process of a module, started immediately in `folder`. It ends with the thread that started it."""
 
     def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
-        self._said = b""
+        self._stderr = b""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(data_bytes)],
             stdin=subprocess.PIPE,
@@ -169,7 +169,7 @@ class Limited:
                             selector.unregister(stdin)
                     elif key.fileobj is stderr:
                         if content := os.read(stderr.fileno(), 1 << 16):
-                            self._said = (self._said + content)[-SAID_BYTES:]
+                            self._stderr = (self._stderr + content)[-SAID_BYTES:]
                         else:
                             selector.unregister(stderr)
                     else:
@@ -187,10 +187,10 @@ class Limited:
             self.close()
             return "its process closed its answers"
         with suppress(BlockingIOError):
-            self._said += os.read(self._streams[2].fileno(), 1 << 16)
+            self._stderr += os.read(self._streams[2].fileno(), 1 << 16)
         self.close()
         ending = f"was {death_text(-code)}" if code < 0 else f"ended with code {code}"
-        last = (self._said.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        last = (self._stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
         return f"its process {ending}{last and ': '}{last}"
 
 

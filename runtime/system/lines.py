@@ -57,8 +57,8 @@ class JsonLines:
     ) -> None:
         self._path, self._resume_step, self._say, self._noun = path, resume_step, say, noun
         self._file = -1
-        self._kept: deque[bytes] = deque()  # not written yet, oldest first
-        self._kept_bytes = 0
+        self._unwritten: deque[bytes] = deque()  # not written yet, oldest first
+        self._unwritten_bytes = 0
         self._dropped = 0
         self._fails = False
         self._lock = threading.RLock()  # a signal handler may run in the thread that holds it
@@ -69,10 +69,10 @@ class JsonLines:
         """Append a row of JSON values, where floats may be non-finite."""
         line = (render_row(row) + "\n").encode()
         with self._lock:
-            self._kept.append(line)
-            self._kept_bytes += len(line)
-            while self._kept_bytes > MOST_KEPT_BYTES:
-                self._kept_bytes -= len(self._kept.popleft())
+            self._unwritten.append(line)
+            self._unwritten_bytes += len(line)
+            while self._unwritten_bytes > MOST_KEPT_BYTES:
+                self._unwritten_bytes -= len(self._unwritten.popleft())
                 self._dropped += 1
             self._flush()
 
@@ -80,9 +80,9 @@ class JsonLines:
         """Try again to write the kept lines, and report how many are lost if that fails."""
         with self._lock:
             self._flush()
-            if lost := len(self._kept) + self._dropped * self._fails:
+            if lost := len(self._unwritten) + self._dropped * self._fails:
                 self._say(f"{self._path}: {lost} {self._noun} could not be written and are lost")
-            self._kept.clear()
+            self._unwritten.clear()
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -92,9 +92,9 @@ class JsonLines:
         try:
             if self._file < 0:
                 self._open()
-            while self._kept:
-                _append(self._file, self._kept[0], shared=self._resume_step is None)
-                self._kept_bytes -= len(self._kept.popleft())
+            while self._unwritten:
+                _append(self._file, self._unwritten[0], shared=self._resume_step is None)
+                self._unwritten_bytes -= len(self._unwritten.popleft())
         except OSError as error:
             if not self._fails:
                 self._fails = True

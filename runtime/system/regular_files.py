@@ -25,12 +25,12 @@ def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
     return file
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file. Links are followed. OSError if it has more than `most` bytes."""
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file. Links are followed. OSError if it has more than `max_bytes` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY, follow=True), "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
     return content
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsl import rules
-from dsl.conflict import Subject, _verified
+from dsl.conflict import Subject, _verified_resolutions
 from dsl.conflict.nearest import distance
 from dsl.conflict.search import MAX_CHANGED, LineChange, RuleProblem, RuleRow
 from dsl.conflict.sheet import SpecSheet, variables
@@ -247,7 +247,7 @@ def has_witness(path: Path, n: Numbers, keys: tuple[str, ...]) -> bool:
     """Whether the search finds values outside the domain that the reference allows."""
     problem = problem_of(path)
     spans = {span for span, paths in problem.lines.items() if {KEYS.get(variable) for variable in paths} & {*keys}}
-    if not problem.can_hold(frozenset(spans), memory=False):
+    if not problem.can_hold(frozenset(spans), memory_at_stake=False):
         return False
     numbers = numbers_of(problem.sheet.spec)
     return matches(numbers, n, set(keys)) and allowed(numbers)
@@ -422,6 +422,6 @@ def test_equally_large_changes_keep_their_order(tmp_path: Path) -> None:
         return []
 
     subject = Subject(problem.sheet.spec, {}, (), (), (), again)
-    verified = _verified(subject, problem, changes, [], [], lambda span: (0, span.start))
+    verified = _verified_resolutions(subject, problem, changes, [], [], lambda span: (0, span.start))
     assert tried == [*({pipeline: value} for value in ("3", "8", "2")), {pipeline: "8", data: "8"}]
     assert [{edit.span: edit.text for edit in edits} for edits, _ in verified] == tried

@@ -56,7 +56,7 @@ def test_the_device_with_the_last_stage_is_named() -> None:
     paths = {}
     for schedule, memories in (("1f1b", (10**9, 2000)), ("zbv", (2000, 10**9)), ("dualpipe", (10**9, 2000))):
         (finding,) = state_fits_each_kind(on_kinds(small_spec(2, 2, 2, 4, schedule=schedule), *memories))
-        paths[schedule] = finding.at
+        paths[schedule] = finding.path
     assert paths == {
         "1f1b": "cluster.more.node.device.memory",
         "zbv": "cluster.node.device.memory",

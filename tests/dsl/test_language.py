@@ -49,7 +49,7 @@ def test_deepseek_v3_resolves_to_the_published_model() -> None:
 
 def test_deepseek_v3_rate_and_batch_follow_the_paper() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
-    steps = ramp.of(spec)
+    steps = ramp.ramp_of_spec(spec)
     assert [phase.shape for phase in spec.train.rate] == ["linear", "constant", "cosine", "constant", "constant"]
     assert spec.train.rate[0].end_tokens == steps.tokens_at(2000)
     assert [phase.end_tokens for phase in spec.train.rate[1:]] == [

@@ -18,7 +18,7 @@ from dsl.conflict import nearest, weakest
 from dsl.conflict.sheet import VARIABLES, SpecSheet, checked, variables
 from dsl.load import analyse, load
 from dsl.reference import blocks, find, keys
-from dsl.reference.keys import plain
+from dsl.reference.keys import without_kinds
 from dsl.schema import BUILT_IN, Moe, Node, Parallel, Spec, Strict
 from dsl.schema.paths import checked_key, checked_path
 
@@ -90,7 +90,7 @@ def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -
 
 @pytest.mark.parametrize("folder", ["dsl", "compiler"])
 def test_every_text_that_looks_like_a_path_exists_in_the_schema(folder: str) -> None:
-    schema_paths = {plain(path) for path in (*keys(), *(block.path for block in blocks()))}
+    schema_paths = {without_kinds(path) for path in (*keys(), *(block.path for block in blocks()))}
     schema_paths |= {
         f"{path}.{word}"
         for path in schema_paths
@@ -99,7 +99,7 @@ def test_every_text_that_looks_like_a_path_exists_in_the_schema(folder: str) -> 
     covered = set()
     for file, text in texts(ROOT / folder):
         if PATH.fullmatch(text) and text not in NO_PATHS and not str(file).startswith(PUBLISHED):
-            path = plain(re.sub(r"\.(\*|[0-9]+)(?=\.|$)", "", text))
+            path = without_kinds(re.sub(r"\.(\*|[0-9]+)(?=\.|$)", "", text))
             assert path in schema_paths or path == "data.tokenizer.vocab", f"{file}: {text}"
             covered.add(text)
     assert len(covered) > 20
@@ -136,7 +136,7 @@ def test_findings_refer_to_existing_paths() -> None:
         for view in analyse(str(file)).views:
             for _, finding in rules.broken(view.spec, view.context.failed):
                 codes.add(finding.code)
-                for path in (finding.at, *(path for _, path in finding.notes)):
+                for path in (finding.path, *(path for _, path in finding.notes)):
                     checked_path(path)
     assert len(codes) > 30
 
@@ -170,7 +170,7 @@ def test_a_copy_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="Precision has no field master_dtype"):
         BUILT_IN["bf16"].model_copy(update={"master_dtype": "fp32"})
     with pytest.raises(LookupError, match="Parallel has no field `zeros`"):
-        SpecSheet(spec).put("parallel.zeros", 1)
+        SpecSheet(spec).set_value("parallel.zeros", 1)
     assert Parallel.model_construct(data=2).data == 2
 
 
@@ -205,8 +205,8 @@ def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) ->
     """If memory matters, at most the largest possible number; each has enough micro-batches for its ranks."""
     for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
         chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
-        largest, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=True))
+        largest, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=True))
         micro_batches = weakest.MOST_NEEDED * pipeline
         assert largest * micro_batches * micro_batch <= weakest.MAX_BATCH
         assert largest * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: largest > 1]
-        assert weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory=False)) == (1,)
+        assert weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=False)) == (1,)

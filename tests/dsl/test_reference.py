@@ -19,7 +19,7 @@ from compiler.cli.reference import commands_page
 from dsl import schema
 from dsl.facts.devices import FIELDS as PEAK_FIELDS
 from dsl.load import check
-from dsl.reference import BlockKeys, blocks, find, keys, plain, suggestions, text_of
+from dsl.reference import BlockKeys, blocks, find, keys, suggestions, text_of, without_kinds
 from dsl.reference.keys import codes_of
 from dsl.reference.lessons import FILE, lesson
 from dsl.reference.pages import errors_page, keys_page, units_page
@@ -392,16 +392,16 @@ def test_overrides_that_are_shown_are_taken() -> None:
 
 def test_units_are_exact() -> None:
     units: dict[str, Any] = {unit.text: unit for name in FAMILIES for unit in family(name)}
-    assert units["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
-    assert units["Gb/s"].exactly == "125,000,000 bytes/s"
-    assert units["ms"].exactly == "1/1,000 seconds"
-    assert units["s"].exactly.split()[0] == "1", "no fraction"
-    assert units["B"].exactly == "1,000,000,000"
+    assert units["GiB"].exact_value == "2^30 = 1,073,741,824 bytes"
+    assert units["Gb/s"].exact_value == "125,000,000 bytes/s"
+    assert units["ms"].exact_value == "1/1,000 seconds"
+    assert units["s"].exact_value.split()[0] == "1", "no fraction"
+    assert units["B"].exact_value == "1,000,000,000"
 
 
 def test_plain_paths_equal_those_of_the_command_line() -> None:
-    assert plain("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
-    assert plain("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"
+    assert without_kinds("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
+    assert without_kinds("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"
 
 
 @pytest.mark.parametrize("word", ["e4m3", "e2m1", "e5m6"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsl import schema
 from dsl.canonical import canonical
-from dsl.closed_forms.ramp import of
+from dsl.closed_forms.ramp import ramp_of_spec
 from dsl.closed_forms.stages import fewest_stages_of_rank
 from dsl.load import analyse, load
 from dsl.messages.diagnostics import Source, SpecError
@@ -395,4 +395,4 @@ def test_shipped_specs_read_back(tmp_path: Path) -> None:
         resolved = tmp_path / "spec.resolved"
         resolved.write_text(canonical(spec), encoding="utf-8", newline="")
         assert load(resolved) == spec
-        assert of(load(resolved)) == of(spec)
+        assert ramp_of_spec(load(resolved)) == ramp_of_spec(spec)

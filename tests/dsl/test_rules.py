@@ -15,7 +15,7 @@ from dsl.load import check, load
 from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
 from dsl.rules.parallel import stages_have_layers, world_is_used
-from dsl.rules.rewards import _unreadable
+from dsl.rules.rewards import _compile_error
 from dsl.schema import Node, ScheduleBlock, Spec
 from dsl.schema.base import fields_of
 
@@ -39,7 +39,7 @@ def test_wrong_degrees_get_a_hint_to_the_nearest_right_ones(degrees: dict[str, i
     single = dict.fromkeys(("pipeline", "data", "tensor", "context"), 1)
     parallel = spec.parallel.model_copy(update=single | degrees)
     (finding,) = world_is_used(spec.model_copy(update={"parallel": parallel}))
-    assert (finding.at, finding.hint) == ("parallel.data", hint)
+    assert (finding.path, finding.hint) == ("parallel.data", hint)
 
 
 class Recorder:
@@ -203,10 +203,10 @@ def test_a_pattern_is_refused_where_python_refuses_it(pattern: str) -> None:
         expected = str(error)
     except RecursionError:
         expected = "it is nested too deep"
-    assert _unreadable(pattern) == expected
+    assert _compile_error(pattern) == expected
 
 
 def test_a_pattern_is_not_compiled_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling a case-insensitive set of ranges takes time proportional to the span of the ranges, not to the text."""
     monkeypatch.setattr(re, "compile", lambda *_: pytest.fail("compiled"))
-    assert _unreadable("(?i)[" + "".join(f"{chr(0x100 + index)}-\uffff" for index in range(2_000)) + "]") == ""
+    assert _compile_error("(?i)[" + "".join(f"{chr(0x100 + index)}-\uffff" for index in range(2_000)) + "]") == ""

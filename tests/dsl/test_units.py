@@ -62,35 +62,35 @@ def read(text: str, name: str) -> Fraction:
 
 @given(st.integers(1, 10**16), st.sampled_from(["token", "step", "byte"]))
 def test_whole_values_read_back(value: int, name: str) -> None:
-    assert int(read(units.write(value, name), name)) == value
+    assert int(read(units.unit_text(value, name), name)) == value
 
 
 @given(st.floats(1e-3, 1e21), st.sampled_from(["byte/s", "flop/s", "USD/h", "s"]))
 def test_rates_read_back(value: float, name: str) -> None:
-    assert float(read(units.write(value, name), name)) == value
+    assert float(read(units.unit_text(value, name), name)) == value
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3), st.sampled_from(["GiB", "GB", "TiB", "MB"]))
 def test_bytes_are_printed_as_they_would_be_written(digits: int, places: int, unit: str) -> None:
-    text = units.plain(Fraction(digits + 1, 10**places)) + unit
+    text = units.decimal_text(Fraction(digits + 1, 10**places)) + unit
     quantity = units.quantity(text)
     assert quantity is not None
-    assert len(units.write(int(quantity.value), "byte")) <= len(text) or int(quantity.value) != quantity.value
+    assert len(units.unit_text(int(quantity.value), "byte")) <= len(text) or int(quantity.value) != quantity.value
 
 
 @given(st.fractions(0, 10**8, max_denominator=10**6) | st.decimals(0, 10**8, places=6).map(Fraction))
 def test_exact_numbers_read_back(value: Fraction) -> None:
-    over, _, under = units.exactly(value).partition(" / ")
+    over, _, under = units.exact_text(value).partition(" / ")
     parts = [units.quantity(part) for part in (over, under or "1")]
     assert parts[0] is not None and parts[1] is not None
     assert parts[0].value / parts[1].value == value
 
 
 def test_shortest_forms() -> None:
-    assert [units.exactly(Fraction(*pair)) for pair in ((9, 1), (17, 2), (25, 3), (1, 40))] == [
+    assert [units.exact_text(Fraction(*pair)) for pair in ((9, 1), (17, 2), (25, 3), (1, 40))] == [
         "9", "8.5", "25 / 3", "0.025"
     ]  # fmt: skip
-    assert units.write(84_932_977_459, "byte") == "84932977459bytes"
-    assert units.write(int(Fraction(791, 10) * 2**30), "byte") == "79.1GiB"
-    assert units.write(14_800_000_000_000, "token") == "14.8T tokens"
-    assert units.write(200e9, "byte/s") == "200GB/s"
+    assert units.unit_text(84_932_977_459, "byte") == "84932977459bytes"
+    assert units.unit_text(int(Fraction(791, 10) * 2**30), "byte") == "79.1GiB"
+    assert units.unit_text(14_800_000_000_000, "token") == "14.8T tokens"
+    assert units.unit_text(200e9, "byte/s") == "200GB/s"

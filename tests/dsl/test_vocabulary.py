@@ -9,15 +9,15 @@ import pytest
 from dsl.facts import vocabulary
 from dsl.load import analyse
 from dsl.messages.diagnostics import Source
-from dsl.messages.spelling import edits, nearest
+from dsl.messages.spelling import nearest, num_edits
 from dsl.reference import find, keys
-from dsl.reference.keys import plain
+from dsl.reference.keys import without_kinds
 from dsl.resolve.meant import WHY_NOT_IN_MLA
 from dsl.schema import OPTIMIZERS, Compressed, Gqa, Mla
 from dsl.text.edits import apply, edit_of
 
 BASE = (Path(__file__).parents[1] / "ui" / "lib" / "base.dsc").read_text("utf-8")
-PLACES = {plain(path) for path in keys()}
+PLACES = {without_kinds(path) for path in keys()}
 DEGREES = ("pipeline", "expert", "data", "tensor", "context", "zero")
 
 
@@ -32,9 +32,9 @@ def said(text: str) -> dict[str, str]:
 
 def test_every_word_leads_to_a_key() -> None:
     for word, paths in vocabulary.KEYS.items():
-        assert paths and {*paths} <= PLACES and vocabulary.places(word.upper()) == paths, word
-    assert all(vocabulary.places(word) == (entry.path,) for word, entry in vocabulary.OTHERS.items())
-    assert vocabulary.places("no_such_word") == ()
+        assert paths and {*paths} <= PLACES and vocabulary.paths_of(word.upper()) == paths, word
+    assert all(vocabulary.paths_of(word) == (entry.path,) for word, entry in vocabulary.OTHERS.items())
+    assert vocabulary.paths_of("no_such_word") == ()
     for table in (vocabulary.OTHERS, vocabulary.WORDS):
         for word, entry in table.items():
             assert entry.path in PLACES, word
@@ -192,9 +192,8 @@ def test_nearest(word: str, words: tuple[str, ...], meant: tuple[str, ...]) -> N
 
 
 def test_edits_are_counted() -> None:
-    assert [edits(a, b) for a, b in (("abc", "abc"), ("abc", "acb"), ("abc", "ab"), ("", "ab"), ("abcd", "acbde"))] == [
-        0, 1, 1, 2, 2
-    ]  # fmt: skip
+    pairs = (("abc", "abc"), ("abc", "acb"), ("abc", "ab"), ("", "ab"), ("abcd", "acbde"))
+    assert [num_edits(*pair) for pair in pairs] == [0, 1, 1, 2, 2]
 
 
 def test_very_many_names_take_no_time() -> None:

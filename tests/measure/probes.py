@@ -52,7 +52,7 @@ def remember_traces() -> None:
     code: Callable[..., Any] = SharedSegments.code
 
     def traced(self: SharedSegments, segment: Any, num_sms: int, progress: Any) -> Any:
-        digest = hashlib.sha256(f"{segment.shown} {num_sms}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{segment.emitted_key} {num_sms}".encode()).hexdigest()
         file = self.shared_folder.parent / "executed" / digest
         if file.exists():
             segment_code = code(self, segment, num_sms, progress)

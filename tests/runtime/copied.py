@@ -38,7 +38,7 @@ class Run:
         self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
         self.copier._thread = threading.current_thread()  # only `copy` copies
         inventories = (elsewhere,) if elsewhere else ()
-        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held, *inventories)
+        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held_names, *inventories)
 
     def publish(self, step: int) -> Saved:
         saved = self.publisher.save(step, tensors(step), {"of": step})

@@ -82,7 +82,7 @@ def test_the_board_shows_what_a_rank_waits_for() -> None:
     rank_executor, message, sent = executor(notes, 1), torch.ones(2), torch.zeros(2)
     rank_executor._posted = {(0, "F1.2"): notes.pending(message), (2, "F1.2"): notes.pending(message)}
     rank_executor.send(1, "F1", 2, sent)
-    assert rank_executor.receive(1, "F1", 2) is sent and notes == [] and not rank_executor._kept, (
+    assert rank_executor.receive(1, "F1", 2) is sent and notes == [] and not rank_executor._own_messages, (
         "nothing comes from elsewhere"
     )
     assert not rank_executor._arrived_us

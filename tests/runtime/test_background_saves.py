@@ -169,7 +169,7 @@ def test_copies_use_the_same_room(tmp_path: Path) -> None:
     copy = snapshot.HostCopy()
     places = []
     for _ in range(2):
-        copied = copy.of(tensors)
+        copied = copy.copy(tensors)
         places.append(
             {
                 name: (tensor.values if isinstance(tensor, TensorPart) else tensor).data_ptr()
@@ -194,7 +194,7 @@ def test_a_copy_is_written_in_few_calls(tmp_path: Path, monkeypatch: pytest.Monk
     calls: list[str] = []
     monkeypatch.setattr(durable_files, "os", Calls(lambda _, name: calls.append(name)))
     pieces = {}
-    for kind, tensors in (("copy", snapshot.HostCopy().of(views)), ("views", views)):
+    for kind, tensors in (("copy", snapshot.HostCopy().copy(views)), ("views", views)):
         calls.clear()
         publish.write(tmp_path / kind, 1, [tensors], {})
         pieces[kind] = calls.count("write") - 2  # the note of the shard, and the manifest

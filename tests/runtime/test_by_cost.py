@@ -26,8 +26,8 @@ def test_neighbours_in_cost_share_a_position(order: list[int], data_ranks: int, 
     samples = np.arange(first, first + len(order) * data_ranks * size)
     ordered = by_cost(SOURCE, samples, order)
     assert sorted(ordered) == samples.tolist()
-    costs = [SOURCE.seen(part).tolist() for part in ordered.reshape(len(order), -1)]
-    every = sorted(SOURCE.seen(samples).tolist())
+    costs = [SOURCE.causal_pairs(part).tolist() for part in ordered.reshape(len(order), -1)]
+    every = sorted(SOURCE.causal_pairs(samples).tolist())
     share = data_ranks * size
     assert [sorted(part) for part in costs] == [every[rank * share : (rank + 1) * share] for rank in order]
     assert by_cost(SOURCE, samples, order).tolist() == ordered.tolist()
@@ -83,7 +83,7 @@ def test_text_samples_are_placed_as_one_by_one(
         text = Samples(Path(name), "train", sequence, 2, seed=3, order=drawn)
         costs = [seen_in_text(text, index) for index in samples.tolist()]
         assert text.windows(samples).tolist() == [text.window(index) for index in samples.tolist()]
-        assert text.seen(samples).tolist() == costs
+        assert text.causal_pairs(samples).tolist() == costs
         assert by_cost(text, samples, order).tolist() == put(samples, costs, order)
 
 
@@ -100,7 +100,7 @@ def test_rows_are_placed_as_one_by_one(
         rows = RowSamples(Path(name), "train", sequence, seed=3, long="cut", pack=pack)
         costs = [seen_in_rows(rows, index) for index in samples.tolist()]
         assert rows.windows(samples).tolist() == [rows.window(index) for index in samples.tolist()]
-        assert rows.seen(samples).tolist() == costs
+        assert rows.causal_pairs(samples).tolist() == costs
         assert by_cost(rows, samples, order).tolist() == put(samples, costs, order)
 
 

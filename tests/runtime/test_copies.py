@@ -83,7 +83,7 @@ def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: 
     run.copier._begin = meanwhile  # type: ignore[method-assign]
     first = run.save(1)
     assert {(copied.step, copied.was_skipped) for copied in first} == {(1, False), (2, True), (3, True)}
-    assert run.copier.held() == {"", "step-00000004"}
+    assert run.copier.held_names() == {"", "step-00000004"}
     assert [(copied.step, copied.reason) for copied in run.copy()] == [(4, "")]
     assert place.names() == ["step-00000004"]
     run.publisher.retire()
@@ -106,11 +106,11 @@ def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path
     def rank(number: int) -> None:
         place = Full("slow", tmp_path / "slow")
         copier = Copier(place, checkpoints, number, Keep(1), meeting.of(number))
-        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait()), Keep(1), copier.held)
+        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait()), Keep(1), copier.held_names)
         for step in (1, 2):
             part = TensorPart(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
             copier.offer(step, publisher.save(step, {"weight/w": part}, {}))
-            while copier._shards or (number == 0 and copier.held() != {""}):  # in its own thread
+            while copier._shards or (number == 0 and copier.held_names() != {""}):  # in its own thread
                 copier._thread.join(0.001)  # type: ignore[union-attr]
         assert copier.close(30, lambda _: None)
         copies[number] = [*copier.ended()]
@@ -249,7 +249,7 @@ def test_a_changed_copy_is_found_before_the_manifest_is_written(
     run = Run(tmp_path / "run", Lying("slow", tmp_path / "slow"))
     (copied,) = run.save(1)
     assert copied.reason == "slow: step-00000001/shard.0.safetensors is not what was written"
-    assert inventory([run.place]).found == ()
+    assert inventory([run.place]).entries == ()
 
 
 def test_another_checkpoint_of_the_same_name_is_not_written_over(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_only_the_first_step_waits(build: Build) -> None:
     for step in range(STEPS):
         trainer.train_step()
         assert trainer.feed._ahead is not None
-        trainer.feed._ahead.found.result()  # a step that takes as long as its samples take
+        trainer.feed._ahead.future.result()  # a step that takes as long as its samples take
         if step == 1:
             trainer.losses_on(RandomSamples(samples.vocab, samples.sequence), 1)
     batch = build.plan.batches[0][1]

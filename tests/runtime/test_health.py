@@ -90,7 +90,7 @@ def test_a_rollback_skips_the_samples_drawn_since() -> None:
             assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0
         with pytest.raises(BadStepError) as met:
             watch.check(steps + 1, math.nan, 1.0, (8 * steps, 8 * steps + 8))
-        assert (met.value.to, met.value.samples) == (target, (first, 8 * steps + 8))
+        assert (met.value.target_step, met.value.samples) == (target, (first, 8 * steps + 8))
 
 
 def test_the_recent_history_round_trips() -> None:
@@ -223,9 +223,9 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fingerprint_of_a_step_has_64_bits_and_depends_on_both_parts() -> None:
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
     for records, gradients in itertools.product(numbers, numbers):
-        combined = rerun._both(records, gradients)
+        combined = rerun._combined(records, gradients)
         assert 0 <= combined < 2**64 and (combined - 3 * records - 5 * gradients) % 2**64 == 0
-    assert rerun._both(1, 0) != rerun._both(0, 1)
+    assert rerun._combined(1, 0) != rerun._combined(0, 1)
 
 
 @pytest.mark.parametrize(("erred", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0 and 3")])
@@ -264,7 +264,7 @@ def test_a_resume_skips_the_samples_of_rollbacks(tmp_path: Path) -> None:
     record.record(tmp_path, order, bad(7, (48, 56)))
     record.record(tmp_path, other_order, bad(12, (64, 72), to=5))
     first, second = record.rollbacks(tmp_path)
-    assert (first.step, first.samples, first.to, second.to) == (9, (24, 40), 3, 5)
+    assert (first.step, first.samples, first.target_step, second.target_step) == (9, (24, 40), 3, 5)
     assert record.read(tmp_path, order) == ((48, 56),) and record.read(tmp_path, other_order) == ()
     resumed, recent, note = record.going_back(tmp_path, position, Recent(), "text")
     assert resumed.skip == ((24, 40),) and recent.rollbacks == 2 and recent.acted == (9, 12)

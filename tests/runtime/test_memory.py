@@ -81,7 +81,7 @@ def test_a_pipe_reuses_its_lowest_blocks_and_outlives_its_entries() -> None:
     highest = 0
     for message in range(2 * ENTRIES + 3):
         writer.write([torch.full((64,), message)], message)
-        highest = max(highest, writer._heap._taken[-1][1])
+        highest = max(highest, writer._heap._blocks[-1][1])
         reader.read(message, [out], "it")
         assert out[0] == message
     assert highest == 512, "one message at a time takes the place of one"
@@ -231,7 +231,7 @@ def test_shares_are_gathered(members: int) -> None:
 def test_unused_memory_takes_no_space() -> None:
     openings = tuple(Opening("edge", edge, "each") for edge in ((0, 1), (1, 0)))
     wanted = WantedChannels(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), (*openings, Opening("expert", (0,), "block")), {})
-    assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]
+    assert len(wanted.member_ranks(0, "edge")) == 2 and wanted.member_ranks(0, "expert") == [(0, 1)]
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096

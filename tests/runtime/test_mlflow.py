@@ -66,7 +66,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client: list[tuple[Any, ...]]) -> None:
     sink = mlflow.MLflow()
     sink.open(Opened(tmp_path / "mine", MetricsSinks(mlflow="new"), RunState(tmp_path)))
-    assert (sink.key, sink.where) == ("new", "experiment new, run new")
+    assert (sink.key, sink.destination) == ("new", "experiment new, run new")
     assert client == [("experiment", "new"), ("run", "8", "mine")]
     client.clear()
     sink.send([Point(row(1), {"a": 1.0, "b": math.nan, "c": 2.0}), Point(row(2), {"a": 3.0, "b": -math.inf, "c": 4.0})])

@@ -148,7 +148,7 @@ def test_host_and_device_memory_equal_the_plan(offload: tuple[str, ...], zero: i
             planned = states[rank // dp]
             assert sum(t.nbytes for t in host) == planned.host, rank
             assert sum(t.nbytes for t in tensors if isinstance(t, Pretend)) == planned.optimizer, rank
-            room = Staging(state, plan.host.part, plan.host.slots).slot_elements(rest=False)
+            room = Staging(state, plan.host.part, plan.host.slots).slot_elements(is_of_rest=False)
             away = sum(t.itemsize for t in (pieces[0].master, *pieces[0].state.values()) if not isinstance(t, Pretend))
             assert HOST_SLOTS * room * away == scratch[rank // dp], rank
 

@@ -60,7 +60,7 @@ def row(step: int, **more: Any) -> FollowedItem:
 class Fake:
     """A sink with a scripted behaviour that records what it was sent."""
 
-    where = "somewhere"
+    destination = "somewhere"
 
     def __init__(self, key: str | None = None) -> None:
         self.key, self.sent, self.fails = key, list[int](), set[int]()
@@ -118,7 +118,7 @@ def test_unsent_rows_are_sent_later_and_once(tmp_path: Path, start: Callable[[Si
     for first in range(1, 21, 5):
         tried = sink.tries
         for step in range(first, first + 5):
-            worker.put([row(step)])
+            worker.add([row(step)])
         wait_for(lambda tried=tried: sink.tries > tried, "a try")  # type: ignore[misc]
     ended(worker)
     assert sink.sent == [*range(1, 21)] and sink.closed == 1
@@ -132,12 +132,12 @@ def test_a_later_start_sends_the_remaining_rows(tmp_path: Path, start: Callable[
     """Recorded rows are not sent again, but rows of steps that are trained again are; the key does not change."""
     first, second = Fake("its key"), Fake("its key")
     worker = start(first)
-    worker.put([row(1), row(2), row(3)])
+    worker.add([row(1), row(2), row(3)])
     ended(worker)
     worker = start(second)
     again = row(3, time="2026-01-31T12:30:00.000Z")
     rewind = FollowedItem("rewind", {"step": 2, "time": again.time})
-    worker.put([row(1), row(2), row(3), rewind, again, row(4, time=again.time)])
+    worker.add([row(1), row(2), row(3), rewind, again, row(4, time=again.time)])
     ended(worker)
     assert (first.sent, second.sent) == ([1, 2, 3], [2, 3, 4])
     assert (first.opened, second.opened) == ([None], ["its key"])
@@ -148,7 +148,7 @@ def test_a_blocked_sink_does_not_block_the_run(tmp_path: Path, start: Callable[[
     sink.before = gate.wait  # type: ignore[assignment]
     worker = start(sink)
     for step in range(1, 2001):
-        worker.put([row(1 + step % 50)])
+        worker.add([row(1 + step % 50)])
     assert sink.sent == [], "all was taken while the sink kept the first row"
     gate.set()
     ended(worker)
@@ -163,12 +163,12 @@ def test_the_queue_of_rows_is_limited(
     sink, gate, waits = Fake(), threading.Event(), threading.Event()
     sink.before, sink.fails = lambda: bool(waits.set() or gate.wait()), {1, 12}  # type: ignore[assignment,return-value]
     worker = start(sink)
-    worker.put([row(1)])
+    worker.add([row(1)])
     waits.wait()
-    worker.put([row(step) for step in range(2, 51)])
+    worker.add([row(step) for step in range(2, 51)])
     gate.set()
     wait_for(lambda: len(sink.sent) == 11, "the rows that were kept")
-    worker.put([row(51)])
+    worker.add([row(51)])
     ended(worker)
     assert sink.sent == [1, *range(41, 52)]
     assert events(tmp_path)[-3:] == [
@@ -187,7 +187,7 @@ def test_a_sink_that_does_not_answer_is_reported_once(
     sink, answers = Fake(), threading.Event()
     sink.before = answers.wait  # type: ignore[assignment]
     worker = start(sink)
-    worker.put([row(1)])
+    worker.add([row(1)])
     wait_for(lambda: worker.say_if_late() or ("export_failed", "it has not answered for 0 s") in events(tmp_path), "it")
     monkeypatch.setattr(exporters, "DRAIN_S", 0.0)
     assert exporters._end([worker]) == [worker]
@@ -202,7 +202,7 @@ def test_a_slow_sink_gets_everything(start: Callable[[Sink], Worker], monkeypatc
     sink, gate = Fake(), threading.Event()
     sink.before = gate.wait  # type: ignore[assignment]
     worker = start(sink)
-    worker.put([row(step) for step in range(1, 51)])
+    worker.add([row(step) for step in range(1, 51)])
     gate.set()
     ended(worker)
     assert sink.sent == [*range(1, 51)]
@@ -219,7 +219,7 @@ def test_events_after_the_last_row_are_sent_once(start: Callable[[Sink], Worker]
     ):  # fmt: skip
         items += new_items
         worker = start(sink)
-        worker.put(items)
+        worker.add(items)
         ended(worker)
     assert (first.events, first.sent) == (["start", "save", "end"], [1, 2])
     assert (second.events, second.sent) == (["start", "end"], [])
@@ -329,7 +329,7 @@ def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: 
     for step, end in ((1, "failed"), (2, "finished")):
         sink = WandB()
         sink.open(Opened(tmp_path, MetricsSinks(wandb="here"), state, key))
-        assert axes == {"*": "step"} and sink.where == "here, offline in there"
+        assert axes == {"*": "step"} and sink.destination == "here, offline in there"
         axes.clear()
         sent(sink, state, [row(step), FollowedItem("event", {"event": "end", "outcome": end})])
         sink.close()
@@ -339,7 +339,7 @@ def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: 
 
 
 def scraped(sink: Prometheus) -> dict[tuple[str, ...], float]:
-    with urllib.request.urlopen(sink.where) as answer:
+    with urllib.request.urlopen(sink.destination) as answer:
         families = [*text_string_to_metric_families(answer.read().decode())]
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
     return {(sample.name, *(v for k, v in sample.labels.items() if k != "run")): sample.value for sample in samples}
@@ -356,7 +356,7 @@ def test_unwritable_notes_are_reported_only_occasionally(
         clock_s = 1000.0 + later
         exports.note("fake", step=3, key=None)
         assert capsys.readouterr().err.count("exports.json: Is a directory") == num_reports, later
-    assert exports.of("fake") == {"step": 3}
+    assert exports.entries_of("fake") == {"step": 3}
 
 
 def test_series_follow_rows_and_events(tmp_path: Path) -> None:
@@ -394,8 +394,8 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
 def test_the_port_is_on_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
     first, second, state = Prometheus(), Prometheus(), RunState(tmp_path, WATCH)
     first.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
-    port = int(first.where.rpartition(":")[2].partition("/")[0])
-    assert first.where == f"http://127.0.0.1:{port}/metrics"
+    port = int(first.destination.rpartition(":")[2].partition("/")[0])
+    assert first.destination == f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1: Address already in use; name another"):
         second.open(Opened(tmp_path, MetricsSinks(prometheus=port), state))
     first.close()

@@ -165,7 +165,7 @@ def plan_of(choose: random.Random, zero: int, master: str, sliced: bool) -> cont
 
 
 def fill(state: State, values: Mapping[str, Tensor]) -> None:
-    snapshot.put(state, lambda names: {name: values[name] for name in names})
+    snapshot.put_state(state, lambda names: {name: values[name] for name in names})
 
 
 def states_of(plan: contract.RunPlan) -> list[State]:
@@ -191,7 +191,7 @@ def test_any_plan_loads_any_checkpoint(tmp_path: Path, zero: int, master: str) -
         new_plan = plan_of(choose, 1 - zero, master, sliced=step % 3 > 0)
         again = states_of(new_plan)
         for state in again:
-            snapshot.put(state, load(tmp_path).read)
+            snapshot.put_state(state, load(tmp_path).read)
         shards = [snapshot.take(s, new_plan, r) for r, s in enumerate(again)]
         assert save_all(tmp_path / "again", step, shards) == [None] * 4
         assert_holds(load(tmp_path / "again"), values)

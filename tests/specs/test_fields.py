@@ -153,7 +153,7 @@ def test_segments_with_different_functions_are_shown_differently(model: Model) -
     keys = defaultdict[Any, set[Any]](set)
     for step in model_steps(shipped("tiny.dsc").model_copy(update={"model": model})):
         if isinstance(step, Use):
-            keys[step.segment.shown].add(step.segment.key)
+            keys[step.segment.emitted_key].add(step.segment.key)
     assert {len(segment_keys) for segment_keys in keys.values()} == {1}
 
 

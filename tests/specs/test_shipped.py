@@ -51,7 +51,7 @@ def test_is_planned(file: str, run: str) -> None:
     assert {rank for replica in plan.replicas for rank in replica.holders} == set(range(spec.cluster.world))
 
     sequences = spec.parallel.data * spec.train.micro_batch
-    sizes = [batch // sequences for batch, steps in ramp.of(spec).phases(spec.train.tokens)]
+    sizes = [batch // sequences for batch, steps in ramp.ramp_of_spec(spec).phases(spec.train.tokens)]
     trained = {name for name in lowered.certificates if name.startswith("train_")}
     assert trained == {f"train_{size}" for size in sizes}
     for name, certificate in lowered.certificates.items():
@@ -79,7 +79,7 @@ def test_deepseek_v2_as_published() -> None:
     spec = shipped("deepseek-v2.dsc")
     mesh = planned("deepseek-v2.dsc", "pretrain").plan.mesh
     assert (mesh.pp, mesh.ep) == (16, 8)
-    phases = ramp.of(spec).phases(spec.train.tokens)
+    phases = ramp.ramp_of_spec(spec).phases(spec.train.tokens)
     assert (phases[0][0], phases[-1][0]) == (2304, 9216)
     ends = [round(phase.end_tokens / spec.train.tokens, 6) for phase in spec.train.rate[1:]]
     assert ends == [0.6, 0.9, 1.0]

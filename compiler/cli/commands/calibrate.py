@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _unwritten(out: Path, error: OSError) -> int:
-    return wrong(f"{out} cannot be written: {error.strerror}")
+def _unwritten(path: Path, error: OSError) -> int:
+    return wrong(f"{path} cannot be written: {error.strerror}")
 
 
 def _edit(chosen: Chosen, args: argparse.Namespace) -> str:

@@ -218,7 +218,7 @@ def annotation(item: Diagnostic) -> str:
             values |= {"col": span.column, "endColumn": end_column}
     values["title"] = item.code
     notes = [f"note: {note.message}{_places(note)}" for note in item.notes]
-    hints = [f"hint: {item.hint}"] if item.hint else _ways_out(item)
+    hints = [f"hint: {item.hint}"] if item.hint else _resolution_lines(item)
     text = "\n".join([item.message, *hints, *notes])
     properties = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
     return f"::{item.severity} {properties}::{_data(text)}"
@@ -229,11 +229,12 @@ def _places(note: Note) -> str:
     return f" ({', '.join(places)})" if places else ""
 
 
-def _ways_out(item: Diagnostic) -> list[str]:
+def _resolution_lines(item: Diagnostic) -> list[str]:
     """The edits that would resolve a conflict, one line per resolution."""
-    ways = item.conflict.resolutions if item.conflict else ()
+    resolutions = item.conflict.resolutions if item.conflict else ()
     lines = [
-        ", ".join(f"write `{before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits) for edits in ways
+        ", ".join(f"write `{before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits)
+        for edits in resolutions
     ]
     return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(lines)]
 

@@ -192,17 +192,17 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
     def tell(text: str) -> None:
         display.tell(text)
         if text:
-            _shown.add(display)
+            _open_displays.add(display)
         else:
-            _shown.discard(display)
+            _open_displays.discard(display)
 
     return tell
 
 
 def end_progress() -> None:
     """End all progress texts, when a command has ended or prints an error."""
-    while _shown:
-        _shown.pop().tell("")
+    while _open_displays:
+        _open_displays.pop().tell("")
 
 
 class _LastLine:
@@ -223,25 +223,25 @@ class _LogThread:
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
         self._command, self._waits_s = command, waits_s
         self._current = ("", 0.0)  # the text, and when it was set
-        self._over = Event()
+        self._ended = Event()
         self._thread: Thread | None = None
 
     def tell(self, text: str) -> None:
         if text != self._current[0]:
             self._current = (text, monotonic())
         if text and self._thread is None:
-            self._over.clear()
+            self._ended.clear()
             self._thread = Thread(target=self._say, daemon=True)
             self._thread.start()
         elif not text and self._thread is not None:
-            self._over.set()
+            self._ended.set()
             self._thread.join()
             self._thread = None
 
     def _say(self) -> None:
         previous: tuple[str, float] | None = None
         for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
-            if self._over.wait(wait_s):
+            if self._ended.wait(wait_s):
                 return
             text, since = current = self._current
             say(
@@ -251,7 +251,7 @@ class _LogThread:
             previous = current
 
 
-_shown = set[_LastLine | _LogThread]()  # open progress displays
+_open_displays = set[_LastLine | _LogThread]()  # open progress displays
 
 
 def _shows_colours(stream: TextIO) -> bool:

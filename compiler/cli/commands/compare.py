@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, wrong
-from compiler.cli.commands.output_files import put, refuse_output
+from compiler.cli.commands.output_files import refuse_output, write_or_print
 from dsl.messages.diagnostics import visible
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if mistakes:
         return [wrong(text, output_format=args.format if text is mistakes[-1] else "text") for text in mistakes][-1]
     try:
-        put(RENDERERS[args.format](compare(runs)), args.out)
+        write_or_print(RENDERERS[args.format](compare(runs)), args.out)
     except OSError as error:
         if args.out is None:
             raise

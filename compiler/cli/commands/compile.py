@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Compile each phase of the run. Returns the exit code."""
     phases = load_phases(args.spec, args.set)
     if phases is not None and args.on is not None:
-        phases = _on(args, phases)
+        phases = _phases_on_devices(args, phases)
     if phases is None or any([is_refused(phase) for phase in phases]):
         return EXIT_SPEC
     for phase in phases:
@@ -73,15 +73,15 @@ def _devices(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _on(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
+def _phases_on_devices(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
     """The phases on the devices of --on. Returns None after printing why that is not possible."""
     from compiler.predict.search import RefitError, refitted
     from dsl.load import alternatives, variants
 
     first, (nodes, devices) = phases[0], args.on
 
-    def has_plan(more: tuple[str, ...]) -> bool:
-        return next(alternatives(first.argument, None, [*args.set, *more]), None) is not None
+    def has_plan(settings: tuple[str, ...]) -> bool:
+        return next(alternatives(first.argument, None, [*args.set, *settings]), None) is not None
 
     try:
         overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), has_plan)

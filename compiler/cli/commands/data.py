@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             data_prepare.show(args, prepared, [phase.spec for phase in phases])
             return 0
         with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as scratch:
-            sample = data_show.shown(args, chosen.spec, folder, Path(scratch))
+            sample = data_show.requested_row(args, chosen.spec, folder, Path(scratch))
     except (DataError, OSError) as error:
         wrong(reason(error), where_paths_start(folder) if isinstance(error, MissingError) else "", args.format)
         return refusal_code(error)

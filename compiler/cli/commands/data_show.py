@@ -84,19 +84,19 @@ class ShownSequence:
     notes: tuple[str, ...]
 
 
-def show(args: argparse.Namespace, found: Shown | ShownSequence) -> None:
+def show(args: argparse.Namespace, requested: Shown | ShownSequence) -> None:
     """Print a row or sequence."""
     if args.format == "json":
-        print(json.dumps(document(found), ensure_ascii=False, indent=2))
+        print(json.dumps(document(requested), ensure_ascii=False, indent=2))
         return
     from compiler.tools.picture.formats import screen_of
 
     screen = screen_of(sys.stdout)
     marks = COLOURED if screen.colours else ASCII if screen.ascii else BRACKETS
-    print("\n".join(lines(found, marks) if isinstance(found, Shown) else sequence_lines(found, marks)))
+    print("\n".join(lines(requested, marks) if isinstance(requested, Shown) else sequence_lines(requested, marks)))
 
 
-def shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
+def requested_row(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
     """The requested row or sequence. Raises DataError if it does not exist."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_data
@@ -160,9 +160,9 @@ def _tokens(
     return tokens, tuple(TokenRun(decoded([i for _, i in part]), *flags) for flags, part in parts)
 
 
-def document(shown: Shown | ShownSequence) -> dict[str, Any]:
+def document(requested: Shown | ShownSequence) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    fields = {"version": JSON_VERSION} | asdict(shown)
+    fields = {"version": JSON_VERSION} | asdict(requested)
     for part in fields.get("documents", [fields]):
         del part["runs"]
     return fields
@@ -294,43 +294,44 @@ def _masked(request: DataRequest, folder: Path, split: str, train: Train, source
 # ---------------------------------------------------------------- text
 
 
-def sequence_lines(shown: ShownSequence, marks: tuple[str, str]) -> Iterator[str]:
+def sequence_lines(sequence: ShownSequence, marks: tuple[str, str]) -> Iterator[str]:
     """The documents of a sequence with `marks` around tokens with loss, each under a line with its place."""
-    tokens = [token for part in shown.documents for token in part.tokens]
+    tokens = [token for part in sequence.documents for token in part.tokens]
     yield (
-        f"{shown.split} sequence {shown.sequence:,} of {shown.sequences:,}: {len(shown.documents):,} documents, "
-        f"{len(tokens):,} tokens, {sum(token.loss for token in tokens):,} with loss, {shown.padding:,} of padding"
+        f"{sequence.split} sequence {sequence.sequence:,} of {sequence.sequences:,}: "
+        f"{len(sequence.documents):,} documents, "
+        f"{len(tokens):,} tokens, {sum(token.loss for token in tokens):,} with loss, {sequence.padding:,} of padding"
     )
-    for part in shown.documents:
+    for part in sequence.documents:
         yield ""
         yield f"-- row {part.row:,} from token {part.first:,} on, positions 0 to {len(part.tokens) - 1:,} --"
         yield _marked(part.runs, marks)
-    if shown.notes:
+    if sequence.notes:
         yield ""
-    yield from shown.notes
+    yield from sequence.notes
 
 
-def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:
+def lines(row: Shown, marks: tuple[str, str]) -> Iterator[str]:
     """The row with `marks` around tokens with loss, and how it and all rows are used."""
-    total, loss = len(shown.tokens), sum(token.loss for token in shown.tokens)
-    yield f"{shown.split} row {shown.row:,} of {shown.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(shown)}"
+    total, loss = len(row.tokens), sum(token.loss for token in row.tokens)
+    yield f"{row.split} row {row.row:,} of {row.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(row)}"
     yield ""
-    yield _marked((run for run in shown.runs if run.used), marks)
-    if 0 < shown.used < total:
-        yield f"-- cut here: {total - shown.used:,} tokens are not trained on --"
-        yield _marked((run for run in shown.runs if not run.used), marks)
-    if shown.notes:
+    yield _marked((run for run in row.runs if run.used), marks)
+    if 0 < row.used < total:
+        yield f"-- cut here: {total - row.used:,} tokens are not trained on --"
+        yield _marked((run for run in row.runs if not run.used), marks)
+    if row.notes:
         yield ""
-    yield from shown.notes
+    yield from row.notes
 
 
-def _fate(shown: Shown) -> str:
+def _fate(row: Shown) -> str:
     return {
         "sample": "",
-        "cut": f", cut at {shown.used:,}",
+        "cut": f", cut at {row.used:,}",
         "dropped": "; too long, left out",
         "without_loss": "; no token with loss fits the sequence, left out",
-    }[shown.fate]
+    }[row.fate]
 
 
 def _marked(runs: Iterable[TokenRun], marks: tuple[str, str]) -> str:

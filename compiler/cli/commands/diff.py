@@ -67,14 +67,16 @@ def run(args: argparse.Namespace) -> int:
         phases = [_phases(name) for name in names]
         if min(map(len, phases)) > 1:
             return _run_phases(args, names, *phases)
-        differs = _differs(names, args.set, says_others=True)
+        spec_difference = _difference(names, args.set, says_others=True)
     except SpecError as error:
         sources = [item.span.source for item in error.diagnostics if item.span]
         return refused(in_order(error.diagnostics, sources), args.format)
     print(
-        json.dumps(document(names, differs), indent=2, ensure_ascii=False) if args.format == "json" else text(differs)
+        json.dumps(document(names, spec_difference), indent=2, ensure_ascii=False)
+        if args.format == "json"
+        else text(spec_difference)
     )
-    return 0 if differs.is_none else EXIT_DIFFERS
+    return 0 if spec_difference.is_none else EXIT_DIFFERS
 
 
 def _phases(name: str) -> dict[str, str]:
@@ -83,7 +85,7 @@ def _phases(name: str) -> dict[str, str]:
     return {phase.partition(SEPARATOR)[2]: f"{file}:{phase}" for phase in phases_in(file, run)} or {"": name}
 
 
-def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> SpecDifference:
+def _difference(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> SpecDifference:
     """The difference of two specs, the second with overrides. Raises SpecError with the mistakes of both."""
     resolved: list[Resolved] = []
     mistakes: list[Diagnostic] = []
@@ -104,18 +106,24 @@ def _differs(names: Sequence[str], overrides: list[str], *, says_others: bool = 
 
 def _run_phases(args: argparse.Namespace, names: tuple[str, str], before: _Phases, after: _Phases) -> int:
     """Print the differences of phases with the same name, and the phases that only one run has."""
-    differences = {phase: _differs((before[phase], after[phase]), args.set) for phase in before if phase in after}
+    differences = {phase: _difference((before[phase], after[phase]), args.set) for phase in before if phase in after}
     lone = {"only_before": [phase for phase in before if phase not in after]}
     lone["only_after"] = [phase for phase in after if phase not in before]
-    equal = not any(lone.values()) and all(differs.is_none for differs in differences.values())
+    equal = not any(lone.values()) and all(spec_difference.is_none for spec_difference in differences.values())
     if args.format == "json":
-        phases = [document((before[phase], after[phase]), differs) for phase, differs in differences.items()]
+        phases = [
+            document((before[phase], after[phase]), spec_difference) for phase, spec_difference in differences.items()
+        ]
         head = {"version": JSON_VERSION, "before": names[0], "after": names[1], "equal": equal}
         print(json.dumps({**head, "phases": phases, **lone}, indent=2, ensure_ascii=False))
     elif equal:
         print("no difference")
     else:
-        parts = [f"{_title(phase)}\n\n{text(differs)}" for phase, differs in differences.items() if not differs.is_none]
+        parts = [
+            f"{_title(phase)}\n\n{text(spec_difference)}"
+            for phase, spec_difference in differences.items()
+            if not spec_difference.is_none
+        ]
         parts += [f"{_title(phase)}: only in {names[0]}" for phase in lone["only_before"]]
         print("\n\n".join(parts + [f"{_title(phase)}: only in {names[1]}" for phase in lone["only_after"]]))
     return 0 if equal else EXIT_DIFFERS
@@ -128,17 +136,17 @@ def _title(phase: str) -> str:
 # ---------------------------------------------------------------- text
 
 
-def text(differs: SpecDifference) -> str:
+def text(spec_difference: SpecDifference) -> str:
     """The difference as text: changed keys by block, then their effects."""
-    if differs.is_none:
+    if spec_difference.is_none:
         return "no difference"
-    blocks = dict.fromkeys(change.path.partition(".")[0] for change in differs.values)
-    rows = {block: [_row(c) for c in differs.values if c.path.partition(".")[0] == block] for block in blocks}
+    blocks = dict.fromkeys(change.path.partition(".")[0] for change in spec_difference.values)
+    rows = {block: [_row(c) for c in spec_difference.values if c.path.partition(".")[0] == block] for block in blocks}
     for prefix, title in TITLES.items():
-        facts = [_fact(fact) for fact in differs.facts if fact.name.partition(".")[0] == prefix]
+        facts = [_fact(fact) for fact in spec_difference.facts if fact.name.partition(".")[0] == prefix]
         facts = [row for row in facts if row not in rows.get(prefix, ())]
         rows |= {title: [*rows.get(title, ()), *facts]} if facts else {}
-    rows |= {"stages": [_move(move) for move in differs.moves]} if differs.moves else {}
+    rows |= {"stages": [_move(move) for move in spec_difference.moves]} if spec_difference.moves else {}
     width = max(len(name) for part in rows.values() for name, _ in part)
     return "\n\n".join(
         "\n".join((title, *(f"  {name:<{width}}  {change}" for name, change in part))) for title, part in rows.items()
@@ -176,17 +184,23 @@ def _move(move: LayersMove) -> tuple[str, str]:
 # ---------------------------------------------------------------- json
 
 
-def document(names: Iterable[str], found: SpecDifference) -> dict[str, Any]:
+def document(names: Iterable[str], spec_difference: SpecDifference) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     before, after = names
     return {
         "version": JSON_VERSION,
         "before": before,
         "after": after,
-        "equal": found.is_none,
-        "values": [{"path": c.path, "before": c.before, "after": c.after, "derived": c.derived} for c in found.values],
-        "facts": [{"name": f.name, "before": f.before, "after": f.after, "unit": f.unit or None} for f in found.facts],
+        "equal": spec_difference.is_none,
+        "values": [
+            {"path": c.path, "before": c.before, "after": c.after, "derived": c.derived} for c in spec_difference.values
+        ],
+        "facts": [
+            {"name": f.name, "before": f.before, "after": f.after, "unit": f.unit or None}
+            for f in spec_difference.facts
+        ],
         "moves": [
-            {"first_layer": m.first, "last_layer": m.last, "before": m.before, "after": m.after} for m in found.moves
+            {"first_layer": m.first, "last_layer": m.last, "before": m.before, "after": m.after}
+            for m in spec_difference.moves
         ],
     }

@@ -145,15 +145,15 @@ def _on_one_rank(
     return loss_of(model, streams, show)
 
 
-def document(args: argparse.Namespace, source: ModelSource, found: EvaluatedLoss) -> dict[str, object]:
+def document(args: argparse.Namespace, source: ModelSource, loss: EvaluatedLoss) -> dict[str, object]:
     """The document that docs/json.md describes."""
     return {
         "version": JSON_VERSION,
-        "loss": found.mean,
-        "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
+        "loss": loss.mean,
+        "perplexity": loss.perplexity,
+        "bits_per_byte": loss.bits_per_byte,
+        "tokens": loss.tokens,
+        "bytes": loss.bytes,
         "checkpoint": source.name,
         "step": source.checkpoint.step,
         "average": args.average,
@@ -163,13 +163,13 @@ def document(args: argparse.Namespace, source: ModelSource, found: EvaluatedLoss
     }
 
 
-def text(source: ModelSource, found: EvaluatedLoss) -> str:
+def text(source: ModelSource, loss: EvaluatedLoss) -> str:
     """The loss as text."""
-    rows = [("loss", f"{found.mean:.4f} nats per token")]
-    if found.perplexity is not None:
-        rows.append(("perplexity", f"{found.perplexity:.4g}"))
-    if found.bits_per_byte is not None:
-        rows.append(("bits per byte", f"{found.bits_per_byte:.4f} ({found.bytes:,} bytes)"))
-    rows.append(("tokens", f"{found.tokens:,}, in sequences of {source.spec.train.sequence:,}"))
+    rows = [("loss", f"{loss.mean:.4f} nats per token")]
+    if loss.perplexity is not None:
+        rows.append(("perplexity", f"{loss.perplexity:.4g}"))
+    if loss.bits_per_byte is not None:
+        rows.append(("bits per byte", f"{loss.bits_per_byte:.4f} ({loss.bytes:,} bytes)"))
+    rows.append(("tokens", f"{loss.tokens:,}, in sequences of {source.spec.train.sequence:,}"))
     rows.append(("checkpoint", source.name))
     return "\n".join(f"{name:<13}  {value}" for name, value in rows)

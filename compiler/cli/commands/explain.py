@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if not topics:
         close = " or ".join(f"`{name}`" for name in suggestions(args.topic))
         hint = f"did you mean {close}?" if close else "`dsc explain` lists codes and keys"
-        return wrong(f"there is no code, key or word `{_shown(args.topic)}`", hint, args.format)
+        return wrong(f"there is no code, key or word `{_printable(args.topic)}`", hint, args.format)
     if args.format == "json":
         print(
             json.dumps(
@@ -86,5 +86,5 @@ def _print(text: str) -> None:
     Console().print(styled, soft_wrap=True)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:60])

@@ -64,7 +64,7 @@ def _write(
     args: argparse.Namespace,
     folder: Path,
     manifest: Manifest,
-    found: Publication,
+    published: Publication,
     context: int,
     peft: tuple[Adapters, dict[str, Any]] | None = None,
 ) -> int:
@@ -77,12 +77,12 @@ def _write(
             "eos_token_id": end,
             "pad_token_id": None,
         }  # override the defaults of the configuration class
-        config = with_format(found, args.dtype) | tokens
+        config = with_format(published, args.dtype) | tokens
         name, config = (ADAPTER_CONFIG, peft[1]) if peft else (CONFIG, config)
         files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
         for name, content in files.items():
             (new / name).write_bytes(content)
-        tensors = peft[0].tensors if peft else found.tensors
+        tensors = peft[0].tensors if peft else published.tensors
         request = Export(str(folder.absolute()), str(new), tensors, args.dtype, args.average)
         tell = progress("export")
         code, result = ask(
@@ -93,23 +93,23 @@ def _write(
         if peft:
             (new / ONE).rename(new / ADAPTER_WEIGHTS)
         publish()
-    notes = _notes(found, has_tokenizer=len(files) > 1)
+    notes = _notes(published, has_tokenizer=len(files) > 1)
     if peft and peft[1]["base_model_name_or_path"] is None:
         notes.append(f"{ADAPTER_CONFIG} names no base model, as its weights were trained here: {NAME_BASE}")
     for note in notes:
         say(f"note: {note}")
     size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
-    say(visible(f"wrote {args.out}: {found.model_type}, {size}, from {folder}"))
+    say(visible(f"wrote {args.out}: {published.model_type}, {size}, from {folder}"))
     return 0
 
 
-def _notes(found: Publication, *, has_tokenizer: bool) -> list[str]:
+def _notes(published: Publication, *, has_tokenizer: bool) -> list[str]:
     """Notes for the user on an exported model."""
     notes = []
-    if found.family.remote:
-        notes.append(f"transformers loads {found.model_type} only with the code published with such models")
-    if "kv_lora_rank" in found.config and found.config["rms_norm_eps"] != LATENT_EPS:
-        eps = found.config["rms_norm_eps"]
+    if published.family.remote:
+        notes.append(f"transformers loads {published.model_type} only with the code published with such models")
+    if "kv_lora_rank" in published.config and published.config["rms_norm_eps"] != LATENT_EPS:
+        eps = published.config["rms_norm_eps"]
         notes.append(f"norm_eps is {eps:g} here; transformers always uses {LATENT_EPS:g} in the norms of latents")
     if not has_tokenizer:
         notes.append("the checkpoint has no tokenizer: none was written")

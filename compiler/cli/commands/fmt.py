@@ -56,16 +56,16 @@ def run(args: argparse.Namespace) -> int:
         if args.paths != [STDIN] or args.check or args.diff:
             return wrong("`-` takes no other arguments", "write `dsc fmt - < spec.dsc`")
         return _filter()
-    laid: list[FormattedFile] = []
+    files: list[FormattedFile] = []
     mistakes: list[Diagnostic] = []
     for path in dict.fromkeys(_files(args.paths or ["."])):
         try:
-            laid.append(_laid(path))
+            files.append(_formatted(path))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
         return _refuse(mistakes)
-    different = [file for file in laid if file.differs]
+    different = [file for file in files if file.differs]
     if args.check or args.diff:
         for file in different:
             print(_diff(file) if args.diff else visible(file.path))
@@ -106,7 +106,7 @@ def _filter() -> int:
     return 0
 
 
-def _laid(path: str) -> FormattedFile:
+def _formatted(path: str) -> FormattedFile:
     """Read and format a file. Raises SpecError. A link is refused, as it would be replaced by a file."""
     content, mistakes = content_of(path)
     if not mistakes and Path(path).is_symlink():
@@ -136,10 +136,10 @@ def _files(paths: list[str]) -> Iterator[str]:
                     yield str(file)
 
 
-def _diff(laid: FormattedFile) -> str:
+def _diff(file: FormattedFile) -> str:
     """The changes as a unified diff, with control characters replaced."""
     import difflib
 
-    before, after = (text.splitlines() for text in (laid.content.decode("utf-8"), laid.text))
-    lines = difflib.unified_diff(before, after, laid.path, f"{laid.path} formatted", lineterm="")
+    before, after = (text.splitlines() for text in (file.content.decode("utf-8"), file.text))
+    lines = difflib.unified_diff(before, after, file.path, f"{file.path} formatted", lineterm="")
     return "\n".join(visible(line) for line in lines)

@@ -160,7 +160,7 @@ def document(prompt: str, written: Written, seconds: float) -> dict[str, object]
         "tokens": list(written.tokens),
         "ended": bool(written.stop),
         "drafted": written.drafts.drafted,
-        "taken": written.drafts.taken,
+        "taken": written.drafts.accepted,
         "seconds": seconds,
     }
 
@@ -172,7 +172,9 @@ def summary_line(written: Written, seconds: float, sequence: int) -> str:
     if not count:
         lines[0] = f"no text: the first token is {written.stop}, which ends a text"
     if drafts.drafted:
-        lines[0] += f"; {drafts.taken:,} of {drafts.drafted:,} drafts accepted ({drafts.taken / drafts.drafted:.0%})"
+        lines[0] += (
+            f"; {drafts.accepted:,} of {drafts.drafted:,} drafts accepted ({drafts.accepted / drafts.drafted:.0%})"
+        )
     if len(written.prompt) + count > sequence:
         lines.append(f"longer than the sequences that the model was trained on ({sequence:,} tokens)")
     return "\n".join(lines)

@@ -185,9 +185,9 @@ def _context(root: JsonValue) -> int:
     return value if type(value) is int and 0 < value <= 1 << 40 else 0
 
 
-def _left_out(held: Mapping[str, StoredTensor]) -> list[str]:
+def _left_out(stored_tensors: Mapping[str, StoredTensor]) -> list[str]:
     """A remark on tensors that are left out because they follow from the configuration."""
-    derived = [name for name in held if DERIVED.fullmatch(name)]
+    derived = [name for name in stored_tensors if DERIVED.fullmatch(name)]
     if not derived:
         return []
     return [f"{plural(len(derived), 'tensor')} that follow from the configuration are left out, {derived[0]} first"]

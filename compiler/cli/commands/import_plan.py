@@ -98,8 +98,8 @@ def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str
 READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
 
 
-def _beside(path: Path, out: str) -> SideFiles:
-    """Access to files in the folder of a configuration and below, and their names relative to a spec at `out`."""
+def _beside(path: Path, spec_path: str) -> SideFiles:
+    """Access to files in the folder of a configuration and below, and their names relative to a spec at `spec_path`."""
 
     def text(name: str) -> str | None:
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -109,7 +109,7 @@ def _beside(path: Path, out: str) -> SideFiles:
         except TextFileError:
             return None
 
-    folder = Path(out).parent if out.endswith(".dsc") else Path()
+    folder = Path(spec_path).parent if spec_path.endswith(".dsc") else Path()
     return SideFiles(text, lambda name: Path(os.path.relpath(path.parent / name, folder)).as_posix())
 
 

@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
         return wrong(f"{args.file} cannot be written: {reason}")
-    print(f"wrote {visible(args.file)}\n\n{_next(args.file)}")
+    print(f"wrote {visible(args.file)}\n\n{_next_commands(args.file)}")
     return 0
 
 
-def _next(file: str) -> str:
+def _next_commands(file: str) -> str:
     """The next commands. `dsc train` is listed only for a spec that can be trained."""
     trains = all(not train_refusals(view.spec) for view in analyse(file).views if hasattr(view.spec, "train"))
     rows = [

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, refused, wrong
-from compiler.cli.commands.output_files import is_file, put, status, write
+from compiler.cli.commands.output_files import is_file, status, write, write_or_print
 from compiler.files.text import read_text
 from compiler.schedule.costs import MOST_BYTES, Costs, costs_of_json, shipped, shipped_names
 from compiler.schedule.schedule import Schedule
@@ -106,17 +106,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.write_costs:
             write(args.write_costs, json_of_costs(measured_costs).encode())
-        put(contents, args.out)
+        write_or_print(contents, args.out)
     except OSError as error:
         return _unwritten(args.out, error)
     return 0
 
 
-def _unwritten(out: Path | None, error: OSError) -> int:
+def _unwritten(path: Path | None, error: OSError) -> int:
     """Print which file cannot be written. Errors of stdout are raised."""
-    if out is None and error.filename is None:
+    if path is None and error.filename is None:
         raise error
-    return wrong(f"{error.filename or out} cannot be written: {error.strerror}")
+    return wrong(f"{error.filename or path} cannot be written: {error.strerror}")
 
 
 def _is_build(folder: Path) -> bool:
@@ -140,10 +140,12 @@ def _kernels(args: argparse.Namespace) -> int:
         return wrong(f"{args.run_folder} has no readable {FILE}: name a folder written by this version of dsc compile")
     try:
         if args.format == "json":
-            put(to_json(kernels), args.out)
+            write_or_print(to_json(kernels), args.out)
         else:
             screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
-            put(text(args.run_folder.resolve().name, kernels, screen, runs_on_cpus(args.run_folder)), args.out)
+            write_or_print(
+                text(args.run_folder.resolve().name, kernels, screen, runs_on_cpus(args.run_folder)), args.out
+            )
     except OSError as error:
         return _unwritten(args.out, error)
     return 0

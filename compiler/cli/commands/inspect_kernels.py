@@ -79,8 +79,8 @@ def _row(op: str, parts: list[str], file: str | None) -> dict[str, Any]:
     return {"op": op, "of": parts, "kernel": file, "calls": 0, "bytes_saved": 0}
 
 
-def to_json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1) + "\n"
+def to_json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=1) + "\n"
 
 
 def runs_on_cpus(build: Path) -> bool:
@@ -93,39 +93,41 @@ def runs_on_cpus(build: Path) -> bool:
         return False
 
 
-def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus: bool = False) -> str:
+def text(name: str, report: dict[str, Any], screen: Screen | None = None, on_cpus: bool = False) -> str:
     """The kernels as text, with escape codes if the screen has colours. Lists are wrapped to the screen's width;
     without a screen (a pipe or a file) they stay on one line. `on_cpus`: the build is for CPUs."""
     console = console_of(screen or Screen(), UNBOUNDED)
-    for part in _parts(name, found, max(screen.width, MIN_WIDTH) if screen else UNBOUNDED, on_cpus):
+    for part in _parts(name, report, max(screen.width, MIN_WIDTH) if screen else UNBOUNDED, on_cpus):
         console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in printed(console, screen or Screen()).splitlines()) + "\n"
 
 
-def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
-    updates = [row for row in (found["optimizer"], found["rest"]) if row]
-    files = {row["kernel"] for row in (*found["kernels"], *found["quantised"], *updates)} - {None}
+def _parts(name: str, report: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
+    updates = [row for row in (report["optimizer"], report["rest"]) if row]
+    files = {row["kernel"] for row in (*report["kernels"], *report["quantised"], *updates)} - {None}
     yield Text(visible(f"{name}: {len(files)} kernel files"), style=Style(bold=True))
     yield Text("calls and bytes are per micro-batch, forward and backward", style=_quiet())
     if on_cpus:
         yield Text(_wrapped(ON_CPUS.split(" "), " ", width), style=_quiet())
     yield Text()
-    if found["fused"]:
-        rows: list[Cells] = [(row["op"], row["of"], row["kernel"] or "torch", *_numbers(row)) for row in found["fused"]]
-        calls, saved = (sum(row[key] for row in found["fused"]) for key in ("calls", "bytes_saved"))
+    if report["fused"]:
+        rows: list[Cells] = [
+            (row["op"], row["of"], row["kernel"] or "torch", *_numbers(row)) for row in report["fused"]
+        ]
+        calls, saved = (sum(row[key] for row in report["fused"]) for key in ("calls", "bytes_saved"))
         total: Cells = ("all", [], "", *_numbers({"calls": calls, "bytes_saved": saved}))
         table = _table(("fused", "stands for", "kernel", "calls", "saves"), [*rows, total], " + ", width)
         table.rows[-1].style = Style(bold=True)
         yield table
         yield Text()
-    if found["unfused"]:
-        yield Text(f"the spec turns these fusions off: {', '.join(found['unfused'])}")
+    if report["unfused"]:
+        yield Text(f"the spec turns these fusions off: {', '.join(report['unfused'])}")
         yield Text()
-    calls_of_files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in found["kernels"]]
+    calls_of_files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in report["kernels"]]
     yield _table(("kernel", "ops", "in", "calls"), calls_of_files, ", ", width)
     yield Text()
     reasons: dict[str, list[str]] = {}
-    for row in found["without"]:
+    for row in report["without"]:
         reasons.setdefault(row["reason"], []).append(row["op"])
     for reason, (first, *rest) in reasons.items():
         yield Text(_wrapped([f"by torch: {first}", *rest], ", ", width))
@@ -133,7 +135,7 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     if not reasons:
         yield Text("every op has a kernel")
     yield Text()
-    for row in found["quantised"]:
+    for row in report["quantised"]:
         line = f"quantized weights: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls per step"
         yield Text(_wrapped(line.split(" "), " ", width))
     for row in updates:

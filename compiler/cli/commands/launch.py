@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "launcher",
         choices=tuple(LAUNCHERS),
-        help="; ".join(f"{name}: {launcher.what}" for name, launcher in LAUNCHERS.items()),
+        help="; ".join(f"{name}: {launcher.description}" for name, launcher in LAUNCHERS.items()),
     )
     text = "build folder, written by dsc compile; for a run with phases, the builds of all phases in order"
     add("builds", metavar="BUILD", type=Path, nargs="+", help=text)
@@ -250,7 +250,7 @@ def _write(folder: Path, files: LaunchFiles) -> None:
 
 
 def _as_text(folder: Path, files: LaunchFiles) -> str:
-    lines = [f"{folder / file.name}: {file.what}" for file in files.files]
+    lines = [f"{folder / file.name}: {file.description}" for file in files.files]
     return "\n".join(map(printable, [*lines, "start:", *(f"  {command}" for command in files.commands)]))
 
 
@@ -264,7 +264,7 @@ def _as_json(launcher: str, job: Job, folder: Path, files: LaunchFiles) -> str:
         "nodes": needs.nodes,
         "ranks_per_node": needs.ranks_per_node,
         "files": [
-            {"path": str(folder / file.name), "bytes": len(file.text.encode()), "what": file.what}
+            {"path": str(folder / file.name), "bytes": len(file.text.encode()), "what": file.description}
             for file in files.files
         ],
         "commands": list(files.commands),

@@ -41,7 +41,7 @@ def refuse_output(path: Path, *inputs: str | Path | None) -> None:
         pass
 
 
-def put(contents: str, path: Path | None) -> None:
+def write_or_print(contents: str, path: Path | None) -> None:
     """Write contents to a file with `write`, or to stdout."""
     if path is None:
         print(contents, end="")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, progress, wrong
-from compiler.cli.commands.output_files import put, refuse_output
+from compiler.cli.commands.output_files import refuse_output, write_or_print
 from compiler.predict.choose import Chosen
 from compiler.predict.prediction import OrderGain
 from compiler.program.lower import Lowering
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         return wrong("a page shows one phase, and this run has several", f"name one: {listed}")
     planned = [_planned(args, phase) for phase in phases]
     try:
-        put(RENDERERS[args.format](args, planned), args.out)
+        write_or_print(RENDERERS[args.format](args, planned), args.out)
     except OSError as error:
         if args.out is None:
             raise
@@ -180,7 +180,7 @@ def _unwritten(args: argparse.Namespace, error: OSError) -> int:
 
 def _why(args: argparse.Namespace, chosen: Chosen, timed: TimedPlan, ranks: Sequence[RankMemory]) -> Why:
     """Why the plan does not fit, and edits that make it fit."""
-    from compiler.predict.why import ways_to_fit
+    from compiler.predict.why import fitting_edits
     from compiler.predict.why_shown import why_of
     from dsl.load import variants
 
@@ -189,10 +189,10 @@ def _why(args: argparse.Namespace, chosen: Chosen, timed: TimedPlan, ranks: Sequ
     tell = progress("plan")
     tell("it does not fit: looking for edits that make it fit")
     try:
-        ways = ways_to_fit(timed, ranks, legal, chosen.origins, tuple(choice))
+        edits = fitting_edits(timed, ranks, legal, chosen.origins, tuple(choice))
     finally:
         tell("")
-    return why_of(timed, ranks, ways, chosen.origins)
+    return why_of(timed, ranks, edits, chosen.origins)
 
 
 def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:

@@ -179,10 +179,10 @@ def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraini
     succeeds."""
     args, folder = replay.args, replay.out / name
     try:
-        _prepare(args.run_folder, replay.step, folder, _given_up(replay))
+        _prepare(args.run_folder, replay.step, folder, _earlier_rollbacks(replay))
     except (CheckpointError, OSError) as error:
         return wrong(printable(str(error)), output_format=args.format), None
-    say(f"training step {replay.step} again{_where(slots)}")
+    say(f"training step {replay.step} again{_placement_text(slots)}")
     words = ["--out", str(folder), "--data", str(args.data), "--steps", str(replay.step), "--resume"]
     words += ["--device", replay.device, "--replay", slots]
     code = call(["runtime.run.train", str(replay.out / "build"), *words], quiet=args.format == "json")
@@ -194,7 +194,7 @@ def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraini
         return wrong(printable(str(error)), output_format=args.format), None
 
 
-def _where(slots: str) -> str:
+def _placement_text(slots: str) -> str:
     if slots == "any":
         return ""
     if "," in slots:
@@ -237,7 +237,7 @@ def _numbers(slots: str) -> list[int]:
 # ---------------------------------------------------------------- the start of a training
 
 
-def _given_up(replay: Replay) -> int | None:
+def _earlier_rollbacks(replay: Replay) -> int | None:
     """The number of rollbacks that the run did before the one at this step; None if it did not roll back there."""
     rows = [row.get("step") for row in _health(replay.args.run_folder).get("rollbacks", ())]
     return len(rows) - 1 - rows[::-1].index(replay.step) if replay.step in rows else None
@@ -261,7 +261,7 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
     folder.mkdir()
     checkpoints = [(path, manifest) for path, manifest in manifests(run / CHECKPOINTS).valid if manifest.step < step]
     if rollbacks is not None:
-        checkpoints = [(path, manifest) for path, manifest in checkpoints if _seen(manifest) <= rollbacks]
+        checkpoints = [(path, manifest) for path, manifest in checkpoints if _num_rollbacks(manifest) <= rollbacks]
     checkpoints.sort(key=lambda checkpoint: -checkpoint[1].step)
     links = run.stat().st_dev == folder.stat().st_dev
     for path, _ in checkpoints if links else checkpoints[:1]:
@@ -273,7 +273,7 @@ def _prepare(run: Path, step: int, folder: Path, rollbacks: int | None) -> None:
         _link(run / DATA, folder / DATA)
 
 
-def _seen(manifest: Manifest) -> int:
+def _num_rollbacks(manifest: Manifest) -> int:
     """The number of rollbacks that a run had done when it wrote a checkpoint."""
     health = manifest.meta.get("health")
     rollbacks = health.get("rollbacks", 0) if isinstance(health, dict) else 0
@@ -283,11 +283,11 @@ def _seen(manifest: Manifest) -> int:
 def _link(source: Path, target: Path) -> None:
     """Link the files of a folder into another, without hidden ones; copy them if they cannot be linked."""
 
-    def link(file: str, to: str) -> None:
+    def link(file: str, link_path: str) -> None:
         try:
-            os.link(file, to)
+            os.link(file, link_path)
         except OSError:
-            shutil.copyfile(file, to)
+            shutil.copyfile(file, link_path)
 
     shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(".*"))
 
@@ -301,9 +301,9 @@ def _say_other_build(replay: Replay) -> None:
         say(f"the run trained step {replay.step} with build {trained}, and this is {replayed}: rounding may differ")
 
 
-def other_surroundings(run: RecordedTraining, again: RecordedTraining, step: int) -> list[str]:
+def other_surroundings(run: RecordedTraining, replayed: RecordedTraining, step: int) -> list[str]:
     """The differences between run and replay that can change bits: build, versions, device, ranks."""
-    run_start, replay_start = run.start_of(step), again.start_of(step)
+    run_start, replay_start = run.start_of(step), replayed.start_of(step)
     shared = [name for name in SURROUNDINGS if name in run_start and name in replay_start]
     return [
         f"{name}: {run_start[name]} in the run, {replay_start[name]} now"
@@ -341,12 +341,12 @@ def _report(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int,
 def _as_json(suspect: Suspect) -> dict[str, Any]:
     host, device = suspect.device
     return {
-        "rank": suspect.of,
+        "rank": suspect.run_rank,
         "host": host,
         "device": device,
         "as": suspect.rank,
         "step": suspect.step,
-        "first": suspect.what,
+        "first": suspect.output,
     }
 
 

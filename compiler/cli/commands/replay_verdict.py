@@ -43,13 +43,13 @@ class ComputedStep:
     prints: str
     not_finite: frozenset[int]
 
-    def print_at(self, at: int) -> str:
+    def print_at(self, index: int) -> str:
         """The fingerprint at an index; "" past the end."""
-        return self.prints[DIGITS * at : DIGITS * (at + 1)]
+        return self.prints[DIGITS * index : DIGITS * (index + 1)]
 
-    def is_output(self, at: int) -> bool:
+    def is_output(self, index: int) -> bool:
         """Whether the value at an index is an output of the rank, not an input."""
-        return at < len(self.names) and self.names[at].startswith(">")
+        return index < len(self.names) and self.names[index].startswith(">")
 
 
 @dataclass(frozen=True)
@@ -120,37 +120,43 @@ def _logs(folder: Path) -> Iterator[tuple[int, ComputedLog]]:
 # ---------------------------------------------------------------- the run and a replay
 
 
-def differences(step: int, was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def differences(
+    step: int, run_row: Mapping[str, Any] | None, replay_row: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """The differences between two rows of a step, by key. None if nothing differs, or if the run has no row."""
-    if was is None:
+    if run_row is None:
         return None
-    if now is None:
+    if replay_row is None:
         return {"step": step, "keys": {"step": {"run": step, "replay": None}}}
-    keys = {key for key in was.keys() & now.keys() if key not in MEASURED}
-    keys |= {key for key in was.keys() ^ now.keys() if key not in MEASURED and not key.startswith(AT_THE_END)}
+    keys = {key for key in run_row.keys() & replay_row.keys() if key not in MEASURED}
+    keys |= {
+        key for key in run_row.keys() ^ replay_row.keys() if key not in MEASURED and not key.startswith(AT_THE_END)
+    }
     differs = {
-        key: {"run": was.get(key), "replay": now.get(key)} for key in sorted(keys) if was.get(key) != now.get(key)
+        key: {"run": run_row.get(key), "replay": replay_row.get(key)}
+        for key in sorted(keys)
+        if run_row.get(key) != replay_row.get(key)
     }
     return {"step": step, "keys": differs} if differs else None
 
 
-def compared(run: RecordedTraining, again: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
+def compared(run: RecordedTraining, replay: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
     """Compare a run and a replay: the steps up to `step` that differ, with their keys, and the ranks whose numbers
     differ (if the run recorded them)."""
-    last = next((computation.last_sample for computation in again.computed(step).values()), -1)
+    last = next((computation.last_sample for computation in replay.computed(step).values()), -1)
     bad = run.bad.get((step, last))
     end = step if bad is None else min(step, (step if bad.get("to") is None else bad["to"] + 1))
     rows = [
-        (earlier_step, run.rows.get(earlier_step), again.rows.get(earlier_step))
-        for earlier_step in range(again.begun + 1, end)
+        (earlier_step, run.rows.get(earlier_step), replay.rows.get(earlier_step))
+        for earlier_step in range(replay.begun + 1, end)
     ]
     if bad is None:
-        rows.append((step, run.rows.get(step), again.rows.get(step)))
+        rows.append((step, run.rows.get(step), replay.rows.get(step)))
     else:
-        rows.append((step, _numbers(bad), _numbers(again.bad.get((step, last)) or again.rows.get(step))))
+        rows.append((step, _numbers(bad), _numbers(replay.bad.get((step, last)) or replay.rows.get(step))))
     differing = [differs for row in rows if (differs := differences(*row))]
     prints = (bad or {}).get("prints") or ()
-    numbers = {rank: computation.numbers for rank, computation in again.computed(step).items()}
+    numbers = {rank: computation.numbers for rank, computation in replay.computed(step).items()}
     return differing, [rank for rank, recorded in enumerate(prints) if numbers.get(rank) not in (None, recorded)]
 
 
@@ -163,14 +169,14 @@ def _numbers(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A device that computed another output from the same inputs: first as `rank`, in the value `what` of a step. `of`:
-    the rank on this device in the run, or None."""
+    """A device that computed another output from the same inputs: first as `rank`, in the value `output` of a step.
+    `run_rank`: the rank on this device in the run, or None."""
 
-    of: int | None
+    run_rank: int | None
     device: Device
     rank: int
     step: int
-    what: str
+    output: str
 
 
 def are_equal(first: RecordedTraining, second: RecordedTraining) -> bool:
@@ -195,7 +201,7 @@ def suspects(trainings: Sequence[RecordedTraining]) -> list[Suspect]:
     ranks = {log.device: rank for rank, log in sorted(trainings[0].logs.items(), reverse=True)}
     first = {device: next(odd[device] for odd in sets if device in odd) for device in devices}
     listed = [Suspect(ranks.get(device), device, *first[device]) for device in devices]
-    return sorted(listed, key=lambda suspect: (suspect.of is None, suspect.of or 0, suspect.device))
+    return sorted(listed, key=lambda suspect: (suspect.run_rank is None, suspect.run_rank or 0, suspect.device))
 
 
 def _odd(rank: int, logs: Sequence[ComputedLog]) -> dict[Device, tuple[int, int, str]]:
@@ -247,9 +253,9 @@ def verdict(
 ) -> tuple[Verdict, list[Suspect]]:
     """The verdict on a number of the run, and the suspect devices. `trainings`: the replays, the first on the devices
     of the run. `comparable`: whether they have the build and versions of the run."""
-    again, swapped, *_ = trainings
-    as_run, swapped_as_run = (not any(compared(run, training, step)) for training in (again, swapped))
-    if are_equal(again, swapped):
+    replay, swapped, *_ = trainings
+    as_run, swapped_as_run = (not any(compared(run, training, step)) for training in (replay, swapped))
+    if are_equal(replay, swapped):
         return ("real" if as_run else "transient" if comparable else "unknown"), []
     if comparable and swapped_as_run and not as_run:
         return "transient", []

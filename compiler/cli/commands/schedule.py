@@ -34,7 +34,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
-from compiler.cli.commands.output_files import put, refuse_output
+from compiler.cli.commands.output_files import refuse_output, write_or_print
 from compiler.cli.commands.schedule_formats import FORMATS, summary
 from compiler.cli.commands.schedule_input import InputError, answer_to
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             from compiler.cli.commands.schedule_order import in_best_order  # imports numpy
 
             answer = in_best_order(answer)
-        put(FORMATS[args.format](answer), args.out)
+        write_or_print(FORMATS[args.format](answer), args.out)
     except InputError as error:
         return wrong(str(error), error.hint)
     except TooMuchError as error:

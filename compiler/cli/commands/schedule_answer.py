@@ -65,18 +65,18 @@ def cells(measured: MeasuredSchedule) -> tuple[str, ...]:
     """The cells of `columns` after the name. Activations are counted per 1/P of the model."""
     peak_bytes = measured.peak_bytes
     return (
-        shown(measured.makespan),
+        number_text(measured.makespan),
         percent(measured.idle),
-        shown(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        number_text(Fraction(measured.peak_activations, measured.stages_a_rank)),
         str(measured.copies),
-        shown(measured.lower_bound),
+        number_text(measured.lower_bound),
         percent(measured.gap),
-        shown(measured.excess),
+        number_text(measured.excess),
         *((gigabytes(max(peak_bytes)),) if peak_bytes else ()),
     )
 
 
-def shown(value: Fraction) -> str:
+def number_text(value: Fraction) -> str:
     """A number as text: 66, 50.4, 17,978."""
     if value.denominator == 1 or abs(value) >= 10_000:
         return f"{round(value):,}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, percent, shown
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, number_text, percent
 from compiler.schedule.costs import ALIKE, Costs
 from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.memory import gigabytes
@@ -106,17 +106,17 @@ def summary(answer: Answer) -> list[str]:
     if (measured := entry.measured) is None:
         return []
     unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
-    pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
-    peak, cap = (shown(Fraction(activations, parts)) for activations in (measured.peak_activations, measured.cap))
+    pair, parts = measured.costs.pair_time("FB") * measured.stages_a_rank, entry.parts
+    peak, cap = (number_text(Fraction(activations, parts)) for activations in (measured.peak_activations, measured.cap))
     if answer.memory is not None:
         limit = gigabytes(answer.memory)
     else:
         limit = "the caps of the ranks" if isinstance(answer.cap, tuple) else f"{cap} activations"
     lines = [
-        f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
+        f"makespan {number_text(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {peak} activations on the fullest rank",
         _bound(entry, measured, limit, unit),
-        f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
+        f"excess {number_text(measured.excess)}{unit} over {N} F&B of {number_text(pair)}",
     ]
     if held_bytes := measured.peak_bytes:
         rank = held_bytes.index(max(held_bytes))
@@ -130,7 +130,7 @@ def summary(answer: Answer) -> list[str]:
     if entry.unordered is not None:
         gain = percent(1 - measured.makespan / entry.unordered)
         lines.append(f"order {' '.join(map(str, entry.order))}")
-        lines.append(f"the order of the data takes {shown(entry.unordered)}{unit}; this one takes {gain} less")
+        lines.append(f"the order of the data takes {number_text(entry.unordered)}{unit}; this one takes {gain} less")
     elif measured.costs.micro_batches:
         lines.append("micro-batches are in the order of the data: --order searches for a shorter one")
     if parts > 1:
@@ -139,12 +139,12 @@ def summary(answer: Answer) -> list[str]:
     return lines
 
 
-def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, most: str, unit: str) -> str:
+def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, cap: str, unit: str) -> str:
     """The line of the lower bound, what it covers, and the gap to it."""
     placements = [str(placement) for placement in entry.bounded or (measured.schedule.stage_placement,)]
     several = len(placements) > 1
     named = f"placement{'s' if several else ''} {in_words(placements)}"
-    line = f"lower bound {shown(measured.lower_bound)}{unit} for {named} and at most {most}"
+    line = f"lower bound {number_text(measured.lower_bound)}{unit} for {named} and at most {cap}"
     if measured.gap:
         return f"{line} · gap {percent(measured.gap)}"
     order = " and in this order of micro-batches" if measured.costs.micro_batches else ""
@@ -187,7 +187,7 @@ def number(value: Fraction) -> int | float:
 def costs_value(costs: Costs) -> dict[str, Any]:
     """Costs in the format of --costs."""
     return {
-        **{kind: number(costs.one(kind)) for kind in "FIWB"},
+        **{kind: number(costs.lone_time(kind)) for kind in "FIWB"},
         **{kind: None if time is None else number(time) for kind, time in (("O", costs.O), ("R", costs.R))},
         "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
         "latency": number(costs.latency) if costs.links == ALIKE else _links_value(costs),
@@ -205,7 +205,7 @@ def costs_value(costs: Costs) -> dict[str, Any]:
 def _weight_value(weight: StageWeight) -> int | float | dict[str, int | float]:
     """A stage's weight in the format of --costs: a number, or one per kind of action."""
     if isinstance(weight, Weight):
-        return {kind: number(weight.of(kind)) for kind in "FIWB"}
+        return {kind: number(weight.factor(kind)) for kind in "FIWB"}
     return number(weight)
 
 

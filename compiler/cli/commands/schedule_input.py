@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compiler.cli.commands.common import progress
 from compiler.cli.commands.output_files import is_file
-from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, shown
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, number_text
 from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, TriedSettings, tried_of
 from compiler.files.text import TextFileError, read_text
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V
@@ -26,12 +26,12 @@ from compiler.schedule.costs import (
     MOST_BYTES,
     UNIT_OF_SHIPPED,
     Costs,
-    any_pairs,
     costs_of_json,
     parse_costs,
     parse_time,
     shipped,
     shipped_names,
+    with_every_pair_gaining,
 )
 from compiler.schedule.measure import measure
 from compiler.schedule.memory import gigabytes
@@ -100,15 +100,15 @@ class Sizes:
         if all(peak <= cap for peak, cap in zip(peaks, caps, strict=True)):
             return
         if self.memory is not None:
-            in_bytes = costs.bytes.held(peaks)
+            in_bytes = costs.bytes.held_bytes(peaks)
             rank = in_bytes.index(max(in_bytes))
             needed = gigabytes(in_bytes[rank])
             raise InputError(f"{schedule.name} holds {needed} on rank {rank}: use --memory {needed} or more, or auto")
         sizes = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
         if isinstance(self.cap, tuple):
-            counts, needed = ", ".join(map(shown, peaks)), ",".join(f"{math.ceil(peak)}" for peak in peaks)
+            counts, needed = ", ".join(map(number_text, peaks)), ",".join(f"{math.ceil(peak)}" for peak in peaks)
         else:
-            counts, needed = shown(max(peaks)), f"{math.ceil(max(peaks))}"
+            counts, needed = number_text(max(peaks)), f"{math.ceil(max(peaks))}"
         edit = f"use --cap {needed} or more, or auto"
         raise InputError(f"{schedule.name} on {sizes} holds {counts} activations: {edit}")
 
@@ -277,7 +277,7 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
             raise InputError(
                 "--pairs any applies the factor of FB to all pairs: give --costs with FB and no other pair", "FB=1.8"
             )
-        costs = any_pairs(costs)
+        costs = with_every_pair_gaining(costs)
     if args.latency is not None:
         try:
             costs = replace(costs, latency=parse_time(args.latency), links=ALIKE)
@@ -390,7 +390,7 @@ def _searched(sizes: Sizes) -> ScheduleAnswer:
         def report(share: float) -> None:
             progress(f"search for auto: {share:.0%}")
 
-        solver = Solver(_cut(sizes, stages), sizes.cap_of(Fraction(stages, P)), report=report)
+        solver = Solver(_recut_costs(sizes, stages), sizes.cap_of(Fraction(stages, P)), report=report)
         solution = solved_with_copies(solver, P, stages, search) if solver.costs.can_offload else search(solver)
     solution.schedule.check()
     measured = solution.measured()
@@ -401,13 +401,13 @@ def _searched_unequal(sizes: Sizes, costs: Costs) -> ScheduleAnswer:
     """`auto` for micro-batches of unequal costs: the schedule searched for at their mean, or a shorter named one."""
     P, N, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.tried
     mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
-    at_mean = _searched(replace(sizes, costs=replace(costs, micro_batches=()).longer(mean))).schedule
+    at_mean = _searched(replace(sizes, costs=replace(costs, micro_batches=()).scaled(mean))).schedule
     assert at_mean is not None
     sizes_of_all = replace(sizes, num_stages=sizes.num_stages or P)
     entries = [_entry(at_mean, sizes_of_all, at_mean.stage_placement.stages_per_rank)]
     for row in SCHEDULES.values() if sizes.held_by is None else ():
         placement = row.stage_placement(sizes.chunks)
-        if row.has(P, N) and tried.allows(placement, P):
+        if row.has_size(P, N) and tried.allows(placement, P):
             schedule = replace(row.generate(P, N, sizes.chunks), name=AUTO)
             with suppress(InputError):  # it exceeds the cap
                 entries.append(_entry(schedule, sizes_of_all, placement.stages_per_rank))
@@ -425,7 +425,7 @@ def searching() -> Iterator[Callable[[str], None]]:
         tell("")
 
 
-def _cut(sizes: Sizes, stages: int) -> Costs:
+def _recut_costs(sizes: Sizes, stages: int) -> Costs:
     """The costs with the model cut into `stages` stages. Costs given for `auto` are for one stage per rank."""
     costs, given_stages = sizes.costs or Costs(), sizes.num_stages or sizes.num_ranks
     try:
@@ -455,7 +455,7 @@ def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
 
 def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
     """One entry for each name. Costs and cap are for 1/P of the model."""
-    base = _cut(sizes, sizes.num_ranks)
+    base = _recut_costs(sizes, sizes.num_ranks)
     entries = []
     for name in names:
         parts = 1 if name == AUTO else _parts(name, sizes.chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, percent, shown
+from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, number_text, percent
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, Picture, panel_of
 from compiler.tools.picture.formats import check_size, render
@@ -50,11 +50,11 @@ def _panel(entry: ScheduleAnswer, answer: Answer) -> Panel:
         )
     unit = f" {answer.unit}" if answer.unit else ""
     facts = (
-        ("makespan", shown(measured.makespan) + unit),
+        ("makespan", number_text(measured.makespan) + unit),
         ("bubble", percent(measured.idle)),
-        ("bound", shown(measured.lower_bound) + unit),
+        ("bound", number_text(measured.lower_bound) + unit),
         ("gap", percent(measured.gap)),
-        ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
+        ("activations at most", number_text(Fraction(measured.peak_activations, entry.parts))),
     )
     lanes = answer.lanes(schedule) if answer.lanes else ()
     activation = Fraction(1, entry.parts)

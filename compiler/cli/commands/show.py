@@ -94,12 +94,12 @@ def _print_spec(chosen: Chosen, with_origin: bool) -> None:
     print("\n".join(_aligned([line.text for line in lines], comments)))
 
 
-def _print_key(chosen: Chosen, shown: list[Leaf], key: str, with_origin: bool) -> None:
+def _print_key(chosen: Chosen, selected: list[Leaf], key: str, with_origin: bool) -> None:
     """Print a single value, or the values of a block with their keys."""
-    alone = len(shown) == 1 and shown[0].path == key
-    texts = [leaf.text if alone else f"{leaf.path} = {leaf.text}" for leaf in shown]
+    alone = len(selected) == 1 and selected[0].path == key
+    texts = [leaf.text if alone else f"{leaf.path} = {leaf.text}" for leaf in selected]
     comments = [
-        visible(str(origin_of(leaf.path, chosen.spec, chosen.origins))) if with_origin else "" for leaf in shown
+        visible(str(origin_of(leaf.path, chosen.spec, chosen.origins))) if with_origin else "" for leaf in selected
     ]
     print("\n".join(_aligned(texts, comments)))
 
@@ -119,7 +119,7 @@ def _aligned(texts: list[str], comments: list[str]) -> list[str]:
     return [f"{text:<{width}}{BEFORE_COMMENT}{comment}" if comment else text for text, comment in pairs]
 
 
-def document(chosen: Chosen, shown: list[Leaf]) -> dict[str, Any]:
+def document(chosen: Chosen, selected: list[Leaf]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     values = {
         leaf.path: {
@@ -128,7 +128,7 @@ def document(chosen: Chosen, shown: list[Leaf]) -> dict[str, Any]:
             "text": leaf.text,
             "origin": _origin_value(origin_of(leaf.path, chosen.spec, chosen.origins)),
         }
-        for leaf in shown
+        for leaf in selected
     }
     return {"version": JSON_VERSION, "run": chosen.spec.name, "values": values}
 

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, say, wrong
-from compiler.cli.commands.output_files import put
+from compiler.cli.commands.output_files import write_or_print
 from compiler.cli.commands.replay import SHOWN, TRAINED, step_number
 from compiler.files.text import TextFileError
 from compiler.tools.picture.recorded import Line, TraceError
@@ -57,16 +57,16 @@ def run(args: argparse.Namespace) -> int:
         if not args.again:
             return wrong(f"{args.run_folder}: {reason(error)}", "--again trains the step again, and traces it")
     with TemporaryDirectory(prefix="dsc-trace-", ignore_cleanup_errors=True) as folder:
-        again = Path(folder) / "again"
-        words = ["replay", str(args.run_folder), str(args.step), "--out", str(again), "--data", str(args.data)]
+        replay_folder = Path(folder) / "again"
+        words = ["replay", str(args.run_folder), str(args.step), "--out", str(replay_folder), "--data", str(args.data)]
         code = call(["compiler.cli.main", *words], quiet=True)
-        differs = code == EXIT_DIFFERS and (again / SHOWN).is_file()  # without the file, a rank failed
+        differs = code == EXIT_DIFFERS and (replay_folder / SHOWN).is_file()  # without the file, a rank failed
         if code and not differs:
             return code
         if differs:
             say(f"the numbers of step {args.step} differ from the run: `dsc replay` shows which")
         try:
-            code = _written(args, again / TRAINED, step_of(again / TRAINED, args.step))
+            code = _written(args, replay_folder / TRAINED, step_of(replay_folder / TRAINED, args.step))
             return code or (EXIT_OTHER if differs else 0)
         except (TraceError, OSError) as error:
             return wrong(f"{args.run_folder}: {reason(error)}")
@@ -78,7 +78,7 @@ def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
     with suppress(TextFileError):  # the breakdown of the time is optional
         row = next((row for row in step_rows(trained / "metrics.jsonl").rows if row["step"] == args.step), {})
     try:
-        put(step_events(args.run_folder.resolve().name, args.step, lines, row), args.out)
+        write_or_print(step_events(args.run_folder.resolve().name, args.step, lines, row), args.out)
     except OSError as error:
         if args.out is None:
             raise

@@ -205,7 +205,7 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
                 text=canonical(standing_alone(phases[0].spec)),
                 parameters=predictions[0].parameters,
                 step_s=max(prediction.step.seconds for prediction in predictions),
-                whole_s=sum(prediction.whole.seconds for prediction in predictions),
+                whole_s=sum(prediction.whole_run.seconds for prediction in predictions),
                 free_bytes=min(rank.capacity_bytes - rank.peak_bytes for rank in ranks),
                 usd=None if None in costs else sum(cost for cost in costs if cost is not None),
             )
@@ -303,14 +303,14 @@ def _train_all(args: argparse.Namespace, top: Path, planned: Sequence[PlannedVar
     return worst
 
 
-def _has_finished(each: PlannedVariant) -> bool:
+def _has_finished(variant: PlannedVariant) -> bool:
     """Whether the folder has a finished run of exactly this spec."""
     from compiler.tools.report.run_page import events_of
 
-    ends = [event for event in events_of(each.folder) if event.get("event") in ("start", "end")]
+    ends = [event for event in events_of(variant.folder) if event.get("event") in ("start", "end")]
     if not ends or ends[-1].get("outcome") != "finished":
         return False
-    return content_of(str(each.folder / RESOLVED)).content == each.text.encode()
+    return content_of(str(variant.folder / RESOLVED)).content == variant.text.encode()
 
 
 def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:

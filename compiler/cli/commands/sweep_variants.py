@@ -73,9 +73,9 @@ def _differing(value: str, choices: Sequence[str | None]) -> str:
     return " ".join(words[first : len(words) - last])
 
 
-def _alike(lists: Sequence[Sequence[str]], most: int) -> int:
-    """How many of the first `most` words are the same in all lists."""
-    return next((index for index in range(most) if len({words[index] for words in lists}) > 1), max(0, most))
+def _alike(lists: Sequence[Sequence[str]], limit: int) -> int:
+    """How many of the first `limit` words are the same in all lists."""
+    return next((index for index in range(limit) if len({words[index] for words in lists}) > 1), max(0, limit))
 
 
 def alternatives(setting: str) -> tuple[str | None, ...]:

@@ -51,8 +51,9 @@ class Shape(NamedTuple):
 class AttentionOptions(NamedTuple):
     """Options of an attention kernel.
 
-    kept: the output is E5M6, and the forward also returns it in E4M3. both: gradients of keys and values are E4M3, by
-    rows and by columns. For either, values must be a tile wide (further conditions: `compiler.model.segments.passes`).
+    has_e5m6_output: the output is E5M6, and the forward also returns it in E4M3. has_e4m3_gradients: gradients of keys
+    and values are E4M3, by rows and by columns. For either, values must be a tile wide (further conditions:
+    `compiler.model.segments.passes`).
     documents: sequences may hold several documents, which are masked from one another. queries: number of queries per
     sequence whose positions are loaded; 0 if the queries are all S tokens. With positions the first key that a query
     sees is loaded as well, so the text for documents handles them, and windows too. peaks: the forward also returns the
@@ -62,14 +63,14 @@ class AttentionOptions(NamedTuple):
     documents: bool
     queries: int
     peaks: bool
-    kept: bool = False
-    both: bool = False
+    has_e5m6_output: bool = False
+    has_e4m3_gradients: bool = False
     bounds: Bounds | None = None
 
 
 def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: AttentionOptions) -> KernelChoice | None:
     S, H, group, nope, rope, value = shape
-    documents, queries, peaks, kept, both, bounds = options
+    documents, queries, peaks, has_e5m6_output, has_e4m3_gradients, bounds = options
     template = "attention_dgrad" if "_dgrad" in name else "attention"
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
@@ -77,11 +78,11 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Attent
     widest = 256 if dtype == "bfloat16" and not nope else 128
     if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > widest or keys > max(192, widest):
         return None
-    if (kept or both) and (dtype != "bfloat16" or value != 128):
+    if (has_e5m6_output or has_e4m3_gradients) and (dtype != "bfloat16" or value != 128):
         return None
     if peaks and bounds is not None and (bounds.softcap or bounds.sinks):
         return None
-    if both and (nope != 128 or rope % 8 or S % 128):
+    if has_e4m3_gradients and (nope != 128 or rope % 8 or S % 128):
         return None
     sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
@@ -96,7 +97,7 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Attent
     forward, by_queries, by_keys, by_values = _launches(
         S, keys, blocks["VALUE"], dtype, ragged, windowed, documents, positions
     )
-    if kept and S % 128:  # row masks with two output formats: with 128 rows 48 bytes spill on 3.9, 256 on 3.6
+    if has_e5m6_output and S % 128:  # row masks with two output formats: 128 rows spill 48 bytes on 3.9, 256 on 3.6
         forward["M"] = 64
     # With H not a power of two, dv with 64 queries spills 8 bytes on 3.6 for sm_100; with a partial block of queries at
     # loaded positions, 16.
@@ -107,9 +108,9 @@ def _choose(name: str, dtypes: set[str], sms: int, shape: Shape, options: Attent
         template=template,
         values=(
             ("mla", nope > 0),
-            ("kept", kept),
+            ("has_e5m6_output", has_e5m6_output),
             ("peaks", peaks),
-            ("both", both),
+            ("has_e4m3_gradients", has_e4m3_gradients),
             ("bounded", bounds is not None),
             ("window", windowed),
             ("documents", documents),
@@ -257,7 +258,7 @@ def _of_result(
     choose: Callable[..., KernelChoice | None], op: str, tensors: int = 1
 ) -> Callable[..., KernelChoice | None]:
     """The row for a gradient, whose arguments include the forward's output, in `tensors` tensors, and lse."""
-    return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
+    return lambda sms, do, q, k, v, *arguments: choose(sms, op, q, k, v, *arguments[tensors + 1 :])
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {

@@ -16,63 +16,63 @@ STREAMS = {
 FORWARD_TILE, DGRAD_TILE = 128, 64
 
 
-def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> KernelChoice | None:
-    """Choose the kernels for weights [experts, out, inner]."""
+def choose(experts: int, out_features: int, in_features: int, dtype: str, num_sms: int) -> KernelChoice | None:
+    """Choose the kernels for weights [experts, out_features, in_features]."""
     if dtype not in BYTES:
         return None
     return KernelChoice(
-        name=f"grouped_linear_e{experts}_n{out}_k{inner}_{dtype}",
+        name=f"grouped_linear_e{experts}_n{out_features}_k{in_features}_{dtype}",
         template="grouped_linear",
         values=(
             ("E", experts),
-            ("N", out),
-            ("K", inner),
+            ("N", out_features),
+            ("K", in_features),
             ("PROGRAMS", num_sms),
             ("BLOCK_E", power_of_two(experts)),
             ("LEGS", LEGS),
             ("SWIZZLE", 16),
-            ("FORWARD", _rows_by_weight(out, inner, dtype, widest=FORWARD_TILE)),
-            ("DGRAD", _rows_by_weight(inner, out, dtype, widest=DGRAD_TILE)),
-            ("WGRAD", _weight_gradient(out, inner, dtype)),
+            ("FORWARD", _rows_by_weight(out_features, in_features, dtype, widest=FORWARD_TILE)),
+            ("DGRAD", _rows_by_weight(in_features, out_features, dtype, widest=DGRAD_TILE)),
+            ("WGRAD", _weight_gradient(out_features, in_features, dtype)),
         ),
     )
 
 
-def _rows_by_weight(out: int, inner: int, dtype: str, widest: int) -> dict[str, int]:
-    """The launch of y[rows, out] = x[rows, inner] · w. If `out` is wide, eight warps, each with 64 × 256 / 4
+def _rows_by_weight(out_features: int, in_features: int, dtype: str, widest: int) -> dict[str, int]:
+    """The launch of y[rows, out] = x[rows, in] · w. If `out_features` is large, eight warps, each with 64 × 256 / 4
     outputs."""
     if dtype == "float32":
-        block = _extent(out, widest)
+        block = _extent(out_features, widest)
         tile = {"BLOCK_R": 64, "BLOCK_OUT": block, "BLOCK_IN": 16}
         # With 32 outputs, eight warps or three stages spill 8 bytes on 3.9; with 64, four warps do on 3.6.
         warps, stages = (8, 3) if block > 32 else (4, 2)
         return tile | {"BLOCKS": False, "num_warps": warps, "num_stages": stages, **FUSION}
-    if _is_ragged(out, inner, dtype):
+    if _is_ragged(out_features, in_features, dtype):
         tile = {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "BLOCKS": False}
         return tile | {"num_warps": 4, "num_stages": 2, **FUSION}
-    block = _extent(out, 256)
-    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64, "BLOCKS": inner % 64 == 0}
+    block = _extent(out_features, 256)
+    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64, "BLOCKS": in_features % 64 == 0}
     return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
 
 
-def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
-    """The launch of acc[out, inner] += dyᵀ · x."""
+def _weight_gradient(out_features: int, in_features: int, dtype: str) -> dict[str, int]:
+    """The launch of acc[out, in] += dyᵀ · x."""
     if dtype == "float32":
-        block = _extent(inner, 128)
+        block = _extent(in_features, 128)
         tile = {"BLOCK_N": 64, "BLOCK_K": block, "BLOCK_R": 16}
         # With 64 columns, four warps spill 8 bytes on 3.6 for sm_100.
         return tile | {"num_warps": 8 if block == 64 else 4, "num_stages": 3, **FUSION}
-    if _is_ragged(out, inner, dtype):
+    if _is_ragged(out_features, in_features, dtype):
         return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
-    block = _extent(inner, 256)
+    block = _extent(in_features, 256)
     tile = {"BLOCK_N": 128, "BLOCK_K": block, "BLOCK_R": 64}
     return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
 
 
-def _is_ragged(out: int, inner: int, dtype: str) -> bool:
+def _is_ragged(out_features: int, in_features: int, dtype: str) -> bool:
     """Whether rows are not aligned to 16 bytes: copies of single elements need many addresses, so tiles must be
     small."""
-    return bool(out * BYTES[dtype] % 16 or inner * BYTES[dtype] % 16)
+    return bool(out_features * BYTES[dtype] % 16 or in_features * BYTES[dtype] % 16)
 
 
 def _extent(size: int, largest: int) -> int:
@@ -83,10 +83,10 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _choose(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> KernelChoice | None:
-    """`experts` has shape [E, N, K]. `rows` and `other` are multiplied, so their dtypes must agree."""
+def _choose(experts: Buffer, rows: Buffer, operand: Buffer, num_sms: int) -> KernelChoice | None:
+    """`experts` has shape [E, N, K]. `rows` and `operand` are multiplied, so their dtypes must agree."""
     E, N, K = (int(extent) for extent in experts.shape)
-    if rows.dtype != other.dtype:
+    if rows.dtype != operand.dtype:
         return None
     return choose(E, N, K, rows.dtype, num_sms)
 

@@ -11,23 +11,23 @@ from compiler.ir import Buffer
 __all__ = ["OPS", "STREAMS", "choose"]
 
 
-def choose(experts: int, out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Choose the kernels for weights [experts, out, inner]. Rows must be aligned to 16 bytes."""
-    if out % 16 or inner % 16:
+def choose(experts: int, out_features: int, in_features: int, num_sms: int) -> KernelChoice | None:
+    """Choose the kernels for weights [experts, out_features, in_features]. Rows must be aligned to 16 bytes."""
+    if out_features % 16 or in_features % 16:
         return None
     return KernelChoice(
-        name=f"grouped_linear_fp8_e{experts}_n{out}_k{inner}",
+        name=f"grouped_linear_fp8_e{experts}_n{out_features}_k{in_features}",
         template="grouped_linear_fp8",
         values=(
             ("E", experts),
-            ("N", out),
-            ("K", inner),
+            ("N", out_features),
+            ("K", in_features),
             ("PROGRAMS", num_sms),
             ("BLOCK_E", power_of_two(experts)),
             ("LEGS", LEGS),
             ("SWIZZLE", 16),
-            ("FORWARD", rows_by_weight(out, gathered=True)),
-            ("DGRAD", rows_by_weight(inner, gathered=True)),
+            ("FORWARD", rows_by_weight(out_features, gathered=True)),
+            ("DGRAD", rows_by_weight(in_features, gathered=True)),
             ("WGRAD", WGRAD),
         ),
     )

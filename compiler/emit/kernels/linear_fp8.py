@@ -20,27 +20,30 @@ STREAMS = {
 CLOCKS = {64: 585, 128: 780, 192: 1060}
 
 
-def choose(out: int, inner: int, num_sms: int) -> KernelChoice | None:
-    """Choose the kernels for weights [out, inner]. Rows of E4M3 must be aligned to 16 bytes, as descriptors require."""
-    if out % 16 or inner % 16:
+def choose(out_features: int, in_features: int, num_sms: int) -> KernelChoice | None:
+    """Choose the kernels for weights [out_features, in_features].
+
+    Rows of E4M3 must be aligned to 16 bytes, as descriptors require.
+    """
+    if out_features % 16 or in_features % 16:
         return None
     return KernelChoice(
-        name=f"linear_fp8_n{out}_k{inner}",
+        name=f"linear_fp8_n{out_features}_k{in_features}",
         template="linear_fp8",
         values=(
-            ("N", out),
-            ("K", inner),
+            ("N", out_features),
+            ("K", in_features),
             ("PROGRAMS", num_sms),
             ("LEGS", LEGS),
             ("SWIZZLE", 16),
-            ("FORWARD", rows_by_weight(out)),
-            ("DGRAD", rows_by_weight(inner)),
+            ("FORWARD", rows_by_weight(out_features)),
+            ("DGRAD", rows_by_weight(in_features)),
             ("WGRAD", WGRAD),
         ),
     )
 
 
-def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
+def rows_by_weight(out_features: int, gathered: bool = False) -> dict[str, int | bool]:
     """The launch of y[rows, out] = x · wᵀ, with the tile that takes the fewest clocks for a row tile of y.
 
     Compiled for sm_90 with Triton 3.6 and 3.9, eight warps: 128 × 128 takes 181 registers per thread, 128 + 64 columns
@@ -55,7 +58,7 @@ def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
     With `gathered` rows, the addresses take the registers that a tile of 192 columns has left: 128 columns take 232.
     """
     sizes = [columns for columns in CLOCKS if columns < 192 or not gathered]
-    columns = min(sizes, key=lambda columns: (-(-out // columns) * CLOCKS[columns], columns))
+    columns = min(sizes, key=lambda columns: (-(-out_features // columns) * CLOCKS[columns], columns))
     wide, narrow = (128, 64) if columns == 192 else (columns, 0)
     tile = {"BLOCK_R": 128, "WIDE": wide, "NARROW": narrow, "FLATTEN": bool(narrow)}
     return tile | {"num_warps": 8, "num_stages": 4, **FUSION}

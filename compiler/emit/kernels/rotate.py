@@ -13,7 +13,7 @@ FACTORS = 7  # arguments for the rotation of columns, before starts and position
 TILE = 2048  # columns that a program owns: several heads of several tokens
 
 
-def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> KernelChoice | None:
+def choose(x: Buffer, heads: int, first: int, width: int, row_places: Places) -> KernelChoice | None:
     """Choose the kernel. It applies if a head fits into a program and `first` is even, so that pairs are adjacent."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
@@ -22,11 +22,11 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Kern
     num = min(power_of_two(heads), TILE // block)
     launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
     return KernelChoice(
-        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{where}",
+        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{row_places}",
         template="rotate",
         values=(
-            ("documents", where.documents),
-            ("positions", where.positions),
+            ("documents", row_places.documents),
+            ("positions", row_places.positions),
             ("HEADS", heads),
             ("C", columns),
             ("BLOCK", block),
@@ -37,8 +37,10 @@ def choose(x: Buffer, heads: int, first: int, width: int, where: Places) -> Kern
     )
 
 
-def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *rest: Any) -> KernelChoice | None:
-    return choose(x, heads, first, width, places(rest[FACTORS : FACTORS + 2]))
+def _row(
+    sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *arguments: Any
+) -> KernelChoice | None:
+    return choose(x, heads, first, width, places(arguments[FACTORS : FACTORS + 2]))
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {"rotate": _row, "rotate_dgrad": _row}

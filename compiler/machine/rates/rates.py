@@ -33,7 +33,7 @@ BLOCK = 128  # rows and columns of attention in a block, as in FlashAttention-2 
 
 
 @cache
-def filled(kind: str, dtype: str, shape: tuple[int, ...], sms: int | None) -> float:
+def filled_share(kind: str, dtype: str, shape: tuple[int, ...], sms: int | None) -> float:
     """The share of the rate of full tiles that a kernel of this shape reaches on `sms` SMs: above 0, at most 1.
 
     It is 1 if the shape or the number of SMs is unknown, for memory-bound classes, and for FP8 and FP4.
@@ -73,8 +73,8 @@ class Rates:
     cores: int | None = None  # CPU cores that the ranks of a node share; None: each rank has its own device
     ranks_of_node: int = 1
     sms: int | None = None  # over which tiles are spread; None: tiles are not modelled
-    compute: float = 1.0  # share of the SMs that products have at the rates of `points`
-    left: float = 1.0  # share of the SMs that an exchange leaves to compute beside it
+    product_share: float = 1.0  # share of the SMs that products have at the rates of `points`
+    beside_share: float = 1.0  # share of the SMs that an exchange leaves to compute beside it
     keeps_share: bool = False  # whether kernels are built for that share, so that an action's products never use more
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
     rope: bool = False  # whether attention's rates cover only its core, without RoPE and the assembly of keys
@@ -92,24 +92,24 @@ class Rates:
     @cached_property
     def undivided(self) -> Rates:
         """Rates while no exchange runs: products have all SMs."""
-        return self._on(1.0)
+        return self._with_product_share(1.0)
 
     @cached_property
     def beside(self) -> Rates:
         """Rates beside an exchange: products have the SMs that the exchange does not use."""
-        return self._on(self.left)
+        return self._with_product_share(self.beside_share)
 
-    def _on(self, share: float) -> Rates:
+    def _with_product_share(self, share: float) -> Rates:
         """These rates, with products on a share of the SMs."""
-        if share == self.compute:
+        if share == self.product_share:
             return self
         points = {
-            (kind, dtype): tuple((shape, rate * share / self.compute) for shape, rate in class_points)
+            (kind, dtype): tuple((shape, rate * share / self.product_share) for shape, rate in class_points)
             if kind in FLOPS
             else class_points
             for (kind, dtype), class_points in self.points.items()
         }
-        return replace(self, points=points, compute=share, _rates_at={}, _calls={})
+        return replace(self, points=points, product_share=share, _rates_at={}, _calls={})
 
     def compute_s(self, kind: str, cost: Cost, rows: int) -> float:
         """Seconds of one call of a segment of `kind` on `rows` received rows: the sum over its ops."""
@@ -147,7 +147,7 @@ class Rates:
         """FLOP/s or byte/s of a class at a shape."""
         key = (kind, dtype, shape)
         if key not in self._rates_at:
-            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * filled(kind, dtype, shape, self.sms)
+            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * filled_share(kind, dtype, shape, self.sms)
         return self._rates_at[key]
 
     @property

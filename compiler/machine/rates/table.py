@@ -274,25 +274,25 @@ def shipped_table(name: str) -> RateTable:
     return read_table(TABLES / f"{name}.json")
 
 
-def read_table(path: Path, shown: str = "") -> RateTable:
-    """Read a table and merge it with its base. `shown` names the file in messages.
+def read_table(path: Path, display_name: str = "") -> RateTable:
+    """Read a table and merge it with its base. `display_name` names the file in messages.
 
     Raises RateError, which names the file and the key.
     """
-    return table_of_json(read_text(path, shown), shown or str(path))
+    return table_of_json(read_text(path, display_name), display_name or str(path))
 
 
-def read_text(path: Path, shown: str = "") -> str:
+def read_text(path: Path, display_name: str = "") -> str:
     """The text of a JSON file that a user names. Raises RateError if it cannot be read."""
     try:
-        return textfile.read_text(path, MAX_BYTES, shown)
+        return textfile.read_text(path, MAX_BYTES, display_name)
     except textfile.TextFileError as error:
         raise RateError(str(error)) from None
 
 
-def table_of_json(text: str, shown: str) -> RateTable:
-    """Parse a table and merge it with its base. `shown` names the file in messages."""
-    return with_base(parsed(RateTable, text, shown))
+def table_of_json(text: str, display_name: str) -> RateTable:
+    """Parse a table and merge it with its base. `display_name` names the file in messages."""
+    return with_base(parsed(RateTable, text, display_name))
 
 
 def with_base(table: RateTable) -> RateTable:
@@ -302,7 +302,7 @@ def with_base(table: RateTable) -> RateTable:
     base = shipped_table(table.base)
     stated = {(row.kind, row.dtype) for row in table.rows}
     device = _completed(table.device, base.device)
-    inherited = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
+    inherited = (_scaled_row(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
     rows = (*table.rows, *inherited)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
@@ -331,31 +331,31 @@ def peak_of(device: MeasuredDevice, kind: str, dtype: str) -> float | None:
     return device.hbm
 
 
-def scale(kind: str, dtype: str, measured: MeasuredDevice, here: MeasuredDevice) -> float:
-    """How much faster a class is on `here` than on `measured`, by their peaks; 1 if these are unknown."""
-    peaks = peak_of(here, kind, dtype), peak_of(measured, kind, dtype)
+def scale(kind: str, dtype: str, measured: MeasuredDevice, device: MeasuredDevice) -> float:
+    """How much faster a class is on `device` than on `measured`, by their peaks; 1 if these are unknown."""
+    peaks = peak_of(device, kind, dtype), peak_of(measured, kind, dtype)
     return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
 
 
-def _at(row: RateRow, measured: MeasuredDevice, here: MeasuredDevice) -> RateRow:
+def _scaled_row(row: RateRow, measured: MeasuredDevice, device: MeasuredDevice) -> RateRow:
     """A row of a base, scaled to a table's own peaks and to the same share of its SMs."""
-    share = here.sms / measured.sms if here.sms and measured.sms else 1.0
+    share = device.sms / measured.sms if device.sms and measured.sms else 1.0
     sms = row.sms and max(1, round(row.sms * share))
-    rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, here)
+    rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, device)
     return row.model_copy(update={"rate": rate, "sms": sms})
 
 
-def parsed(model: type[Model], text: str, shown: str) -> Model:
+def parsed(model: type[Model], text: str, display_name: str) -> Model:
     """Parse a JSON text. Raises RateError with file and line if it is not JSON, or with the key that is wrong."""
     try:
-        textfile.json_of(text, shown)
+        textfile.json_of(text, display_name)
         return model.model_validate_json(text)
     except textfile.TextFileError as error:
         raise RateError(str(error)) from None
     except ValidationError as error:
         first, *rest = error.errors(include_url=False, include_input=False)
         suffix = f" (and {len(rest)} more)" if rest else ""
-        raise RateError(f"{shown}: {_key(first['loc'])}{_sentence(first['msg'])}{suffix}") from None
+        raise RateError(f"{display_name}: {_key(first['loc'])}{_sentence(first['msg'])}{suffix}") from None
 
 
 def _key(location: tuple[str | int, ...]) -> str:

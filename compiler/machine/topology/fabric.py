@@ -83,17 +83,17 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
     by_ranks = []
     for size in sizes:
         of_size = sorted((shape[1], rate) for shape, rate in points if shape and shape[0] == size)
-        by_ranks.append((size, _between(of_size, num_bytes)))
-    return _between(by_ranks, ranks)
+        by_ranks.append((size, _interpolated(of_size, num_bytes)))
+    return _interpolated(by_ranks, ranks)
 
 
-def _between(points: Sequence[tuple[int, float]], at: float) -> float:
-    """The value at `at`: linear in its logarithm between neighbours, and constant beyond the ends."""
-    right = bisect_left([x for x, _ in points], at)
+def _interpolated(points: Sequence[tuple[int, float]], size: float) -> float:
+    """The value at `size`: linear in its logarithm between neighbours, and constant beyond the ends."""
+    right = bisect_left([x for x, _ in points], size)
     if right == 0 or right == len(points):
         return points[min(right, len(points) - 1)][1]
     (a, low), (b, high) = points[right - 1], points[right]
-    share = log2(at / a) / log2(b / a)
+    share = log2(size / a) / log2(b / a)
     return low + (high - low) * share
 
 
@@ -132,8 +132,8 @@ class Spread:
     """How the members of a group are spread over nodes."""
 
     nodes: int
-    most: int  # members on the fullest node
-    least: int  # members on the emptiest node
+    max_members: int  # members on the fullest node
+    min_members: int  # members on the emptiest node
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Fabric:
         a, b = self.place(members[0]).node, self.place(members[-1]).node
         return "nvlink" if a == b else level_between(a, b)
 
-    def kinds(self, members: Sequence[int]) -> tuple[NodeLinks, ...]:
+    def node_links(self, members: Sequence[int]) -> tuple[NodeLinks, ...]:
         """The links of all kinds of nodes from the first to the last member. `members` ascend."""
         a, b = self.place(members[0]).node, self.place(members[-1]).node
         starts = [0, *accumulate(run.count for run in self.nodes)]
@@ -231,17 +231,17 @@ class Fabric:
         """
         if len(holders) < 2:
             return 0.0
-        spread, kinds, ways = self.spread(holders), self.kinds(holders), 2 if kind == "all_reduce" else 1
+        spread, kinds, passes = self.spread(holders), self.node_links(holders), 2 if kind == "all_reduce" else 1
 
         def phase_s(num_bytes: float, members: int, level: str) -> float:
             if members < 2:
                 return 0.0
-            sent, steps = ways * num_bytes * (members - 1) / members, min(members - 1, (members - 1).bit_length())
-            latency = ways * steps * max(links.latency_of(level) for links in kinds)
+            sent, steps = passes * num_bytes * (members - 1) / members, min(members - 1, (members - 1).bit_length())
+            latency = passes * steps * max(links.latency_of(level) for links in kinds)
             return latency + sent / min(links.rate("all_reduce", level, sent, members) for links in kinds)
 
-        inside = phase_s(num_bytes, spread.most, "nvlink")
-        return inside + phase_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
+        inside = phase_s(num_bytes, spread.max_members, "nvlink")
+        return inside + phase_s(num_bytes / spread.min_members, spread.nodes, self.level_of(holders))
 
     def exchange_s(self, experts: ExpertTraffic, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
         """Seconds of an all-to-all in which each member sends `rows` routed rows of these buffers; 0 for one member.
@@ -250,14 +250,14 @@ class Fabric:
         """
         if len(experts.members) < 2:
             return 0.0
-        way = "dispatch" if to_experts else "combine"
+        direction = "dispatch" if to_experts else "combine"
         sent = rows * sum(tensor_bytes(("R", *b.shape[1:]), b.dtype) for b in buffers)
-        spread, kinds, ranks = experts.spread, self.kinds(experts.members), len(experts.members)
+        spread, kinds, ranks = experts.spread, self.node_links(experts.members), len(experts.members)
 
         def carried_s(num_bytes: float, level: str) -> float:
-            return num_bytes / min(links.rate(way, level, num_bytes, ranks) for links in kinds)
+            return num_bytes / min(links.rate(direction, level, num_bytes, ranks) for links in kinds)
 
-        inside = carried_s(sent, "nvlink") if spread.most > 1 else 0.0
+        inside = carried_s(sent, "nvlink") if spread.max_members > 1 else 0.0
         if spread.nodes == 1:
             return max(links.seconds["exchange_node"] for links in kinds) + inside
         between = carried_s(sent * experts.network_copies, "leaf")
@@ -276,11 +276,11 @@ class Fabric:
         """(start, length) of each run of i in which all a + i are on one node and all b + i on one node."""
         start = 0
         while start < count:
-            length = min(count - start, self._left(a + start), self._left(b + start))
+            length = min(count - start, self._devices_to_node_end(a + start), self._devices_to_node_end(b + start))
             yield start, length
             start += length
 
-    def _left(self, device: int) -> int:
+    def _devices_to_node_end(self, device: int) -> int:
         """Devices from this one to the end of its node."""
         for run in self.nodes:
             if device < run.count * run.devices:

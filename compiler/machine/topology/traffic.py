@@ -75,18 +75,18 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     mesh = plan.mesh
     pipeline: Counter[str] = Counter()
     experts: Counter[str] = Counter()
-    sent = {kind: [_exchanged(stage, kind) for stage in plan.stages] for kind in "FBI"}
-    copied = _copied(plan)
+    sent = {kind: [_exchanged_bytes(stage, kind) for stage in plan.stages] for kind in "FBI"}
+    copies_per_row = _copies_per_row(plan)
     back = schedule.turn
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind in "FBI"]
         exchanged = sum(sent[action.kind][action.stage] for action in actions)
-        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copied).items():
+        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.expert_group, copies_per_row).items():
             experts[level] += round(exchanged * share * mesh.columns)
         # The destination of a result depends only on the direction of its micro-batch.
-        ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
-        for (kind, stage, turned), times in ways.items():
+        message_counts = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
+        for (kind, stage, turned), times in message_counts.items():
             micro_batch = back if turned else 0
             target = receiver(kind, stage, schedule.num_stages, partial(schedule.rank_of, micro_batch=micro_batch))
             if target is not None and target != rank:
@@ -95,32 +95,32 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan, schedule))}
 
 
-def _exchanged(stage: Stage, kind: str) -> int:
+def _exchanged_bytes(stage: Stage, kind: str) -> int:
     """Bytes that a device sends to its group in an action on a micro-batch; a backward may dispatch again."""
     steps = [step for step in stage.steps if isinstance(step, Communication) and step.kind == "dispatch"]
     return sum((2 + (step.is_repeated and kind != "F")) * step.sizes[0].fixed_bytes for step in steps)
 
 
-def _copied(plan: Plan) -> float:
+def _copies_per_row(plan: Plan) -> float:
     """Copies of tokens that are sent to nodes per routed row; 0 if rows go directly to their ranks."""
     steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
     dispatch = next((step for step in steps if step.kind == "dispatch" and step.order), None)
     return dispatch.copies / int(dispatch.sizes[0].shape[0]) if dispatch else 0.0
 
 
-def _group_levels(fabric: Fabric, first: int, members: int, copied: float) -> dict[str, float]:
+def _group_levels(fabric: Fabric, first: int, members: int, copies_per_row: float) -> dict[str, float]:
     """By level, the mean share of its rows that a member of the expert group starting at `first` sends over it.
 
-    With `copied` copies per row, the shares on the network are those of the copies.
+    With `copies_per_row` copies per row, the shares on the network are those of the copies.
     """
     counts: Counter[str] = Counter()
-    on_node = fabric.spread(range(first, first + members)).most
-    if copied and on_node < members:
+    on_node = fabric.spread(range(first, first + members)).max_members
+    if copies_per_row and on_node < members:
         nodes = members // on_node
         for offset in range(on_node, members, on_node):
             for level, count in fabric.levels(first, first + offset, members - offset).items():
                 counts[level] += 2 * count
-        shares = {level: copied * count / members / nodes for level, count in counts.items()}
+        shares = {level: copies_per_row * count / members / nodes for level, count in counts.items()}
         return shares | {"nvlink": (on_node - 1) / on_node}
     for offset in range(1, members):
         for level, count in (
@@ -143,12 +143,12 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
                 groups = plan.mesh.columns // len(holders)
                 for rank in ranks:
                     runs = schedule.num_micro_batches // len(ranks)
-                    sent[holders.on(rank)] += runs * of_element * elements * groups
+                    sent[holders.on_rank(rank)] += runs * of_element * elements * groups
     by_level: Counter[str] = Counter()
     for holders, num_bytes in sent.items():
         if len(holders) > 1:
             spread = fabric.spread(holders)
-            by_level["nvlink"] += num_bytes * (spread.most - 1) * spread.nodes
+            by_level["nvlink"] += num_bytes * (spread.max_members - 1) * spread.nodes
             if spread.nodes > 1:
                 by_level[fabric.level_of(holders)] += num_bytes * (spread.nodes - 1)
     return by_level
@@ -163,5 +163,5 @@ def _summed(plan: Plan) -> Counter[Holders]:
         whole_moves = 2 if not bucket.sites else int(plan.zero == 2)
         by_holders[bucket.holders] += whole_moves * num_bytes
         for column in bucket.holders.columns if bucket.sites else ():
-            by_holders[bucket.holders.at(column)] += (2 - whole_moves) * num_bytes // bucket.parts
+            by_holders[bucket.holders.in_column(column)] += (2 - whole_moves) * num_bytes // bucket.parts
     return by_holders

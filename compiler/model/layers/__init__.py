@@ -43,7 +43,7 @@ class Layer:
         plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain
         indexer_only = place.spec.train.only == "indexer"
-        plain = indexer.alone(plain) if indexer_only else plain
+        plain = indexer.with_only_indexer_trained(plain) if indexer_only else plain
         dtypes = stored(place, plain.kind)
         unfused = {*place.spec.unfused, *self.recompute} - {*names}  # `recompute` turns on the pass of its name
         unfused |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in dtypes) else {"quantise"}

@@ -54,7 +54,7 @@ class Place:
         return self.spec.train.micro_batch * self.spec.train.sequence
 
     @property
-    def ways(self) -> int:
+    def tensor_shards(self) -> int:
         """Number of tensor-parallel shards of the segment's matrices."""
         return self.spec.parallel.tensor if self.is_tensor_shard else 1
 
@@ -140,7 +140,7 @@ class Place:
 
     def fused(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """Parameters of a product that fuses several matrices, stacked by rows, with `parts` rows of each on a rank."""
-        ranks = self.slices if params and params[0].stack else self.ways
+        ranks = self.slices if params and params[0].stack else self.tensor_shards
         matrix_rows = tuple(ranks * part for part in parts)
         return tuple(replace(param, matrices=matrix_rows) if param.matrices else param for param in params)
 
@@ -152,7 +152,7 @@ class Place:
         )
 
     def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
-        ranks = self.slices if param.stack else self.ways
+        ranks = self.slices if param.stack else self.tensor_shards
         return replace(param, split=ir.TensorSplit(dimension, parts, ranks)) if ranks > 1 else param
 
     def input(self, name: str, *shape: int | str) -> ir.Input:

@@ -45,7 +45,7 @@ class Entries:
     def __call__(self, ops: Any, pool_T: Any, bias: Any, gain: Any) -> Any:
         """Values and gates -> entries, normed and rotated."""
         entries_EC = ops.rmsnorm(ops.compress(pool_T, bias, self.rotate.sequence, self.overlap), gain, self.eps)
-        return self.rotate.by(ops, entries_EC, self.rate, 1, self.rotate.first_of(self.columns))
+        return self.rotate.with_stride(ops, entries_EC, self.rate, 1, self.rotate.first_of(self.columns))
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class WithEntries(Windowed):
 
     def __call__(self, ops: Any, p: Any, x_TD: Any, latent_TC: Any, q_T: Any, kv_TC: Any) -> tuple[Any, ...]:
         entries_EC = self.entries(ops, ops.linear(x_TD, p.pool), p.pool_bias, p.pool_norm)
-        return (self.over(ops, p, (q_T, kv_TC, entries_EC), None),)
+        return (self.attend(ops, p, (q_T, kv_TC, entries_EC), None),)
 
-    def over(self, ops: Any, p: Any, attending: tuple[Any, ...], chosen_TK: Any) -> Any:
+    def attend(self, ops: Any, p: Any, attending: tuple[Any, ...], chosen_TK: Any) -> Any:
         """Attention to the window and to all entries, or to the chosen ones."""
         sizes = self.sequence, self.heads, self.window, self.entries.rate
         return ops.compressed_attention(*attending, chosen_TK, p.sinks if self.sinks else None, *sizes)
@@ -92,7 +92,7 @@ class WithChosenEntries(WithEntries):
         if self.index.top_k:
             top_k = min(self.index.top_k, self.sequence // rate)
             chosen_TK = ops.select_keys(*scoring, self.sequence, self.index.heads, top_k, rate)
-        o_T = self.over(ops, p, (q_T, kv_TC, entries_EC), chosen_TK)
+        o_T = self.attend(ops, p, (q_T, kv_TC, entries_EC), chosen_TK)
         sizes = self.sequence, self.index.heads, self.heads, 0, rate
         return o_T, ops.indexer_loss(*scoring, q_T, None, entries_EC, chosen_TK, *sizes)
 
@@ -123,7 +123,7 @@ class CompressedAttention:
         q_T = rotate(ops, q_T, (), self.heads, first)
         kv_TC = rotate(ops, ops.rmsnorm(ops.linear(x_TD, p.kv), p.kv_norm, self.eps), (), 1, first)
         o_T, *loss = self.attend(ops, p, x_TD, latent_TC, q_T, kv_TC)
-        o_T = rotate.by(ops, o_T, -1, self.heads, first)
+        o_T = rotate.with_stride(ops, o_T, -1, self.heads, first)
         return ops.linear(ops.block_linear(o_T, p.group_out), p.out), *loss
 
 

@@ -49,7 +49,7 @@ def _build(
     around: Callable[[Place, Callable[..., tuple[Any, ...]]], Callable[..., tuple[Any, ...]]],
     inputs: tuple[ir.Input, ...],
     outputs: tuple[str, ...],
-    more: Mapping[str, Constant],
+    extra_constants: Mapping[str, Constant],
 ) -> ir.Segment:
     """The segment around a module. Its constants include the digest of the graph, so another graph is another segment.
 
@@ -67,7 +67,7 @@ def _build(
         (*pre_gain(place), *(_param(place, role, name, param) for name, param in named), *post_gain(place)),
         inputs,
         outputs,
-        {"eps": place.model.norm_eps, **more, **entrance(place), **exit_of(place)},
+        {"eps": place.model.norm_eps, **extra_constants, **entrance(place), **exit_of(place)},
     )
     return replace(plain, constants=(*plain.constants, ("module", text), ("graph", module.digest)))
 

@@ -52,7 +52,7 @@ class DeltaNetAttention:
 def build(place: Place, sizes: DeltaNet) -> ir.Segment:
     """The segment of gated linear attention: h (T·D) -> the residual stream and the value to add to it, both T·D. A
     tensor-parallel shard takes normed rows, and returns only its part of the value."""
-    heads, key_heads = sizes.heads // place.ways, sizes.key_heads // place.ways
+    heads, key_heads = sizes.heads // place.tensor_shards, sizes.key_heads // place.tensor_shards
     keys, values, rank = key_heads * sizes.key_dim, heads * sizes.value_dim, sizes.value_dim
     channels = sizes.gate == "channel"
     decays, D = keys // key_heads * heads if channels else heads, place.D

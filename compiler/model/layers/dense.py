@@ -92,7 +92,7 @@ def build(place: Place) -> ir.Segment:
     if isinstance(ffn, Custom):
         return custom.build_ffn(place, ffn)
     assert isinstance(ffn, Dense), "a segment of a dense layer"
-    inner = ffn.inner // place.ways
+    inner = ffn.inner // place.tensor_shards
     parts = up_parts(ffn, inner)
     up = place.rows(weights(place, "up", sum(parts), D, ffn.bias), *parts)
     down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.is_tensor_shard))

@@ -48,7 +48,7 @@ def build_embed(place: Place) -> ir.Segment:
 
 def vocabulary_rows(place: Place, name: str) -> tuple[ir.Param, ...]:
     """The rows of the embedding or of the head on a rank."""
-    rows = place.model.vocab // place.ways
+    rows = place.model.vocab // place.tensor_shards
     return place.rows((place.table(name, rows),), rows)
 
 
@@ -142,7 +142,7 @@ def build_head(place: Place) -> ir.Segment:
         constants = {**bounds, "kl": grpo.kl, "corrected": corrected, **constants}
         return segment_of("head", policy, params, (*inputs, *samples), outputs, constants)
     if place.is_tensor_shard:
-        inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
+        inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.tensor_shards}
         return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)
     return segment("head", head, params, inputs, ("loss",), **constants)
 

@@ -209,7 +209,7 @@ def gated(ops: Any, o_T: Any, gate_T: Values) -> Any:
 
 def norms_across_ranks(place: Place, sizes: Gqa) -> bool:
     """Whether heads that are normed together are spread over several ranks."""
-    return sizes.qk_norm == "width" and place.ways > 1
+    return sizes.qk_norm == "width" and place.tensor_shards > 1
 
 
 def build_products(place: Place, sizes: Gqa) -> ir.Segment:
@@ -295,7 +295,7 @@ def build_attend(place: Place, sizes: Gqa) -> ir.Segment:
 
 
 def _heads(place: Place, sizes: Gqa) -> Heads:
-    heads, kv_heads = sizes.heads // place.ways, sizes.kv_heads // place.ways
+    heads, kv_heads = sizes.heads // place.tensor_shards, sizes.kv_heads // place.tensor_shards
     return Heads(place.spec.train.sequence, heads, kv_heads, sizes.head_dim)
 
 
@@ -304,7 +304,7 @@ def _projection(place: Place, sizes: Gqa, apart: bool = False) -> GqaProjection:
     heads, eps, turn = _heads(place, sizes), place.model.norm_eps, turning(sizes, apart)
     norms: HeadNorms | SharedNorms | None = HeadNorms(eps) if sizes.qk_norm else None
     if norms_across_ranks(place, sizes):
-        norms = SharedNorms(eps, (place.ways * heads.queries, place.ways * heads.keys))
+        norms = SharedNorms(eps, (place.tensor_shards * heads.queries, place.tensor_shards * heads.keys))
     rotate = Rotate(heads.sequence, turn.angles, apart)
     return GqaProjection(heads, sizes.bias is not None, sizes.output_gate, norms, rotate, turn.query_scale)
 
@@ -336,7 +336,7 @@ def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Inp
     if norms_across_ranks(place, sizes):
         qkv = place.input("heads", place.T, sum(_columns(place, sizes)))
         squares = ir.Input("squares", (place.T, 2), place.wide_dtype)
-        return norms, (qkv, squares), {"ways": place.ways, **gate}
+        return norms, (qkv, squares), {"ways": place.tensor_shards, **gate}
     h = place.input("h", place.T, place.D)
     return (*pre_gain(place), *_products(place, sizes), *norms), (h,), _biased(sizes) | gate
 

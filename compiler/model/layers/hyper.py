@@ -115,9 +115,9 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
     )
 
 
-def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any, streams: Streams) -> tuple[Any, ...]:
+def _around(function: Any, ops: Any, p: Any, h_TN: Any, *arguments: Any, streams: Streams) -> tuple[Any, ...]:
     x_TD, post_Tn, comb_TC = mixed(ops, p, h_TN, streams)
-    _, *outputs = function(ops, p, x_TD, *rest)
+    _, *outputs = function(ops, p, x_TD, *arguments)
     return h_TN, *outputs, post_Tn, comb_TC
 
 

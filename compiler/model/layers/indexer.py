@@ -132,7 +132,7 @@ def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:
     )
 
 
-def alone(segment: ir.Segment) -> ir.Segment:
+def with_only_indexer_trained(segment: ir.Segment) -> ir.Segment:
     """The segment with only the indexer trained. Other parameters keep their values and optimizer state."""
     params = (
         param if param.name in PARAMETERS or param.role != "parameter" else replace(param, grad=False, role="still")

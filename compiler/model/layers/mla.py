@@ -247,7 +247,9 @@ def build_attend(place: Place, sizes: Mla) -> ir.Segment:
 
 
 def _heads(place: Place, sizes: Mla) -> LatentHeads:
-    return LatentHeads(sizes.heads // place.ways, sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value)
+    return LatentHeads(
+        sizes.heads // place.tensor_shards, sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
+    )
 
 
 def _ranks(sizes: Mla) -> dict[str, Constant]:

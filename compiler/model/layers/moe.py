@@ -268,8 +268,8 @@ class Router:
     shared: bool
     padded: int = 0
 
-    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *more: Any) -> tuple[Any, ...]:
-        mixing, inputs = (more[:2], more[2:]) if self.arrive.streams else ((), more)
+    def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *arguments: Any) -> tuple[Any, ...]:
+        mixing, inputs = (arguments[:2], arguments[2:]) if self.arrive.streams else ((), arguments)
         real, choice_inputs = (inputs[:1], inputs[1:]) if self.padded else ((), inputs)
         residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
         logits_TE = self.score(ops, p, x_TD)
@@ -385,8 +385,12 @@ def _normed(place: Place, residual: str) -> tuple[ir.RecomputedValue, ...]:
 def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.RecomputedValue, ...]:
     """How to recompute the residual, which the router and the join read. If the sums of several streams are recomputed,
     each does so for its own backward, from values that are saved in any case."""
-    again = "hyper" in place.recompute and hyper.mixing(place)
-    return (ir.RecomputedValue(residual, "hyper_add", tuple(argument.name for argument in inputs)),) if again else ()
+    recomputes_residual = "hyper" in place.recompute and hyper.mixing(place)
+    return (
+        (ir.RecomputedValue(residual, "hyper_add", tuple(argument.name for argument in inputs)),)
+        if recomputes_residual
+        else ()
+    )
 
 
 @dataclass(frozen=True)
@@ -476,8 +480,8 @@ class Join:
 
     top_k: int
 
-    def __call__(self, ops: Any, p: Any, h_TD: Any, *rest: Any) -> tuple[Any, ...]:
-        *shared_TD, y_SD, order_S = rest
+    def __call__(self, ops: Any, p: Any, h_TD: Any, *arguments: Any) -> tuple[Any, ...]:
+        *shared_TD, y_SD, order_S = arguments
         for x_TD in shared_TD:
             h_TD = ops.add(h_TD, x_TD)
         return (ops.add(h_TD, ops.unpermute(y_SD, order_S, self.top_k)),)
@@ -486,17 +490,18 @@ class Join:
 @dataclass(frozen=True)
 class JoinApart:
     """`Join` with the parts summed before they are added to h, because the sum is normed, scaled, or mixed into several
-    residual streams. `rest` ends with the mixing and, if h is recomputed (`again`), with what it is recomputed from."""
+    residual streams. `arguments` ends with the mixing and, if h is recomputed (`recomputes_residual`), with what it is
+    recomputed from."""
 
     top_k: int
     leave: Leaving
     mixed: bool
-    again: bool
+    recomputes_residual: bool
 
-    def __call__(self, ops: Any, p: Any, h_TD: Any, *rest: Any) -> tuple[Any, ...]:
-        rest = rest[: -len(SUMMED)] if self.again else rest
-        rest, mixing = (rest[:-2], rest[-2:]) if self.mixed else (rest, ())
-        *shared_TD, y_SD, order_S = rest
+    def __call__(self, ops: Any, p: Any, h_TD: Any, *arguments: Any) -> tuple[Any, ...]:
+        arguments = arguments[: -len(SUMMED)] if self.recomputes_residual else arguments
+        arguments, mixing = (arguments[:-2], arguments[-2:]) if self.mixed else (arguments, ())
+        *shared_TD, y_SD, order_S = arguments
         y_TD = ops.unpermute(y_SD, order_S, self.top_k)
         for x_TD in shared_TD:
             y_TD = ops.add(x_TD, y_TD)

@@ -37,6 +37,6 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
     )
 
 
-def _around(function: Any, ops: Any, p: Any, h_TN: Any, *rest: Any) -> tuple[Any, ...]:
-    *inputs, real_T = rest
+def _around(function: Any, ops: Any, p: Any, h_TN: Any, *arguments: Any) -> tuple[Any, ...]:
+    *inputs, real_T = arguments
     return tuple(function(ops, p, ops.blank_rows(h_TN, real_T), *inputs))

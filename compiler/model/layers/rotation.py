@@ -88,7 +88,7 @@ class Rotate:
         """The first rotated column of a head with this many columns, whose last columns are rotated."""
         return columns - int(self.angles[0]) if self.angles else 0
 
-    def by(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
+    def with_stride(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
         """x rotated likewise, where rows are `stride` tokens apart. A stride of −1 rotates back."""
         if not self.angles or not self.angles[0]:
             return x_T

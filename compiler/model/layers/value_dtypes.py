@@ -30,12 +30,12 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
         result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
     if kind == "head" and precision.logits and "logits" not in place.spec.recompute:  # not if block by block
         result += [("logits", TORCH_DTYPE[precision.logits])]
-    result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
-    result += [(value, back(place)) for value in BACK.get(kind, ())]
+    result += [(value, dispatch_dtype_of(place)) for value in TO_EXPERTS.get(kind, ())]
+    result += [(value, combine_dtype_of(place)) for value in BACK.get(kind, ())]
     return tuple((value, dtype) for value, dtype in result if dtype != place.dtype)
 
 
-def to_experts(place: Place) -> str:
+def dispatch_dtype_of(place: Place) -> str:
     """Dtype of rows sent to the experts, and of gradients of the rows that they return.
 
     Scales of both are powers of two, as in DeepSeek-V3, arXiv 2412.19437, §3.3.3. Experts whose linears stay in the
@@ -46,7 +46,7 @@ def to_experts(place: Place) -> str:
     return _dtype(place.spec.precision.dispatch, place.spec.precision.activation_tile, pow2=True)
 
 
-def back(place: Place) -> str:
+def combine_dtype_of(place: Place) -> str:
     """Dtype of rows sent back, and of gradients of the rows that were sent to the experts."""
     return _dtype(place.spec.precision.combine, place.spec.precision.activation_tile)
 

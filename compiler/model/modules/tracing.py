@@ -27,7 +27,7 @@ from compiler.ir.dtypes import ITEMSIZE
 from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, WantedModule
 from compiler.model.modules.named import ModuleError
 from compiler.model.ops.torch_calls import is_torch_view
-from compiler.model.segments.convert import IDENTITIES, PARTS, Conversion, needed, same
+from compiler.model.segments.convert import IDENTITIES, PARTS, Conversion, needed, producer_of
 from compiler.model.segments.joint import Draft
 
 # --- Checks while a user's module runs on fake tensors, and the initial values of its parameters
@@ -202,7 +202,7 @@ def _refuse_output(y: object, wanted: WantedModule) -> None:
 def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
     """Convert a joint graph of forward and backward, whose results are y and the gradients of x and of the weights."""
     *body, output = graph.nodes
-    copy, *results = [result and same(result) for result in output.args[0]]
+    copy, *results = [result and producer_of(result) for result in output.args[0]]
     results = [_uncopied(copy), *results]
     unused = [parameter.name for parameter, result in zip(parameters, results[2:], strict=True) if result is None]
     if unused or results[1] is None:

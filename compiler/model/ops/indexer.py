@@ -91,18 +91,18 @@ def _infer_loss(
     return Tensor((), statistics_dtype(q.dtype)), q, k, weights
 
 
-def twice_seen(sequence: int, most: int | None, rate: int) -> int:
-    """Twice the number of keys that the queries of a sequence see in total: those of their past, at most `most` each.
+def twice_seen(sequence: int, max_keys: int | None, rate: int) -> int:
+    """Twice the number of keys that the queries of a sequence see in total: of their past, at most `max_keys` each.
 
     A key stands for `rate` tokens and is seen from its last token on. With rate 1 the keys form a band.
     """
-    keys = sequence // rate if most is None else min(most, sequence // rate)
+    keys = sequence // rate if max_keys is None else min(max_keys, sequence // rate)
     return (2 * sequence - keys) * keys if rate == 1 else 2 * keys * (sequence + 1) - rate * keys * (keys + 1)
 
 
-def _twice_seen(queries: int, sequence: int, most: int | None, rate: int = 1) -> int:
+def _twice_seen(queries: int, sequence: int, max_keys: int | None, rate: int = 1) -> int:
     """Twice the number of keys that `queries` queries see in total."""
-    return queries * twice_seen(sequence, most, rate) // sequence
+    return queries * twice_seen(sequence, max_keys, rate) // sequence
 
 
 def _chosen_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:

@@ -24,11 +24,11 @@ def base_graph(traced: Joint, interpreted: Joint) -> None:
     rules_have = {node.outputs: node for node in interpreted.needed}
     for outputs in (*rules_have, *torch_has):
         rule, torch = rules_have.get(outputs), torch_has.get(outputs)
-        assert rule == torch, f"segment {kind}: the op rules give {_shown(rule)}, torch traced {_shown(torch)}"
+        assert rule == torch, f"segment {kind}: the op rules give {_node_text(rule)}, torch traced {_node_text(torch)}"
         for name in (*rules_have[outputs].reads, *outputs):
             by_rules, by_torch = interpreted.tensors[name], traced.tensors[name]
             assert by_rules == by_torch, (
-                f"segment {kind}: at {_shown(rule)}, {name} is {_tensor(by_rules)} by the op rules, and "
+                f"segment {kind}: at {_node_text(rule)}, {name} is {_tensor(by_rules)} by the op rules, and "
                 f"{_tensor(by_torch)} in the torch trace"
             )
     for role in ("outputs", "gradients", "weights"):
@@ -38,7 +38,7 @@ def base_graph(traced: Joint, interpreted: Joint) -> None:
             )
 
 
-def _shown(node: OpNode | None) -> str:
+def _node_text(node: OpNode | None) -> str:
     if node is None:
         return "no such node"
     return f"`{', '.join(node.outputs)} = {node.op}({', '.join(map(str, node.args))})`"

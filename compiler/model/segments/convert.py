@@ -35,7 +35,7 @@ class ResultLabel:
 def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labels: Sequence[ResultLabel]) -> Joint:
     """Convert an fx graph. `arguments`: the name of each placeholder; `labels`: one per result."""
     *body, output = graph.nodes
-    results = [None if node is None else same(node) for node in output.args[0]]
+    results = [None if node is None else producer_of(node) for node in output.args[0]]
     nodes = dict(zip(labels, results, strict=True))
     roots = [node for label, node in nodes.items() if label.role in ("output", "gradient", "weight") and node]
     conversion = Conversion(needed(roots), Draft(segment))
@@ -63,7 +63,7 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
     return draft.named()
 
 
-def same(node: fx.Node) -> fx.Node:
+def producer_of(node: fx.Node) -> fx.Node:
     """The node that produces this node's tensor, behind ops that return their argument."""
     while node.target in IDENTITIES:
         node = node.args[0]  # type: ignore[assignment]
@@ -98,7 +98,7 @@ class Conversion:
         """Convert one call. An op that returns several views is converted with its items instead."""
         target = node.target
         if target in IDENTITIES:
-            self.values[node] = self.values[same(node)]
+            self.values[node] = self.values[producer_of(node)]
         elif target is operator.getitem:
             self._item(node)
         elif target in PARTS:
@@ -178,18 +178,18 @@ class Conversion:
             self._emit_call(node, "aten.slice.Tensor", TorchCall((TENSOR, dim, low, high)), [x])
 
     def _emit_call(self, node: fx.Node, op: str, call: TorchCall, tensors: Sequence[fx.Node]) -> None:
-        reads = tuple(self.values[same(tensor)] for tensor in tensors)
+        reads = tuple(self.values[producer_of(tensor)] for tensor in tensors)
         self.draft.nodes.append(OpNode(op, reads, self._results(node), call))
 
     def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
         value = f"%{node.name}"
         self.values[node] = value
         self.draft.tensors[value] = abstract(node.meta["val"])
-        self.draft.nodes.append(OpNode(COLUMNS, (self.values[same(x)], low, high), (value,)))
+        self.draft.nodes.append(OpNode(COLUMNS, (self.values[producer_of(x)], low, high), (value,)))
 
     def _argument(self, arg: Any) -> str | Constant:
         if isinstance(arg, fx.Node):
-            return self.values[same(arg)]
+            return self.values[producer_of(arg)]
         assert arg is None or isinstance(arg, int | float | bool), arg
         return arg
 

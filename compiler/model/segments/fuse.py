@@ -133,8 +133,10 @@ def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], b
     )
     unmatched = tuple(row for row in joint.parts if row[0] not in matched)
     lost = results - {value for node in fused for value in node.outputs}
-    again = tuple(value for value in joint.again if value not in lost)
-    after = replace(joint, nodes=_in_order([*unfused, *fused], joint), parts=(*unmatched, *parts), again=again)
+    recomputed = tuple(value for value in joint.recomputed if value not in lost)
+    after = replace(
+        joint, nodes=_in_order([*unfused, *fused], joint), parts=(*unmatched, *parts), recomputed=recomputed
+    )
     old, new = _phases(joint), _phases(after)
     assert all(new[node] == old[node] for node in unfused if node in old), "a fusion moves no other node"
     return after

@@ -52,7 +52,7 @@ class Joint:
     outputs: tuple[tuple[str, str], ...]
     gradients: tuple[tuple[str, str], ...]
     weights: tuple[tuple[str, str], ...]
-    again: tuple[str, ...] = ()  # values that the backward recomputes
+    recomputed: tuple[str, ...] = ()  # values that the backward recomputes
     early: tuple[str, ...] = ()  # values that F computes although only the backward reads them
     parts: tuple[tuple[OpNode, tuple[OpNode, ...]], ...] = ()  # fused node → the nodes that it replaces
     arguments: GivenTensors | None = None  # tensor arguments of its functions; None: those that the segment names

@@ -131,11 +131,11 @@ def saves_swiglu_input(segment: Segment) -> bool:
     return "swiglu" in segment.recompute and not recomputes_activation(segment)
 
 
-def requantises_attention(segment: Segment, kept: bool) -> bool:
-    """Whether W quantises attention's output again: from a copy of lower precision (`kept`), or from the output."""
+def requantises_attention(segment: Segment, from_copy: bool) -> bool:
+    """Whether W quantises attention's output again: `from_copy` of lower precision, or from the output itself."""
     attends = segment.kind in ("attention", "attend") and not segment.recomputes_all
     attends &= not any(param.name == "group_out" for param in segment.params)  # it is rotated and multiplied first
-    return attends and ("attention_output" in dict(segment.stored)) == kept
+    return attends and ("attention_output" in dict(segment.stored)) == from_copy
 
 
 def latent(segment: Segment) -> dict[str, int | float | bool]:

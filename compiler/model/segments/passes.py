@@ -56,11 +56,11 @@ class Pass:
 _ROUTING = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
 
 
-def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
-    """Passes for SwiGLU and the quantisation around it. `more`: the arguments of a gated one, () for a plain one."""
-    gated, inputs = bool(more), ("h", *more)
+def _activation(op: str, gate_inputs: tuple[str, ...]) -> tuple[Pass, ...]:
+    """Passes for SwiGLU and the quantisation around it. `gate_inputs`: the gate of a gated one, () for a plain one."""
+    gated, inputs = bool(gate_inputs), ("h", *gate_inputs)
     activation = OpNode(op, inputs, ("y",)), OpNode("quantise", ("y",), ("q",))
-    gradients = ("dh", *(gradient_of(name) for name in more))
+    gradients = ("dh", *(gradient_of(name) for name in gate_inputs))
     return (
         Pass(
             find=(*activation, OpNode("requantise", ("q",), ("columns",))),
@@ -93,27 +93,28 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
 _LATENT = ("queries", "kv", "k_rope", "sequence", "heads", "nope", "rope", "value", "theta")
 
 
-def _latent_gradient(kept: bool, both: bool) -> Pass:
-    """The gradient of latent attention. `kept`: it reads the saved lower-precision output; `both`: it returns the
-    gradient of keys and values quantised by rows and by columns."""
-    first = (OpNode("dequantise", ("kept",), ("o",)),) if kept else ()
+def _latent_gradient(from_copy: bool, quantised: bool) -> Pass:
+    """The gradient of latent attention. `from_copy`: it reads the saved lower-precision output; `quantised`: it returns
+    the gradient of keys and values quantised by rows and by columns."""
+    first = (OpNode("dequantise", ("kept",), ("o",)),) if from_copy else ()
     gradients = ("d_queries", "d_kv", "d_k_rope")
-    last = (OpNode("quantise_both", ("d_kv",), ("q", "columns")),) if both else ()
+    last = (OpNode("quantise_both", ("d_kv",), ("q", "columns")),) if quantised else ()
     tensors, sizes = ("do", *_LATENT[:3]), _LATENT[3:]
-    op = f"{'dequantise_' * kept}mla_attention_dgrad{'_quantise_both' * both}"
+    op = f"{'dequantise_' * from_copy}mla_attention_dgrad{'_quantise_both' * quantised}"
     return Pass(
         find=(*first, OpNode("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), gradients), *last),
         make=(
             OpNode(
                 op,
-                (*tensors, "kept" if kept else "o", "lse", *sizes),
-                (gradients[0], *(("q", "columns") if both else gradients[1:2]), gradients[2]),
+                (*tensors, "kept" if from_copy else "o", "lse", *sizes),
+                (gradients[0], *(("q", "columns") if quantised else gradients[1:2]), gradients[2]),
             ),
         ),
         matches=lambda segment: (
-            requantises_attention(segment, kept=True) == kept and (both or not can_quantise_latents(segment))
+            requantises_attention(segment, from_copy=True) == from_copy
+            and (quantised or not can_quantise_latents(segment))
         ),
-        applies=lambda segment: can_quantise_latents(segment) if both else bool(latent(segment)),
+        applies=lambda segment: can_quantise_latents(segment) if quantised else bool(latent(segment)),
     )
 
 
@@ -311,27 +312,30 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("requantise", ("q",), ("columns",)),
             ),
             make=(OpNode("dequantise_quantise_requantise", ("kept",), ("columns",)),),
-            matches=lambda segment: requantises_attention(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, from_copy=True),
         ),
         Pass(
             find=(OpNode("quantise", ("x",), ("q",)), OpNode("requantise", ("q",), ("columns",))),
             make=(OpNode("quantise_requantise", ("x",), ("columns",)),),
             matches=lambda segment: (
-                None if has_unknown_matches(segment) else requantises_attention(segment, kept=False)
+                None if has_unknown_matches(segment) else requantises_attention(segment, from_copy=False)
             ),
         ),
         Pass(  # the saved copy is quantised first
             find=(OpNode("quantise", ("x",), ("kept",)), OpNode("quantise", ("x",), ("q",))),
             make=(OpNode("quantise_kept", ("x",), ("q", "kept")),),
-            matches=lambda segment: requantises_attention(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, from_copy=True),
         ),
         Pass(
             find=(OpNode("mla_attention", _LATENT, ("o", "lse")), OpNode("quantise_kept", ("o",), ("q", "kept"))),
             make=(OpNode("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
-            matches=lambda segment: requantises_attention(segment, kept=True),
+            matches=lambda segment: requantises_attention(segment, from_copy=True),
             applies=lambda segment: bool(latent(segment)) and "peaks" not in latent(segment),
         ),
-        *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),
+        *(
+            _latent_gradient(from_copy, quantised)
+            for from_copy, quantised in ((True, True), (False, True), (True, False))
+        ),
         Pass(  # copies of quantised rows
             find=(OpNode("quantise", ("dy",), ("q",)), OpNode("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
             make=(OpNode("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),

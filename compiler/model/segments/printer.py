@@ -29,7 +29,7 @@ from compiler.model.segments.split import CutFunctions, base_of, view_nodes
 def inside(joint: Joint, parts: CutFunctions) -> Inside:
     """For F, I and W: the peaks of (bytes, bytes per received row) that are live besides the returned values."""
     return tuple(
-        (name, _most(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
+        (name, _peaks(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
     )
 
 
@@ -39,7 +39,7 @@ def _names_returned(joint: Joint, parts: CutFunctions, name: str) -> set[str]:
     return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
 
 
-def _most(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
+def _peaks(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
     views = view_nodes(joint)
 
     first = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
@@ -70,7 +70,7 @@ def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The pairs (bytes, bytes per row) that are the largest for some number of rows."""
     largest: list[tuple[int, int]] = []
     for point in sorted(set(points), reverse=True):
-        if max(point) > 0 and all(point[1] > other[1] for other in largest):
+        if max(point) > 0 and all(point[1] > larger[1] for larger in largest):
             largest.append(point)
     return tuple(largest)
 
@@ -179,7 +179,7 @@ def letters(segment: ir.Segment) -> dict[str, int]:
 
 def module_name(segment: ir.Segment) -> str:
     """`attention_T512_D256_1f3a5c`. The digest tells apart segments that differ in anything else."""
-    digest = hashlib.sha256(repr(segment.shown).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(repr(segment.emitted_key).encode()).hexdigest()[:6]
     return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
 
 
@@ -195,7 +195,7 @@ def module(joint: Joint, parts: CutFunctions, kernel_of: KernelOf) -> str:
     if any("R" in argument.shape for argument in segment.inputs):
         lines.append("# R: rows received, any number")
     lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
-    if joint.again:
+    if joint.recomputed:
         lines.append(f"# recompute: {', '.join(segment.recompute)}")
     all_nodes = [node for nodes in parts.functions.values() for node in nodes]
     if any(node.call or node.op in OF_TORCH for node in all_nodes):
@@ -249,8 +249,8 @@ def function(joint: Joint, parts: CutFunctions, name: str, nodes: tuple[OpNode, 
         return [f"def {name}():", f'    """{PURPOSE[name]} There are none."""']
     lines = [f"def {name}("]
     lines += [f"    {arg},  # {shape(arg)}" for arg in signature.args]
-    again = any(value in joint.again for node in nodes for value in node.outputs)
-    lines += ["):", f'    """{PURPOSE[name]}{again * f" {AGAIN}"}"""']
+    recomputes = any(value in joint.recomputed for node in nodes for value in node.outputs)
+    lines += ["):", f'    """{PURPOSE[name]}{recomputes * f" {AGAIN}"}"""']
     lines += [f"    {line}" for line in device_of(signature, nodes)]
     for node in nodes:
         lines += wrapped(print_node(node, callee(node)), [shape(value) for value in node.outputs])

@@ -65,7 +65,7 @@ def recomputed(joint: Joint) -> Joint:
     backward = {index for index, phase in phase_of.items() if phase != "F"}
     repeated = _repeated(joint, forward, [joint.nodes[index] for index in backward])
 
-    held_values = _held(joint)
+    held_values = _resident_outputs(joint)
     copy_of = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held_values}
     views = list(view_nodes(joint).values())
     for view in views:  # in order: a view comes before views of it
@@ -80,22 +80,22 @@ def recomputed(joint: Joint) -> Joint:
         copies |= dict.fromkeys(copy.outputs, copy)
         tensors |= {value + AGAIN: tensors[value] for value in node.outputs}
     nodes: list[OpNode] = []
-    again: list[str] = []
+    copied: list[str] = []
 
     def add(node: OpNode) -> None:
         """Append a node, and before it the copies that it is the first to read."""
         for value in node.reads:
-            if value in copies and value not in again:
-                again.extend(copies[value].outputs)
+            if value in copies and value not in copied:
+                copied.extend(copies[value].outputs)
                 add(copies[value])
         nodes.append(node)
 
     for index, node in enumerate(joint.nodes):
         add(reading_copies(node) if index in backward else node)
-    return replace(joint, nodes=tuple(nodes), tensors=tensors, again=tuple(again))
+    return replace(joint, nodes=tuple(nodes), tensors=tensors, recomputed=tuple(copied))
 
 
-def _held(joint: Joint) -> set[str]:
+def _resident_outputs(joint: Joint) -> set[str]:
     """The outputs that stay in memory whether or not the backward reads them: all that `remade` does not list."""
     return {value for name, value in joint.outputs} - {remade.value for remade in joint.segment.remade}
 
@@ -120,7 +120,7 @@ def _results(joint: Joint, node: OpNode) -> Iterable[tuple[str, Tensor]]:
 def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
     """The named nodes of the forward with a result that is not held and that the backward, or another such node,
     reads."""
-    views, held_values = view_nodes(joint), _held(joint)
+    views, held_values = view_nodes(joint), _resident_outputs(joint)
 
     makers: dict[str, OpNode] = {}  # by result; statistics alone are not worth recomputing
     for node in forward:

@@ -81,8 +81,8 @@ def phases(joint: Joint) -> dict[int, str]:
         if any(base_of(views, read) in returned for read in joint.nodes[index].reads)
         for value in joint.nodes[index].outputs
     )
-    again = {producer[value] for value in joint.again}
-    chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
+    recomputed = {producer[value] for value in joint.recomputed}
+    chained = [index for index in recomputed & needed if ancestors(joint.nodes[index].reads) & recomputed & inward]
     inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
     phase_of = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
     return {index: phase_of[index] for index in sorted(phase_of) if joint.nodes[index].outputs[0] not in apart}

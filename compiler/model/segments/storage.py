@@ -70,7 +70,7 @@ def in_storage(joint: Joint) -> Joint:
     stored = dict(joint.segment.stored)
     joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
     if "attention_output" in stored:
-        joint = _kept_in(joint, stored["attention_output"])
+        joint = _with_attention_copy(joint, stored["attention_output"])
     if "logits" in stored:
         joint = _wide_logits(joint, stored["logits"])
     if "operands" not in stored:
@@ -79,7 +79,7 @@ def in_storage(joint: Joint) -> Joint:
     return _Products(joint, stored["operands"], stored["weights"], flags).rewritten()
 
 
-def _kept_in(joint: Joint, dtype: str) -> Joint:
+def _with_attention_copy(joint: Joint, dtype: str) -> Joint:
     """The joint graph whose backward reads the output of attention from a copy in `dtype`. I and W each dequantise
     it."""
     phase_of = phases(joint)
@@ -89,11 +89,11 @@ def _kept_in(joint: Joint, dtype: str) -> Joint:
     copy_name, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[OpNode]()
     for index, node in enumerate(joint.nodes):
         if phase_of.get(index, "F") != "F" and value in node.reads:
-            again = f"{value}_{phase_of[index]}"
-            if again not in tensors:
-                nodes.append(OpNode("dequantise", (copy_name,), (again,)))
-                tensors[again] = tensors[value]
-            node = replace(node, args=tuple(again if arg == value else arg for arg in node.args))
+            dequantised = f"{value}_{phase_of[index]}"
+            if dequantised not in tensors:
+                nodes.append(OpNode("dequantise", (copy_name,), (dequantised,)))
+                tensors[dequantised] = tensors[value]
+            node = replace(node, args=tuple(dequantised if arg == value else arg for arg in node.args))
         nodes.append(node)
         if value in node.outputs:
             nodes.append(OpNode("quantise", (value,), (copy_name,)))
@@ -165,7 +165,7 @@ class _Products:
         self.tensors = dict(joint.tensors)
         self.tensors |= {name: replace(self.tensors[name], dtype=weights) for name in operand_weights(joint)}
         self.nodes: list[OpNode] = []
-        self.again, self.early = list(joint.again), list(joint.early)
+        self.recomputed, self.early = list(joint.recomputed), list(joint.early)
 
     def _operands(self, node: OpNode) -> int:
         """How many of the values that a node reads, from the first on, are quantised."""
@@ -178,14 +178,16 @@ class _Products:
                 first, second = node.reads[:2]
                 weighs = node.is_weight_gradient
                 args[0] = self._operand(first) if node.op in PRODUCTS else self._gradient(first, weighs)
-                args[1] = self._kept(second) if weighs else second
+                args[1] = self._saved_operand(second) if weighs else second
             elif index not in self.forward:
                 args = [f"{arg}_fp8" if arg in self.gates else arg for arg in args]
             self.nodes.append(replace(node, args=tuple(args)))
             for value in self.gates & set(node.outputs):
                 self._make("quantise", value, f"{value}_fp8")
         early = (*self.early, *(f"{value}_fp8" for value in sorted(self.gates)))
-        return replace(self.joint, nodes=tuple(self.nodes), tensors=self.tensors, again=tuple(self.again), early=early)
+        return replace(
+            self.joint, nodes=tuple(self.nodes), tensors=self.tensors, recomputed=tuple(self.recomputed), early=early
+        )
 
     def _make(self, op: str, value: str, result: str) -> str:
         """Return `result`, after adding the node that makes it if there is none yet."""
@@ -215,11 +217,11 @@ class _Products:
         if is_packed(self.tensors[value].dtype):
             return value
         result = self._make("quantise", value, f"{value}_fp8")
-        if value in self.again and result not in self.again:
-            self.again.append(result)
+        if value in self.recomputed and result not in self.recomputed:
+            self.recomputed.append(result)
         return result
 
-    def _kept(self, value: str) -> str:
+    def _saved_operand(self, value: str) -> str:
         """The name of the value as a weight gradient reads it."""
         if self.form is not None:
             columns = self._make("quantise_columns", value, f"{value}_columns")

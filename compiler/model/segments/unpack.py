@@ -78,7 +78,7 @@ def unpacked(joint: Joint) -> Joint:
         tensors=tensors | masters | copies,
         outputs=pairs(joint.outputs),
         gradients=pairs(joint.gradients),
-        again=all_parts(joint.again),
+        recomputed=all_parts(joint.recomputed),
         early=all_parts(joint.early),
         parts=tuple((unpack(node), replaced) for node, replaced in joint.parts),
         arguments=GivenTensors(

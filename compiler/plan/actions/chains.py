@@ -142,8 +142,8 @@ def _reads_gathered(i: Instruction, sharded: Mapping[str, Sharded]) -> bool:
     return not shards.tensors.isdisjoint(i.weights if i.phase == "W" else i.params)
 
 
-def _places(tensors: tuple[str, ...], here: Sharded, value: str) -> tuple[str, ...]:
-    values = tuple(value if tensor in here.tensors else "" for tensor in tensors)
+def _places(tensors: tuple[str, ...], shards: Sharded, value: str) -> tuple[str, ...]:
+    values = tuple(value if tensor in shards.tensors else "" for tensor in tensors)
     return values if any(values) else ()
 
 
@@ -156,9 +156,9 @@ def _gather(run: ChainNode, behind: Sequence[ChainNode], sharded: Mapping[str, S
     return ChainNode(start, nanoseconds(time_s), (weights,), tuple(node.key for node in behind))
 
 
-def _scatter(run: ChainNode, here: Sharded, rates: Rates) -> ChainNode:
-    start = Instruction("scatter", 0, UNPLACED, "W", run.instruction.site, reads=(here.gradients.name,))
-    time_s = moved_s(here, "reduce_scatter", here.gradients.dtype, rates)
+def _scatter(run: ChainNode, shards: Sharded, rates: Rates) -> ChainNode:
+    start = Instruction("scatter", 0, UNPLACED, "W", run.instruction.site, reads=(shards.gradients.name,))
+    time_s = moved_s(shards, "reduce_scatter", shards.gradients.dtype, rates)
     return ChainNode(start, nanoseconds(time_s), (), (run.key,))
 
 
@@ -217,7 +217,7 @@ class Chains:
     def _dispatch(self) -> Communication | None:
         return next((s for s in self.stage.steps if isinstance(s, Communication) and s.kind == "dispatch"), None)
 
-    def of(self, kind: str) -> list[ChainNode]:
+    def chain(self, kind: str) -> list[ChainNode]:
         """The chain of an action of a kind: F, B, I or W. Made once."""
         if kind not in self._chains:
             chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
@@ -229,7 +229,7 @@ class Chains:
 
         Values that a backward recomputes before it reads them are not among them.
         """
-        later = self.of({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
+        later = self.chain({"F": "B", "I": "W"}[kind]) if kind in "FI" else []
         written = {buffer.name for node in later for buffer in node.writes}
         return frozenset(value for node in later for value in node.instruction.reads if value not in written)
 
@@ -239,12 +239,12 @@ class Chains:
         Loaded data stays on the device, where it is kept anyway, and so do counts and offsets, which are a few bytes.
         """
         later = self.read_later("F")
-        written = [buffer for node in self.of("F") if node.instruction.kind != "load" for buffer in node.writes]
+        written = [buffer for node in self.chain("F") if node.instruction.kind != "load" for buffer in node.writes]
         return tuple(sorted((b for b in written if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
 
     def copied_bytes(self, rows: Received) -> int:
         """Bytes of the storages of `saved`, each counted once, for a rank that receives `rows`."""
-        written = {buffer.name: buffer for node in self.of("F") for buffer in node.writes}
+        written = {buffer.name: buffer for node in self.chain("F") for buffer in node.writes}
 
         def storage(name: str) -> str:
             return storage(written[name].alias) if written[name].alias in written else name
@@ -281,7 +281,7 @@ class Chains:
             ]
         for step in reversed(stage.steps):
             if "I" in kinds and isinstance(step, Use):
-                nodes += self._forward_again(step.site, nodes)
+                nodes += self._recomputed_forward(step.site, nodes)
             if isinstance(step, Communication):
                 nodes += self._exchange_backward(step) if "I" in kinds else []
                 continue
@@ -290,20 +290,20 @@ class Chains:
             nodes.append(self._plain("send", "I", reads=(gradient_of(stage.input.name),)))
         return nodes
 
-    def _forward_again(self, site: str, before: Sequence[ChainNode]) -> list[ChainNode]:
+    def _recomputed_forward(self, site: str, before: Sequence[ChainNode]) -> list[ChainNode]:
         """The forwards that are recomputed before the backward of a segment, which is the first to read their values.
 
         They come after the backward of the next layer, so that only the values of one layer exist at a time.
         """
         behind = tuple(node.key for node in before if node.uses_lane and node.instruction.phase == "I")[-1:]
         nodes = []
-        for step in self._again.get(site, ()):
+        for step in self._repeated_steps.get(site, ()):
             forward = self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
             nodes += [replace(node, after=behind) for node in forward if node.instruction.kind != "counts"]
         return nodes
 
     @cached_property
-    def _again(self) -> dict[str, list[StageStep]]:
+    def _repeated_steps(self) -> dict[str, list[StageStep]]:
         """The steps that are recomputed, by the last segment whose backward reads their values."""
         of_layer: dict[str, list[StageStep]] = {}
         for step in self.stage.steps:
@@ -311,10 +311,10 @@ class Chains:
                 of_layer.setdefault(step.site.block, []).append(step)
         return {self._last_reader(steps): steps for steps in of_layer.values()}
 
-    def _last_reader(self, again: Sequence[StageStep]) -> str:
+    def _last_reader(self, repeated: Sequence[StageStep]) -> str:
         written = {
             buffer.name
-            for step in again
+            for step in repeated
             for node in ([self._run(step, "F")] if isinstance(step, Use) else self._exchange_forward(step))
             for buffer in node.writes
         }

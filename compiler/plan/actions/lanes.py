@@ -210,15 +210,15 @@ def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     slots = sorted(set(jobs.slot))
     if len(slots) > 1:
         chains = [[job for job in base if jobs.slot[job] == slot] for slot in slots]
-        yield tuple(chain[job] for chain in chains for job in best_order(_alone(jobs, chain)))
+        yield tuple(chain[job] for chain in chains for job in best_order(_jobs_of_chain(jobs, chain)))
 
 
-def _alone(jobs: Jobs, chain: list[int]) -> Jobs:
+def _jobs_of_chain(jobs: Jobs, chain: list[int]) -> Jobs:
     """The jobs of one chain alone."""
     place = {job: index for index, job in enumerate(chain)}
 
-    def within(others: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(place[job] for job in others if job in place)
+    def within(predecessors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(place[job] for job in predecessors if job in place)
 
     return Jobs(
         time=tuple(jobs.time[job] for job in chain),
@@ -346,10 +346,10 @@ def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def _room(jobs: Jobs, order: Sequence[int], at: int) -> tuple[int, int]:
+def _room(jobs: Jobs, order: Sequence[int], position: int) -> tuple[int, int]:
     """The first and the last place to which the job at a place can move."""
-    earlier, later = jobs.after[order[at]], jobs.readers[order[at]]
-    low, high = at, at
+    earlier, later = jobs.after[order[position]], jobs.readers[order[position]]
+    low, high = position, position
     while low > 0 and order[low - 1] not in earlier:
         low -= 1
     while high < len(order) - 1 and order[high + 1] not in later:
@@ -357,7 +357,7 @@ def _room(jobs: Jobs, order: Sequence[int], at: int) -> tuple[int, int]:
     return low, high
 
 
-def _moved(order: Sequence[int], at: int, to: int) -> list[int]:
-    moved = [*order[:at], *order[at + 1 :]]
-    moved.insert(to, order[at])
+def _moved(order: Sequence[int], position: int, target: int) -> list[int]:
+    moved = [*order[:position], *order[position + 1 :]]
+    moved.insert(target, order[position])
     return moved

@@ -44,19 +44,19 @@ class Orders:
 
     folder: Path | None = None  # the cache; None: nothing is looked up or stored
     entries: dict[str, str] = field(default_factory=dict, init=False)  # path → text, of all jobs that were asked for
-    _found: dict[Jobs, Order] = field(default_factory=dict, init=False)
+    _orders: dict[Jobs, Order] = field(default_factory=dict, init=False)
 
     def best(self, jobs: Jobs) -> Order:
         """The best order, from the cache or by search."""
         if self.folder is None:
             return best_order(jobs)
-        if jobs not in self._found:
+        if jobs not in self._orders:
             key = self.key_of(jobs)
             text = text_of(self.folder / FOLDER, key)
             order = read(text, key, jobs) if text is not None else None
-            self._found[jobs] = order = best_order(jobs) if order is None else order
+            self._orders[jobs] = order = best_order(jobs) if order is None else order
             self.entries[f"{FOLDER}/{key}.json"] = entry(key, order)
-        return self._found[jobs]
+        return self._orders[jobs]
 
     def key_of(self, jobs: Jobs) -> str:
         """A digest that differs for any two different jobs."""

@@ -67,7 +67,7 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
     limit = float(share[devices].sum(axis=1).max()) * (1 + STEP)
     items = per_node * layout.slots
     partners = max(1, MAX_CELLS // items**2)
-    while work.left > 0:
+    while work.exchanges > 0:
         device = share[devices].sum(axis=1)
         node = device.reshape(layout.nodes, per_node).sum(axis=1)
         heaviest = int(node.argmax())
@@ -94,7 +94,7 @@ def even_nodes(share: Floats, devices: Ints, layout: ExpertLayout, work: WorkLef
 
 # ---------------------------------------------------------------- groups onto nodes
 Groups = tuple[int, ...]  # the groups of a node, ascending
-MAX_WAYS = 120  # to share out groups; up to this many, all are considered
+MAX_DIVISIONS = 120  # to share out groups; up to this many, all are considered
 MAX_PLACED = 256  # experts over all ways that are placed, so small layers try more ways
 # (load, layout, work) → placement of one node's experts, numbered from 0.
 PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
@@ -127,23 +127,25 @@ def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) ->
         return reached[groups]
 
     best: tuple[float, Ints] | None = None
-    ways = sorted((max(map(bound, way)), index, way) for index, way in enumerate(_ways(load, layout, work)))
-    for number, (least, _, way) in enumerate(ways):
+    divisions = sorted(
+        (max(map(bound, division)), index, division) for index, division in enumerate(_divisions(load, layout, work))
+    )
+    for number, (least, _, division) in enumerate(divisions):
         if best is not None and (least >= best[0] * (1 - CLOSE) or number * layout.experts >= MAX_PLACED * 2):
             break
-        nodes = [solve(groups) for groups in way]
+        nodes = [solve(groups) for groups in division]
         candidate = max(heaviest for heaviest, _ in nodes), np.concatenate([physical for _, physical in nodes])
         if best is None or candidate[0] < best[0]:
             best = candidate
     assert best is not None
-    all_ways = len(ways) == _num_ways(layout)
-    return best[1], ways[0][0] if all_ways else lower_bound(load, layout, grouped=True)
+    all_divisions = len(divisions) == _num_divisions(layout)
+    return best[1], divisions[0][0] if all_divisions else lower_bound(load, layout, grouped=True)
 
 
-def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, ...]]:
-    """All ways to share out the groups evenly; if there are too many, the one of most even load, and the greedy one."""
-    if _num_ways(layout) <= MAX_WAYS:
-        return list(_all(tuple(range(layout.groups)), layout.groups // layout.nodes))
+def _divisions(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, ...]]:
+    """All even divisions of the groups; if there are too many, the one of most even load, and the greedy one."""
+    if _num_divisions(layout) <= MAX_DIVISIONS:
+        return list(_all_divisions(tuple(range(layout.groups)), layout.groups // layout.nodes))
     group = load.reshape(layout.groups, -1).sum(axis=1)
     even_bins = pack(group, layout.nodes, float(group.sum()) / layout.nodes, WorkLeft(work // 4)).bins
     return list(
@@ -154,25 +156,25 @@ def _ways(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Groups, .
     )
 
 
-def _num_ways(layout: ExpertLayout) -> int:
-    """The number of ways to share out the groups, or MAX_WAYS + 1 if there are more than MAX_WAYS."""
+def _num_divisions(layout: ExpertLayout) -> int:
+    """The number of divisions of the groups, or MAX_DIVISIONS + 1 if there are more than MAX_DIVISIONS."""
     per_node = layout.groups // layout.nodes
     count, remaining = 1, layout.groups
-    while remaining and count <= MAX_WAYS:
+    while remaining and count <= MAX_DIVISIONS:
         count *= comb(remaining - 1, per_node - 1)
         remaining -= per_node
-    return min(count, MAX_WAYS + 1)
+    return min(count, MAX_DIVISIONS + 1)
 
 
-def _all(groups: Groups, each: int) -> Iterator[tuple[Groups, ...]]:
-    """All ways to share out groups in sets of `each`, where the order of sets does not matter."""
+def _all_divisions(groups: Groups, size: int) -> Iterator[tuple[Groups, ...]]:
+    """All divisions of groups into sets of `size`, where the order of sets does not matter."""
     if not groups:
         yield ()
         return
     first, *rest = groups
-    for companions in combinations(rest, each - 1):
-        for ways in _all(tuple(g for g in rest if g not in companions), each):
-            yield ((first, *companions), *ways)
+    for companions in combinations(rest, size - 1):
+        for other_sets in _all_divisions(tuple(g for g in rest if g not in companions), size):
+            yield ((first, *companions), *other_sets)
 
 
 # --- layer search
@@ -193,7 +195,7 @@ class FoundPlacement:
     bound: float  # of the busiest device's load over the mean
     keeps_groups: bool  # whether every group is on one node
     greedy: LoadBalance  # balance of the published algorithm
-    whole: Ints | None = None  # the best placement that keeps groups on their nodes, if it is another one
+    grouped: Ints | None = None  # the best placement that keeps groups on their nodes, if it is another one
 
     @property
     def gap(self) -> float:
@@ -202,13 +204,13 @@ class FoundPlacement:
 
 
 def place_layer(
-    load: Floats, layout: ExpertLayout, rule: GroupRule = "auto", now: Ints | None = None, steady: bool = False
+    load: Floats, layout: ExpertLayout, rule: GroupRule = "auto", current: Ints | None = None, steady: bool = False
 ) -> FoundPlacement:
     """The best placement found, by the busiest device and then by the busiest node.
 
     `rule`: `keep` puts each group on one node, and `ignore` puts experts anywhere. `auto` keeps groups on one node if
-    that costs at most 1% and is not worse than the greedy algorithm. `now`: the current placement. Devices are named so
-    that few experts move. With `steady`, only a few exchanges are made, at a cost of at most 0.2%. Raises
+    that costs at most 1% and is not worse than the greedy algorithm. `current`: the placement before. Devices are named
+    so that few experts move. With `steady`, only a few exchanges are made, at a cost of at most 0.2%. Raises
     PlacementError if the sizes do not fit.
     """
     layout.check()
@@ -229,18 +231,18 @@ def place_layer(
     if rule == "keep":
         bound = max(bound, _over_mean(least, load, layout))
         best_published = balance_of(load, published[0], layout)
-    elif grouped is None or not _will_do(load, layout, grouped, bound, best_published):
+    elif grouped is None or not _reaches_bound(load, layout, grouped, bound, best_published):
         free = _best(load, layout, [_free(load, layout, WORK), *published])
     chosen = grouped if free is None else free
     assert chosen is not None
     if grouped is not None and free is not None:
         chosen = _preferred(load, layout, free, grouped, best_published, KEEP_TOLERANCE)
-    if now is not None and steady:
+    if current is not None and steady:
         enough = balance_of(load, chosen, layout).device * NEAR_TOLERANCE * load.sum() / layout.devices
-        for near in _near(load, layout, now, float(enough) * (1 - CLOSE), keep=chosen is grouped):
+        for near in _near(load, layout, current, float(enough) * (1 - CLOSE), keep=chosen is grouped):
             chosen = _preferred(load, layout, chosen, near, best_published, NEAR_TOLERANCE)
-    if now is not None:
-        chosen = aligned(chosen, now, layout)
+    if current is not None:
+        chosen = aligned(chosen, current, layout)
     whole_groups = keeps_groups(chosen, layout)
     reached, greedy = balance_of(load, chosen, layout), balance_of(load, published[0], layout)
     return FoundPlacement(chosen, reached, bound, whole_groups, greedy, None if whole_groups else grouped)
@@ -255,20 +257,20 @@ def _best(load: Floats, layout: ExpertLayout, candidates: Sequence[Ints]) -> Int
     return min(candidates, key=lambda physical: _order(balance_of(load, physical, layout)))
 
 
-def _will_do(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, published: LoadBalance) -> bool:
+def _reaches_bound(load: Floats, layout: ExpertLayout, grouped: Ints, bound: float, published: LoadBalance) -> bool:
     """Whether a placement with groups on their nodes reaches the bound, so that no other one can be better."""
     balance = balance_of(load, grouped, layout)
     return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(published)
 
 
 def _preferred(
-    load: Floats, layout: ExpertLayout, first: Ints, other: Ints, published: LoadBalance, tolerance: float
+    load: Floats, layout: ExpertLayout, first: Ints, candidate: Ints, published: LoadBalance, tolerance: float
 ) -> Ints:
-    """`other` if it is hardly worse than `first`, and better than the greedy algorithm if `first` is."""
-    reached, ours = balance_of(load, first, layout), balance_of(load, other, layout)
+    """`candidate` if it is hardly worse than `first`, and better than the greedy algorithm if `first` is."""
+    reached, ours = balance_of(load, first, layout), balance_of(load, candidate, layout)
     improves = ours.device < published.device * (1 - STEP) or reached.device >= published.device * (1 - STEP)
     is_close = ours.device <= reached.device * tolerance and _order(ours) <= _order(published)
-    return other if is_close and improves else first
+    return candidate if is_close and improves else first
 
 
 def _over_mean(tokens: float, load: Floats, layout: ExpertLayout) -> float:
@@ -286,15 +288,15 @@ def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
     return even_nodes(load, bins, layout, WorkLeft(budget // 4)).reshape(-1)
 
 
-def _near(load: Floats, layout: ExpertLayout, now: Ints, enough: float, keep: bool) -> Iterator[Ints]:
+def _near(load: Floats, layout: ExpertLayout, current: Ints, enough: float, keep: bool) -> Iterator[Ints]:
     """Yield the current placement after exchanges, made until no device has more than `enough`, then without them."""
-    if keep and not keeps_groups(now, layout):
+    if keep and not keeps_groups(current, layout):
         return
-    share, bins = load[now], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)
+    share, bins = load[current], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)
     if keep:
         parts = bins.reshape(layout.nodes, -1, layout.slots)
         bins = np.concatenate([descended(share, part, enough, WorkLeft(WORK // 8)).bins for part in parts])
     else:
         bins = even_nodes(share, descended(share, bins, enough, WorkLeft(WORK // 8)).bins, layout, WorkLeft(WORK // 8))
-    yield now[bins].reshape(-1)
-    yield now
+    yield current[bins].reshape(-1)
+    yield current

@@ -122,17 +122,17 @@ class ExpertMove:
         return f"expert {self.expert}: device {self.source} → device {self.destination}"
 
 
-def aligned(physical: Ints, now: Ints, layout: ExpertLayout) -> Ints:
-    """Renumber nodes, and devices within nodes, so that few experts have to move from the placement `now`.
+def aligned(physical: Ints, current: Ints, layout: ExpertLayout) -> Ints:
+    """Renumber nodes, and devices within nodes, so that few experts have to move from the placement `current`.
 
-    Nodes and devices take the numbers of those in `now` with which they share the most experts. The experts of each
+    Nodes and devices take the numbers of those in `current` with which they share the most experts. The experts of each
     device are in ascending order. The balance stays the same.
     """
-    new, old = _held(physical, layout), _held(now, layout)
+    new, old = _expert_matrix(physical, layout), _expert_matrix(current, layout)
     shared = new @ old.T  # [new device, old device] → number of experts that both have
     per_node = layout.devices // layout.nodes
     blocks = shared.reshape(layout.nodes, per_node, layout.nodes, per_node)
-    devices = np.empty(layout.devices, dtype=np.int64)  # device in `now` → device in `physical`
+    devices = np.empty(layout.devices, dtype=np.int64)  # device in `current` → device in `physical`
     for new_node, old_node in _matched(blocks.max(axis=3).sum(axis=1)):
         for new_device, old_device in _matched(blocks[new_node, :, old_node, :]):
             devices[old_node * per_node + old_device] = new_node * per_node + new_device
@@ -145,14 +145,14 @@ def in_order(physical: Ints, layout: ExpertLayout) -> Ints:
     return ordered
 
 
-def moves(now: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
-    """The moves that turn the placement `now` into `physical`, in the order of experts."""
-    sources, targets = ((np.argsort(placement) // layout.slots).tolist() for placement in (now, physical))
+def moves(current: Ints, physical: Ints, layout: ExpertLayout) -> tuple[ExpertMove, ...]:
+    """The moves that turn the placement `current` into `physical`, in the order of experts."""
+    sources, targets = ((np.argsort(placement) // layout.slots).tolist() for placement in (current, physical))
     pairs = enumerate(zip(sources, targets, strict=True))
     return tuple(ExpertMove(expert, source, target) for expert, (source, target) in pairs if source != target)
 
 
-def _held(physical: Ints, layout: ExpertLayout) -> Ints:
+def _expert_matrix(physical: Ints, layout: ExpertLayout) -> Ints:
     """[device, expert] → 1 if the device has the expert, else 0."""
     has_expert = np.zeros((layout.devices, layout.experts), dtype=np.int64)
     has_expert[np.arange(layout.experts) // layout.slots, physical] = 1
@@ -179,8 +179,8 @@ def _matched(alike: Ints) -> list[tuple[int, int]]:
 # A token goes to each node once, and from there to each device once, as in DeepSeek-V3 (arXiv 2412.19437, §3.2.2). A
 # load does not say how often two experts are chosen together. The estimate assumes that a token chooses groups with a
 # probability in proportion to their load, independently of each other, and likewise experts within these groups. Two
-# bounds hold without these assumptions: `least` if the experts of a node are chosen together as often as possible, and
-# `most` if they are chosen together as rarely as possible.
+# bounds hold without these assumptions: `lower` if the experts of a node are chosen together as often as possible, and
+# `upper` if they are chosen together as rarely as possible.
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class Copies:
     """How many copies of a token are sent, on average, to nodes or to devices."""
 
     expected: float
-    least: float  # lower bound for any choice of experts with this load
-    most: float  # upper bound, likewise
+    lower: float  # lower bound for any choice of experts with this load
+    upper: float  # upper bound, likewise
     busiest: float  # share of all tokens that reach the busiest node or device
 
     def over_links(self, nodes: int) -> float:
@@ -221,10 +221,10 @@ def copies(load: Floats, physical: Ints, layout: ExpertLayout, routing: TokenRou
     within = np.divide(on_part, of_experts, out=np.zeros_like(on_part), where=of_experts > 0)  # if the group is chosen
     missed = 1.0 - of_groups * (1.0 - (1.0 - within).reshape(parts, layout.groups, size).prod(axis=2))
     reached = 1.0 - missed.prod(axis=1)
-    least, most = float(on_part.max(axis=1).sum()), float(np.minimum(1.0, on_part.sum(axis=1)).sum())
+    lower, upper = float(on_part.max(axis=1).sum()), float(np.minimum(1.0, on_part.sum(axis=1)).sum())
     grouped = parts == layout.nodes and keeps_groups(physical, layout)  # then a token goes to no more nodes than groups
-    most = min(most, routing.top_k, *([routing.top_groups] if grouped else []))
-    return Copies(min(float(reached.sum()), most), least, most, float(reached.max()))
+    upper = min(upper, routing.top_k, *([routing.top_groups] if grouped else []))
+    return Copies(min(float(reached.sum()), upper), lower, upper, float(reached.max()))
 
 
 def _group_probabilities(chosen: Floats, layout: ExpertLayout, routing: TokenRouting) -> Floats:

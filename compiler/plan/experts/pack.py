@@ -121,10 +121,10 @@ OVERHEAD = 2_000  # cost of a step, in exchanges
 class WorkLeft:
     """The number of exchanges that may still be considered."""
 
-    left: int
+    exchanges: int
 
     def spend(self, count: int) -> None:
-        self.left -= count + OVERHEAD
+        self.exchanges -= count + OVERHEAD
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Pac
     """Exchange items while the heaviest bin and its partner both end lighter than the heaviest bin was."""
     bins = bins.copy()
     pairs = np.triu_indices(bins.shape[1], k=1)
-    while work.left > 0 and len(bins) > 1:
+    while work.exchanges > 0 and len(bins) > 1:
         sums = weights[bins].sum(axis=1)
         heaviest = int(sums.argmax())
         if sums[heaviest] <= target * (1 + CLOSE):
@@ -197,7 +197,7 @@ def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Pac
     """Shuffle the heaviest bin with a few others and descend again. Keeps a result that is not heavier."""
     random = np.random.default_rng(len(weights))
     num_bins, places = best.bins.shape
-    while work.left > 0 and best.heaviest > target * (1 + CLOSE) and min(num_bins, places) > 1:
+    while work.exchanges > 0 and best.heaviest > target * (1 + CLOSE) and min(num_bins, places) > 1:
         work.spend(0)
         bins = best.bins.copy()
         chosen = random.permutation(num_bins)[: SHUFFLED - 1]
@@ -252,14 +252,16 @@ def _partners(sums: Floats, heaviest: int, exchanges: int) -> Ints:
     return order[order != heaviest][: max(1, MAX_EXCHANGES // exchanges)]
 
 
-def _best(mine: Floats, theirs: Floats, heaviest: float, others: Floats, work: WorkLeft) -> tuple[int, int, int] | None:
+def _best(
+    mine: Floats, theirs: Floats, heaviest: float, partner_sums: Floats, work: WorkLeft
+) -> tuple[int, int, int] | None:
     """The exchange (item of `mine`, bin, item of `theirs`) that leaves the heavier of both bins lightest.
 
     `mine` are weights in the heaviest bin and `theirs` weights in the others. Returns None if no exchange helps.
     """
     work.spend(mine.size * theirs.size)
     moved = mine[:, None, None] - theirs[None, :, :]
-    after = np.maximum(heaviest - moved, others[None, :, None] + moved)
+    after = np.maximum(heaviest - moved, partner_sums[None, :, None] + moved)
     flat = int(after.argmin())
     if after.reshape(-1)[flat] >= heaviest * (1 - STEP):
         return None

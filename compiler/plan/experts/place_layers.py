@@ -45,10 +45,10 @@ class LayerRow:
     layer: str
     load: Floats
     layout: ExpertLayout
-    found: FoundPlacement
+    placement: FoundPlacement
     current: Ints  # the placement before
     before: LoadBalance  # its balance
-    moved: tuple[ExpertMove, ...]  # from the current placement to the found one
+    moved: tuple[ExpertMove, ...]  # from the current placement to the new one
     traffic: TokenTraffic | None  # None if the model is unknown
     groups_whole: LoadBalance | None = (
         None  # of the best placement that keeps groups on their nodes, if this one does not
@@ -58,7 +58,7 @@ class LayerRow:
     def busiest(self) -> BusiestTokens:
         mean = float(self.load.sum()) / self.layout.devices
         before = float(device_loads(self.load, self.current, self.layout.devices).max())
-        return BusiestTokens(before, self.found.greedy.device * mean, self.found.balance.device * mean, mean)
+        return BusiestTokens(before, self.placement.greedy.device * mean, self.placement.balance.device * mean, mean)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def overall(rows: Sequence[LayerRow]) -> Overall:
         before=sum(tokens.before for tokens in busiest) / mean,
         greedy=sum(tokens.greedy for tokens in busiest) / mean,
         after=sum(tokens.after for tokens in busiest) / mean,
-        bound=sum(row.found.bound * tokens.mean for row, tokens in zip(rows, busiest, strict=True)) / mean,
+        bound=sum(row.placement.bound * tokens.mean for row, tokens in zip(rows, busiest, strict=True)) / mean,
         groups_whole=groups_whole,
     )
 
@@ -130,7 +130,7 @@ def document(rows: Sequence[LayerRow]) -> dict[str, Any]:
 
 
 def _layer_value(row: LayerRow) -> dict[str, Any]:
-    placement = row.found
+    placement = row.placement
     return {
         "layer": row.layer,
         "physical_to_logical": placement.physical.tolist(),
@@ -161,8 +161,8 @@ def _traffic_value(traffic: TokenTraffic) -> dict[str, Any]:
 def _bytes(traffic: TokenTraffic, node: Copies, device: Copies) -> dict[str, float]:
     return {
         "node_copies": node.expected,
-        "least_node_copies": node.least,
-        "most_node_copies": node.most,
+        "least_node_copies": node.lower,
+        "most_node_copies": node.upper,
         "between_nodes_bytes": node.over_links(traffic.nodes) * traffic.copy_bytes,
         "busiest_node_bytes": node.busiest * (traffic.nodes - 1) / traffic.nodes * traffic.copy_bytes,
         "to_devices_bytes": device.expected * traffic.copy_bytes,
@@ -216,24 +216,28 @@ def _row(task: LayerTask, rule: GroupRule) -> LayerRow:
     placement = place_layer(load, layout, rule, current, task.steady)
     before, moved = balance_of(load, current, layout), moves(current, placement.physical, layout)
     traffic = None if task.routing is None else _traffic(task, task.routing, placement)
-    groups_whole = None if placement.whole is None else balance_of(load, placement.whole, layout)
+    groups_whole = None if placement.grouped is None else balance_of(load, placement.grouped, layout)
     return LayerRow(task.layer, load, layout, placement, current, before, moved, traffic, groups_whole)
 
 
-def _traffic(task: LayerTask, routing: TokenRouting, found: FoundPlacement) -> TokenTraffic:
+def _traffic(task: LayerTask, routing: TokenRouting, placement: FoundPlacement) -> TokenTraffic:
     layout, current = task.layout, task.current
     nodes_before, nodes, devices_before, devices = (
-        copies(task.load, placement, layout, routing, parts)
+        copies(task.load, physical, layout, routing, parts)
         for parts in (layout.nodes, layout.devices)
-        for placement in (current, found.physical)
+        for physical in (current, placement.physical)
     )
-    groups_whole = None if found.whole is None else copies(task.load, found.whole, layout, routing, layout.nodes)
+    groups_whole = (
+        None if placement.grouped is None else copies(task.load, placement.grouped, layout, routing, layout.nodes)
+    )
     return TokenTraffic(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, groups_whole)
 
 
 def file_layers(rows: Sequence[LayerRow]) -> list[LayerPlacement]:
     """The entries of the layers in a placement file."""
     return [
-        layer_placement(row.layer, in_order(row.found.physical, row.layout), row.layout.devices, row.moved, row.load)
+        layer_placement(
+            row.layer, in_order(row.placement.physical, row.layout), row.layout.devices, row.moved, row.load
+        )
         for row in rows
     ]

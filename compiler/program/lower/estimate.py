@@ -58,9 +58,9 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    F, B, I, W = means = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
+    F, B, I, W = mean_times = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
     weights = [
-        [_ms(times[kind]) / (mean_ms or 1) for kind, mean_ms in zip(KINDS, means, strict=True)] for times in alone
+        [_ms(times[kind]) / (mean_ms or 1) for kind, mean_ms in zip(KINDS, mean_times, strict=True)] for times in alone
     ]
     return Costs(
         F=F,
@@ -99,7 +99,9 @@ def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side]
     for rank in range(plan.mesh.pp):
         # In the order in which a search writes them: which action is first may decide which order of jobs it finds.
         sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
-        lone = {(kind, stage): costs.one(kind) * by_kind(costs.stages[stage]).of(kind) for kind, stage in sides}
+        lone = {
+            (kind, stage): costs.lone_time(kind) * by_kind(costs.stages[stage]).factor(kind) for kind, stage in sides
+        }
         for pair in combinations_with_replacement(sides, 2):
             apart = sum(lone[side] for side in pair)
             share = _ms(_time(lowering, messages, rank, *pair)) / apart if apart else Fraction(1)
@@ -149,7 +151,7 @@ def copy_time(lowering: Lowering) -> Fraction:
 def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
     """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank."""
     plan = lowering.plan
-    chains = [lowering.chains(stage, rank).of(kind) for kind, stage in actions]
+    chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in actions]
     rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
     sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
     end = run_of_chains(chains, sends, lowering.orders).end
@@ -212,18 +214,18 @@ def rank_times(lowering: Lowering) -> tuple[Times, ...]:
 def times_on(lowering: Lowering, rank: int) -> Times:
     """The time of every segment and exchange of a plan on the device of a pipeline rank."""
     chains = [lowering.chains(stage, rank) for stage in range(len(lowering.plan.stages))]
-    nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.uses_lane]
+    nodes = [node for stage in chains for node in (*stage.chain("F"), *stage.chain("B")) if node.uses_lane]
     return {node.key: node for node in nodes}
 
 
 def lane_times(instructions: Sequence[Instruction], times: Times) -> LaneTimes:
     """The time that a body takes, and for which each of its lanes is busy."""
-    spans = list(held(instructions, times))
+    spans = list(timed_spans(instructions, times))
     busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
     return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
 
 
-def held(
+def timed_spans(
     instructions: Sequence[Instruction], times: Times, sends_ns: Sequence[int] = ()
 ) -> Iterator[tuple[Instruction, int, int]]:
     """The segments and exchanges of a body, each with its start and end in nanoseconds.

@@ -294,7 +294,7 @@ class Lowering:
         if isinstance(step, Action) and is_copy(step):
             return Body(name, actions, copy_instructions(step, self.chains(step.stage, rank).saved()))
         chains = [(self.chains(action.stage, rank), action.kind) for action in actions_of(step)]
-        order = interleave([of_stage.of(kind) for of_stage, kind in chains], self.orders)
+        order = interleave([of_stage.chain(kind) for of_stage, kind in chains], self.orders)
         evaluates = name.actions[0].kind == EVALUATION
         read_later = [frozenset() if evaluates else of_stage.read_later(kind) for of_stage, kind in chains]
         return Body(name, actions, finish(order, actions, read_later))

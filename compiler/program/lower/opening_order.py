@@ -75,9 +75,9 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
     """
     for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
         holders = bucket.holders
-        groups = [holders.on(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
+        groups = [holders.on_rank(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
         if bucket.sites and bucket.is_reduced:
-            groups += [holders.at(holders.columns.start), *([holders] if plan.zero == 2 else [])]
+            groups += [holders.in_column(holders.columns.start), *([holders] if plan.zero == 2 else [])]
         for group in groups:
             if len(group) > 1:
                 yield Opening("reduce", group.pipeline_ranks, _columns(plan, group))

@@ -60,7 +60,7 @@ class EventLines:
     faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> (events before its first fault, message)
     ends: list[str] = field(default_factory=list)  # faults that show only at the end of a rank
 
-    def at(self, rank: int, index: int) -> str:
+    def label(self, rank: int, index: int) -> str:
         """Rank and action of an invocation."""
         return f"rank {rank}, {self.schedule.actions[rank][index]}"
 
@@ -70,7 +70,7 @@ class EventLines:
         if key not in self.channels:
             peer = destination if rank == source else source
             if not 0 <= peer < len(self.program.bodies) or peer == rank:
-                raise ProofError(f"{self.at(rank, index)}: {event} names rank {peer}")
+                raise ProofError(f"{self.label(rank, index)}: {event} names rank {peer}")
             self.channels[key] = MessageChannel(source, destination)
         return self.channels[key]
 
@@ -123,7 +123,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
     handed_over: dict[Message, int] = {}  # sent to the rank itself and not yet received -> the invocation
 
     def fault(index: int, text: str) -> None:
-        lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
+        lines.faults.setdefault(rank, (len(events), f"{lines.label(rank, index)}: {text}"))
 
     for index, (body, micro_batches, posts, releases) in enumerate(lines.program.invocations[rank]):
         for peer, message in posts:
@@ -175,11 +175,11 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
             else:
                 fault(index, f"releases {message}, which was not sent, or was released already")
     for unreceived, index in handed_over.items():
-        lines.ends.append(f"{lines.at(rank, index)}: send {unreceived} is never received by the rank itself")
+        lines.ends.append(f"{lines.label(rank, index)}: send {unreceived} is never received by the rank itself")
     for source, channel in coming.items():
         late = sorted(str(lines.message(number)) for number in channel.posts if number in posted)
         last = len(lines.program.invocations[rank]) - 1
-        location = lines.at(rank, last)
+        location = lines.label(rank, last)
         lines.ends += [f"{location}: {text} from rank {source} is posted but never awaited" for text in late]
     return events
 
@@ -202,15 +202,15 @@ def _check_order(lines: EventLines, channel: MessageChannel) -> None:
     for k, (send, post) in enumerate(zip(sends, posts, strict=False)):
         if send != post:
             raise ProofError(
-                f"{lines.at(destination, channel.posted_in[k])}: posts {message(post)} as message {k} from rank "
+                f"{lines.label(destination, channel.posted_in[k])}: posts {message(post)} as message {k} from rank "
                 f"{source}, which sends {message(send)} as message {k} (in "
                 f"{lines.schedule.actions[source][channel.sent_in[k]]})"
             )
     k = min(len(sends), len(posts))
     if len(sends) > len(posts):
-        location = lines.at(source, channel.sent_in[k])
+        location = lines.label(source, channel.sent_in[k])
         raise ProofError(f"{location}: send {message(sends[k])} is never posted by rank {destination}")
-    location = lines.at(destination, channel.posted_in[k])
+    location = lines.label(destination, channel.posted_in[k])
     raise ProofError(f"{location}: posts {message(posts[k])}, which rank {source} never sends")
 
 
@@ -277,8 +277,8 @@ def _run_with_clocks(lines: EventLines) -> None:
                     runnable.append(waiting.pop(number))
             elif received.get(number, clock[channel.destination] + 1) > clock[channel.destination]:
                 raise ProofError(
-                    f"{lines.at(rank, index)}: releases {lines.message(number)}, but nothing it has received by then "
-                    f"shows that rank {channel.destination} has taken it"
+                    f"{lines.label(rank, index)}: releases {lines.message(number)}, but nothing it has received by "
+                    f"then shows that rank {channel.destination} has taken it"
                 )
         else:
             if fault:
@@ -289,7 +289,7 @@ def _run_with_clocks(lines: EventLines) -> None:
 def _check_ended(lines: EventLines, done: list[int]) -> None:
     stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
     waits = [
-        f"{lines.at(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"
+        f"{lines.label(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"
         for rank, _, number, channel, index in stuck
     ]
     if waits:

@@ -81,7 +81,7 @@ def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row
                 )
 
 
-def _check(when: str, listed: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:
+def _check(moment: str, listed: Sequence[BucketCollective], wanted: Sequence[BucketCollective]) -> None:
     """Raise ProofError unless a list has the wanted collectives, each once, in any order."""
     if len(listed) == len(wanted) and all(a == b for a, b in zip(listed, wanted, strict=True)):
         return
@@ -89,4 +89,4 @@ def _check(when: str, listed: Sequence[BucketCollective], wanted: Sequence[Bucke
     for collective in (*expected, *counts):
         if expected[collective] != counts[collective]:
             times = f"{counts[collective]} times instead of {expected[collective]}"
-            raise ProofError(f"{collective}: runs {times} {when}")
+            raise ProofError(f"{collective}: runs {times} {moment}")

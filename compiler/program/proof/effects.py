@@ -32,14 +32,16 @@ def is_staged(name: str) -> bool:
 class Staged(NamedTuple):
     """Bytes of staging that an exchange holds from its start to its wait, and that its wait then needs instead."""
 
-    held: int = 0
-    at_wait: int = 0
+    held_bytes: int = 0
+    wait_bytes: int = 0
 
 
 # (start of an exchange, buffers it reads, buffers its wait writes, rows) -> staging
 Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]
 Change: TypeAlias = tuple[int, int, int, int]  # of memory: fixed bytes, bytes, and the peaks of both on the way
-Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # states before -> (states after, change)
+Transitions: TypeAlias = dict[
+    tuple[int, ...], tuple[tuple[int, ...], Change]
+]  # states before -> (states after, change)
 Place: TypeAlias = int  # number of a namespace on a rank: one per run of consecutive stages and micro-batch
 
 
@@ -142,12 +144,12 @@ class Namespace:
         return Namespace(live, set(state.written), sent, away, reported)
 
     @property
-    def held(self) -> tuple[Storage, ...]:
+    def storages_on_device(self) -> tuple[Storage, ...]:
         """The storages in device memory; one storage may be listed several times."""
         return (*(storage for _, storage in self.live.values()), *self.sent.values(), *self.reported.values())
 
     def state(self) -> NamespaceState:
-        storages = {id(storage): storage for storage in (*self.held, *self.away.values())}
+        storages = {id(storage): storage for storage in (*self.storages_on_device, *self.away.values())}
         place = {key: index for index, key in enumerate(storages)}
         return NamespaceState(
             tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
@@ -169,7 +171,9 @@ class Effects:
     bodies: Bodies = field(default_factory=Bodies)
     states: list[NamespaceState] = field(default_factory=lambda: [NamespaceState()])
     numbers: dict[NamespaceState, int] = field(default_factory=lambda: {NamespaceState(): 0})
-    found: dict[Hashable, Found] = field(default_factory=dict)  # by everything that decides the effect on the states
+    transitions: dict[Hashable, Transitions] = field(
+        default_factory=dict
+    )  # by everything that decides the effect on the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
     inside: Inside | None = None  # bytes that segments need inside, besides what they return; None: not counted
     staging: Staging | None = None  # bytes that exchanges stage; None: not counted

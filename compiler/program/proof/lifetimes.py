@@ -21,7 +21,16 @@ from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.ir.expert_placement import Received
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
-from compiler.program.proof.effects import Effects, Found, LiveMemory, Namespace, Place, Rows, Storage, staged_name
+from compiler.program.proof.effects import (
+    Effects,
+    LiveMemory,
+    Namespace,
+    Place,
+    Rows,
+    Storage,
+    Transitions,
+    staged_name,
+)
 from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
 from runtime.contract.actions import Action, Step, actions_of
@@ -66,8 +75,8 @@ class RankValues:
         }
         # By place, the number of the namespace's state.
         self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))
-        self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
-        self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that produced a message
+        self.transitions: dict[tuple[str, tuple[int, ...]], Transitions] = {}  # by body and `slots`
+        self.sent: dict[str, tuple[list[Place], Transitions]] = {}  # by the action that produced a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
         self.posted: Storage | None = None  # the buffer of a post
         self.memory = LiveMemory()
@@ -80,11 +89,11 @@ class RankValues:
         # Most of a proof's time is spent here and in `_release`.
         places, slots = _different([places[k] for places, k in zip(self.slots[name], micro_batches, strict=True)])
         if isinstance(self.rows, Received):
-            transitions = self.found.get((name, slots))
+            transitions = self.transitions.get((name, slots))
             if transitions is None:
-                transitions = self.found[name, slots] = self._found(name, self.rows, slots)
+                transitions = self.transitions[name, slots] = self._transitions(name, self.rows, slots)
         else:  # with recorded rows every micro-batch of every rank has its own sizes
-            transitions = self._found(name, (self.rank, micro_batches), slots)
+            transitions = self._transitions(name, (self.rank, micro_batches), slots)
         numbers = self.numbers
         before = tuple([numbers[place] for place in places])
         effect = transitions.get(before)
@@ -98,16 +107,16 @@ class RankValues:
         for _, message in releases:
             self._release(message)
 
-    def _found(self, name: BodyName, sizes: Hashable, slots: tuple[int, ...]) -> Found:
+    def _transitions(self, name: BodyName, sizes: Hashable, slots: tuple[int, ...]) -> Transitions:
         """The effects that were found so far of a body, for given rows and slots."""
         number = self.effects.bodies.number(self.rank, self.bodies[name][0])
-        return self.effects.found.setdefault((number, sizes, self.message_number, slots), {})
+        return self.effects.transitions.setdefault((number, sizes, self.message_number, slots), {})
 
     def _release(self, message: Message) -> None:
         """Let go of the storage of a send."""
         action, micro_batch = message
         if action not in self.sent:
-            self.sent[action] = self.places[action.stage], self.effects.found.setdefault(action, {})
+            self.sent[action] = self.places[action.stage], self.effects.transitions.setdefault(action, {})
         places, transitions = self.sent[action]
         place = places[micro_batch]
         before = (self.numbers[place],)
@@ -173,9 +182,9 @@ class RankValues:
                     staged[waits[index]] = self._staged(instruction, read, writes, action.micro_batch)
                     memory.hold(staged[waits[index]][0])
             elif instruction.kind == "to_host":
-                _go(action.stage, instruction, names)
+                _copy_to_host(action.stage, instruction, names)
             elif instruction.kind == "from_host":
-                storages = self._come(action, instruction, names, memory)
+                storages = self._return_from_host(action, instruction, names, memory)
                 self._write(action, instruction, names, storages, memory)
             elif instruction.kind == "send":
                 buffer, storage = names.live[action.stage, instruction.reads[0]]
@@ -213,7 +222,9 @@ class RankValues:
         fixed = self.effects.staging(start, read, written, self.fixed_rows)
         actual = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
         name = staged_name(start.site)
-        return Storage(fixed.held, actual.held, name=name), Storage(fixed.at_wait, actual.at_wait, name=name)
+        return Storage(fixed.held_bytes, actual.held_bytes, name=name), Storage(
+            fixed.wait_bytes, actual.wait_bytes, name=name
+        )
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "the program has messages"
@@ -262,7 +273,7 @@ class RankValues:
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
 
-    def _come(
+    def _return_from_host(
         self, action: Action, instruction: Instruction, names: Namespace, memory: LiveMemory
     ) -> dict[str, Storage]:
         """The storages of values that return from the host."""
@@ -295,7 +306,7 @@ class RankValues:
         return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
 
 
-def _go(stage: int, instruction: Instruction, names: Namespace) -> None:
+def _copy_to_host(stage: int, instruction: Instruction, names: Namespace) -> None:
     """Copy live values to the host. Values that share a storage will share one again when they return."""
     copies: dict[int, Storage] = {}
     for name in instruction.reads:

@@ -77,32 +77,32 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -
     return _of_other(instruction, stage, steps, plan.cuts)
 
 
-def _with_values(found: Operands, phase: str, here: Sharded) -> Operands:
+def _with_values(operands_of_run: Operands, phase: str, shards: Sharded) -> Operands:
     """The operands of a segment with sharded tensors, which it reads from gathered values."""
-    params, weights = found.params, found.weights
-    gathered = f"{here.weights.name}_{phase}" if here.weights else ""
-    added = here.gradients.name if phase == "W" else gathered
-    params_in, weights_in = _places(params, here, added), _places(weights, here, gathered)
+    params, weights = operands_of_run.params, operands_of_run.weights
+    gathered = f"{shards.weights.name}_{phase}" if shards.weights else ""
+    added = shards.gradients.name if phase == "W" else gathered
+    params_in, weights_in = _places(params, shards, added), _places(weights, shards, gathered)
     values = dict.fromkeys(value for value in (*weights_in, *params_in) if value)
-    return found._replace(reads=(*found.reads, *values), params_in=params_in, weights_in=weights_in)
+    return operands_of_run._replace(reads=(*operands_of_run.reads, *values), params_in=params_in, weights_in=weights_in)
 
 
-def _places(names: Names, here: Sharded, value: str) -> Names:
+def _places(names: Names, shards: Sharded, value: str) -> Names:
     """For each tensor, the value that holds it, or ""; empty if no value holds any of them."""
-    values = tuple([value if name in here.tensors else "" for name in names])
+    values = tuple([value if name in shards.tensors else "" for name in names])
     return values if any(values) else ()
 
 
-def _of_sharded(instruction: Instruction, here: Sharded) -> Operands:
+def _of_sharded(instruction: Instruction, shards: Sharded) -> Operands:
     """The operands of an instruction on sharded tensors: the wait of a gather writes weights, zeros write gradients,
     and a scatter reads gradients until its wait."""
     kind = instruction.wait or instruction.kind
     if kind == "scatter":
-        return Operands((here.gradients.name,))
+        return Operands((shards.gradients.name,))
     if kind == "zeros":
-        return Operands(writes=(here.gradients,))
-    assert here.weights is not None
-    weights = here.weights.named(f"{here.weights.name}_{instruction.phase}", here.weights.alias)
+        return Operands(writes=(shards.gradients,))
+    assert shards.weights is not None
+    weights = shards.weights.named(f"{shards.weights.name}_{instruction.phase}", shards.weights.alias)
     return Operands(writes=(weights,) if instruction.wait else ())
 
 

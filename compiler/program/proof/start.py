@@ -69,7 +69,7 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
     for bucket in plan.buckets:
         if not sites.isdisjoint(bucket.sites):
-            groups |= {bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks}
+            groups |= {bucket.holders.on_rank(rank) for rank in bucket.holders.pipeline_ranks}
     for holders in groups:
         channels |= _of_collective(plan, holders)
     return channels
@@ -82,7 +82,7 @@ def _meeting(plan: Plan, kind: str, bucket: Bucket) -> Holders:
     all. Only zero = 3 shards weights.
     """
     of_parts = bucket.sites and (kind == "reduce" or plan.zero == 3)
-    return bucket.holders.at(bucket.holders.columns.start) if of_parts else bucket.holders
+    return bucket.holders.in_column(bucket.holders.columns.start) if of_parts else bucket.holders
 
 
 def _of_exchanges(plan: Plan, rank: int) -> set[Opening]:

@@ -251,24 +251,24 @@ def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
     return tuple(sorted((b for b in written if b.name in read and "int" not in b.dtype), key=lambda b: b.name))
 
 
-def _check_copy(where: str, instructions: list[Instruction], kind: str, saved: tuple[Buffer, ...]) -> None:
+def _check_copy(location: str, instructions: list[Instruction], kind: str, saved: tuple[Buffer, ...]) -> None:
     """Check that an O or R has exactly one instruction, which copies the values that a forward of its stage saved."""
-    _check_counts(where, instructions, frozenset({(kind, "F", "", "")}))
-    (only,) = instructions
+    _check_counts(location, instructions, frozenset({(kind, "F", "", "")}))
+    (copy,) = instructions
     names = tuple(buffer.name for buffer in saved)
     wanted = (names, ()) if kind == "to_host" else ((), saved)
-    if (only.reads, only.writes) != wanted or only.params or only.weights or only.params_in or only.weights_in:
-        raise ProofError(f"{where}: {kind} has other operands than a forward of its stage saves")
+    if (copy.reads, copy.writes) != wanted or copy.params or copy.weights or copy.params_in or copy.weights_in:
+        raise ProofError(f"{location}: {kind} has other operands than a forward of its stage saves")
 
 
-def _check_scattered(where: str, instructions: list[Instruction]) -> None:
+def _check_scattered(location: str, instructions: list[Instruction]) -> None:
     """Check that gradients are scattered after the W that adds to them. Other checks ensure that each is there once."""
     added: set[str] = set()
     for i in instructions:
         if (i.kind, i.phase) == ("run", "W"):
             added.add(i.site)
         elif i.kind == "scatter" and i.site not in added:
-            raise ProofError(f"{where}: {_name(i)} starts before its gradients are added")
+            raise ProofError(f"{location}: {_name(i)} starts before its gradients are added")
 
 
 def _key(instruction: Instruction) -> Key:
@@ -288,13 +288,13 @@ def _check_labels(rank: int, body: Body) -> None:
             )
 
 
-def _check_counts(where: str, instructions: list[Instruction], needs: frozenset[Key]) -> None:
+def _check_counts(location: str, instructions: list[Instruction], needs: frozenset[Key]) -> None:
     counts = Counter(_key(instruction) for instruction in instructions)
     for key in sorted(needs | counts.keys()):
         if key not in needs:
-            raise ProofError(f"{where}: {_text(key)} does not belong to it")
+            raise ProofError(f"{location}: {_text(key)} does not belong to it")
         if counts[key] != 1:
-            raise ProofError(f"{where}: {_text(key)} runs {counts[key]} times instead of once")
+            raise ProofError(f"{location}: {_text(key)} runs {counts[key]} times instead of once")
 
 
 def _name(instruction: Instruction) -> str:

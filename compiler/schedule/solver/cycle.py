@@ -98,11 +98,11 @@ def _places(problem: ScheduleProblem, slots: Slots) -> list[list[tuple[int, int]
     return places
 
 
-def _period(problem: ScheduleProblem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
-    """(begin, end) of the first slots from `at` on with one forward and one backward per chunk, and a W for each I."""
+def _period(problem: ScheduleProblem, row: tuple[int, ...], first_index: int) -> tuple[int, int] | None:
+    """(begin, end) of the first slots from `first_index` on with an F and a B or I per chunk, and a W for each I."""
     C = problem.num_chunks
     expected = [kind + chunk for kind in (F, B) for chunk in range(C)]
-    for begin in range(at, min(at + _LONGEST * C, len(row))):
+    for begin in range(first_index, min(first_index + _LONGEST * C, len(row))):
         for end in range(begin + 1, min(begin + _LONGEST * C, len(row)) + 1):
             tokens = [token for slot in row[begin:end] for token in tokens_of(slot)]
             kinds = [kind_of(token) for token in tokens]
@@ -140,13 +140,13 @@ def kinds_of(problem: ScheduleProblem, slot: int) -> Iterator[int]:
 def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
     """The most parts that a row holds; None if a backward comes before its forward, or a W before its I."""
     C, done, due = problem.num_chunks, list(period.done[row]), period.due[row]
-    parts, w_parts = problem.whole, problem.kept
+    parts, w_parts = problem.activation_parts, problem.w_parts
     live = parts * (sum(done[:C]) - sum(done[C:])) + w_parts * due
-    most = live
+    most_parts = live
     for slot in period.rows[row]:
         tokens = tokens_of(slot)
         live += parts * sum(token < B for token in tokens)
-        most = max(most, live)
+        most_parts = max(most_parts, live)
         live -= parts * sum(B <= token < I for token in tokens) + w_parts * tokens.count(W)
         live -= (parts - w_parts) * sum(I <= token < W for token in tokens)
         due -= tokens.count(W)
@@ -157,7 +157,7 @@ def peak(problem: ScheduleProblem, period: Period, row: int) -> int | None:
         due += sum(I <= token < W for token in tokens)
         for kind in kinds_of(problem, slot):
             done[kind] += 1
-    return most
+    return most_parts
 
 
 def fits(problem: ScheduleProblem, period: Period) -> bool:
@@ -204,12 +204,12 @@ def _windows(problem: ScheduleProblem, period: Period, row: int) -> Iterator[tup
         window, left_due = _window(problem, period.rows[row], done, counts, due)
         times = 1
         if left_due == due:
-            times = min(_alike(number, count) for number, count in zip(done, counts, strict=True))
+            times = min(_num_equal_periods(number, count) for number, count in zip(done, counts, strict=True))
         done, due = [number + times for number in done], left_due
         yield window, times
 
 
-def _alike(done: int, count: int) -> int:
+def _num_equal_periods(done: int, count: int) -> int:
     """For how many periods from here on a kind is either always or never within the run."""
     if 0 <= done < count:
         return count - done

@@ -43,7 +43,7 @@ def fills_pauses(problem: ScheduleProblem) -> bool:
 def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
     """The slots with each W where its row would wait; None if a forward then has no room."""
     bare = _bare(problem, slots)
-    timed = _timed(problem, _steps(problem), bare, [_nothing(problem, bare)])
+    timed = _timed(problem, _steps(problem), bare, [_initial_state(problem, bare)])
     return None if timed is None else _with_fills(bare, timed.states[-1].fills)
 
 
@@ -52,7 +52,7 @@ def anneal_filled(
 ) -> FoundSlots:
     """Walk as `anneal` does, on rows whose W fill pauses."""
     bare, steps = _bare(problem, slots), _steps(problem)
-    timed = _timed(problem, steps, bare, [_nothing(problem, bare)])
+    timed = _timed(problem, steps, bare, [_initial_state(problem, bare)])
     if timed is None:
         return anneal(problem, slots, work, heat, seed, goal)
     draw, num_rows, value = random.Random(seed).random, problem.num_rows, timed.value()
@@ -69,7 +69,7 @@ def anneal_filled(
         new, places = changed
         states = timed.before(places)
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
-        spent += _SLOT * (size - sum(states[-1].at))
+        spent += _SLOT * (size - sum(states[-1].positions))
         limit = max(timed.ends) + int(allowed / num_rows)
         new_timed = _timed(problem, steps, new, states, [limit - work for work in works])
         if new_timed is None or new_timed.value() - value > allowed:
@@ -102,7 +102,7 @@ def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
 
 def _steps(problem: ScheduleProblem) -> list[_Steps]:
     """By row, the effects of its slots. A marked W makes no event and has the kind -1."""
-    C, parts, w_parts, tables = problem.num_chunks, problem.whole, problem.kept, []
+    C, parts, w_parts, tables = problem.num_chunks, problem.activation_parts, problem.w_parts, []
     for times in problem.times:
         table: _Steps = {}
         for chunk in range(C):
@@ -121,17 +121,17 @@ class _FillState:
     events: list[int]
     needs: list[list[int]]  # by row and kind, the event that the next one waits for
     makes: list[list[int]]
-    at: list[int]
-    now: list[int]
+    positions: list[int]
+    clocks: list[int]
     due: list[int]
-    held: list[int]
+    live: list[int]
     idle: list[int]
     spare: list[list[int]]
     fills: _Fills
 
     def copy(self) -> _FillState:
         needs, makes, spare = ([row[:] for row in rows] for rows in (self.needs, self.makes, self.spare))
-        flat = (self.events, self.at, self.now, self.due, self.held, self.idle)
+        flat = (self.events, self.positions, self.clocks, self.due, self.live, self.idle)
         events, positions, clocks, due, live, idle = (values[:] for values in flat)
         return _FillState(
             events, needs, makes, positions, clocks, due, live, idle, spare, [fill[:] for fill in self.fills]
@@ -151,11 +151,11 @@ class _TimedRows:
         return [
             state
             for state in self.states
-            if all(position <= place for position, place in zip(state.at, places, strict=True))
+            if all(position <= place for position, place in zip(state.positions, places, strict=True))
         ]
 
 
-def _nothing(problem: ScheduleProblem, bare: Bare) -> _FillState:
+def _initial_state(problem: ScheduleProblem, bare: Bare) -> _FillState:
     events, zeros = [-1] * problem.num_events, [0] * len(bare.rows)
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
     needs, makes, spare = ([list(row) for row in rows] for rows in (problem.needs, problem.makes, bare.spare))
@@ -175,19 +175,19 @@ def _timed(
     Returns None if rows wait for ever, if a forward has no room, or if a row pauses longer than its limit in `pauses`.
     """
     state = states[-1].copy()
-    events, delays, w_parts, rows = state.events, problem.delays, problem.kept, range(len(bare.rows))
+    events, delays, w_parts, rows = state.events, problem.delays, problem.w_parts, range(len(bare.rows))
     turns = [*rows, *reversed(rows)]
     moved, states = True, states[:]
     while moved:
         moved = False
         for row in turns:
-            slots, place = bare.rows[row], state.at[row]
+            slots, place = bare.rows[row], state.positions[row]
             count = len(slots)
             if place == count:
                 continue
             table, need, make, cap = steps[row], state.needs[row], state.makes[row], problem.caps[row]
             time_w, spare, fill = problem.times[row][W], state.spare[row], state.fills[row]
-            time, due, live = state.now[row], state.due[row], state.held[row]
+            time, due, live = state.clocks[row], state.due[row], state.live[row]
             while place < count:
                 slot = slots[place]
                 length, kind, holds, more_due = table[slot]
@@ -225,15 +225,15 @@ def _timed(
                 due += more_due
                 place += 1
                 moved = True
-            state.at[row], state.now[row], state.due[row], state.held[row] = place, time, due, live
-        if sum(state.at) - sum(states[-1].at) >= _GAP * len(rows):
+            state.positions[row], state.clocks[row], state.due[row], state.live[row] = place, time, due, live
+        if sum(state.positions) - sum(states[-1].positions) >= _GAP * len(rows):
             states.append(state.copy())
     for row in rows:
-        if state.at[row] < len(bare.rows[row]):
+        if state.positions[row] < len(bare.rows[row]):
             return None
-        state.fills[row].append((state.at[row], state.due[row]))
-        state.now[row] += state.due[row] * problem.times[row][W]
-    return _TimedRows(state.now, [*states, state])
+        state.fills[row].append((state.positions[row], state.due[row]))
+        state.clocks[row] += state.due[row] * problem.times[row][W]
+    return _TimedRows(state.clocks, [*states, state])
 
 
 def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> list[int]:

@@ -40,36 +40,36 @@ Offered = frozenset[int]
 Change = tuple[list[int], int, int]  # (new slots of the row, the first that differs, number of equal ones at the end)
 
 
-def change(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
+def change(slots: list[int], position: int, draw: Draw, offered: Offered) -> Change | None:
     """A random change at a slot, with fixed probabilities of each kind of change."""
     kind = draw()
     if kind < 0.35:
-        return shift(slots, at, draw)
+        return shift(slots, position, draw)
     if kind < 0.8:
-        return move_token(slots, at, draw, offered)
+        return move_token(slots, position, draw, offered)
     if kind < 0.85:
-        return swap_chunks(slots, at, draw, offered)
-    return split(slots, at, draw) or unsplit(slots, at, draw)
+        return swap_chunks(slots, position, draw, offered)
+    return split(slots, position, draw) or unsplit(slots, position, draw)
 
 
-def shift(slots: list[int], at: int, draw: Draw) -> Change | None:
+def shift(slots: list[int], position: int, draw: Draw) -> Change | None:
     """Move a slot."""
-    if slots[at] >= FIXED:
+    if slots[position] >= FIXED:
         return None
-    return _put(slots, at, (), slots[at], at + _distance(draw))
+    return _replace_and_insert(slots, position, (), slots[position], position + _distance(draw))
 
 
-def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
+def move_token(slots: list[int], position: int, draw: Draw, offered: Offered) -> Change | None:
     """Move a token out of its slot: to a slot of its own, to a lone token, or in exchange with one of a pair."""
-    tokens = TOKENS[slots[at]]
+    tokens = TOKENS[slots[position]]
     if not tokens:
         return None
     index = int(draw() * len(tokens))
     token, remaining = tokens[index], tokens[:index] + tokens[index + 1 :]
-    target = at + _distance(draw)
+    target = position + _distance(draw)
     if draw() < 0.25:
-        return _put(slots, at, remaining, token, target)
-    target_tokens = TOKENS[slots[target]] if 0 <= target < len(slots) and target != at else ()
+        return _replace_and_insert(slots, position, remaining, token, target)
+    target_tokens = TOKENS[slots[target]] if 0 <= target < len(slots) and target != position else ()
     if not target_tokens:
         return None
     new = slots[:]
@@ -77,25 +77,25 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
         new[target] = pair(token, target_tokens[0])
         if new[target] not in offered:
             return None
-        new[at : at + 1] = remaining
+        new[position : position + 1] = remaining
     else:
         back = int(draw() * 2)
         new[target] = pair(token, target_tokens[1 - back])
-        new[at] = pair(target_tokens[back], remaining[0]) if remaining else target_tokens[back]
-        if new[target] not in offered or new[at] not in offered:
+        new[position] = pair(target_tokens[back], remaining[0]) if remaining else target_tokens[back]
+        if new[target] not in offered or new[position] not in offered:
             return None
-    return new, min(at, target), len(slots) - 1 - max(at, target)
+    return new, min(position, target), len(slots) - 1 - max(position, target)
 
 
-def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
+def swap_chunks(slots: list[int], position: int, draw: Draw, offered: Offered) -> Change | None:
     """Exchange a token with the next one of the same kind and another chunk."""
-    tokens = TOKENS[slots[at]]
+    tokens = TOKENS[slots[position]]
     if not tokens:
         return None
     token = tokens[int(draw() * len(tokens))]
     kind = token // MOST_CHUNKS
     step = 1 if draw() < 0.5 else -1
-    target = at + step
+    target = position + step
     while 0 <= target < len(slots) and token < W:
         match = next(
             (
@@ -107,59 +107,64 @@ def swap_chunks(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chan
         )
         if match is not None:
             new = slots[:]
-            for place, old, replacement in ((at, token, match), (target, match, token)):
+            for place, old, replacement in ((position, token, match), (target, match, token)):
                 new[place] = _replaced(slots[place], old, replacement)
                 if new[place] not in offered:
                     return None
-            return new, min(at, target), len(slots) - 1 - max(at, target)
+            return new, min(position, target), len(slots) - 1 - max(position, target)
         target += step
     return None
 
 
-def split(slots: list[int], at: int, draw: Draw) -> Change | None:
+def split(slots: list[int], position: int, draw: Draw) -> Change | None:
     """Turn a B into an I and a later W."""
-    tokens = TOKENS[slots[at]]
+    tokens = TOKENS[slots[position]]
     back = next((token for token in tokens if B <= token < I), None)
     if back is None:
         return None
-    target = min(len(slots), at + 1 + int(draw() * draw() * len(slots)))
+    target = min(len(slots), position + 1 + int(draw() * draw() * len(slots)))
     if _is_inside(slots, target):
         return None
     new = slots[:]
-    new[at] = _replaced(slots[at], back, back + MOST_CHUNKS)
+    new[position] = _replaced(slots[position], back, back + MOST_CHUNKS)
     new.insert(target, W)
-    return new, at, len(slots) - target
+    return new, position, len(slots) - target
 
 
-def unsplit(slots: list[int], at: int, draw: Draw) -> Change | None:
+def unsplit(slots: list[int], position: int, draw: Draw) -> Change | None:
     """Turn an I into a B, and remove the next W."""
-    tokens = TOKENS[slots[at]]
+    tokens = TOKENS[slots[position]]
     back = next((token for token in tokens if I <= token < W), None)
     if back is None:
         return None
-    target = next((index for index in range(at + 1, len(slots)) if W in TOKENS[slots[index]]), None)
+    target = next((index for index in range(position + 1, len(slots)) if W in TOKENS[slots[index]]), None)
     if target is None:
         return None
     new = slots[:]
-    new[at] = _replaced(slots[at], back, back - MOST_CHUNKS)
+    new[position] = _replaced(slots[position], back, back - MOST_CHUNKS)
     remaining = list(TOKENS[slots[target]])
     remaining.remove(W)
     new[target : target + 1] = remaining
-    return new, at, len(slots) - 1 - target
+    return new, position, len(slots) - 1 - target
 
 
-def _put(slots: list[int], at: int, rest: tuple[int, ...], moved: int, gap: int) -> Change | None:
-    """Replace the slot `at` by `rest`, and insert `moved` before the slot `gap`. Both numbers are of the old row."""
-    if not 0 <= gap <= len(slots) or (gap in (at, at + 1) and not rest) or _is_inside(slots, gap):
+def _replace_and_insert(
+    slots: list[int], position: int, remaining: tuple[int, ...], moved: int, gap: int
+) -> Change | None:
+    """Replace the slot `position` by `remaining`, and insert `moved` before the slot `gap`.
+
+    Both numbers are of the old row.
+    """
+    if not 0 <= gap <= len(slots) or (gap in (position, position + 1) and not remaining) or _is_inside(slots, gap):
         return None
     new = slots[:]
-    if gap > at:
+    if gap > position:
         new.insert(gap, moved)
-        new[at : at + 1] = rest
-        return new, at, len(slots) - gap
-    new[at : at + 1] = rest
+        new[position : position + 1] = remaining
+        return new, position, len(slots) - gap
+    new[position : position + 1] = remaining
     new.insert(gap, moved)
-    return new, gap, len(slots) - 1 - at
+    return new, gap, len(slots) - 1 - position
 
 
 def _is_inside(slots: list[int], gap: int) -> bool:
@@ -228,10 +233,10 @@ def anneal(
         new, first, last, added = candidate
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
         limit = timing.makespan + int(allowed / num_rows)
-        begin, size = timing.marks[first].timed, len(timing.order)
+        begin, size = timing.marks[first].num_timed, len(timing.order)
         spent += _CHANGED * len(added)
         if last < len(timing.marks):
-            spent += _SLOT * (timing.marks[last].timed - begin)
+            spent += _SLOT * (timing.marks[last].num_timed - begin)
             if is_longer(problem, timing, new, first, last, added, limit):
                 continue
         spent += _SLOT * (size - begin)
@@ -279,18 +284,20 @@ def _changed(
             return None
         candidate[row] = line
         added[row] = len(line.slots) - len(old.slots)
-        while marks[first].at[row] > new[1]:
+        while marks[first].positions[row] > new[1]:
             first -= 1
         end = len(old.slots) - new[2]
         if not problem.has_equal_w and line.chunks is not old.chunks:  # the time of a later W may change
             last = len(marks)
-        while last < len(marks) and marks[last].at[row] < end:
+        while last < len(marks) and marks[last].positions[row] < end:
             last += 1
         next_row = row + step
         if draw() >= go_on or not 0 <= next_row < problem.num_rows:
             break
-        next_position = _like(
-            lines[next_row].slots, old.slots[position], marks[first].at[next_row] + position - marks[first].at[row]
+        next_position = _nearest_equal_slot(
+            lines[next_row].slots,
+            old.slots[position],
+            marks[first].positions[next_row] + position - marks[first].positions[row],
         )
         if next_position is None:
             break
@@ -298,7 +305,7 @@ def _changed(
     return candidate, first, last, added
 
 
-def _like(slots: list[int], slot: int, around: int) -> int | None:
+def _nearest_equal_slot(slots: list[int], slot: int, around: int) -> int | None:
     """The nearest place with an equal slot; None if there is none near `around`."""
     near = (place for far in range(_NEAR) for place in (around - far, around + far) if 0 <= place < len(slots))
     return next((place for place in near if slots[place] == slot), None)

@@ -94,23 +94,23 @@ class _OffloadRow:
         scale = int(unit * ticks)
         self.steps = [*steps]
         self.starts, self.ends = [start * scale for start, _ in spans], [end * scale for _, end in spans]
-        self.out, self.back = int(costs.O * ticks), int(costs.R * ticks)
-        self.whole, w_parts = costs.keeps.denominator, costs.keeps.numerator
-        self.cap = int(cap * self.whole)
-        frees = {"F": 0, "B": self.whole, "I": self.whole - w_parts, "W": w_parts}
-        self.takes = [self.whole * sum(a.kind == "F" for a in actions_of(step)) for step in steps]
+        self.o_time, self.r_time = int(costs.O * ticks), int(costs.R * ticks)
+        self.activation_parts, w_parts = costs.keeps.denominator, costs.keeps.numerator
+        self.cap = int(cap * self.activation_parts)
+        frees = {"F": 0, "B": self.activation_parts, "I": self.activation_parts - w_parts, "W": w_parts}
+        self.takes = [self.activation_parts * sum(a.kind == "F" for a in actions_of(step)) for step in steps]
         self.frees = [sum(frees[a.kind] for a in actions_of(step)) for step in steps]
         self.forward: dict[_Key, int] = {}  # index of the step with each forward and backward
         self.backward: dict[_Key, int] = {}
-        self._find()
+        self._index_actions()
 
-    def _find(self) -> None:
+    def _index_actions(self) -> None:
         for k, step in enumerate(self.steps):
             for action in actions_of(step):
                 if action.kind != "W":
                     (self.forward if action.kind == "F" else self.backward)[action.stage, action.micro_batch] = k
 
-    def _hasten(self, step: int) -> bool:
+    def _move_w_before(self, step: int) -> bool:
         """Move the next lone W that is due before a step; returns False if there is none."""
         for k in range(step + 1, len(self.steps)):
             w = self.steps[k]
@@ -125,7 +125,7 @@ class _OffloadRow:
                     times[step:k] = [tick + time for tick in times[step:k]]
                 self.starts.insert(step, begin)
                 self.ends.insert(step, begin + time)
-                self._find()
+                self._index_actions()
                 return True
         return False
 
@@ -142,14 +142,14 @@ class _OffloadRow:
                 away.discard(error.key)
                 stay.add(error.key)
             except _NoRoomError as error:
-                delay, chosen = self._choice(error.step, away, stay, walk.left)
-                if chosen is not None and not (delay and eager and self._hasten(error.step)):
+                delay, chosen = self._choice(error.step, away, stay, walk.gone_at)
+                if chosen is not None and not (delay and eager and self._move_w_before(error.step)):
                     away.add(chosen)
                 elif chosen is not None:
                     pass  # a W ran instead
                 elif error.returning is not None and self.backward[error.returning] > error.step:
                     late.add(error.returning)
-                elif not self._hasten(error.step):
+                elif not self._move_w_before(error.step):
                     return None
 
     def returns(self, away: Set[_Key]) -> list[tuple[int, _Key]]:
@@ -160,28 +160,28 @@ class _OffloadRow:
         returns, free = [], None
         for key in sorted(away, key=self.backward.__getitem__, reverse=True):
             end = self.starts[self.backward[key]]
-            free = (end if free is None else min(end, free)) - self.back
+            free = (end if free is None else min(end, free)) - self.r_time
             before = bisect_right(self.ends, free)
             returns.append((min(max(before, self.forward[key] + 1), self.backward[key]), key))
         return returns[::-1]
 
-    def _choice(self, step: int, away: Set[_Key], stay: Set[_Key], left: Sequence[int]) -> tuple[int, _Key | None]:
+    def _choice(self, step: int, away: Set[_Key], stay: Set[_Key], gone_at: Sequence[int]) -> tuple[int, _Key | None]:
         """The activation to offload next to make room for a step, and its delay: the last needed of the least delay."""
         candidates = (
             key for key, k in self.forward.items() if k < step < self.backward[key] and key not in away | stay
         )
-        delays = ((self._delay(step, key, away, left), -self.backward[key], key) for key in candidates)
+        delays = ((self._delay(step, key, away, gone_at), -self.backward[key], key) for key in candidates)
         delay, _, key = min(delays, default=(0, 0, None))
         return delay, key
 
-    def _delay(self, step: int, key: _Key, away: Set[_Key], left: Sequence[int]) -> int:
+    def _delay(self, step: int, key: _Key, away: Set[_Key], gone_at: Sequence[int]) -> int:
         """The delay of a step or backward if an activation is offloaded, after those that have left by then."""
         end = delay = 0
         gone = sorted(
             [key, *(activation for activation in away if self.forward[activation] < step)], key=self.forward.__getitem__
         )
-        for activation, needed in zip(gone, (*left, self.starts[step]), strict=False):
-            end = max(end, self.ends[self.forward[activation]]) + self.out
+        for activation, needed in zip(gone, (*gone_at, self.starts[step]), strict=False):
+            end = max(end, self.ends[self.forward[activation]]) + self.o_time
             delay = max(delay, end - needed)
         begin = min(before for before, activation in self.returns({*away, key}) if activation == key)
         return delay + max(0, self.ends[step] - self.ends[max(begin - 1, 0)])
@@ -193,8 +193,8 @@ class _Walk:
     def __init__(self, row: _OffloadRow, away: Set[_Key], late: Set[_Key], eager: bool) -> None:
         self.row, self.late, self.eager = row, late, eager
         self.queue = sorted(away, key=row.forward.__getitem__)
-        self.left: list[int] = []  # for each activation that has gone, the time at which room was missing
-        self.held = 0
+        self.gone_at: list[int] = []  # for each activation that has gone, the time at which room was missing
+        self.held_parts = 0
         self.steps: list[Step] = []
 
     def run(self) -> tuple[Step, ...]:
@@ -204,31 +204,31 @@ class _Walk:
         for k, step in enumerate(row.steps):
             while back < len(returns) and returns[back][0] <= k:
                 key = returns[back][1]
-                if key in self.queue[len(self.left) :]:
+                if key in self.queue[len(self.gone_at) :]:
                     raise _NotNeededError(key)
                 waits = key in self.late or (self.eager and _is_w(step))  # a W makes room
-                if self.held + row.whole > row.cap and waits and row.backward[key] > k:
+                if self.held_parts + row.activation_parts > row.cap and waits and row.backward[key] > k:
                     break
-                self._make_room(k, row.whole, key)
-                self._add(Action("R", *key), row.whole)
+                self._make_room(k, row.activation_parts, key)
+                self._add(Action("R", *key), row.activation_parts)
                 back += 1
             self._make_room(k, row.takes[k])
             self._add(step, row.takes[k] - row.frees[k])
         return tuple(self.steps)
 
-    def _add(self, step: Step, held: int) -> None:
+    def _add(self, step: Step, added_parts: int) -> None:
         self.steps.append(step)
-        self.held += held
+        self.held_parts += added_parts
 
     def _make_room(self, k: int, needed: int, returning: _Key | None = None) -> None:
-        while self.held + needed > self.row.cap:
-            key = self.queue[len(self.left)] if len(self.left) < len(self.queue) else None
+        while self.held_parts + needed > self.row.cap:
+            key = self.queue[len(self.gone_at)] if len(self.gone_at) < len(self.queue) else None
             if key is None or self.row.forward[key] >= k:
                 raise _NoRoomError(k, returning)
             if self.row.backward[key] <= k:
                 raise _NotNeededError(key)
-            self.left.append(self.row.starts[k])
-            self._add(Action("O", *key), -self.row.whole)
+            self.gone_at.append(self.row.starts[k])
+            self._add(Action("O", *key), -self.row.activation_parts)
 
 
 # --- offload
@@ -267,9 +267,9 @@ def _larger(cap: Cap, num_ranks: int, num_stages: int) -> Iterator[Cap]:
 
 @dataclass
 class _FoundOffloads:
-    """The results of the searches so far. `asked` has their number of micro-batches."""
+    """The results of the searches so far. `request` has their number of micro-batches."""
 
-    asked: ScheduleRequest
+    request: ScheduleRequest
     cap: Cap
     best: Solution | None = None
     copies: int = 0  # of the best
@@ -282,14 +282,14 @@ class _FoundOffloads:
 
     def bound(self, costs: Costs) -> Fraction:
         """The lower bound under the cap with these costs, over the placements that were searched."""
-        return min(replace(self.asked, costs=costs).bound(placement, self.cap) for placement in self.searched)
+        return min(replace(self.request, costs=costs).bound(placement, self.cap) for placement in self.searched)
 
     def add(self, solution: Solution) -> None:
         """Add copies to a schedule, and keep it if it is better."""
         schedule, placement = solution.schedule, solution.schedule.stage_placement
-        self.asked = replace(self.asked, num_micro_batches=schedule.num_micro_batches)
+        self.request = replace(self.request, num_micro_batches=schedule.num_micro_batches)
         self.searched |= dict.fromkeys(solution.searched)
-        costs, caps = self.asked.costs_on(placement), self.asked.caps_on(placement, self.cap)
+        costs, caps = self.request.costs_on(placement), self.request.caps_on(placement, self.cap)
         placed = with_copies(schedule, costs, caps)
         if placed is None:
             return
@@ -301,4 +301,4 @@ class _FoundOffloads:
     def solution(self) -> Solution:
         """The best solution, with the bound of all placements that were searched."""
         assert self.best is not None
-        return replace(self.best, lower_bound=self.bound(self.asked.costs), searched=tuple(self.searched))
+        return replace(self.best, lower_bound=self.bound(self.request.costs), searched=tuple(self.searched))

@@ -83,8 +83,8 @@ class ScheduleProblem:
     count: int  # micro-batches of each chunk; one less in direction 1 if `is_odd`
     is_odd: bool  # bidirectional with one micro-batch less in direction 1
     caps: tuple[int, ...]  # [row], in parts of an activation
-    whole: int  # parts of an activation
-    kept: int  # parts that are held from its I to its W
+    activation_parts: int  # parts of an activation
+    w_parts: int  # parts that are held from its I to its W
     unit: Fraction  # of all times, which are whole numbers
     delays: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: time of the message that its events send
     times: tuple[dict[int, int], ...] = field(repr=False)  # [row][slot], where a W is written with its chunk
@@ -110,7 +110,7 @@ class ScheduleProblem:
     @property
     def room(self) -> tuple[int, ...]:
         """By row, the whole activations that it can hold."""
-        return tuple(cap // self.whole for cap in self.caps)
+        return tuple(cap // self.activation_parts for cap in self.caps)
 
     @property
     def num_stages(self) -> int:
@@ -251,17 +251,17 @@ def _times(stages: Sequence[int], row: int, costs: Costs) -> dict[int, Fraction]
     """The time of each token of a row, where a W has its chunk, and of each pair."""
     lone = [token + chunk for token in (F, B, I, W) for chunk in range(len(stages))]
     action = {token: Action(_kind(token), stages[chunk_of(token)], 0) for token in lone}
-    result = {token: costs.of(action[token], row) for token in lone}
+    result = {token: costs.step_time(action[token], row) for token in lone}
     for tokens in combinations_with_replacement(lone, 2):
         first, second = (action[token] for token in tokens)
-        result[slot_of(tokens)] = costs.of(Pair(first, replace(second, micro_batch=1)), row)
+        result[slot_of(tokens)] = costs.step_time(Pair(first, replace(second, micro_batch=1)), row)
     return result
 
 
-def are_alike(table: dict[int, int], one: int, other: int, num_chunks: int) -> bool:
+def are_alike(table: dict[int, int], first: int, second: int, num_chunks: int) -> bool:
     """Whether two tokens of a row take equally long, alone and in each pair with a third."""
     partners = [(token + chunk,) for token in (F, B, I, W) for chunk in range(num_chunks)]
-    return all(table[slot_of((one, *partner))] == table[slot_of((other, *partner))] for partner in [(), *partners])
+    return all(table[slot_of((first, *partner))] == table[slot_of((second, *partner))] for partner in [(), *partners])
 
 
 def _is_offered(slot: int, table: dict[int, Fraction], gains: frozenset[str]) -> bool:

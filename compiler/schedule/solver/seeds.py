@@ -49,14 +49,14 @@ def greedy(problem: ScheduleProblem, seed: int) -> Slots | None:
     asleep: list[int] = []
     while ready:
         time, row = heappop(ready)
-        rows[row].now = time
+        rows[row].clock = time
         if not rows[row].take(events):
             if not rows[row].is_done():
                 asleep.append(row)
             continue
-        heappush(ready, (rows[row].now, row))
+        heappush(ready, (rows[row].clock, row))
         for sleeper in asleep:
-            heappush(ready, (max(time, rows[sleeper].now), sleeper))
+            heappush(ready, (max(time, rows[sleeper].clock), sleeper))
         asleep = []
     return None if asleep else tuple(tuple(row.slots) for row in rows)
 
@@ -90,7 +90,7 @@ class _SeedRow:
         self.most_near = max(1, min(most_near, problem.room[row] - (self.C - 1)))
         self.counts = problem.counts[row]
         self.times, self.needs, self.makes = problem.times[row], problem.needs[row], problem.makes[row]
-        self.done, self.due, self.held, self.now = [0] * (2 * self.C), 0, 0, 0
+        self.done, self.due, self.live, self.clock = [0] * (2 * self.C), 0, 0, 0
         self.slots: list[int] = []
         self.lone = [kind + chunk for kind in (F, B, I) for chunk in range(self.C)]
         self.pairs = [(slot, *tokens_of(slot)) for slot in sorted(problem.offered[row]) if slot >= NUM_TOKENS]
@@ -103,21 +103,21 @@ class _SeedRow:
         """Append the slot with most work per time, if any has a known start; returns whether one was appended."""
         start = {token: self._ready(token, 0, events) for token in self.lone}
         if self.due:
-            start[W] = self.now
+            start[W] = self.clock
         best, best_rate, best_start = -1, -1.0, 0
         for token, begin in start.items():
             if begin >= 0 and (token >= B or self._room() > 0):
-                rate = self.worth[token] / max(1, begin - self.now + self.times[token])  # W may take nothing
+                rate = self.worth[token] / max(1, begin - self.clock + self.times[token])  # W may take nothing
                 if rate > best_rate:
                     best, best_rate, best_start = token, rate, begin
         for slot, a, b in self.pairs:
             first, second = start.get(a, -1), start.get(b, -1)
             if a == b or (B <= a < I and b == a + MOST_CHUNKS):  # two of a kind: the second is for the next micro-batch
-                second = self._ready(b, 1, events) if a != W else (self.now if self.due > 1 else -1)
+                second = self._ready(b, 1, events) if a != W else (self.clock if self.due > 1 else -1)
             if first < 0 or second < 0 or (a < B) + (b < B) > self._room():
                 continue
             begin = max(first, second)
-            rate = (self.worth[a] + self.worth[b]) / max(1, begin - self.now + self.times[slot])
+            rate = (self.worth[a] + self.worth[b]) / max(1, begin - self.clock + self.times[slot])
             if rate > best_rate:
                 best, best_rate, best_start = slot, rate, begin
         if best < 0:
@@ -127,7 +127,7 @@ class _SeedRow:
 
     def _room(self) -> int:
         """The number of forwards for which there is room."""
-        return (self.cap - self.held) // self.problem.whole
+        return (self.cap - self.live) // self.problem.activation_parts
 
     def _fits(self, chunk: int, ahead: int) -> bool:
         """Whether a forward leaves room for one of each later chunk, as only those can free memory again."""
@@ -149,12 +149,12 @@ class _SeedRow:
         elif k >= self.done[chunk]:
             return -1
         event = events[self.needs[kind] + k]
-        return max(event, self.now) if event >= 0 else -1
+        return max(event, self.clock) if event >= 0 else -1
 
     def _run(self, slot: int, begin: int, events: list[int]) -> None:
         self.slots.append(slot)
-        self.now = begin + self.times[slot]
-        freed, parts, w_parts = 0, self.problem.whole, self.problem.kept
+        self.clock = begin + self.times[slot]
+        freed, parts, w_parts = 0, self.problem.activation_parts, self.problem.w_parts
         for token in tokens_of(slot):
             if token == W:
                 self.due -= 1
@@ -162,12 +162,12 @@ class _SeedRow:
                 continue
             kind = self._kind(token)
             event = self.makes[kind] + self.done[kind]
-            events[event] = self.now + self.problem.delay[event]
+            events[event] = self.clock + self.problem.delay[event]
             self.done[kind] += 1
-            self.held += parts * (token < B)
+            self.live += parts * (token < B)
             freed += 0 if token < B else parts if token < I else parts - w_parts
             self.due += token >= I
-        self.held -= freed
+        self.live -= freed
 
 
 # --- seeds

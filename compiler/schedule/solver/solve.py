@@ -66,9 +66,9 @@ class ScheduleRequest:
         """The most that a rank may hold, in activations of a placement's stages."""
         return None if cap is None else max(self.caps_on(placement, cap))
 
-    def holds(self, held: Sequence[Fraction], cap: Cap | None) -> bool:
+    def is_within(self, peaks: Sequence[Fraction], cap: Cap | None) -> bool:
         """Whether activations held, by rank, are within a cap."""
-        return cap is None or all(peak <= limit for peak, limit in zip(held, self.caps(cap), strict=True))
+        return cap is None or all(peak <= limit for peak, limit in zip(peaks, self.caps(cap), strict=True))
 
     def bound(self, placement: StagePlacement, cap: Cap | None) -> Fraction:
         """A lower bound of the makespan on a placement under a cap."""
@@ -76,14 +76,14 @@ class ScheduleRequest:
         caps = None if cap is None else self.caps_on(placement, cap)
         return lower_bound_of(placement, P, N, self.costs_on(placement), caps)
 
-    def held(self, schedule: Schedule) -> tuple[Fraction, ...]:
+    def held_activations(self, schedule: Schedule) -> tuple[Fraction, ...]:
         """The most activations that each rank of a schedule holds, in the unit of the cap."""
         peaks = held_at_most(schedule, self.costs.keeps)
         return tuple(peak * self.num_stages / schedule.num_stages for peak in peaks)
 
     def timed(self, origin: str, schedule: Schedule) -> FoundSchedule:
         makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
-        return FoundSchedule(makespan, self.held(schedule), origin, schedule)
+        return FoundSchedule(makespan, self.held_activations(schedule), origin, schedule)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FoundSchedule:
     """A schedule that was found."""
 
     makespan: Fraction
-    held: tuple[Fraction, ...]  # the most activations on each rank, in the unit of the cap
+    held_activations: tuple[Fraction, ...]  # the most activations on each rank, in the unit of the cap
     origin: str  # "search", or the name of a schedule or start
     schedule: Schedule
 
@@ -100,23 +100,23 @@ class FoundSchedule:
         return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
 
 
-def checked(asked: ScheduleRequest) -> ScheduleRequest:
+def checked(request: ScheduleRequest) -> ScheduleRequest:
     """The same request. Raises ValueError if nothing can run with its sizes, weights or caps."""
-    if asked.num_ranks < 1 or asked.num_micro_batches < 1:
+    if request.num_ranks < 1 or request.num_micro_batches < 1:
         raise ValueError(
-            f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
+            f"auto needs at least 1 rank and 1 micro-batch, got {request.num_ranks} and {request.num_micro_batches}"
         )
-    least = asked.num_stages // asked.num_ranks  # how often a micro-batch passes a rank before it turns back
-    if isinstance(asked.cap, tuple) and len(asked.cap) != asked.num_ranks:
-        raise ValueError(f"auto needs a cap for each of {asked.num_ranks} ranks, got {len(asked.cap)}")
-    if asked.cap is not None and min(asked.caps(asked.cap)) < least:
+    least = request.num_stages // request.num_ranks  # how often a micro-batch passes a rank before it turns back
+    if isinstance(request.cap, tuple) and len(request.cap) != request.num_ranks:
+        raise ValueError(f"auto needs a cap for each of {request.num_ranks} ranks, got {len(request.cap)}")
+    if request.cap is not None and min(request.caps(request.cap)) < least:
         activations = f"{least} activation{'s' if least > 1 else ''}"
         raise ValueError(
-            f"auto cannot run with a cap of {float(min(asked.caps(asked.cap))):g}: "
+            f"auto cannot run with a cap of {float(min(request.caps(request.cap))):g}: "
             f"a rank holds at least {activations}, use cap = {least}"
         )
-    asked.costs.check(asked.num_ranks, asked.num_stages)
-    return asked
+    request.costs.check(request.num_ranks, request.num_stages)
+    return request
 
 
 # --- solve
@@ -159,10 +159,10 @@ class _ScheduleSearch:
     report: Report
     worth: Fraction | None = None  # starts that take longer are too far from the best to be improved
 
-    def part(self, start: float, share: float, whole: float, effort: float = 1.0) -> _ScheduleSearch:
-        """One of several searches: `share` of the `whole` work, after `start` of it."""
+    def part(self, start: float, share: float, total: float, effort: float = 1.0) -> _ScheduleSearch:
+        """One of several searches: `share` of the `total` work, after `start` of it."""
         return replace(
-            self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / whole)
+            self, effort=self.effort * effort, report=lambda done: self.report((start + share * done) / total)
         )
 
 
@@ -245,51 +245,51 @@ class Solver:
 
 
 def _named(
-    asked: ScheduleRequest, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
+    request: ScheduleRequest, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
 ) -> Iterator[FoundSchedule]:
     """All named schedules that fit the cap and have at most `copies` copies, with `counts` as chunks of `loop(v)`.
 
     If `held_by` is given, they must run on ranks that hold their stages by that placement.
     """
-    P, N = asked.num_ranks, asked.num_micro_batches
+    P, N = request.num_ranks, request.num_micro_batches
     for name, row in SCHEDULES.items():
         for chunks in counts if row.facts.is_chunked else (DEFAULT_CHUNKS,):
             placement = row.stage_placement(chunks)
-            runs = row.has(P, N) and placement.copies <= copies
+            runs = row.has_size(P, N) and placement.copies <= copies
             if runs and (held_by is None or held_by.supports(placement, P)):
                 schedule = row.generate(P, N, chunks)
-                if asked.cap is None or asked.holds(asked.held(schedule), asked.cap):
-                    yield asked.timed(name, schedule)
+                if request.cap is None or request.is_within(request.held_activations(schedule), request.cap):
+                    yield request.timed(name, schedule)
 
 
 def _solved(
-    asked: ScheduleRequest,
+    request: ScheduleRequest,
     placements: Sequence[StagePlacement],
     named: Iterator[FoundSchedule],
     search: _ScheduleSearch,
 ) -> Solution:
     """The best of named schedules and of searches. A placement is searched if its bound allows a better schedule."""
-    P = asked.num_ranks
+    P = request.num_ranks
     best = min(named, key=FoundSchedule.key, default=None)
-    cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
+    cap = request.cap or Fraction(default_cap(P) * request.num_stages, P)
     shares = [_SHARES.get(placement, _SHARE_OF_LOOPS) if len(placements) > 1 else 1.0 for placement in placements]
     tried: dict[StagePlacement, FoundSchedule] = {}  # the best of each placement that was searched
     for index, placement in enumerate(placements):
-        if best is None or asked.bound(placement, cap) < best.makespan:
+        if best is None or request.bound(placement, cap) < best.makespan:
             part = search.part(sum(shares[:index]), shares[index], sum(shares), shares[index])
             part = replace(part, worth=_WORTH * best.makespan if best else None)
-            timed = (asked.timed(*result) for result in _searched(placement, asked, cap, part))
+            timed = (request.timed(*result) for result in _searched(placement, request, cap, part))
             tried[placement] = min(timed, key=FoundSchedule.key)
             best = min((candidate for candidate in (best, tried[placement]) if candidate), key=FoundSchedule.key)
     assert best is not None
-    limit = max(best.held) if asked.cap is None else asked.cap
-    bounds = {placement: asked.bound(placement, limit) for placement in (*placements, best.schedule.stage_placement)}
+    limit = max(best.held_activations) if request.cap is None else request.cap
+    bounds = {placement: request.bound(placement, limit) for placement in (*placements, best.schedule.stage_placement)}
     search.report(1.0)
     schedule = best.schedule
     return Solution(
         replace(schedule, name="auto"),
-        asked.costs_on(schedule.stage_placement),
-        asked.cap_on(schedule.stage_placement, asked.cap),
+        request.costs_on(schedule.stage_placement),
+        request.cap_on(schedule.stage_placement, request.cap),
         best.makespan,
         min(bounds.values()),
         best.origin,
@@ -298,11 +298,11 @@ def _solved(
 
 
 def _searched(
-    placement: StagePlacement, asked: ScheduleRequest, cap: Cap, search: _ScheduleSearch
+    placement: StagePlacement, request: ScheduleRequest, cap: Cap, search: _ScheduleSearch
 ) -> Iterator[tuple[str, Schedule]]:
     """(origin, schedule) of a search on a placement, and of a start under any cap; one at a time, as they are large."""
-    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
-    caps = asked.caps_on(placement, cap)
+    P, N, costs = request.num_ranks, request.num_micro_batches, request.costs_on(placement)
+    caps = request.caps_on(placement, cap)
     folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
     one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
     fallback = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
@@ -365,7 +365,7 @@ def _core(
 
 def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
     P, placement = problem.num_ranks, problem.placement
-    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.whole) for rank in range(P))
+    caps = tuple(Fraction(problem.caps[problem.row_of(rank)], problem.activation_parts) for rank in range(P))
 
     @cache
     def bound(count: int) -> int:

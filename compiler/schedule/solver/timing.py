@@ -63,7 +63,7 @@ def changed(
     """
     counts, cap, times = problem.counts[row], problem.caps[row], problem.times[row]
     needs, makes, C = problem.needs[row], problem.makes[row], len(problem.counts[row])
-    parts, w_parts, freed_by_i = problem.whole, problem.kept, problem.whole - problem.kept
+    parts, w_parts, freed_by_i = problem.activation_parts, problem.w_parts, problem.activation_parts - problem.w_parts
     last = len(slots) - num_equal
     *done, live, split, due = old.states[first]
     one_w, chunks, before = problem.has_equal_w, old.chunks[:split], split
@@ -178,10 +178,10 @@ _GAP, _EVENTS = 16, 64  # slots between two marks: at least _GAP, and one per _E
 class Mark:
     """The state before a slot is timed."""
 
-    timed: int  # slots that are timed so far
+    num_timed: int  # slots that are timed so far
     events: list[int]  # times of events; -1: not yet
-    at: list[int]  # by row, the index of its next slot
-    now: list[int]  # by row, its time
+    positions: list[int]  # by row, the index of its next slot
+    clocks: list[int]  # by row, its time
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ def in_time_order(problem: ScheduleProblem, timing: Timing, lines: Sequence[Time
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), index, row) for index, row in enumerate(timing.order))
     zero = timing.marks[0]
-    marks = [Mark(index, zero.events, zero.at, zero.now) for index in range(0, len(timed), _gap(problem))]
+    marks = [Mark(index, zero.events, zero.positions, zero.clocks) for index in range(0, len(timed), _gap(problem))]
     result = retimed(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
     assert result and result.ends == timing.ends
     return result
@@ -252,16 +252,16 @@ def retimed(
     Returns None if rows wait for each other for ever, or if a row surely ends after `limit`.
     """
     mark = old.marks[first]
-    events, positions, clocks = mark.events[:], mark.at[:], mark.now[:]
+    events, positions, clocks = mark.events[:], mark.positions[:], mark.clocks[:]
     delay, rows = problem.delay, range(len(lines))
     steps = [line.steps for line in lines]
     work = [line.work for line in lines]
     total = [line.work[-1] for line in lines]
     order: list[int] = []
     marks = old.marks[:first]
-    bounds = [saved.timed for saved in old.marks[first:]] + [len(old.order)]
+    bounds = [saved.num_timed for saved in old.marks[first:]] + [len(old.order)]
     for begin, end in pairwise(bounds):
-        marks.append(Mark(mark.timed + len(order), events[:], positions[:], clocks[:]))
+        marks.append(Mark(mark.num_timed + len(order), events[:], positions[:], clocks[:]))
         for row in old.order[begin:end]:
             place = positions[row]
             time, wait, wait_also, makes, makes_also = steps[row][place]
@@ -289,8 +289,8 @@ def retimed(
     remaining = sum(map(len, work)) - len(lines) - sum(positions)
     while remaining:
         before = remaining
-        if not marks or mark.timed + len(order) - marks[-1].timed >= _gap(problem):
-            marks.append(Mark(mark.timed + len(order), events[:], positions[:], clocks[:]))
+        if not marks or mark.num_timed + len(order) - marks[-1].num_timed >= _gap(problem):
+            marks.append(Mark(mark.num_timed + len(order), events[:], positions[:], clocks[:]))
         for row in rows:
             of_row = steps[row]
             while True:
@@ -306,7 +306,7 @@ def retimed(
                 remaining -= 1
         if remaining == before:
             return None
-    return Timing(old.order[: mark.timed] + order, marks, clocks)
+    return Timing(old.order[: mark.num_timed] + order, marks, clocks)
 
 
 def is_longer(
@@ -315,19 +315,19 @@ def is_longer(
     lines: Sequence[TimedRow],
     first: int,
     last: int,
-    more: dict[int, int],
+    added_slots: dict[int, int],
     limit: int,
 ) -> bool:
     """Whether `lines` surely end after `limit`, or never. They differ from `old` only between the two marks.
 
-    `more`: by changed row, how many more slots it has. Only slots between the marks `first` and `last` are timed, as
-    the rest takes as long as before. False means that the answer is unknown. A slot that waits for one after the second
-    mark counts as waiting for ever, which is almost always true.
+    `added_slots`: by changed row, how many more slots it has. Only slots between the marks `first` and `last` are
+    timed, as the rest takes as long as before. False means that the answer is unknown. A slot that waits for one after
+    the second mark counts as waiting for ever, which is almost always true.
     """
     begin, end = old.marks[first], old.marks[last]
-    events, positions, clocks, delay = begin.events[:], begin.at[:], begin.now[:], problem.delay
-    order = old.order[begin.timed : end.timed]
-    for row, count in more.items():
+    events, positions, clocks, delay = begin.events[:], begin.positions[:], begin.clocks[:], problem.delay
+    order = old.order[begin.num_timed : end.num_timed]
+    for row, count in added_slots.items():
         order += [row] * count
         for _ in range(-count):
             order.pop(len(order) - 1 - order[::-1].index(row))
@@ -354,7 +354,7 @@ def is_longer(
         if len(later) == len(order):
             return True
         order = later
-    for row, tail in enumerate(_tails(problem, old, lines, last, more)):
+    for row, tail in enumerate(_tails(problem, old, lines, last, added_slots)):
         _, wait, wait_also, _, _ = steps[row][positions[row]]
         if max(clocks[row], events[wait], events[wait_also]) + tail > limit:
             return True
@@ -362,9 +362,12 @@ def is_longer(
 
 
 def _tails(
-    problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow], mark: int, more: dict[int, int]
+    problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow], mark: int, added_slots: dict[int, int]
 ) -> list[int]:
-    """The tails of the rows at a mark. After it, `lines` equal those of the timing; `more`: additional slots before."""
+    """The tails of the rows at a mark. After it, `lines` equal those of the timing.
+
+    `added_slots`: by row, additional slots before it.
+    """
     tails, marks, delay = timing.tails, timing.marks, problem.delay
     if not tails:
         timing.behind = [-lag for lag in delay]  # for events that nobody waits for
@@ -372,11 +375,11 @@ def _tails(
     while len(marks) - len(tails) > mark:
         at_mark = len(marks) - 1 - len(tails)
         if tails:
-            end, row_tails = marks[at_mark + 1].timed, tails[-1][:]
-            positions = [place + more.get(row, 0) for row, place in enumerate(marks[at_mark + 1].at)]
+            end, row_tails = marks[at_mark + 1].num_timed, tails[-1][:]
+            positions = [place + added_slots.get(row, 0) for row, place in enumerate(marks[at_mark + 1].positions)]
         else:
             end, row_tails, positions = len(timing.order), [0] * len(lines), [len(line.slots) for line in lines]
-        for row in reversed(timing.order[marks[at_mark].timed : end]):
+        for row in reversed(timing.order[marks[at_mark].num_timed : end]):
             positions[row] -= 1
             time, wait, wait_also, makes, makes_also = lines[row].steps[positions[row]]
             tail = row_tails[row]

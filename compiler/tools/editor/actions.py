@@ -22,27 +22,27 @@ class CodeAction:
     is_preferred: bool  # whether an editor may apply it without asking
 
 
-def actions(documents: Iterable[OpenDocument], at: Span) -> tuple[CodeAction, ...]:
+def actions(documents: Iterable[OpenDocument], span: Span) -> tuple[CodeAction, ...]:
     """The fixes for diagnostics of some documents that a span touches."""
     touched: dict[Diagnostic, OpenDocument] = {}
     for document in documents:
         for item in document.diagnostics:
-            if item.span is not None and _touches(item.span, at):
+            if item.span is not None and _touches(item.span, span):
                 touched.setdefault(item, document)
-    return tuple(action for item, document in touched.items() for action in _mending(document, item, at.source))
+    return tuple(action for item, document in touched.items() for action in _code_actions(document, item, span.source))
 
 
-def _mending(document: OpenDocument, item: Diagnostic, source: Source) -> Iterator[CodeAction]:
+def _code_actions(document: OpenDocument, item: Diagnostic, source: Source) -> Iterator[CodeAction]:
     """The edit in the diagnostic's hint, then the resolutions of its conflict, the smallest change first."""
     seen: set[tuple[Edit, ...]] = set()
     edit = edit_of(item)
-    ways: list[tuple[Edit, ...]] = [(edit,)] if edit is not None else []
-    ways += item.conflict.resolutions if item.conflict is not None else ()
-    for way in ways:
-        if way not in seen:
-            seen.add(way)
+    fixes: list[tuple[Edit, ...]] = [(edit,)] if edit is not None else []
+    fixes += item.conflict.resolutions if item.conflict is not None else ()
+    for edits in fixes:
+        if edits not in seen:
+            seen.add(edits)
             preferred = len(seen) == 1 and edit is not None and _is_sure(document, item, edit)
-            yield CodeAction(_title(way, source), way, item, preferred)
+            yield CodeAction(_title(edits, source), edits, item, preferred)
 
 
 def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
@@ -83,5 +83,5 @@ def _short(text: str) -> str:
     return line if len(line) <= 80 else f"{line[:79]}…"
 
 
-def _touches(span: Span, at: Span) -> bool:
-    return span.source.name == at.source.name and span.start <= at.end and at.start <= span.end
+def _touches(span: Span, other: Span) -> bool:
+    return span.source.name == other.source.name and span.start <= other.end and other.start <= span.end

@@ -61,7 +61,7 @@ class Inside:
     path: str = ""  # path with the kinds of blocks, such as model.attention.mla; "" for a run or its phase
     is_in_phase: bool = False  # whether it is in a phase of a run, which only has the keys that change
 
-    def at(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         """The path of a key, as `dsl.reference` has it."""
         return f"{self.path}.{key}".lstrip(".")
 
@@ -86,7 +86,7 @@ def _within(around: Inside, node: outline.OutlineNode) -> Inside:
     kind = fields_of(around.cls).get(node.key) if around.form == "class" else None
     if kind is None or not is_block(kind):
         return Inside("unknown")
-    path = around.at(node.key)
+    path = around.path_of(node.key)
     if kind.form in ("batch", "rate"):
         return replace(around, form="batch" if kind.form == "batch" else "rate", cls=Node, path=path)
     if kind.form == "layers":
@@ -138,11 +138,11 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: not is_required(cls, name)))
 
 
-def keys_in(where: Inside) -> tuple[str, ...]:
+def keys_in(block: Inside) -> tuple[str, ...]:
     """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
-    train_keys = (*FIXED_TRAIN_KEYS, GRPO) if where.path == "train" else ()
-    excluded = (FIXED_KEYS if where.cls is Spec else train_keys) if where.is_in_phase else ()
-    return tuple(name for name in keys(where.cls) if name not in excluded)
+    train_keys = (*FIXED_TRAIN_KEYS, GRPO) if block.path == "train" else ()
+    excluded = (FIXED_KEYS if block.cls is Spec else train_keys) if block.is_in_phase else ()
+    return tuple(name for name in keys(block.cls) if name not in excluded)
 
 
 def is_required(cls: type[Node], key: str) -> bool:

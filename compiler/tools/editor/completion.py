@@ -25,33 +25,33 @@ TOKENS, STEPS = StoredUnit("token", bare=True), StoredUnit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
 
 
-def value_items(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterable[CompletionItem]:
+def value_items(document: OpenDocument, block: Inside, place: CursorPlace) -> Iterable[CompletionItem]:
     """Proposals after the `=` of a statement."""
     statement = place.statement
     assert statement is not None and statement.equals is not None
     before = [token for token in place.before if token.start > statement.equals.start]
     if statement.key == LET:
         return _numbers(document, place, before, None)
-    if where.form == "batch":
+    if block.form == "batch":
         return _numbers(document, place, before, TOKENS if statement.key == "over" else None)
-    if where.form != "class":
+    if block.form != "class":
         return ()
     if statement.key == "steps":
         return _numbers(document, place, before, STEPS)
-    kind = fields_of(where.cls).get(statement.key)
-    return _of_field(document, where, statement.key, kind, place, before) if kind is not None else ()
+    kind = fields_of(block.cls).get(statement.key)
+    return _of_field(document, block, statement.key, kind, place, before) if kind is not None else ()
 
 
 def _of_field(
-    document: OpenDocument, where: Inside, key: str, kind: FieldType, place: CursorPlace, before: list[OutlineToken]
+    document: OpenDocument, block: Inside, key: str, kind: FieldType, place: CursorPlace, before: list[OutlineToken]
 ) -> Iterator[CompletionItem]:
     first = not before
-    if key in NAMED and where.cls is Spec:
+    if key in NAMED and block.cls is Spec:
         yield from _names(document, key) if first else ()
     elif kind.form == "phases":
         yield from _phases(before, place)
     elif block_keys.values(kind):
-        yield from _words(where.at(key), kind, place, first)
+        yield from _words(block.path_of(key), kind, place, first)
     elif kind.form == "tokenizer" and first:
         yield CompletionItem(
             "train(4096)", "value", "train one on the data, with this vocabulary size", snippet="train(${1:4096})"
@@ -63,7 +63,7 @@ def _of_field(
         takes_word = first and (place.token is None or place.token.kind == "word")
         if takes_word and kind.optional:
             yield CompletionItem("none", "value", "without")
-        if takes_word and key in derive.DEFAULTS.get(where.cls, {}):
+        if takes_word and key in derive.DEFAULTS.get(block.cls, {}):
             yield CompletionItem("auto", "value", "derived from other keys")
         yield from _numbers(document, place, before, kind.unit, float in kind.types)
 
@@ -247,52 +247,54 @@ def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: List
     return value_items(document, inside, place)
 
 
-def _keys(where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
+def _keys(block: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
     """The keys that a block lacks; only the word if the rest of the statement exists already."""
     statement = place.statement
     is_complete = statement is not None and (
         statement.equals is not None or statement.opened is not None or len(statement.head) > 1
     )
-    present = set() if where.form == "file" else block_keys.present_keys(place.block)
+    present = set() if block.form == "file" else block_keys.present_keys(place.block)
     present -= {statement.key} if statement is not None else set()
-    for item in _all_keys(where):
+    for item in _all_keys(block):
         if item.label not in present:
             yield replace(item, snippet="") if is_complete else item
 
 
-def _all_keys(where: Inside) -> Iterator[CompletionItem]:
-    if where.form == "file":
+def _all_keys(block: Inside) -> Iterator[CompletionItem]:
+    if block.form == "file":
         for name, text in STATEMENTS.items():
             yield CompletionItem(name, "block" if name in KINDS else "word", snippet=text)
-    elif where.form == "batch":
+    elif block.form == "batch":
         for name, (text, meaning) in block_keys.BATCH_KEYS.items():
             yield CompletionItem(name, "key", meaning, snippet=block_keys.placeholders(text))
-    elif where.form == "class":
-        fields = fields_of(where.cls)
-        for name in block_keys.keys_in(where):
+    elif block.form == "class":
+        fields = fields_of(block.cls)
+        for name in block_keys.keys_in(block):
             is_block = name in fields and block_keys.is_block(fields[name]) and name not in NAMED
-            detail = "required" if block_keys.is_required(where.cls, name) and not where.is_in_phase else ""
-            documentation, snippet = texts.key(where.at(name)), block_keys.snippet(where.cls, name)
+            detail = "required" if block_keys.is_required(block.cls, name) and not block.is_in_phase else ""
+            documentation, snippet = texts.key(block.path_of(name)), block_keys.snippet(block.cls, name)
             yield CompletionItem(name, "block" if is_block else "key", detail, documentation, snippet)
-        if where.cls is Spec and not where.is_in_phase:
+        if block.cls is Spec and not block.is_in_phase:
             yield CompletionItem(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
 
 
-def _labels(document: OpenDocument, where: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
+def _labels(document: OpenDocument, block: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
     """Words between a key and its brace: the kind of a block, or `extends` and a name."""
     assert place.statement is not None
     key, before = place.statement.key, [token.text for token in place.before]
-    if where.form == "file":
+    if block.form == "file":
         if before[-1:] == ["extends"]:
             yield from (CompletionItem(name, "name", key) for name in document.names_of(key) if [name] != before[1:2])
         elif key in KINDS and len(before) == 2:
             yield CompletionItem("extends", "word", "inherit missing keys from another block")
-    elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):
-        for name, cls in block_keys.kinds_of(fields_of(where.cls)[key]).items():
+    elif block.form == "class" and len(before) == 1 and key in fields_of(block.cls):
+        for name, cls in block_keys.kinds_of(fields_of(block.cls)[key]).items():
             snippet = (
                 "" if place.statement.opened is not None else block_keys.placeholders(block_keys.block_text(name, cls))
             )
-            yield CompletionItem(name, "value", documentation=texts.block(f"{where.at(key)}.{name}"), snippet=snippet)
+            yield CompletionItem(
+                name, "value", documentation=texts.block(f"{block.path_of(key)}.{name}"), snippet=snippet
+            )
 
 
 def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterator[CompletionItem]:

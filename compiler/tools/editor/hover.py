@@ -57,7 +57,7 @@ def _cluster(cluster: Cluster) -> str:
     for count, node in cluster.parts:
         nodes = "1 node" if count == 1 else f"{count:,} nodes"
         lines.append(f"{count * node.devices:,} × {node.device.name}: {nodes} of {node.devices:,}")
-        lines.append(f"{units.write(node.device.memory, 'byte')} per device")
+        lines.append(f"{units.unit_text(node.device.memory, 'byte')} per device")
     return _list(lines)
 
 
@@ -73,7 +73,7 @@ def _run(spec: Spec) -> str:
     degrees = ((name, degree) for name, degree in spec.parallel if name != "zero" and isinstance(degree, int))
     parallel = ", ".join(f"{name} = {degree}" for name, degree in degrees if degree > 1)
     schedule = spec.schedule.name or spec.schedule.file
-    steps = ramp.of(spec).steps_for(spec.train.tokens)
+    steps = ramp.ramp_of_spec(spec).steps_for(spec.train.tokens)
     return _list(
         [
             f"model {spec.model.name}, cluster {spec.cluster.name}, precision {spec.precision.name}",
@@ -110,19 +110,19 @@ def hover(document: OpenDocument, offset: int) -> Hover | None:
 
 
 def _about(
-    document: OpenDocument, where: Inside, place: CursorPlace, statement: outline.OutlineNode, token: OutlineToken
+    document: OpenDocument, block: Inside, place: CursorPlace, statement: outline.OutlineNode, token: OutlineToken
 ) -> str:
     if statement.key == "import":
         return ""
-    if where.form == "file":
+    if block.form == "file":
         return _of_file(document, statement, token)
-    if where.form == "rate":
+    if block.form == "rate":
         return _with_values(document, statement, statement.key)
     if token in statement.head[:1]:
-        return _key(document, where, statement)
+        return _key(document, block, statement)
     if token in statement.head:
-        return _label(document, where, statement, token)
-    return _value(document, where, statement, token)
+        return _label(document, block, statement, token)
+    return _value(document, block, statement, token)
 
 
 def _of_file(document: OpenDocument, statement: outline.OutlineNode, token: OutlineToken) -> str:
@@ -149,41 +149,43 @@ def _named(document: OpenDocument, kind: str, name: str) -> str:
     return texts.title(f"{kind} {name}", summary(document.analysis, kind, name))
 
 
-def _key(document: OpenDocument, where: Inside, statement: outline.OutlineNode) -> str:
+def _key(document: OpenDocument, block: Inside, statement: outline.OutlineNode) -> str:
     key = statement.key
-    if where.form == "batch":
+    if block.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
         return texts.title(key, meaning) if meaning else ""
-    if key == PHASE and where.cls is Spec and not where.is_in_phase:
+    if key == PHASE and block.cls is Spec and not block.is_in_phase:
         return texts.title(key, texts.word(key))
-    is_key = where.form == "class" and key in block_keys.every_key(where.cls)
+    is_key = block.form == "class" and key in block_keys.every_key(block.cls)
     if not is_key:
         return ""
-    about = texts.key(where.at(key)) or texts.block(where.at(key))
+    about = texts.key(block.path_of(key)) or texts.block(block.path_of(key))
     return _joined(texts.title(key, ""), *_values(document, statement), about)
 
 
-def _label(document: OpenDocument, where: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
+def _label(document: OpenDocument, block: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
     """The text for a label: the kind of a block, or a range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
-    if statement.key == PHASE and where.cls is Spec and not where.is_in_phase:
+    if statement.key == PHASE and block.cls is Spec and not block.is_in_phase:
         return texts.title(f"phase {token.text}", resolved.phase(document.analysis, statement))
-    meaning = texts.block(f"{where.at(statement.key)}.{token.text}")
+    meaning = texts.block(f"{block.path_of(statement.key)}.{token.text}")
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""
 
 
-def _value(document: OpenDocument, where: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
+def _value(document: OpenDocument, block: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
     key = statement.key
-    if where.form == "class" and where.cls is Spec and key in NAMED:
+    if block.form == "class" and block.cls is Spec and key in NAMED:
         return _named(document, key, token.text)
     if token.kind == "word":
         reference = _reference(document, token)
         if reference:
             return reference
-        kind = fields_of(where.cls).get(key) if where.form == "class" else None
+        kind = fields_of(block.cls).get(key) if block.form == "class" else None
         if kind is not None and token.text in block_keys.values(kind):
-            return texts.title(token.text, texts.choice(where.at(key), token.text) or texts.key(where.at(key)))
+            return texts.title(
+                token.text, texts.choice(block.path_of(key), token.text) or texts.key(block.path_of(key))
+            )
     return _with_values(document, statement, f"{key} = {' '.join(word.text for word in statement.value)}")
 
 

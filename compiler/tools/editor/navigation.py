@@ -46,19 +46,19 @@ def definition(document: OpenDocument, offset: int) -> Span | None:
     return _resolved(document, token) or _visible(document, place.block, token)
 
 
-def references(documents: Iterator[OpenDocument] | list[OpenDocument], at: Span) -> tuple[Span, ...]:
+def references(documents: Iterator[OpenDocument] | list[OpenDocument], definition_span: Span) -> tuple[Span, ...]:
     """All references, in some documents and their imports, to the definition at a span; the definition comes first."""
-    spans = {_key(at): at}
+    spans = {_key(definition_span): definition_span}
     for document in documents:
         for view in document.analysis.views:
             for used, item in view.context.uses.items():
                 defined = item.name.span if isinstance(item, Let) else item.key.span
-                if _key(defined) == _key(at):
+                if _key(defined) == _key(definition_span):
                     spans.setdefault(_key(used), used)
         for source in document.analysis.definitions.sources:
             for used, name in _names(source):
                 origin = document.names.get(name)
-                if origin is not None and _key(origin) == _key(at):
+                if origin is not None and _key(origin) == _key(definition_span):
                     spans.setdefault(_key(used), used)
     return tuple(spans.values())
 
@@ -121,8 +121,8 @@ def _visible(document: OpenDocument, block: outline.OutlineNode, token: OutlineT
     return document.names.get((LET, token.text))
 
 
-def _key(at: Span) -> tuple[str, int]:
-    return os.path.realpath(at.source.name), at.start
+def _key(place: Span) -> tuple[str, int]:
+    return os.path.realpath(place.source.name), place.start
 
 
 # ---------------------------------------------------------------- outline

@@ -105,8 +105,8 @@ def read(text: str) -> OutlineNode:
 
 
 class _OutlineReader:
-    def __init__(self, found: list[OutlineToken], text: str) -> None:
-        self.tokens, self.text = found, text
+    def __init__(self, outline_tokens: list[OutlineToken], text: str) -> None:
+        self.tokens, self.text = outline_tokens, text
         self.file = OutlineNode(end=len(text))
         self.block, self.depth = self.file, 0
         self.statement: OutlineNode | None = None

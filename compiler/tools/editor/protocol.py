@@ -201,19 +201,19 @@ def _item(client: Client, source: Source, index: int, item: CompletionItem) -> l
     )
 
 
-def hover(client: Client, source: Source, found: Hover) -> lsp.Hover:
-    return lsp.Hover(contents=client.markup(found.text), range=client.range(source, found.start, found.end))
+def hover(client: Client, source: Source, content: Hover) -> lsp.Hover:
+    return lsp.Hover(contents=client.markup(content.text), range=client.range(source, content.start, content.end))
 
 
-def symbol(client: Client, source: Source, found: Symbol) -> lsp.DocumentSymbol:
+def symbol(client: Client, source: Source, entry: Symbol) -> lsp.DocumentSymbol:
     """Convert an outline entry with its children. Recursion is safe, as the parser limits the nesting."""
     return lsp.DocumentSymbol(
-        name=found.name,
-        detail=found.detail or None,
-        kind=SYMBOL_KINDS[found.kind],
-        range=client.range(source, found.start, found.end),
-        selection_range=client.range(source, found.start, found.head_end),
-        children=[symbol(client, source, child) for child in found.children],
+        name=entry.name,
+        detail=entry.detail or None,
+        kind=SYMBOL_KINDS[entry.kind],
+        range=client.range(source, entry.start, entry.end),
+        selection_range=client.range(source, entry.start, entry.head_end),
+        children=[symbol(client, source, child) for child in entry.children],
     )
 
 
@@ -222,24 +222,24 @@ def replaced(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
     old, new = source.text.splitlines(keepends=True), text.splitlines(keepends=True)
     if old == new:
         return []
-    leading = _shared(old, new)
-    trailing = _shared(old[leading:][::-1], new[leading:][::-1])
+    leading = _num_shared(old, new)
+    trailing = _num_shared(old[leading:][::-1], new[leading:][::-1])
     start = sum(map(len, old[:leading]))
     end = sum(map(len, old[: len(old) - trailing]))
     return [lsp.TextEdit(range=client.range(source, start, end), new_text="".join(new[leading : len(new) - trailing]))]
 
 
-def _shared(left: list[str], right: list[str]) -> int:
+def _num_shared(left: list[str], right: list[str]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def action(client: Client, found: CodeAction, source: Source) -> lsp.CodeAction:
+def action(client: Client, code_action: CodeAction, source: Source) -> lsp.CodeAction:
     return lsp.CodeAction(
-        title=found.title,
+        title=code_action.title,
         kind=lsp.CodeActionKind.QuickFix,
-        diagnostics=[diagnostic(client, found.mends, source)],
-        is_preferred=found.is_preferred,
-        edit=_workspace_edit(client, found.edits),
+        diagnostics=[diagnostic(client, code_action.mends, source)],
+        is_preferred=code_action.is_preferred,
+        edit=_workspace_edit(client, code_action.edits),
     )
 
 

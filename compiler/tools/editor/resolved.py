@@ -8,10 +8,10 @@ from typing import Any
 
 from compiler.tools.editor.outline import OutlineNode as Statement
 from compiler.tools.editor.outline import OutlineToken
-from dsl.canonical import number
+from dsl.canonical import number_text
 from dsl.closed_forms.ramp import Ramp
 from dsl.facts import units
-from dsl.facts.units import Quantity, plain, spoken
+from dsl.facts.units import Quantity, decimal_text, dimension_words
 from dsl.load import Analysis, ResolvedView
 from dsl.messages.diagnostics import Source, Span
 from dsl.resolve import derive
@@ -88,7 +88,7 @@ def _quantities(view: ResolvedView, span: Span) -> Iterator[str]:
 
 
 def _quantity(quantity: Quantity) -> str:
-    unit = "" if not quantity.dimension else f" {spoken(quantity.dimension)}"
+    unit = "" if not quantity.dimension else f" {dimension_words(quantity.dimension)}"
     return f"{_fraction(quantity.value)}{unit}"
 
 
@@ -96,7 +96,7 @@ def _fraction(value: Fraction) -> str:
     if value.denominator == 1:
         return f"{int(value):,}"
     scaled = value * 10**12
-    return plain(value) if scaled.denominator == 1 else f"{float(value):.6g}"
+    return decimal_text(value) if scaled.denominator == 1 else f"{float(value):.6g}"
 
 
 def _value(view: ResolvedView, path: str, statement: Statement) -> str:
@@ -141,7 +141,7 @@ def _text(kind: FieldType, value: Any, ramp: Ramp | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
         return ""
     unit = kind.unit.name if kind.unit is not None else ""
-    text = f"{value:,}" if isinstance(value, int) else number(value)
+    text = f"{value:,}" if isinstance(value, int) else number_text(value)
     if unit == "step" and ramp is not None and len(ramp.sizes) == 1:  # otherwise it depends on the step
         return f"{_steps(int(value))} = {ramp.tokens_at(int(value)):,} tokens"
     return f"{text} {UNITS[unit]}" if unit else text
@@ -157,8 +157,8 @@ def _layers(count: int) -> str:
 
 def _phase(phase: Phase, ramp: Ramp | None) -> str:
     if phase.until_tokens is None:
-        return number(phase.value)
-    return f"{number(phase.value)} until {_moment(phase.until_tokens, ramp)}"
+        return number_text(phase.value)
+    return f"{number_text(phase.value)} until {_moment(phase.until_tokens, ramp)}"
 
 
 def _moment(tokens: int, ramp: Ramp | None) -> str:
@@ -169,8 +169,8 @@ def _moment(tokens: int, ramp: Ramp | None) -> str:
 def _rate(phase: RatePhase, ramp: Ramp | None) -> str:
     end = _moment(phase.end_tokens, ramp)
     if phase.shape == "constant":
-        return f"{number(phase.start)} until {end}"
-    return f"{phase.shape} from {number(phase.start)} to {number(phase.end)} until {end}"
+        return f"{number_text(phase.start)} until {end}"
+    return f"{phase.shape} from {number_text(phase.start)} to {number_text(phase.end)} until {end}"
 
 
 def _batch(batch: Batch) -> str:

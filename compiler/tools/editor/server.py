@@ -24,7 +24,7 @@ from compiler.tools.editor.hover import hover
 from compiler.tools.editor.outline import OpenDocument, document
 from compiler.tools.editor.protocol import Client
 from dsl.messages.diagnostics import Span, SpecError
-from dsl.resolve.files import over
+from dsl.resolve.files import reader_of_texts
 from dsl.text.formatter import formatted
 
 DELAY_S = 0.15  # from a keystroke to publishing diagnostics
@@ -66,7 +66,9 @@ class EditorSession:
                 for open_uri, text in self.server.workspace.text_documents.items()
             }
             loop = asyncio.get_running_loop()
-            self.analyses[uri] = loop.run_in_executor(self.pool, document, protocol.path_of(uri), over(texts))
+            self.analyses[uri] = loop.run_in_executor(
+                self.pool, document, protocol.path_of(uri), reader_of_texts(texts)
+            )
         return await asyncio.shield(self.analyses[uri])
 
     def changed(self, delay: float) -> None:

@@ -148,7 +148,7 @@ class TraceFiles(Mapping[str, bytes]):
 
     def __init__(self, traced: Traced) -> None:
         self._traced, self._mesh = traced, traced.plan.mesh
-        self._names = {f"{traced.found.spec.name}.{rank}.et": rank for rank in range(self._mesh.world)}
+        self._names = {f"{traced.timed.spec.name}.{rank}.et": rank for rank in range(self._mesh.world)}
         self._encoded = lru_cache(1)(self._new_encoded)  # files are read in the order of pipeline ranks
         self._groups = cache(partial(groups_on, traced))
 
@@ -180,40 +180,40 @@ class TraceFiles(Mapping[str, bytes]):
             for number, trace_node in enumerate(self._traced.rank(rank))
         ]
 
-    def _message(self, number: int, each: TraceNode, rank: int, column: int) -> bytes:
-        ends = self._mesh.rank(rank, column), self._mesh.rank(each.peer, column)
-        source, target = ends if each.kind == "COMM_SEND" else ends[::-1]
+    def _message(self, number: int, trace_node: TraceNode, rank: int, column: int) -> bytes:
+        ends = self._mesh.rank(rank, column), self._mesh.rank(trace_node.peer, column)
+        source, target = ends if trace_node.kind == "COMM_SEND" else ends[::-1]
         values: Values = {
-            "comm_size": ("int64_val", each.size),
+            "comm_size": ("int64_val", trace_node.size),
             "comm_src": ("int32_val", source),
             "comm_dst": ("int32_val", target),
-            "comm_tag": ("int32_val", each.tag),
+            "comm_tag": ("int32_val", trace_node.tag),
         }
-        return _encoded(number, each, each.kind, values)
+        return _encoded(number, trace_node, trace_node.kind, values)
 
 
-def _values(each: TraceNode) -> Values:
+def _values(trace_node: TraceNode) -> Values:
     """The attributes of a node that is the same on all columns."""
-    if each.kind == "COMP":
-        return {"num_ops": ("int64_val", each.flops), "tensor_size": ("uint64_val", each.size)}
-    if each.kind in COLLECTIVES:
+    if trace_node.kind == "COMP":
+        return {"num_ops": ("int64_val", trace_node.flops), "tensor_size": ("uint64_val", trace_node.size)}
+    if trace_node.kind in COLLECTIVES:
         return {
-            "comm_type": ("int64_val", COLLECTIVES[each.kind]),
-            "comm_size": ("int64_val", each.size),
-            "pg_name": ("string_val", each.group),
+            "comm_type": ("int64_val", COLLECTIVES[trace_node.kind]),
+            "comm_size": ("int64_val", trace_node.size),
+            "pg_name": ("string_val", trace_node.group),
         }
-    return {"tensor_size": ("uint64_val", each.size)}
+    return {"tensor_size": ("uint64_val", trace_node.size)}
 
 
-def _encoded(number: int, each: TraceNode, kind: str, values: Values) -> bytes:
+def _encoded(number: int, trace_node: TraceNode, kind: str, values: Values) -> bytes:
     return node(
         number,
-        each.name,
+        trace_node.name,
         "COMM_COLL" if kind in COLLECTIVES else kind,
-        span=(_micros(each.start_ns), _micros(each.end_ns)),
-        needs={*each.needs, *each.behind},
-        behind=each.behind,
-        values={"is_cpu_op": ("bool_val", False), "step": ("int64_val", each.step), **values},
+        span=(_micros(trace_node.start_ns), _micros(trace_node.end_ns)),
+        needs={*trace_node.needs, *trace_node.behind},
+        behind=trace_node.behind,
+        values={"is_cpu_op": ("bool_val", False), "step": ("int64_val", trace_node.step), **values},
     )
 
 
@@ -230,6 +230,6 @@ def needs_protobuf() -> None:
         raise ExportError("protobuf is not installed", "pip install 'dsc-trainer[chakra]'") from None
 
 
-def export(found: TimedPlan) -> Exported:
+def export(timed: TimedPlan) -> Exported:
     """The traces of a timed plan. Reading a file needs protobuf."""
-    return Exported(TraceFiles(Traced(found)), NOTES)
+    return Exported(TraceFiles(Traced(timed)), NOTES)

@@ -18,7 +18,7 @@ from compiler.plan.actions.chains import EXCHANGES, INTEGERS
 from compiler.predict.predict import TimedPlan
 from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of
 from compiler.predict.times import reduction_spans
-from compiler.program.lower.estimate import Times, held
+from compiler.program.lower.estimate import Times, timed_spans
 from compiler.program.lower.estimate import rank_times as node_times
 from dsl.closed_forms.memory import ITEMSIZE
 from runtime.contract.actions import Action, is_copy
@@ -50,12 +50,12 @@ class TraceNode:
 class Traced:
     """A timed plan with its program."""
 
-    def __init__(self, found: TimedPlan) -> None:
-        self.found, self.plan = found, found.plan
-        self.schedule, self.lowering = found.schedule, found.lowering
+    def __init__(self, timed: TimedPlan) -> None:
+        self.timed, self.plan = timed, timed.plan
+        self.schedule, self.lowering = timed.schedule, timed.lowering
         self.program = self.lowering.program(self.schedule)
         self.times = node_times(self.lowering)
-        self.makespan_ns = round(float(found.timeline.makespan) * 1e6)
+        self.makespan_ns = round(float(timed.timeline.makespan) * 1e6)
 
     def rank(self, rank: int) -> tuple[TraceNode, ...]:
         """The nodes of a pipeline rank."""
@@ -68,7 +68,7 @@ class Traced:
     @cached_property
     def sums(self) -> Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]]:
         """(pipeline ranks, stages) → start and end in seconds of their gradient reduction during the backward."""
-        spec, timed = self.found.spec, self.found
+        spec, timed = self.timed.spec, self.timed
         if not (self.plan.overlap_reduce and spec.has_hosts):
             return {}
         groups = [self.groups(rank) for rank in range(self.plan.mesh.pp)]
@@ -88,7 +88,7 @@ def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[i
     for axis, columns in axes_of(mesh).items():
         add(axis, pipeline_ranks, columns)
     for group in traced.groups(rank):
-        for part in (group, group.kept(traced.found.spec, 2), group.kept(traced.found.spec, 3)):
+        for part in (group, group.shard(traced.timed.spec, 2), group.shard(traced.timed.spec, 3)):
             add(name_of(part), part.holders.pipeline_ranks, part.holders.columns)
     for site in plan.sharded.values():
         for holders, _ in site.buckets:
@@ -148,15 +148,15 @@ class _TraceRank:
         """All nodes of the rank."""
         traced, rank = self._t, self._number
         bodies = {body.name: body for body in traced.program.bodies[rank]}
-        unit = traced.found.timeline.unit * 10**6
+        unit = traced.timed.timeline.unit * 10**6
         copies = (
-            {index: span for index, *span in traced.found.timeline.copies[rank]} if traced.found.timeline.copies else {}
+            {index: span for index, *span in traced.timed.timeline.copies[rank]} if traced.timed.timeline.copies else {}
         )
         ends_with: list[tuple[int, ...]] = []
         rows = zip(
             traced.schedule.actions[rank],
             traced.program.invocations[rank],
-            traced.found.timeline.ticks[rank],
+            traced.timed.timeline.ticks[rank],
             strict=True,
         )
         for index, (step, invocation, ticks) in enumerate(rows):
@@ -172,7 +172,7 @@ class _TraceRank:
 
     # ------------------------------------------------------------ a step of the schedule
 
-    def _step(self, at: int, body: Body, micro_batches: Sequence[int], start: int, end: int) -> None:
+    def _step(self, step: int, body: Body, micro_batches: Sequence[int], start: int, end: int) -> None:
         spans, length = self._spans_of(body)
         on_lanes = iter(spans)
         stages = [action.stage for action in body.actions]
@@ -188,7 +188,7 @@ class _TraceRank:
                 nodes = self._run(i, stage, micro_batch) if i.kind == "run" else self._exchange(i, stage, micro_batch)
                 for index, (node, share) in enumerate(nodes):
                     first, last = (mapped(begins + (ends - begins) * share[k] // 10**6) for k in (0, 1))
-                    added = self._add(node, first, last, at, i.kind in EXCHANGES)
+                    added = self._add(node, first, last, step, i.kind in EXCHANGES)
                     if index == len(nodes) - 1:
                         started[i.slot, i.kind, i.phase, i.site] = added
                 for buffer in i.writes:
@@ -199,9 +199,9 @@ class _TraceRank:
                 for buffer in i.writes:
                     self._makers[stage, micro_batch, buffer.name] = exchange
             elif i.kind == "send":
-                self._send(i, stage, micro_batch, at, on_lanes, mapped)
+                self._send(i, stage, micro_batch, step, on_lanes, mapped)
             elif i.kind == "receive":
-                self._receive(i, stage, micro_batch, at, start)
+                self._receive(i, stage, micro_batch, step, start)
 
     def _spans_of(self, body: Body) -> tuple[list[tuple[Instruction, int, int]], int]:
         """The (instruction, start, end) of a body, and its length."""
@@ -210,7 +210,7 @@ class _TraceRank:
             for i in body.instructions:
                 if i.kind == "send" and i.peer != self._number:
                     sends[i.slot] = round(self._messages.seconds[self._number, i.peer] * NS)
-            spans = list(held(body.instructions, self._times, sends))
+            spans = list(timed_spans(body.instructions, self._times, sends))
             self._spans[body.name] = spans, max((end for *_, end in spans), default=0)
         return self._spans[body.name]
 
@@ -282,7 +282,7 @@ class _TraceRank:
         i: Instruction,
         stage: int,
         micro_batch: int,
-        at: int,
+        step: int,
         on_lanes: Iterator[tuple[Instruction, int, int]],
         mapped: Callable[[int], int],
     ) -> None:
@@ -296,9 +296,9 @@ class _TraceRank:
         assert message is not None
         name = f"send {i.phase}{stage}.{micro_batch}"
         node = _blank(name, "COMM_SEND", reads, size=message.fixed_bytes, peer=i.peer, tag=tag)
-        self._add(node, mapped(begins), mapped(ends), at, exchanges=True)
+        self._add(node, mapped(begins), mapped(ends), step, exchanges=True)
 
-    def _receive(self, i: Instruction, stage: int, micro_batch: int, at: int, start: int) -> None:
+    def _receive(self, i: Instruction, stage: int, micro_batch: int, step: int, start: int) -> None:
         """A receive takes no time: the step starts only once its message has arrived."""
         tag = self._tag(i.phase, stage - 1 if i.phase == "F" else stage + 1, micro_batch)
         key = stage, micro_batch, i.writes[0].name
@@ -309,7 +309,7 @@ class _TraceRank:
         assert message is not None
         name = f"receive {i.phase}{stage}.{micro_batch}"
         self._nodes.append(
-            TraceNode(name, "COMM_RECV", start, start, at, size=message.fixed_bytes, peer=i.peer, tag=tag)
+            TraceNode(name, "COMM_RECV", start, start, step, size=message.fixed_bytes, peer=i.peer, tag=tag)
         )
         self._makers[key] = len(self._nodes) - 1
 
@@ -317,41 +317,43 @@ class _TraceRank:
         """The tag of a message: the output of a stage, or the gradient of its input."""
         return 2 * (stage * self._t.schedule.num_micro_batches + micro_batch) + (phase != "F")
 
-    def _copy(self, at: int, step: Action, body: Body, start: int, end: int) -> None:
+    def _copy(self, step: int, action: Action, body: Body, start: int, end: int) -> None:
         """Copy what a forward saved to the host or back, concurrently with both lanes."""
         i = body.instructions[0]
-        saved = self._t.lowering.chains(step.stage, self._number)
+        saved = self._t.lowering.chains(action.stage, self._number)
         names = i.reads or tuple(buffer.name for buffer in i.writes)
-        keys = [(step.stage, step.micro_batch, name) for name in names]
+        keys = [(action.stage, action.micro_batch, name) for name in names]
         needs = {self._makers[key] for key in keys if key in self._makers}
-        behind = set(self._copied.get(step.kind, ())) | (set() if step.kind == "O" else {*self._compute, *self._waited})
-        kind = "MEM_STORE" if step.kind == "O" else "MEM_LOAD"
+        behind = set(self._copied.get(action.kind, ())) | (
+            set() if action.kind == "O" else {*self._compute, *self._waited}
+        )
+        kind = "MEM_STORE" if action.kind == "O" else "MEM_LOAD"
         size = sum(buffer.bytes_at(saved.rows) for buffer in saved.saved())
         order = tuple(sorted(needs)), tuple(sorted(behind - needs))
-        self._nodes.append(TraceNode(str(step), kind, start, end, at, *order, size=size))
-        self._copied[step.kind] = (len(self._nodes) - 1,)
+        self._nodes.append(TraceNode(str(action), kind, start, end, step, *order, size=size))
+        self._copied[action.kind] = (len(self._nodes) - 1,)
         self._makers |= dict.fromkeys(keys, len(self._nodes) - 1)
-        if step.kind == "O":
+        if action.kind == "O":
             self._waited.add(len(self._nodes) - 1)
 
     # ------------------------------------------------------------ after the last action
 
     def _tail(self, ends_with: Sequence[tuple[int, ...]]) -> None:
         """The gradient reductions, the norm, the update, and the all-gather of weights."""
-        traced, spec, tail = self._t, self._t.found.spec, self._t.found.tails[self._number]
+        traced, spec, tail = self._t, self._t.timed.spec, self._t.timed.tails[self._number]
         size, weight = ITEMSIZE[spec.precision.gradients], ITEMSIZE[spec.precision.parameter]
-        reduce_s, groups = traced.found.rates[0].fabric.reduce_s, traced.groups(self._number)
+        reduce_s, groups = traced.timed.rates[0].fabric.reduce_s, traced.groups(self._number)
         reduction = reduction_of(spec)
-        now, last = float(traced.makespan_ns), ends_with[-1]
+        time_ns, last = float(traced.makespan_ns), ends_with[-1]
 
         def add(name: str, kind: str, seconds: float, needs: Sequence[int], **fields: object) -> int:
-            nonlocal now
-            begin, now = now, now + seconds * NS
+            nonlocal time_ns
+            begin, time_ns = time_ns, time_ns + seconds * NS
             node = TraceNode(
                 name,
                 kind,
                 round(begin),
-                round(now),
+                round(time_ns),
                 TAIL,
                 tuple(sorted({*needs})),
                 **fields,  # type: ignore[arg-type]
@@ -361,7 +363,7 @@ class _TraceRank:
 
         after = {entry.stages: entry.after for entry in traced.program.reductions[self._number]}
         sums: list[int] = []
-        summed = [group for group in (group.kept(spec, 2) for group in groups) if len(group.holders) > 1]
+        summed = [group for group in (group.shard(spec, 2) for group in groups) if len(group.holders) > 1]
         summed.sort(key=lambda group: traced.sums.get((group.holders.pipeline_ranks, group.stages), (0.0, 0.0)))
         total, done = Counter[object](), Counter[object]()  # elements reduced in one span, in all and so far
         for group in summed:
@@ -381,17 +383,17 @@ class _TraceRank:
                 self._nodes.append(TraceNode(name, TYPES[reduction], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
                 sums.append(len(self._nodes) - 1)
             else:
-                seconds = reduce_s(num_bytes, group.holders, reduction) * traced.found.shared
+                seconds = reduce_s(num_bytes, group.holders, reduction) * traced.timed.shared
                 last = (add(name, TYPES[reduction], seconds, last, **fields),)
         if sums:
-            now += tail.reduction_s * NS
+            time_ns += tail.reduction_s * NS
         last = (*last, *sums)
         if tail.norm_s:
             last = (add("norm of gradients", "ALL_REDUCE", tail.norm_s, last, size=8, group="world"),)
         last = (add("update", "COMP", tail.update_s + tail.host_s, last),)
-        for group in (group.kept(spec, 3) for group in groups):
+        for group in (group.shard(spec, 3) for group in groups):
             num_bytes = group.elements * weight
-            seconds = reduce_s(num_bytes, group.holders, "all_gather") * traced.found.shared
+            seconds = reduce_s(num_bytes, group.holders, "all_gather") * traced.timed.shared
             if spec.parallel.zero and len(group.holders) > 1:
                 fields = {"size": num_bytes, "group": name_of(group)}
                 last = (add("gathering of weights", "ALL_GATHER", seconds, last, **fields),)

@@ -39,19 +39,19 @@ class SpecLedger:
     """The values of a spec that are not accounted for yet, and those that are lost."""
 
     def __init__(self, spec: Spec) -> None:
-        self._left = {leaf.path: leaf.text for leaf in leaves(spec)}
+        self._unrecorded = {leaf.path: leaf.text for leaf in leaves(spec)}
         self._losses: list[LostValue] = []
 
     def say(self, *patterns: str) -> None:
         """Record that the export carries the values at these paths; `*` matches any part of a path."""
         for pattern in patterns:
             for path in self._matching(pattern):
-                del self._left[path]
+                del self._unrecorded[path]
 
     def lose(self, pattern: str, why: str, *, changes: bool = True) -> None:
         """Record that the export drops the values at these paths. Absent values and values in `OFF` are no loss."""
         for path in self._matching(pattern):
-            value = self._left.pop(path)
+            value = self._unrecorded.pop(path)
             if value not in OFF:
                 self._losses.append(LostValue(path, value, why, changes))
 
@@ -63,12 +63,12 @@ class SpecLedger:
         """All losses, those that change the computation first. Values not accounted for count as lost."""
         unsaid = [
             LostValue(path, text, f"this export to {system} cannot express it", path.partition(".")[0] in COMPUTED)
-            for path, text in self._left.items()
+            for path, text in self._unrecorded.items()
         ]
         return tuple(sorted([*self._losses, *unsaid], key=lambda loss: not loss.changes))
 
     def _matching(self, pattern: str) -> list[str]:
-        return [path for path in self._left if path == pattern or fnmatchcase(path, pattern)]
+        return [path for path in self._unrecorded if path == pattern or fnmatchcase(path, pattern)]
 
 
 def comments(losses: Iterable[LostValue]) -> list[str]:
@@ -78,11 +78,11 @@ def comments(losses: Iterable[LostValue]) -> list[str]:
     ]
 
 
-def plain(text: str, most: int = 2000) -> str:
-    """A text as one line of printable ASCII, cut to `most` characters."""
+def plain(text: str, limit: int = 2000) -> str:
+    """A text as one line of printable ASCII, cut to `limit` characters."""
     line = text.encode("ascii", "backslashreplace").decode("ascii")
     line = "".join(character if character.isprintable() else "?" for character in line)
-    return line if len(line) <= most else line[: most - 3] + "..."
+    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 # --- Python as text: calls whose arguments are values. No value of a spec becomes code: each is written as a literal
@@ -165,7 +165,7 @@ class PlannedSpec:
     @property
     def steps(self) -> int:
         """Steps of the run, batch ramp included."""
-        return ramp.of(self.spec).steps_for(self.spec.train.tokens)
+        return ramp.ramp_of_spec(self.spec).steps_for(self.spec.train.tokens)
 
 
 @dataclass(frozen=True)
@@ -259,34 +259,36 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     return rate
 
 
-def _steps_off(spec: Spec, found: Ramped, tokens: int) -> int | None:
+def _steps_off(spec: Spec, exported_rate: Ramped, tokens: int) -> int | None:
     """The largest shift in steps between the spec's and the exported rate: 0, 1, or None for more. Compares steps over
     the whole run, corners included."""
     if spec.train.batch.start != spec.train.batch.end:
         return None
-    steps, rate = found.steps, spec.train.rate
-    corners = [found.warmup, found.warmup + found.stable, steps]
+    steps, rate = exported_rate.steps, spec.train.rate
+    corners = [exported_rate.warmup, exported_rate.warmup + exported_rate.stable, steps]
     samples = {1 + (steps - 1) * k // SAMPLES for k in range(SAMPLES + 1)}
     samples |= {step + offset for step in corners for offset in (-1, 0, 1)}
     shift = 0
     for step in sorted(step for step in samples if 1 <= step <= steps):
         rates = [learning_rate(rate, max(1, near * tokens)) for near in (step - 1, step, step + 1)]  # type: ignore[arg-type]
-        exported, slack = rate_at(found, step), NEAR * found.peak
+        exported, slack = rate_at(exported_rate, step), NEAR * exported_rate.peak
         if not min(rates) - slack <= exported <= max(rates) + slack:
             return None
         shift |= abs(exported - rates[1]) > slack
     return shift
 
 
-def rate_at(found: Ramped, step: int) -> float:
+def rate_at(exported_rate: Ramped, step: int) -> float:
     """The exported learning rate at a step, counted from 1."""
-    if step <= found.warmup:
-        return found.peak * step / found.warmup
-    progress = (step - found.warmup - found.stable) / found.decay if found.decay else 0.0
+    if step <= exported_rate.warmup:
+        return exported_rate.peak * step / exported_rate.warmup
+    progress = (
+        (step - exported_rate.warmup - exported_rate.stable) / exported_rate.decay if exported_rate.decay else 0.0
+    )
     if progress <= 0:
-        return found.peak
-    fraction = 0.5 * (1 + math.cos(math.pi * progress)) if found.shape == "cosine" else 1 - progress
-    return found.least + (found.peak - found.least) * fraction
+        return exported_rate.peak
+    fraction = 0.5 * (1 + math.cos(math.pi * progress)) if exported_rate.shape == "cosine" else 1 - progress
+    return exported_rate.least + (exported_rate.peak - exported_rate.least) * fraction
 
 
 # ---------------------------------------------------------------- the model

@@ -257,10 +257,10 @@ def _lost_mtp(spec: Spec, ledger: SpecLedger) -> tuple[str, ...]:
     return ()
 
 
-def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
+def _optimizer(spec: Spec, exported_rate: Ramped, ledger: SpecLedger) -> PythonCall:
     """AdamW with two groups: norms and biases without weight decay, and all other parameters."""
     adam = exported_optimizer(spec, ledger, SYSTEM)
-    kwargs = {"lr": found.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
+    kwargs = {"lr": exported_rate.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> PythonCall:
         settings = {"pattern": pattern, "optimizer_name": "AdamW", "optimizer_kwargs": kwargs | {"weight_decay": decay}}
@@ -272,17 +272,21 @@ def _optimizer(spec: Spec, found: Ramped, ledger: SpecLedger) -> PythonCall:
     return PythonCall("OptimizersContainer.Config", groups)
 
 
-def _scheduler(planned: PlannedSpec, found: Ramped, ledger: SpecLedger) -> PythonCall:
+def _scheduler(planned: PlannedSpec, exported_rate: Ramped, ledger: SpecLedger) -> PythonCall:
     """The learning rate. torchtitan decays as if there were one more step; `total_steps` compensates for it."""
-    total, early = found.steps, int(found.decay > 0 and found.stable > 0)
-    if found.decay and not found.stable:
-        text = f"{found.shape} right after the warm-up"
+    total, early = exported_rate.steps, int(exported_rate.decay > 0 and exported_rate.stable > 0)
+    if exported_rate.decay and not exported_rate.stable:
+        text = f"{exported_rate.shape} right after the warm-up"
         ledger.record("train.rate", text, "torchtitan's decay is one step late", changes=False)
     total -= early
-    settings: dict[str, Any] = {"warmup_steps": found.warmup, "total_steps": total}
-    settings |= {"decay_ratio": found.decay / total if found.decay else 0.0, "decay_type": found.shape}
+    settings: dict[str, Any] = {"warmup_steps": exported_rate.warmup, "total_steps": total}
+    settings |= {
+        "decay_ratio": exported_rate.decay / total if exported_rate.decay else 0.0,
+        "decay_type": exported_rate.shape,
+    }
     return PythonCall(
-        "LRSchedulersContainer.Config", settings | {"min_lr_factor": found.least / found.peak if found.peak else 0}
+        "LRSchedulersContainer.Config",
+        settings | {"min_lr_factor": exported_rate.least / exported_rate.peak if exported_rate.peak else 0},
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from compiler.tools.importers import deepseek_v4
 from compiler.tools.importers.families import ConfigFamily
 from compiler.tools.importers.layers import linear_layers
-from compiler.tools.importers.reader import ConfigReader, shown
+from compiler.tools.importers.reader import ConfigReader, value_text
 from compiler.tools.importers.rotation import FULL, SLIDING, rotations
 from dsl.schema import Compressed, DeltaNet, Gqa, HeadDim, Indexer, Mla, Node, Rope
 
@@ -149,7 +149,7 @@ def _window(reader: ConfigReader, family: ConfigFamily, context: int) -> int | N
     if not used or (isinstance(length, int) and length >= context):
         return None
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        meaning = f"the window must be a number of tokens, not {shown(length)}"
+        meaning = f"the window must be a number of tokens, not {value_text(length)}"
         reader.refuse("attention", "sliding_window", meaning)
         return None
     if window is not None:
@@ -167,7 +167,7 @@ def _layers_without_rotation(reader: ConfigReader, family: ConfigFamily, num_lay
         return {*range(interval - 1, num_layers, interval)}
     flags = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        text = f"`no_rope_layers` must have a 0 or a 1 for each of {num_layers} layers, unlike {shown(listed)}"
+        text = f"`no_rope_layers` must have a 0 or a 1 for each of {num_layers} layers, unlike {value_text(listed)}"
         reader.complain("I0203", text, listed.span)
     return {layer for layer, flag in enumerate(flags[:num_layers]) if not flag}
 
@@ -194,7 +194,9 @@ def _kinds(reader: ConfigReader, family: ConfigFamily, num_layers: int, unrotate
     unsupported = next((value for value in values if value not in (SLIDING, FULL)), None)
     if unsupported is not None:
         reader.refuse(
-            "attention", "layer_types", f"layers of {shown(unsupported)}; a spec supports full and sliding attention"
+            "attention",
+            "layer_types",
+            f"layers of {value_text(unsupported)}; a spec supports full and sliding attention",
         )
     elif len(values) != num_layers:
         reader.complain("I0203", f"`layer_types` has {len(values)} entries for {num_layers} layers", listed.span)

@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler.tools.importers.ends import activation
 from compiler.tools.importers.json_text import JsonValue
-from compiler.tools.importers.reader import ConfigReader, Remark, shown
+from compiler.tools.importers.reader import ConfigReader, Remark, value_text
 from compiler.tools.importers.rotation import scaling_of
 from dsl.schema import (
     Balance,
@@ -70,7 +70,9 @@ def _moe(reader: ConfigReader) -> Moe:
         reader.warn("I0303", "ffn", text, reader.place("norm_topk_prob"))
     loss = reader.number("", Balance, "sequence_loss", "router_aux_loss_coef", default=0.0, null=0.0)
     if loss:
-        text = f"router_aux_loss_coef = {shown(loss)} weighs a loss over the batch and all layers, on another scale"
+        text = (
+            f"router_aux_loss_coef = {value_text(loss)} weighs a loss over the batch and all layers, on another scale"
+        )
         reader.warn(
             "I0303", "balance", f"{text}; this spec has a loss per sequence", reader.place("router_aux_loss_coef")
         )
@@ -136,7 +138,7 @@ def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     matches = [OF_RATIO.get(value) if type(value) is int else None for value in values[:num_layers]]
     kinds = [kind for kind in matches if kind is not None]
     if len(kinds) < num_layers:
-        text = f"`compress_ratios` must have 0, 4 or 128 for each of {num_layers} layers, unlike {shown(ratios)}"
+        text = f"`compress_ratios` must have 0, 4 or 128 for each of {num_layers} layers, unlike {value_text(ratios)}"
         reader.complain("I0203", text, ratios.span)
         return [WINDOW] * num_layers
     return kinds
@@ -150,7 +152,7 @@ def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, 
     values = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else [listed.value]
     unsupported = next((value for value in values if value not in words), None)
     if unsupported is not None:
-        reader.refuse(place, name, f"layers of {shown(unsupported)}; such a model has {', '.join(words)}")
+        reader.refuse(place, name, f"layers of {value_text(unsupported)}; such a model has {', '.join(words)}")
     elif len(values) != num_layers:
         reader.complain("I0203", f"`{name}` has {len(values)} entries for {num_layers} layers", listed.span)
     else:
@@ -170,7 +172,7 @@ def _rates(reader: ConfigReader) -> dict[str, int]:
     if inner is not None:
         reader.mistakes += inner.mistakes
         for key in sorted({*block} - {*RATES}):
-            reader.warn("I0302", "attention", f"`{shown(key)[1:-1]}` of compress_rates is unknown", block[key].key)
+            reader.warn("I0302", "attention", f"`{value_text(key)[1:-1]}` of compress_rates is unknown", block[key].key)
     return rates
 
 
@@ -216,7 +218,7 @@ def _width(reader: ConfigReader, parameters: Mapping[str, JsonValue]) -> int:
     reader.used.add("partial_rotary_factor")
     share = factor.value if factor is not None else 1 / 8
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        text = f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}"
+        text = f"`partial_rotary_factor` must be above 0 and at most 1, not {value_text(share)}"
         reader.complain("I0203", text, factor.span if factor else None)
         share = 1
     return int(

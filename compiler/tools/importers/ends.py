@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.tools.importers.families import ConfigFamily
-from compiler.tools.importers.reader import ConfigReader, shown
+from compiler.tools.importers.reader import ConfigReader, value_text
 from dsl.schema import Model
 from dsl.schema.model import Act
 
@@ -52,5 +52,7 @@ def qkv_biases(reader: ConfigReader) -> None:
     """Refuse a config that turns off the QKV biases that its model type has."""
     if not reader.flag("qkv_bias", True):
         reader.refuse(
-            "attention", "qkv_bias", f"{shown(reader.members['qkv_bias'])} removes the QKV biases of this model type"
+            "attention",
+            "qkv_bias",
+            f"{value_text(reader.members['qkv_bias'])} removes the QKV biases of this model type",
         )

@@ -44,7 +44,7 @@ class ModelSpread:
     @property
     def batch(self) -> int:
         """Sequences per step: a multiple of the fewest micro-batches that the default schedule needs."""
-        unit = FACTS[DEFAULT].fewest * self.parallel.pipeline * self.parallel.data
+        unit = FACTS[DEFAULT].fewest_micro_batches * self.parallel.pipeline * self.parallel.data
         return unit * -(-SEQUENCES // unit)
 
 

@@ -15,7 +15,7 @@ from compiler.tools.importers.ends import model_fields
 from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
 from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.layers import layers, with_attention
-from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, ConfigReader, Remark, shown
+from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, ConfigReader, Remark, value_text
 from dsl import rules
 from dsl.messages.diagnostics import Diagnostic, Span, in_order
 from dsl.resolve.context import suggest
@@ -42,7 +42,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     """Import a config as a model called `name`. Raises nothing: errors are in the diagnostics."""
     source = root.span.source
     if not isinstance(root.value, Mapping):
-        mistake = Diagnostic("I0101", f"a config is a JSON object, this is {shown(root)}", root.span)
+        mistake = Diagnostic("I0101", f"a config is a JSON object, this is {value_text(root)}", root.span)
         return ImportedConfig("", None, 0, (), (mistake,))
     reader = ConfigReader(root, lossy=lossy)
     model_type = _model_type(reader)
@@ -72,7 +72,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
         text = f"classes of this model type use eps {LATENT_EPS:g} in the norms of latents; this spec uses norm_eps"
         reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
-    _others(reader, model_type)
+    _report_unread_keys(reader, model_type)
     file_names = {key: name for name, key in family.renamed.items()}
     reader.filled = {file_names.get(key, key): value for key, value in reader.filled.items()}
     _say_defaults(reader, model_type)
@@ -94,7 +94,9 @@ def _model_type(reader: ConfigReader) -> str:
     value = reader.members.get("model_type")
     families = ", ".join(FAMILIES)
     if value is None or not isinstance(value.value, str):
-        message = "`model_type` is missing" if value is None else f"`model_type` must be a text, not {shown(value)}"
+        message = (
+            "`model_type` is missing" if value is None else f"`model_type` must be a text, not {value_text(value)}"
+        )
         code = "I0202" if value is None else "I0203"
         reader.complain(code, message, value.span if value else reader.origins[""], f"one of {families}")
         return ""
@@ -107,7 +109,7 @@ def _model_type(reader: ConfigReader) -> str:
         else:
             hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
         why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
-        message = f"a model of type {shown(name)} cannot be written as a spec{why}"
+        message = f"a model of type {value_text(name)} cannot be written as a spec{why}"
         reader.complain("I0201", message, value.span, hint or f"supported types: {families}")
     reader.used.add("model_type")
     return name
@@ -124,7 +126,7 @@ def _mtp(reader: ConfigReader, attention: Attention | None) -> Mtp | None:
     return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),), attention=attention)
 
 
-def _others(reader: ConfigReader, model_type: str) -> None:
+def _report_unread_keys(reader: ConfigReader, model_type: str) -> None:
     """Report keys that are refused, that models of this type do not read, or that are unknown."""
     for name, repeated in REPEATED.items():
         value, original = reader.members.get(name), reader.members.get(repeated)
@@ -140,24 +142,26 @@ def _others(reader: ConfigReader, model_type: str) -> None:
         if name in REFUSED and REFUSED[name].is_read(model_type):
             reader.refuse(REFUSED[name].place, name, REFUSED[name].meaning)
         else:
-            text = f"`{name}` = {shown(value)} is not read by models of type {model_type}, and left out of this spec"
+            text = (
+                f"`{name}` = {value_text(value)} is not read by models of type {model_type}, and left out of this spec"
+            )
             reader.warn("I0302", "model", text, value.key)
     classes = reader.members.get("architectures")
     class_names = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
     for class_name in class_names:
         if not isinstance(class_name.value, str) or not class_name.value.endswith("ForCausalLM"):
-            text = f"architectures: {shown(class_name)}; this spec predicts the next token, as *ForCausalLM does"
+            text = f"architectures: {value_text(class_name)}; this spec predicts the next token, as *ForCausalLM does"
             reader.warn("I0303", "model", text, class_name.span)
     for name, value in reader.members.items():
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
-            text = f"`{shown(name)[1:-1]}` = {shown(value)} is unknown, and left out of this spec"
+            text = f"`{value_text(name)[1:-1]}` = {value_text(value)} is unknown, and left out of this spec"
             reader.warn("I0302", "model", text, value.key)
 
 
 def _say_defaults(reader: ConfigReader, model_type: str) -> None:
     """Report the keys that the config leaves out, with the defaults used for them."""
     if reader.filled:
-        defaults = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
+        defaults = ", ".join(f"{name} = {value_text(value)}" for name, value in sorted(reader.filled.items()))
         reader.warn("I0304", "model", f"not in the config, so the defaults of {model_type} are used: {defaults}")
 
 

@@ -38,20 +38,20 @@ def parse(source: Source) -> JsonValue:
     return _value(source, _behind_space(source, 0), 0)[0]
 
 
-def _value(source: Source, at: int, depth: int) -> tuple[JsonValue, int]:
-    """The value that begins at offset `at`, and the offset of its end. The text is known to be valid JSON."""
-    if source.text[at] not in "{[":
-        value, end = DECODER.raw_decode(source.text, at)
+def _value(source: Source, offset: int, depth: int) -> tuple[JsonValue, int]:
+    """The value that begins at an offset, and the offset of its end. The text is known to be valid JSON."""
+    if source.text[offset] not in "{[":
+        value, end = DECODER.raw_decode(source.text, offset)
         if isinstance(value, float) and not math.isfinite(value):
-            message, hint = f"`{source.text[at:end][:40]}` is not JSON", "write a finite number, or `null`"
-            raise SpecError([Diagnostic("I0101", message, Span(source, at, end), hint)])
+            message, hint = f"`{source.text[offset:end][:40]}` is not JSON", "write a finite number, or `null`"
+            raise SpecError([Diagnostic("I0101", message, Span(source, offset, end), hint)])
         if isinstance(value, str):  # a lone surrogate becomes a replacement character
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return JsonValue(value, Span(source, at, end)), end
+        return JsonValue(value, Span(source, offset, end)), end
     if depth == MAX_DEPTH:
-        raise _error(source, at, f"objects and lists are nested more than {MAX_DEPTH} deep")
-    is_object, items, members = source.text[at] == "{", list[JsonValue](), dict[str, JsonValue]()
-    end = _behind_space(source, at + 1)
+        raise _error(source, offset, f"objects and lists are nested more than {MAX_DEPTH} deep")
+    is_object, items, members = source.text[offset] == "{", list[JsonValue](), dict[str, JsonValue]()
+    end = _behind_space(source, offset + 1)
     while source.text[end] not in "}]":
         name = None
         if is_object:
@@ -70,15 +70,15 @@ def _value(source: Source, at: int, depth: int) -> tuple[JsonValue, int]:
         if source.text[end] == ",":
             end = _behind_space(source, end + 1)
     value = members if is_object else tuple(items)
-    return JsonValue(value, Span(source, at, end + 1)), end + 1
+    return JsonValue(value, Span(source, offset, end + 1)), end + 1
 
 
-def _behind_space(source: Source, at: int) -> int:
-    space = SPACE.match(source.text, at)
+def _behind_space(source: Source, offset: int) -> int:
+    space = SPACE.match(source.text, offset)
     assert space
     return space.end()
 
 
-def _error(source: Source, at: int, message: str) -> SpecError:
-    at = min(at, max(0, len(source.text) - 1))
-    return SpecError([Diagnostic("I0101", message, Span(source, at, at + 1))])
+def _error(source: Source, offset: int, message: str) -> SpecError:
+    offset = min(offset, max(0, len(source.text) - 1))
+    return SpecError([Diagnostic("I0101", message, Span(source, offset, offset + 1))])

@@ -39,16 +39,16 @@ class ComputedValue:
 def replaced(text: str, variables: Mapping[str, str]) -> str:
     """A text with its variables replaced. A variable without value and default stays, as does one whose value would
     exceed `MOST_CHARACTERS`."""
-    left = MOST_CHARACTERS
+    remaining = MOST_CHARACTERS
 
     def value(match: re.Match[str]) -> str:
-        nonlocal left
+        nonlocal remaining
         replacement, default = variables.get(match[1] or match[3]), match[2]
         if default is not None and (replacement is None or (replacement == "" and default[0] == ":")):
             replacement = replaced(default.lstrip(":")[1:], variables)
-        if replacement is None or len(replacement) > left:
+        if replacement is None or len(replacement) > remaining:
             return match[0]
-        left -= len(replacement)
+        remaining -= len(replacement)
         return replacement
 
     return VARIABLE.sub(value, text)
@@ -107,7 +107,7 @@ def yaml_keys(source: Source, variables: Mapping[str, str]) -> tuple[dict[str, l
         raise SpecError([Diagnostic("I0103", message, Span(source, start, start + 1))]) from None
     reader = _Yaml(source, variables)
     reader.walk(root, 0)
-    return reader.found, reader.mistakes
+    return reader.members, reader.mistakes
 
 
 class _Yaml:
@@ -115,15 +115,15 @@ class _Yaml:
 
     def __init__(self, source: Source, variables: Mapping[str, str]) -> None:
         self.source, self.variables = source, variables
-        self.found, self.mistakes = dict[str, list[JsonValue]](), list[Diagnostic]()
-        self.seen: set[int] = set()  # ids of visited nodes: an alias refers to one again
+        self.members, self.mistakes = dict[str, list[JsonValue]](), list[Diagnostic]()
+        self.visited: set[int] = set()  # ids of visited nodes: an alias refers to one again
         self.items = 0
 
     def walk(self, node: Any, depth: int) -> None:
         """Collect the keys of a node and of the nodes below it. Raises SpecError if they nest too deep."""
-        if id(node) in self.seen or isinstance(node, yaml.ScalarNode) or node is None:
+        if id(node) in self.visited or isinstance(node, yaml.ScalarNode) or node is None:
             return
-        self.seen.add(id(node))
+        self.visited.add(id(node))
         if depth > MAX_DEPTH:
             raise self._too("deep", node)
         if isinstance(node, yaml.SequenceNode):
@@ -135,14 +135,14 @@ class _Yaml:
             if not isinstance(value, yaml.MappingNode):
                 name = str(key.value).removeprefix("--").replace("-", "_")
                 end = max(key.end_mark.index, value.end_mark.index)  # the value of an alias is before its key
-                self._put(name, Span(self.source, key.start_mark.index, end), value)
+                self._add_value(name, Span(self.source, key.start_mark.index, end), value)
 
-    def _put(self, name: str, place: Span, node: Any) -> None:
+    def _add_value(self, name: str, place: Span, node: Any) -> None:
         value = self._value(node, 0)
         if open_text := _computed(value):
             self.mistakes.append(unknown(name, open_text, place, open_text))
             value = ComputedValue(open_text)
-        self.found.setdefault(name, []).append(JsonValue(value, place, place))
+        self.members.setdefault(name, []).append(JsonValue(value, place, place))
 
     def _value(self, node: Any, depth: int) -> Any:
         """The value of a node. Raises SpecError if aliases make it too large."""

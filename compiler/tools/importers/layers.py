@@ -10,7 +10,7 @@ from compiler.tools.importers import deepseek_v4
 from compiler.tools.importers.ends import activation, qkv_biases
 from compiler.tools.importers.families import ConfigFamily
 from compiler.tools.importers.json_text import JsonValue
-from compiler.tools.importers.reader import ConfigReader, Remark, shown
+from compiler.tools.importers.reader import ConfigReader, Remark, value_text
 from compiler.tools.importers.rotation import FULL
 from dsl.schema import Balance, Compressed, DeltaNet, Dense, Gqa, LayerRange, Mla, Moe, Phase
 from dsl.schema.model import MAX_LAYER, Act, Clamp
@@ -33,9 +33,9 @@ def with_attention(
     return usual, tuple(sorted(ranges, key=lambda span: (span.first, span.last, span.by)))
 
 
-def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -> Iterator[LayerRange]:
+def _divided(span: LayerRange, by_layer: Sequence[Attention], usual: Attention) -> Iterator[LayerRange]:
     """Divide a range by attention: the range plus one over every N-th layer, or else one range per run of layers."""
-    differing = [layer for layer in span.layers if by_layer[layer] != most]
+    differing = [layer for layer in span.layers if by_layer[layer] != usual]
     step = differing[1] - differing[0] if len(differing) > 1 else 0
     alike = all(by_layer[layer] == by_layer[differing[0]] for layer in differing)
     if not differing:
@@ -47,7 +47,7 @@ def _divided(span: LayerRange, by_layer: Sequence[Attention], most: Attention) -
     else:
         for _, group in groupby(span.layers, key=lambda layer: repr(by_layer[layer])):
             run = [*group]
-            attention = None if by_layer[run[0]] == most else by_layer[run[0]]
+            attention = None if by_layer[run[0]] == usual else by_layer[run[0]]
             yield span.model_copy(update={"first": run[0], "last": run[-1], "attention": attention})
 
 
@@ -81,7 +81,9 @@ def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
         return None
     values = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
     if len(values) != num_layers or any(kind not in (FULL, LINEAR) for kind in values):
-        text = f"`layer_types` must have {FULL} or {LINEAR} for each of {num_layers} layers, unlike {shown(listed)}"
+        text = (
+            f"`layer_types` must have {FULL} or {LINEAR} for each of {num_layers} layers, unlike {value_text(listed)}"
+        )
         reader.complain("I0203", text, listed.span)
     return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
 
@@ -93,7 +95,7 @@ def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: 
         return None
     indices = {entry.value - 1 for entry in listed.value if type(entry.value) is int}
     if len(indices) != len(listed.value) or not indices <= {*range(num_layers)}:
-        text = f"`kda_layers` must have numbers of layers, 1 to {num_layers}, unlike {shown(listed)}"
+        text = f"`kda_layers` must have numbers of layers, 1 to {num_layers}, unlike {value_text(listed)}"
         reader.complain("I0203", text, listed.span)
     return indices & {*range(num_layers)}
 
@@ -178,7 +180,9 @@ def _deepseek_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int
     if family.lists_ffn and (listed := reader.get("mlp_layer_types")) is not None:
         kinds = [entry.value for entry in listed.value] if isinstance(listed.value, tuple) else []
         if len(kinds) != num_layers or any(kind not in ("dense", "sparse") for kind in kinds):
-            text = f"`mlp_layer_types` must have dense or sparse for all {num_layers} layers, unlike {shown(listed)}"
+            text = (
+                f"`mlp_layer_types` must have dense or sparse for all {num_layers} layers, unlike {value_text(listed)}"
+            )
             reader.complain("I0203", text, listed.span)
         reader.used.add("first_k_dense_replace")
         return [kind == "sparse" for kind in kinds] if len(kinds) == num_layers else [True] * num_layers
@@ -191,7 +195,7 @@ def _qwen_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     listed = reader.get("mlp_only_layers")
     dense = [entry.value for entry in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
     if listed is not None and (not isinstance(listed.value, tuple) or not all(type(layer) is int for layer in dense)):
-        reader.complain("I0203", f"`mlp_only_layers` must be a list of layers, not {shown(listed)}", listed.span)
+        reader.complain("I0203", f"`mlp_only_layers` must be a list of layers, not {value_text(listed)}", listed.span)
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 
@@ -233,15 +237,17 @@ def _moe(reader: ConfigReader, family: ConfigFamily, model_type: str, index: int
     return moe.model_copy(update={"balance": balance, **changes})
 
 
-def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, moe: Moe, at: str) -> Moe:
+def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, moe: Moe, path: str) -> Moe:
     score, method = "sigmoid", "noaux_tc"
     if not family.gate:
         score, method = reader.text("scoring_func", "softmax"), reader.text("topk_method", "greedy")
     groups, top_groups = (
-        reader.number(f"{at}.{field}", Moe, field, name, null=1) if method != "greedy" or name in reader.members else 1
+        reader.number(f"{path}.{field}", Moe, field, name, null=1)
+        if method != "greedy" or name in reader.members
+        else 1
         for field, name in (("groups", "n_group"), ("top_groups", "topk_group"))
     )
-    scale = reader.number(f"{at}.scale", Moe, "scale", "routed_scaling_factor", default=1.0)
+    scale = reader.number(f"{path}.scale", Moe, "scale", "routed_scaling_factor", default=1.0)
     if score not in ("sigmoid", "softmax"):
         reader.refuse("ffn", "scoring_func", "the scores of a spec are sigmoid or softmax")
         score = reader.defaults["scoring_func"]
@@ -254,7 +260,7 @@ def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, 
         methods = "noaux_tc with sigmoid scores, group_limited_greedy with softmax, and greedy with either"
         reader.refuse("ffn", "topk_method", f"with {score} scores; a spec supports {methods}")
     if moe.normalize and score == "softmax" and scale != 1:
-        text = f"routed_scaling_factor = {shown(scale)} is left out: {model_type} does not scale weights that it "
+        text = f"routed_scaling_factor = {value_text(scale)} is left out: {model_type} does not scale weights that it "
         reader.warn("I0303", "ffn", f"{text}normalizes (norm_topk_prob)", reader.place("routed_scaling_factor"))
         scale = 1.0
     weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
@@ -268,7 +274,7 @@ def _deepseek_gate(reader: ConfigReader, family: ConfigFamily, model_type: str, 
     _is_balanced(reader, balance)
     return moe.model_copy(
         update={
-            "shared": reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts", default=0, null=0),
+            "shared": reader.number(f"{path}.shared", Moe, "shared", "n_shared_experts", default=0, null=0),
             "groups": groups,
             "top_groups": top_groups,
             "score": score,
@@ -286,12 +292,12 @@ def _loss(reader: ConfigReader, name: str) -> float:
     return weight
 
 
-def _batch_loss(reader: ConfigReader, name: str, over: str = "batch") -> float:
+def _batch_loss(reader: ConfigReader, name: str, extent: str = "batch") -> float:
     """The weight of a balancing loss over the whole batch. A spec only has one per sequence, which approximates it and
     is reported."""
     weight = _loss(reader, name)
     if weight:
-        text = f"{name} = {shown(weight)} weighs a loss over the {over}; this spec has a loss per sequence"
+        text = f"{name} = {value_text(weight)} weighs a loss over the {extent}; this spec has a loss per sequence"
         reader.warn("I0303", "balance", text, reader.place(name))
     return weight
 

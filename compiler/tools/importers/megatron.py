@@ -17,9 +17,9 @@ from compiler.tools.importers.plan_ledger import (
     Members,
     adam,
     rate_lines,
-    shown,
     spec_of,
     string,
+    value_text,
 )
 from compiler.tools.importers.python_calls import DottedName, NotLiteralError, list_of
 from compiler.tools.importers.write import number
@@ -86,7 +86,7 @@ def model_lines(keys: Keys, name: str, vocab: int | None) -> list[str]:
 def _defaults(keys: Keys, is_mla: bool) -> None:
     """Record Megatron's defaults for absent keys that cannot be expressed here."""
     rows = (*DEFAULTS, *(OF_EXPERTS if keys.has("num_experts") else ()), *(OF_MLA if is_mla else ()))
-    is_recipe = "MLA" in shown(keys.peek("config.model", ""))  # its norms are RMSNorm
+    is_recipe = "MLA" in value_text(keys.peek("config.model", ""))  # its norms are RMSNorm
     for names, default, why in rows:
         if all(keys.peek(name, None) is None for name in names) and not (is_recipe and names[0] == "normalization"):
             keys.note("not expressible", names[0], default, f"Megatron's default; {why}")
@@ -168,7 +168,7 @@ def _layers(keys: Keys, layers: int, inner: int) -> list[str]:
     top_k = keys.take("moe_router_topk", f"{path}.top_k", 2)
     score = keys.take("moe_router_score_function", f"{path}.score", "softmax")
     if score not in ("sigmoid", "softmax"):
-        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
+        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {value_text(score)}", None))
         score = "softmax"
     pre_softmax = keys.take("moe_router_pre_softmax", f"{path}.normalize", False)
     normalize = score == "sigmoid" or not pre_softmax
@@ -208,7 +208,7 @@ def _dense(keys: Keys, layers: int) -> int:
         pattern = [int(index % pattern == 0) for index in range(layers)]
     dense = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
     if pattern != [0] * dense + [1] * (layers - dense):
-        text = f"`moe_layer_freq` = {shown(written)} is not dense layers followed by MoE layers, {layers} in all"
+        text = f"`moe_layer_freq` = {value_text(written)} is not dense layers followed by MoE layers, {layers} in all"
         keys.mistakes.append(Diagnostic("I0301", text, None, "write `[0]*3+[1]*58`"))
     return dense
 
@@ -253,22 +253,24 @@ IDLE = (
 )
 
 
-def from_recipe(found: Members) -> Members:
+def from_recipe(recipe: Members) -> Members:
     """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` becomes `num_experts`.
 
     A named precision becomes the keys that it stands for. `config.train` is the class of the part `train`.
     """
     members: dict[str, list[JsonValue]] = {}
-    for path, values in found.items():
+    for path, values in recipe.items():
         name = path.rpartition(".")[2]
         name = f"config.{path}" if path in PARTS else RENAMED.get(name, name)
         members.setdefault(name, []).extend(values)
-    for entry in found.get("mixed_precision", ()):
+    for entry in recipe.get("mixed_precision", ()):
         for key, value in (_named(entry.value) or {}).items():
-            if f"mixed_precision.{key}" not in found:
+            if f"mixed_precision.{key}" not in recipe:
                 members.setdefault(key, []).append(JsonValue(value, entry.span, entry.key))
-    for entry in found.get("model", ()):
-        members.setdefault("multi_latent_attention", [JsonValue("MLA" in shown(entry.value), entry.span, entry.key)])
+    for entry in recipe.get("model", ()):
+        members.setdefault(
+            "multi_latent_attention", [JsonValue("MLA" in value_text(entry.value), entry.span, entry.key)]
+        )
     return members
 
 

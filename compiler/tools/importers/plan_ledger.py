@@ -42,13 +42,13 @@ class Keys:
 
     def __init__(self, members: Mapping[str, Sequence[JsonValue]]) -> None:
         self.members = members
-        self._left = dict(members)
+        self._unread = dict(members)
         self.entries: list[LedgerEntry] = []
         self.mistakes: list[Diagnostic] = []
 
     def has(self, name: str) -> bool:
         """Whether the key is present, not null, and not accounted for yet."""
-        return name in self._left and self._left[name][0].value is not None
+        return name in self._unread and self._unread[name][0].value is not None
 
     def peek(self, name: str, default: Any) -> Any:
         """The value of a key, or `default` if it is absent or computed. Leaves the ledger alone."""
@@ -79,18 +79,18 @@ class Keys:
         default is a positive int, else 0.
         """
         kinds = kind if kind is not None else (int, float) if type(default) is float else type(default)
-        values = self._left.pop(name, None)
+        values = self._unread.pop(name, None)
         if values is None:
             if path:
-                self.entries.append(LedgerEntry("default", name, shown(default), path))
+                self.entries.append(LedgerEntry("default", name, value_text(default), path))
             return default
         first = values[0]
         for value in values[1:]:
             if value.value != first.value:
-                text = f"`{name}` is {shown(value.value)} here and {shown(first.value)} elsewhere"
+                text = f"`{name}` is {value_text(value.value)} here and {value_text(first.value)} elsewhere"
                 self.mistakes.append(Diagnostic("I0203", text, value.span, "remove one of them"))
         if isinstance(first.value, ComputedValue):
-            why = f"{path or 'not in the spec'}: replaced by {shown(default)}"
+            why = f"{path or 'not in the spec'}: replaced by {value_text(default)}"
             self._say("computed" if path else "no effect", name, first, why)
             return default
         if first.value is None and default is not None:
@@ -100,12 +100,15 @@ class Keys:
         if not of_kind and first.value is not None:
             names = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
             noun = names.get(kinds, "a number") if isinstance(kinds, type) else "a number"
-            self.mistakes.append(Diagnostic("I0203", f"`{name}` must be {noun}, not {shown(first.value)}", first.span))
+            self.mistakes.append(
+                Diagnostic("I0203", f"`{name}` must be {noun}, not {value_text(first.value)}", first.span)
+            )
             return default
         if type(first.value) in (int, float):
             least = int(type(default) is int and default >= 1) if least is None else least
             if not least <= first.value <= MAX_NUMBER:
-                text = f"`{name}` is {shown(first.value)}, out of bounds: at least {least} and at most {MAX_NUMBER:.0e}"
+                bounds = f"at least {least} and at most {MAX_NUMBER:.0e}"
+                text = f"`{name}` is {value_text(first.value)}, out of bounds: {bounds}"
                 self.mistakes.append(Diagnostic("I0203", text, first.span))
                 return default
         self._say("said", name, first, path)
@@ -113,17 +116,17 @@ class Keys:
 
     def lose(self, name: str, why: str, harmless: Sequence[Any] = (), kind: Kind = "not expressible") -> None:
         """Record that the spec does not express a key. A value in `harmless` is recorded as having no effect."""
-        for value in self._left.pop(name, ()):
+        for value in self._unread.pop(name, ()):
             is_off = any(value.value == neutral and type(value.value) is type(neutral) for neutral in (None, *harmless))
             self._say("no effect" if is_off else kind, name, value, "always so here" if is_off else why)
 
     def note(self, kind: Kind, key: str, value: Any, why: str) -> None:
         """Record an entry that does not stand for a single key."""
-        self.entries.append(LedgerEntry(kind, key, shown(value), why))
+        self.entries.append(LedgerEntry(kind, key, value_text(value), why))
 
-    def rest(self) -> None:
+    def record_unknown(self) -> None:
         """Record all keys that are not accounted for yet as unknown."""
-        for name, values in self._left.items():
+        for name, values in self._unread.items():
             for value in values:
                 if value.value is None:
                     self._say("no effect", name, value, "null: as if it were absent")
@@ -134,11 +137,11 @@ class Keys:
         """All entries: those that change the computation first, those carried over exactly last."""
         return tuple(sorted(self.entries, key=lambda entry: ORDER.index(entry.kind)))
 
-    def _say(self, kind: Kind, name: str, found: JsonValue, why: str) -> None:
-        self.entries.append(LedgerEntry(kind, name, shown(found.value), why, found.key or found.span))
+    def _say(self, kind: Kind, name: str, value: JsonValue, why: str) -> None:
+        self.entries.append(LedgerEntry(kind, name, value_text(value.value), why, value.key or value.span))
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value on one line of ASCII."""
     text = getattr(value, "text", None)
     return plain(text if isinstance(text, str) else str(value), 80)
@@ -169,11 +172,11 @@ class Degrees:
     expert: int
     expert_tensor: int
 
-    def block(self, zero: int, more: str) -> str:
-        """The block `parallel`. `more`: further keys, each after a comma."""
+    def block(self, zero: int, more_keys: str) -> str:
+        """The block `parallel`. `more_keys`: further keys, each after a comma."""
         inner = (("tensor", self.tensor), ("context", self.context), ("expert_tensor", self.expert_tensor))
         text = f"parallel {{ pipeline = {self.pipeline}, expert = {self.expert}, data = auto, zero = {zero}"
-        return f"{text}{''.join(f', {key} = {degree}' for key, degree in inner if degree > 1)}{more} }}"
+        return f"{text}{''.join(f', {key} = {degree}' for key, degree in inner if degree > 1)}{more_keys} }}"
 
     def devices(self, keys: Keys, requested: int | None) -> int:
         """The number of devices: `requested`, or else the fewest that the degrees allow, which the ledger records."""
@@ -190,7 +193,7 @@ def spec_of(
     system: str, name: str, keys: Keys, world: int, run: Sequence[str], model: Sequence[str], precision: Precision
 ) -> ImportedPlan:
     """A spec for `world` devices. `run`: lines of the run's blocks; `model`: lines of the model's block."""
-    keys.rest()
+    keys.record_unknown()
     nodes, per_node = (world // DEVICES, DEVICES) if world % DEVICES == 0 else (1, world)
     ledger, (built_in, changes) = keys.ledger(), precision
     lines = [

@@ -83,11 +83,15 @@ def list_of(text: str) -> Any:
 def span_of(source: Source, node: ast.expr | ast.stmt) -> Span:
     """The span of a node. `ast` counts columns in UTF-8 bytes."""
 
-    def at(line: int, column: int) -> int:
+    def offset_of(line: int, column: int) -> int:
         start = source.line_starts[line - 1]
         return start + len(source.text[start:].split("\n", 1)[0].encode()[:column].decode(errors="ignore"))
 
-    return Span(source, at(node.lineno, node.col_offset), at(node.end_lineno or node.lineno, node.end_col_offset or 0))
+    return Span(
+        source,
+        offset_of(node.lineno, node.col_offset),
+        offset_of(node.end_lineno or node.lineno, node.end_col_offset or 0),
+    )
 
 
 # --- Calls
@@ -114,7 +118,7 @@ def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Member
         names = f": {', '.join(functions[:20])}" if functions else ""
         raise SpecError([Diagnostic("I0202", f"{problem}{names}", None, hint)])
     reader.function("", reader.functions[chosen], 0)
-    return chosen, reader.found, reader.mistakes
+    return chosen, reader.members, reader.mistakes
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -135,7 +139,7 @@ class _CallReader:
 
     source: Source
     tree: ast.Module
-    found: Members = field(default_factory=dict)
+    members: Members = field(default_factory=dict)
     mistakes: list[Diagnostic] = field(default_factory=list)
     steps: int = 0
     ended: bool = False  # whether a limit stopped the resolution
@@ -158,13 +162,13 @@ class _CallReader:
         self.follow(path, result, names, depth + 1)
         for target, value in later:
             if target.startswith(("for ", "if ")):
-                self._put(target, value, span_of(self.source, value))
+                self._add_value(target, value, span_of(self.source, value))
                 continue
             root, _, attribute = target.partition(".")
             if isinstance(result, ast.Name) and root == result.id:  # overrides a part of the returned value
                 target = f"{path}.{attribute}".lstrip(".")
-                for stale in [key for key in self.found if key == target or key.startswith(f"{target}.")]:
-                    del self.found[stale]
+                for stale in [key for key in self.members if key == target or key.startswith(f"{target}.")]:
+                    del self.members[stale]
             self.follow(target, value, names, depth + 1)
 
     def _statements(self, body: list[ast.stmt], names: dict[str, ast.expr], later: list[tuple[str, ast.expr]]) -> None:
@@ -207,7 +211,7 @@ class _CallReader:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=[]) if name in self.functions:
                 self.function(path, self.functions[name], depth)
             case ast.Call(keywords=[_, *_] as keywords, func=ast.Name() | ast.Attribute()):
-                self._put(path, node, span_of(self.source, node.func))
+                self._add_value(path, node, span_of(self.source, node.func))
                 for keyword in keywords:
                     keyword_path = f"{path}.{keyword.arg or '**'}".lstrip(".")
                     self.follow(keyword_path, keyword.value, names, depth + 1)
@@ -219,20 +223,20 @@ class _CallReader:
                 for index, item in enumerate(items):
                     self.follow(f"{path}.{index}", item, names, depth + 1)
             case _:
-                self._put(path, node, span_of(self.source, node))
+                self._add_value(path, node, span_of(self.source, node))
 
     @staticmethod
     def _names_of(node: ast.expr) -> set[str]:
         """The name that a node consists of, if it is one. Guards against `model = model`."""
         return {node.id} if isinstance(node, ast.Name) else set()
 
-    def _put(self, path: str, node: ast.expr, span: Span) -> None:
+    def _add_value(self, path: str, node: ast.expr, span: Span) -> None:
         try:
             value = value_of(node)
         except (NotLiteralError, RecursionError) as error:
             self._computed(str(error), path, span)
             value = ComputedValue(str(error))
-        self.found.setdefault(path or "return", []).append(JsonValue(value, span, span))
+        self.members.setdefault(path or "return", []).append(JsonValue(value, span, span))
 
     def _computed(self, text: str, path: str, span: Span) -> None:
         message = f"`{path}` is computed, and nothing is executed here: {text[:80]}"

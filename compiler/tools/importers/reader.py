@@ -30,7 +30,7 @@ class Remark:
     text: str
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value of a configuration as one line of ASCII JSON, shortened if it is long."""
     text = json.dumps(_plain(value), ensure_ascii=True)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
@@ -63,16 +63,17 @@ class ConfigReader:
         """The value of a key, which may have several names; None if it is absent or null."""
         self.used.update(names)
         present = [(name, self.members[name]) for name in names if name in self.members]
-        if len({shown(value) for _, value in present}) > 1:
+        if len({value_text(value) for _, value in present}) > 1:
             (first, former), (second, latter) = present[:2]
-            message = f"`{second}` is {shown(latter)}, `{first}` is {shown(former)}: they are two names of one value"
+            unequal = f"`{second}` is {value_text(latter)}, `{first}` is {value_text(former)}"
+            message = f"{unequal}: they are two names of one value"
             self.complain("I0203", message, latter.span, "remove one of them", Note(f"`{first}`", former.span))
         return next((value for _, value in present if value.value is not None), None)
 
     def number(
-        self, at: str, cls: type[Node], field: str, *names: str, default: Any = REQUIRED, null: Any = REQUIRED
+        self, path: str, cls: type[Node], field: str, *names: str, default: Any = REQUIRED, null: Any = REQUIRED
     ) -> Any:
-        """A number with the type and bounds of a schema field. Records its origin under the spec path `at`.
+        """A number with the type and bounds of a schema field. Records its origin under the spec path `path`.
 
         default: value of an absent key without a default of the model type; null: value of null, if it differs.
         """
@@ -87,13 +88,13 @@ class ConfigReader:
         is_whole = int in fields_of(cls)[field].types
         if isinstance(value.value, bool) or not isinstance(value.value, (int,) if is_whole else (int, float)):
             kind = "a whole number" if is_whole else "a number"
-            self.complain("I0203", f"`{name}` must be {kind}, not {shown(value)}", value.span)
+            self.complain("I0203", f"`{name}` must be {kind}, not {value_text(value)}", value.span)
             return low
         if not all(_holds(value.value, bound) for bound in cls.model_fields[field].metadata):
-            message = f"`{name}` = {shown(value)} is out of bounds: {_interval(cls, field)}"
+            message = f"`{name}` = {value_text(value)} is out of bounds: {_interval(cls, field)}"
             self.complain("I0203", message, value.span)
             return low
-        self.origins[at] = value.span
+        self.origins[path] = value.span
         return value.value if is_whole else float(value.value)
 
     def count(self, name: str, low: int, high: int, default: int = REQUIRED, alias: str = "") -> int:
@@ -104,7 +105,7 @@ class ConfigReader:
             fallback: int = self._default(names, default)
             return self._missing((name,), low) if fallback is REQUIRED else fallback
         if isinstance(value.value, bool) or not isinstance(value.value, int) or not low <= value.value <= high:
-            message = f"`{name}` must be a whole number from {low:,} to {high:,}, not {shown(value)}"
+            message = f"`{name}` must be a whole number from {low:,} to {high:,}, not {value_text(value)}"
             self.complain("I0203", message, value.span)
             return low
         return value.value
@@ -115,7 +116,7 @@ class ConfigReader:
         if value is None:
             return bool(self._default((name,), default))
         if not isinstance(value.value, bool):
-            self.complain("I0203", f"`{name}` must be true or false, not {shown(value)}", value.span)
+            self.complain("I0203", f"`{name}` must be true or false, not {value_text(value)}", value.span)
             return default
         return value.value
 
@@ -125,7 +126,7 @@ class ConfigReader:
         if value is None:
             return str(self._default((name,), default))
         if not isinstance(value.value, str):
-            self.complain("I0203", f"`{name}` must be a text, not {shown(value)}", value.span)
+            self.complain("I0203", f"`{name}` must be a text, not {value_text(value)}", value.span)
             return default
         return value.value
 
@@ -135,7 +136,7 @@ class ConfigReader:
         if value is None:
             return {}
         if not isinstance(value.value, Mapping):
-            self.complain("I0203", f"`{name}` must be an object, not {shown(value)}", value.span)
+            self.complain("I0203", f"`{name}` must be an object, not {value_text(value)}", value.span)
             return {}
         return value.value
 
@@ -169,7 +170,7 @@ class ConfigReader:
     def refuse(self, place: Place, name: str, meaning: str, value: JsonValue | None = None) -> None:
         """Report a key that a spec cannot express: an error, or with `lossy` a warning and a comment."""
         value = value or self.members.get(name)
-        written = f"`{name}` = {shown(value)}" if value is not None else f"no `{name}`"
+        written = f"`{name}` = {value_text(value)}" if value is not None else f"no `{name}`"
         span = value.span if value is not None else self.origins[""]
         if self.lossy:
             self.warn("I0301", place, f"{written}: {meaning}; lost here", span)

@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.tools.importers.families import ConfigFamily
 from compiler.tools.importers.json_text import JsonValue, parse
-from compiler.tools.importers.reader import REFUSED, ConfigReader, Remark, shown
+from compiler.tools.importers.reader import REFUSED, ConfigReader, Remark, value_text
 from dsl.messages.diagnostics import Source
 from dsl.schema import LinearScaling, Llama3Scaling, Node, Rope, YarnScaling
 
@@ -44,7 +44,7 @@ def _by_kind(
     bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     reader.used |= {*bases.values(), "rope_scaling"}
     for key in sorted({*parameters} - {*bases}):
-        text = f"`{shown(key)[1:-1]}` of rope_parameters is unknown, and left out of this spec"
+        text = f"`{value_text(key)[1:-1]}` of rope_parameters is unknown, and left out of this spec"
         reader.warn("I0302", "rope", text, parameters[key].key)
     for kind, base in bases.items():
         part = parameters[kind].value if kind in parameters else {}
@@ -77,7 +77,7 @@ def _rope(
             span = parameters["rope_theta"].span
             reader.complain(
                 "I0203",
-                f"`rope_theta` is {shown(flat)}, but {shown(theta)} in `rope_parameters`",
+                f"`rope_theta` is {value_text(flat)}, but {value_text(theta)} in `rope_parameters`",
                 span,
                 "remove one of them",
             )
@@ -114,7 +114,7 @@ def _rotated_width(
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         reader.complain(
             "I0203",
-            f"`partial_rotary_factor` must be above 0 and at most 1, not {shown(share)}",
+            f"`partial_rotary_factor` must be above 0 and at most 1, not {value_text(share)}",
             factor.span if factor else None,
         )
         return None
@@ -154,18 +154,18 @@ def scaling_of(
     kinds = [part[key].value for key in ("rope_type", "type") if key in part and part[key].value is not None]
     kind = kinds[0] if kinds else "default"
     if kind != "default" and (not isinstance(kind, str) or kind not in {*SCALINGS, *EXTENSIONS}):
-        reader.refuse("rope", name, f"a spec has no rotation of type {shown(kind)}")
+        reader.refuse("rope", name, f"a spec has no rotation of type {value_text(kind)}")
         return None, None
     cls, keys = SCALINGS.get(kind, (None, EXTENSIONS.get(kind, ())))
     known_keys = {*ROPE_KEYS, *keys, *(("truncate", "finetuned") if kind == "yarn" else ())}
     for key in sorted(set(part) - known_keys):
-        text = f"`{shown(key)[1:-1]}` of {name} = {shown(part[key])} is unknown, and left out of this spec"
+        text = f"`{value_text(key)[1:-1]}` of {name} = {value_text(part[key])} is unknown, and left out of this spec"
         reader.warn("I0302", "rope", text, part[key].key)
     if kind == "default":
         return None, None
     original, factor = part.get("original_max_position_embeddings"), part.get("factor")
     start = original.value if original is not None and isinstance(original.value, int) else 0
-    text = f"{name}: {kind}" + (f" by {shown(factor).removesuffix('.0')}" if factor is not None else "")
+    text = f"{name}: {kind}" + (f" by {value_text(factor).removesuffix('.0')}" if factor is not None else "")
     text += f" from {start:,} tokens" if start > 0 else ""
     if cls is None:
         text += ", a context extension after pre-training: left out of this spec"

@@ -42,7 +42,7 @@ def script(source: Source, overrides: Mapping[str, str]) -> tuple[dict[str, list
         reader.read(_words(source.text))
     except ValueError as error:  # from shlex
         raise SpecError([Diagnostic("I0103", f"this is not a shell script: {error}", Span(source, 0, 1))]) from None
-    return reader.found, reader.mistakes
+    return reader.members, reader.mistakes
 
 
 def _words(text: str) -> Iterator[str]:
@@ -66,7 +66,7 @@ class _ScriptReader:
     source: Source
     overrides: Mapping[str, str]
     variables: dict[str, str]  # current values, overrides included
-    found: dict[str, list[JsonValue]] = field(default_factory=dict)
+    members: dict[str, list[JsonValue]] = field(default_factory=dict)
     mistakes: list[Diagnostic] = field(default_factory=list)
     name: tuple[str, Span] | None = None  # name and place of the argument being read
     values: list[str] = field(default_factory=list)
@@ -86,11 +86,11 @@ class _ScriptReader:
                 has_program, begins = self._word(word, has_program or (begins and word.startswith("--"))), False
         self._end()
 
-    def _set(self, setting: re.Match[str], rest: Iterator[str]) -> None:
+    def _set(self, setting: re.Match[str], words: Iterator[str]) -> None:
         """Read `NAME=value` or `NAME=(…)`."""
         name, plus, bracket, text = setting.groups()
         if bracket:
-            items = list(_items(text, rest))
+            items = list(_items(text, words))
             text = " ".join(shlex.quote(item) if QUOTED.search(item) else item for item in items)
         if name in self.overrides:
             return
@@ -141,7 +141,7 @@ class _ScriptReader:
             (name, place), text = self.name, " ".join(self.values)
             is_read = is_known(text)
             value = (typed(text) if self.values else True) if is_read else ComputedValue(text)
-            values = self.found.setdefault(name, [])
+            values = self.members.setdefault(name, [])
             if all(earlier.value != value for earlier in values):  # scripts often print a command and then run it
                 values.append(JsonValue(value, place, place))
                 self.mistakes += [] if is_read else [unknown(name, text, place, text)]
@@ -155,9 +155,9 @@ class _ScriptReader:
         return Span(self.source, start, min(len(self.source.text), start + len(text)))
 
 
-def _items(first: str, rest: Iterator[str]) -> Iterator[str]:
+def _items(first: str, words: Iterator[str]) -> Iterator[str]:
     """The words of `NAME=(…)`. `first`: the one directly after the parenthesis."""
-    for word in chain((first,), rest):
+    for word in chain((first,), words):
         is_last = word.count(")") > word.count("(")
         text = word.removesuffix(")") if is_last else word
         if text.strip(ENDS):

@@ -27,9 +27,9 @@ from compiler.tools.importers.plan_ledger import (
     Precision,
     adam,
     rate_lines,
-    shown,
     spec_of,
     string,
+    value_text,
 )
 from compiler.tools.importers.python_calls import DottedName
 from compiler.tools.importers.torchtitan_model import JOB, LAYERS, model_lines, with_flavour
@@ -97,19 +97,19 @@ def optimizer(keys: Keys, steps: int) -> list[str]:
     return [adam(settings, clip if clip < UNCLIPPED else None), *rate(keys, peak, steps)]
 
 
-def _settings(keys: Keys, at: str) -> dict[str, float]:
-    """lr, beta1, beta2, eps and weight_decay, from the keys under `at`."""
-    lr = keys.take(f"{at}.lr", "train.rate", 8e-4)
-    if f"{at}.betas" in keys.members:
+def _settings(keys: Keys, prefix: str) -> dict[str, float]:
+    """lr, beta1, beta2, eps and weight_decay, from the keys under `prefix`."""
+    lr = keys.take(f"{prefix}.lr", "train.rate", 8e-4)
+    if f"{prefix}.betas" in keys.members:
         default = [value for *_, value in _BETAS]
-        betas = keys.take(f"{at}.betas", "train.optimizer.beta1, beta2", default, list)
+        betas = keys.take(f"{prefix}.betas", "train.optimizer.beta1, beta2", default, list)
         if len(betas) != 2 or any(type(beta) not in (int, float) for beta in betas):
-            keys.mistakes.append(Diagnostic("I0203", f"`betas` must be two numbers, not {shown(betas)}", None))
+            keys.mistakes.append(Diagnostic("I0203", f"`betas` must be two numbers, not {value_text(betas)}", None))
             betas = default
     else:
-        betas = [keys.take(f"{at}.beta{index}", path, value) for index, path, value in _BETAS]
-    eps = keys.take(f"{at}.eps", "train.optimizer.eps", 1e-8)
-    decay = keys.take(f"{at}.weight_decay", "train.optimizer.weight_decay", 0.1)
+        betas = [keys.take(f"{prefix}.beta{index}", path, value) for index, path, value in _BETAS]
+    eps = keys.take(f"{prefix}.eps", "train.optimizer.eps", 1e-8)
+    decay = keys.take(f"{prefix}.weight_decay", "train.optimizer.weight_decay", 0.1)
     return {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": decay}
 
 
@@ -383,7 +383,9 @@ def _schedule(keys: Keys, pp: int, stages: int, beside: SideFiles) -> str:
             if schedule.num_ranks != pp:
                 raise ScheduleError(f"it has {schedule.num_ranks} ranks, not {pp}")
         except ScheduleError as error:
-            keys.mistakes.append(Diagnostic("I0203", f"the schedule {shown(path)}: {error}", keys.members[key][0].span))
+            keys.mistakes.append(
+                Diagnostic("I0203", f"the schedule {value_text(path)}: {error}", keys.members[key][0].span)
+            )
         else:
             keys.take(key, "schedule", "", object)
             name = _named(schedule, _ours(torch_name), chunks)
@@ -406,7 +408,7 @@ def _named(schedule: Schedule, first: str | None, chunks: int) -> str | None:
     text = to_torch_csv(schedule)
     for name in dict.fromkeys([*([first] if first else []), PLAIN, PLAIN_CHUNKED, *SCHEDULES]):
         row = SCHEDULES[name]
-        if row.facts.is_mirrored or not row.has(schedule.num_ranks, schedule.num_micro_batches):
+        if row.facts.is_mirrored or not row.has_size(schedule.num_ranks, schedule.num_micro_batches):
             continue
         if row.facts.is_folded != (schedule.stage_placement == V) or (row.facts.is_chunked and chunks < DEFAULT_CHUNKS):
             continue

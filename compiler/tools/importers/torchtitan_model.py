@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from compiler.tools.importers.json_text import JsonValue
-from compiler.tools.importers.plan_ledger import Keys, Members, shown
+from compiler.tools.importers.plan_ledger import Keys, Members, value_text
 from compiler.tools.importers.python_calls import DottedName
 from compiler.tools.importers.write import number
 from dsl.messages.diagnostics import Diagnostic
@@ -88,7 +88,7 @@ def with_flavour(members: Members, keys: Keys) -> Members:
     name = members[f"{JOB}.name"][0].value if f"{JOB}.name" in members else "deepseek_v3"
     is_registry = not arguments or call.rpartition(".")[2] == "model_registry"
     if name != "deepseek_v3" or not is_registry or flavour not in FLAVOURS:
-        message = f"the sizes of {shown(name)} {shown(flavour)} are in torchtitan's Python, and unknown here"
+        message = f"the sizes of {value_text(name)} {value_text(flavour)} are in torchtitan's Python, and unknown here"
         hint = (
             f"known for deepseek_v3: {', '.join(FLAVOURS)}; `dsc import hf` takes the config.json of a published model"
         )
@@ -141,7 +141,7 @@ def model_lines(keys: Keys, members: Members, name: str) -> list[str]:
     for key in ("loss.global_vocab_size", "loss.loss_fn.global_vocab_size"):
         keys.lose(key, "a vocabulary other than that of the model", (vocab, *map(DottedName, _VOCABULARIES)))
     for key, values in ALWAYS.items():
-        keys.lose(key, f"models have {key} = {shown(values[0])} here", values)
+        keys.lose(key, f"models have {key} = {value_text(values[0])} here", values)
     return [*lines, "}"]
 
 
@@ -238,7 +238,7 @@ def _layers(keys: Keys, size: Any) -> Iterator[str]:
     inner, top_k = size(f"{LAYERS}.moe_hidden_dim", f"{path}.inner"), size(f"{LAYERS}.router_top_k", f"{path}.top_k")
     score = keys.take(f"{LAYERS}.router_score_func", f"{path}.score", "sigmoid")
     if score not in ("sigmoid", "softmax"):
-        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {shown(score)}", None))
+        keys.mistakes.append(Diagnostic("I0203", f"scores must be sigmoid or softmax, not {value_text(score)}", None))
         score = "softmax"
     groups = keys.take(f"{LAYERS}.router_num_expert_groups", f"{path}.groups", 1, int)
     top_groups = keys.take(f"{LAYERS}.router_num_limited_groups", f"{path}.top_groups", 1, int)

@@ -62,17 +62,17 @@ def batches(streams: Sequence[Ids], sequence: int) -> Iterator[tuple[Tensor, Ten
         for window in windows(stream, sequence):
             pending.append(window)
             if len(pending) == at_once:
-                yield filled(pending)
+                yield padded_batch(pending)
                 pending = []
     if pending:
-        yield filled(pending)
+        yield padded_batch(pending)
 
 
-def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
+def padded_batch(window_ids: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
     """Tokens and targets [B, L] of windows, padded at the end, which causal layers do not see."""
-    tokens_BL = np.zeros((len(held), max(len(targets) for _, targets in held)), np.int64)
+    tokens_BL = np.zeros((len(window_ids), max(len(targets) for _, targets in window_ids)), np.int64)
     targets_BL = np.full_like(tokens_BL, NO_TARGET)
-    for row, (tokens, targets) in enumerate(held):
+    for row, (tokens, targets) in enumerate(window_ids):
         tokens_BL[row, : len(tokens)] = tokens
         targets_BL[row, : len(targets)] = targets
     tokens_BL ^= tokens_BL >> 63  # ~id is read as id, but is not a target

@@ -79,7 +79,7 @@ class Drafts:
     """The number of tokens drafted so far, and of those accepted."""
 
     drafted: int = 0
-    taken: int = 0
+    accepted: int = 0
 
 
 def plain(model: LanguageModel, prompt: Sequence[int], sampler: Sampler) -> Iterator[int]:
@@ -108,7 +108,7 @@ def drafted(model: LanguageModel, prompt: Sequence[int], sampler: Sampler, draft
         first_V, second_V = _probabilities(model, sampler, h_2N)
         drafts.drafted += 1
         if sampler.accepts(first_V, q_V, draft):
-            drafts.taken += 1
+            drafts.accepted += 1
             yield draft
             token = sampler.draw(second_V)
             seen_TN, following = h_2N, [draft, token]

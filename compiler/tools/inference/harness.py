@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compiler.tools.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, filled
+from compiler.tools.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, padded_batch
 from compiler.tools.inference.generation import Sampler
 from compiler.tools.inference.sources import InferenceError, find_source
 from compiler.tools.inference.writing import open_writer
@@ -147,7 +147,7 @@ class DscModel:
         sums: dict[int, tuple[float, bool]] = {}
         for first in range(0, len(order), at_once):
             members = order[first : first + at_once]
-            tokens_BL, targets_BL = filled([windows[index] for index in members])
+            tokens_BL, targets_BL = padded_batch([windows[index] for index in members])
             nats_BL, best_BL = self._writer.model.score(tokens_BL, targets_BL)
             greedy_B = (best_BL | (targets_BL < 0)).all(dim=1)
             sums |= zip(members, zip((-nats_BL.sum(dim=1)).tolist(), greedy_B.tolist(), strict=True), strict=True)
@@ -163,9 +163,9 @@ class DscModel:
         begin, body = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
         return self._writer.write([*begin, *body][-self.max_length :], max_tokens, sampler, until=tuple(words)).text
 
-    def _cached(self, name: str, requests: Sequence[Request], found: list[Any]) -> list[Any]:
+    def _cached(self, name: str, requests: Sequence[Request], results: list[Any]) -> list[Any]:
         """Add results to the harness's cache, if it has set one, and return them."""
-        for request, result in zip(requests, found, strict=True):
+        for request, result in zip(requests, results, strict=True):
             if self.cache_hook is not None:
                 self.cache_hook.add_partial(name, request.args, result)
-        return found
+        return results

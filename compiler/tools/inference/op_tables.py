@@ -35,7 +35,7 @@ class GrowingRows:
     def __init__(self) -> None:
         self._rows: Tensor | None = None
 
-    def put(self, start: int, new_TW: Tensor) -> Tensor:
+    def store(self, start: int, new_TW: Tensor) -> Tensor:
         """Store the rows of tokens start … start + T -> all rows up to them [N, W], a view."""
         end = start + new_TW.shape[0]
         if self._rows is None or end > self._rows.shape[0]:
@@ -60,7 +60,7 @@ class States:
         the last kept state at or before `start`."""
         self._states = {end: state for end, state in self._states.items() if end <= start}
         begin = max(self._states, default=0)
-        q, k, v, beta, decay = (rows.put(start, x)[begin:] for rows, x in zip(self._rows, new, strict=True))
+        q, k, v, beta, decay = (rows.store(start, x)[begin:] for rows, x in zip(self._rows, new, strict=True))
         o, state = continued_delta_rule(q, k, v, beta, decay, key_heads, self._states.get(begin))
         self._states[begin + len(q)] = state
         for end in sorted(self._states)[:-STATES]:
@@ -160,7 +160,7 @@ class Continued(Forward):
         self.start = 0
         self._weights = {id(weight) for weight in weights}  # arguments that are not rows of tokens
         self._up = up  # the up-projection of latent attention, from the latent to keys and values
-        self._kept: dict[tuple[str, int], GrowingRows] = {}  # (op or call, argument) → cached rows
+        self._cached: dict[tuple[str, int], GrowingRows] = {}  # (op or call, argument) → cached rows
         self._calls = 0
         self._states = States()
 
@@ -172,18 +172,18 @@ class Continued(Forward):
         call = super().__getattr__(op)
         if "sequence" not in RULES[op].args:
             return call
-        again = lambda *args: self._again(op, call, args)  # noqa: E731
-        setattr(self, op, again)
-        return again
+        run_op = lambda *args: self._run_on_all_tokens(op, call, args)  # noqa: E731
+        setattr(self, op, run_op)
+        return run_op
 
     def _rows(self, op: str, part: int = 0) -> GrowingRows:
-        return self._kept.setdefault((op, part), GrowingRows())
+        return self._cached.setdefault((op, part), GrowingRows())
 
-    def _again(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _run_on_all_tokens(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run an op on all tokens and return the rows of the new ones."""
         self._calls += 1
         all_args = [
-            self._rows(f"{op} {self._calls}", part).put(self.start, arg)
+            self._rows(f"{op} {self._calls}", part).store(self.start, arg)
             if isinstance(arg, Tensor) and id(arg) not in self._weights
             else arg
             for part, arg in enumerate(args)
@@ -245,7 +245,7 @@ class Continued(Forward):
         T, C = q.shape[0], q.shape[1] // heads
         turns_TXr = self._turns(C, theta, q)
         k_TGC = rotate(wide(k).unflatten(1, (kv_heads, C)), turns_TXr).to(k.dtype)
-        cached = self._rows("grouped").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
+        cached = self._rows("grouped").store(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
         if not self.start:
             return None
         visible = cached[max(0, self.start - window + 1) :] if window else cached
@@ -263,7 +263,7 @@ class Continued(Forward):
 
     def convolve(self, x: Tensor, w: Tensor, sequence: int) -> Tensor:
         """x [T, N] of the new tokens, w [N, J] -> y [T, N]. Reads the J - 1 tokens before them from the cache."""
-        cached = self._rows("convolve").put(self.start, x)
+        cached = self._rows("convolve").store(self.start, x)
         visible = cached[max(0, self.start - w.shape[1] + 1) :]
         return OPS["convolve"](visible, w, len(visible))[0][-len(x) :]
 
@@ -278,7 +278,7 @@ class Continued(Forward):
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
         """x_TK, w_NK -> y_TN. For the up-projection of latents with cached tokens, returns all latents unprojected."""
         if w_NK is self._up:
-            cached = self._rows("latent").put(self.start, x_TK)
+            cached = self._rows("latent").store(self.start, x_TK)
             if self.start:
                 return cached
         return super().linear(x_TK, w_NK)
@@ -306,7 +306,7 @@ class Continued(Forward):
     ) -> Tensor:
         """q [T, H·C] and weights [T, H] of the new tokens, k [T, C] of the new tokens, or of all compressed entries if
         `rate` > 1 -> chosen [T, K], indices of tokens or entries."""
-        cached = self._rows("index").put(self.start, k) if rate == 1 else k
+        cached = self._rows("index").store(self.start, k) if rate == 1 else k
         position_T = torch.arange(self.start, self.length, dtype=torch.int32, device=q.device)
         return OPS["select_keys"](q, cached, weights, self.length, heads, top_k, rate, None, position_T)
 
@@ -344,7 +344,7 @@ class Continued(Forward):
         T = q.shape[0]
         turns_TXr = self._turns(rope, theta, q)
         turned = rotate(wide(k_rope)[:, None], turns_TXr)[:, 0].to(k_rope.dtype)
-        cached = self._rows("rope").put(self.start, turned)
+        cached = self._rows("rope").store(self.start, turned)
         if not self.start:
             return None
         assert self._up is not None
@@ -367,9 +367,9 @@ class Continued(Forward):
         rate, op = len(bias), f"compress {self._calls}"
         complete = self.start // rate
         first = max(0, complete - overlap)  # with overlap an entry covers two windows
-        cached = self._rows(op).put(self.start, x)[first * rate :]
+        cached = self._rows(op).store(self.start, x)[first * rate :]
         entries = OPS["compress"](cached, bias, len(cached), overlap)[0]
-        return self._rows(op, 1).put(complete, entries[complete - first :])
+        return self._rows(op, 1).store(complete, entries[complete - first :])
 
     def compressed_attention(
         self,
@@ -384,7 +384,7 @@ class Continued(Forward):
         rate: int,
     ) -> Tensor:
         """q [T, H·C], kv [T, C] and chosen [T, K] of the new tokens, all entries [E, C], sinks [H] -> o [T, H·C]."""
-        cached = self._rows("window").put(self.start, kv)
+        cached = self._rows("window").store(self.start, kv)
         if not self.start:
             sizes = self.length, heads, window, rate
             return OPS["compressed_attention"](q, kv, entries, chosen, sinks, *sizes)[0]

@@ -55,12 +55,12 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
     return parsed
 
 
-def ends(path: Path, found: Tokenizer) -> tuple[int, ...]:
+def end_ids(path: Path, bpe: Tokenizer) -> tuple[int, ...]:
     """The ids that end a text: the end-of-document token, then those in generation_config.json next to `path`.
 
-    `found`: the tokenizer read from `path`.
+    `bpe`: the tokenizer read from `path`.
     """
-    end = tokenizer.end_id(found, tokenizer_files.special_tokens(path).get("eos_token"))
+    end = tokenizer.end_id(bpe, tokenizer_files.special_tokens(path).get("eos_token"))
     return (end, *sorted(tokenizer_files.stops(path) - {end}))
 
 

@@ -13,7 +13,7 @@ from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
 from compiler.tools.inference.language_model import LanguageModel
 from compiler.tools.inference.loaded import load_model
 from compiler.tools.inference.sources import InferenceError, ModelSource
-from compiler.tools.inference.token_streams import ends, read_tokenizer, required
+from compiler.tools.inference.token_streams import end_ids, read_tokenizer, required
 from runtime.data import tokenizer as bpe
 
 
@@ -40,7 +40,7 @@ class TextWriter:
         self.tokenizer = read_tokenizer(path, model.vocab)
         self.conversations = Conversations(path, template)
         bpe.parse_special(self.tokenizer)
-        self.end, *other_ends = ends(path, self.tokenizer)
+        self.end, *other_ends = end_ids(path, self.tokenizer)
         self._ends = frozenset((self.end, *other_ends))
         self._start = bpe.in_front(self.tokenizer)
 
@@ -78,13 +78,13 @@ class TextWriter:
     def write(
         self,
         begin: Sequence[int],
-        most: int,
+        max_tokens: int,
         sampler: Sampler,
         show: Callable[[str], None] = lambda _: None,
         until: Sequence[str] = (),
     ) -> Written:
-        """Generate at most `most` tokens after a prompt. `show` receives the text piece by piece. The text ends before
-        the first occurrence of a word of `until`."""
+        """Generate at most `max_tokens` tokens after a prompt. `show` receives the text piece by piece. The text ends
+        before the first occurrence of a word of `until`."""
         drafts = Drafts()
         source = drafted(self.model, begin, sampler, drafts) if self.uses_drafts else plain(self.model, begin, sampler)
         stream, tokens, stop = DecodeStream(skip_special_tokens=False), list[int](), ""
@@ -101,7 +101,7 @@ class TextWriter:
                 place, stop = min(places)
                 text = text[:place]
                 break
-            if len(tokens) == most:
+            if len(tokens) == max_tokens:
                 break
         return Written(tuple(begin), tuple(tokens), text, stop, drafts)
 

@@ -68,7 +68,7 @@ class LaunchFile:
 
     name: str
     text: str
-    what: str
+    description: str
     is_program: bool = False
 
 
@@ -87,7 +87,7 @@ class Launcher:
     `is_remote`: nodes do not see the folders of this machine, so files are on a shared volume.
     """
 
-    what: str
+    description: str
     write: Callable[[Job, argparse.Namespace, Path], LaunchFiles]
     takes: tuple[str, ...] = ()
     needs: Mapping[str, str] | None = None

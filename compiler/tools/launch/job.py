@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsl.load import analyse
 from dsl.messages.diagnostics import SpecError
-from dsl.resolve.files import over
+from dsl.resolve.files import reader_of_texts
 from dsl.schema.cluster import Cluster
 from runtime.build.files import BuildError, read
 from runtime.contract import RunPlan
@@ -149,7 +149,7 @@ def needs_of(build: Path) -> Needs:
 
 def _cluster(build: Path, text: str) -> Cluster:
     path = os.path.realpath(build / RESOLVED)
-    (view,) = analyse(path, reader=over({path: text})).views
+    (view,) = analyse(path, reader=reader_of_texts({path: text})).views
     if view.spec is None:
         raise ValueError("the spec is wrong")
     return view.spec.cluster

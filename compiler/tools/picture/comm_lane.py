@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from compiler.ir import Instruction, Program
 from compiler.plan.actions.chains import EXCHANGES
-from compiler.program.lower.estimate import Times, held, tables_of
+from compiler.program.lower.estimate import Times, tables_of, timed_spans
 from compiler.tools.picture.drawing import ExchangeShare, Lanes
 
 
@@ -24,7 +24,7 @@ def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, .
 
 def shares_of(instructions: Sequence[Instruction], times: Times) -> tuple[ExchangeShare, ...]:
     """Return the exchanges of a body, with times as shares of its duration."""
-    spans = list(held(instructions, times))
+    spans = list(timed_spans(instructions, times))
     duration = max((end for _, _, end in spans), default=0)
     return tuple(
         ExchangeShare(f"{i.kind} {i.action}.{{{i.slot}}}@{i.site}", i.slot, start / duration, end / duration)

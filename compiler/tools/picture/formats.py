@@ -21,7 +21,7 @@ class PictureFormat:
     """A function that draws a picture, the maximum number of actions, and the suffix of files."""
 
     draw: Callable[[Picture], str]
-    most: int
+    max_actions: int
     suffix: str
 
 
@@ -67,9 +67,9 @@ def render(picture: Picture, name: str) -> str:
 
 def check_size(num_actions: int, name: str) -> None:
     """Raise TooMuchError, with an alternative, if there are too many actions for a format."""
-    limit = FORMATS[name].most
+    limit = FORMATS[name].max_actions
     if num_actions > limit:
-        alternatives = [alternative for alternative, entry in FORMATS.items() if entry.most >= num_actions]
+        alternatives = [alternative for alternative, entry in FORMATS.items() if entry.max_actions >= num_actions]
         hint = (
             f"use --format {' or '.join(alternatives)}, or fewer micro-batches"
             if alternatives

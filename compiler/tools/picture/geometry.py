@@ -127,10 +127,10 @@ def layout(panel: Panel, style: Style) -> tuple[tuple[RowTops, ...], float]:
     return tuple(lines), y
 
 
-def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most: float = 0) -> Figure:
+def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, peak: float = 0) -> Figure:
     """Return the drawing at `unit` pixels per unit of time.
 
-    `makespan` and `most` (activations of a rank) are the maxima of several panels, which puts them on one scale.
+    `makespan` and `peak` (activations of a rank) are the maxima of several panels, which puts them on one scale.
     """
     assert panel.cells, "a schedule has actions"
     makespan = makespan or panel.makespan
@@ -142,7 +142,7 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
         for row, line in zip(panel.rows, lines, strict=True)
         for area in _bubbles(row, line, unit, panel.end_of(row.track))
     )
-    most = most or max((row.peak for row in panel.rows), default=0)
+    peak = peak or max((row.peak for row in panel.rows), default=0)
     return Figure(
         width=makespan * unit + MARGIN,
         height=height + AXIS,
@@ -163,7 +163,7 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
         ),
         sends=_sends(panel, lines, unit) if style.lane and detailed else (),
         curves=tuple(
-            _curve(row, line, unit, most, style, panel.makespan) for row, line in zip(panel.rows, lines, strict=True)
+            _curve(row, line, unit, peak, style, panel.makespan) for row, line in zip(panel.rows, lines, strict=True)
         ),
         rows=tuple(_label(panel, i, line, style) for i, line in enumerate(lines)),
         ticks=tuple((mark * unit, labels.tick(mark, step)) for mark in marks),
@@ -181,14 +181,14 @@ def shows_lanes(panel: Panel) -> bool:
     return 0 < panel.num_exchanges <= 2 * MANY
 
 
-def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
-    """Return the pixels per unit of time. The drawing fills the page, or up to `most` pixels if typical steps need them
-    for their numbers."""
+def pixels(panels: Sequence[Panel], page: float, max_width: float) -> float:
+    """Return the pixels per unit of time. The drawing fills the page, or up to `max_width` pixels if typical steps need
+    them for their numbers."""
     makespan = max(panel.makespan for panel in panels)
     lengths = [cell.end - cell.start for panel in panels for cell in panel.cells]
     typical = statistics.median(lengths) or makespan
     digits = max(len(str(drawn.micro_batch)) for panel in panels for cell in panel.cells for drawn in cell.actions)
-    readable = min((digits * DIGIT + 6) / typical, most / makespan)
+    readable = min((digits * DIGIT + 6) / typical, max_width / makespan)
     return max(readable, min(page / makespan, MAX_UNIT / typical))
 
 
@@ -264,7 +264,7 @@ def _strokes(area: Area) -> list[tuple[float, float, float, float]]:
     return strokes
 
 
-def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
+def _lanes(row: BoxRow, line: RowTops, unit: float, has_lanes: bool) -> list[Area]:
     return [
         Area(
             e.start * unit,
@@ -274,7 +274,7 @@ def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
             f"exchange d{e.direction}",
             f"{e.label} on rank {row.rank}: {labels.number(e.start)} to {labels.number(e.end)}",
         )
-        for e in (row.exchanges if shown else ())
+        for e in (row.exchanges if has_lanes else ())
     ] + [
         Area(
             copy.start * unit,
@@ -284,7 +284,7 @@ def _lanes(row: BoxRow, line: RowTops, unit: float, shown: bool) -> list[Area]:
             f"exchange d{copy.is_return:d}",
             f"{copy.label} on rank {row.rank}: {labels.number(copy.start)} to {labels.number(copy.end)}",
         )
-        for copy in (row.copies if shown else ())
+        for copy in (row.copies if has_lanes else ())
     ]
 
 
@@ -310,12 +310,12 @@ def _sends(panel: Panel, lines: Sequence[RowTops], unit: float) -> tuple[tuple[f
 
 
 def _curve(
-    row: BoxRow, line: RowTops, unit: float, most: float, style: Style, makespan: float
+    row: BoxRow, line: RowTops, unit: float, peak: float, style: Style, makespan: float
 ) -> tuple[tuple[float, float], ...]:
     """Return the corners of the step curve, from the floor up and back; () if there is none."""
-    if not row.live or not most:
+    if not row.live or not peak:
         return ()
-    scale = (style.memory - 2) / most
+    scale = (style.memory - 2) / peak
     corners, height = [(0.0, line.floor)], line.floor
     for time, amount in row.live:
         corners.append((time * unit, height))

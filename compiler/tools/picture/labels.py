@@ -67,10 +67,11 @@ def tick(value: float, step: float) -> str:
     return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
-def ticks(low: float, high: float, most: int) -> tuple[tuple[float, ...], float]:
-    """Return at most `most` (≥ 2) round values in [low, high], and their distance: 1, 2 or 5 times a power of ten."""
-    assert high > low and most >= 2
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most - 1)
+def ticks(low: float, high: float, max_ticks: int) -> tuple[tuple[float, ...], float]:
+    """Return at most `max_ticks` (≥ 2) round values in [low, high], and their distance: 1, 2 or 5 times a power of
+    ten."""
+    assert high > low and max_ticks >= 2
+    power = 10.0 ** math.floor(math.log10((high - low) / max_ticks))
+    step = next(k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= max_ticks - 1)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(i * step for i in range(first, last + 1)), step

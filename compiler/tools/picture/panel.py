@@ -186,7 +186,7 @@ def _table(schedule: Schedule, costs: Costs, measured: RecordedTimes) -> TextTab
         for step, times in zip(steps, samples, strict=True):
             name = " | ".join(f"{a.kind}{a.stage}" for a in actions_of(step))
             planned_times, measured_times = by_action.setdefault(name, ([], []))
-            planned_times.append(float(costs.of(step, rank)))
+            planned_times.append(float(costs.step_time(step, rank)))
             measured_times += [time / 1000 for time in times]
     rows = []
     for name, (planned_times, measured_times) in sorted(by_action.items(), key=lambda item: _order(item[0])):

@@ -169,7 +169,7 @@ def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
 
 def json_of_costs(costs: Costs) -> str:
     """Return the table that `dsc schedule --costs FILE` reads. Times are in ms."""
-    table: dict[str, Any] = {kind: float(costs.one(kind)) for kind in "FIW"}
+    table: dict[str, Any] = {kind: float(costs.lone_time(kind)) for kind in "FIW"}
     if costs.B is not None:
         table["B"] = float(costs.B)
     table["pairs"] = {kinds: float(time) for kinds, time in costs.pairs}
@@ -238,8 +238,8 @@ def _pairs(schedule: Schedule, measured: RecordedTimes, costs: Costs) -> tuple[t
             actions = actions_of(step)
             if len(actions) == 2:
                 kinds = "".join(sorted(action.kind for action in actions))
-                lone = sum(costs.one(action.kind) for action in actions)
-                weighted = sum(costs.of(action, rank) for action in actions)
+                lone = sum(costs.lone_time(action.kind) for action in actions)
+                weighted = sum(costs.step_time(action, rank) for action in actions)
                 by_kinds.setdefault(kinds, []).extend(time / 1000 * float(lone / weighted) for time in times)
     return tuple((kinds, _exact(max(1e-3, statistics.median(times)))) for kinds, times in sorted(by_kinds.items()))
 

@@ -61,9 +61,9 @@ class Sheet:
     figures: tuple[tuple[float, float, Figure], ...]
 
 
-def sheet_of(picture: Picture, page: float = PAGE, most: float = MAX_PAGE, style: Style | None = None) -> Sheet:
-    """Return the sheet of a picture. The drawing is as wide as its numbers need, at most `most` pixels."""
-    unit = pixels(picture.panels, page - 2 * PADDING - NAMES - SIDE, most)
+def sheet_of(picture: Picture, page: float = PAGE, max_width: float = MAX_PAGE, style: Style | None = None) -> Sheet:
+    """Return the sheet of a picture. The drawing is as wide as its numbers need, at most `max_width` pixels."""
+    unit = pixels(picture.panels, page - 2 * PADDING - NAMES - SIDE, max_width)
     makespan = picture.makespan
     words: list[Words] = [Words(PADDING, 44, 20, "title", picture.title)]
     y = 44.0

@@ -134,11 +134,11 @@ def chart(
     height: float,
     from_zero: bool,
     named: bool,
-    whole: bool = True,
+    whole_steps: bool = True,
 ) -> Chart:
     """Draw all series on common axes, with steps on the x axis.
 
-    `named`: write the name of a series at its right end. `whole`: label only whole numbers on the x axis.
+    `named`: write the name of a series at its right end. `whole_steps`: label only whole numbers on the x axis.
     """
     left, right = LEFT, width - (LABEL_WIDTH if named else RIGHT)
     top, bottom = TOP, height - BOTTOM
@@ -166,9 +166,9 @@ def chart(
         right=right,
         bottom=bottom,
         x_ticks=tuple(
-            (place((x, y_low))[0], labels.tick(x, max(1, x_step) if whole else x_step))
+            (place((x, y_low))[0], labels.tick(x, max(1, x_step) if whole_steps else x_step))
             for x in x_marks
-            if x_step >= 1 or not whole or x == int(x)
+            if x_step >= 1 or not whole_steps or x == int(x)
         ),
         y_ticks=tuple((place((x_low, y))[1], labels.tick(y, y_step)) for y in y_marks),
         curves=tuple(

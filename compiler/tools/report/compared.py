@@ -111,7 +111,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     ]
 
 
-def over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Points:
+def points_over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Points:
     """Return the values of `key` over the tokens trained on (`axis` = "tokens") or the seconds trained ("time")."""
     rows, seconds = [], 0.0
     for row in metrics:
@@ -133,7 +133,7 @@ def _figures(run: ComparedRun, common_tokens: int | None) -> Figures:
         loss_at=_mean(column(rows, "loss")),
         validation_loss=_last(column(run.metrics, "validation_loss")),
         tokens_per_s=statistics.median(value for _, value in speed) if speed else None,
-        trained_s=over([*run.metrics, {"x": 0}], "x", "time")[-1][0],
+        trained_s=points_over([*run.metrics, {"x": 0}], "x", "time")[-1][0],
         goodput=run.lost.goodput if run.lost else None,
     )
 
@@ -259,7 +259,7 @@ def _short(name: str) -> str:
 
 def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> charts.Chart | None:
     """Draw `key` of all runs over tokens or time, in the largest unit in which the longest curve reaches 1."""
-    curves = [over(run.metrics, key, axis) for run in runs]
+    curves = [points_over(run.metrics, key, axis) for run in runs]
     longest = max((points[-1][0] for points in curves if points), default=0.0)
     if longest <= 0:
         return None
@@ -271,7 +271,7 @@ def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> cha
     ]
     heading = f"{title}, nats per token, over {unit}" + (" trained" if axis == "time" else "")
     height = max(300, charts.LABEL_HEIGHT * len(series) + 40)
-    return charts.chart(heading, series, 920, height, from_zero=False, named=True, whole=False)
+    return charts.chart(heading, series, 920, height, from_zero=False, named=True, whole_steps=False)
 
 
 def _panel(runs: Sequence[ComparedRun], key: str, title: str, from_zero: bool) -> charts.Chart | None:

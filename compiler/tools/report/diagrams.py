@@ -57,7 +57,7 @@ class Bars:
     bars: tuple[Bar, ...]
     rows: tuple[tuple[float, str, str], ...]
     legend: tuple[tuple[str, str], ...]  # (css, meaning)
-    more: int
+    num_hidden: int
 
 
 def step_bars(ranks: Sequence[RankTime]) -> Bars:
@@ -128,7 +128,7 @@ class Curves:
 
     unit: str
     charts: tuple[tuple[Chart, bool], ...]  # (chart, whether the rank fits)
-    more: int
+    num_hidden: int
     num_capacities: int  # charts that show the capacity of the device
 
 
@@ -149,7 +149,7 @@ def _curve(rank: RankMemory, unit: int) -> Chart:
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # a larger capacity would flatten the curve
         series.append(ChartSeries(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
     title = f"rank {rank.pp_rank}: {labels.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
-    return chart(title, series, 300, 130, from_zero=True, named=False, whole=False)
+    return chart(title, series, 300, 130, from_zero=True, named=False, whole_steps=False)
 
 
 # ---------------------------------------------------------------- the cluster
@@ -285,11 +285,11 @@ def view_of(planned: PlannedStep) -> PlanView:
     )
 
 
-def level_row(level: Level, most: int) -> LevelRow:
-    """Return the row of a class of links. `most`: bytes of the longest bar."""
+def level_row(level: Level, longest_bytes: int) -> LevelRow:
+    """Return the row of a class of links. `longest_bytes`: bytes of the longest bar."""
     parts, offset = [], 0
     for css, moved in zip(COLOURS, level.moved, strict=True):
-        parts.append((css, f"{100 * offset / most:.2f}", f"{100 * moved / most:.2f}"))
+        parts.append((css, f"{100 * offset / longest_bytes:.2f}", f"{100 * moved / longest_bytes:.2f}"))
         offset += moved
     return LevelRow(
         name=LINKS[level.name],

@@ -28,7 +28,7 @@ def text(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, screen:
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
     console = console_of(screen, width)
-    for part in (*_head(rows), _table(rows), *_after(rows, rule, written, width)):
+    for part in (*_head(rows), _table(rows), *_notes_after_table(rows, rule, written, width)):
         console.print(part)
     return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
 
@@ -64,7 +64,7 @@ def _table(rows: Sequence[LayerRow]) -> Table:
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
     for row in rows:
-        placement = row.found
+        placement = row.placement
         cells = [Text(row.layer), _number(row.before.device)]
         better = placement.balance.device < placement.greedy.device - 5e-4
         cells += [
@@ -84,7 +84,7 @@ def _number(value: float) -> Text:
     return Text(f"{value:.3f}")
 
 
-def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
+def _notes_after_table(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width: int) -> Iterator[Text]:
     total = overall(rows)
     yield Text()
     yield _bold(
@@ -94,7 +94,7 @@ def _after(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, width
     )
     yield from _traffic(rows)
     if total.groups_whole is not None:
-        yield from _groups_whole(rows, total.groups_whole)
+        yield from _unsplit_groups(rows, total.groups_whole)
     yield from _moves(rows, written)
     yield Text()
     notes = []
@@ -120,11 +120,11 @@ def _traffic(rows: Sequence[LayerRow]) -> Iterator[Text]:
 
     def change(before: Callable[[TokenTraffic], float], after: Callable[[TokenTraffic], float]) -> str:
         """The bytes of these copies, as `61.2 KB → 57.0 KB`."""
-        means = (
+        mean_bytes = (
             sum(copies(traffic) * traffic.copy_bytes for traffic in traffics) / len(traffics)
             for copies in (before, after)
         )
-        return " → ".join(map(_bytes, means))
+        return " → ".join(map(_bytes, mean_bytes))
 
     if max(traffic.nodes for traffic in traffics) > 1:
         between = change(
@@ -148,7 +148,7 @@ def _away(traffic: TokenTraffic) -> float:
     return (traffic.nodes - 1) / traffic.nodes
 
 
-def _groups_whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
+def _unsplit_groups(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
     """The balance and traffic if no group is split."""
     split = sum(row.groups_whole is not None for row in rows)
     traffics = [row.traffic for row in rows if row.traffic is not None]
@@ -159,11 +159,11 @@ def _groups_whole(rows: Sequence[LayerRow], balance: float) -> Iterator[Text]:
     yield _bold("groups whole", words)
 
 
-def _range(found: Sequence[TokenTraffic]) -> str:
+def _range(traffics: Sequence[TokenTraffic]) -> str:
     """Bounds of the traffic, whichever experts are chosen together."""
-    low = sum(traffic.to_nodes.least * _away(traffic) * traffic.copy_bytes for traffic in found)
-    high = sum(traffic.to_nodes.most * _away(traffic) * traffic.copy_bytes for traffic in found)
-    return f"always {_bytes(low / len(found))} to {_bytes(high / len(found))}"
+    low = sum(traffic.to_nodes.lower * _away(traffic) * traffic.copy_bytes for traffic in traffics)
+    high = sum(traffic.to_nodes.upper * _away(traffic) * traffic.copy_bytes for traffic in traffics)
+    return f"always {_bytes(low / len(traffics))} to {_bytes(high / len(traffics))}"
 
 
 def _bytes(value: float) -> str:

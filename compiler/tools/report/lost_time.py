@@ -24,7 +24,7 @@ class LostTime:
     again: float  # in steps that were trained again after a failure or a resume
     checkpoint: float  # while a save blocked the ranks
     restart: float  # from the last step or save before a failure to the automatic restart
-    at: Mapping[int, float] = field(default_factory=dict)  # step → seconds lost to failures just before it
+    lost_at: Mapping[int, float] = field(default_factory=dict)  # step → seconds lost to failures just before it
 
     @property
     def other(self) -> float:
@@ -36,15 +36,16 @@ class LostTime:
         return self.steps / self.wall
 
 
-def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row]) -> LostTime | None:
+def lost_time(metrics: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row]) -> LostTime | None:
     """Account for the time of a run. Returns None if the rows do not say how long it took.
 
-    `kept`: rows of metrics.jsonl; `replaced`: rows that a resume moved to other files; `events`: rows of events.jsonl.
+    `metrics`: rows of metrics.jsonl; `replaced`: rows that a resume moved to other files; `events`: rows of
+    events.jsonl.
     """
     wall, restart, failed = 0.0, 0.0, False
     lost_at: dict[int, float] = {}
     before_s = last_s = None  # times of the previous row, and of the last step, save or start
-    for at_s, row in sorted(_timed(chain(kept, replaced, events)), key=lambda timed_row: timed_row[0]):
+    for at_s, row in sorted(_timed(chain(metrics, replaced, events)), key=lambda timed_row: timed_row[0]):
         event = row.get("event")
         if before_s is not None and (event != "start" or failed):
             wall += at_s - before_s
@@ -58,8 +59,8 @@ def lost_time(kept: Sequence[Row], replaced: Sequence[Row], events: Sequence[Row
     for row in replaced:
         lost_at[row["step"]] = lost_at.get(row["step"], 0.0) + seconds_of(row, "step_s")
     checkpoint = sum(seconds_of(row, "seconds") for row in events if row.get("event") == "save")
-    steps, again = (sum(seconds_of(row, "step_s") for row in rows) for rows in (kept, replaced))
-    return LostTime(wall, steps, again, checkpoint, restart, lost_at)
+    steps, repeated = (sum(seconds_of(row, "step_s") for row in rows) for rows in (metrics, replaced))
+    return LostTime(wall, steps, repeated, checkpoint, restart, lost_at)
 
 
 def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:

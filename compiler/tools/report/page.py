@@ -156,7 +156,7 @@ def _run(report: Report) -> RunView:
         reward=charts.reward_chart(run.metrics),
         loss=charts.loss_chart(run.metrics, unigram),
         panels=charts.panels(run.metrics),
-        parts=parts_chart(run.metrics, run.lost.at if run.lost else {}, planned),
+        parts=parts_chart(run.metrics, run.lost.lost_at if run.lost else {}, planned),
         load=charts.load_map(run.load.get("load", ()), report.moe_layers),
     )
 

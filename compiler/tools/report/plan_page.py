@@ -32,7 +32,7 @@ class Page:
     facts: tuple[tuple[str, str], ...]  # the last one says whether the plan fits
     is_over: bool
     why_lines: tuple[str, ...]
-    ways: tuple[tuple[str, str, tuple[str, ...]], ...]
+    edits: tuple[tuple[str, str, tuple[str, ...]], ...]
     schedule: str
     stages: tuple[tuple[str, ...], ...]
     parts: tuple[str, ...]
@@ -40,19 +40,19 @@ class Page:
     assumptions: tuple[str, ...]
 
 
-def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) -> str:
+def plan_html(timed: TimedPlan, prediction: Prediction, why: Why | None = None) -> str:
     """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
-    schedule = found.schedule
+    schedule = timed.schedule
     sizes = count_of(schedule.num_ranks, "rank"), count_of(schedule.num_micro_batches, "micro-batch")
     name = f"{schedule.name}, {', '.join(sizes)}"
-    panel = panel_of(schedule, Costs(), name=name, timeline=found.timeline)
+    panel = panel_of(schedule, Costs(), name=name, timeline=timed.timeline)
     unit = pixels((panel,), PAGE_WIDTH, MOST_WIDTH)
     return (
         environment(FOLDER)
         .get_template("plan.html.j2")
         .render(
             page=page_of(prediction, name, why),
-            view=view_of(planned_of(found, prediction)),
+            view=view_of(planned_of(timed, prediction)),
             style=Markup(palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")),
             timeline=figure_of(panel, unit, Style()),
             bulk=bulk,
@@ -62,16 +62,16 @@ def plan_html(found: TimedPlan, prediction: Prediction, why: Why | None = None) 
 
 def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
     """Return the text and numbers of the page."""
-    ways = zip(why.ways, why.places, strict=True) if why else ()
+    placed_edits = zip(why.edits, why.places, strict=True) if why else ()
     return Page(
         name=p.run,
         subtitle=f"{p.model} on {p.num_devices:,} × {p.device} ({p.cluster})",
         facts=facts_of(p),
         is_over=not p.fits,
         why_lines=why.lines if why else (),
-        ways=tuple(
-            (", ".join(f"{key} = {value}" for key, value in way.settings), gain(way), tuple(map(str, places)))
-            for way, places in ways
+        edits=tuple(
+            (", ".join(f"{key} = {value}" for key, value in edit.settings), gain(edit), tuple(map(str, places)))
+            for edit, places in placed_edits
         ),
         schedule=schedule,
         stages=tuple(stage_cells(row) for row in p.stages),
@@ -96,7 +96,7 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
         *((("generation per step", seconds(p.generation.seconds)),) if p.generation else ()),
         ("tokens per second", count(p.step.tokens_per_second)),
         ("MFU, causal and full", f"{p.mfu.causal:.1%}, {p.mfu.full:.1%}" if p.mfu else "unknown"),
-        ("run", f"{span(p.whole.seconds)}, {count(p.whole.tokens)} tokens"),
+        ("run", f"{span(p.whole_run.seconds)}, {count(p.whole_run.tokens)} tokens"),
         ("device hours per trillion tokens", count(p.device_hours_per_trillion_tokens)),
     ]
     if p.goodput is not None:
@@ -109,7 +109,9 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
 
 def stage_cells(row: StageRow) -> tuple[str, ...]:
     """Return a stage as cells of a table."""
-    layers = ([f"layer{'s' * (len(row.layers) > 1)} {ranges(row.layers)}"] if row.layers else []) + list(row.others)
+    layers = ([f"layer{'s' * (len(row.layers) > 1)} {ranges(row.layers)}"] if row.layers else []) + list(
+        row.other_blocks
+    )
     contents = [
         *(layer for layer in layers if layer == "embedding"),
         *(layer for layer in layers if layer != "embedding"),

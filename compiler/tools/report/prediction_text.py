@@ -83,9 +83,9 @@ def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
     """Sum up phases: steps, tokens, time, device hours, cost, and whether all fit."""
     usd = [phase.money.usd for phase in phases if phase.money.usd is not None]
     return (
-        f"{sum(phase.whole.steps for phase in phases):,}",
-        count(sum(phase.whole.tokens for phase in phases)),
-        span(sum(phase.whole.seconds for phase in phases)),
+        f"{sum(phase.whole_run.steps for phase in phases):,}",
+        count(sum(phase.whole_run.tokens for phase in phases)),
+        span(sum(phase.whole_run.seconds for phase in phases)),
         count(sum(phase.device_hours for phase in phases)),
         f"${count(sum(usd))}" if len(usd) == len(phases) else "unknown",
         "fits" if all(phase.fits for phase in phases) else "does not fit",
@@ -159,7 +159,9 @@ def _headline(p: Prediction) -> Iterable[Text]:
     if p.generation is not None:
         yield from _generation(p, p.generation)
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
-    yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
+    yield _fact(
+        "run", span(p.whole_run.seconds), f"{count(p.whole_run.tokens)} tokens in {plural(p.whole_run.steps, 'step')}"
+    )
     if p.order_gain is not None:
         gain = p.order_gain
         note = f"{p.step.schedule} with micro-batches by cost, not as drawn: {gain.steps} steps of {gain.data}"
@@ -186,21 +188,22 @@ def _headline(p: Prediction) -> Iterable[Text]:
         yield _fact("host", size(p.host_bytes), note)
 
 
-def _generation(p: Prediction, found: GenerationTime) -> Iterable[Text]:
+def _generation(p: Prediction, generation: GenerationTime) -> Iterable[Text]:
     """The time and memory to generate completions."""
-    note = f"{p.generation_share:.0%} of it and the step: {plural(found.rounds, 'round')} of {seconds(found.round_s)}"
-    yield _fact("writing", seconds(found.seconds), f"{note}, if completions have the maximum length")
-    cache = f"keys and values of {plural(found.slots, 'completion')} at a time"
-    excess = "" if found.fits else ": more than weights and state leave free"
-    yield _fact("", size(found.cache_bytes), cache + excess)
+    rounds = f"{plural(generation.rounds, 'round')} of {seconds(generation.round_s)}"
+    note = f"{p.generation_share:.0%} of it and the step: {rounds}"
+    yield _fact("writing", seconds(generation.seconds), f"{note}, if completions have the maximum length")
+    cache = f"keys and values of {plural(generation.slots, 'completion')} at a time"
+    excess = "" if generation.fits else ": more than weights and state leave free"
+    yield _fact("", size(generation.cache_bytes), cache + excess)
 
 
-def _goodput(p: Prediction, found: Goodput) -> Text:
+def _goodput(p: Prediction, goodput: Goodput) -> Text:
     """The goodput under failures, and the checkpoint interval with the best goodput."""
-    run = span(p.whole.seconds / found.share) if found.share else "no end"
-    best = f"saved every {plural(found.best_steps, 'step')}"
-    best = best if found.of_spec is None else f"{found.best:.1%} if {best}"
-    return _fact("goodput", f"{found.share:.1%}, {run}", f"one failure every {span(found.mtbf_s)}; {best}")
+    run = span(p.whole_run.seconds / goodput.share) if goodput.share else "no end"
+    best = f"saved every {plural(goodput.best_steps, 'step')}"
+    best = best if goodput.of_spec is None else f"{goodput.best:.1%} if {best}"
+    return _fact("goodput", f"{goodput.share:.1%}, {run}", f"one failure every {span(goodput.mtbf_s)}; {best}")
 
 
 def _fact(name: str, value: str, note: str) -> Text:
@@ -293,9 +296,9 @@ def _stages(p: Prediction, width: int) -> Iterable[Text]:
     yield Text(f"  {'stage':<7}{'ranks':<9}{'parameters':>11}{'compute':>10}{'exchange':>10}  layers", style=_quiet())
     for row in p.stages:
         layers = ", ".join(
-            ([*row.others[:1]] if "embedding" in row.others else [])
+            ([*row.other_blocks[:1]] if "embedding" in row.other_blocks else [])
             + ([ranges(row.layers)] if row.layers else [])
-            + [name for name in row.others if name != "embedding"]
+            + [name for name in row.other_blocks if name != "embedding"]
         )
         times = f"{seconds(row.compute_s):>10}{seconds(row.exchange_s):>10}"
         line = f"  {row.stage:<7}{ranges(row.ranks):<9}{count(row.parameters):>11}{times}  {layers}"

@@ -186,17 +186,17 @@ def _cut(table: Table, number: int) -> Table:
     return table
 
 
-def _times(whole: Sum) -> tuple[str, str]:
-    return f"{whole.clock:.2f}", f"{whole.processor:.2f}"
+def _times(total: Sum) -> tuple[str, str]:
+    return f"{total.clock:.2f}", f"{total.processor:.2f}"
 
 
-def _share(part: float, whole: float) -> Text:
-    share = part / whole if whole else 0.0
+def _share(part: float, total: float) -> Text:
+    share = part / total if total else 0.0
     return Text(f"{share:.0%}" if share >= 0.005 else "·", style=_quiet() if share < 0.005 else Style())
 
 
-def _bar(part: float, whole: float) -> Text:
-    share = part / whole if whole else 0.0
+def _bar(part: float, total: float) -> Text:
+    share = part / total if total else 0.0
     return Text(f"{share:>6.1%} ").append("█" * round(BAR * share), style=Style(color=DARK.accent))
 
 

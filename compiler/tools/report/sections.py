@@ -107,7 +107,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
     step = step or predict_step(spec, lowered)
     planned = step.planned
     elements = {replica.key: replica.num_elements for replica in plan.replicas if replica.role in HELD}
-    held_elements = _held(plan, elements)
+    held_elements = _held_elements(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=step.timed.timeline)
     return Report(
         name=spec.name,
@@ -155,10 +155,10 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageLine, ...]:
     return tuple(rows)
 
 
-def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
+def _held_elements(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
     """Return the parameters that column 0 of each pipeline rank holds, counting whole buckets."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
-    buckets_of_ranks = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
+    buckets_of_ranks = [[bucket for bucket in plan.all_buckets if first in bucket.holders] for first in firsts]
     return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in buckets_of_ranks)
 
 
@@ -200,7 +200,7 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
     mesh = plan.mesh
     rank_of = {column: column % mesh.expert_group // mesh.etp for column in range(mesh.columns)}
     rows: dict[int, set[int]] = defaultdict(set)
-    for bucket in plan.held:  # all parameters of a bucket have the same holders
+    for bucket in plan.all_buckets:  # all parameters of a bucket have the same holders
         numbers = {
             int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
         }

@@ -142,28 +142,28 @@ def _y(share: float) -> float:
     return BOTTOM - share * (BOTTOM - TOP)
 
 
-def _stacked(found: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
+def _stacked(times: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
     """Stack the parts of a bar upwards from compute."""
-    blocks, below, total = [], 0.0, sum(found.values()) or 1.0
+    blocks, below, total = [], 0.0, sum(times.values()) or 1.0
     for part, css, meaning in PARTS:
-        share = found.get(part, 0.0) / total
+        share = times.get(part, 0.0) / total
         if share * (BOTTOM - TOP) >= 0.05:
-            title = f"{name}, {meaning}: {seconds(found[part])}, {share:.1%}"
+            title = f"{name}, {meaning}: {seconds(times[part])}, {share:.1%}"
             blocks.append(DrawnBlock(x, _y(below + share), width, _y(below) - _y(below + share), css, title))
         below += share
     return blocks
 
 
-def described(found: Seconds) -> str:
+def described(times: Seconds) -> str:
     """Return shares as text: compute 80.1%, exposed communication 19.0% (…), data 0.0%."""
-    total = sum(found.values())
-    words = [f"compute {found.get('compute', 0.0) / total:.1%}"]
-    if any(part in found for part in COMMUNICATION):
+    total = sum(times.values())
+    words = [f"compute {times.get('compute', 0.0) / total:.1%}"]
+    if any(part in times for part in COMMUNICATION):
         names = {"message": "messages", "exchange": "exchanges", "sum": "sums"}
-        shares = ", ".join(f"{names[part]} {found.get(part, 0.0) / total:.1%}" for part in COMMUNICATION)
-        words.append(f"exposed communication {sum(found.get(p, 0.0) for p in COMMUNICATION) / total:.1%} ({shares})")
+        shares = ", ".join(f"{names[part]} {times.get(part, 0.0) / total:.1%}" for part in COMMUNICATION)
+        words.append(f"exposed communication {sum(times.get(p, 0.0) for p in COMMUNICATION) / total:.1%} ({shares})")
     other_parts = ("generation", "reward", "data", "checkpoint")
-    words += [f"{part} {found[part] / total:.1%}" for part in other_parts if part in found]
+    words += [f"{part} {times[part] / total:.1%}" for part in other_parts if part in times]
     return ", ".join(words)
 
 

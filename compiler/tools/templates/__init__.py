@@ -22,21 +22,21 @@ def names() -> tuple[str, ...]:
     return (STARTER, *sorted(path.stem for folder in SHIPPED for path in folder.glob("*.dsc")))
 
 
-def template(name: str, out: Path) -> str:
-    """Return the text of a template for the file `out`, whose name is in the commands of its comments.
+def template(name: str, target: Path) -> str:
+    """Return the text of a template for the file `target`, whose name is in the commands of its comments.
 
     The run of the starter is named after the file. Raises SpecError if the installation is damaged.
     """
     if name == STARTER:
         text = inlined(HERE / f"{STARTER}.dsc")
-        return text.replace(f"{STARTER}.dsc", out.name).replace(STARTER, run_name(out))
+        return text.replace(f"{STARTER}.dsc", target.name).replace(STARTER, run_name(target))
     path = next(folder / f"{name}.dsc" for folder in SHIPPED if (folder / f"{name}.dsc").exists())
-    return inlined(path).replace(f"specs/{name}.dsc", out.name)
+    return inlined(path).replace(f"specs/{name}.dsc", target.name)
 
 
-def run_name(out: Path) -> str:
+def run_name(file: Path) -> str:
     """Return a run name for a file: `my-run.dsc` → my_run. `train` is changed, as it would read as the block."""
-    name = re.sub(r"[^0-9A-Za-z_]+", "_", out.stem).strip("_")[:40]
+    name = re.sub(r"[^0-9A-Za-z_]+", "_", file.stem).strip("_")[:40]
     return name if re.match("[A-Za-z_]", name) and name != "train" else f"run_{name}" if name[:1].isdigit() else "first"
 
 

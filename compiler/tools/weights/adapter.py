@@ -94,15 +94,15 @@ def adapter_config(manifest: Manifest, adapters: Adapters, base: str | None) -> 
     }
 
 
-def _pair(module: str, piece: RowPiece, held: Shapes) -> Iterator[PublishedTensor]:
+def _pair(module: str, piece: RowPiece, shapes: Shapes) -> Iterator[PublishedTensor]:
     """A and B for the rows of a matrix."""
-    rank, columns = held[f"{piece.tensor}{A}"]
+    rank, columns = shapes[f"{piece.tensor}{A}"]
     a, b = RowPiece(f"{piece.tensor}{A}", 0, rank), replace(piece, tensor=f"{piece.tensor}{B}")
     yield PublishedTensor(f"{INSIDE}{module}.lora_A{BEHIND}", (rank, columns), "plain", (a,))
     yield PublishedTensor(f"{INSIDE}{module}.lora_B{BEHIND}", (piece.end - piece.start, rank), "plain", (b,))
 
 
-def _of_experts(matrices: Iterable[PublishedTensor], held: Shapes) -> tuple[list[PublishedTensor], tuple[str, ...]]:
+def _of_experts(matrices: Iterable[PublishedTensor], shapes: Shapes) -> tuple[list[PublishedTensor], tuple[str, ...]]:
     """A and B for the parameters that hold all experts of a layer, and the names of these parameters."""
     in_turn_of: dict[tuple[int, str], dict[int, bool]] = {}  # (layer, matrix) → expert → whether rows are interleaved
     for piece in (piece for tensor in matrices for piece in tensor.pieces):
@@ -116,13 +116,13 @@ def _of_experts(matrices: Iterable[PublishedTensor], held: Shapes) -> tuple[list
         is_inside = matrix == "up" and (layer, "down") in in_turn_of
         in_turn = in_turn_of[layer, matrix][experts[0]]
         names.append(f"{module}.{PARAMETERS[matrix]}")
-        tensors += _fused(f"{INSIDE}{module}{'.base_layer' if is_inside else ''}", stored, held, in_turn)
+        tensors += _fused(f"{INSIDE}{module}{'.base_layer' if is_inside else ''}", stored, shapes, in_turn)
     return tensors, tuple(names)
 
 
-def _fused(module: str, stored: Sequence[str], held: Shapes, in_turn: bool) -> Iterator[PublishedTensor]:
-    rank, columns = held[f"{stored[0]}{A}"]
-    rows = held[f"{stored[0]}{B}"][0]
+def _fused(module: str, stored: Sequence[str], shapes: Shapes, in_turn: bool) -> Iterator[PublishedTensor]:
+    rank, columns = shapes[f"{stored[0]}{A}"]
+    rows = shapes[f"{stored[0]}{B}"][0]
     a = tuple(RowPiece(f"{name}{A}", 0, rank) for name in stored)
     b = tuple(RowPiece(f"{name}{B}", 0, rows, in_turn=in_turn) for name in stored)
     yield PublishedTensor(f"{module}.lora_A{BEHIND}", (len(stored) * rank, columns), "plain", a)

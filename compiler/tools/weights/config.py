@@ -222,7 +222,7 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
     order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
     for model_type in order:
         config = model_config(model, model_type, context)
-        differences = _in_the_way(model, model_type, config)
+        differences = _mismatches(model, model_type, config)
         if not differences:
             return Publication(model_type, config, published(model, FAMILIES[model_type]))
         is_foreign = importable.FAMILIES[model_type].attention != kind or UNREADABLE in differences
@@ -231,7 +231,7 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
     raise NoFamilyError(f"no family describes this model; the nearest, {nearest}, differs: {'; '.join(reasons)}")
 
 
-def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
+def _mismatches(model: Model, model_type: str, config: Config) -> list[str]:
     """The reasons why a family does not describe a model; [] if it does."""
     row = FAMILIES[model_type]
     differences = [
@@ -339,16 +339,16 @@ def _factors(model: Model, family: importable.ConfigFamily) -> Config:
     return keys
 
 
-def with_format(found: Publication, format: Format) -> Config:
+def with_format(exported: Publication, format: Format) -> Config:
     """The config of a model stored in a format."""
     blocks = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [TILE, TILE],
-        "modules_to_not_convert": sorted(_modules_of(found.tensors)),
+        "modules_to_not_convert": sorted(_modules_of(exported.tensors)),
     }
-    return found.config | {"dtype": DTYPES[format]} | ({"quantization_config": blocks} if format == "fp8" else {})
+    return exported.config | {"dtype": DTYPES[format]} | ({"quantization_config": blocks} if format == "fp8" else {})
 
 
 def _modules_of(tensors: Iterable[PublishedTensor]) -> set[str]:

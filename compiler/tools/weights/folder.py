@@ -80,7 +80,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             for n, tensor in tensors.items()
             if n not in indexed
         ]
-    _raise(errors)
+    _raise_errors(errors)
     return tensors
 
 
@@ -99,7 +99,7 @@ def _index(path: Path) -> dict[str, str]:
     files = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise FolderError(f"{path} has no `weight_map` of names and files")
-    _raise(
+    _raise_errors(
         [
             f"{path}: {printable(name)} is listed in {printable(file)}, which is not a file name in this folder"
             for name, file in files.items()
@@ -134,7 +134,10 @@ def _header(folder: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def check(
-    folder: Path, tensors: Sequence[PublishedTensor], held: Mapping[str, StoredTensor], block: tuple[int, int] | None
+    folder: Path,
+    tensors: Sequence[PublishedTensor],
+    stored_tensors: Mapping[str, StoredTensor],
+    block: tuple[int, int] | None,
 ) -> dict[str, str]:
     """The file of each tensor and scale that a model needs. A tensor of the folder that the model does not need is an
     error.
@@ -145,11 +148,11 @@ def check(
     errors: list[str] = []
     missing: list[str] = []
     for tensor in tensors:
-        stored = held.get(tensor.name)
-        if stored is None and tensor.stacked and tensor.name + FP4_DATA in held:
-            errors += _in_fp4(folder, tensor, held)
+        stored = stored_tensors.get(tensor.name)
+        if stored is None and tensor.stacked and tensor.name + FP4_DATA in stored_tensors:
+            errors += _in_fp4(folder, tensor, stored_tensors)
             names = (tensor.name + FP4_DATA, tensor.name + FP4_SCALE)
-            files |= {name: held[name].file for name in names if name in held}
+            files |= {name: stored_tensors[name].file for name in names if name in stored_tensors}
             continue
         if stored is None:
             missing += [] if tensor.optional else [tensor.name]
@@ -159,58 +162,63 @@ def check(
         if stored.shape != tensor.shape:
             errors.append(f"{place} is {_extents(stored.shape)}, but {_extents(tensor.shape)} by the config")
         if stored.dtype == BLOCKS and tensor.kind != "table":
-            errors += _blocked(folder, tensor, stored, held, block)
-            if scale := held.get(tensor.name + SCALE):
+            errors += _blocked(folder, tensor, stored, stored_tensors, block)
+            if scale := stored_tensors.get(tensor.name + SCALE):
                 files[tensor.name + SCALE] = scale.file
         elif tensor.kind == "table" and stored.dtype not in INTEGERS:
             errors.append(f"{place} is {stored.dtype}, but a table needs integers: {', '.join(sorted(INTEGERS))}")
         elif tensor.kind != "table" and stored.dtype not in FLOATS:
             errors.append(f"{place} is {stored.dtype}, which is not supported for weights")
-    foreign = [name for name in held if name not in files and not DERIVED.fullmatch(name)]
+    foreign = [name for name in stored_tensors if name not in files and not DERIVED.fullmatch(name)]
     errors += [f"{folder}: {name} is missing" for name in missing]
-    errors += [f"{folder / held[name].file}: {printable(name)} is not a tensor of this model" for name in foreign]
-    _raise(errors)
+    errors += [
+        f"{folder / stored_tensors[name].file}: {printable(name)} is not a tensor of this model" for name in foreign
+    ]
+    _raise_errors(errors)
     return files
 
 
-def lacks_mtp(tensors: Sequence[PublishedTensor], held: Iterable[str], block: str) -> bool:
+def lacks_mtp(tensors: Sequence[PublishedTensor], stored_names: Iterable[str], block: str) -> bool:
     """Whether the model has a multi-token prediction block named `block` that the folder lacks completely."""
-    return any(tensor.name.startswith(block) for tensor in tensors) and not any(name.startswith(block) for name in held)
+    return any(tensor.name.startswith(block) for tensor in tensors) and not any(
+        name.startswith(block) for name in stored_names
+    )
 
 
 def _blocked(
     folder: Path,
-    each: PublishedTensor,
-    found: StoredTensor,
-    held: Mapping[str, StoredTensor],
+    tensor: PublishedTensor,
+    stored: StoredTensor,
+    stored_tensors: Mapping[str, StoredTensor],
     block: tuple[int, int] | None,
 ) -> Iterator[str]:
     """Errors of a matrix in FP8 blocks."""
-    place, scale = f"{folder / found.file}: {each.name}", held.get(each.name + SCALE)
-    if len(found.shape) != 2:
+    place, scale = f"{folder / stored.file}: {tensor.name}", stored_tensors.get(tensor.name + SCALE)
+    if len(stored.shape) != 2:
         yield f"{place} is {BLOCKS}, but not a matrix"
     elif scale is None:
-        yield f"{place} is {BLOCKS}, but its scales are missing: {each.name + SCALE}"
+        yield f"{place} is {BLOCKS}, but its scales are missing: {tensor.name + SCALE}"
     elif block is None:
         yield f"{place} is {BLOCKS}, but the config has no `quantization_config` with a `weight_block_size`"
     else:
-        expected = tuple(-(-extent // size) for extent, size in zip(found.shape, block, strict=True))
+        expected = tuple(-(-extent // size) for extent, size in zip(stored.shape, block, strict=True))
         if scale.dtype != "F32" or scale.shape != expected:
-            name = f"{folder / scale.file}: {each.name + SCALE}"
+            name = f"{folder / scale.file}: {tensor.name + SCALE}"
             yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; such blocks need F32 of {_extents(expected)}"
 
 
-def _in_fp4(folder: Path, each: PublishedTensor, held: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _in_fp4(folder: Path, tensor: PublishedTensor, stored_tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Errors of a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
-    experts, columns, rows = each.shape
+    experts, columns, rows = tensor.shape
     blocks = (experts, rows, -(-columns // FP4_BLOCK))
     for end, expected in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
-        stored = held.get(each.name + end)
+        stored = stored_tensors.get(tensor.name + end)
         if stored is None:
-            data = each.name + FP4_DATA
-            yield f"{folder / held[data].file}: {data} is MXFP4, but its scales are missing: {each.name + end}"
+            data = tensor.name + FP4_DATA
+            file = folder / stored_tensors[data].file
+            yield f"{file}: {data} is MXFP4, but its scales are missing: {tensor.name + end}"
         elif columns % FP4_BLOCK or stored.dtype != "U8" or stored.shape != expected:
-            name = f"{folder / stored.file}: {each.name + end}"
+            name = f"{folder / stored.file}: {tensor.name + end}"
             yield f"{name} is {stored.dtype} of {_extents(stored.shape)}; MXFP4 needs U8 of {_extents(expected)}"
 
 
@@ -218,8 +226,8 @@ def _extents(shape: Sequence[int]) -> str:
     return " × ".join(f"{extent:,}" for extent in shape) or "a scalar"
 
 
-def _raise(wrong: Sequence[str]) -> None:
+def _raise_errors(errors: Sequence[str]) -> None:
     """Raise FolderError with the first errors, if there are any."""
-    if wrong:
-        omitted = [f"and {len(wrong) - MAX_SHOWN:,} more"] if len(wrong) > MAX_SHOWN else []
-        raise FolderError("\n".join([*wrong[:MAX_SHOWN], *omitted]))
+    if errors:
+        omitted = [f"and {len(errors) - MAX_SHOWN:,} more"] if len(errors) > MAX_SHOWN else []
+        raise FolderError("\n".join([*errors[:MAX_SHOWN], *omitted]))

@@ -87,26 +87,26 @@ def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple
     if unnamed := [parameter.name for parameter in parameters if not naming.knows(parameter)]:
         raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
     tensors: dict[str, PublishedTensor] = {}
-    for tensor in (tensor for parameter in parameters for tensor in naming.of(parameter)):
+    for tensor in (tensor for parameter in parameters for tensor in naming.tensors_of(parameter)):
         before = tensors.get(tensor.name)
         tensors[tensor.name] = tensor if before is None else (_stacked if tensor.stacked else _joined)(before, tensor)
     return (*tensors.values(), *_added(model, family, parameters))
 
 
-def _stacked(before: PublishedTensor, one: PublishedTensor) -> PublishedTensor:
+def _stacked(before: PublishedTensor, expert: PublishedTensor) -> PublishedTensor:
     """A published tensor of stacked experts, extended by one expert."""
-    return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
+    return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *expert.pieces))
 
 
-def _joined(before: PublishedTensor, more: PublishedTensor) -> PublishedTensor:
+def _joined(before: PublishedTensor, after: PublishedTensor) -> PublishedTensor:
     """A published tensor with the rows of both, interleaved by key head."""
-    heads = gcd(len(before.pieces), len(more.pieces))
+    heads = gcd(len(before.pieces), len(after.pieces))
     by_head = [
         tensor.pieces[len(tensor.pieces) * head // heads : len(tensor.pieces) * (head + 1) // heads]
         for head in range(heads)
-        for tensor in (before, more)
+        for tensor in (before, after)
     ]
-    rows = before.shape[0] + more.shape[0]
+    rows = before.shape[0] + after.shape[0]
     return replace(before, shape=(rows, *before.shape[1:]), pieces=tuple(chain.from_iterable(by_head)))
 
 
@@ -124,7 +124,7 @@ class _Naming:
         local = _local(parameter.name)
         return parameter.name in self._ends or local in self._names or local in self._linear
 
-    def of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
+    def tensors_of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
         """The published tensors that hold the rows of a parameter."""
         if parameter.name in self._ends:
             end_tensor = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
@@ -163,14 +163,14 @@ class _Naming:
 
 
 def _by_heads(
-    one: PublishedTensor, local: str, index: int, attention: Attention, parameter: LogicalParameter, together: int
+    tensor: PublishedTensor, local: str, index: int, attention: Attention, parameter: LogicalParameter, together: int
 ) -> PublishedTensor:
     """Reorder the rows of a tensor that is published head by head: queries with their gates, or linear-attention
     tensors of which `together` share one published tensor."""
-    (piece,) = one.pieces
+    (piece,) = tensor.pieces
     if isinstance(attention, Gqa) and attention.output_gate and local in ("attention.qkv", "attention.qkv_bias"):
         if index:
-            return one
+            return tensor
         width, gates = attention.head_dim, parameter.shape[0] - attention.heads * attention.head_dim
         starts = [(head * width, gates + head * width) for head in range(attention.heads)]
         pieces = [
@@ -189,8 +189,8 @@ def _by_heads(
         ]
         rows = sum(parts)
     else:
-        return one
-    return replace(one, shape=(rows, *one.shape[1:]), pieces=tuple(pieces))
+        return tensor
+    return replace(tensor, shape=(rows, *tensor.shape[1:]), pieces=tuple(pieces))
 
 
 def _widths(net: DeltaNet) -> tuple[int, ...]:
@@ -249,9 +249,9 @@ def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
     return Halves(attention.indexer.head_dim, 0, attention.head_dim.rope)
 
 
-def _added(model: Model, family: PublishedFamily, found: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
+def _added(model: Model, family: PublishedFamily, parameters: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
     """Published tensors without a counterpart in the checkpoint: copies for MTP, absent biases and empty experts."""
-    by_name = {parameter.name: parameter for parameter in found}
+    by_name = {parameter.name: parameter for parameter in parameters}
     for k in range(model.mtp.depth if model.mtp else 0):
         for name, theirs in SHARED.items():
             original = by_name.get(name, by_name["embedding"])  # a tied head
@@ -259,7 +259,7 @@ def _added(model: Model, family: PublishedFamily, found: Sequence[LogicalParamet
             yield _published(full, "plain", original, 0, original.shape[0], optional=True)
     if family.fixed.get("score") is None:
         return
-    for parameter in found:
+    for parameter in parameters:
         if _local(parameter.name) != "ffn.router.weight":
             continue
         block, prefix = _published_block(model, parameter.name), parameter.name.removesuffix("ffn.router.weight")

@@ -22,7 +22,7 @@ from dsl.rules.codes import CODES
 FILE = "mine.dsc"
 COMMAND = f"dsc check {FILE}"
 FENCE = re.compile(
-    r"^```(?P<language>dsc|sh)(?: (?P<of>wrong|right))?(?: ×(?P<times>\d+))?\n(?P<text>.*?)^```$", re.M | re.S
+    r"^```(?P<language>dsc|sh)(?: (?P<label>wrong|right))?(?: ×(?P<times>\d+))?\n(?P<text>.*?)^```$", re.M | re.S
 )
 
 
@@ -80,10 +80,10 @@ def read(code: str, text: str) -> Lesson:
     return Lesson(code, CODES[code], why, _example(blocks, "wrong"), _example(blocks, "right"))
 
 
-def _example(blocks: list[re.Match[str]], which: str) -> Example:
-    chosen = [block for block in blocks if block["of"] in (which, None)]
+def _example(blocks: list[re.Match[str]], label: str) -> Example:
+    fences = [block for block in blocks if block["label"] in (label, None)]
     parts = tuple(
-        ExamplePart(block["text"], int(block["times"] or 1)) for block in chosen if block["language"] == "dsc"
+        ExamplePart(block["text"], int(block["times"] or 1)) for block in fences if block["language"] == "dsc"
     )
-    commands = [block["text"].strip() for block in chosen if block["language"] == "sh"]
+    commands = [block["text"].strip() for block in fences if block["language"] == "sh"]
     return Example(parts, *commands)

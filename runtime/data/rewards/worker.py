@@ -114,10 +114,10 @@ def _check_parameters(function: Callable[..., Any], path: str, name: str, argume
         return
 
 
-def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
+def _numbers(values: Sequence[Any], count: int, name: str) -> list[float]:
     if len(values) != count:
         raise FaultError(
-            f"{who} returns {len(values)} values for {count} completions", "return a number for each completion"
+            f"{name} returns {len(values)} values for {count} completions", "return a number for each completion"
         )
     numbers = []
     for row, value in enumerate(values):
@@ -127,7 +127,7 @@ def _numbers(values: Sequence[Any], count: int, who: str) -> list[float]:
             number = math.nan
         if not abs(number) <= MAX_REWARD:  # also for NaN
             fault = (
-                f"{who} returns {_short(value)} for completion {row}, "
+                f"{name} returns {_short(value)} for completion {row}, "
                 f"which is no number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
             )
             raise FaultError(fault, "return 0.0 for a completion without a score")

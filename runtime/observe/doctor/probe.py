@@ -86,14 +86,14 @@ def between_processes() -> float:
     return moved / seconds
 
 
-def _copies(source: torch.Tensor, to: torch.device) -> float:
-    place = torch.empty(source.shape, dtype=source.dtype, device=to)
+def _copies(source: torch.Tensor, device: torch.device) -> float:
+    place = torch.empty(source.shape, dtype=source.dtype, device=device)
     place.copy_(source)
-    torch.cuda.synchronize(to)
+    torch.cuda.synchronize(device)
     start = time.monotonic()
     for _ in range(ROUNDS):
         place.copy_(source, non_blocking=True)
-    torch.cuda.synchronize(to)
+    torch.cuda.synchronize(device)
     return ROUNDS * source.nbytes / (time.monotonic() - start)
 
 

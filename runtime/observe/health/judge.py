@@ -78,9 +78,9 @@ class Verdict:
 class BadStepError(ReportedError):
     """A step on the `samples` [first, end) that must not change the weights. All ranks raise it.
 
-    For a rollback, `to` is the step after which the run resumes, and the samples are all since then. `prints`: a
-    fingerprint of each rank's numbers, if the step was recomputed. `before`: other samples on which an earlier start of
-    the run failed at the same step: then the weights are at fault, and skipping samples does not help.
+    For a rollback, `target_step` is the step after which the run resumes, and the samples are all since then. `prints`:
+    a fingerprint of each rank's numbers, if the step was recomputed. `before`: other samples on which an earlier start
+    of the run failed at the same step: then the weights are at fault, and skipping samples does not help.
     """
 
     prints: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class BadStepError(ReportedError):
         loss: float,
         norm: float,
         samples: tuple[int, int],
-        to: int | None = None,
+        target_step: int | None = None,
         before: tuple[int, int] | None = None,
     ) -> None:
         consequence = "to leave these samples out: dsc train --resume --skip-batch"
@@ -101,17 +101,21 @@ class BadStepError(ReportedError):
                 f"the same step failed on samples {before[0]} to {before[1] - 1}, too, so the weights have diverged "
                 "and other samples will not help: lower `rate` or `clip`, and go on from an earlier checkpoint"
             )
-        if to is not None:
+        if target_step is not None:
             consequence = (
-                f"the run returns to the end of step {to:,}, and skips samples {samples[0]:,} to {samples[1] - 1:,}"
+                f"the run returns to the end of step {target_step:,}, "
+                f"and skips samples {samples[0]:,} to {samples[1] - 1:,}"
             )
-        reason = f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if to is None else verdict.reason
+        reason = (
+            f"{verdict.reason}, on samples {samples[0]} to {samples[1] - 1}" if target_step is None else verdict.reason
+        )
         super().__init__(f"step {step}: {reason}; nothing was updated; {consequence}")
-        self.step, self.verdict, self.loss, self.norm, self.samples, self.to = step, verdict, loss, norm, samples, to
+        self.step, self.verdict, self.loss, self.norm = step, verdict, loss, norm
+        self.samples, self.target_step = samples, target_step
 
     def after(self, before: tuple[int, int] | None) -> BadStepError:
         """Return this error for the case that the same step failed before, on other samples."""
-        if before is None or self.to is not None:
+        if before is None or self.target_step is not None:
             return self
         return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
 

@@ -30,12 +30,13 @@ LATEST = "LATEST"
 
 @dataclass(frozen=True)
 class Rollback:
-    """At `step` the run went back to the end of step `to`, and continued without `samples` [first, end) of an order."""
+    """At `step` the run went back to the end of step `target_step`, and continued without `samples` [first, end) of an
+    order."""
 
     order: Mapping[str, Any]
     step: int
     samples: tuple[int, int]
-    to: int
+    target_step: int
 
 
 def identity(position: Position, data: str) -> dict[str, Any]:
@@ -48,12 +49,12 @@ def record(run: Path, order: Mapping[str, Any], bad: BadStepError) -> None:
     """Add a batch or a rollback, and sync to disk. OSError if the file cannot be written."""
     row = {"order": order, "step": bad.step, "samples": [bad.samples[0], bad.samples[1] - 1]}
     rows: dict[str, list[dict[str, Any]]] = {"batches": _rows(run, "batches"), "rollbacks": _rows(run, "rollbacks")}
-    if bad.to is None:
+    if bad.target_step is None:
         batch = (order, row["samples"])
         other_batches = [entry for entry in rows["batches"] if (entry["order"], entry["samples"]) != batch]
         rows["batches"] = [*other_batches, row | {"reason": bad.verdict.reason}]
     else:
-        rows["rollbacks"].append(row | {"to": bad.to})
+        rows["rollbacks"].append(row | {"to": bad.target_step})
     with files.open_folder(run, follow=True) as opened:
         files.replace(opened, FILE, json.dumps(rows) + "\n")
         files.sync(opened)
@@ -119,7 +120,7 @@ def is_given_up(manifest: Manifest, done: Sequence[Rollback]) -> bool:
     memory = manifest.meta.get("health")
     num_before = memory.get("rollbacks", 0) if isinstance(memory, dict) else 0
     later = done[num_before:] if type(num_before) is int and num_before >= 0 else done
-    return any(manifest.step > rollback.to for rollback in later)
+    return any(manifest.step > rollback.target_step for rollback in later)
 
 
 def _samples(row: Mapping[str, Any]) -> tuple[int, int]:
@@ -136,7 +137,7 @@ def _rows(run: Path, kind: str) -> list[dict[str, Any]]:
         return []
 
 
-def _is_row(row: Mapping[str, Any], more: set[str]) -> bool:
+def _is_row(row: Mapping[str, Any], keys: set[str]) -> bool:
     first, last = row["samples"]
-    counts = (first, last, row["step"], *(row[name] for name in more))
+    counts = (first, last, row["step"], *(row[name] for name in keys))
     return all(type(count) is int and 0 <= count < 1 << 62 for count in counts) and first <= last

@@ -41,18 +41,19 @@ class ReplicaError(ReportedError):
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """A tensor in which `ranks` differ from the `others`, or, if there is no majority, from each other."""
+    """A tensor in which `ranks` differ from the `other_ranks`, or, if there is no majority, from each other."""
 
     tensor: str
     ranks: tuple[int, ...]
-    others: tuple[int, ...]
+    other_ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        if not self.others:
+        if not self.other_ranks:
             return f"ranks {listed(self.ranks)} have different bits of {self.tensor}"
         verb = "ranks {} have" if len(self.ranks) > 1 else "rank {} has"
-        noun = "ranks {}" if len(self.others) > 1 else "rank {}"
-        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {noun.format(listed(self.others))}"
+        noun = "ranks {}" if len(self.other_ranks) > 1 else "rank {}"
+        other_ranks = noun.format(listed(self.other_ranks))
+        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {other_ranks}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _factors(count: int, device: torch.device) -> Tensor:
 def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list[ReplicaDifference]:
     """Return the replicated tensors that differ, equal on all ranks. All ranks call it. Empty if there are none."""
     table = [*_alike(plan)]
-    tensors = _held(state)
+    tensors = _held_tensors(state)
     mine = [_fingerprints(tensors, entry, rank, state.device) for entry in table]
     rows = _exchange([_mixed(prints).view(1) for prints in mine], table, rank, sums)
     differing = [index for index, row in enumerate(rows) if len({*row.view(-1).tolist()}) > 1]
@@ -121,17 +122,17 @@ def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
     yield from (_Alike(tensor.holders, (tensor.name,)) for tensor in plan.untrained if len(tensor.holders) > 1)
 
 
-def _fingerprints(held: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
+def _fingerprints(tensors: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
     """Return the fingerprints of replicated tensors in the order of names; zeros if this rank does not have them."""
     if rank not in alike.ranks:
         return torch.zeros(len(alike.names), dtype=torch.int64, device=device)
-    return torch.stack([fingerprint(held[name]).to(device) for name in alike.names])
+    return torch.stack([fingerprint(tensors[name]).to(device) for name in alike.names])
 
 
-def _held(state: State) -> dict[str, Tensor]:
+def _held_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors of a rank by the names of `_alike`."""
     tensors = {**state.biases, **state.tables}
-    for bucket in state.held:
+    for bucket in state.all_buckets:
         if bucket.is_gathered:
             tensors[f"weights of {bucket.name}"] = bucket.parameters
             continue

@@ -65,7 +65,7 @@ def computed_again(
     place.sums.all_reduce(table)
     rows = table.tolist()
     other_records, other_gradients = ([rank for rank, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
-    prints = tuple(_both(*row[2:]) for row in rows)
+    prints = tuple(_combined(*row[2:]) for row in rows)
     if not other_records and not other_gradients and all(_are_same(sums[name], repeated[name]) for name in sums):
         return RerunStep(repeated, prints, None)
     numbers, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
@@ -74,7 +74,7 @@ def computed_again(
 
 def print_of(records: Tensor, state: State) -> int:
     """Return a fingerprint of the losses, loads and gradients of a rank in the last computed step."""
-    return _both(*_prints(records, state).tolist())
+    return _combined(*_prints(records, state).tolist())
 
 
 def _prints(records: Tensor, state: State) -> Tensor:
@@ -83,13 +83,13 @@ def _prints(records: Tensor, state: State) -> Tensor:
     return torch.stack([fingerprint(torch.where(records.isnan(), math.nan, records)), fingerprint(gradients)])
 
 
-def _both(of_records: int, of_gradients: int) -> int:
+def _combined(of_records: int, of_gradients: int) -> int:
     """Combine two fingerprints into one of 64 bits."""
     return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
 
 
-def _are_same(was: Tensor, now: Tensor) -> bool:
-    return bool(((was == now) | ((was != was) & (now != now))).all())
+def _are_same(first: Tensor, second: Tensor) -> bool:
+    return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _reason(numbers: str, ranks: Sequence[int]) -> str:

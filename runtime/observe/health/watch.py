@@ -27,11 +27,11 @@ class HealthWatch:
         """Return why a step must not change the weights; None if it may."""
         return judge(self._health, self.recent, step, loss, norm)
 
-    def computed(self, again: RerunStep) -> dict[str, Tensor]:
+    def computed(self, rerun: RerunStep) -> dict[str, Tensor]:
         """Record a recomputed step, and return its sums."""
-        self.faults += [again.fault] if again.fault else []
-        self._prints = again.prints
-        return again.sums
+        self.faults += [rerun.fault] if rerun.fault else []
+        self._prints = rerun.prints
+        return rerun.sums
 
     def check(self, step: int, loss: float, norm: float, drawn: tuple[int, int]) -> int:
         """Record a step on the samples [first, end) that is about to change the weights. Return the number of batches

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         items = follower.poll()
         for worker in workers:
             if items and worker.is_alive():  # a worker without its library has ended
-                worker.put(items)
+                worker.add(items)
             worker.say_if_late()
     late = _end(workers)
     for worker in late:

@@ -24,7 +24,7 @@ class MLflow:
     written to `mlruns/` in the run folder."""
 
     def __init__(self) -> None:
-        self.where = ""
+        self.destination = ""
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
@@ -45,7 +45,7 @@ class MLflow:
             self.key = opened.key
             self._client.update_run(self.key, status="RUNNING")
         self._ended = KILLED
-        self.where = f"experiment {name}, run {self.key}"
+        self.destination = f"experiment {name}, run {self.key}"
 
     def send(self, points: Sequence[Point]) -> None:
         """Log the numbers of rows. Non-finite numbers are not supported."""

@@ -18,7 +18,7 @@ class OpenTelemetry:
     """Sends spans to an OTLP endpoint over HTTP; needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http."""
 
     def __init__(self) -> None:
-        self.where = ""
+        self.destination = ""
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
@@ -40,23 +40,23 @@ class OpenTelemetry:
                 return SpanExportResult.SUCCESS
 
         endpoint = str(opened.metrics.otel).rstrip("/")
-        self.where = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
-        self._kept, self._success = KeptSpans(), SpanExportResult.SUCCESS
+        self.destination = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
+        self._spans, self._success = KeptSpans(), SpanExportResult.SUCCESS
         provider = TracerProvider(resource=Resource.create({"service.name": "dsc", "dsc.run": opened.name}))
-        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        provider.add_span_processor(SimpleSpanProcessor(self._spans))
         self._trace: Any = trace
         self._tracer: Any = provider.get_tracer("dsc")
-        self._exporter: Any = OTLPSpanExporter(endpoint=self.where, timeout=TIMEOUT_S)
+        self._exporter: Any = OTLPSpanExporter(endpoint=self.destination, timeout=TIMEOUT_S)
         self._parent: Any = None
 
     def send(self, points: Sequence[Point]) -> None:
         """Send the spans of steps and saves. OSError if that fails."""
-        if not self._kept.spans:  # else they belong to the same points, whose export failed before
+        if not self._spans.spans:  # else they belong to the same points, whose export failed before
             for item, values in points:
                 self._take(item, values)
-        if self._kept.spans and self._exporter.export(self._kept.spans) is not self._success:
-            raise OSError(f"{self.where} does not take spans")
-        self._kept.spans = []
+        if self._spans.spans and self._exporter.export(self._spans.spans) is not self._success:
+            raise OSError(f"{self.destination} does not take spans")
+        self._spans.spans = []
 
     def _take(self, item: FollowedItem, values: Mapping[str, float]) -> None:
         end_s = seconds_of(item.time)

@@ -14,7 +14,7 @@ class Prometheus:
     """Serves the series of the last row for Prometheus to scrape."""
 
     def __init__(self) -> None:
-        self.where = ""
+        self.destination = ""
         self.key: str | None = None
         self._families: list[Any] = []  # replaced as a whole, so that a scrape sees a single row
         self._server: Any = None
@@ -36,7 +36,7 @@ class Prometheus:
                 error.errno, f"port {port} of {listen}: {error.strerror}; name another in `metrics`"
             ) from None
         host = f"[{listen}]" if ":" in listen else listen
-        self.where = f"http://{host}:{self._server.server_port}/metrics"
+        self.destination = f"http://{host}:{self._server.server_port}/metrics"
 
     def collect(self) -> Iterable[Any]:
         """Return the families, for prometheus_client."""

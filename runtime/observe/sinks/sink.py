@@ -44,10 +44,10 @@ class Opened:
 class Sink(Protocol):
     """An exporter. After an exception, `open`, or `send` with the same points, is retried later.
 
-    `where`: destination of the numbers, for messages; known after `open`. `key`: as in `Opened`.
+    `destination`: of the numbers, for messages; known after `open`. `key`: as in `Opened`.
     """
 
-    where: str
+    destination: str
     key: str | None
 
     def open(self, opened: Opened) -> None:

@@ -18,7 +18,7 @@ class TensorBoard:
     """Writes event files; needs tensorboard, but not TensorFlow."""
 
     def __init__(self) -> None:
-        self.where = ""
+        self.destination = ""
         self.key: str | None = None
 
     def open(self, opened: Opened) -> None:
@@ -30,7 +30,7 @@ class TensorBoard:
         self._summaries: Any = summary_pb2
         folder = opened.run / FOLDER
         self._writer = EventFileWriter(str(folder), filename_suffix=".dsc")
-        self.where = str(folder)
+        self.destination = str(folder)
         self._last = opened.step
         if opened.step:  # later steps may have been written without being noted
             self._purge(opened.step)

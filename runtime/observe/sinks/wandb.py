@@ -18,7 +18,7 @@ class WandB:
     """Logs to a project; needs wandb and its environment: WANDB_API_KEY, WANDB_MODE."""
 
     def __init__(self) -> None:
-        self.where = ""
+        self.destination = ""
         self.key: str | None = None
         self._exit_code = FAILED
 
@@ -39,7 +39,7 @@ class WandB:
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
         self._run.define_metric("*", step_metric="step")
-        self.where = self._run.url or f"{opened.metrics.wandb}, offline in {self._run.dir}"
+        self.destination = self._run.url or f"{opened.metrics.wandb}, offline in {self._run.dir}"
 
     def send(self, points: Sequence[Point]) -> None:
         """Log the numbers of rows."""

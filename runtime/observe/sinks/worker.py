@@ -30,14 +30,14 @@ ALONE = ("wandb", "mlflow")  # exporters whose libraries are not in that extra
 
 
 class Worker(threading.Thread):
-    """Feeds one sink. `put` never waits. `since`: start time of this start of the run."""
+    """Feeds one sink. `add` never waits. `since`: start time of this start of the run."""
 
     def __init__(
         self, name: str, sink: Sink, run: Path, watch: WatchFacts, exports: Exports, events: Events, since: str = ""
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._sink, self._exports, self._events = sink, exports, events
-        earlier = exports.of(name)
+        earlier = exports.entries_of(name)
         state = RunState(run, watch, since)
         self._opened = Opened(run, watch.metrics or MetricsSinks(), state, earlier.get("key"), earlier.get("step", 0))
         self._queue: queue.SimpleQueue[Sequence[FollowedItem] | None] = queue.SimpleQueue()
@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         self._done: tuple[int, str] = (earlier.get("step", 0), earlier.get("time", ""))  # reached by earlier starts
         self._sent_to = self._done[1]  # latest time of all sent items
 
-    def put(self, items: Sequence[FollowedItem]) -> None:
+    def add(self, items: Sequence[FollowedItem]) -> None:
         """Add items, in order."""
         self._queue.put(items)
 
@@ -118,7 +118,7 @@ class Worker(threading.Thread):
         self._is_open = True
         self._exports.note(self.name, key=self._sink.key)
         if not self._is_told:  # else it is reported when the numbers are sent
-            self._events.write("export", exporter=self.name, where=printable(self._sink.where))
+            self._events.write("export", exporter=self.name, where=printable(self._sink.destination))
 
     def _send(self) -> None:
         if not self._pending:
@@ -129,7 +129,7 @@ class Worker(threading.Thread):
         if self._is_told:
             lost = f"; {self._dropped:,} rows and events are lost" if self._dropped else ""
             self._is_told, self._dropped = False, 0
-            self._events.write("export", exporter=self.name, where=f"{printable(self._sink.where)} again{lost}")
+            self._events.write("export", exporter=self.name, where=f"{printable(self._sink.destination)} again{lost}")
         if points:
             rows = [point.item.step for point in points if point.item.kind == "row"]
             self._sent_to = max(self._sent_to, *(point.item.time for point in points))
@@ -178,21 +178,21 @@ class Exports:
         except (OSError, ValueError, RecursionError):
             content = {}
         sound = isinstance(content, dict) and all(isinstance(entry, dict) for entry in content.values())
-        self._found: dict[str, dict[str, Any]] = content if sound else {}
+        self._entries: dict[str, dict[str, Any]] = content if sound else {}
 
-    def of(self, name: str) -> dict[str, Any]:
+    def entries_of(self, name: str) -> dict[str, Any]:
         """Return the valid entries of an exporter."""
         kinds = {"step": int, "time": str, "key": str}
-        return {k: v for k, v in self._found.get(name, {}).items() if k in kinds and type(v) is kinds[k]}
+        return {k: v for k, v in self._entries.get(name, {}).items() if k in kinds and type(v) is kinds[k]}
 
     def note(self, name: str, **facts: Any) -> None:
         """Update entries of an exporter. The file is replaced atomically."""
         if not any(value is not None for value in facts.values()):
             return
         with self._lock:
-            self._found[name] = {**self.of(name), **{k: v for k, v in facts.items() if v is not None}}
+            self._entries[name] = {**self.entries_of(name), **{k: v for k, v in facts.items() if v is not None}}
             try:
-                write(self._path, json.dumps(self._found, indent=1) + "\n")
+                write(self._path, json.dumps(self._entries, indent=1) + "\n")
             except OSError as error:
                 if time.monotonic() - self._written_s > RETRY_S[-1]:
                     self._written_s = time.monotonic()

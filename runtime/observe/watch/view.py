@@ -191,33 +191,34 @@ def _validation(state: RunState, unigram_nats: float | None) -> str:
 def event_line(event: Mapping[str, Any]) -> str | None:
     """Return an event as a line for the viewer; None for events without news."""
 
-    def at(name: str) -> str:
+    def entry(name: str) -> str:
         return printable(str(event.get(name, "?")))
 
     match event.get("event"):
         case "start":
-            return f"start: {at('ranks')} ranks on {at('device')}, after step {at('step')}, to step {at('last_step')}"
+            steps = f"after step {entry('step')}, to step {entry('last_step')}"
+            return f"start: {entry('ranks')} ranks on {entry('device')}, {steps}"
         case "save_failed":
-            return f"step {at('step')} was not saved: {at('reason')}"
+            return f"step {entry('step')} was not saved: {entry('reason')}"
         case "copy_failed":
-            return f"the checkpoint of step {at('step')} was not copied to {at('place')}: {at('reason')}"
+            return f"the checkpoint of step {entry('step')} was not copied to {entry('place')}: {entry('reason')}"
         case "notice":
-            return at("text")
+            return entry("text")
         case "stop":
-            return f"stop after step {at('step')}: {at('received_by')} received {at('signal')}"
+            return f"stop after step {entry('step')}: {entry('received_by')} received {entry('signal')}"
         case "restart":
-            return f"restart {at('number')} from step {at('saved_step')}: {at('reason')}"
+            return f"restart {entry('number')} from step {entry('saved_step')}: {entry('reason')}"
         case "bad_step":
-            return f"step {at('step')}: {at('reason')}: {at('action')}"
+            return f"step {entry('step')}: {entry('reason')}: {entry('action')}"
         case "fault":
-            return f"step {at('step')}: {at('reason')}"
+            return f"step {entry('step')}: {entry('reason')}"
         case "export":
-            return f"{at('exporter')}: {at('where')}"
+            return f"{entry('exporter')}: {entry('where')}"
         case "export_failed":
-            return f"{at('exporter')} gets no numbers: {at('reason')}"
+            return f"{entry('exporter')} gets no numbers: {entry('reason')}"
         case "end":
-            why = f": {at('reason')}" if event.get("reason") else ""
-            return f"{at('outcome')} after step {at('step')}{why}"
+            why = f": {entry('reason')}" if event.get("reason") else ""
+            return f"{entry('outcome')} after step {entry('step')}{why}"
     return None
 
 

@@ -32,9 +32,9 @@ def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
     return heads.flatten(0, 1)
 
 
-def rows_of(piece: RowPiece, whole: Tensor) -> Tensor:
+def rows_of(piece: RowPiece, tensor: Tensor) -> Tensor:
     """Return the published rows of a piece from the checkpoint's tensor."""
-    rows = to_halves(whole[piece.start : piece.end], piece.halves)
+    rows = to_halves(tensor[piece.start : piece.end], piece.halves)
     return rows.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) if piece.in_turn else rows
 
 

@@ -46,7 +46,7 @@ class TensorReader:
         if published.stacked:
             tensor = self._slice(published.name, index)
         else:
-            values = self._whole(published.name)
+            values = self._logical(published.name)
             tensor = (values.view(published.rows) if published.rows else values)[start:]
         if published.kind == "table":
             return self._table(published, tensor)
@@ -73,7 +73,7 @@ class TensorReader:
             raise WeightsError(f"{self._place(name + FP4_SCALE)}: a scale is not a number")
         return from_mxfp4(self._stored(name + FP4_DATA, index), scales)
 
-    def _whole(self, name: str) -> Tensor:
+    def _logical(self, name: str) -> Tensor:
         """Return a published tensor, dequantised if it is FP8."""
         tensor = self._stored(name)
         if tensor.dtype == torch.float8_e4m3fn:
@@ -114,7 +114,7 @@ def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
         shard: dict[str, Tensor] = {}
         size = 0
         for name, parts in sources.items():
-            shard[name] = _whole(name, parts, reader)
+            shard[name] = _assembled(name, parts, reader)
             size += shard[name].nbytes
             counts["bytes"] += shard[name].nbytes
             report(1)
@@ -139,7 +139,7 @@ def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
     return pieces
 
 
-def _whole(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
+def _assembled(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
     """Assemble a tensor of the checkpoint. WeightsError if an optional repetition of it differs."""
     required = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
     rows = [reader.rows(part) for part in required]

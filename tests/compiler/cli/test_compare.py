@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.cli.main import main
-from compiler.tools.report.compared import ComparedRun, _curves, names_of, over
+from compiler.tools.report.compared import ComparedRun, _curves, names_of, points_over
 from dsl.canonical import canonical
 from dsl.load import load
 from tests.compiler.cli.forms import parsed
@@ -121,10 +121,10 @@ def test_axes_fit_the_plotted_values() -> None:
 
 def test_curves_are_plotted_over_tokens_or_time(make_run: MakeRun) -> None:
     rows = rows_of(3, 10, 1.0)
-    assert over(rows, "loss", "tokens") == ((10, 5), (20, 4), (30, 3))
-    assert over(rows, "loss", "time") == ((0.5, 5), (1.0, 4), (1.5, 3))
+    assert points_over(rows, "loss", "tokens") == ((10, 5), (20, 4), (30, 3))
+    assert points_over(rows, "loss", "time") == ((0.5, 5), (1.0, 4), (1.5, 3))
     rows[1]["step_s"] = None
-    assert over(rows, "loss", "time") == ((0.5, 5), (0.5, 4), (1.0, 3))
+    assert points_over(rows, "loss", "time") == ((0.5, 5), (0.5, 4), (1.0, 3))
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=6, unique_by=tuple))

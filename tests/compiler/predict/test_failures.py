@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.failures import assumed, best_steps, share
+from compiler.predict.failures import assumed, best_steps, goodput_share
 from runtime.contract import RunPlan
 from runtime.launch.room import checkpoint_bytes
 from tests.compiler.predict.test_predict import plan_of, spec_of
@@ -53,7 +53,7 @@ def drawn(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, resta
 @pytest.mark.parametrize("case", CASES)
 def test_the_share_equals_that_of_simulated_runs(case: tuple[float, ...]) -> None:
     simulated, error = drawn(*case)
-    assert abs(share(*case) - simulated) < 3 * error
+    assert abs(goodput_share(*case) - simulated) < 3 * error
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -63,12 +63,12 @@ def test_no_interval_is_better_than_the_best(seed: int) -> None:
     copy_s, write_s = draw.choice([0.0, draw.uniform(0, 60)]), draw.uniform(0, 600)
     best = best_steps(step_s, mtbf_s, copy_s, write_s)
     counts = range(1, int(mtbf_s / step_s) + 2)
-    shares = {steps: share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in counts}
+    shares = {steps: goodput_share(steps * step_s, mtbf_s, copy_s, write_s, 60.0) for steps in counts}
     assert shares[best] == max(shares.values())
 
 
 def test_a_run_that_makes_no_progress_has_no_goodput() -> None:
-    assert share(100.0, 1.0, 0.0, 0.0, 1e9) == 0.0
+    assert goodput_share(100.0, 1.0, 0.0, 0.0, 1e9) == 0.0
 
 
 def test_the_plan_predicts_the_cost_of_failures() -> None:

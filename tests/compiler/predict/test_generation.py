@@ -70,8 +70,8 @@ def test_generation_counts_in_the_time_of_a_run() -> None:
     prediction, generation = planned(rewarded("llama"))
     plain = predict(without_mtp(spec(1, 1, 1, 8, 4, 0, "llama", precision="fp32", sequence=16)))
     assert 0 < prediction.generation_share < 1
-    assert prediction.whole.seconds == pytest.approx(
-        prediction.whole.steps * (prediction.step.seconds + generation.seconds)
+    assert prediction.whole_run.seconds == pytest.approx(
+        prediction.whole_run.steps * (prediction.step.seconds + generation.seconds)
     )
     assert prediction.device_hours_per_trillion_tokens > plain.device_hours_per_trillion_tokens
 
@@ -94,7 +94,7 @@ def test_planned_caches_equal_those_of_a_run(tmp_path: Path, segments: Segments,
 
     def counted() -> None:
         cache_bytes.append(
-            sum(tensor.nbytes for pair in forward._kept.values() for tensor in (pair.first, pair.second))
+            sum(tensor.nbytes for pair in forward._cache.values() for tensor in (pair.first, pair.second))
         )
         forget()
 

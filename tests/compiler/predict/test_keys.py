@@ -19,7 +19,7 @@ def test_the_time_that_a_ring_saves_is_at_most_that_of_the_exchanges(context: in
     timed_plan = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
     chains = timed_plan.lowering.chains(0, 0)
     forward, backward = (
-        sum(node.time_ns for node in chains.of(kind) if node.instruction.kind == exchange)
+        sum(node.time_ns for node in chains.chain(kind) if node.instruction.kind == exchange)
         for kind, exchange in (("F", "gather_sequences"), ("B", "scatter_sequences"))
     )
     steps = timed_plan.schedule.num_micro_batches / timed_plan.step.seconds / 1e9

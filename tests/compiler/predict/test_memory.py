@@ -95,8 +95,11 @@ def test_shipped_specs(file: str, run: str) -> None:
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
     for at_rows, expected in zip(ledger, rank_memories(spec, lowering, schedule), strict=True):
         assert expected.worst_bytes is not None and at_rows.peak_bytes <= expected.peak_bytes <= expected.worst_bytes
-        assert sum(tensor.bytes for tensor in expected.held) == values(expected)
-        assert sum(tensor.bytes for tensor in expected.held if tensor.kind in ("buffer", "message")) == expected.buffers
+        assert sum(tensor.bytes for tensor in expected.held_tensors) == values(expected)
+        assert (
+            sum(tensor.bytes for tensor in expected.held_tensors if tensor.kind in ("buffer", "message"))
+            == expected.buffers
+        )
         assert expected.peak_bytes == sum((expected.weights, expected.gradients, expected.optimizer, values(expected)))
     assert worst_held_rows(spec) >= rows
 

@@ -93,7 +93,7 @@ def memory(rank: int, **fields: object) -> RankMemory:
         "activations": 30 * GIB,
         "buffers": 5 * GIB,
         "peak_action": "(F3.7|B12.4)",
-        "held": (
+        "held_tensors": (
             HeldTensor("received_rows", 18 * GIB, "kept"),
             HeldTensor("attention_mla_attention_0", 12 * GIB, "saved"),
             HeldTensor("returned_rows", 5 * GIB, "buffer"),
@@ -107,7 +107,7 @@ def test_explains_why_a_plan_does_not_fit() -> None:
     spec = shipped("deepseek-v3.dsc")
     plan = make_plan(spec)
     ranks = [memory(0, peak_bytes=79 * GIB), memory(1), memory(2, peak_bytes=86 * GIB, weights=21 * GIB), memory(3)]
-    lines = explain_memory(spec, plan, ranks, most=2)
+    lines = explain_memory(spec, plan, ranks, max_tensors=2)
     assert lines == (
         "pipeline rank 2 holds 86.0 GiB at (F3.7|B12.4), 6.0 GiB more than the 73.5 GiB of device h800, besides the "
         "5.6 GiB reserved",

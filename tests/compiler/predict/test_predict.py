@@ -89,7 +89,7 @@ def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str
     prediction, spec = plan_of(name), spec_of(name)
     layers = [layer for row in prediction.stages for layer in row.layers]
     assert layers == list(range(spec.model.num_layers))
-    parts = [part for row in prediction.stages for part in row.others]
+    parts = [part for row in prediction.stages for part in row.other_blocks]
     assert sorted(parts) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
     assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
     plan, counts = make_plan(spec), parameters(spec.model)
@@ -148,9 +148,9 @@ def test_costs_of_a_trillion_tokens_follow_from_the_step() -> None:
     hours = v3.step.seconds * v3.num_devices * 1e12 / v3.step.tokens / 3600
     assert v3.device_hours_per_trillion_tokens == pytest.approx(hours)
     assert v3.money.usd_per_trillion_tokens == pytest.approx(2 * hours)
-    assert v3.whole.steps == 243_099 and v3.whole.tokens == 14_800_000_000_000
-    steady = v3.step.seconds * v3.whole.tokens / v3.step.tokens
-    assert steady < v3.whole.seconds < 1.05 * steady  # smaller batches have the same bubble
+    assert v3.whole_run.steps == 243_099 and v3.whole_run.tokens == 14_800_000_000_000
+    steady = v3.step.seconds * v3.whole_run.tokens / v3.step.tokens
+    assert steady < v3.whole_run.seconds < 1.05 * steady  # smaller batches have the same bubble
 
 
 def test_bytes_per_token_equal_the_paper() -> None:

@@ -158,9 +158,9 @@ def test_staging_memory_of_exchanges_equals_the_plan(route: str, forward: bool, 
     padding = (RECEIVED.num_rows - sum(RECEIVED.of_members)) * row_bytes
     tables = 3 * 8 * forwarded + 3 * 8 * (copies + 1) if not forward else 0
     at_start = 0 if maps and forward else padding  # copies of tokens have none
-    assert planned.held - at_start == between - values
+    assert planned.held_bytes - at_start == between - values
     assert -tables <= max(planned) - padding - (peak - values) <= 0
-    assert planned.held or planned.at_wait
+    assert planned.held_bytes or planned.wait_bytes
 
 
 @pytest.mark.parametrize("expert", [1, 2])

@@ -15,14 +15,14 @@ from compiler.predict.search import Outline, Shared
 from compiler.predict.why import (
     MAX_SEARCHES,
     MAX_SHOWN,
+    FittingEdit,
     FittingEdits,
     Nearest,
     Setting,
-    Way,
-    _Looking,
+    _EditSearch,
     _TriedCandidate,
+    fitting_edits,
     ladders,
-    ways_to_fit,
 )
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedule import SCHEDULES
@@ -50,11 +50,13 @@ CASES = {
 }
 
 
-def ways(name: str, overrides: list[str], **more: Any) -> tuple[Way, ...]:
+def ways(name: str, overrides: list[str], **more: Any) -> tuple[FittingEdit, ...]:
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
     timed_plan = timed(resolved.spec)
-    return ways_to_fit(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins, **more).fit
+    return fitting_edits(
+        timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins, **more
+    ).fit
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -145,7 +147,7 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
     resolved = resolve(tmp_path / "a.dsc", None, overrides)
     timed_plan = timed(with_files(resolved.spec, resolved.origins, tmp_path))
     legal = variants(tmp_path / "a.dsc", None, overrides)
-    fitting = ways_to_fit(timed_plan, memories(timed_plan), legal, resolved.origins).fit
+    fitting = fitting_edits(timed_plan, memories(timed_plan), legal, resolved.origins).fit
     assert fitting
     for way in fitting:
         spec = legal(way.overrides)
@@ -153,12 +155,12 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
         assert predict(with_files(spec, {}, tmp_path)).fits
 
 
-def looking_at(name: str, *overrides: str) -> _Looking:
+def looking_at(name: str, *overrides: str) -> _EditSearch:
     """A search that has not tried anything yet."""
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
     timed_plan = timed(resolved.spec)
-    return _Looking(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins)
+    return _EditSearch(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins)
 
 
 def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +180,7 @@ def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPat
         ("recompute", "[rmsnorm]"),
     ]
     outline = Outline(looking.base.spec, Shared())
-    looking._pile([_TriedCandidate((edit,), outline, least) for least, edit in enumerate(edits)])
+    looking._combine_until_fit([_TriedCandidate((edit,), outline, least) for least, edit in enumerate(edits)])
     assert tried == [(edits[0],), (edits[0], edits[2]), (edits[0], edits[2], edits[3])]
 
 
@@ -247,7 +249,7 @@ def test_reports_that_no_edit_fits() -> None:
     resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB", RESERVE])
     timed_plan = timed(resolved.spec)
     ranks = memories(timed_plan)
-    nothing = ways_to_fit(timed_plan, ranks, lambda overrides: None, resolved.origins)
+    nothing = fitting_edits(timed_plan, ranks, lambda overrides: None, resolved.origins)
     assert nothing == FittingEdits()
     lines = list(lines_of(why_of(timed_plan, ranks, nothing, resolved.origins), 60))
     assert lines[-1] == ("none of the edits that dsc tried makes it fit", False)

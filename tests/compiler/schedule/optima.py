@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
-from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs
+from compiler.schedule.costs import PAIR_KINDS, Costs, with_every_pair_gaining
 
 STORED = Path(__file__).with_suffix(".json")
 SIZES = (
@@ -48,12 +48,14 @@ def case(number: int) -> Case:
     table = rng.choice(("none", "FB", "any", "random"))
     if table in ("FB", "any"):
         gain = Fraction(rng.choice((6, 7, 8, 9)), 10)
-        costs = replace(costs, pairs=(("BF", gain * (costs.F + costs.one("B"))),))
-        costs = any_pairs(costs) if table == "any" else costs
+        costs = replace(costs, pairs=(("BF", gain * (costs.F + costs.lone_time("B"))),))
+        costs = with_every_pair_gaining(costs) if table == "any" else costs
     elif table == "random":
         kinds = [kinds for kinds in PAIR_KINDS if rng.random() < 0.4]
         gains = {kinds: Fraction(rng.choice((5, 6, 8)), 10) for kinds in kinds}
-        costs = replace(costs, pairs=tuple((k, gains[k] * (costs.one(k[0]) + costs.one(k[1]))) for k in kinds))
+        costs = replace(
+            costs, pairs=tuple((k, gains[k] * (costs.lone_time(k[0]) + costs.lone_time(k[1]))) for k in kinds)
+        )
     stages = placement.num_stages(ranks)
     uneven = rng.choice(("no", "no", "stages", "ranks"))
     factors = tuple(Fraction(rng.choice((8, 10, 10, 13)), 10) for _ in range(stages if uneven == "stages" else ranks))

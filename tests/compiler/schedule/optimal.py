@@ -37,12 +37,12 @@ def optimum(
     cells = [(stage, m) for stage in range(last + 1) for m in range(N)]
     rank = {cell: placement.rank_of(P, N, *cell) for cell in cells}
     actions = {(kind, *cell): Action(kind, *cell) for cell in cells for kind in "FBIW"}
-    lone = {key: costs.of(action, rank[key[1:]]) for key, action in actions.items()}
+    lone = {key: costs.step_time(action, rank[key[1:]]) for key, action in actions.items()}
     pairs = {}
     for a, b in combinations(actions, 2):
         first, second = actions[a], actions[b]
         if rank[a[1:]] == rank[b[1:]] and not depends(first, second) and not depends(second, first):
-            time = costs.of(Pair(first, second), rank[a[1:]])
+            time = costs.step_time(Pair(first, second), rank[a[1:]])
             if time < lone[a] + lone[b]:
                 pairs[a, b] = time
     denominators = [time.denominator for time in (*lone.values(), *pairs.values(), costs.latency)]

@@ -12,7 +12,7 @@ import pytest
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.schedule import SCHEDULES, bound
 from compiler.schedule.bound import least, lower_bound
-from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, shipped
+from compiler.schedule.costs import PAIR_KINDS, Costs, parse_costs, shipped, with_every_pair_gaining
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.waits import Waits
@@ -34,7 +34,7 @@ GAIN = parse_costs("F=1,I=1,W=1,FB=1.8")
         (4, 8, GAIN, 5, "20.2"),  # the best is 20.4
         (8, 10, GAIN, 9, "30.2"),
         (16, 32, GAIN, 17, "83"),
-        (8, 20, any_pairs(GAIN), 9, "43.2"),
+        (8, 20, with_every_pair_gaining(GAIN), 9, "43.2"),
         (16, 120, shipped("deepseek-v3-low"), 17, "17375.5216"),
         (16, 120, shipped("deepseek-v3-high"), 17, "18114.7216"),
     ],
@@ -82,12 +82,12 @@ def test_a_cap_that_is_never_reached_takes_no_time() -> None:
 
 def bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int) -> Fraction:
     """Uniform stages, bidirectional: work in shares of pairs' times, best corner of all shares; nothing of draining."""
-    limits = [({kind: 1}, costs.one(kind)) for kind in "FIW"] + [({"I": 1, "W": 1}, costs.one("B"))]
+    limits = [({kind: 1}, costs.lone_time(kind)) for kind in "FIW"] + [({"I": 1, "W": 1}, costs.lone_time("B"))]
     for a, b in PAIR_KINDS:
         row: dict[str, int] = {}
         for kind in (a + b).replace("B", "IW"):
             row[kind] = row.get(kind, 0) + 1
-        limits.append((row, costs.two(a + b)))
+        limits.append((row, costs.pair_time(a + b)))
     planes = [([row.get(kind, 0) for kind in "FIW"], limit) for row, limit in limits]
     planes += [([int(kind == axis) for kind in "FIW"], Fraction(0)) for axis in "FIW"]
     best = Fraction(0)
@@ -97,7 +97,7 @@ def bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int) -> F
         for near in range(ranks // 2):
             fill = near * (costs.F + costs.latency)
             hops = (ranks - 1) + near
-            first = ranks * costs.F + near * min(costs.I, costs.one("B")) + hops * costs.latency
+            first = ranks * costs.F + near * min(costs.I, costs.lone_time("B")) + hops * costs.latency
             work = micro_batches * sum(corner)
             times = [
                 max(first, fill + k * corner[0]) + work - k * corner[0] for k in range(min(cap, micro_batches) + 1)
@@ -136,7 +136,7 @@ def dot(row: list[int], point: tuple[Fraction, ...]) -> Fraction:
         (8, 20, GAIN, 9, 47),
         (4, 8, GAIN, 5, "19.4"),
         (16, 32, GAIN, 17, "80.6"),
-        (8, 20, any_pairs(GAIN), 9, "41.6"),
+        (8, 20, with_every_pair_gaining(GAIN), 9, "41.6"),
         (8, 10, GAIN, 9, 29),
     ],
 )
@@ -181,7 +181,7 @@ def test_no_named_schedule_is_shorter(name: str) -> None:
     for ranks, micro_batches in ((2, 4), (4, 8), (4, 14), (6, 12)):
         schedule = SCHEDULES[name].generate(ranks, micro_batches)
         stages = schedule.stage_placement.num_stages(ranks)
-        for costs in (Costs(), GAIN, any_pairs(GAIN), random_costs(rng, stages, ranks)):
+        for costs in (Costs(), GAIN, with_every_pair_gaining(GAIN), random_costs(rng, stages, ranks)):
             measured = measure(schedule, costs)
             assert measured.lower_bound <= measured.makespan, costs
             assert measured.gap >= 0

@@ -8,7 +8,15 @@ from itertools import product
 
 import pytest
 
-from compiler.schedule.costs import PAIR_KINDS, Costs, any_pairs, costs_of_json, parse_costs, shipped, shipped_names
+from compiler.schedule.costs import (
+    PAIR_KINDS,
+    Costs,
+    costs_of_json,
+    parse_costs,
+    shipped,
+    shipped_names,
+    with_every_pair_gaining,
+)
 from runtime.contract.actions import Action, Pair
 
 F, B, I, W = (Action(kind, stage, 0) for stage, kind in enumerate("FBIW"))
@@ -18,8 +26,8 @@ HALF = Fraction(1, 2)
 def test_flags_give_only_costs_that_are_not_1() -> None:
     costs = parse_costs("F=2, W=1.5,FB=9/5")
     assert costs == Costs(Fraction(2), Fraction(1), Fraction(3, 2), None, (("BF", Fraction(9, 5)),))
-    assert costs.one("B") == Fraction(5, 2)
-    assert parse_costs("B=3").one("B") == 3
+    assert costs.lone_time("B") == Fraction(5, 2)
+    assert parse_costs("B=3").lone_time("B") == 3
     assert parse_costs("FB=2") == parse_costs("BF=2")
 
 
@@ -57,14 +65,16 @@ def test_invalid_flags_suggest_a_correction(text: str, said: str) -> None:
 
 
 def test_zero_is_a_time_where_something_is_left() -> None:
-    assert parse_costs("W=0").of(W, 0) == 0
-    assert parse_costs("W=0").one("B") == 1
+    assert parse_costs("W=0").step_time(W, 0) == 0
+    assert parse_costs("W=0").lone_time("B") == 1
 
 
 def test_the_bounds_of_times_are_times() -> None:
-    assert parse_costs("F=1e15,I=1e-20,FB=2").one("F") == 10**15
-    assert parse_costs("FB=30").two("FB") == 30 and parse_costs("F=1e-9,I=1e-9,W=1e-9").one("B") == Fraction(2, 10**9)
-    assert parse_costs("F=" + "0" * 19 + "1").one("F") == 1 and parse_costs("F=1." + "5" * 20).one("F") > 1
+    assert parse_costs("F=1e15,I=1e-20,FB=2").lone_time("F") == 10**15
+    assert parse_costs("FB=30").pair_time("FB") == 30 and parse_costs("F=1e-9,I=1e-9,W=1e-9").lone_time(
+        "B"
+    ) == Fraction(2, 10**9)
+    assert parse_costs("F=" + "0" * 19 + "1").lone_time("F") == 1 and parse_costs("F=1." + "5" * 20).lone_time("F") > 1
 
 
 # ---------------------------------------------------------------- tables
@@ -74,13 +84,13 @@ def test_the_shipped_tables_are_the_published_numbers() -> None:
     """ms of four layers of V3; the pairs not measured by the lane rule, worked out by hand."""
     assert shipped_names() == ("deepseek-v3-high", "deepseek-v3-low")
     low, high = shipped("deepseek-v3-low"), shipped("deepseek-v3-high")
-    assert [float(low.one(kind)) for kind in "FBIW"] == [77.7, 133.9, 98.8, 35.1]
-    assert [float(high.one(kind)) for kind in "FBIW"] == [97.5, 146.8, 111.7, 35.1]
-    assert low.two("FB") == high.two("BF") == 129  # measured, not the rule's 129.0024
-    assert float(low.two("FF")) == 82.8  # communication
-    assert float(low.two("IW")) == 98.8  # the chain of I
-    assert float(low.two("BB")) == pytest.approx(0.984 * 2 * 94.8)  # compute
-    assert low.two("WW") == 2 * low.one("W")
+    assert [float(low.lone_time(kind)) for kind in "FBIW"] == [77.7, 133.9, 98.8, 35.1]
+    assert [float(high.lone_time(kind)) for kind in "FBIW"] == [97.5, 146.8, 111.7, 35.1]
+    assert low.pair_time("FB") == high.pair_time("BF") == 129  # measured, not the rule's 129.0024
+    assert float(low.pair_time("FF")) == 82.8  # communication
+    assert float(low.pair_time("IW")) == 98.8  # the chain of I
+    assert float(low.pair_time("BB")) == pytest.approx(0.984 * 2 * 94.8)  # compute
+    assert low.pair_time("WW") == 2 * low.lone_time("W")
 
 
 def test_a_table_accepts_the_flags_and_more() -> None:
@@ -148,18 +158,18 @@ def test_invalid_tables_are_refused_with_the_reason(text: str, said: str) -> Non
 
 
 def test_pairs_gain_equally_except_with_w() -> None:
-    costs = any_pairs(parse_costs("F=1,I=2,W=3,FB=4.5"))  # 0.75 of 6
-    assert costs.two("FF") == Fraction(3, 2)
-    assert costs.two("BI") == Fraction(21, 4)
-    assert costs.two("FB") == Fraction(9, 2)
+    costs = with_every_pair_gaining(parse_costs("F=1,I=2,W=3,FB=4.5"))  # 0.75 of 6
+    assert costs.pair_time("FF") == Fraction(3, 2)
+    assert costs.pair_time("BI") == Fraction(21, 4)
+    assert costs.pair_time("FB") == Fraction(9, 2)
     assert {kinds for kinds in PAIR_KINDS if kinds not in costs.gains()} == {"BW", "FW", "IW", "WW"}
-    assert any_pairs(Costs()).gains() == frozenset()
+    assert with_every_pair_gaining(Costs()).gains() == frozenset()
 
 
 def test_weights_multiply() -> None:
     costs = Costs(stages=(Fraction(1), Fraction(2), Fraction(1), Fraction(1)), ranks=(Fraction(1), Fraction(3)))
-    assert [costs.of(B, rank) for rank in (0, 1)] == [4, 12]  # I + W = 2, on a stage of weight 2
-    assert costs.of(Pair(F, B), 1) == 3 * (1 + 4)
+    assert [costs.step_time(B, rank) for rank in (0, 1)] == [4, 12]  # I + W = 2, on a stage of weight 2
+    assert costs.step_time(Pair(F, B), 1) == 3 * (1 + 4)
     costs.check(2, 4)
     with pytest.raises(ValueError, match="weights of 4 stages, but the schedule has 8"):
         costs.check(2, 8)
@@ -168,19 +178,19 @@ def test_weights_multiply() -> None:
 def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_longer() -> None:
     table = (("BF", Fraction(9, 5)),)
     weighted = [Costs(pairs=table, stages=(Fraction(w), Fraction(1), Fraction(1), Fraction(1))) for w in (1, 2, 9)]
-    assert [costs.of(Pair(F, B), 0) for costs in weighted] == [Fraction(9, 5), Fraction(12, 5), 9]
+    assert [costs.step_time(Pair(F, B), 0) for costs in weighted] == [Fraction(9, 5), Fraction(12, 5), 9]
     # the share is continuous: nearly equal weights take nearly the time of equal ones
     near = Costs(pairs=table, stages=(Fraction(1001, 1000), Fraction(1), Fraction(1), Fraction(1)))
-    assert 0 < near.of(Pair(F, B), 0) - Fraction(9, 5) < Fraction(1, 100)
+    assert 0 < near.step_time(Pair(F, B), 0) - Fraction(9, 5) < Fraction(1, 100)
 
 
 def test_every_step_has_a_time_in_any_order() -> None:
     costs = shipped("deepseek-v3-low")
     for a, b in product("FBIW", repeat=2):
-        time = costs.of(Pair(Action(a, 0, 0), Action(b, 0, 1)), 0)
-        assert time == costs.of(Pair(Action(b, 0, 1), Action(a, 0, 0)), 0) == costs.two(a + b)
-        chains = [costs.one("I" if kind == "B" else kind) for kind in (a, b)]
-        assert max(chains) <= time <= costs.one(a) + costs.one(b)
+        time = costs.step_time(Pair(Action(a, 0, 0), Action(b, 0, 1)), 0)
+        assert time == costs.step_time(Pair(Action(b, 0, 1), Action(a, 0, 0)), 0) == costs.pair_time(a + b)
+        chains = [costs.lone_time("I" if kind == "B" else kind) for kind in (a, b)]
+        assert max(chains) <= time <= costs.lone_time(a) + costs.lone_time(b)
 
 
 @pytest.mark.parametrize(("had", "wanted"), [(4, 8), (8, 4), (4, 6), (6, 4)])
@@ -189,7 +199,10 @@ def test_recutting_the_model_keeps_its_total_time(had: int, wanted: int) -> None
     costs = Costs(Fraction(2), Fraction(3), Fraction(1), Fraction(5), (("BF", Fraction(6)),), HALF, weights)
     anew = costs.recut(had, wanted)
     assert len(anew.stages) == wanted and anew.latency == HALF
-    for old_time, new_time in ((costs.one("F"), anew.one("F")), (costs.two("FB"), anew.two("FB"))):
+    for old_time, new_time in (
+        (costs.lone_time("F"), anew.lone_time("F")),
+        (costs.pair_time("FB"), anew.pair_time("FB")),
+    ):
         assert old_time * sum(costs.stages) == new_time * sum(anew.stages)
     assert costs.recut(had, had) is costs
     if wanted % had == 0:

@@ -52,7 +52,7 @@ def test_every_size_is_legal_and_alive(name: str, ranks: int) -> None:
     row = SCHEDULES[name]
     for micro_batches in (*range(1, 3 * min(ranks, 7) + 3), 3 * ranks + 1, 4 * ranks):
         for chunks in (2, 3, 5) if row.facts.is_chunked else (2,):
-            if not row.has(ranks, micro_batches):
+            if not row.has_size(ranks, micro_batches):
                 with pytest.raises(ValueError, match=r"needs"):
                     row.generate(ranks, micro_batches, chunks)
                 continue
@@ -65,7 +65,7 @@ def test_every_size_is_legal_and_alive(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
 def test_no_size_below_one(name: str, ranks: int, micro_batches: int) -> None:
-    assert not SCHEDULES[name].has(ranks, micro_batches)
+    assert not SCHEDULES[name].has_size(ranks, micro_batches)
     with pytest.raises(ValueError, match=r"at least"):
         SCHEDULES[name].generate(ranks, micro_batches, 2)
 
@@ -285,7 +285,7 @@ def test_every_phase_runs_on_the_stages_of_the_plan(name: str, ranks: int) -> No
         simulate(schedule, UNIT)
         placement = SCHEDULES[name].stage_placement()
         assert placement.supports(schedule.stage_placement, ranks)
-        is_few = micro_batches < SCHEDULES[name].facts.fewest * ranks
+        is_few = micro_batches < SCHEDULES[name].facts.fewest_micro_batches * ranks
         fallback = {BIDIRECTIONAL: "zbv", V: "zbv", ONE_STAGE: "zb1p"}
         assert schedule.name == (fallback[placement] if is_few else name), "and its name says so"
 
@@ -311,7 +311,9 @@ def test_facts_match_generated_schedules(name: str) -> None:
         all_activations = 12 * facts.stages_per_rank(chunks)
         assert (max(simulate(schedule, UNIT).peak_activations) == all_activations) == facts.holds_all
     roomier = SCHEDULES[facts.roomier]
-    assert roomier.facts.fewest == 0 and roomier.facts.multiple == 1, "it has the sizes that this one has not"
+    assert roomier.facts.fewest_micro_batches == 0 and roomier.facts.multiple == 1, (
+        "it has the sizes that this one has not"
+    )
 
 
 def test_facts_of_the_named_schedules() -> None:

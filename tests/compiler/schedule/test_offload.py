@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.offload import CAPS, TIMES, row
-from compiler.cli.commands.schedule_answer import shown
+from compiler.cli.commands.schedule_answer import number_text
 from compiler.cli.main import main
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from compiler.schedule import SCHEDULES
@@ -70,7 +70,7 @@ def test_the_simulator_is_the_judge(name: str) -> None:
         assert Schedule.from_text(schedule.to_text()) == schedule == Schedule.from_json(schedule.to_json())
         costs = random_times(rng)
         timeline = simulate(schedule, costs)
-        judged = judge(schedule.to_text(), {kind: costs.one(kind) for kind in "FIWBOR"}, costs.latency)
+        judged = judge(schedule.to_text(), {kind: costs.lone_time(kind) for kind in "FIWBOR"}, costs.latency)
         assert (timeline.makespan, timeline.peak_activations) == (judged.makespan, judged.peaks)
         sizes = schedule.stage_placement, 4, 8
         assert lower_bound(*sizes, costs, timeline.peak_activations) <= timeline.makespan
@@ -104,7 +104,7 @@ def merged(kinds: tuple[str, ...], done: tuple[int, ...]) -> Iterator[tuple[str,
 
 def best_under(cap: int, costs: Costs, num_ranks: int, num_micro_batches: int, whole: bool) -> Fraction:
     """The least makespan of all orders of a small pipeline, by the judge, within the cap."""
-    times = {kind: costs.one(kind) for kind in "FIWBOR"}
+    times = {kind: costs.lone_time(kind) for kind in "FIWBOR"}
     rows = [orders(num_micro_batches, whole) for _ in range(num_ranks)]
     fitting = [[row for row in rank_rows if _held(row) <= cap] for rank_rows in rows]
     head, least = f"# x ranks={num_ranks} micro_batches={num_micro_batches} placement=loop(1)", None
@@ -172,7 +172,7 @@ def test_the_page_has_a_row_for_each_cap_and_time() -> None:
     page = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text()
     rows = page.partition("<!-- offload")[2].partition("<!-- end")[0].strip().split("\n")[4:]
     assert [row.split("|")[1:3] for row in rows] == [
-        [f" {cap} ", f" {shown(time)} F "] for cap in CAPS for time in TIMES
+        [f" {cap} ", f" {number_text(time)} F "] for cap in CAPS for time in TIMES
     ]
 
 
@@ -186,7 +186,7 @@ def test_costs_read_the_time_of_copies() -> None:
     parsed = costs_of_json('{"F": 1, "I": 1, "W": 1, "O": null, "R": 0.5}')
     assert (Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)) == (parsed.O, parsed.R, parsed.recut(4, 8).O)
     assert not Costs().can_offload
-    assert Costs(O=Fraction(3), R=Fraction(3), stages=(Fraction(2),)).of(Action("O", 0, 0), 0) == 3
+    assert Costs(O=Fraction(3), R=Fraction(3), stages=(Fraction(2),)).step_time(Action("O", 0, 0), 0) == 3
 
 
 WRONG = {

@@ -44,9 +44,9 @@ def weights(count: int, sigma: float, seed: int) -> tuple[Fraction, ...]:
 
 def test_a_weight_multiplies_every_action_of_a_micro_batch() -> None:
     costs = costs_of_json('{"F": 1, "I": 2, "W": 3, "pairs": {"FB": 3}, "stages": [1, 2], "micro_batches": [1, 0.5]}')
-    assert [costs.of(Action(kind, 1, 1), 0) for kind in "FBIW"] == [1, 5, 2, 3]
-    assert costs.of(Pair(Action("F", 0, 0), Action("B", 0, 1)), 0) == (1 + Fraction(5, 2)) / 2
-    assert costs.of(Pair(Action("F", 1, 1), Action("B", 0, 0)), 0) == 3, "equal weights: the pair as it is"
+    assert [costs.step_time(Action(kind, 1, 1), 0) for kind in "FBIW"] == [1, 5, 2, 3]
+    assert costs.step_time(Pair(Action("F", 0, 0), Action("B", 0, 1)), 0) == (1 + Fraction(5, 2)) / 2
+    assert costs.step_time(Pair(Action("F", 1, 1), Action("B", 0, 0)), 0) == 3, "equal weights: the pair as it is"
 
 
 def test_equal_weights_are_longer_actions() -> None:

@@ -32,7 +32,7 @@ def test_tables_match_the_printed_output(
 
 
 def test_the_tables_of_costs_are_read() -> None:
-    assert costs_of_json(PLAIN).two("FF") == costs_of_json(json.dumps(json.loads(PLAIN))).two("FF")
+    assert costs_of_json(PLAIN).pair_time("FF") == costs_of_json(json.dumps(json.loads(PLAIN))).pair_time("FF")
     assert costs_of_json(LANES) == shipped("deepseek-v3-low")
 
 

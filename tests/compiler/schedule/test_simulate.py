@@ -88,7 +88,7 @@ def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fractio
                     free = spans[rank][-1][1] if spans[rank] else Fraction(0)
                     candidates.append((max([free, *(time for time in times if time is not None)]), rank, step))
         start, rank, step = min(candidates, key=lambda candidate: candidate[:2])
-        end = start + costs.of(step, rank)
+        end = start + costs.step_time(step, rank)
         spans[rank].append((start, end))
         ends |= dict.fromkeys(actions_of(step), end)
     return spans
@@ -111,7 +111,9 @@ def random_costs(rng: random.Random, stages: int, ranks: int) -> Costs:
     F, I, W = (Fraction(rng.randint(1, 9), rng.choice((1, 3))) for _ in range(3))
     costs = Costs(F, I, W, rng.choice((None, Fraction(rng.randint(1, 9)))))
     kinds = [pair for pair in PAIR_KINDS if rng.random() < 0.5]
-    pairs = tuple((pair, (costs.one(pair[0]) + costs.one(pair[1])) * Fraction(rng.randint(2, 8), 7)) for pair in kinds)
+    pairs = tuple(
+        (pair, (costs.lone_time(pair[0]) + costs.lone_time(pair[1])) * Fraction(rng.randint(2, 8), 7)) for pair in kinds
+    )
     return replace(
         costs,
         pairs=pairs,

@@ -40,7 +40,7 @@ def with_pairs(rng: random.Random, costs: Costs) -> Costs:
 
 
 def judged(schedule, costs: Costs) -> Fraction:  # type: ignore[no-untyped-def]
-    times = {kind: costs.one(kind) for kind in "FBIW"} | dict(costs.pairs)
+    times = {kind: costs.lone_time(kind) for kind in "FBIW"} | dict(costs.pairs)
     weights = [dict(zip("FBIW", by_kind(weight).factors, strict=True)) for weight in costs.stages]
     return judge(schedule.to_text(), times, costs.latency, weights).makespan
 
@@ -77,7 +77,7 @@ def test_recutting_keeps_the_time_of_each_kind(wanted: int) -> None:
     anew = cut_anew(weights, wanted)
     for kind in "FBIW":
         old_total, new_total = (
-            sum(by_kind(weight).of(kind) for weight in stage_weights) for stage_weights in (weights, anew)
+            sum(by_kind(weight).factor(kind) for weight in stage_weights) for stage_weights in (weights, anew)
         )
         assert old_total * wanted == new_total * len(weights)
 
@@ -110,12 +110,12 @@ def test_a_pair_of_labelled_stages_takes_its_share() -> None:
     pairs = StagePairs(((("B", 1), ("F", 2), Fraction(7, 10)), (("F", 1), ("F", 1), Fraction(1, 2))))
     costs = Costs(stages=(first, second), ranks=(Fraction(2),), stage_pairs=pairs, pairs=(("BF", Fraction(1)),))
     B0, F1 = Action("B", 0, 0), Action("F", 1, 1)
-    assert costs.of(Pair(B0, F1), 0) == costs.of(Pair(F1, B0), 0) == 2 * (2 * 2 + 3) * Fraction(7, 10)
-    assert costs.of(Pair(Action("F", 0, 0), Action("F", 0, 1)), 0) == 2
-    assert costs.of(Pair(Action("F", 0, 0), Action("B", 1, 1)), 0) == 2 * (1 + 2)  # unknown
+    assert costs.step_time(Pair(B0, F1), 0) == costs.step_time(Pair(F1, B0), 0) == 2 * (2 * 2 + 3) * Fraction(7, 10)
+    assert costs.step_time(Pair(Action("F", 0, 0), Action("F", 0, 1)), 0) == 2
+    assert costs.step_time(Pair(Action("F", 0, 0), Action("B", 1, 1)), 0) == 2 * (1 + 2)  # unknown
     assert costs.gains() == {"BF", "FF"}
     longer = replace(costs, micro_batches=(Fraction(9), Fraction(1)))  # only the B of the long one counts
-    assert longer.of(Pair(B0, F1), 0) == 9 * 2 * 2 * 2
+    assert longer.step_time(Pair(B0, F1), 0) == 9 * 2 * 2 * 2
 
 
 # ---------------------------------------------------------------- bounds
@@ -125,7 +125,8 @@ def weighed(number: int) -> Case:
     """A stored small case with stage weights by kind."""
     problem, rng = case(number), random.Random(f"by kind {number}")
     stages = problem.placement.num_stages(problem.num_ranks)
-    B = rng.choice((None, problem.costs.one("B") * Fraction(4, 5)))  # on some stages more than I and W, on others less
+    # On some stages more than I and W, on others less.
+    B = rng.choice((None, problem.costs.lone_time("B") * Fraction(4, 5)))
     costs = replace(problem.costs, B=B, stages=uneven(rng, stages))
     return replace(problem, costs=with_pairs(rng, costs) if number % 3 == 0 else costs)
 

@@ -40,10 +40,10 @@ class _Search:
         # micro-batches of one direction are alike: the first stage takes them in order
         sides = [placement.direction(num_micro_batches, m) for m in range(num_micro_batches)]
         self.follows = [m > 0 and sides[m - 1] == sides[m] for m in range(num_micro_batches)]
-        times = {(a,): costs.of(a, rank) for a, rank in self.rank.items()}
+        times = {(a,): costs.step_time(a, rank) for a, rank in self.rank.items()}
         for a, b in combinations(self.rank, 2):
             if self.rank[a] == self.rank[b] and not depends(a, b) and not depends(b, a):
-                time = costs.of(Pair(a, b), self.rank[a])
+                time = costs.step_time(Pair(a, b), self.rank[a])
                 if time < times[a,] + times[b,]:
                     times[a, b] = time
         ranks = range(num_ranks)

@@ -90,4 +90,4 @@ def test_samples_of_a_blend_equal_those_of_its_sources(prepare: Prepare) -> None
         number, of_source = blend.place(index)
         assert np.array_equal(samples.tokens(index), alone[number].tokens(of_source))
         assert np.array_equal(samples.starts(index), alone[number].starts(of_source))
-        assert samples.seen(np.array([index])) == alone[number].seen(np.array([of_source]))
+        assert samples.causal_pairs(np.array([index])) == alone[number].causal_pairs(np.array([of_source]))

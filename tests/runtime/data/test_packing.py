@@ -94,7 +94,7 @@ def test_every_row_is_whole_in_one_sequence(tmp_path: Path, sequence: int, long:
     for index in range(samples.num_windows):
         tokens, starts = samples.tokens(index).tolist(), samples.starts(index).tolist()
         assert len(tokens) == len(starts) == sequence + 2
-        assert samples.seen(np.array([index])) == sum(
+        assert samples.causal_pairs(np.array([index])) == sum(
             position - start + 1 for position, start in enumerate(starts[:sequence])
         )
         begins = sorted({*starts})
@@ -140,6 +140,6 @@ def test_a_window_of_text_says_where_its_documents_begin(sizes: list[int], seque
             documents = samples.tokens(index).tolist()
             starts = samples.starts(index).tolist()
             assert starts == [documents.index(document) for document in documents]
-            assert samples.seen(np.array([index])) == sum(
+            assert samples.causal_pairs(np.array([index])) == sum(
                 position - start + 1 for position, start in enumerate(starts[:sequence])
             )

@@ -68,7 +68,7 @@ def learning(build: Build, rank: int, board: Board) -> Trainer:
 def _policy_of(trainer: Trainer) -> Policy:
     build, rank, plan, grpo = trainer.build, trainer.rank, trainer.plan, trainer.plan.train.grpo
     assert grpo is not None
-    for bucket in trainer.state.held:
+    for bucket in trainer.state.all_buckets:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     program = next(program for name, program in build.programs.items() if name.startswith("evaluate"))

@@ -85,7 +85,7 @@ def test_the_faulty_device_is_named(swap: str) -> None:
         assert third or len(suspected) == 1
         trainings += [simulated(world, Slots.parse(third), devices, devices[bad], seed)] if third else []
         (suspect,) = suspects(trainings)
-        assert (suspect.device, suspect.of) == (devices[bad], bad)
+        assert (suspect.device, suspect.run_rank) == (devices[bad], bad)
         wild = [simulated(world, Slots.parse(text), devices, devices[bad], seed, wild=True) for text in texts]
         assert [suspect.device for suspect in suspects(wild)] == [devices[bad]]
         sound = [simulated(world, Slots.parse(text), devices, None, seed) for text in texts]
@@ -161,7 +161,7 @@ def test_differing_inputs_or_missing_results_blame_no_device() -> None:
     def named(one: ComputedStep, other: ComputedStep) -> list[tuple[str, int, str]]:
         logs = [{0: ComputedLog(("node", device), (step,))} for device, step in (("0", one), ("1", other))]
         suspected = suspects([RecordedTraining({}, (), log) for log in logs])
-        return [(suspect.device[1], suspect.step, suspect.what) for suspect in suspected]
+        return [(suspect.device[1], suspect.step, suspect.output) for suspect in suspected]
 
     step = of("< weights", "> send 1", prints="aa")
     assert named(step, step) == []

@@ -129,7 +129,7 @@ def held(build: Build, checkpoint: LoadedCheckpoint) -> tuple[dict[str, Tensor],
     weights: dict[str, Tensor] = {}
     for rank in range(plan.mesh.world):
         state = build_state(plan, rank, torch.device("cpu"))
-        snapshot.put(state, checkpoint.read)
+        snapshot.put_state(state, checkpoint.read)
         for name, tensor in snapshot.take(state, plan, rank).items():
             part = tensor if isinstance(tensor, TensorPart) else TensorPart(tensor.reshape(-1), 0, tuple(tensor.shape))
             target = tensors.setdefault(name, torch.full(part.shape, torch.nan))
@@ -226,7 +226,7 @@ def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -
     state = build_state(build.plan, 0, torch.device("cpu"))
     for bucket in state.buckets:
         bucket.parameters.zero_()
-    snapshot.put(state, resumption.checkpoint.read, averaged=False)
+    snapshot.put_state(state, resumption.checkpoint.read, averaged=False)
     for bucket in state.buckets:
         for piece in bucket.owned:
             assert piece.average is not None and torch.equal(piece.average, piece.master) and piece.average.any()

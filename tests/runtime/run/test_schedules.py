@@ -24,7 +24,7 @@ from tests.compiler.program.proof.pairs import kinds_of_pairs, paired
 from tests.runtime.step.specs import spec
 from tests.runtime.step.test_differential import STEPS, check
 
-COUNTS = {name: next(n for n in (3, 5, 4) if row.has(2, n)) for name, row in SCHEDULES.items()}
+COUNTS = {name: next(n for n in (3, 5, 4) if row.has_size(2, n)) for name, row in SCHEDULES.items()}
 NAMED = [*(COUNTS | {"interleaved": 4}).items(), (AUTO, 3), (AUTO, 6)]  # and micro-batches on two ranks
 OVER_FOUR = [("zbv", 5, 1), ("interleaved", 4, 1), ("dualpipev", 4, 2)]  # micro-batches and columns
 PAIRS = [("zbv", 3), ("gpipe", 3)]

@@ -50,7 +50,7 @@ def whole(trainer: Trainer, bucket: FlatBucket, kept: Tensor) -> Tensor:
     flat = kept.new_zeros(bucket.padded)
     if bucket.is_still:  # it has no gradients
         return flat
-    flat[bucket.kept] = kept
+    flat[bucket.kept_span] = kept
     trainer.executor.sharding.parts[bucket.dividers].gather(bucket.name, flat).wait()
     return flat
 
@@ -143,7 +143,7 @@ def owned_everywhere(trainer: Trainer) -> None:
 
 def give_weights(trainer: Trainer) -> None:
     """Give a rank the weights and biases of its reference."""
-    for bucket in trainer.state.held:
+    for bucket in trainer.state.all_buckets:
         for entry in bucket.entries:
             bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():

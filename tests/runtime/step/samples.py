@@ -35,7 +35,7 @@ class RandomSamples:
         begins[0] = True
         return np.maximum.accumulate(begins * np.arange(self.sequence + 2))
 
-    def seen(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def causal_pairs(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """For each sample, the number of pairs of a token and a token that it sees."""
         starts = np.array([self.starts(int(index))[: self.sequence] for index in indices])
         return (np.arange(self.sequence) - starts + 1).sum(axis=1)

@@ -179,8 +179,8 @@ def test_held_memory_equals_the_plan(tmp_path: Path, segments: Segments, of: str
     for pipeline_rank, memory in enumerate(rank_states(chosen, planned)):
         state = build_state(plan, plan.mesh.dp * pipeline_rank, torch.device("cpu"))
         biases = sum(bias.nbytes for bias in state.biases.values())
-        assert memory.weights == biases + sum(bucket.parameters.nbytes for bucket in state.held)
-        assert memory.gradients == sum(bucket.gradients.nbytes for bucket in state.held)
-        moments = [t for bucket in state.held for piece in bucket.owned for t in piece.state.values()]
+        assert memory.weights == biases + sum(bucket.parameters.nbytes for bucket in state.all_buckets)
+        assert memory.gradients == sum(bucket.gradients.nbytes for bucket in state.all_buckets)
+        moments = [t for bucket in state.all_buckets for piece in bucket.owned for t in piece.state.values()]
         assert memory.optimizer == sum(moment.nbytes for moment in moments) > 0
         assert not any(bucket.owned or bucket.gradients.numel() for bucket in state.frozen)

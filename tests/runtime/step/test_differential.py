@@ -115,7 +115,7 @@ def reference_run(chosen: Spec, make: Callable[[Model, int], Reference] = refere
     samples = RandomSamples(chosen.model.vocab, sequence)
     phases = [RecipeRatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     rows, index, logits, first, before = [], [], list[tuple[float, int]](), {}, 0
-    sizes = [size for size, steps in ramp.of(chosen).phases(train.tokens) for _ in range(steps)]
+    sizes = [size for size, steps in ramp.ramp_of_spec(chosen).phases(train.tokens) for _ in range(steps)]
     for step, size in enumerate(sizes):
         after = before + size
         losses = batch_losses(model, samples, range(before, after), chosen.data.documents)

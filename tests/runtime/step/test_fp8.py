@@ -79,7 +79,7 @@ def step(
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board or Board(1).bind(0), endpoint)
-    for bucket in trainer.state.held:
+    for bucket in trainer.state.all_buckets:
         for entry in bucket.entries:
             bucket.set_weight(entry, value_of(entry.name, entry.shape))
     for name, bias in trainer.state.biases.items():

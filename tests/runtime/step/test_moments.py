@@ -95,7 +95,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     losses = [straight.train_step()["loss"] for _ in range(STEPS)]
     resumed_losses = [before.train_step()["loss"] for _ in range(STEPS // 2)]
     saved = held(before)
-    snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
+    snapshot.put_state(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
     resumed_losses += [after.train_step()["loss"] for _ in range(STEPS // 2)]
     assert resumed_losses == losses

@@ -80,7 +80,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     assert of_rest | of_matrices == {name.partition("/")[2] for name in saved if name.startswith("weight/")}
     assert not of_rest & of_matrices and {"embedding", "head", "final_norm"} <= of_rest
     assert all(saved[f"weight/{name}"].dim() == 2 for name in of_matrices)
-    snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
+    snapshot.put_state(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
     resumed_losses += [after.train_step()["loss"] for _ in range(2)]
     assert resumed_losses == losses

@@ -132,7 +132,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     resumed_rows = [[before.train_step()[key] for key in keys] for _ in range(2)]
     saved = held(before)
     assert saved.keys() == held(trainer_of(tmp_path / "plain", segments, with_muon(short(1, 0)))).keys()
-    snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
+    snapshot.put_state(after.state, lambda names: {name: saved[name] for name in names})
     after.step, after.position = before.step, before.position
     resumed_rows += [[after.train_step()[key] for key in keys] for _ in range(2)]
     assert resumed_rows == rows and rows[0][-1] and rows[2][-1], rows

@@ -134,7 +134,7 @@ def layer_s(rates: Rates) -> float:
     plan = deepseek_v3().plan
     chains = Chains(plan.stages[5], plan.cuts, rates)
     between = messages_of(rates.fabric, plan, plan.stage_placement).seconds[5, 6]
-    return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + between
+    return sum(node.time_ns for kind in "FB" for node in chains.chain(kind)) * 1e-9 + between
 
 
 PEAKS = {"bf16": 989e12, "fp8": 1979e12, "hbm": 3.35e12, "nvlink": 200e9, "nic": 50e9}

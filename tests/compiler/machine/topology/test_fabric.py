@@ -154,7 +154,7 @@ def test_spread_of_holders_equals_counting(devices: int) -> None:
                     if not len(holders):
                         continue
                     spread = fabric.spread(holders)
-                    assert (spread.nodes, spread.most, spread.least) == by_hand(fabric, list(holders))
+                    assert (spread.nodes, spread.max_members, spread.min_members) == by_hand(fabric, list(holders))
 
 
 def test_a_reduction_by_hand() -> None:

@@ -71,7 +71,7 @@ def test_assumed_memory_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     assert pipeline.holding is not None
     runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))
     peak = max(memory.peak_bytes for memory in memories(timed_plan))
-    assert pipeline.held(runs) == pytest.approx(peak, rel=0.05)
+    assert pipeline.held_bytes(runs) == pytest.approx(peak, rel=0.05)
     assert schedule_on(spec, placement, timed_plan.plan.mesh.pp) == timed_plan.schedule
 
 

@@ -117,7 +117,7 @@ def test_costs_of_stages_use_the_devices_that_run_them() -> None:
         plan = make_plan(spec)
         costs = stage_costs(Lowering(plan, rank_rates(spec)), ())
         stages = range(len(plan.stages))
-        weights.append([float(sum(costs.of(Action(kind, s, 0), s) for kind in KINDS)) for s in stages])
+        weights.append([float(sum(costs.step_time(Action(kind, s, 0), s) for kind in KINDS)) for s in stages])
     halves, fast, slow = weights
     assert halves[:2] == pytest.approx(fast[:2], rel=1e-5) and halves[2:] == pytest.approx(slow[2:], rel=1e-5)
     assert slow[2] > 1.8 * fast[2]

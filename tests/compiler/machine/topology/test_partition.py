@@ -178,7 +178,7 @@ def test_layers_that_are_alike_are_split_by_their_counts(
         limits, runs = quick.fastest()
         assert (limits, runs) == CellSearch(replace(pipeline, holding=None)).fastest()
         if holds:
-            fullest = pipeline.held(runs)
+            fullest = pipeline.held_bytes(runs)
             runs = search_of(pipeline).fullest_least(limits, fullest)
             assert runs == CellSearch(pipeline).fullest_least(limits, fullest)
         assert by_hand(pipeline, runs) == best_of(pipeline, splits(pipeline.num_layers, pipeline.num_stages))

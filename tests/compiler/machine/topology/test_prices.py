@@ -65,15 +65,17 @@ def test_an_action_ends_when_its_message_is_there() -> None:
     times = step_times(lowering, schedule)
     for rank in range(4):
         for kind, peer in (("F", rank + 1), ("B", rank - 1)):
-            alone = run_of_chains([lowering.chains(rank, rank).of(kind)], (0,), lowering.orders)
+            alone = run_of_chains([lowering.chains(rank, rank).chain(kind)], (0,), lowering.orders)
             message_ns = round(messages.get((rank, peer), 0) * 1e9)
-            action_ns = times.of(Action(kind, rank, 0), rank) * 10**6
+            action_ns = times.step_time(Action(kind, rank, 0), rank) * 10**6
             assert times.exchanged_s(Action(kind, rank, 0), rank) == pytest.approx(message_ns * 1e-9)
             assert alone.end <= action_ns <= alone.end + message_ns
             if kind == "F":
                 assert action_ns == alone.end + message_ns
     assert messages[1, 2] > 8 * messages[0, 1]
-    work = sum((times.of(step, rank) for rank, steps in enumerate(schedule.actions) for step in steps), Fraction(0))
+    work = sum(
+        (times.step_time(step, rank) for rank, steps in enumerate(schedule.actions) for step in steps), Fraction(0)
+    )
     assert simulate(schedule, times).makespan == work
 
 
@@ -106,7 +108,7 @@ def test_a_searched_schedule_has_the_price_of_steps() -> None:
     assert costs.latency == 0
     for kind, rank in product("FB", range(4)):
         action = Action(kind, rank, 0)
-        assert costs.of(action, rank) == times.of(action, rank)
+        assert costs.step_time(action, rank) == times.step_time(action, rank)
 
 
 # ---------------------------------------------------------------- reductions

@@ -63,7 +63,7 @@ def test_values_saved_with_and_without_recomputation() -> None:
         mixing = {name for name in saved if name.startswith(("hyper_", "add_bias", "scale_parts"))}
         assert mixing >= {"hyper_products_0", "hyper_products_0_rstd", "add_bias_0"}
         assert saved - fewer >= mixing - {"hyper_products_0_rstd"} and fewer <= saved, kind
-        assert interpret(recomputed[kind]).again
+        assert interpret(recomputed[kind]).recomputed
     assert "hyper_add_0" in names_of(cut(plain["dense"]).saved), "the sum inside of a dense layer"
     assert [remade.value for kind in ("router", "join") for remade in recomputed[kind].remade] == ["residual", "h"]
     of_join = {*cut(recomputed["join"]).I.args}

@@ -212,7 +212,7 @@ def test_work_that_is_done_again(model_spec: Spec) -> None:
             if kind == "shared":  # the norm of its input was the router's
                 extra -= Counter(work for work in extra if work[0] == "rmsnorm")
             assert extra <= Counter(before["F"].ops)
-            assert bool(joint.again) == any(after[phase] != before[phase] for phase in "IW")
+            assert bool(joint.recomputed) == any(after[phase] != before[phase] for phase in "IW")
             assert not {param.name for param in segment.params} & {*split(joint).cut.W.args}
 
 
@@ -262,7 +262,7 @@ def test_a_layer_lists_exactly_the_names_that_change_its_segments() -> None:
             for name in NAMES:
                 built = segments(again(model_spec, name)).get(kind)
                 assert built is None or built.recompute == ((name,) if name in layer.recompute else ())
-                if built and (interpret(replace(built, recompute=(name,))).again or name in built.fused):
+                if built and (interpret(replace(built, recompute=(name,))).recomputed or name in built.fused):
                     changed.add(name)
         assert changed == set(layer.recompute) - {SUM}, kind  # which only has an effect together with the whole segment
 
@@ -270,7 +270,7 @@ def test_a_layer_lists_exactly_the_names_that_change_its_segments() -> None:
 def test_keys() -> None:
     """Keys depend on the set of recomputed names, not their order; without names the key is the plain one."""
     ordered, reversed_, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
-    assert ordered.key == reversed_.key != none.key and none.shown == (*none.shown[:5], none.fused)
+    assert ordered.key == reversed_.key != none.key and none.emitted_key == (*none.emitted_key[:5], none.fused)
     assert printer.module_name(ordered) != printer.module_name(none)
 
 

@@ -116,7 +116,9 @@ def test_little_of_a_run_is_moved(folder: Path, capsys: Shown) -> None:
     current = default_placement(layout)
     counts = []
     for row, layer in zip(rows, layers, strict=True):
-        steady, best = (place_layer(row, layout, now=current, steady=is_steady).physical for is_steady in (True, False))
+        steady, best = (
+            place_layer(row, layout, current=current, steady=is_steady).physical for is_steady in (True, False)
+        )
         assert layer["physical_to_logical"] == steady.tolist()
         assert len(layer["moves"]) == len(moves(current, steady, layout)) <= len(moves(current, best, layout))
         counts.append(len(moves(current, best, layout)) - len(layer["moves"]))

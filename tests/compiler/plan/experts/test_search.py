@@ -125,24 +125,24 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
     assert place_layer(even, layout).keeps_groups
     uneven = even * np.repeat([3.0, 1.0, 1.0, 1.0], 16)
     placed = place_layer(uneven, layout)
-    assert not placed.keeps_groups and placed.whole is not None and keeps_groups(placed.whole, layout)
-    assert placed.balance.device < balance_of(uneven, placed.whole, layout).device
+    assert not placed.keeps_groups and placed.grouped is not None and keeps_groups(placed.grouped, layout)
+    assert placed.balance.device < balance_of(uneven, placed.grouped, layout).device
 
 
 def test_exchanges_end_when_none_helps() -> None:
     """The search stops even if no device reaches the wanted load, so that work is left for other methods."""
     work = pack.WorkLeft(10**6)
     packing = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
-    assert packing.heaviest == 4 and work.left > 10**6 // 2
+    assert packing.heaviest == 4 and work.exchanges > 10**6 // 2
 
 
 def test_a_steady_placement_moves_few_experts() -> None:
     layout, load = ExpertLayout(64, 1, 2, 8), load_of("uniform", 64, 1)
-    first = place_layer(load, layout, now=default_placement(layout))
-    again = place_layer(load, layout, now=first.physical, steady=True)
+    first = place_layer(load, layout, current=default_placement(layout))
+    again = place_layer(load, layout, current=first.physical, steady=True)
     assert again.physical.tolist() == first.physical.tolist()
     drifted = load * np.random.default_rng(0).uniform(0.98, 1.02, 64)
-    near = place_layer(drifted, layout, now=first.physical, steady=True)
+    near = place_layer(drifted, layout, current=first.physical, steady=True)
     anew = place_layer(drifted, layout)
     near_moves, anew_moves = (len(moves(first.physical, placed.physical, layout)) for placed in (near, anew))
     assert 0 < near_moves < anew_moves / 4

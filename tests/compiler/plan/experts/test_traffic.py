@@ -22,7 +22,7 @@ def test_independent_experts_exactly() -> None:
         expected += chance * len({e // 2 for e, t in enumerate(picks) if t})
     estimate = copies(load, default_placement(layout), layout, TokenRouting(2, 1, 100), 3)
     assert estimate.expected == pytest.approx(min(expected, 2))
-    assert estimate.most == 2 and estimate.least == pytest.approx(chosen[0] + chosen[2] + chosen[4])
+    assert estimate.upper == 2 and estimate.lower == pytest.approx(chosen[0] + chosen[2] + chosen[4])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -44,15 +44,15 @@ def test_bounds_hold_for_tokens_however_they_choose(seed: int) -> None:
             reached = place[experts] // (24 // parts)
             actual = np.mean([len(set(row)) for row in reached.tolist()])
             estimate = copies(load, physical, layout, routing, parts)
-            assert estimate.least - 1e-9 <= actual <= estimate.most + 1e-9
-            assert estimate.least - 1e-9 <= estimate.expected <= estimate.most + 1e-9
+            assert estimate.lower - 1e-9 <= actual <= estimate.upper + 1e-9
+            assert estimate.lower - 1e-9 <= estimate.expected <= estimate.upper + 1e-9
 
 
 def test_whole_groups_limit_the_nodes_of_a_token() -> None:
     load, layout, routing = np.ones(64), ExpertLayout(64, 8, 8, 16), TokenRouting(8, 3, 1)
     together = copies(load, default_placement(layout), layout, routing, 8)
     split = copies(load, np.arange(64).reshape(8, 8).T.reshape(-1), layout, routing, 8)
-    assert together.most == 3 and together.expected < 3 < split.expected <= split.most == 8
+    assert together.upper == 3 and together.expected < 3 < split.expected <= split.upper == 8
 
 
 def test_links_count_the_copies_that_leave_the_node() -> None:
@@ -62,4 +62,4 @@ def test_links_count_the_copies_that_leave_the_node() -> None:
 
 def test_no_load() -> None:
     estimate = copies(np.zeros(4), np.arange(4), ExpertLayout(4, 1, 2, 2), TokenRouting(2, 1, 10), 2)
-    assert (estimate.expected, estimate.least, estimate.most, estimate.busiest) == (0, 0, 0, 0)
+    assert (estimate.expected, estimate.lower, estimate.upper, estimate.busiest) == (0, 0, 0, 0)

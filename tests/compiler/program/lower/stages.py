@@ -36,4 +36,4 @@ def small() -> Lowering:
 
 
 def chain(lowering: Lowering, stage: int, kind: str) -> list[ChainNode]:
-    return lowering.chains(stage, 0).of(kind)
+    return lowering.chains(stage, 0).chain(kind)

@@ -38,7 +38,7 @@ def test_costs_sum_the_jobs_of_the_stages() -> None:
         for stage in range(len(lowering.plan.stages)):
             jobs = jobs_of([chain(deepseek_v3(), stage, kind)])
             times.append(Fraction(end_of(jobs, best_order(jobs)), 10**6))
-        more_ms = float(costs.one(kind) - sum(times) / len(times))
+        more_ms = float(costs.lone_time(kind) - sum(times) / len(times))
         # A message to the next node: 15 of 16 stages send one. After the message of a B come weight gradients.
         message_ms = 15 / 16 * (2.8e-6 + 4096 * 7168 * 2 / 40e9) * 1e3
         assert more_ms == pytest.approx(message_ms if kind in "FI" else 0, rel=1e-3, abs=1e-5)
@@ -46,7 +46,7 @@ def test_costs_sum_the_jobs_of_the_stages() -> None:
     alone = [jobs_of([chain(deepseek_v3(), 5, kind)]) for kind in "FB"]
     gain = end_of(pair, best_order(pair)) / sum(end_of(jobs, best_order(jobs)) for jobs in alone)
     gain *= lowering.rates[5].pair  # the plan's addition to a pair
-    assert float(costs.two("FB") / (costs.one("F") + costs.one("B"))) == pytest.approx(gain, rel=0.01)
+    assert float(costs.pair_time("FB") / (costs.lone_time("F") + costs.lone_time("B"))) == pytest.approx(gain, rel=0.01)
     for factors in zip(*(weight.factors for weight in costs.stages), strict=True):  # of each kind
         assert float(sum(factors)) == pytest.approx(16)
     assert costs.latency == 0
@@ -59,7 +59,7 @@ def test_deepseek_v3_is_predicted_from_published_rates(kind: str) -> None:
     (compiler/predict/traced_layer.py); their sum per action, and the exchanges, are predictions."""
     lowering = deepseek_v3()
     # The profile's B does not overlap with its own exchanges, so its time is the sum of its parts.
-    nodes = lowering.chains(5, 0).of(kind)
+    nodes = lowering.chains(5, 0).chain(kind)
     in_turn_ms = sum(node.time_ns for node in nodes) / 1e6
     assert in_turn_ms == pytest.approx(PUBLISHED[kind], rel=0.08)
 
@@ -69,7 +69,7 @@ def test_costs_time_a_schedule() -> None:
     schedule = dualpipe(2, 4)
     assert pair_kinds(schedule) == {"BF"}
     costs = stage_costs(lowering)
-    alone = 2 * (costs.one("F") + costs.one("I") + costs.one("W"))
+    alone = 2 * (costs.lone_time("F") + costs.lone_time("I") + costs.lone_time("W"))
     assert simulate(schedule, costs).makespan > alone
 
 
@@ -88,8 +88,11 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
     times = step_times(lowering, schedule)
     for rank, row in enumerate(steps):
         for step in row:
-            mean = sum(costs.one(action.kind) for action in actions_of(step))
-            assert abs(costs.of(step, rank) - times.of(step, rank)) < max(mean, times.of(step, rank)) / 500, step
+            mean = sum(costs.lone_time(action.kind) for action in actions_of(step))
+            assert (
+                abs(costs.step_time(step, rank) - times.step_time(step, rank))
+                < max(mean, times.step_time(step, rank)) / 500
+            ), step
     assert len({weight.label for weight in map(by_kind, costs.stages)}) == len(plan.stages)
 
 

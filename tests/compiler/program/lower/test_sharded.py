@@ -89,7 +89,7 @@ def test_weights_are_gathered_as_often_as_they_are_used(schedule: str, zero: int
     plan, counts = lowering.plan, Counter[tuple[str, str]]()
     for stage in range(len(plan.stages)):
         chains = lowering.chains(stage, plan.ranks_of_stage(stage)[0])
-        counts += Counter((i.kind, i.site) for kind in "FIW" for i in (node.instruction for node in chains.of(kind)))
+        counts += Counter((i.kind, i.site) for kind in "FIW" for i in (node.instruction for node in chains.chain(kind)))
     moves = {use.site: plan.moves_of(use) for use in plan.uses}
     assert moves == {site: (counts["gather", site], counts["scatter", site]) for site in moves}
     assert {scatters for _, scatters in moves.values()} == {0, 1}

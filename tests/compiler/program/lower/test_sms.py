@@ -23,7 +23,7 @@ def on(spec_name: str, plan_of: Lowering, sms: int) -> Lowering:
 
 def taken(lowering: Lowering, *actions: tuple[str, int]) -> tuple[OrderEnd, int, int]:
     """(end of an action or a pair, time of its segments with all SMs, time of its segments during an exchange)."""
-    chains = [lowering.chains(stage, 0).of(kind) for kind, stage in actions]
+    chains = [lowering.chains(stage, 0).chain(kind) for kind, stage in actions]
     computed = [node for chain in chains for node in chain if node.uses_lane and not node.is_exchange]
     alone, beside = (sum(times) for times in zip(*((node.alone_ns, node.time_ns) for node in computed), strict=True))
     return run_of_chains(chains, [0] * len(chains), lowering.orders), alone, beside

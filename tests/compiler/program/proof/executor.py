@@ -149,7 +149,7 @@ class Run:
         for bucket, stages, groups in (
             *((bucket, bucket.stages, [bucket.holders]) for bucket in reduced),
             *(
-                (bucket, (), [bucket.holders.on(rank) for rank in bucket.holders.pipeline_ranks])
+                (bucket, (), [bucket.holders.on_rank(rank) for rank in bucket.holders.pipeline_ranks])
                 for bucket in scattered
             ),
         ):

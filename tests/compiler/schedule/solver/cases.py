@@ -21,7 +21,7 @@ def costs(draw: st.DrawFn, num_ranks: int) -> Costs:
     table = Costs(**kind_times, B=draw(st.none() | st.just(kind_times["I"] + kind_times["W"] * Fraction(3, 4))))
     pairs = []
     for kinds in draw(st.lists(st.sampled_from(PAIR_KINDS), unique=True, max_size=len(PAIR_KINDS))):
-        lone = [table.one(kind) for kind in kinds]
+        lone = [table.lone_time(kind) for kind in kinds]
         pairs.append((kinds, max(max(lone), sum(lone) * Fraction(draw(st.integers(5, 11)), 10))))
     factor = st.sampled_from([Fraction(3, 4), Fraction(1), Fraction(3, 2)])
     weights = st.lists(factor, min_size=num_ranks, max_size=num_ranks)
@@ -43,7 +43,7 @@ def named(
     """Makespans of all named schedules that fit the cap; costs and cap are those of 1/P of the model."""
     makespans = {}
     for name, row in SCHEDULES.items():
-        if row.has(num_ranks, num_micro_batches):
+        if row.has_size(num_ranks, num_micro_batches):
             schedule = row.generate(num_ranks, num_micro_batches, chunks)
             parts = schedule.stage_placement.num_stages(num_ranks) // num_ranks
             if cap is None or max(peak_activations(schedule)) <= cap * parts:

@@ -53,7 +53,7 @@ def time_of(problem: ScheduleProblem, period: Period, table: Costs) -> Fraction:
 def test_dualpipes_period_is_a_wave() -> None:
     problem = make_problem(BIDIRECTIONAL, 16, 64, PAIRED, 17, folded=True)
     period = next(waves(problem))
-    assert time_of(problem, period, PAIRED) == 2 * PAIRED.two("BF")
+    assert time_of(problem, period, PAIRED) == 2 * PAIRED.pair_time("BF")
 
 
 def test_a_micro_batch_takes_12_fifths_with_one_activation_less() -> None:
@@ -105,7 +105,7 @@ def test_ranks_of_three_stages_have_a_wave_of_pairs_alone(num_ranks: int, cap: i
     """Orders are drawn at random, as there are too many to try."""
     problem = make_problem(loop(3), num_ranks, 24, PAIRED, cap)
     period = next(waves(problem))
-    assert fits(problem, period) and time_of(problem, period, PAIRED) == 3 * PAIRED.two("BF")
+    assert fits(problem, period) and time_of(problem, period, PAIRED) == 3 * PAIRED.pair_time("BF")
 
 
 def test_equal_arguments_give_equal_schedules_whatever_the_hash_seed() -> None:

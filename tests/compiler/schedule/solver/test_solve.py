@@ -13,7 +13,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from compiler.program.proof import prove
 from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import lower_bound
-from compiler.schedule.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedule.costs import Costs, parse_costs, shipped, with_every_pair_gaining
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver import Solution, Solver, core, default_cap
 from compiler.schedule.solver.moves import FoundSlots
@@ -67,7 +67,7 @@ def test_found_schedules_are_proven_on_every_placement(data: st.DataObject) -> N
     assert solution.costs == table and timeline.makespan == solution.makespan >= solution.lower_bound
     assert cap is None or max(timeline.peak_activations) <= cap
     for row in SCHEDULES.values():
-        if row.has(num_ranks, num_micro_batches) and held_by.supports(row.stage_placement(), num_ranks):
+        if row.has_size(num_ranks, num_micro_batches) and held_by.supports(row.stage_placement(), num_ranks):
             named_timeline = simulate(row.generate(num_ranks, num_micro_batches), table)
             if cap is None or max(named_timeline.peak_activations) <= cap:
                 assert solution.makespan <= named_timeline.makespan
@@ -160,7 +160,7 @@ def test_dualpipe_is_beaten_where_pairs_gain() -> None:
     assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), PAIRED, 9).makespan <= Fraction(
         "49.8"
     )  # DualPipe: 50.4
-    table = any_pairs(PAIRED)
+    table = with_every_pair_gaining(PAIRED)
     assert checked(Solver(table, 9, effort=0.2).solve(8, 20, placement=BIDIRECTIONAL), table, 9).makespan <= Fraction(
         "48.8"
     )
@@ -222,7 +222,7 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
     solver = Solver(PAIRED, 5, effort=QUICK)
     runs = [checked(solver.solve(4, n, placement=BIDIRECTIONAL), PAIRED, 5) for n in (40, 42, 60)]
     assert len(solver.cores) == 1
-    period = 2 * PAIRED.two("BF")
+    period = 2 * PAIRED.pair_time("BF")
     assert [run.makespan - runs[0].makespan for run in runs] == [0, period, 10 * period]
     assert runs[0].makespan < min(named(4, 40, PAIRED, 5).values())
 
@@ -231,7 +231,7 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
 def test_other_numbers_of_ranks(num_ranks: int) -> None:
     solution = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
     if num_ranks == 1:  # the first F and the last B are single, the rest in pairs
-        assert solution.makespan == 8 * PAIRED.two("BF") + 3
+        assert solution.makespan == 8 * PAIRED.pair_time("BF") + 3
 
 
 def test_a_slow_rank_gets_its_own_order() -> None:
@@ -265,7 +265,7 @@ def test_weights_of_another_size_are_refused() -> None:
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:
-    first, second = (Solver(any_pairs(PAIRED), 5, effort=QUICK).solve(4, 10) for _ in range(2))
+    first, second = (Solver(with_every_pair_gaining(PAIRED), 5, effort=QUICK).solve(4, 10) for _ in range(2))
     assert first == second
 
 

@@ -94,7 +94,7 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[ScheduleProblem, Costs], 
         if line is None:
             continue
         candidate = [*lines[:row], line, *lines[row + 1 :]]
-        mark_index = max(index for index, mark in enumerate(timing.marks) if mark.at[row] <= first)
+        mark_index = max(index for index, mark in enumerate(timing.marks) if mark.positions[row] <= first)
         timed = retimed(problem, timing, candidate, mark_index, None)
         anew = timing_of(problem, candidate)
         assert (timed and timed.ends) == (anew and anew.ends)
@@ -179,10 +179,10 @@ def _told(
         if not new or not line or (not problem.has_equal_w and line.chunks is not old.chunks):
             continue
         end = len(old.slots) - new[2]
-        last = next((index for index, mark in enumerate(timing.marks) if mark.at[row] >= end), None)
+        last = next((index for index, mark in enumerate(timing.marks) if mark.positions[row] >= end), None)
         if last is None:
             continue
-        first = max(index for index, mark in enumerate(timing.marks) if mark.at[row] <= new[1])
+        first = max(index for index, mark in enumerate(timing.marks) if mark.positions[row] <= new[1])
         candidate = [*lines[:row], line, *lines[row + 1 :]]
         anew = timing_of(problem, candidate)
         added_slots = {row: len(line.slots) - len(old.slots)}
@@ -247,6 +247,6 @@ def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Schedul
 
 
 def test_dualpipe_folds_and_unfolds() -> None:
-    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Costs().two("BF") / 2),)), 9, folded=True)
+    problem = make_problem(BIDIRECTIONAL, 8, 20, Costs(pairs=(("BF", Costs().pair_time("BF") / 2),)), 9, folded=True)
     schedule = dualpipe(8, 20)
     assert schedule_of_slots(problem, slots_of_schedule(problem, schedule)).actions == schedule.actions

@@ -10,7 +10,7 @@ from compiler.tools.editor.actions import actions
 from compiler.tools.editor.navigation import Symbol, definition, references, symbols
 from dsl import load
 from dsl.messages.diagnostics import Span
-from dsl.resolve.files import over
+from dsl.resolve.files import reader_of_texts
 from dsl.text.edits import apply
 from tests.compiler.tools.editor.texts import HERE, QUICKSTART, ROOT, cursor, documented, in_quickstart
 
@@ -128,7 +128,7 @@ def test_each_edit_for_a_conflict_resolves_it() -> None:
     assert resolutions and sum(action.is_preferred for action in resolutions) <= 1
     for action in resolutions:
         new_text = apply(text, action.edits)
-        assert not load.analyse(HERE, reader=over({HERE: new_text})).diagnostics, action.title
+        assert not load.analyse(HERE, reader=reader_of_texts({HERE: new_text})).diagnostics, action.title
 
 
 def test_an_edit_of_another_file_names_it() -> None:

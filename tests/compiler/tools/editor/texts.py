@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from compiler.tools.editor.outline import OpenDocument, document
-from dsl.resolve.files import over
+from dsl.resolve.files import reader_of_texts
 
 ROOT = Path(__file__).parents[4]
 QUICKSTART = (ROOT / "specs/quickstart.dsc").read_text("utf-8")
@@ -17,7 +17,7 @@ def documented(text: str, path: str = HERE, **others: str) -> OpenDocument:
     """The document of a text. `others`: neighbouring files, where `lib="…"` is lib.dsc."""
     texts = {os.path.realpath(path): text}
     texts |= {os.path.realpath(Path(path).parent / f"{name}.dsc"): content for name, content in others.items()}
-    return document(path, over(texts))
+    return document(path, reader_of_texts(texts))
 
 
 def cursor(marked: str, **others: str) -> tuple[OpenDocument, int]:

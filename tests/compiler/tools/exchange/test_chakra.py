@@ -257,7 +257,7 @@ def flops_of(found: TimedPlan, rank: int) -> int:
     for step in found.schedule.actions[rank]:
         for action in (candidate for candidate in actions_of(step) if not is_copy(candidate)):
             chains = lowering.chains(action.stage, rank)
-            for node in chains.of(action.kind):
+            for node in chains.chain(action.kind):
                 if node.instruction.kind == "run":
                     cost = dict(chains.cuts[node.instruction.site].costs)[node.instruction.phase]
                     total += cost.flops + cost.flops_row * chains.rows

@@ -16,7 +16,7 @@ def keys_of(**values: object) -> Keys:
 
 def told(keys: Keys) -> dict[str, tuple[str, str]]:
     """Key → kind and value in the ledger."""
-    keys.rest()
+    keys.record_unknown()
     return {entry.key: (entry.kind, entry.value) for entry in keys.ledger()}
 
 

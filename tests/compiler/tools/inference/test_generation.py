@@ -41,7 +41,7 @@ def test_greedy_tokens_equal_those_without_a_cache(kind: str) -> None:
         assert first(plain(models.ours, prompt, Sampler())) == expected
         if models.ours.can_draft:
             assert first(drafted(models.ours, prompt, Sampler(), drafts)) == expected
-            assert COUNT / 2 - 1 <= drafts.drafted <= COUNT and 0 <= drafts.taken <= drafts.drafted
+            assert COUNT / 2 - 1 <= drafts.drafted <= COUNT and 0 <= drafts.accepted <= drafts.drafted
         words.update(expected)
     assert len(words) > 3, "models that say one word would agree with anything"
 
@@ -71,7 +71,7 @@ def test_drafts_that_are_right_or_wrong(kind: str, right: bool) -> None:
     oracle = Oracle(models.ours, right)
     oracle.both, oracle.prompt = models, prompt
     assert first(drafted(oracle, prompt, Sampler(), drafts)) == first(by_reference(models, prompt))
-    assert drafts.taken == (drafts.drafted if right else 0)
+    assert drafts.accepted == (drafts.drafted if right else 0)
     assert drafts.drafted == (COUNT // 2 if right else COUNT - 1)
 
 
@@ -124,7 +124,7 @@ def test_sampled_drafts_keep_the_probabilities(top_p: float) -> None:
         language_model: LanguageModel = model  # type: ignore[assignment]
         histograms[False][tuple(islice(plain(language_model, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
         histograms[True][tuple(islice(drafted(language_model, prompt, Sampler(0.9, top_p, seed), drafts), 3))] += 1
-    assert 0.2 < drafts.taken / drafts.drafted < 0.9
+    assert 0.2 < drafts.accepted / drafts.drafted < 0.9
     for counts in histograms.values():
         assert counts.keys() <= expected.keys(), "what has no probability was drawn"
         assert chi_square_is_likely(counts, expected, count)

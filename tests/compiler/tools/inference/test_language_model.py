@@ -89,7 +89,7 @@ class Again(Continued):
             setattr(self, op, partial(self._attention, op, forward))
 
     def _attention(self, op: str, whole: object, *args: object) -> Tensor:
-        return self._again(op, whole, args)  # type: ignore[arg-type]
+        return self._run_on_all_tokens(op, whole, args)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
@@ -112,7 +112,7 @@ def test_numbers_per_token_in_a_cache(kind: str) -> None:
     cache = models.ours.cache()
     models.ours.extend(tokens_of(models, TOKENS), cache)
     models.ours.extend(tokens_of(models, 1), cache)
-    rows = cache._tables["L1.attention"]._kept.values()
+    rows = cache._tables["L1.attention"]._cached.values()
     attention = models.ours.spec.model.attention_of(1)
     if attention.kind == "mla":
         numbers = attention.kv_rank + attention.head_dim.rope

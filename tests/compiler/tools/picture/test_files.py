@@ -217,7 +217,7 @@ def test_every_format_gives_the_same_each_time(name: str) -> None:
 
 def test_too_large_pictures_suggest_another_format() -> None:
     picture = make_picture(("1f1b", 2, 3))
-    assert all(form.most >= 64 * 512 * 2 for form in FORMATS.values())
+    assert all(form.max_actions >= 64 * 512 * 2 for form in FORMATS.values())
 
     class Huge(Picture):
         num_actions = 600_000  # type: ignore[assignment]

@@ -79,11 +79,11 @@ def test_fitted_costs_recover_those_of_the_trace(name: str, P: int, N: int, tmp_
     assert read == fitted(schedule, measured)
     kinds = {action for rank in schedule.actions for step in rank for action in str(step) if action in "FBIW"}
     for kind in kinds:
-        assert float(read.one(kind)) == pytest.approx(float(UNEVEN.one(kind)), rel=2e-3)
+        assert float(read.lone_time(kind)) == pytest.approx(float(UNEVEN.lone_time(kind)), rel=2e-3)
     assert [float(w) for w in read.stages] == pytest.approx([float(w) for w in UNEVEN.stages], rel=2e-3)
     assert float(read.latency) == pytest.approx(0.25, abs=2e-3)
     if name == "dualpipe":
-        assert float(read.two("FB")) == pytest.approx(5.1, rel=5e-3)
+        assert float(read.pair_time("FB")) == pytest.approx(5.1, rel=5e-3)
     planned, actual = simulate(schedule, read), simulate(schedule, UNEVEN)
     assert float(planned.makespan) == pytest.approx(float(actual.makespan), rel=5e-3)
 

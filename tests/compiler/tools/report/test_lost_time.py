@@ -114,4 +114,4 @@ def test_time_that_failures_cost_has_its_step() -> None:
     run.fail(saved=2, until_found=3.0, until_start=4.0)
     run.train(1.5)
     run.event("end")
-    assert run.found().at == pytest.approx({3: 1.0 + 7.0, 4: 1.0})
+    assert run.found().lost_at == pytest.approx({3: 1.0 + 7.0, 4: 1.0})
