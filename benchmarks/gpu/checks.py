@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.cases import CASES, Case
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import copied, emitted, error, exact, results
-from benchmarks.gpu.workers import serve
+from runtime.system.workers import serve
 
 NUM_SMS_ODD = 7  # so few that persistent programs have several tiles each
 

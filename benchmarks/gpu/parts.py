@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import training
-from benchmarks.gpu.workers import Answer, Task, run
+from runtime.system.workers import Answer, Task, run
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("torch", "triton", "jinja2", "numpy")  # packages for parts that emit kernels

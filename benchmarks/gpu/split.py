@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import emitted
-from benchmarks.gpu.workers import serve
 from compiler.emit.kernels.kernel import FUSION
+from runtime.system.workers import serve
 
 SPLITS = ((112, 20), (124, 8))  # SMs of the product and of the copy: DeepSeek-V3's, and what newer exchanges need
 RUNS = 15

@@ -16,7 +16,7 @@ from benchmarks.gpu.limits import in_turn, limits
 from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import copied, emitted, moved_bytes, results
-from benchmarks.gpu.workers import serve
+from runtime.system.workers import serve
 
 TORCH, COMPILED = "torch", "compiled"
 SLOW_S = 0.3  # peers slower than this are timed once

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from compiler.emit import recipe
 from compiler.emit.kernels import reason
-from compiler.emit.kernels.calls import KernelCall
+from compiler.emit.kernels.calls import KernelCall, use_of
 from compiler.emit.quantised import Making
 from compiler.ir import Bucket, Buffer, Communication, Emitted, Message, Plan, Program, Replica, SegmentCode, Stage, Use
 from compiler.ir.expert_placement import most_rows
@@ -397,3 +398,24 @@ def _steps(
         elements = max(owned.values(), default=0)
         why = None if kernel else reason(call.op, call.arguments)
         yield contract.OptimizerStep(call.op, kernel, why, elements, elements * update_bytes(spec.precision, row))
+
+
+# --- launches.json: the calls of kernels that ranks make
+
+
+def launches_json(
+    plan: Plan,
+    segments: Mapping[object, SegmentCode],
+    quantised: Mapping[str, Making],
+    updates: Sequence[tuple[KernelCall, str | None]],
+) -> str:
+    """Return the text of launches.json, with segments in model order. Arguments as in `kernels_json`."""
+    callers: dict[contract.KernelUse, dict[str, None]] = {}  # call → the segments that make it
+    for use in plan.uses:
+        code = segments[use.segment.key]
+        makings = [quantised[tensor] for _, tensor in use.params if tensor in quantised]
+        weights = [use_of(making.kernel.name, making.call) for making in makings if making.kernel]
+        for call in (*code.uses, *weights):
+            callers.setdefault(call, {})[code.name] = None
+    calls = [replace(call, segments=tuple(names)) for call, names in callers.items()]
+    return pretty(contract.LaunchList((*calls, *(use_of(kernel, call) for call, kernel in updates if kernel))))

@@ -7,7 +7,15 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from compiler.emit.build_files import kernels_json, plan_json, plan_text, program_json, train_py, watch_json
+from compiler.emit.build_files import (
+    kernels_json,
+    launches_json,
+    plan_json,
+    plan_text,
+    program_json,
+    train_py,
+    watch_json,
+)
 from compiler.emit.kernels import KERNELS, emit_kernel
 from compiler.emit.kernels.calls import updates as calls_of_optimizer
 from compiler.emit.quantised import quantised, rows
@@ -114,16 +122,12 @@ class Emission:
             (call, emit_kernel(call.op, call.arguments, num_sms(spec)) if call.op in KERNELS else None)
             for call in calls_of_optimizer(spec)
         ]
+        named = [(call, kernel.name if kernel else None) for call, kernel in updates]
         makings = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
-            "kernels.json": kernels_json(
-                spec,
-                lowered.plan,
-                self.codes,
-                makings,
-                [(call, kernel.name if kernel else None) for call, kernel in updates],
-            ),
+            "kernels.json": kernels_json(spec, lowered.plan, self.codes, makings, named),
+            "launches.json": launches_json(lowered.plan, self.codes, makings, named),
             "plan.json": plan_json(spec, lowered, self.overlaps, rows(makings)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),

@@ -14,10 +14,14 @@ from runtime import contract
 class Making:
     """How a weight is quantised."""
 
-    op: str
+    call: KernelCall
     kernel: KernelFile | None
     reason: str | None  # why there is no kernel
     suffixes: tuple[str, ...]  # of the names of its tensors
+
+    @property
+    def op(self) -> str:
+        return self.call.op
 
 
 def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
@@ -38,7 +42,7 @@ def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
 
 def _making(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> Making:
     file = emit_kernel(call.op, call.arguments, num_sms)
-    return Making(call.op, file, None if file else reason(call.op, call.arguments), suffixes)
+    return Making(call, file, None if file else reason(call.op, call.arguments), suffixes)
 
 
 def rows(makings: dict[str, Making]) -> tuple[contract.QuantisedTensor, ...]:

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from compiler.emit.kernels import KernelFile, emit_kernel, reason
-from compiler.emit.kernels.calls import call_of
+from compiler.emit.kernels.calls import call_of, use_of
 from compiler.files.cache import text_of
 from compiler.ir import Emitted, Segment, SegmentCode
 from compiler.ir.module import Module
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.printer import module_name
+from runtime.contract.launches import LaunchList
+from runtime.system.strict_json import tree
 
 # --- The module of a segment: its graph, checked against a torch trace and printed as plain Python, and its kernels
 
@@ -64,8 +66,11 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
         for node in nodes
         if node.op != COLUMNS
     )
-    runtime_ops = printer.runtime_ops(parts)
-    return SegmentCode(printer.module_name(segment), source, runtime_ops, tuple(sorted(files.items())), calls)
+    uses = dict.fromkeys(
+        use_of(file.name, call_of(joint, node)) for node, file in kernels.items() if file and not node.call
+    )
+    runtime_ops, texts = printer.runtime_ops(parts), tuple(sorted(files.items()))
+    return SegmentCode(printer.module_name(segment), source, runtime_ops, texts, calls, tuple(uses))
 
 
 def _emitted(
@@ -235,6 +240,7 @@ def entry(key: str, code: SegmentCode) -> str:
     """Return the text of an entry. `read` is the inverse."""
     calls = [astuple(call) for call in code.calls]
     value = {"name": code.name, "source": code.source, "ops": code.ops, "kernels": code.kernels, "calls": calls}
+    value["launches"] = tree(LaunchList(code.uses))
     return json.dumps({"key": key, "sha256": _digest(json.dumps(value)), "code": value}) + "\n"
 
 
@@ -244,7 +250,9 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
         value = json.loads(text)["code"]
         kernels = tuple((str(name), str(source)) for name, source in value["kernels"])
         calls = tuple(_call(*call) for call in value["calls"])
-        code = SegmentCode(str(value["name"]), str(value["source"]), tuple(map(str, value["ops"])), kernels, calls)
+        uses = LaunchList.from_json(json.dumps(value["launches"])).calls
+        name, ops = str(value["name"]), tuple(map(str, value["ops"]))
+        code = SegmentCode(name, str(value["source"]), ops, kernels, calls, uses)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     valid = code.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from compiler.ir.dtypes import extent_at, has_rows, tensor_bytes
+from runtime.contract.launches import KernelUse
 from runtime.contract.slices import Slice
 
 
@@ -275,3 +276,4 @@ class SegmentCode:
     ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
     kernels: tuple[tuple[str, str], ...] = ()  # (file in kernels/ without suffix, source text)
     calls: tuple[Emitted, ...] = ()  # in the order of its functions
+    uses: tuple[KernelUse, ...] = ()  # of kernels, each once; without the name of this segment

@@ -38,10 +38,11 @@ _ALWAYS = (
     "schedule.txt",
     "train.py",
     "kernels.json",
+    "launches.json",
     "watch.json",
 )
 _LISTED = re.compile(  # files that a manifest may list
-    r"spec\.resolved|plan\.json|plan\.txt|schedule\.txt|train\.py|kernels\.json|report\.html|watch\.json|placement\.json|rates\.json"
+    r"spec\.resolved|plan\.json|plan\.txt|schedule\.txt|train\.py|kernels\.json|launches\.json|report\.html|watch\.json|placement\.json|rates\.json"
     r"|initial\.sha256|modules\.json"
     r"|(program|certificate)/(train|evaluate)_[1-9][0-9]{0,8}\.json|stages/rank_(0|[1-9][0-9]{0,5})\.py"
     r"|rewards/[A-Za-z_][A-Za-z0-9_]{0,63}\.py"

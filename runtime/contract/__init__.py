@@ -10,6 +10,7 @@ a field here, in the order of the file. No torch.
 | `program/*.json` | Program |
 | `certificate/*.json` | Certificate |
 | `kernels.json` | KernelList |
+| `launches.json` | LaunchList |
 | `manifest.json` | Manifest |
 | `watch.json` | Watch |
 """
@@ -36,6 +37,7 @@ from runtime.contract.held import (
     QuantisedTensor,
 )
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
+from runtime.contract.launches import KernelArgument, KernelUse, LaunchList, TensorArgument
 from runtime.contract.mesh import Mesh, NodeKind, Opening, node_kind
 from runtime.contract.plan import (
     BodyTimes,
@@ -113,7 +115,10 @@ __all__ = [
     "HeldParameter",
     "Host",
     "Initial",
+    "KernelArgument",
     "KernelList",
+    "KernelUse",
+    "LaunchList",
     "LinkTraffic",
     "Mesh",
     "MetricsSinks",
@@ -144,6 +149,7 @@ __all__ = [
     "SegmentKernels",
     "SpikeRecipe",
     "StageMessage",
+    "TensorArgument",
     "TrainRecipe",
     "TrainedTokenizer",
     "UpdateOfRest",

@@ -66,6 +66,21 @@ class RecordName(str):
         return self.kind == "logits"
 
 
+class KernelExtent(str):
+    """An extent of a kernel's tensor: a number, `R` for the received rows, or `R/128` for their tiles, rounded up."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"[0-9]{1,18}|[RPX](/[1-9][0-9]{0,17})?"  # P: copies of tokens; X: forwarded rows
+
+    @property
+    def has_rows(self) -> bool:
+        return not self.isdecimal()
+
+    def at(self, rows: int) -> int:
+        """Return the extent for a number of rows."""
+        return -(-rows // int(self[2:] or 1)) if self.has_rows else int(self)
+
+
 class ActionName(str):
     """An action without its micro-batch: `F3` is the forward of stage 3."""
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.build.build import Build, BuildError
+from runtime.build.compile_kernels import compile_for_rank
 from runtime.checkpoint.loading import LoadedCheckpoint, load, with_base
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
@@ -98,6 +99,7 @@ class Evaluation:
         """Compute the loss; rank 0 writes it. This is the target of a launch."""
         plan, device = self.build.plan, take(self.device, rank)
         divide(device, plan.communication_sms)
+        compile_for_rank(self.build, rank, device.type, board.set_action, board.say)
         endpoint = Endpoint(device, "auto", PEER_TIMEOUT_S, sms=plan.communication_sms)
         start = Start(weights=self.checkpoint, load=partial(snapshot.put_weights, kind=self.kind))
         trainer = Trainer(self.build, rank, self.samples, self.samples, board, endpoint, start)

@@ -13,6 +13,7 @@ import torch
 
 from runtime.build import run_copy
 from runtime.build.build import Build
+from runtime.build.compile_kernels import compile_for_rank
 from runtime.checkpoint.places import CopyPlace, places_of
 from runtime.checkpoint.shard_manifest import BASE, CHECKPOINTS, base_named
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
@@ -161,6 +162,7 @@ class Loop:
         prompts = self._prompts()
         samples, validation = None if prompts else self._samples("train"), self._validation()
         device, name = self.ranks.take(rank, world, self.build.plan)
+        compile_for_rank(self.build, rank, device.type, board.set_action, say)
         policy, endpoint = self._policy(prompts), self.ranks.endpoint(device, self.build.plan)
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint, self.start, policy)
         observers: list[Observer] = []

@@ -204,20 +204,18 @@ def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
 
 
 def _union(alternatives: tuple[Any, ...]) -> Reader:
-    """Return the reader of a union: None with one other form, or an object with a non-object."""
-    objects = [_reader(alternative) for alternative in alternatives if is_dataclass(alternative)]
-    non_objects = [
-        _reader(alternative)
-        for alternative in alternatives
-        if alternative is not type(None) and not is_dataclass(alternative)
-    ]
+    """Return the reader of a union: an object, None, and numbers or one other form."""
+    objects = [_reader(form) for form in alternatives if is_dataclass(form)]
+    others = {form: _reader(form) for form in alternatives if form is not type(None) and not is_dataclass(form)}
     optional = type(None) in alternatives
-    assert len(objects) <= 1 and len(non_objects) <= 1, alternatives
+    assert len(objects) <= 1 and (len(others) <= 1 or others.keys() <= {int, float, bool}), alternatives
 
     def reader(value: Any, path: str) -> Any:
         if value is None and optional:
             return None
-        (read_value,) = objects if objects and (isinstance(value, dict) or not non_objects) else non_objects
+        if objects and (isinstance(value, dict) or not others):
+            return objects[0](value, path)
+        read_value = others[type(value)] if type(value) in others else next(iter(others.values()))
         return read_value(value, path)
 
     return reader

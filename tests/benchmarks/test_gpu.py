@@ -21,9 +21,10 @@ from benchmarks.gpu.sizes import EVEN, TINY, V3, Make
 from benchmarks.gpu.verify import copied, describe, error, exact, folder, moved_bytes, results
 from compiler.emit.kernels import KERNELS, emit_kernel
 from dsl.schema import OPTIMIZERS
+from runtime.build.launches import Launch
 from runtime.ops import OPS
 from tests.compiler.emit.kernels.conftest import interpret  # noqa: F401
-from tests.compiler.emit.kernels.gate import Launch, judge
+from tests.compiler.emit.kernels.gate import judge
 from tests.runtime.ops.native.paths import path  # noqa: F401
 
 Interpret = Callable[..., Any]

@@ -23,8 +23,8 @@ from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.facts import digest, emitted
 from benchmarks.gpu.page import FACTS, PAGE, RESULTS, compiled, current, families, floor, launches, page, reached
 from benchmarks.gpu.parts import PARTS, Report, run_parts
-from benchmarks.gpu.workers import run
 from benchmarks.side_by_side import WHY
+from runtime.system.workers import run
 from tests.progress import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_task_that_hangs_is_stopped() -> None:
 def test_a_run_that_is_interrupted_ends_its_workers() -> None:
     """SIGINT comes to all processes of a terminal."""
     code = f"""
-from benchmarks.gpu.workers import run
+from runtime.system.workers import run
 from tests.progress import PATIENCE_S
 def say(task, answer): print(task, answer, flush=True)
 run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 1e6, float("inf"), say)

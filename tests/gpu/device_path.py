@@ -1,7 +1,8 @@
 """Ranks of a test: `python -m tests.gpu.device_path FOLDER WORLD` runs a step of FOLDER/build on the pretend device.
 
 NCCL is simulated too. Each rank writes FOLDER/rank_<r>.txt, what its device would see, in order, and
-FOLDER/rank_<r>.json, how often the host waits during each action.
+FOLDER/rank_<r>.json, how often the host waits during each action; and FOLDER/calls_<r>.json, its calls of kernels, in
+the form of launches.json.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 
 from runtime.build.build import Build
 from runtime.comm.connect import Endpoint
+from runtime.contract import LaunchList
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
 from runtime.step.trainer import Trainer
-from tests.gpu.pretend import DEVICE, Kind, pretended
+from runtime.system.strict_json import pretty
+from tests.gpu.pretend import DEVICE, SEEN, Kind, pretended
 from tests.gpu.pretend_nccl import nccl
 from tests.runtime.step.samples import RandomSamples, steady_weight
 
@@ -87,6 +90,7 @@ def main(folder: Path, world: int) -> int:
             trainer.train_step()
         (folder / f"rank_{rank}.txt").write_text(record.text(), "utf-8")
         (folder / f"rank_{rank}.json").write_text(json.dumps(record.blocking), "utf-8")
+        (folder / f"calls_{rank}.json").write_text(pretty(LaunchList(tuple(SEEN.calls))), "utf-8")
 
     outcome = launch(
         target, world, folder=folder, supervision=Supervision(hang_timeout_s=120), backend="gloo" if world > 1 else None

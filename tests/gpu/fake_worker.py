@@ -1,4 +1,4 @@
-"""A worker of benchmarks/gpu/workers.py whose tasks tell it how to behave."""
+"""A worker of runtime/system/workers.py whose tasks tell it how to behave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.workers import serve
+from runtime.system.workers import serve
 
 
 def handle(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from runtime.build import kernels
+from runtime.contract import KernelUse, TensorArgument
+from runtime.contract.names import KernelExtent
 from runtime.state import optimizers, quantised
 
 # launch: of a kernel · copy: the host continues · blocking copy: the host waits · host waits: for the device
@@ -149,6 +151,7 @@ class Seen:
     def __init__(self) -> None:
         self.see: See | None = None
         self.stream, self.kernels, self.streams = "compute", 0, 0
+        self.calls: dict[KernelUse, None] = {}  # distinct calls of kernels, in order
 
     def say(self, kind: Kind, what: str) -> None:
         if self.see is not None and not self.kernels:
@@ -247,10 +250,24 @@ def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., A
 
     @functools.wraps(otherwise)
     def op(*args: Any, **kwargs: Any) -> Any:
+        if not SEEN.kernels:
+            SEEN.calls.setdefault(_use(file, otherwise.__name__, args))
         with SEEN.within_kernel(f"{file}: {otherwise.__name__}"):
             return otherwise(*args, **kwargs)
 
     return op
+
+
+def _use(file: str, op: str, args: tuple[Any, ...]) -> KernelUse:
+    """The call of a kernel with these arguments, as launches.json would list it."""
+    return KernelUse(file, op, tuple(_described(arg) if isinstance(arg, Pretend) else arg for arg in args))
+
+
+def _described(tensor: Pretend) -> TensorArgument:
+    shape, strides = (tuple(KernelExtent(str(size)) for size in sizes) for sizes in (tensor.shape, tensor.stride()))
+    offset = tensor.inner.storage_offset()
+    is_plain = tensor.is_contiguous() and not offset
+    return TensorArgument(str(tensor.dtype).removeprefix("torch."), shape, () if is_plain else strides, offset)
 
 
 @contextlib.contextmanager

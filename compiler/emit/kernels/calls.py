@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from compiler.ir import Buffer
 from compiler.ir.names import parameter_of
 from compiler.model.ops.rule import statistics_dtype
+from runtime.contract.launches import KernelUse, TensorArgument
+from runtime.contract.names import KernelExtent
 
 if TYPE_CHECKING:
     from compiler.ir import Segment
@@ -120,6 +122,22 @@ def call_of(joint: Joint, node: OpNode) -> KernelCall:
             by_column = TensorLayout((1, tensor.shape[0])) if arg in joint.columns else None
             arguments.append((Buffer(arg, tensor.shape, tensor.dtype), by_column or _view(joint, arg)))
     return _call(node.op, arguments)
+
+
+def use_of(kernel: str, call: KernelCall, segments: tuple[str, ...] = ()) -> KernelUse:
+    """The call of a kernel file, as launches.json lists it."""
+
+    def tensor(buffer: Buffer, layout: TensorLayout | None) -> TensorArgument:
+        strides = tuple(map(_extent, layout.strides)) if layout else ()
+        return TensorArgument(buffer.dtype, tuple(map(_extent, buffer.shape)), strides, layout.offset if layout else 0)
+
+    arguments = zip(call.arguments, call.layouts, strict=True)
+    listed = tuple(tensor(part, layout) if isinstance(part, Buffer) else part for part, layout in arguments)
+    return KernelUse(kernel, call.op, listed, segments)
+
+
+def _extent(extent: int | str) -> KernelExtent:
+    return KernelExtent(str(extent))
 
 
 def _view(joint: Joint, value: str) -> TensorLayout | None:

@@ -37,7 +37,8 @@ from triton.backends.compiler import GPUTarget
 
 from compiler.emit.kernels import KERNELS
 from compiler.emit.kernels.kernel import KernelFile
-from tests.compiler.emit.kernels.gate_launch import Launch, load, record, source_of
+from runtime.build.launches import Launch, record
+from tests.compiler.emit.kernels.gate_launch import has_eight_bits, load, num_descriptors, source_of, streams_rows
 from tests.compiler.emit.kernels.gate_read import (
     PRODUCTS,
     REPORTED_IN_PTX,
@@ -134,7 +135,7 @@ class Gate:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             module = load(file, Path(folder))
             launches = [
-                launch for launch in record(module, op, arguments) if target.eight_bits or not launch.eight_bits
+                launch for launch in record(module, op, arguments) if target.eight_bits or not has_eight_bits(launch)
             ]
             return tuple(self._verdict(launch, streams) for launch in launches)
 
@@ -159,7 +160,7 @@ def judge(launch: Launch, target: Target = SM_90, streams: Streams | None = None
 def key_of(launch: Launch, target: Target, streams: Streams | None = None) -> str:
     """The inputs of a verdict, besides this module and the version of Triton."""
     source, options = _source_of(launch, target)
-    held_to = _streams(launch, target, streams), launch.streams_rows
+    held_to = _streams(launch, target, streams), streams_rows(launch)
     return f"{launch.name} {target.name} {source.hash()} {sorted(options.items())} {held_to}"
 
 
@@ -184,7 +185,7 @@ def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict
     failures = [
         *_of_products(target, asm["ttir"], instructions),
         *(_of_copies(launch, asm["ttir"], instructions) if target.strict else ()),
-        *_of_streams(streams, moves(asm["ptx"]), launch.streams_rows),
+        *_of_streams(streams, moves(asm["ptx"]), streams_rows(launch)),
     ]
     spills = usage["STACK"] or instructions & {"LDL", "STL"}
     if target.strict and spills:
@@ -246,10 +247,10 @@ def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[
         if op in ttir and name not in instructions
     ]
     used = len(set(re.findall(r"tt\.descriptor_\w+ (%\w+)", ttir)))
-    num_descriptors = launch.num_descriptors + ttir.count("tt.make_tensor_descriptor")
+    copies = num_descriptors(launch) + ttir.count("tt.make_tensor_descriptor")
     return [
         *failures,
-        *([f"takes {num_descriptors} descriptors and copies by {used}"] if used < num_descriptors else []),
+        *([f"takes {copies} descriptors and copies by {used}"] if used < copies else []),
     ]
 
 

@@ -30,12 +30,14 @@ from types import ModuleType
 import triton
 from pydantic import TypeAdapter
 
-from benchmarks.gpu import workers
 from compiler.emit.kernels import KernelFile, emit_kernel
 from compiler.emit.kernels.calls import KernelCall
+from runtime.build import launches as recorded_launches
+from runtime.build.launches import Launch, record
+from runtime.system import workers
 from tests.compiler.emit.kernels import gate, gate_launch, gate_read
 from tests.compiler.emit.kernels.gate import SM_90, TARGETS, Target, Verdict, judge, key_of, streams_of
-from tests.compiler.emit.kernels.gate_launch import Launch, arguments_of, load, record
+from tests.compiler.emit.kernels.gate_launch import arguments_of, has_eight_bits, load
 from tests.compiler.emit.kernels.shapes import VARIANTS, Variant, kernel_calls, rows_of
 
 KEPT = Path(".triton/verdicts")
@@ -122,7 +124,7 @@ def jobs_of(file: KernelFile, call: KernelCall, target: Target) -> Iterator[Job]
     streams = streams_of(call.op)
     for rows in rows_of(call) if target is SM_90 else rows_of(call)[:1]:
         for index, launch in enumerate(launches(file, call, rows)):
-            if target.eight_bits or not launch.eight_bits:
+            if target.eight_bits or not has_eight_bits(launch):
                 key = hashlib.sha256(f"{_of_the_gate()} {key_of(launch, target, streams)}".encode()).hexdigest()
                 yield Job(key, file, call, rows, index, target.name)
 
@@ -148,7 +150,9 @@ def _module(file: KernelFile) -> ModuleType:
 
 @functools.cache
 def _of_the_gate() -> str:
-    text = "".join(Path(str(module.__file__)).read_text() for module in (gate, gate_launch, gate_read))
+    text = "".join(
+        Path(str(module.__file__)).read_text() for module in (gate, gate_launch, gate_read, recorded_launches)
+    )
     return f"{triton.__version__} {text}"
 
 

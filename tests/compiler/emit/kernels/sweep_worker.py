@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
-from benchmarks.gpu.workers import Answer, Task, serve
+from runtime.system.workers import Answer, Task, serve
 from tests.compiler.emit.kernels.sweep import JOB, verdict_of
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import tests.compiler.emit.kernels.sweep as sweep
+from runtime.build.launches import Launch
 from tests.compiler.emit.kernels.gate import GFX942, SM_90, TARGETS, Verdict, key_of
-from tests.compiler.emit.kernels.gate_launch import Launch
+from tests.compiler.emit.kernels.gate_launch import streams_rows
 from tests.compiler.emit.kernels.shapes import VARIANTS
 from tests.compiler.emit.kernels.sweep import Row, Sweep, launches, main, plan, recall, table, written
 
@@ -128,7 +129,7 @@ def test_a_verdict_is_reused_only_for_equal_inputs(monkeypatch: pytest.MonkeyPat
 def test_wide_loads_are_required_of_views_with_known_strides() -> None:
     def wanted(stride: int, width: int = 128) -> bool:
         rows = torch.empty(64, stride, device="meta")[:, :width]
-        return Launch(None, (rows, torch.empty(64, width, device="meta")), ()).streams_rows
+        return streams_rows(Launch(None, (rows, torch.empty(64, width, device="meta")), ()))
 
     assert wanted(128) and wanted(576)
     assert not wanted(136), "16 bytes divide 136 · 4, but 16 does not divide 136"

@@ -36,8 +36,8 @@ def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
     text = Certificates(digests).json(name, program, schedule, prove(program, plan))
-    other_files = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "watch.json", "report.html")
-    return dict.fromkeys(other_files, "") | files | {f"certificate/{name}.json": text}
+    other_files = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "launches.json")
+    return dict.fromkeys((*other_files, "watch.json", "report.html"), "") | files | {f"certificate/{name}.json": text}
 
 
 def name_of(program: Program) -> str:
