@@ -37,7 +37,7 @@ OTHERWISE: tuple[tuple[str, ...], ...] = (
     ("precision=bf16",),
     ("precision=fp32",),
     (UNFUSED,),
-    ("recompute=[logits]", "precision=bf16"),
+    ("recompute=[logits]", "recompute_layers=none", "precision=bf16"),
 )
 # Features of published models that no shipped spec has: bounded attention, and other activations.
 GROUPED, DENSE = "model.attention", "model.layers.0.ffn"
