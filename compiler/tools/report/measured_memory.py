@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from compiler.files.text import read_form
 from compiler.ir.expert_placement import Received
 from compiler.predict.memory import gib, rank_memories
+from compiler.predict.prediction import RankMemory
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from dsl.schema import Spec
@@ -90,3 +91,21 @@ def measured_line(ranks: tuple[MeasuredMemory, ...]) -> str:
         f"{peak}; {len(differing)} of {len(ranks)} ranks differ from their plan, rank {worst.rank} the most: "
         f"planned {worst.planned:,} bytes, measured {worst.measured:,}"
     )
+
+
+def device_line(metrics: Sequence[Mapping[str, Any]], planned: Sequence[RankMemory]) -> str | None:
+    """Return one line that compares the memory of devices with the plan; None if no row of metrics has it.
+
+    `planned`: the memory of each pipeline rank. A row has the most of any rank so far.
+    """
+    tensors, reserved = (
+        max((row[key] for row in metrics if type(row.get(key)) is int), default=None)
+        for key in ("memory_bytes", "reserved_bytes")
+    )
+    if tensors is None:
+        return None
+    fullest = max(planned, key=lambda rank: rank.peak_bytes)
+    words = [f"{gib(tensors)} of tensors, planned {gib(fullest.peak_bytes)} on pipeline rank {fullest.pp_rank}"]
+    if reserved is not None:
+        words.append(f"{gib(reserved)} reserved by the allocator, of {gib(fullest.capacity_bytes)} that plans may use")
+    return "; ".join(words)

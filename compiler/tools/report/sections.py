@@ -18,7 +18,7 @@ from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
-from compiler.tools.report.measured_memory import MeasuredMemory, measured_line
+from compiler.tools.report.measured_memory import MeasuredMemory, device_line, measured_line
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
@@ -109,6 +109,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
     elements = {replica.key: replica.num_elements for replica in plan.replicas if replica.role in HELD}
     held_elements = _held_elements(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=step.timed.timeline)
+    device = device_line(run.metrics, planned.ranks) if run else None
     return Report(
         name=spec.name,
         subtitle=f"{spec.model.name} on {spec.cluster.name}",
@@ -121,6 +122,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
             ("precision", spec.precision.name),
             ("idle in the schedule, predicted", f"{panel.idle:.1%}"),
             *((("values, measured", measured_line(run.memory)),) if run and run.memory else ()),
+            *((("memory of a device, measured", device),) if device else ()),
         ),
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",

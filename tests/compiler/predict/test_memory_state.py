@@ -21,7 +21,7 @@ from compiler.predict.predict import predict
 from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
-from compiler.tools.report.measured_memory import MeasuredMemory, measured_line
+from compiler.tools.report.measured_memory import MeasuredMemory, device_line, measured_line
 from dsl.load import load
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
@@ -134,6 +134,18 @@ def test_warns_if_a_ranks_memory_differs_from_the_plan() -> None:
     assert line == (
         "4.0 KiB on rank 1; 2 of 4 ranks differ from their plan, rank 3 the most: planned 1,050 bytes, measured 1,024"
     )
+
+
+def test_the_report_compares_devices_with_the_plan() -> None:
+    """Of the rows of metrics, the most counts; a run on CPUs has none."""
+    peaks = (60, 71, 64)
+    ranks = [memory(rank, capacity_bytes=75 * GIB, peak_bytes=peak * GIB) for rank, peak in enumerate(peaks)]
+    rows = [{"memory_bytes": used * GIB, "reserved_bytes": (used + 4) * GIB} for used in (65, 70, 70)]
+    assert device_line([{}, *rows], ranks) == (
+        "70.0 GiB of tensors, planned 71.0 GiB on pipeline rank 1;"
+        " 74.0 GiB reserved by the allocator, of 75.0 GiB that plans may use"
+    )
+    assert device_line([{"process_bytes": GIB}], ranks) is None
 
 
 def test_sizes_are_printed_in_a_suitable_unit() -> None:
