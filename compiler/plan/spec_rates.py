@@ -89,6 +89,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     context, columns = spec.parallel.context, spec.parallel.columns
     share = spec.sequence_ranks // context  # tensor ranks that have parts of one sequence
     contexts = range(0, context * tensor, tensor)
+    route = "network" if spec.routes_by_nodes else "node"
     return Rates(
         points={key: points for key, (points, _) in rated_points.items()},
         fabric=fabric,
@@ -99,7 +100,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
             "sq": tuple(rank * columns + first + offset for first in contexts for offset in range(share)),
         },
         launch_s=_seconds(part_table)["launch"],
-        host_read_s=_seconds(part_table)["host_read"] if spec.parallel.expert_group > 1 else 0.0,
+        host_read_s=_seconds(part_table)[f"host_read_{route}"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,
         plain=precision.compute,
         cores=part_table.device.cores if node.device.bf16 is None else None,

@@ -51,7 +51,15 @@ LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
 HOST = "host"  # copies between an accelerator and pinned host memory, byte/s per direction
 BYTES = (*MEMORY, *LINKS, "optimizer", HOST)
 # Rows in seconds: a launch, the latencies of transfers, and the time until a host has read numbers from its device.
-SECONDS = ("launch", "exchange_node", "exchange_network", "latency_node", "latency_network", "host_read")
+SECONDS = (
+    "launch",
+    "exchange_node",
+    "exchange_network",
+    "latency_node",
+    "latency_network",
+    "host_read_node",
+    "host_read_network",
+)
 PAIR = "pair"  # only for factors: how much longer two overlapped micro-batches take than their two lanes
 CLASSES = (*FLOPS, *BYTES, *SECONDS)
 # If a class has no rows, those of the first class in its list that has some.
@@ -71,6 +79,7 @@ INSTEAD = {
     "all_reduce_network": ("message_network", "all_reduce_node", "message_node"),
     "latency_network": ("latency_node",),
     "latency_node": ("latency_network",),
+    "host_read_network": ("host_read_node",),
     "exchange_network": ("latency_network",),
     "exchange_node": ("latency_node",),
 }
