@@ -120,8 +120,10 @@ study-balance study-fp8: study-%: $(FOR_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.studies $*
 
 # On a machine with a GPU, all that needs one: every kernel checked and timed, the quickstart trained; ten minutes.
-gpu: $(FOR_TESTS)
-	$(BIN)/python -m benchmarks.gpu
+# It installs nothing: a machine with a GPU has its own torch, and often no network.
+GPU_PYTHON ?= python3
+gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu
 
 lint: $(FOR_TESTS)
 	$(BIN)/ruff format --check --quiet .

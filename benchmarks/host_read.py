@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ DISPATCH = ExchangeName("dispatch F0.0@L0")
 class SendsNothing:
     """A swap that has ended when it starts."""
 
-    def start(self, _name: str, _outgoing: Rows, _incoming: Rows) -> Sequence[Work]:
+    def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
         return []
 
 

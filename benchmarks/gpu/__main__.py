@@ -3,20 +3,21 @@
     python3 -m benchmarks.gpu                      # → benchmarks/results/<device>.json, then docs/kernels.md
     python3 -m benchmarks.gpu --out FILE           # the results elsewhere, and no page
     python3 -m benchmarks.gpu --only checks        # a part by name, also several
-    python -m benchmarks.gpu --builds              # no GPU: the quickstart compiled into build/gpu, to be brought along
+    python -m benchmarks.gpu --carry               # no GPU: wheels of missing packages into build/gpu, to be copied
     python -m benchmarks.gpu --facts               # no GPU: what kernels compile to → benchmarks/results/kernels.json
     python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
     python -m benchmarks.gpu --code                # no GPU: prints what each launch of kernels.json compiles to
 
 It needs torch, triton, numpy and jinja2, and further packages for some parts. A part without its packages is skipped
-with a message. Parts are independent, and results are written as soon as they are there. Exit codes: 0 measured, or no
-GPU · 1 a part failed, or a kernel is wrong.
+with a message. Results are written as soon as they are there, and a second run goes on where the first was stopped.
+Exit codes: 0 measured, or no GPU · 1 a part failed, or a kernel is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import platform
 import re
@@ -25,11 +26,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.training import BUILDS, OVERRIDES, build_of
+from benchmarks.gpu import carried
 
 RESULTS = Path(__file__).parents[1] / "results"
 FACTS = RESULTS / "kernels.json"
 TOTAL_S = 570.0
+MEASURED = ("benchmarks/gpu", "compiler/emit", "runtime")
 ASK = """
 import json, torch
 found = {"torch": torch.__version__}
@@ -48,8 +50,8 @@ print(json.dumps(found))
 
 def main() -> int:
     args = _parser().parse_args()
-    if args.builds:
-        return builds()
+    if args.carry:
+        return carried.download(args.python)
     if args.facts:
         from benchmarks.gpu.facts import facts
 
@@ -63,6 +65,7 @@ def main() -> int:
 
         print(launches(compiled()), end="")
         return 0
+    carried.install()
     about = device()
     if "device" not in about:
         print("No CUDA device here: nothing was measured and no result was written.")
@@ -77,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="parts to run")
     parser.add_argument("--out", type=Path, help="the file of results; default: benchmarks/results/<device>.json")
     parser.add_argument("--total", type=float, default=TOTAL_S, metavar="S", help="seconds of all parts together")
-    parser.add_argument("--builds", action="store_true", help="compile what is trained, and end")
+    parser.add_argument("--carry", action="store_true", help="download wheels for a machine without network, and end")
+    parser.add_argument("--python", default="3.12", metavar="X.Y", help="the Python of that machine")
     parser.add_argument("--facts", action="store_true", help="compile every kernel for sm_90, and end")
     parser.add_argument("--code", action="store_true", help="print what each launch compiles to, and end")
     parser.add_argument("--page", action="store_true", help="write docs/kernels.md, and end")
@@ -98,13 +102,22 @@ def measure(about: dict[str, Any], out: Path | None, only: list[str] | None, tot
     from benchmarks.gpu.parts import PARTS, Report, run_parts
 
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    header = {**about, "python": platform.python_version(), "date": date}
+    header = {**about, "python": platform.python_version(), "date": date, "sources": sources()}
     report = Report(out or RESULTS / f"{short_name(about['device'])}.json", header)
     run_parts(report, only or [part.name for part in PARTS], total_s)
     print(report.path)
     if out is None:
         write_page()
     return int(failed(report.found))
+
+
+def sources() -> str:
+    """A digest of what is measured. Results of other sources are not continued."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for folder in MEASURED:
+        for file in sorted([*(root / folder).rglob("*.py"), *(root / folder).rglob("*.j2")]):
+            digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def short_name(device: str) -> str:
@@ -116,16 +129,6 @@ def short_name(device: str) -> str:
 def failed(found: dict[str, Any]) -> bool:
     parts = found["parts"].values()
     return any("failed" in part or any("failed" in row for row in part["rows"]) for part in parts)
-
-
-def builds() -> int:
-    for name in OVERRIDES:
-        built = build_of(name)
-        if isinstance(built, str):
-            print(built, file=sys.stderr)
-            return 1
-        print(built.relative_to(BUILDS.parents[1]))
-    return 0
 
 
 def write_page() -> int:

@@ -23,6 +23,7 @@ PAGE = ROOT / "docs" / "kernels.md"
 TEXT = Path(__file__).parent / "kernels.md"  # the head of the page; links are relative to the page
 DEVICES = ("h200", "h100")  # devices whose results are shown, if there are any
 NOT = "not measured"
+TRAINED = {"alone": "one rank, BF16", "fp8": "one rank, FP8", "shared": "four ranks on the one GPU"}  # by part
 FAMILIES = (FP8_PRODUCTS, BF16_PRODUCTS, HEAD_PRODUCTS, ATTENTION, ATTENTION_GRADIENTS, OTHERS) = (
     "FP8 products",
     "grouped BF16 products",
@@ -68,7 +69,9 @@ def of_device(found: Found) -> list[str]:
         _about(found),
         times(parts.get("timing", {}).get("rows", []), parts.get("checks", {}).get("rows", [])),
         _left_out(parts),
-        training(parts.get("alone"), parts.get("shared")),
+        training({name: parts.get(name, {}) for name in TRAINED}),
+        gaps(parts.get("gaps", {}).get("rows", [])),
+        nccl(parts.get("nccl", {}).get("rows", [])),
         split(parts.get("split", {}).get("rows", [])),
         bounds(parts.get("bounds", {})),
     ]
@@ -187,17 +190,15 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")[:160]
 
 
-def training(alone: Found | None, shared: Found | None) -> str:
-    """Tokens per second, and the distance of losses from the CPU's."""
-    lines = [
-        "| the quickstart in BF16 | tokens/s | the CPU's | steps | first loss | last loss | apart from the CPU's |"
-    ]
-    lines.append("|---|--:|--:|--:|--:|--:|--:|")
-    for words, run in (("one rank", alone), ("four ranks on the one GPU", shared)):
-        if not run or not run.get("device", {}).get("losses"):
-            lines.append(f"| {words} | {NOT} | | | | | |")
+def training(runs: Mapping[str, Found]) -> str:
+    lines = ["| the quickstart on | tokens/s | on the CPU | steps | first loss | last loss | apart | memory, GiB |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for name, run in runs.items():
+        if not run.get("device", {}).get("losses"):
+            lines.append(f"| {TRAINED[name]} | {NOT} | | | | | | |")
             continue
         ours, cpu = run["device"], run["cpu"]
+        memory = [run.get("planned_bytes"), ours.get("memory_bytes"), ours.get("reserved_bytes")]
         cells = [
             f"{ours['tokens_per_s']:,.0f}",
             f"{cpu['tokens_per_s']:,.0f}" if cpu["tokens_per_s"] else NOT,
@@ -205,8 +206,30 @@ def training(alone: Found | None, shared: Found | None) -> str:
             f"{ours['losses'][0]:.4f}",
             f"{ours['losses'][-1]:.4f}",
             f"{run['apart']:.4f}" if run["apart"] is not None else NOT,
+            ", ".join("?" if amount is None else f"{amount / 2**30:.2f}" for amount in memory),
         ]
-        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+        lines.append(f"| {TRAINED[name]} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "Memory: planned, of tensors, reserved by the allocator.", ""])
+
+
+def gaps(rows: Sequence[Found]) -> str:
+    """The share of a step in which a kernel runs."""
+    return "\n".join(
+        f"In a step of the quickstart a kernel runs for {row['busy']:.0%} of {row['step_ms']:.1f} ms: "
+        f"{row['kernels']:,} kernels, the longest gap {row['longest_gap_us']:,.0f} µs.\n"
+        for row in rows
+        if "busy" in row
+    )
+
+
+def nccl(rows: Sequence[Found]) -> str:
+    """Times of NCCL's operations on one rank, by the thread blocks that it may use."""
+    if not rows:
+        return ""
+    lines = ["| NCCL on one rank | thread blocks | time |", "|---|--:|--:|"]
+    for row in rows:
+        outcome = f"{row['seconds'] * 1e6:,.0f} µs" if "seconds" in row else _cell(row.get("failed", NOT))
+        lines.append(f"| {row['name']} | {row['ctas'] or 'default'} | {outcome} |")
     return "\n".join([*lines, ""])
 
 

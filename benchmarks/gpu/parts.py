@@ -23,24 +23,50 @@ ROOT = Path(__file__).parents[2]
 KERNELS = ("torch", "triton", "jinja2", "numpy")  # packages for parts that emit kernels
 TASK_S = 60.0  # time limit of one check or timing, compilation included
 COMPILE_WORKERS, LARGE_WORKERS = 10, 3
+LEFT_OUT = "left_out"  # the reason why a part or a row has no result
+FINAL = ("the reference op runs at these sizes",)  # reasons that do not change
+SAME = ("device", "torch", "triton", "sources")  # facts of a file whose results are kept
 
 
 class Report:
-    """The results, in a file that is complete at any time."""
+    """The results, in a file that is complete at any time. Results of an earlier run with the same facts are kept."""
 
     def __init__(self, path: Path, found: dict[str, Any]) -> None:
         self.path, self.found = path, found
-        self.found["parts"] = {}
+        self.found["parts"] = _earlier_parts(path, found)
 
     def part(self, name: str) -> dict[str, Any]:
         part: dict[str, Any] = self.found["parts"].setdefault(name, {"rows": []})
         return part
+
+    def has(self, name: str) -> bool:
+        """Whether a part without rows has its result."""
+        return len(self.part(name)) > 1
+
+    def missing(self, name: str, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks without a row in a part."""
+        rows = self.part(name)["rows"]
+        return [task for task in tasks if not any(task.items() <= row.items() for row in rows)]
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
         temporary.replace(self.path)
+
+
+def _earlier_parts(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The parts in the file of an earlier run, without what was left out for lack of time or packages."""
+    try:
+        earlier = json.loads(path.read_text("utf-8"))
+        if any(earlier.get(name) != found.get(name) for name in SAME):
+            return {}
+        parts: dict[str, Any] = {name: part for name, part in earlier["parts"].items() if LEFT_OUT not in part}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return {}
+    for part in parts.values():
+        part["rows"] = [row for row in part["rows"] if LEFT_OUT not in row or row[LEFT_OUT] in FINAL]
+    return parts
 
 
 @dataclass(frozen=True)
@@ -82,12 +108,20 @@ def _brief(answer: Answer) -> str:
 # ---------------------------------------------------------------- parts
 
 
+def launch(report: Report, until: float) -> None:
+    """One small kernel: whether Triton finds a C compiler and Python's headers, and the driver runs its code."""
+    from benchmarks.gpu.launch import tasks
+
+    _run(report, "launch", tasks(), 1, until)
+    if any("failed" in row for row in report.part("launch")["rows"]):
+        raise StopError("no kernel runs on this machine")
+
+
 def checks(report: Report, until: float) -> None:
-    """Small sizes on many workers, as compiling dominates; then DeepSeek-V3's on a few, as they fill memory."""
+    """DeepSeek-V3's sizes on a few workers, as they fill memory; then small ones on many, as compiling dominates."""
     from benchmarks.gpu.checks import tasks
 
     noted, command = noting(report, "checks"), worker("checks")
-    run(command, [*tasks("even"), *tasks("odd")], COMPILE_WORKERS, TASK_S, until, noted)
     crowded: list[Task] = []
 
     def large(task: Task, answer: Answer) -> None:
@@ -96,8 +130,9 @@ def checks(report: Report, until: float) -> None:
         else:
             noted(task, answer)
 
-    run(command, tasks("v3"), LARGE_WORKERS, TASK_S, until, large)
+    run(command, report.missing("checks", tasks("v3")), LARGE_WORKERS, TASK_S, until, large)
     run(command, crowded, 1, TASK_S, until, noted)
+    _run(report, "checks", [*tasks("even"), *tasks("odd")], COMPILE_WORKERS, until)
 
 
 def timing(report: Report, until: float) -> None:
@@ -105,14 +140,15 @@ def timing(report: Report, until: float) -> None:
     from benchmarks.gpu.timing import tasks
 
     command, noted = worker("timing"), noting(report, "timing")
-    alone = [task for task in tasks() if task["kind"] != "compiled"]
-    compiled = [task for task in tasks() if task["kind"] == "compiled"]
+    missing = report.missing("timing", tasks())
+    alone = [task for task in missing if task["kind"] != "compiled"]
+    compiled = [task for task in missing if task["kind"] == "compiled"]
     run(command, alone, 1, TASK_S, until, noted)
     ready: list[Task] = []
 
     def warmed(task: Task, answer: Answer) -> None:
         crowded = "out of memory" in answer.get("failed", "")  # it may have enough memory in a separate process
-        if "left_out" in answer or ("failed" in answer and not crowded):
+        if LEFT_OUT in answer or ("failed" in answer and not crowded):
             noted({**task, "kind": "compiled"}, answer)
         else:
             ready.append({**task, "kind": "compiled"})
@@ -124,22 +160,46 @@ def timing(report: Report, until: float) -> None:
 def split(report: Report, until: float) -> None:
     from benchmarks.gpu.split import tasks
 
-    run(worker("split"), tasks(), 1, TASK_S, until, noting(report, "split"))
+    _run(report, "split", tasks(), 1, until)
 
 
-def alone(report: Report, until: float) -> None:
-    report.part("alone").update(training.alone(until - 5))
+def nccl(report: Report, until: float) -> None:
+    from benchmarks.gpu.nccl import tasks
+
+    _run(report, "nccl", tasks(), 1, until)
 
 
-def shared(report: Report, until: float) -> None:
-    report.part("shared").update(training.shared(until - 5))
+def gaps(report: Report, until: float) -> None:
+    from benchmarks.gpu.gaps import tasks
+
+    build = training.build_of("alone")
+    if isinstance(build, str):
+        report.part("gaps")[LEFT_OUT] = build
+    else:
+        _run(report, "gaps", tasks(build), 1, until)
+
+
+def _run(report: Report, part: str, tasks: Sequence[Task], workers: int, until: float) -> None:
+    run(worker(part), report.missing(part, tasks), workers, TASK_S, until, noting(report, part))
+
+
+def training_of(name: str, train: Callable[[float], dict[str, Any]]) -> Callable[[Report, float], None]:
+    """Return a part that trains, and keeps its last 5 s for the results."""
+
+    def run_training(report: Report, until: float) -> None:
+        if not report.has(name):
+            report.part(name).update(train(until - 5))
+
+    return run_training
 
 
 def bounds(report: Report, until: float) -> None:
     """The tests of the interpreter, run on the device (tests/gpu/plugin.py)."""
+    if report.has("bounds"):
+        return
     command = [sys.executable, "-m", "pytest", "-p", "tests.gpu.plugin", "--continue-on-collection-errors"]
     command += ["-p", "no:cacheprovider", "-rf", "--tb=line", "--timeout=60", *interpreted()]
-    command += ["-n", "8"] if not training.missing(("xdist",)) else []
+    command += ["-n", str(min(8, os.cpu_count() or 1))] if not training.missing(("xdist",)) else []
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -162,18 +222,28 @@ def interpreted() -> list[str]:
     return sorted(str(path) for path in paths if "interpret: Interpret" in path.read_text("utf-8"))
 
 
+class StopError(Exception):
+    """The other parts cannot run either."""
+
+
+TRAINING = ("torch", "triton", *training.TRAINS)
 PARTS = (
-    Part("checks", "every kernel against its op", 150, KERNELS, checks),
-    Part("timing", "every kernel's time beside others'", 220, KERNELS, timing),
-    Part("alone", "the quickstart by one rank", 75, ("torch", "triton", *training.TRAINS), alone),
+    Part("launch", "a kernel of one line", 20, KERNELS, launch),
+    Part("checks", "every kernel against its op", 120, KERNELS, checks),
+    Part("alone", "the quickstart in BF16 by one rank", 55, TRAINING, training_of("alone", training.alone)),
+    Part("fp8", "the quickstart in FP8 by one rank", 55, TRAINING, training_of("fp8", training.fp8)),
+    Part("nccl", "the operations of NCCL on one rank", 15, ("torch", "numpy"), nccl),
+    Part("gaps", "the share of a step without a kernel", 15, TRAINING, gaps),
+    Part("timing", "every kernel's time beside others'", 180, KERNELS, timing),
     Part("split", "compute and communication side by side", 30, KERNELS, split),
-    Part("shared", "the quickstart by four ranks on one GPU", 45, ("torch", "triton", *training.TRAINS), shared),
-    Part("bounds", "the interpreter's checks, within their bounds", 50, (*KERNELS, "pytest", "pytest_timeout"), bounds),
+    Part("shared", "the quickstart by four ranks on one GPU", 40, TRAINING, training_of("shared", training.shared)),
+    Part("bounds", "the interpreter's checks, within their bounds", 40, (*KERNELS, "pytest", "pytest_timeout"), bounds),
 )
 
 
 def run_parts(report: Report, chosen: Sequence[str], total_s: float) -> None:
-    """Run parts, each within its limit and the rest of the total. A failing part does not stop the others."""
+    """Run parts, each within its limit and the rest of the total. A failing part does not stop the others, except for
+    the first."""
     end = time.monotonic() + total_s
     for part in PARTS:
         if part.name not in chosen:
@@ -181,15 +251,20 @@ def run_parts(report: Report, chosen: Sequence[str], total_s: float) -> None:
         started, entry = time.monotonic(), report.part(part.name)
         until = min(started + part.limit_s, end)
         print(f"{part.name}: {part.says}, at most {until - started:.0f} s", flush=True)
+        stops = False
         if lacking := training.missing(part.wants):
-            entry["left_out"] = f"{', '.join(lacking)} not installed"
+            entry[LEFT_OUT] = f"{', '.join(lacking)} not installed"
         elif until - started < 10:
-            entry["left_out"] = "no time was left"
+            entry[LEFT_OUT] = "no time was left"
         else:
             try:
                 part.run(report, until)
+            except StopError as error:
+                entry["failed"], stops = str(error), True
             except Exception as error:  # of any kind; go on with the next part
                 entry["failed"] = f"{type(error).__name__}: {error}"[:500]
-        entry["took_s"] = round(time.monotonic() - started, 1)
-        print(f"{part.name}: {entry.get('left_out') or entry.get('failed') or 'done'}, {entry['took_s']} s", flush=True)
+        entry["took_s"] = round(entry.get("took_s", 0.0) + time.monotonic() - started, 1)
+        print(f"{part.name}: {entry.get(LEFT_OUT) or entry.get('failed') or 'done'}, {entry['took_s']} s", flush=True)
         report.save()
+        if stops:
+            return

@@ -1,11 +1,12 @@
-"""Trains the quickstart on a GPU with its emitted kernels: on one rank, and on four ranks that share the device.
+"""Trains the quickstart on a GPU with its emitted kernels: on one rank in BF16 and FP8, and on four that share the GPU.
 
-Compiling needs lark and pydantic, training does not. So builds can be made on another machine and copied:
-`python -m benchmarks.gpu --builds` writes them to build/gpu, which git ignores.
+A build only runs with the versions that compiled it, so it is compiled here. Compiling needs lark and pydantic, which a
+machine without network gets as wheels (carried.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
@@ -26,11 +27,13 @@ BUILDS = ROOT / "build" / "gpu"
 RUNS = ROOT / "runs" / "gpu"
 COMPILES = ("lark", "pydantic", "jinja2", "networkx", "rich")
 TRAINS = ("numpy", "safetensors", "tokenizers", "rich")
-STEPS, SHARED_STEPS = 60, 20
+STEPS, FP8_STEPS, SHARED_STEPS = 40, 20, 20
 SPEC = "specs/quickstart.dsc"
+MEMORY = ("memory_bytes", "reserved_bytes")  # of a device, in the rows of metrics
 ONE_RANK = ("parallel.pipeline=1", "parallel.expert=1", "cluster.node.devices=1", "schedule.name=1f1b")
 OVERRIDES: Mapping[str, Sequence[str]] = {
     "alone": ("precision=bf16", *ONE_RANK),
+    "fp8": ("precision=fp8_block", *ONE_RANK),
     "four": ("precision=bf16",),  # pipeline 2, experts over 2 ranks, DualPipe
 }
 
@@ -52,7 +55,7 @@ class Run:
         command = [sys.executable, "-P", "-m", "runtime.run.train", str(self.build), "--out", str(self.folder)]
         command += ["--data", str(ROOT / "specs"), "--device", self.device, "--steps", str(self.steps)]
         self.folder.mkdir(parents=True)
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -70,20 +73,20 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def build_of(name: str) -> Path | str:
-    """The build folder, compiled now if possible; or the reason why there is none."""
+    """The build folder, compiled now; or the reason why there is none."""
     folder = BUILDS / name
     if lacking := missing(COMPILES):
-        if (folder / "manifest.json").is_file():
-            return folder
-        return (
-            f"{', '.join(lacking)} not installed, and there is no build/gpu/{name}: "
-            "make it on a machine that has them, with python -m benchmarks.gpu --builds"
-        )
+        return f"{', '.join(lacking)} not installed: carry wheels from another machine (--carry)"
     command = [sys.executable, "-m", "compiler.cli.main", "compile", SPEC, "-o", str(folder)]
     command += [word for override in OVERRIDES[name] for word in ("-s", override)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": search_path()}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return f"it does not compile: {done.stderr[-600:]}" if done.returncode else folder
+
+
+def search_path() -> str:
+    """PYTHONPATH of a child process: this tree, then carried packages."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def trained(runs: Sequence[Run], until: float) -> dict[str, int | None]:
@@ -114,6 +117,7 @@ def curve(run: Run, code: int | None) -> dict[str, Any]:
         "losses": [row["loss"] for row in rows],
         "tokens_per_s": statistics.median(speeds) if speeds else None,
     }
+    result |= {key: max(row[key] for row in rows) for key in MEMORY if rows and key in rows[-1]}
     if code not in (0, None):
         result["failed"] = run.log_tail()
     return result
@@ -127,6 +131,11 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float | None:
 def alone(until: float, device: str = "cuda", steps: int = STEPS) -> dict[str, Any]:
     """Train one rank on the device, and the same build on the CPU at the same time."""
     return _beside_cpu("alone", until, device, steps)
+
+
+def fp8(until: float, device: str = "cuda", steps: int = FP8_STEPS) -> dict[str, Any]:
+    """The same in FP8, whose losses differ from those of the CPU by the order of sums alone."""
+    return _beside_cpu("fp8", until, device, steps)
 
 
 def shared(until: float, device: str = "shared", steps: int = SHARED_STEPS) -> dict[str, Any]:
@@ -147,6 +156,7 @@ def _beside_cpu(name: str, until: float, device: str, steps: int) -> dict[str, A
         "device": curve(ours, codes[ours.name]),
         "cpu": curve(cpu, codes[cpu.name]),
         "kernels": len(list((build / "kernels").glob("*.py"))),
+        "planned_bytes": max(json.loads((build / "watch.json").read_text("utf-8"))["memory_bytes"]),
     }
     result["apart"] = apart(result["device"]["losses"], result["cpu"]["losses"])
     if "failed" in result["device"]:

@@ -1,0 +1,76 @@
+"""The share of a step in which no kernel runs, by torch's profiler. A worker.
+
+A device that waits for its host shows gaps between kernels. The quickstart is small, so its gaps are long; a step of
+DeepSeek-V3 has the same launches, and each runs about a hundred times longer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.system.workers import serve
+
+WARM_UP, STEPS = 3, 3
+
+
+def tasks(build: Path) -> list[dict[str, Any]]:
+    return [{"name": build.name, "build": str(build)}]
+
+
+def handle(task: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
+    """Milliseconds of a step, the share in which a kernel runs, the number of kernels, and the longest gap in µs."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from runtime.build.build import Build
+    from runtime.comm.connect import Endpoint
+    from runtime.launch.heartbeat import Board
+    from runtime.observe.device import set_up_cuda
+    from runtime.step.trainer import Trainer
+    from tests.runtime.step.samples import RandomSamples
+
+    if device == "cuda":
+        set_up_cuda()
+    build = Build.open(Path(task["build"]))
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
+    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0), Endpoint(torch.device(device)))
+    for _ in range(WARM_UP):
+        trainer.train_step()
+    activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[activity]) as record:
+        for _ in range(STEPS):
+            trainer.train_step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    kernels = [
+        (event.time_range.start, event.time_range.end)
+        for event in record.events() or ()
+        if event.device_type.name == "CUDA" or device != "cuda"
+    ]
+    return busy(kernels)
+
+
+def busy(kernels: Iterable[tuple[float, float]]) -> dict[str, Any]:
+    """Merge (start, end) in µs of kernels on all streams."""
+    ordered = sorted(kernels)
+    if not ordered:
+        return {"failed": "the profiler saw no kernel"}
+    covered, longest, end = 0.0, 0.0, ordered[0][0]
+    for start, stop in ordered:
+        longest = max(longest, start - end)
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    span = end - ordered[0][0]
+    return {
+        "step_ms": round(span / STEPS / 1e3, 3),
+        "busy": round(covered / span, 4) if span else 1.0,
+        "kernels": len(ordered) // STEPS,
+        "longest_gap_us": round(longest, 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(serve(handle))
