@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
 from compiler.machine.rates.table import HOST, LEVELS
 from compiler.machine.topology.traffic import messages_of
+from compiler.model.ops.on_torch import lacks_kernel
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict import failures
@@ -42,6 +44,7 @@ def assumptions(
         *dict.fromkeys(sentence for device_rates in rates for sentence in device_rates.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
+        *_of_missing_kernels(spec, plan, rates[0]),
         *_of_cores(rates[0], shared),
         *memory_assumptions(spec, plan, ranks),
     )
@@ -159,3 +162,23 @@ def _of_cores(rates: Rates, shared: float) -> Iterator[str]:
     if shared > 1:
         longer = f"everything takes {shared:.2f} times as long"
         yield f"{rates.ranks_of_node} ranks share {rates.cores} cores, so {longer}"
+
+
+def _of_missing_kernels(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
+    """Name the ops that torch runs on a GPU, and their share of the compute, which is priced as that of kernels."""
+    if spec.cluster.node.device.sms is None:
+        return
+    rows, seconds_of = balanced_rows(spec), Counter[str]()
+    for use in plan.uses:
+        for _, cost in plan.cuts[use.site].costs:
+            for op, work in cost.ops:
+                seconds_of[op] += rates.kernel_s(use.segment.kind, op, work, rows)
+    missing = [op for op in seconds_of if lacks_kernel(op)]
+    if missing:
+        share = sum(seconds_of[op] for op in missing) / sum(seconds_of.values())
+        *others, last = sorted({op.removesuffix("_dgrad") for op in missing})
+        names = f"{', '.join(others)} and {last}" if others else last
+        yield (
+            f"no kernel computes {names} yet: the plan gives them {share:.0%} of the compute, as for kernels; torch "
+            "takes several times as long on a GPU"
+        )

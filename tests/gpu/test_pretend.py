@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.emit.folder import write_build
-from compiler.emit.kernels.on_torch import ON_TORCH
 from compiler.emit.segment_cache import Segments
+from compiler.model.ops.on_torch import ON_TORCH
 from compiler.pipeline import compile_spec
 from runtime.observe import device as devices
 from runtime.observe.device import BACKENDS, choose, take

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from compiler.emit.kernels.kernel import KernelChoice, KernelFile, render
-from compiler.emit.kernels.on_torch import ON_TORCH, is_cpu_only
 from compiler.ir import Buffer
+from compiler.model.ops.on_torch import ON_TORCH, is_cpu_only
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
 

@@ -7,21 +7,22 @@ from dsl.facts.formats import FP8, PRODUCTS
 # Formats of products whose ops run only on CPUs, on torch: `dsl.rules.training` refuses accelerators.
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
+MISSING = "no kernel yet"
 PRODUCT = "a matrix product: torch calls cuBLAS"
-COMPRESSED = "no kernel yet: torch computes the scores of a few queries at a time, in products of cuBLAS"
+COMPRESSED = f"{MISSING}: torch computes the scores of a few queries at a time, in products of cuBLAS"
 PASS = "one pass over its operands, as in a kernel"
 VIEW = "a view, which computes nothing"
 SCORES = "small compared to the matrix products around it"
 SUM = "a sum of rows, in I where I returns its operand: between parts that tensor ranks split"
 
 NORM = "small compared to attention: the norm of queries and keys in models that norm all heads together"
-INDEX = "no kernel yet: products of the indexer, the selection of keys, and attention over them"
+INDEX = f"{MISSING}: products of the indexer, the selection of keys, and attention over them"
 STREAMS = "one pass over the residual streams, as in a kernel, with small matrices for each token"
-POLICY = "no kernel yet: a cross entropy of each row, and a few numbers per token"
+POLICY = f"{MISSING}: a cross entropy of each row, and a few numbers per token"
 PARTS = "a few numbers per row: one of each tensor rank, and the logit of the target"
 
 
-RECURRENCE = "no kernel yet: batched products of chunks, with a state passed from chunk to chunk"
+RECURRENCE = f"{MISSING}: batched products of chunks, with a state passed from chunk to chunk"
 AROUND = "one pass over its operands, beside a delta rule that has no kernel"
 
 
@@ -67,3 +68,8 @@ ON_TORCH: dict[str, str] = {
 def is_cpu_only(op: str) -> bool:
     """Whether the format of an op is computed only on CPUs."""
     return any(f"_{name}_" in f"{op}_" for name in FORMATS)
+
+
+def lacks_kernel(op: str) -> bool:
+    """Whether torch takes much longer for an op on a GPU than a kernel would."""
+    return ON_TORCH.get(op, "").startswith(MISSING)
