@@ -1,4 +1,4 @@
-"""What `pip install` does beside copying: it compiles the C++ of the ops, where there is a compiler."""
+"""Build hook: `pip install` compiles the C++ ops if a compiler is available."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class NativeOps(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """`version`: "editable", of a tree that keeps its libraries, or "standard", a wheel that takes them along."""
+        """Compile the C++ ops. `version`: "editable" keeps the libraries in the source tree, "standard" also adds them
+        to the wheel."""
         if version != "editable":
-            os.environ.pop("DSC_NATIVE", None)  # a wheel takes them from the tree
+            os.environ.pop("DSC_NATIVE", None)  # build in the source tree, from which a wheel takes the libraries
         problem = runpy.run_path(str(Path(self.root, "runtime/ops/native/compile_cpp.py")))["build"]()
         if problem:
             self.app.display_warning(f"ops will run on torch, which takes about twice as long: {problem}")
         elif version != "editable":
             build_data["artifacts"].append("/runtime/ops/native/*.so")
             build_data["pure_python"] = False
-            build_data["tag"] = "py3-none-linux_x86_64"  # ctypes loads them: no Python is asked for
+            build_data["tag"] = "py3-none-linux_x86_64"  # ctypes loads the libraries, so any Python 3 works

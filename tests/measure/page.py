@@ -1,4 +1,4 @@
-"""The tables of docs/testing.md: the cost of the tests of each folder, and the share of noticed changes per package.
+"""The tables of docs/testing.md: the cost of the tests of each folder, and the share of found mutants per package.
 
 `python -m tests.measure.page [FOLDER]` writes them from benchmarks/results/tests.json; with FOLDER, the results of
 `make mutants` there are stored in that file first.
@@ -60,17 +60,20 @@ def tables(found: dict[str, Any]) -> str:
     total = sum(packages.values(), Counter())
     share = total["test"] / total["mutants"]
     with_landing = f", and with `make landing` {total['test'] + total['landing']}" if total["landing"] else ""
+    found_of = {name: (row["test"] + row["landing"], row["mutants"]) for name, row in packages.items()}
+    incomplete = [f"{name} {count}/{mutants}" for name, (count, mutants) in found_of.items() if count < mutants]
     lines = [
-        f"`make test` notices {total['test']} of {total['mutants']} changes ({share:.1%}){with_landing}.",
-        f"[{RESULTS.name}](../{RESULTS.relative_to(ROOT)}) lists the others. By package:",
+        f"`make test` finds {total['test']} of {total['mutants']} mutants ({share:.1%}){with_landing}.",
+        f"[{RESULTS.name}](../{RESULTS.relative_to(ROOT)}) lists the others.",
+        f"They are in {len(incomplete)} of {len(packages)} packages; mutants found:",
+        "",
+        ", ".join(incomplete) + ".",
         "",
     ]
-    entries = [f"{name} {row['test'] + row['landing']}/{row['mutants']}" for name, row in packages.items()]
-    lines += [", ".join(entries) + ".", ""]
     costs, noticed_first = found["costs"], found["noticed first by"]
     measured = [tier for tier in TIERS if any(tier in row for row in costs.values())]
-    heads = [head for tier in measured for head in (f"in `make {tier}`", "seconds of a core")]
-    lines += [f"| {' | '.join(('tests of', *heads, 'noticed first'))} |", "|---" * (len(heads) + 2) + "|"]
+    heads = [head for tier in measured for head in (f"tests in `make {tier}`", "CPU seconds")]
+    lines += [f"| {' | '.join(('folder', *heads, 'mutants that it finds first'))} |", "|---" * (len(heads) + 2) + "|"]
     dear = sorted(costs, key=lambda name: -sum(row.get("ms", 0) for row in costs[name].values()))
     for name, folders in [*((folder, [folder]) for folder in dear[:MOST]), ("others", dear[MOST:]), ("all", dear)]:
         cells = []

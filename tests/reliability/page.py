@@ -12,22 +12,22 @@ PAGE = ROOT / "docs" / "reliability.md"
 HEAD = """# What faults do to a run
 
 This page shows what dsc does when processes die, ranks hang, disks fill up, files are damaged or inputs attack it. The
-faults are real: signals to processes, errors of the system, full file systems. Each row says what must hold ("bar") and
-what was measured ("reached").
+faults are real: signals to processes, errors of the system, full file systems. Each row says what is required and what
+was measured.
 
     python -m tests.reliability                 # run all rows and write this page
     python -m tests.reliability --rows R1,R6    # run two rows; the others keep their results
 
-The machine did other work too, which lengthens times. `make test` or `make landing` runs a sample of every row, and
-`make soak` all cases. [guarantees.md](guarantees.md) lists what else is tested.
+Other programs ran on the machine, so the times are longer than on an idle one. `make test` or `make landing` runs a
+sample of every row, and `make soak` all cases. [guarantees.md](guarantees.md) lists what else is tested.
 """
 TESTS = "[tests/reliability/rows.py](../tests/reliability/rows.py) names the tests and programs of each row."
 
 
 def rendered(results: Results) -> str:
-    table = [("", "fault or check", "bar", "reached", "holds"), ("---",) * 5]
+    table = [("", "fault or check", "required", "measured", "passed"), ("---",) * 5]
     table += [(row.number, row.claim, row.bar, *reached(row, results)) for row in ROWS]
-    lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", TESTS, "", "## Where", ""]
+    lines = [HEAD, *(f"| {' | '.join(cells)} |" for cells in table), "", TESTS, "", "## Machine", ""]
     for machine, rows in machines(results).items():
         numbers = "all rows" if len(rows) == len(ROWS) else ", ".join(rows)
         lines += [f"- {numbers}: {machine}"]

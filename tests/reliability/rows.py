@@ -84,8 +84,8 @@ ROWS = (
     ),
     Row(
         "R2",
-        "signals, crashes, exceptions, no memory, EIO, ENOSPC, and a slow rank, in B and in reduce; a loss that is not"
-        " finite; data that disappears",
+        "signals, crashes, exceptions, out of memory, EIO, ENOSPC, and a slow rank, each in a backward (B) and in a"
+        " gradient reduction; a loss that is not finite; data that disappears",
         "dsc names each fault, nothing hangs",
         "{cases} cases: rank and action named, nothing hangs",
         {
@@ -129,7 +129,8 @@ ROWS = (
     ),
     Row(
         "R5",
-        "power loss after every system call of four saves, with each legal loss of data that was not synced",
+        "power loss after every system call of four saves, with each loss of unsynced data that a file system may"
+        " cause",
         "≥ 1,000 states, all with a loadable checkpoint",
         "{states.total:,.0f} states, each with a loadable checkpoint; the test fails if syncs are left out",
         {DISK: ("test_a_loss_of_power_at_any_point_leaves_a_checkpoint", "test_that_loss_would_be_noticed")},
@@ -138,7 +139,8 @@ ROWS = (
     ),
     Row(
         "R6",
-        "damaged checkpoints: flipped bits, zeros, cut, lengthened, exchanged, foreign and missing files",
+        "damaged checkpoints: files with flipped bits or zeros; truncated, lengthened and swapped files; files of"
+        " another run; missing files",
         "500 of 500 refused, file named, previous checkpoint used",
         "{corruptions.total:.0f} refused, file named, previous checkpoint used",
         {CHECKPOINT: ("test_a_damaged_checkpoint_is_refused_and_the_previous_one_used",)},
@@ -198,9 +200,10 @@ ROWS = (
     ),
     Row(
         "R11",
-        "fuzzed specs: bytes, grammar, typed, mutated, overrides",
+        "fuzzed specs: random bytes, texts of the grammar, well-typed specs, mutated specs, random overrides",
         "10^5, no traceback, none over 2 s or 256 MiB",
-        "{inputs.total:,.0f} inputs, {failed.total:.0f} failed; the limit of time is 10 million function calls",
+        "{inputs.total:,.0f} inputs, {failed.total:.0f} failed; instead of 2 s, the test limits each input to 10"
+        " million function calls",
         {},
         "tests/fuzz/test_fuzz.py::test_inputs_end",
         (Program("tests.fuzz.run", ("--count", "100000"), r"^(?P<inputs>[\d,]+) inputs, (?P<failed>\d+) failed"),),
@@ -208,8 +211,8 @@ ROWS = (
     ),
     Row(
         "R12",
-        "attacks: code in specs, paths that lead out, links, pipes, bombs, edited builds, hostile checkpoints and"
-        " weights, terminal escapes",
+        "attacks: code in specs, paths out of the folder, symbolic links, named pipes, decompression bombs, edited"
+        " builds, hostile checkpoints and weights, terminal escapes",
         "≥ 150 inputs, 0 succeed",
         "{cases} inputs, 0 succeed",
         {

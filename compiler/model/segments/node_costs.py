@@ -16,7 +16,7 @@ from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, T
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
 from compiler.model.segments.joint import Joint, OpNode
-from compiler.model.segments.split import base_of, phases, taken_nodes, view_nodes, with_views
+from compiler.model.segments.split import base_of, duplicated_nodes, phases, view_nodes, with_views
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
@@ -46,7 +46,7 @@ def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cos
 
 def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
     """(function, node) of constants, nodes that depend on no tensor: once for each function that reads them."""
-    phase_of, apart = phases(joint), taken_nodes(joint)
+    phase_of, apart = phases(joint), duplicated_nodes(joint)
     constants = apart.keys() - view_nodes(joint).keys()
     for phase in "FIW" if constants else "":
         nodes = [joint.nodes[index] for index, node_phase in phase_of.items() if node_phase == phase]

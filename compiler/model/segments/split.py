@@ -47,7 +47,7 @@ class CutFunctions:
 
 def phases(joint: Joint) -> dict[int, str]:
     """The phase of each needed node, by its index. Views and constants have none: each function takes its own."""
-    views, apart = view_nodes(joint), taken_nodes(joint)
+    views, apart = view_nodes(joint), duplicated_nodes(joint)
     producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     params = {*joint.params}
     weights = params | {value for value in views if base_of(views, value) in params}
@@ -93,7 +93,7 @@ def view_nodes(joint: Joint) -> dict[str, OpNode]:
     return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS or is_torch_view(node.op)}
 
 
-def taken_nodes(joint: Joint) -> dict[str, OpNode]:
+def duplicated_nodes(joint: Joint) -> dict[str, OpNode]:
     """By result: views and constants, which each function computes where it reads them."""
     views, constants = view_nodes(joint), dict[str, OpNode]()
     for node in joint.nodes:
@@ -111,7 +111,7 @@ def base_of(views: Mapping[str, OpNode], value: str) -> str:
 
 def split(joint: Joint) -> CutFunctions:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
-    views, apart, phase_of = view_nodes(joint), taken_nodes(joint), phases(joint)
+    views, apart, phase_of = view_nodes(joint), duplicated_nodes(joint), phases(joint)
     functions = {name: [joint.nodes[index] for index, phase in phase_of.items() if phase == name] for name in "FIW"}
     functions["W"] = accumulating(functions["W"], joint)
     results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}

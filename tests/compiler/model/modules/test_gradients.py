@@ -1,4 +1,4 @@
-"""Emitted segments of modules against autograd of the modules themselves, in float64."""
+"""Compare the emitted segments of user modules with autograd on the modules, in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler.model.modules.source import ModuleFiles, RecordedModules, from_jso
 from compiler.model.ops.torch_calls import PRODUCTS, torch_flops
 from compiler.model.segments.interpret import cut, interpret
 from compiler.model.segments.node_costs import works_of
-from compiler.model.segments.split import split, taken_nodes, view_nodes
+from compiler.model.segments.split import duplicated_nodes, split, view_nodes
 from compiler.plan.spec_files import SpecFiles
 from dsl.schema import Custom, CustomAttention, Spec
 from runtime.state.state import initial_value
@@ -35,11 +35,11 @@ HIDDEN = 16
 FILES = ModuleFiles(HERE)
 
 
-def place(name: str, precision: str = "fp64", **changes: Any) -> Place:
+def place(name: str, precision: str = "fp64", modules: ModuleFiles = FILES, **changes: Any) -> Place:
     """The place of a module of layers.py in a model."""
     plain = spec(1, 1, 1, 2, of="llama", precision=precision)
     model = plain.model.model_copy(update={key: changes.pop(key) for key in ("norm",) if key in changes})
-    spec_of: Spec = plain.model_copy(update={"model": model, **changes}).with_files(SpecFiles(modules=FILES))
+    spec_of: Spec = plain.model_copy(update={"model": model, **changes}).with_files(SpecFiles(modules=modules))
     text = f"layers.py:{name}"
     if name in layers.FFNS:
         return Place(spec_of, Custom(module=text))
@@ -59,8 +59,8 @@ def arguments(segment: ir.Segment) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=source, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The results of F, I and W: outputs, gradients of inputs, and accumulators."""
+def run_emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run F, I and W. Return outputs, gradients of inputs, and accumulators; assert that no input was changed."""
     segment_cut, functions = cut(segment), load(segment)
     values = {name: tensor.clone() for name, tensor in given.items()}
     for phase in "FIW":
@@ -70,7 +70,7 @@ def emitted(segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same results from torch for the user's module between its norms."""
+    """Compute the same results with autograd, for the module with the norms before and after it."""
     constants = dict(segment.constants)
     leaves = {
         argument.name: given[argument.name].clone().requires_grad_() for argument in (*segment.params, *segment.inputs)
@@ -96,7 +96,7 @@ def by_autograd(name: str, segment: ir.Segment, given: dict[str, Tensor]) -> dic
 
 def compare(name: str, segment: ir.Segment) -> None:
     operands = arguments(segment)
-    results, expected = emitted(segment, operands), by_autograd(name, segment, operands)
+    results, expected = run_emitted(segment, operands), by_autograd(name, segment, operands)
     for key, wanted in expected.items():
         torch.testing.assert_close(results[key], wanted, rtol=1e-10, atol=1e-11, msg=f"{key} of {name} differs")
 
@@ -107,16 +107,15 @@ def test_emitted_gradients_equal_autograd(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "norm"), [("Shared", "sandwich"), ("GatedAttention", "post"), ("Geglu", "post")])
-def test_gradients_behind_other_norms_equal_autograd(name: str, norm: str) -> None:
+def test_gradients_with_post_and_sandwich_norms_equal_autograd(name: str, norm: str) -> None:
     compare(name, segment_of(name, norm=norm))
 
 
-@pytest.mark.parametrize(("name", "again"), [("Geglu", "dense"), ("GatedAttention", "attention")])
-def test_a_whole_module_is_computed_again(name: str, again: str) -> None:
-    """The backward keeps less, and gives the same bits."""
-    plain, repeated = segment_of(name), segment_of(name, recompute=("rmsnorm", again))
+@pytest.mark.parametrize(("name", "recomputed_part"), [("Geglu", "dense"), ("GatedAttention", "attention")])
+def test_recomputing_a_module_saves_memory_and_changes_no_bit(name: str, recomputed_part: str) -> None:
+    plain, repeated = segment_of(name), segment_of(name, recompute=("rmsnorm", recomputed_part))
     operands = arguments(plain)
-    plain_results, repeated_results = emitted(plain, operands), emitted(repeated, operands)
+    plain_results, repeated_results = run_emitted(plain, operands), run_emitted(repeated, operands)
     assert all(
         torch.equal(plain_results[key], repeated_results[key])
         for key in plain_results.keys() & repeated_results.keys()
@@ -161,35 +160,39 @@ def test_flops_equal_those_that_torch_counts(name: str) -> None:
 
 
 def test_values_without_tensor_inputs_are_computed_in_each_function_that_reads_them() -> None:
-    """Once per function, with the bytes written; views cost nothing."""
+    """Each function computes such a value once, at the cost of the bytes it writes; views cost nothing."""
     joint = interpret(segment_of("LinearAttention"))
-    apart = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in taken_nodes(joint)}
+    op_by_value = {node.outputs[0]: node.op for node in joint.nodes if node.outputs[0] in duplicated_nodes(joint)}
     entries = [(phase, node.outputs[0], works) for phase, node, works in works_of(joint)]
     computed = ["aten.arange", "aten.clamp", "aten.ge", "aten.scalar_tensor", "aten.sub", "aten._to_copy"]
     for phase, ops in (("F", computed), ("I", computed), ("W", [])):
         names = [
-            apart[name].rpartition(".")[0] for node_phase, name, _ in entries if node_phase == phase and name in apart
+            op_by_value[name].rpartition(".")[0]
+            for node_phase, name, _ in entries
+            if node_phase == phase and name in op_by_value
         ]
         assert sorted(names) == sorted(ops)
-    assert all(works[0][1].bytes > 0 for _, name, works in entries if name in apart)
+    assert all(works[0][1].bytes > 0 for _, name, works in entries if name in op_by_value)
 
 
 def test_flops_of_a_convolution_count_its_groups() -> None:
-    """Torch's counter counts the weight gradient of a grouped convolution like that of an ungrouped one."""
+    """The expected FLOPs are computed here, because torch's counter ignores groups in the weight gradient of a
+    convolution."""
     tokens = MICRO_BATCH * SEQUENCE
-    along, across = 2 * tokens * HIDDEN * 3, 2 * tokens * HIDDEN * HIDDEN
-    assert flops_of("Convolution") == 3 * (along + across)
+    convolution_flops, linear_flops = 2 * tokens * HIDDEN * 3, 2 * tokens * HIDDEN * HIDDEN
+    assert flops_of("Convolution") == 3 * (convolution_flops + linear_flops)
 
 
 def test_a_graph_is_read_back_from_a_build() -> None:
+    modules = ModuleFiles(HERE)
     for name in (*layers.FFNS, *layers.ATTENTIONS):
-        segment_of(name)
-    recorded = from_json(to_json(FILES.traced.items()))
-    for wanted, module in FILES.traced.items():
+        segment_of(name, modules=modules)
+    recorded = from_json(to_json(modules.traced.items()))
+    for wanted, module in modules.traced.items():
         assert recorded.module(wanted) == module and recorded.module(wanted).digest == module.digest
 
 
-def test_a_build_has_modules_only_at_its_own_sizes() -> None:
+def test_a_module_that_the_build_lacks_is_refused() -> None:
     wanted = WantedModule("own.py:Geglu", "ffn", 2, 8, 64, "float32", "float32")
     module = Module.__new__(Module)
     recorded = RecordedModules({wanted: module})
@@ -201,7 +204,8 @@ def test_a_build_has_modules_only_at_its_own_sizes() -> None:
 
 
 def test_initial_values_are_constant_or_random() -> None:
-    """A number is the module's; a random parameter has the model's deviation, and matrices decay."""
+    """A constant parameter keeps its value; a random one is drawn with the model's init_std; only matrices have weight
+    decay."""
     params = {param.path: param for name in ("Geglu", "Shared") for param in segment_of(name).params}
     std = spec(1, 1, 1, 2, of="llama").model.init_std
     assert params["ffn.module.gain"].init is None and params["ffn.module.scale"].init == 0.0
@@ -213,7 +217,7 @@ def test_initial_values_are_constant_or_random() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "hostile"),
+    ("original", "hostile"),
     [
         ('"aten.mm.default"', '"aten.mm.default(x, x); import os"'),
         ('"%"', "\"__import__('os')\""),
@@ -223,11 +227,11 @@ def test_initial_values_are_constant_or_random() -> None:
         ('"up.weight"', '"up weight"'),
     ],
 )
-def test_a_graph_of_a_build_has_no_other_text(was: str, hostile: str) -> None:
-    """It is printed into a segment that runs: names, ops and quoted texts are all that it may have."""
+def test_code_in_the_modules_file_is_refused(original: str, hostile: str) -> None:
+    """The graph is printed into a segment that runs, so it may contain only names, ops and quoted strings."""
     for name in ("Geglu", "LinearAttention"):
         segment_of(name)
     text = to_json(FILES.traced.items())
-    assert was in text
+    assert original in text
     with pytest.raises(ModuleError, match=re.escape("modules.json cannot be read")):
-        from_json(text.replace(was, hostile))
+        from_json(text.replace(original, hostile))
