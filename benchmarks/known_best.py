@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import DEFAULT_CHUNKS
-from compiler.schedule.costs import Costs, parse_costs, shipped
+from compiler.schedule.costs import Costs, parse_costs, shipped_costs
 from compiler.schedule.measure import MeasuredSchedule
 from compiler.schedule.solver import Solver
 from tests.compiler.schedule.independent import judge
@@ -59,7 +59,7 @@ class Known:
 
 
 TENS, UNIT, PAIRED = parse_costs("F=10,I=10,W=10"), Costs(), parse_costs("FB=1.8")
-LOW, HIGH = shipped("deepseek-v3-low"), shipped("deepseek-v3-high")
+LOW, HIGH = shipped_costs("deepseek-v3-low"), shipped_costs("deepseek-v3-high")
 ON_V = "a search on `v`"
 MEGATRON = "one more warm-up forward, then pairs (Megatron)"
 KNOWN = (
@@ -99,7 +99,9 @@ def _key(line: str) -> str:
 
 def searched(case: Known) -> MeasuredSchedule:
     """The schedule that `auto` finds. An independent check of its text confirms the makespan and the cap."""
-    solution = Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measured()
+    solution = (
+        Solver(case.costs, case.cap).solve(case.num_ranks, case.num_micro_batches, case.chunks).measure_schedule()
+    )
     costs = solution.costs
     times = {kind: costs.lone_time(kind) for kind in "FBIW"} | dict(costs.pairs)
     judged = judge(solution.schedule.to_text(), times, costs.latency)

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule.costs import Costs
-from compiler.schedule.solver import Solution, Solver, solved_with_copies
+from compiler.schedule.solver import Solution, Solver, solve_with_copies
 from tests.compiler.schedule.independent import judge
 
 RANKS, MICRO_BATCHES = 8, 24
@@ -35,12 +35,12 @@ def table() -> Iterator[str]:
 def row(cap: int, time: Fraction, without: Fraction) -> str:
     """A row of the table. An independent check of the schedule's text confirms the makespan and the cap."""
     solver = Solver(replace(Costs(), O=time, R=time), Fraction(cap))
-    solution = solved_with_copies(solver, RANKS, RANKS, _search)
+    solution = solve_with_copies(solver, RANKS, RANKS, _search)
     parts = solution.schedule.stage_placement.stages_per_rank
     times = {kind: solution.costs.lone_time(kind) for kind in "FIWBOR"}
     judged = judge(solution.schedule.to_text(), times)
     assert judged.makespan == solution.makespan <= without and max(judged.peaks) <= cap * parts
-    copied = sum(map(len, solution.measured().timeline.copies)) // 2
+    copied = sum(map(len, solution.measure_schedule().timeline.copies)) // 2
     share = percent(Fraction(copied, solution.schedule.num_stages * MICRO_BATCHES))
     saving = percent(1 - solution.makespan / without)
     cells = (

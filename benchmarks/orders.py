@@ -17,7 +17,7 @@ from itertools import product
 from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
-from compiler.schedule.order import best_order, ordered
+from compiler.schedule.order import best_order, reorder_costs
 from compiler.schedule.simulate import simulate
 
 RANKS, MICRO_BATCHES = 8, 24
@@ -43,7 +43,9 @@ def _draw(name: str, sigma: float, seed: int) -> tuple[Fraction, Fraction]:
     schedule = SCHEDULES[name].generate(RANKS, MICRO_BATCHES)
     costs = Costs(micro_batches=tuple(weights)).recut(RANKS, schedule.num_stages)
     orders = [rng.sample(range(MICRO_BATCHES), MICRO_BATCHES) for _ in range(20)]
-    spans = [simulate(schedule, ordered(costs, order)).makespan for order in (*orders, best_order(schedule, costs))]
+    spans = [
+        simulate(schedule, reorder_costs(costs, order)).makespan for order in (*orders, best_order(schedule, costs))
+    ]
     return sum(spans[:-1], Fraction(0)) / 20, spans[-1]
 
 

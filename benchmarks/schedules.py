@@ -22,7 +22,7 @@ from benchmarks.known_best import table as known_best
 from benchmarks.orders import table as orders
 from compiler.cli.commands.schedule_answer import number_text, percent
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.costs import Costs, parse_costs, shipped, with_every_pair_gaining
+from compiler.schedule.costs import Costs, parse_costs, shipped_costs, with_every_pair_gaining
 from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.solver import Solver
@@ -73,13 +73,13 @@ CASES = (
     Case(
         "DeepSeek-V3, the faster network, ms",
         "--costs deepseek-v3-low",
-        shipped("deepseek-v3-low"),
+        shipped_costs("deepseek-v3-low"),
         ((16, 32, 17), (16, 120, 16), (16, 120, 17)),
     ),
     Case(
         "DeepSeek-V3, the slower network, ms",
         "--costs deepseek-v3-high",
-        shipped("deepseek-v3-high"),
+        shipped_costs("deepseek-v3-high"),
         ((16, 32, 17), (16, 120, 16), (16, 120, 17)),
     ),
 )
@@ -165,7 +165,7 @@ def row(case: Case, size: Size) -> str:
     """One line: makespans, in brackets if a schedule exceeds the cap. Gap and excess are those of auto."""
     P, N, cap = size
     named = [_named(name, size, case.costs) for name in SCHEDULES]
-    auto = Solver(case.costs, cap).solve(P, N).measured()
+    auto = Solver(case.costs, cap).solve(P, N).measure_schedule()
     assert auto.peak_activations <= cap * auto.stages_a_rank
     texts = [_text(schedule, cap) for schedule in named]
     cells: Sequence[str] = (

@@ -27,7 +27,7 @@ from compiler.model.segments.fuse import depends_through_others
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import phases, view_nodes
-from compiler.model.segments.unpack import unpacked
+from compiler.model.segments.unpack import unpack_tensors
 
 ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"
@@ -105,7 +105,7 @@ def pairs(path: Path) -> list[Pair]:
 
 
 def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
-    joint = unpacked(interpret(segment))
+    joint = unpack_tensors(interpret(segment))
     phase_of = phases(joint)
     for a, function_a in phase_of.items():
         for b, function_b in phase_of.items():

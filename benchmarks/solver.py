@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from compiler.schedule.costs import Costs, parse_costs, shipped, with_every_pair_gaining
+from compiler.schedule.costs import Costs, parse_costs, shipped_costs, with_every_pair_gaining
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
@@ -43,8 +43,8 @@ CASES = {
     "fb": Case("F&B takes 0.6", 8, 20, PAIRED, 9, "49.2", "48.8"),
     "any": Case("every pair takes 0.6", 8, 20, with_every_pair_gaining(PAIRED), 9, "48.6", "47.0"),
     "small": Case("F&B takes 0.6", 4, 8, PAIRED, 5, "20.4", "20.4"),
-    "v3-low": Case("V3, low table (ms)", 16, 120, shipped("deepseek-v3-low"), 17, "17720", "17550"),
-    "v3-high": Case("V3, high table (ms)", 16, 120, shipped("deepseek-v3-high"), 17, "18480", "18250"),
+    "v3-low": Case("V3, low table (ms)", 16, 120, shipped_costs("deepseek-v3-low"), 17, "17720", "17550"),
+    "v3-high": Case("V3, high table (ms)", 16, 120, shipped_costs("deepseek-v3-high"), 17, "18480", "18250"),
     "short": Case("F&B takes 0.6, N < 2P", 8, 10, PAIRED, 9),
     "long": Case("F&B takes 0.6", 16, 32, PAIRED, 17),
     "tight": Case("F&B takes 0.6, one less held", 8, 20, PAIRED, 8),

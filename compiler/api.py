@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.emit.folder import check_place, write_build
-from compiler.predict.choose import Chosen, choose, choose_phases, refusals_of
+from compiler.predict.choose import ChosenSpec, choose, choose_phases, refusals_of
 from compiler.predict.prediction import Prediction
 from dsl import load as specs
 from dsl.messages.diagnostics import Diagnostic, SpecError
@@ -174,16 +174,16 @@ def train(
     `out`: the run folder, by default runs/RUN. `steps`: stop after this many steps. `data`: the folder that a build's
     data paths are relative to, by default the current one. Raises SpecError, or RunError if the run fails.
     """
-    from compiler.tools.processes import Captured
+    from compiler.tools.processes import CapturedOutput
     from compiler.tools.training import Training, train_build, train_phases
 
-    phases: list[Chosen] = []
+    phases: list[ChosenSpec] = []
     if not isinstance(source, Compiled):
         phases = choose_phases(os.fspath(source), _texts(changes))
         _check_trains(phases)
     elif changes:
         raise ValueError("a build is compiled already: give changes to compile()")
-    with Captured(print) as output:
+    with CapturedOutput(print) as output:
         texts = tuple(_texts(changes))
         training = Training(_path(out), _path(data), steps, resume, changes=texts, output=output)
         if isinstance(source, Compiled):
@@ -208,7 +208,7 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
     return Loaded(source.spec, source.checkpoint.step, open_writer(source, dtype, average=average))
 
 
-def _check_trains(phases: Sequence[Chosen]) -> None:
+def _check_trains(phases: Sequence[ChosenSpec]) -> None:
     """Raise SpecError with the reasons if a spec cannot be trained yet."""
     if refusals := [refusal for phase in phases for refusal in refusals_of(phase)]:
         raise SpecError(refusals)

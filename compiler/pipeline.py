@@ -1,6 +1,6 @@
 """The whole toolchain on one page: a spec becomes a build, in named steps.
 
-    read      SPEC, -s      → Chosen                compiler/predict/choose.py: with its files, and `auto` decided
+    read      SPEC, -s      → ChosenSpec            compiler/predict/choose.py: with its files, and `auto` decided
     plan      Spec          → Plan                  what each rank holds and runs
     schedule  Plan          → Schedule, each batch  the order of actions
     lower     Schedule      → Program               bodies of instructions for each rank
@@ -18,21 +18,21 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from compiler.emit.build_files import manifest
-from compiler.emit.build_summary import does_not_fit, summary
+from compiler.emit.build_summary import memory_error_text, summary
 from compiler.emit.emission import Emission, digest, num_sms
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Program, SegmentCode
 from compiler.plan.actions.order import Orders
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
-from compiler.plan.split_blocks import planned_received
+from compiler.plan.split_blocks import planned_received_rows
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.micro_batch_order import micro_batch_orders
 from compiler.predict.planned_step import PredictedStep, predict_step
 from compiler.program.lower import Lowering
 from compiler.program.lower.opening_order import opening_order
 from compiler.program.lower.scheduler import Scheduler
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.program.proof import ProofFacts, Prover
 from compiler.program.proof.start import check_start
 from compiler.schedule.one_f_one_b import forward_only
@@ -43,7 +43,7 @@ from runtime.contract.names import ProgramName
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
 Progress = Callable[[str], None]
-Pages = Callable[[Spec, Lowered, PredictedStep], Mapping[str, str]]  # → further files, for people
+Pages = Callable[[Spec, LoweredPlan, PredictedStep], Mapping[str, str]]  # → further files, for people
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def compile_spec(
     return CompiledBuild(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
         summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),
-        warning=does_not_fit(spec, lowered),
+        warning=memory_error_text(spec, lowered),
         entries=tuple(sorted(entries.items())),
     )
 
@@ -96,21 +96,21 @@ def lower_spec(
     spec: Spec,
     progress: Progress = lambda _: None,
     orders: Orders | None = None,
-) -> Lowered:
+) -> LoweredPlan:
     """Plan, schedule, lower and prove, without torch. Raises ProofError, which names the rank and the action.
 
     `progress` is called with messages of a search. `orders` supplies the orders of instructions.
     """
     growth = ramp.ramp_of_spec(spec)
     num_steps = growth.steps_for(spec.train.tokens)
-    plan, split = make_plan(spec), planned_received(spec)
+    plan, split = make_plan(spec), planned_received_rows(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     schedules = schedule(spec, lowering, progress)
     programs = {name: lowering.program(run_schedule, not name.trains) for name, run_schedule in schedules.items()}
     certificates = prove(Prover(plan, split), programs)
     openings = opening_order(plan, programs.values())
     check_start(plan, openings, programs.values())
-    return Lowered(
+    return LoweredPlan(
         lowering=lowering,
         batches=tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps),
         num_steps=num_steps,

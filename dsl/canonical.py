@@ -51,10 +51,10 @@ def _node_lines(head: str, node: Node, path: str) -> list[TextLine]:
         if not is_left_out(type(node).model_fields[name], getattr(node, name))
         for line in _field_lines(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
     )
-    return _wrapped_lines(head, path, body)
+    return _lines_in_braces(head, path, body)
 
 
-def _wrapped_lines(head: str, path: str, body: Iterable[TextLine]) -> list[TextLine]:
+def _lines_in_braces(head: str, path: str, body: Iterable[TextLine]) -> list[TextLine]:
     inner = (TextLine(INDENT + line.text, line.path) for line in body)
     return [TextLine(f"{head} {{", path), *inner, TextLine("}", "")]
 
@@ -69,13 +69,13 @@ def _field_lines(name: str, kind: FieldType, value: Any, path: str) -> Iterator[
                 body += _overriding_block(
                     _head_text("attention", span.attention), span.attention, f"{path}.{index}.attention"
                 )
-            yield from _wrapped_lines(f"layers {range_text(span)}", f"{path}.{index}", body)
+            yield from _lines_in_braces(f"layers {range_text(span)}", f"{path}.{index}", body)
     elif kind.form == "entries":
         blocks = (line for entry in value for line in _node_lines(entry.name, entry, f"{path}.{entry.name}"))
-        yield from _wrapped_lines(name, path, blocks)
+        yield from _lines_in_braces(name, path, blocks)
     elif kind.form == "rate":
         phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
-        yield from _wrapped_lines(name, path, phases)
+        yield from _lines_in_braces(name, path, phases)
     elif kind.form == "batch":
         text = batch_text(value)
         yield TextLine(f"{name} {text}" if text.startswith("{") else f"{name} = {text}", path)
@@ -101,7 +101,7 @@ def _overriding_block(head: str, node: Node, path: str) -> list[TextLine]:
             body.append(TextLine(f"{name} = none", field_path))
         else:
             body += _field_lines(name, kind, value, field_path)
-    return _wrapped_lines(head, path, body)
+    return _lines_in_braces(head, path, body)
 
 
 def range_text(span: LayerRange) -> str:
@@ -138,10 +138,10 @@ def _scalar_text(kind: FieldType, value: Any) -> str:
     if isinstance(value, tuple):
         if kind.form == "ranks":
             return f"[{', '.join(map(number_text, value))}]"
-        words = (quoted(word) if kind.form == "places" and word != LOCAL else word for word in value)
+        words = (quote(word) if kind.form == "places" and word != LOCAL else word for word in value)
         return f"[{', '.join(words)}]"
     assert isinstance(value, str), value
-    return quoted(value) if str in kind.types else value
+    return quote(value) if str in kind.types else value
 
 
 def number_text(value: int | float | Fraction) -> str:
@@ -152,7 +152,7 @@ def number_text(value: int | float | Fraction) -> str:
     return text.removesuffix(".0")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A string in quotes, escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

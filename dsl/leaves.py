@@ -56,7 +56,7 @@ def _position_text(span: Span) -> str:
 
 def leaves(spec: Spec) -> tuple[Leaf, ...]:
     """All values of a spec, in the order of the canonical form, without absent blocks (`mtp`, `checkpoint`) and without
-    defaults of `Quiet` keys."""
+    defaults of `QuietField` keys."""
     return tuple(_node_leaves(spec, ""))
 
 
@@ -155,8 +155,8 @@ def _derivation_text(path: str, spec: Spec, span: Span | None) -> str:
     if path == "schedule.name" and span is None:
         return f"pipeline = {spec.parallel.pipeline}"
     if path == "train.tokens" and span is not None:
-        before = span.source.text[max(0, span.start - 40) : span.start]
-        if re.search(r"\bsteps?\s*\Z", span.text) or re.search(r"\bsteps\s*=\s*\Z", before):
+        text_before = span.source.text[max(0, span.start - 40) : span.start]
+        if re.search(r"\bsteps?\s*\Z", span.text) or re.search(r"\bsteps\s*=\s*\Z", text_before):
             return f"{span.text.removesuffix('steps').removesuffix('step').strip()} steps"
     return ""
 

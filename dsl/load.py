@@ -14,7 +14,7 @@ from dsl.resolve.blocks import field, node
 from dsl.resolve.chosen import choose, phases_of, runs_of, split
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.files import Definitions, Reader, collect, read
-from dsl.resolve.override import edited, edited_overrides, respelled
+from dsl.resolve.override import edit_definitions, edit_overrides, rename_keys
 from dsl.resolve.unused import check_lets, unknown_units
 from dsl.rules.finding import Finding
 from dsl.schema import Spec, choices
@@ -27,7 +27,7 @@ MAX_EXPLAINED = 16  # runs and blocks of a file whose conflicts and misspelt blo
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedSpec:
     """A spec, and the position of each of its values: path ("parallel.pipeline") → span."""
 
     spec: Spec
@@ -61,18 +61,18 @@ def load(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()
     return resolve(path, run, overrides).spec
 
 
-def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
+def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> ResolvedSpec:
     """Load a run of a spec like `load`, and return it with the origin of each value."""
     file, run = split(str(path), run)
     definitions = collect(file)
     name = choose(definitions, file, run)
     view, mistakes = _view(definitions, name, tuple(overrides)) if name else (None, [])
-    diagnostics = _in_order(definitions, mistakes)
+    diagnostics = _all_mistakes_in_order(definitions, mistakes)
     if not diagnostics and view is not None and view.context.failed:  # an earlier phase is wrong
         diagnostics = check(file, phases.run_of(definitions, name), overrides)
     if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
-    return Resolved(view.spec, view.context.origins, tuple(definitions.sources), tuple(view.context.chosen))
+    return ResolvedSpec(view.spec, view.context.origins, tuple(definitions.sources), tuple(view.context.chosen))
 
 
 def alternatives(
@@ -141,18 +141,18 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     return Analysis(
         definitions,
         tuple(view for view, _ in results if view is not None),
-        _in_order(definitions, mistakes),
+        _all_mistakes_in_order(definitions, mistakes),
     )
 
 
-def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+def _all_mistakes_in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """All mistakes in source order, including numbers with unknown units that no value uses."""
     reported = (*definitions.mistakes, *mistakes)
     items = in_order((*reported, *unknown_units(definitions, reported)), definitions.sources)
-    return tuple(_with_other_mistakes(item, items) for item in items)
+    return tuple(_set_leaves_others(item, items) for item in items)
 
 
-def _with_other_mistakes(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
+def _set_leaves_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
     """Return a message whose conflict states whether other messages remain after its fix."""
     if item.conflict is None:
         return item
@@ -177,10 +177,10 @@ def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
         return ()
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are single blocks
     warnings = [item for view in runs for item in rules.train_refusals(view.spec, view.context.origins)]
-    return tuple(dict.fromkeys((*warnings, *(item for view in runs for item in _tokenizer_missing(view)))))
+    return tuple(dict.fromkeys((*warnings, *(item for view in runs for item in _missing_tokenizer(view)))))
 
 
-def _tokenizer_missing(view: ResolvedView) -> Iterator[Diagnostic]:
+def _missing_tokenizer(view: ResolvedView) -> Iterator[Diagnostic]:
     """Warn about a tokenizer such as `"gpt2"`: nothing is downloaded, so it must be a file, and there is none. A path
     with a folder or `.json` gets no warning, since the file may only exist where the run starts."""
     name, span = view.spec.data.tokenizer, view.context.origins.get("data.tokenizer")
@@ -209,7 +209,7 @@ def block_view(
         built = None
     names = _misspelt_keys(context, explain, reported)
     if names:
-        return block_view(respelled(definitions, context.respelled), kind, name, explain, (*reported, names))
+        return block_view(rename_keys(definitions, context.key_corrections), kind, name, explain, (*reported, names))
     check_lets(context)
     context.mistakes += [item for items in reported for item in items]
     absent = set(kinds) - {kind} if built is not None else set(kinds)
@@ -217,7 +217,7 @@ def block_view(
     spec = Spec.model_construct(**{kind: built})
 
     def view_after(edits: Mapping[Span, str]) -> tuple[ResolvedView, list[Diagnostic]]:
-        return block_view(edited(definitions, edits), kind, name, explain=False)
+        return block_view(edit_definitions(definitions, edits), kind, name, explain=False)
 
     return ResolvedView(spec, context), _rule_mistakes(spec, context, view_after if explain else None)
 
@@ -230,7 +230,7 @@ def _misspelt_keys(context: Context, explain: bool, reported: Reported) -> tuple
     checked."""
     if not explain or len(reported) >= MAX_RESPELLED:
         return ()
-    return tuple(item for item in context.mistakes if item.code == "E0201" and item.span in context.respelled)
+    return tuple(item for item in context.mistakes if item.code == "E0201" and item.span in context.key_corrections)
 
 
 def _view(
@@ -253,10 +253,10 @@ def _view(
         if not joint:
             break  # no other choice can fix the remaining mistakes
     resolved, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
-    return resolved, [_with_choice(item, best[1], tried) if best and best[0] else item for item in mistakes]
+    return resolved, [_add_choice_note(item, best[1], tried) if best and best[0] else item for item in mistakes]
 
 
-def _with_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
+def _add_choice_note(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
     """Add a note with the chosen values to a message that depends on them; the choice has the fewest broken rules."""
     if not rules.depend_on_choices([message]):
         return message
@@ -298,7 +298,7 @@ def _run_view(
     spec = node(context, scope, Spec, context.run)
     names = _misspelt_keys(context, explain, reported)
     if names:
-        corrected = respelled(definitions, context.respelled)
+        corrected = rename_keys(definitions, context.key_corrections)
         return _run_view(corrected, name, overrides, explain, (*reported, names), chosen)
     check_lets(context)
     context.mistakes += [item for items in reported for item in items]
@@ -306,7 +306,9 @@ def _run_view(
         return ResolvedView(spec, context), context.mistakes  # rules are checked once all values are chosen
 
     def view_after(edits: Mapping[Span, str]) -> tuple[ResolvedView | None, list[Diagnostic]]:
-        return _run_view(edited(definitions, edits), name, edited_overrides(overrides, edits), False, (), chosen)
+        return _run_view(
+            edit_definitions(definitions, edits), name, edit_overrides(overrides, edits), False, (), chosen
+        )
 
     return ResolvedView(spec, context), _rule_mistakes(spec, context, view_after if explain else None)
 
@@ -314,18 +316,18 @@ def _run_view(
 ViewAfter = Callable[[Mapping[Span, str]], tuple[ResolvedView | None, list[Diagnostic]]]
 
 
-def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
-    from dsl.rules.finding import explained  # imported only to explain a mistake
+def _diagnostic_of(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
+    from dsl.rules.finding import add_data_derivation  # imported only to explain a mistake
 
-    return explained(rules.located(finding, origins), finding, spec, origins)
+    return add_data_derivation(rules.diagnostic_of(finding, origins), finding, spec, origins)
 
 
 def _rule_mistakes(spec: Spec, context: Context, view_after: ViewAfter | None) -> list[Diagnostic]:
     """Check the rules of a spec and return all its mistakes. `view_after` resolves it with some values replaced."""
-    broken = rules.broken(spec, context.failed)
+    broken = rules.broken_rules(spec, context.failed)
     origins = context.origins
-    located = [(rule, finding, _located(finding, spec, origins)) for rule, finding in broken]
-    mistakes = [*context.mistakes, *(message for _, _, message in located)]
+    findings = [(rule, finding, _diagnostic_of(finding, spec, origins)) for rule, finding in broken]
+    mistakes = [*context.mistakes, *(message for _, _, message in findings)]
     if view_after is None or not rules.are_joint(mistakes):
         return mistakes
     from dsl import conflict  # imported only if lines may contradict each other
@@ -334,4 +336,4 @@ def _rule_mistakes(spec: Spec, context: Context, view_after: ViewAfter | None) -
         spec, context.origins, context.failed, context.definitions.sources, context.definitions.lets.keys(),
         lambda edits: view_after(edits)[1],
     )  # fmt: skip
-    return conflict.explained(subject, context.mistakes, located)
+    return conflict.explain_conflicts(subject, context.mistakes, findings)

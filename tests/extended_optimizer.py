@@ -10,7 +10,7 @@ import torch
 
 from compiler.pipeline import compile_spec, lower_spec
 from compiler.predict.memory_state import rank_states
-from compiler.predict.predict import timed
+from compiler.predict.predict import time_plan
 from dsl.closed_forms.memory import ITEMSIZE
 from dsl.load import load
 from dsl.schema import Spec
@@ -57,7 +57,7 @@ def check_owners(spec: Spec, plan: RunPlan) -> list[int]:
 
 def check_price(spec: Spec, plan: RunPlan, flops: list[int]) -> None:
     """Check that the update takes the bytes of its row at one rate, and its FLOPs at the rate of products."""
-    timing, precision, row = timed(spec), spec.precision, spec.train.optimizer
+    timing, precision, row = time_plan(spec), spec.precision, spec.train.optimizer
     assert precision.master == precision.parameter, "weights are their own masters here"
     elements = sum(prod(parameter.shape) for parameter in plan.parameters)
     tensors = [precision.master, *(getattr(precision, tensor.role) for tensor in row.state)]

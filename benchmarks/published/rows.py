@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compiler.predict.predict import timed
+from compiler.predict.predict import time_plan
 from dsl.load import resolve
 
 FOLDER = Path(__file__).parent
@@ -95,7 +95,7 @@ def all_runs() -> Iterator[Published]:
 
 def predicted(run: Published) -> Result:
     """Predict a run with the rates that `dsc plan` chooses by default."""
-    timed_plan = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
+    timed_plan = time_plan(resolve(FOLDER / run.spec, overrides=run.set).spec)
     step = timed_plan.step
     assert step.interval is not None
     return Result(

@@ -56,7 +56,7 @@ def replace() -> None:
     """Replace the function for E4M3 products in this process."""
     for name in USERS:
         module = import_module(name)
-        vars(module).update(takes=_nothing, scaled_product=cut_product)
+        vars(module).update(runs_natively=_nothing, scaled_product=cut_product)
 
 
 def cut_product(

@@ -77,11 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # the parent process closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the next opened file becomes stdout
         os.set_inheritable(1, True)  # dup2(1, 1) does not make it inheritable
-        sys.stdout = Closed()
+        sys.stdout = ClosedStream()
     try:
         if argv is None:
             gc.disable()  # imports leave no garbage; collecting would take a tenth of the start-up
-        args = _parsed(list(sys.argv[1:] if argv is None else argv))
+        args = _parse_arguments(list(sys.argv[1:] if argv is None else argv))
         if argv is None:
             gc.freeze()
             if not getattr(args, "at_once", False):  # objects live to the end: collection would take a quarter
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             common.end_progress()
 
 
-class Closed(io.TextIOBase):
+class ClosedStream(io.TextIOBase):
     """A closed stdout: writing raises BrokenPipeError, as for a pipe without a reader."""
 
     def write(self, text: str) -> int:
@@ -137,9 +137,9 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        from dsl.messages.diagnostics import visible
+        from dsl.messages.diagnostics import make_visible
 
-        self.exit(2, f"{visible(f'error: {message}')}\n = hint: {visible(self._hint(message))}\n")
+        self.exit(2, f"{make_visible(f'error: {message}')}\n = hint: {make_visible(self._hint(message))}\n")
 
     def _hint(self, message: str) -> str:
         """The word that was probably meant, or where usage is explained."""
@@ -190,7 +190,7 @@ def _epilog(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if arguments and arguments[0] in COMMANDS:
         return command_parser(arguments[0]).parse_intermixed_args(arguments[1:])
     parser = CommandParser("dsc", "A declarative compiler for training programs.")

@@ -38,7 +38,7 @@ def _command(name: str) -> str:
     parser = argparse.ArgumentParser(prog=f"dsc {name}", add_help=False)
     module.add_arguments(parser)
     listed = [action for action in parser._actions if action.help != argparse.SUPPRESS]  # those of groups, too
-    rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in listed)
+    rows = (f"| {_argument_text(action)} | {_help(parser, action)} |\n" for action in listed)
     table = "| argument | is |\n| --- | --- |\n" + "".join(rows) if listed else ""
     return f"## {name}\n\n{_markdown(module.__doc__ or '')}\n\n{table}"
 
@@ -51,7 +51,7 @@ def _markdown(text: str) -> str:
     )
 
 
-def _written(action: argparse.Action) -> str:
+def _argument_text(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
     takes = "" if action.nargs == 0 else f" {value}"
     return _cell(f"`{', '.join(action.option_strings) + takes}`" if action.option_strings else f"`{value}`")

@@ -10,8 +10,20 @@ from dataclasses import replace
 from compiler.emit import recipe
 from compiler.emit.kernels import reason
 from compiler.emit.kernels.calls import KernelCall, use_of
-from compiler.emit.quantised import Making
-from compiler.ir import Bucket, Buffer, Communication, Emitted, Message, Plan, Program, Replica, SegmentCode, Stage, Use
+from compiler.emit.quantised import WeightQuantisation
+from compiler.ir import (
+    Bucket,
+    Buffer,
+    Communication,
+    EmittedCall,
+    Message,
+    Plan,
+    Program,
+    Replica,
+    SegmentCode,
+    Stage,
+    Use,
+)
 from compiler.ir.expert_placement import most_rows
 from compiler.model.layers import attention
 from compiler.model.layers.qk_clip import projections
@@ -23,7 +35,7 @@ from compiler.predict.memory_state import kept_elements
 from compiler.predict.planned_step import PURPOSES, PlannedStep
 from compiler.predict.predict import devices_of
 from compiler.program.lower.estimate import Overlap
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from dsl.closed_forms.memory import update_bytes
 from dsl.schema import Compressed, Gqa, Mla, Moe, Optimizer, Spec
 from runtime import contract
@@ -53,12 +65,12 @@ def watch_json(spec: Spec, planned: PlannedStep) -> str:
         devices=planned.network.num_devices,
         phase=within.number if within else 1,
         phases=within.phases if within else 1,
-        flops_per_token=_rounded(planned.flops.causal),
+        flops_per_token=_round(planned.flops.causal),
         peak_flops=float(sum(peaks)) if len(peaks) == len(devices) else None,
-        mfu=_rounded(planned.mfu.causal * step.seconds / planned.seconds) if planned.mfu else None,
-        step_s=_rounded(planned.seconds),
+        mfu=_round(planned.mfu.causal * step.seconds / planned.seconds) if planned.mfu else None,
+        step_s=_round(planned.seconds),
         tokens=step.tokens,
-        bubble=_rounded(min(1.0, step.mean.bubble_s / planned.seconds)),
+        bubble=_round(min(1.0, step.mean.bubble_s / planned.seconds)),
         memory_bytes=tuple(rank.peak_bytes for rank in planned.ranks),
         capacity_bytes=tuple(rank.capacity_bytes for rank in planned.ranks),
         links=tuple(links),
@@ -67,7 +79,7 @@ def watch_json(spec: Spec, planned: PlannedStep) -> str:
     ).to_json()
 
 
-def _rounded(number: float) -> float:
+def _round(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
@@ -75,13 +87,15 @@ def _rounded(number: float) -> float:
 Quantised = tuple[contract.QuantisedTensor, ...]
 
 
-def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()) -> str:
+def plan_json(
+    spec: Spec, lowered: LoweredPlan, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
+) -> str:
     """Return the text of plan.json: mesh, replica table, recipe, and the program of each step."""
     return pretty(contract_plan(spec, lowered, overlaps, quantised))
 
 
 def contract_plan(
-    spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
+    spec: Spec, lowered: LoweredPlan, overlaps: Mapping[ProgramName, Overlap], quantised: Quantised = ()
 ) -> contract.RunPlan:
     """The plan in the form that the runtime reads. `quantised`: the weights that products read quantised."""
     plan = lowered.plan
@@ -128,7 +142,7 @@ def contract_plan(
         host=recipe.host(spec, lowered.memories),
         sequence_part=_largest_part(plan, "cp"),
         choices_part=_largest_part(plan, "sq"),
-        clipped=tuple(_clipped(spec, use) for use in plan.uses if clips_logits(use)),
+        clipped=tuple(_clipped_attention(spec, use) for use in plan.uses if clips_logits(use)),
     )
 
 
@@ -202,7 +216,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     )
 
 
-def _clipped(spec: Spec, use: Use) -> contract.ClippedAttention:
+def _clipped_attention(spec: Spec, use: Use) -> contract.ClippedAttention:
     """The attention of a block with QK-clip, and the rows of weights of its queries and keys."""
     name, model, layer = block_of(use), spec.model, use.site.layer
     sizes = model.attention_of_mtp if layer is None else model.attention_of(layer)
@@ -253,7 +267,7 @@ def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, MessageNa
     return tuple([(rank, MessageName.of(*message)) for rank, message in messages]) if messages else ()
 
 
-def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap]) -> str:
+def plan_text(spec: Spec, lowered: LoweredPlan, overlaps: Mapping[ProgramName, Overlap]) -> str:
     """Return the text of plan.txt, a summary of the plan for people."""
     plan = lowered.plan
     lines = [*plan_head(spec, lowered), ""]
@@ -272,7 +286,7 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overl
     return "\n".join(lines) + "\n"
 
 
-def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
+def plan_head(spec: Spec, lowered: LoweredPlan) -> list[str]:
     """One line each for model, mesh and steps."""
     mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
     replicas = [r for r in lowered.plan.replicas if r.role in HELD]
@@ -344,7 +358,7 @@ def kernels_json(
     spec: Spec,
     plan: Plan,
     segments: Mapping[object, SegmentCode],
-    quantised: Mapping[str, Making],
+    quantised: Mapping[str, WeightQuantisation],
     updates: Sequence[tuple[KernelCall, str | None]],
 ) -> str:
     """Return the text of kernels.json, with segments in model order. Bytes are those for `balanced_rows` received rows.
@@ -376,12 +390,12 @@ def kernels_json(
     )
 
 
-def _op(call: Emitted, rows: int) -> contract.EmittedOp:
+def _op(call: EmittedCall, rows: int) -> contract.EmittedOp:
     saved = call.saved + call.saved_row * rows if call.parts else None
     return contract.EmittedOp(call.function, call.op, call.kernel or None, call.reason or None, call.parts, saved)
 
 
-def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights, ...]:
+def _weights(quantised: Mapping[str, WeightQuantisation]) -> tuple[contract.QuantisedWeights, ...]:
     """The ops and kernels that quantise weights, with the number of weights of each, in model order."""
     calls = Counter((m.op, m.kernel.name if m.kernel else None, m.reason) for m in quantised.values())
     return tuple(contract.QuantisedWeights(op, kernel, why, count) for (op, kernel, why), count in calls.items())
@@ -406,15 +420,15 @@ def _steps(
 def launches_json(
     plan: Plan,
     segments: Mapping[object, SegmentCode],
-    quantised: Mapping[str, Making],
+    quantised: Mapping[str, WeightQuantisation],
     updates: Sequence[tuple[KernelCall, str | None]],
 ) -> str:
     """Return the text of launches.json, with segments in model order. Arguments as in `kernels_json`."""
     callers: dict[contract.KernelUse, dict[str, None]] = {}  # call → the segments that make it
     for use in plan.uses:
         code = segments[use.segment.key]
-        makings = [quantised[tensor] for _, tensor in use.params if tensor in quantised]
-        weights = [use_of(making.kernel.name, making.call) for making in makings if making.kernel]
+        quantisations = [quantised[tensor] for _, tensor in use.params if tensor in quantised]
+        weights = [use_of(row.kernel.name, row.call) for row in quantisations if row.kernel]
         for call in (*code.uses, *weights):
             callers.setdefault(call, {})[code.name] = None
     calls = [replace(call, segments=tuple(names)) for call, names in callers.items()]

@@ -9,14 +9,14 @@ from compiler.predict.memory import room_text
 from compiler.predict.memory_state import device_of
 from compiler.predict.prediction import RankMemory, size
 from compiler.program.lower.estimate import Overlap
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName
 
 
 def summary(
-    spec: Spec, lowered: Lowered, overlaps: Mapping[ProgramName, Overlap], planned: Sequence[RankMemory]
+    spec: Spec, lowered: LoweredPlan, overlaps: Mapping[ProgramName, Overlap], planned: Sequence[RankMemory]
 ) -> str:
     """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank.
 
@@ -44,7 +44,7 @@ def summary(
     return "\n".join(lines) + "\n"
 
 
-def does_not_fit(spec: Spec, lowered: Lowered) -> str:
+def memory_error_text(spec: Spec, lowered: LoweredPlan) -> str:
     """A warning if the devices are too small for the proven memory; "" if they are not.
 
     `dsc check` refuses specs that no schedule can fit. This uses the proofs' peak over the steps of every batch size,
@@ -72,7 +72,7 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
     return f"this does not fit: the devices of {full_ranks} of {lowered.plan.mesh.pp} {problem}; {hint}"
 
 
-def _peak_steps(lowered: Lowered, rank: int) -> str:
+def _peak_steps(lowered: LoweredPlan, rank: int) -> str:
     """Name the steps at which a rank holds the most, if they are not those of the largest batch; else "".
 
     The first steps of a growing batch may have too few micro-batches for the run's schedule, and use another one.
@@ -87,7 +87,7 @@ def _peak_steps(lowered: Lowered, rank: int) -> str:
     return f" {steps} ({fullest.name}; {size(_of_largest(lowered, rank))} in those of {largest})"
 
 
-def _of_largest(lowered: Lowered, rank: int) -> int:
+def _of_largest(lowered: LoweredPlan, rank: int) -> int:
     """Bytes on a device of the rank in steps of the largest batch."""
     memory = lowered.memories[rank]
     proven = lowered.certificates[ProgramName.of("train", lowered.main_schedule.num_micro_batches)]
@@ -100,7 +100,7 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{ending}"
 
 
-def fullest(spec: Spec, lowered: Lowered) -> tuple[int, DeviceBytes]:
+def fullest(spec: Spec, lowered: LoweredPlan) -> tuple[int, DeviceBytes]:
     """Return the pipeline rank whose devices hold the most, and their memory by kind."""
     memories = lowered.memories
     rank = max(range(len(memories)), key=lambda rank: memories[rank].total)

@@ -18,13 +18,13 @@ from compiler.emit.build_files import (
 )
 from compiler.emit.kernels import KERNELS, emit_kernel
 from compiler.emit.kernels.calls import updates as calls_of_optimizer
-from compiler.emit.quantised import quantised, rows
-from compiler.emit.stage_modules import StageModules, with_origin
+from compiler.emit.quantised import rows, weight_quantisations
+from compiler.emit.stage_modules import StageModules, add_origin_comment
 from compiler.ir import Body, Program, SegmentCode
 from compiler.plan.spec_files import standing_alone, texts_of_files
 from compiler.predict.planned_step import PlannedStep
 from compiler.program.lower.estimate import Overlap, overlaps_of, rank_times
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.program.proof import ProofFacts
 from compiler.schedule.schedule import Schedule
 from dsl.canonical import canonical
@@ -57,10 +57,10 @@ class Certificates:
             schedule=digest(schedule.to_text()),
             files={file: self.digests[file] for file in wanted},
             facts=_facts(certificate),
-            bodies=tuple({body.name: self._exchanged(body) for body in bodies} for bodies in program.bodies),
+            bodies=tuple({body.name: self._exchanges_of(body) for body in bodies} for bodies in program.bodies),
         ).to_json()
 
-    def _exchanged(self, body: Body) -> Exchanges:
+    def _exchanges_of(self, body: Body) -> Exchanges:
         if id(body) not in self._exchanges:
             exchanged = [contract.Exchanged(i.kind, i.peer, i.producer, i.slot) for _, i in body.messages]
             self._exchanges[id(body)] = tuple(exchanged)
@@ -97,7 +97,7 @@ class Emission:
     """Produces the files of a build from a lowered spec, its emitted segments and its predicted step."""
 
     spec: Spec
-    lowered: Lowered
+    lowered: LoweredPlan
     codes: Mapping[Hashable, SegmentCode]  # by key of the segment
     planned: PlannedStep
 
@@ -107,7 +107,7 @@ class Emission:
         return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
 
     @cached_property
-    def resolved(self) -> str:
+    def resolved_text(self) -> str:
         """The text of the spec with all defaults filled in."""
         return canonical(standing_alone(self.spec))
 
@@ -123,12 +123,12 @@ class Emission:
             for call in calls_of_optimizer(spec)
         ]
         named = [(call, kernel.name if kernel else None) for call, kernel in updates]
-        makings = quantised(lowered.plan, num_sms(spec))
+        quantisations = weight_quantisations(lowered.plan, num_sms(spec))
         files = {
-            "spec.resolved": self.resolved,
-            "kernels.json": kernels_json(spec, lowered.plan, self.codes, makings, named),
-            "launches.json": launches_json(lowered.plan, self.codes, makings, named),
-            "plan.json": plan_json(spec, lowered, self.overlaps, rows(makings)),
+            "spec.resolved": self.resolved_text,
+            "kernels.json": kernels_json(spec, lowered.plan, self.codes, quantisations, named),
+            "launches.json": launches_json(lowered.plan, self.codes, quantisations, named),
+            "plan.json": plan_json(spec, lowered, self.overlaps, rows(quantisations)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
             "train.py": train_py(spec),
@@ -137,7 +137,7 @@ class Emission:
         files |= texts_of_files(spec)
         files |= {
             f"kernels/{file.name}.py": file.source
-            for file in (*(kernel for _, kernel in updates), *(making.kernel for making in makings.values()))
+            for file in (*(kernel for _, kernel in updates), *(row.kernel for row in quantisations.values()))
             if file
         }
         orders = lowered.micro_batch_orders
@@ -152,7 +152,7 @@ class Emission:
             code = self.codes[key]
             name = f"segments/{code.name}.py"
             assert name not in files, f"the segment at {use.site} differs from another with the same constants"
-            files[name] = with_origin(code, use, self.spec.model, self.resolved)
+            files[name] = add_origin_comment(code, use, self.spec.model, self.resolved_text)
             files |= {f"kernels/{name}.py": text for name, text in code.kernels}
         return files
 

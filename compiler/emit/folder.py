@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.build.files import MANIFEST, file_names, is_there, read_file
+from runtime.build.files import MANIFEST, file_names, is_at_path, read_file
 from runtime.system.outcome import printable
 
 _AT_FDCWD = -100
@@ -42,7 +42,7 @@ def check_place(folder: Path) -> None:
         try:
             return _check_contents(folder, top)
         except OSError:
-            if is_there(place, top):
+            if is_at_path(place, top):
                 raise
         finally:
             os.close(top)

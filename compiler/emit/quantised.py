@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.emit.kernels import KernelFile, emit_kernel, reason
-from compiler.emit.kernels.calls import KernelCall, quantising
+from compiler.emit.kernels.calls import KernelCall, quantising_calls
 from compiler.ir import Plan
 from runtime import contract
 
 
 @dataclass(frozen=True)
-class Making:
+class WeightQuantisation:
     """How a weight is quantised."""
 
     call: KernelCall
@@ -24,30 +24,30 @@ class Making:
         return self.call.op
 
 
-def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
+def weight_quantisations(plan: Plan, num_sms: int) -> dict[str, WeightQuantisation]:
     """How each weight is quantised, in model order. Without a kernel the reference op runs on every device."""
-    makings: dict[str, Making] = {}
-    by_key: dict[object, dict[str, Making]] = {}
+    quantisations: dict[str, WeightQuantisation] = {}
+    by_key: dict[object, dict[str, WeightQuantisation]] = {}
     for use in plan.uses:
         key, tensors = use.segment.key, dict(use.params)
         if key not in by_key:
             weights = {weight.param: weight for weight in plan.cuts[use.site].quantised}
             by_key[key] = {
-                param: _making(call, num_sms, tuple(weights[param].names_of("").values()))
-                for param, call in quantising(use.segment)
+                param: _quantisation(call, num_sms, tuple(weights[param].names_of("").values()))
+                for param, call in quantising_calls(use.segment)
             }
-        makings |= {tensors[param]: making for param, making in by_key[key].items()}
-    return makings
+        quantisations |= {tensors[param]: quantisation for param, quantisation in by_key[key].items()}
+    return quantisations
 
 
-def _making(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> Making:
+def _quantisation(call: KernelCall, num_sms: int, suffixes: tuple[str, ...]) -> WeightQuantisation:
     file = emit_kernel(call.op, call.arguments, num_sms)
-    return Making(call, file, None if file else reason(call.op, call.arguments), suffixes)
+    return WeightQuantisation(call, file, None if file else reason(call.op, call.arguments), suffixes)
 
 
-def rows(makings: dict[str, Making]) -> tuple[contract.QuantisedTensor, ...]:
+def rows(quantisations: dict[str, WeightQuantisation]) -> tuple[contract.QuantisedTensor, ...]:
     """The rows of plan.json for quantised weights."""
     return tuple(
-        contract.QuantisedTensor(tensor, making.op, making.kernel.name if making.kernel else None, making.suffixes)
-        for tensor, making in makings.items()
+        contract.QuantisedTensor(tensor, row.op, row.kernel.name if row.kernel else None, row.suffixes)
+        for tensor, row in quantisations.items()
     )

@@ -12,11 +12,26 @@ from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.plan.spec_files import initial_weights_of, reward_file
 from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS, DeviceBytes, average_dtype
 from dsl.facts import shares
-from dsl.schema import Data, Filters, Grpo, Health, Lora, Model, Node, Phase, Precision, Quiet, Spec, TrainTokenizer
+from dsl.schema import (
+    Data,
+    Filters,
+    Grpo,
+    Health,
+    Lora,
+    Model,
+    Node,
+    Phase,
+    Precision,
+    QuietField,
+    Spec,
+    TrainTokenizer,
+)
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
-QUIET = tuple(name for name, info in Model.model_fields.items() if Quiet() in info.metadata)  # optional keys of a model
+QUIET = tuple(
+    name for name, info in Model.model_fields.items() if QuietField() in info.metadata
+)  # optional keys of a model
 
 
 def data_request(spec: Spec) -> contract.DataRequest:
@@ -140,7 +155,7 @@ def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
             device.name,
             None if device.bf16 is None else device.sms,
             device.memory,
-            device.reserved,
+            device.reserved_bytes,
         )
         for nodes, devices, device in kinds
     )

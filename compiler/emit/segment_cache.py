@@ -21,7 +21,7 @@ from typing import Any
 from compiler.emit.kernels import KernelFile, emit_kernel, reason
 from compiler.emit.kernels.calls import call_of, use_of
 from compiler.files.cache import text_of
-from compiler.ir import Emitted, Segment, SegmentCode
+from compiler.ir import EmittedCall, Segment, SegmentCode
 from compiler.ir.module import Module
 from compiler.model.segments.joint import ADD_TO, COLUMNS, Joint, OpNode
 from compiler.model.segments.printer import module_name
@@ -43,12 +43,12 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     from compiler.model.segments.split import split
     from compiler.model.segments.torch_ops import ops
     from compiler.model.segments.trace import trace
-    from compiler.model.segments.unpack import unpacked
+    from compiler.model.segments.unpack import unpack_tensors
 
     base = base_graph(segment)
     check.base_graph(trace(segment, ops()), base)
     priced = rewritten(base)
-    joint = unpacked(priced)
+    joint = unpack_tensors(priced)
     parts = split(joint)
     kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
 
@@ -61,7 +61,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     files = {file.name: file.source for file in kernels.values() if file}
     saved = {node: saved for (node, _), saved in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
     calls = tuple(
-        _emitted(function, node, kernel_of(node), joint, saved)
+        _emitted_call(function, node, kernel_of(node), joint, saved)
         for function, nodes in parts.functions.items()
         for node in nodes
         if node.op != COLUMNS
@@ -73,10 +73,10 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     return SegmentCode(printer.module_name(segment), source, runtime_ops, texts, calls, tuple(uses))
 
 
-def _emitted(
+def _emitted_call(
     function: str, node: OpNode, file: str | None, joint: Joint, saved: Mapping[OpNode, tuple[int, int]]
-) -> Emitted:
-    call = Emitted(
+) -> EmittedCall:
+    call = EmittedCall(
         function, node.op, file or "", reason="" if file else reason(node.op, call_of(joint, node).arguments)
     )
     for fused, parts in joint.parts:
@@ -214,7 +214,7 @@ def _function(function: Callable[..., Any]) -> list[object]:
     bound = function if isinstance(function, partial) else partial(function)
     module, name = bound.func.__module__, bound.func.__qualname__
     _check_is_of_a_layer(bound.func)
-    constants = sorted((key, _plain(value)) for key, value in bound.keywords.items())
+    constants = sorted((key, _constant_key(value)) for key, value in bound.keywords.items())
     return [module, name, *map(_function, bound.args), constants]
 
 
@@ -228,10 +228,10 @@ def _check_is_of_a_layer(function: Any) -> None:
 def _setting(value: Any) -> Any:
     """A field of a layer's function: a constant or a step."""
     is_part = callable(value) or (is_dataclass(value) and not isinstance(value, Module))
-    return _function(value) if is_part else _plain(value)
+    return _function(value) if is_part else _constant_key(value)
 
 
-def _plain(value: Any) -> Any:
+def _constant_key(value: Any) -> Any:
     """A constant of a layer, or the digest of a traced module."""
     return value.digest if isinstance(value, Module) else value
 
@@ -259,8 +259,12 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
     return code if valid and entry(key, code) == text else None
 
 
-def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int, reason: str) -> Emitted:
-    return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row), str(reason))
+def _call(
+    function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int, reason: str
+) -> EmittedCall:
+    return EmittedCall(
+        str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row), str(reason)
+    )
 
 
 def _digest(text: str) -> str:

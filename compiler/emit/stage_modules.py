@@ -119,7 +119,7 @@ def _head(body: Body) -> str:
     return f"\n\ndef {body.name}(c, p, g, {names}):\n" + "\n".join(spaces)
 
 
-def _wrapped(text: str) -> str:
+def _wrap_statement(text: str) -> str:
     """Indent a statement, and break a long one after commas, inside parentheses."""
     if len(text) + 4 <= WIDTH:
         return "    " + text
@@ -153,7 +153,7 @@ def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) 
     """
     statements = [statement(i, modules) for i in instructions]
     distinct = list(dict.fromkeys(statements))
-    texts = [_wrapped(str(entry)) for entry in distinct]
+    texts = [_wrap_statement(str(entry)) for entry in distinct]
     lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))
     (function,) = ast.parse("def _():\n" + "\n".join([*texts, "    pass"])).body
     assert isinstance(function, ast.FunctionDef)
@@ -200,7 +200,7 @@ def _text(node: ast.expr) -> str:
 # --- The statement of `spec.resolved` that an emitted segment comes from
 
 
-def with_origin(code: SegmentCode, use: Use, model: Model, resolved: str) -> str:
+def add_origin_comment(code: SegmentCode, use: Use, model: Model, resolved: str) -> str:
     """The segment's source with a comment that names the line of the spec for its first use in the model."""
     lines = resolved.split("\n")  # strings in it may contain other characters that splitlines splits at
     begin = lines.index(f"model {model.name} {{")

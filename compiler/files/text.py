@@ -63,7 +63,9 @@ def json_of(text: str, display_name: str, number: Callable[[str], Any] | None = 
 
     `number`: parses numbers instead of int and float; it raises ValueError for one that it does not take.
     """
-    integer, real, constant = (_placed(number),) * 3 if number else (_placed(_integer), float, _placed(_no_number))
+    integer, real, constant = (
+        (_wrap_parser(number),) * 3 if number else (_wrap_parser(_integer), float, _wrap_parser(_no_number))
+    )
     try:
         return json.loads(text, parse_int=integer, parse_float=real, parse_constant=constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -74,7 +76,7 @@ def json_of(text: str, display_name: str, number: Callable[[str], Any] | None = 
         offset = next(token.start() for token in _TOKEN.finditer(text) if token[0].startswith(error.word))
         raise TextFileError(f"{_place(display_name, text, offset)}: {error}") from None
     except _RepeatedError:
-        offset, name = _repeated(text)
+        offset, name = _first_repeated_key(text)
         raise TextFileError(f"{_place(display_name, text, offset)}: `{name[:40]}` is given twice") from None
 
 
@@ -118,7 +120,7 @@ class _WordError(Exception):
         self.word = word
 
 
-def _placed(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def _wrap_parser(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Wrap a parser of words so that its ValueError becomes a _WordError with the word."""
 
     def reader(word: str) -> Any:
@@ -147,7 +149,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-def _repeated(text: str) -> tuple[int, str]:
+def _first_repeated_key(text: str) -> tuple[int, str]:
     """The position of the first repeated key of an object in a JSON text, and the key."""
     objects: list[set[str]] = []
     for token in _TOKEN.finditer(text):

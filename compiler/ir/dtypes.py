@@ -31,7 +31,7 @@ _PACKED = re.compile(r"(?P<element>\w+)\[(?P<rows>\d+)x(?P<columns>\d+)(?P<flags
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedDtype:
     """The dtype of a tensor with one scale per tile. `element`: a format (dsl/facts/formats.py), or E4M3 with FP32
     scales.
 
@@ -80,21 +80,21 @@ def is_packed(dtype: str) -> bool:
 
 
 @cache
-def packed_of(dtype: str) -> Packed:
+def parse_packed(dtype: str) -> PackedDtype:
     """Parse the text of a packed dtype."""
     match = _PACKED.fullmatch(dtype)
     assert match, dtype
-    return Packed(match["element"], int(match["rows"]), int(match["columns"]), tuple(match["flags"].split()))
+    return PackedDtype(match["element"], int(match["rows"]), int(match["columns"]), tuple(match["flags"].split()))
 
 
-def turned(dtype: str) -> str:
+def transpose_tiles(dtype: str) -> str:
     """The packed dtype with rows and columns of its tiles swapped."""
-    packed = packed_of(dtype)
-    return str(Packed(packed.element, packed.columns, packed.rows, packed.flags))
+    packed = parse_packed(dtype)
+    return str(PackedDtype(packed.element, packed.columns, packed.rows, packed.flags))
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatTensor:
     """One of the tensors that store a value. Its name is the value's name and `suffix`."""
 
     suffix: str
@@ -102,25 +102,25 @@ class Flat:
     dtype: str
 
 
-def flat_tensors(shape: Extents, dtype: str) -> tuple[Flat, ...]:
+def flat_tensors(shape: Extents, dtype: str) -> tuple[FlatTensor, ...]:
     """The tensors that store a value or a stack of weights: itself, or its data and scales.
 
     With tiles along columns all are transposed.
     """
     if not is_packed(dtype):
-        return (Flat("", shape, dtype),)
-    packed = packed_of(dtype)
+        return (FlatTensor("", shape, dtype),)
+    packed = parse_packed(dtype)
     *stack, down, across = shape
     data = (across, down) if packed.is_columnwise else (down, across)
     tiles = (packed.columns, packed.rows) if packed.is_columnwise else (packed.rows, packed.columns)
     scales = (*stack, *map(tiles_of, data, tiles))
     form, data_shape, half_shape = packed.form, (*stack, *data), (*stack, data[0], tiles_of(data[1], 2))
     if form is None:
-        return Flat("", data_shape, packed.element), Flat(SCALES, scales, "float32")
-    tensors = [Flat("", half_shape if form.element == "e2m1" else data_shape, TORCH_DTYPE[form.element])]
-    tensors += [Flat(LOW, half_shape, "uint8")] if form.element == "e5m6" else []
-    tensors += [Flat(SCALES, scales, SCALE_DTYPE[form.scale])]
-    tensors += [Flat(SCALE, tuple(stack), "float32")] if form.tensor_scale else []
+        return FlatTensor("", data_shape, packed.element), FlatTensor(SCALES, scales, "float32")
+    tensors = [FlatTensor("", half_shape if form.element == "e2m1" else data_shape, TORCH_DTYPE[form.element])]
+    tensors += [FlatTensor(LOW, half_shape, "uint8")] if form.element == "e5m6" else []
+    tensors += [FlatTensor(SCALES, scales, SCALE_DTYPE[form.scale])]
+    tensors += [FlatTensor(SCALE, tuple(stack), "float32")] if form.tensor_scale else []
     return tuple(tensors)
 
 

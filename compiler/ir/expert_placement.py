@@ -109,7 +109,7 @@ def _layer_text(layer: LayerPlacement) -> str:
 # --- The number of rows of an expert rank. The rows of each expert are padded to a multiple
 
 
-class Received(NamedTuple):
+class ReceivedRows(NamedTuple):
     """The rows that a rank receives in one layer and micro-batch."""
 
     rows: int  # R: rows for its experts, padding included

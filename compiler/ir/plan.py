@@ -173,7 +173,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Sharded:
+class ShardedTensors:
     """The tensors of a segment whose gradients (zero = 2), or gradients and weights (zero = 3), are sharded over data
     ranks.
 
@@ -201,7 +201,7 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, slot of each expert) of layers with a placement
     zero: int = 0  # 1: the holders of a bucket each update a shard of it; 2 and 3: see `Bucket.sites`
-    sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site of use
+    sharded: Mapping[str, ShardedTensors] = field(default_factory=dict, repr=False)  # by site of use
     overlap_reduce: bool = True  # whether gradients are reduced during the backward
     evaluates_average: bool = False  # whether the moving average of the weights is evaluated, too
 

@@ -26,7 +26,7 @@ class Buffer:
     dtype: str
     alias: str = ""
 
-    def named(self, name: str, alias: str = "") -> Buffer:
+    def with_name(self, name: str, alias: str = "") -> Buffer:
         """The tensor under another name, sharing the storage of `alias` if given."""
         return Buffer(name, self.shape, self.dtype, alias)
 
@@ -211,7 +211,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class QuantisedParameter:
     """A parameter that products read quantised, and the tensors of its quantised copy on a device.
 
     In this order: data and scales, then both of the transposed parameter, which products for input gradients read.
@@ -246,7 +246,7 @@ class Cut:
     deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
     costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
     inside: Inside = ()  # peaks of the memory of a call, besides its arguments and results
-    quantised: tuple[Quantised, ...] = ()  # parameters that products read quantised
+    quantised: tuple[QuantisedParameter, ...] = ()  # parameters that products read quantised
 
     def inside_bytes(self, phase: str, rows: int) -> int:
         """The peak memory inside a call of F, I or W for this number of received rows."""
@@ -255,7 +255,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedCall:
     """A call of an op in an emitted segment."""
 
     function: str  # F, I or W
@@ -275,5 +275,5 @@ class SegmentCode:
     source: str
     ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
     kernels: tuple[tuple[str, str], ...] = ()  # (file in kernels/ without suffix, source text)
-    calls: tuple[Emitted, ...] = ()  # in the order of its functions
+    calls: tuple[EmittedCall, ...] = ()  # in the order of its functions
     uses: tuple[KernelUse, ...] = ()  # of kernels, each once; without the name of this segment

@@ -17,7 +17,7 @@ from compiler.ir.segment import SUM
 from compiler.machine.rates import Rates
 from compiler.model.layers import LAYERS, Place, indexer, qk_clip
 from compiler.model.layers.attention import norms_across_ranks
-from compiler.model.layers.ends import LOGP, sampled
+from compiler.model.layers.ends import LOGP, sample_inputs
 from compiler.model.layers.hyper import following
 from compiler.model.layers.moe import replays_choices
 from compiler.model.layers.residual import is_changed
@@ -138,13 +138,13 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
 
 
 def _embedding(place: Place) -> StageBlock:
-    embedded = _embedded(place, "embed", "tokens", "embed_h")
+    embedded = _embedding_steps(place, "embed", "tokens", "embed_h")
     if place.model.hyper_connections is None:
         return StageBlock(embedded, "embed_h")
     return StageBlock((*embedded, _use(place, "streams", "streams", "", ("embed_h",), ("streams_h",))), "streams_h")
 
 
-def _embedded(place: Place, site: str, tokens: str, output: str) -> tuple[StageStep, ...]:
+def _embedding_steps(place: Place, site: str, tokens: str, output: str) -> tuple[StageStep, ...]:
     """The embeddings of tokens. With vocabulary shards, a tensor rank embeds all rows, and the results are summed."""
     if not place.spec.splits_vocabulary:
         return (_use(place, "embed", site, "", (tokens,), (output,)),)
@@ -157,7 +157,7 @@ def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[St
     site = f"{block}head"
     if not place.spec.splits_vocabulary:
         grpo = place.spec.train.grpo
-        return (_use(place, "head", site, "", (h, targets, *sampled(grpo)), (loss, *((LOGP,) if grpo else ()))),)
+        return (_use(place, "head", site, "", (h, targets, *sample_inputs(grpo)), (loss, *((LOGP,) if grpo else ()))),)
     rows, parts, all_parts = f"{h}_rows", f"{loss}_part", f"{loss}_parts"
     return (
         gather(place, site, h, rows),
@@ -284,7 +284,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
     order = values["order"] if place.spec.routes_by_nodes else ""
     copies = place.T * copies_of(place.spec, place.moe) if order else 0
 
-    def passed(value: str, count: str, dtype: str, *, gate: bool) -> tuple[ir.Buffer, ...]:
+    def forwarded_buffers(value: str, count: str, dtype: str, *, gate: bool) -> tuple[ir.Buffer, ...]:
         gates = (ir.Buffer(f"{value}_gate", ("X",), wide),) if gate else ()
         return (*_rows(f"{value}_rows", count, D, dtype), *gates) if order else ()
 
@@ -309,8 +309,8 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         alignment=alignment,
         order=order,
         copies=copies,
-        forwarded=passed(f"{name}_forwarded", "P", dispatch_dtype, gate=True),
-        forwarded_back=passed(f"d_{name}_forwarded", "X", combine_dtype, gate=True),
+        forwarded=forwarded_buffers(f"{name}_forwarded", "P", dispatch_dtype, gate=True),
+        forwarded_back=forwarded_buffers(f"d_{name}_forwarded", "X", combine_dtype, gate=True),
     )
     combine = ir.Communication(
         kind="combine",
@@ -324,8 +324,8 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, ...], ou
         alignment=alignment,
         order=order,
         copies=copies,
-        forwarded=passed(f"{name}_added", "X", combine_dtype, gate=False),
-        forwarded_back=passed(f"d_{name}_added", "P", dispatch_dtype, gate=False),
+        forwarded=forwarded_buffers(f"{name}_added", "X", combine_dtype, gate=False),
+        forwarded_back=forwarded_buffers(f"d_{name}_added", "P", dispatch_dtype, gate=False),
     )
     counted, balance = _balance(place, name, prefix, values)
     joined = (values["residual"], *shared, returned, values["order"], *(values[key] for key in following(place)))
@@ -409,7 +409,9 @@ def _end(place: Place, h: str, cut_of: CutOf | None) -> StageBlock:
         inside = replace(place, is_mtp=True, attention=place.model.attention_of_mtp)
         build = _layer if cut_of is None else _RecomputedLayer(inside, cut_of)
         block = build(inside, "M0", "mtp.0", "M0_input")
-        embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
+        embedded = (
+            _embedding_steps(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
+        )
         following = "M0_embedded" if embedded else "mtp_tokens"
         steps += [
             *embedded,

@@ -152,14 +152,14 @@ def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
                 forwards[s] -= 1
                 deferred[s] += kind == "I"
             if kind in "FI" and (within or action is actions[-1]):
-                moments = _with_moment((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
+                moments = _add_moment((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
     if len(moments) > MOST_MOMENTS:
         moments = [tuple(map(max, zip(*moments, strict=True)))]
     half = len(stages)
     return tuple(tuple((1, moment[i], moment[half + i]) for i in range(half)) for moment in moments)
 
 
-def _with_moment(moment: tuple[int, ...], moments: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _add_moment(moment: tuple[int, ...], moments: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Add a moment unless another one has as much of everything. Drops those that have no more than it of anything."""
     if any(all(map(int.__le__, moment, listed)) for listed in moments):
         return moments

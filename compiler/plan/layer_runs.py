@@ -45,12 +45,12 @@ class Blocks:
     last: Cost
 
     @cached_property
-    def before(self) -> tuple[tuple[int, ...], ...]:
+    def first_costs(self) -> tuple[tuple[int, ...], ...]:
         """By lane, the cost of the first n layers."""
         return tuple((0, *accumulate(lane)) for lane in zip(*self.layers, strict=True))
 
     @cached_property
-    def behind(self) -> tuple[tuple[int, ...], ...]:
+    def last_costs(self) -> tuple[tuple[int, ...], ...]:
         """By lane, the cost of the last n layers."""
         return tuple((0, *accumulate(reversed(lane))) for lane in zip(*self.layers, strict=True))
 
@@ -162,7 +162,7 @@ class Pipeline:
         return max(
             sum(lane[end] - lane[begin] for begin, end in runs)
             + sum((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
-            for lane, first, final in zip(blocks.before, blocks.first, blocks.last, strict=True)
+            for lane, first, final in zip(blocks.first_costs, blocks.first, blocks.last, strict=True)
         )
 
     @cached_property
@@ -182,7 +182,7 @@ class Pipeline:
         down = [self._descends(run) for run in range(len(stages))]
         for blocks in kinds:
             for before, behind, first, final in zip(
-                blocks.before, blocks.behind, blocks.first, blocks.last, strict=True
+                blocks.first_costs, blocks.last_costs, blocks.first, blocks.last, strict=True
             ):
                 ends = tuple((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
                 yield LaneCosts(tuple(behind if descends else before for descends in down), ends)
@@ -298,7 +298,7 @@ def recomputed_steps(plain: Sequence[StageStep], inside: Sequence[StageStep], cu
     result: list[StageStep] = []
     for step, inner in zip(reversed(plain), reversed(inside), strict=True):
         if isinstance(step, ir.Communication):
-            is_repeated = not read.isdisjoint(_moved(step))
+            is_repeated = not read.isdisjoint(_moved_values(step))
             read |= _bases(step.inputs) if is_repeated else set()
         else:
             assert isinstance(inner, ir.Use), "both are lists of the same steps"
@@ -310,7 +310,7 @@ def recomputed_steps(plain: Sequence[StageStep], inside: Sequence[StageStep], cu
     return tuple(reversed(result))
 
 
-def _moved(step: ir.Communication) -> set[str]:
+def _moved_values(step: ir.Communication) -> set[str]:
     """The values that an exchange moves. Offsets are not among them: they come with the counts, which are kept."""
     outputs = step.outputs[:-1] if step.kind == "dispatch" else step.outputs
     return _bases(buffer.name for buffer in outputs)

@@ -79,9 +79,9 @@ def node_of(step: Use | Communication) -> str:
 
 def _outputs(use: Use, cut: Cut) -> list[Buffer]:
     buffers = {buffer.name: buffer for buffer in cut.outputs}
-    return [buffers[local.name].named(value) for local, value in zip(use.segment.outputs, use.outputs, strict=True)]
+    return [buffers[local.name].with_name(value) for local, value in zip(use.segment.outputs, use.outputs, strict=True)]
 
 
 def _bytes(buffer: Buffer, rows: int) -> int:
-    moved = buffer.named(buffer.name)  # without its alias: a view moves as many bytes as its base
+    moved = buffer.with_name(buffer.name)  # without its alias: a view moves as many bytes as its base
     return moved.fixed_bytes + moved.row_bytes * rows

@@ -98,11 +98,11 @@ def model_parameters(model: Model) -> tuple[LogicalParameter, ...]:
     return parameters(outline)
 
 
-def stored(parameter: LogicalParameter) -> StoredName:
+def stored_name(parameter: LogicalParameter) -> StoredName:
     return StoredName.of(parameter.role if parameter.role in (BIAS, TABLE) else WEIGHT, parameter.name)
 
 
-def counted(spec: Spec, steps: Iterable[StageStep]) -> Parameters:
+def count_parameters(spec: Spec, steps: Iterable[StageStep]) -> Parameters:
     """The numbers of parameters of a model, summed over its layers, without adapters. `steps`: of the whole model."""
     sizes, idle = Counter[str](), 0
     norms = [f"layers.0.attention.{name}" for name in ("norm", "post_norm")]

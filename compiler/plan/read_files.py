@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.files.text import TextFileError, read_text
-from compiler.plan.parameters import model_parameters, stored
+from compiler.plan.parameters import model_parameters, stored_name
 from compiler.plan.spec_files import SpecFiles, files_of
 from dsl.closed_forms import ramp
 from dsl.facts.schedules import DEFAULT
@@ -63,7 +63,7 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
         message = f"{checkpoint} has only adapters, without the weights of the model"
         raise InitialError(message, "merge them with `dsc export hf`, and import the result with `dsc import hf`")
     shapes = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
-    wanted = {stored(param): param.shape for param in model_parameters(spec.model)}
+    wanted = {stored_name(param): param.shape for param in model_parameters(spec.model)}
     if spec.adapter is None and not any(INDEXER in name for name in shapes):
         wanted = {name: shape for name, shape in wanted.items() if INDEXER not in name}
     wrong = [f"{StoredName(name).name} is missing" for name in wanted if name not in shapes]
@@ -76,11 +76,11 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
         suffix = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
         message = f"{checkpoint} is of another model: {', '.join(wrong[:MAX_SHOWN])}{suffix}"
         raise InitialError(message, "`dsc verify` lists what the checkpoint has, `dsc show` what the model has")
-    model_type, context = once_published(manifest.meta)
+    model_type, context = published_model(manifest.meta)
     return Initial(spec.train.initial, digest(manifest), model_type, context)
 
 
-def once_published(meta: Mapping[str, Any]) -> tuple[str, int]:
+def published_model(meta: Mapping[str, Any]) -> tuple[str, int]:
     """The `model_type` and context length of the published model that a checkpoint was imported or trained from.
 
     They are "" and 0 if it comes from no published model.
@@ -182,7 +182,7 @@ def with_files(
     """The spec in `folder` with the files that it names. Raises SpecError with all mistakes in them.
 
     `opened`: keys that are `auto`. `table`: rate table that replaces the one that the spec names. `runs`: runs of the
-    spec's file, whose folders need not exist yet; `to_come` reports those that are needed now.
+    spec's file, whose folders need not exist yet; `missing_initial_run` reports those that are needed now.
     """
     files, mistakes = _read(spec, origins, folder, opened, table, runs=runs)
     modules, of_modules = _modules(spec, origins, folder)
@@ -192,7 +192,7 @@ def with_files(
     return spec.with_files(replace(files, modules=modules, rewards=rewards or None))
 
 
-def to_come(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
+def missing_initial_run(spec: Spec, origins: Mapping[str, Span]) -> tuple[Diagnostic, ...]:
     """The mistakes of a run that is about to start, if it needs the folder of another run that is not there yet."""
     begins = spec.train.initial
     if begins is None or files_of(spec).initial is not None:
@@ -240,12 +240,12 @@ def _modules(
         return None, ()
     if (read_before := files_of(spec).modules) is not None:
         return read_before, ()
-    from compiler.model.layers.custom import all_wanted
+    from compiler.model.layers.custom import wanted_modules
     from compiler.model.modules.named import ModuleError, source_of
     from compiler.model.modules.source import ModuleFiles
 
     modules, mistakes = ModuleFiles(folder), []
-    for path, wanted in all_wanted(spec).items():
+    for path, wanted in wanted_modules(spec).items():
         try:
             if run:
                 modules.module(wanted)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, Sharded, Stage, Use
+from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, ShardedTensors, Stage, Use
 from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
 from dsl.schema import Optimizer, Spec
 
@@ -90,7 +90,7 @@ def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: i
 
 def sharded_segments(
     spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket], rank_of: Mapping[str, int]
-) -> dict[str, Sharded]:
+) -> dict[str, ShardedTensors]:
     """By site, the sharded tensors of a segment. Expert ranks hold equally much, so the first stands for all.
 
     `rank_of`: by site, a pipeline rank that runs the segment and stands for all of them.
@@ -103,12 +103,15 @@ def sharded_segments(
     for bucket in buckets:
         for site in bucket.sites:
             buckets_of[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
-    return {site: _sharded(spec, site, rank_of[site], of_tensors, elements) for site, of_tensors in buckets_of.items()}
+    return {
+        site: _sharded_tensors(spec, site, rank_of[site], of_tensors, elements)
+        for site, of_tensors in buckets_of.items()
+    }
 
 
-def _sharded(
+def _sharded_tensors(
     spec: Spec, site: str, rank: int, of_tensors: Mapping[frozenset[str], Bucket], elements: Mapping[str, int]
-) -> Sharded:
+) -> ShardedTensors:
     parts = []
     for bucket in of_tensors.values():
         count = len(bucket.holders)
@@ -117,7 +120,7 @@ def _sharded(
         )
     shape, prefix = (sum(size for _, size in parts),), site.replace(".", "_")
     weights = Buffer(f"{prefix}_weights", shape, TORCH_DTYPE[spec.precision.parameter])
-    return Sharded(
+    return ShardedTensors(
         tensors=frozenset().union(*of_tensors),
         buckets=tuple(parts),
         gradients=Buffer(f"{prefix}_gradients", shape, TORCH_DTYPE[spec.precision.gradients]),

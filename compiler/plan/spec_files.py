@@ -98,11 +98,11 @@ def initial_weights_of(spec: Spec) -> Initial | None:
 
 def modules_of(spec: Spec) -> dict[WantedModule, Module]:
     """The graphs of the modules that the spec names, at the sizes of the run."""
-    from compiler.model.layers.custom import all_wanted  # imports pydantic
+    from compiler.model.layers.custom import wanted_modules  # imports pydantic
 
     modules = files_of(spec).modules
     assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
-    return {wanted: modules.module(wanted) for wanted in all_wanted(spec).values()} if modules else {}
+    return {wanted: modules.module(wanted) for wanted in wanted_modules(spec).values()} if modules else {}
 
 
 def reward_file(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from compiler.ir.holders import Holders
-from compiler.machine.rates.rates import Rates, filled_share
+from compiler.machine.rates.rates import Rates, tile_efficiency
 from compiler.machine.rates.table import (
     FLOPS,
     GROUPED,
@@ -21,15 +21,15 @@ from compiler.machine.rates.table import (
     Point,
     RateRow,
     RateTable,
+    merge_base,
     peak_of,
     shipped_table,
-    shipped_tables,
-    with_base,
+    shipped_table_names,
 )
 from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
-from dsl.facts.devices import nodes_reached
+from dsl.facts.devices import most_nodes_of_token
 from dsl.facts.formats import FP8
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
 from dsl.schema import Device as SpecDevice
@@ -142,8 +142,8 @@ def _table_of(device: SpecDevice, table: RateTable | str | None) -> RateTable:
     """The given table, or the best one for a device, merged with its base."""
     if table is None:
         table = table_for(device)
-        table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_tables() else table
-    return shipped_table(table) if isinstance(table, str) else with_base(table)
+        table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_table_names() else table
+    return shipped_table(table) if isinstance(table, str) else merge_base(table)
 
 
 def table_for(device: SpecDevice) -> str:
@@ -188,7 +188,7 @@ def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tu
             row.shape if shaped else (),
             _rate(row, table.device, place, kind, dtype)
             / factor
-            / filled_share(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
+            / tile_efficiency(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
         )
         for row in rows
     ), note
@@ -322,7 +322,9 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
         return 0.0
     if not spec.routes_by_nodes:
         return 1.0
-    return min(moe.top_k, nodes_reached(moe.groups, moe.top_groups, nodes)) / (moe.top_k * spec.parallel.expert_tensor)
+    return min(moe.top_k, most_nodes_of_token(moe.groups, moe.top_groups, nodes)) / (
+        moe.top_k * spec.parallel.expert_tensor
+    )
 
 
 # --- Rates of pipeline ranks: one value for all, or one for each if a cluster has several kinds of devices
@@ -343,7 +345,7 @@ def rank_rates(spec: Spec) -> tuple[Rates, ...]:
     return tuple(other_rates.get(kind, first) for kind in kinds)
 
 
-def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
+def rates_by_rank(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
     """The rates of each pipeline rank."""
     per_rank = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
     assert len(per_rank) == num_ranks, "there are rates for each pipeline rank"

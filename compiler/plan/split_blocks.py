@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from compiler.ir import Buffer, Communication
-from compiler.ir.expert_placement import Received, even_rows, most_rows
+from compiler.ir.expert_placement import ReceivedRows, even_rows, most_rows
 from compiler.ir.names import gradient_of
 from compiler.model.layers import Place
-from dsl.facts.devices import nodes_reached
+from dsl.facts.devices import most_nodes_of_token
 from dsl.schema import Moe, Spec
 from runtime.contract.names import Site
 
@@ -39,18 +39,18 @@ def held_rows(spec: Spec) -> int:
     return max(rows, default=0)
 
 
-def planned_received(spec: Spec) -> Received:
+def planned_received_rows(spec: Spec) -> ReceivedRows:
     """Rows for planning memory: `held_rows`, with as many forwarded copies and rows as a rank sends at most."""
     rows = held_rows(spec)
     if not spec.routes_by_nodes:
-        return Received(rows)
+        return ReceivedRows(rows)
     copies = max(copies_of(spec, moe) for moe in mixtures(spec))
-    return Received(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
+    return ReceivedRows(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
 
 
 def copies_of(spec: Spec, moe: Moe) -> int:
     """The most nodes to which a token is sent."""
-    return min(moe.top_k, nodes_reached(moe.groups, moe.top_groups, _group_nodes(spec)))
+    return min(moe.top_k, most_nodes_of_token(moe.groups, moe.top_groups, _group_nodes(spec)))
 
 
 def _group_nodes(spec: Spec) -> int:
@@ -58,13 +58,13 @@ def _group_nodes(spec: Spec) -> int:
     return spec.group_nodes
 
 
-def most_held(spec: Spec, rows: int) -> Received:
+def most_held(spec: Spec, rows: int) -> ReceivedRows:
     """The rows of a rank that receives `rows`, the most possible, while every token of its column goes to its node."""
     if not spec.routes_by_nodes:
-        return Received(rows)
+        return ReceivedRows(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
     most_choices = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
-    return Received(rows, nodes * tokens, nodes * tokens * most_choices * spec.parallel.expert_tensor)
+    return ReceivedRows(rows, nodes * tokens, nodes * tokens * most_choices * spec.parallel.expert_tensor)
 
 
 # --- Rows that tensor and context ranks gather and scatter inside a model
@@ -101,15 +101,15 @@ def sum_everywhere(place: Place, site: str, part: str, sums: str, output: str) -
 
 def gather_sequences(site: str, sent: Buffer, output: str, context: int) -> Communication:
     """Gather the rows `sent` of all context ranks, in the order of their sequences."""
-    return _communication("gather", site, "cp", sent, _gathered(sent, output, context))
+    return _communication("gather", site, "cp", sent, _gathered_buffer(sent, output, context))
 
 
 def gather_choices(site: str, sent: Buffer, output: str, ranks: int) -> Communication:
     """Gather the counts `sent` of all ranks with parts of the same sequences, one after the other."""
-    return _communication("choices", site, "sq", sent, _gathered(sent, output, ranks))
+    return _communication("choices", site, "sq", sent, _gathered_buffer(sent, output, ranks))
 
 
-def _gathered(sent: Buffer, output: str, ranks: int) -> Buffer:
+def _gathered_buffer(sent: Buffer, output: str, ranks: int) -> Buffer:
     count, *columns = sent.shape
     assert isinstance(count, int), sent
     return Buffer(output, (count * ranks, *columns), sent.dtype)
@@ -144,6 +144,6 @@ def _communication(
         inputs=(sent.name,),
         outputs=(received,),
         sizes=(sent,),
-        arriving=(received.named(gradient_of(received.name)),) if grad else (),
-        returned=(sent.named(gradient_of(sent.name)),) if grad else (),
+        arriving=(received.with_name(gradient_of(received.name)),) if grad else (),
+        returned=(sent.with_name(gradient_of(sent.name)),) if grad else (),
     )

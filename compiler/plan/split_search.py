@@ -74,20 +74,20 @@ class CellSearch:
     def fastest(self) -> tuple[Limits, Runs]:
         """The fastest runs, with their limits."""
         _, load, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
-        return self._settled((LOAD, STAGE), self._floor(), (load, NO_LIMIT, load, NO_LIMIT))
+        return self._least_split((LOAD, STAGE), self._floor(), (load, NO_LIMIT, load, NO_LIMIT))
 
     def fullest_least(self, fastest: Limits, held_bytes: int) -> Runs:
         """The near tie of the fastest runs with the least bytes on the fullest device, at most `held_bytes`."""
         load, _, stage, squares = fastest
         near = load + load // NEAR, held_bytes, stage + stage // NEAR, squares + 2 * squares // NEAR
-        return self._settled((HELD, LOAD, STAGE), with_limit(self._floor(), LOAD, load), near)[1]
+        return self._least_split((HELD, LOAD, STAGE), with_limit(self._floor(), LOAD, load), near)[1]
 
     def _floor(self) -> Limits:
         """Lower bounds for every split."""
         total = max(lane[-1] for lane in self.least)
         return total // len(self.cells), 0, total // self.pipeline.num_stages, 0
 
-    def _settled(self, order: Sequence[int], floor: Limits, ceiling: Limits) -> tuple[Limits, Runs]:
+    def _least_split(self, order: Sequence[int], floor: Limits, ceiling: Limits) -> tuple[Limits, Runs]:
         """The split within `ceiling` with the least of the first limit in `order`, then of the next, then of squares.
 
         Returns the limits that it just meets, and its runs. Some split must be within `ceiling`, and none below
@@ -425,14 +425,14 @@ class AlikeSearch(CellSearch):
         fills: dict[int, dict[State, CellFill]] = {}
         for unlike in range(min(self.unlike, max(0, index - 1)) if index else 0, self.unlike + 1 if index else 1):
             first: dict[State, tuple[Any, CellFill]] = {}
-            for fill in self._within(self.cells[index], unlike, limits):
+            for fill in self._fills_within(self.cells[index], unlike, limits):
                 state, rank = (min(self.unlike, unlike + fill[0][0]), sum(fill[0])), order(fill)
                 if state not in first or rank < first[state][0]:
                     first[state] = rank, fill
             fills[unlike] = {state: fill for state, (_, fill) in first.items()}
         return fills
 
-    def _within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[CellFill]:
+    def _fills_within(self, cell: StageCell, unlike: int, limits: Limits) -> Iterator[CellFill]:
         """All counts of a cell within the limits."""
         outer = (0, self.pipeline.num_stages - 1)
         states: list[tuple[Counts, list[int], Limits]] = [((), list(cell.empty), (0, 0, 0, 0))]

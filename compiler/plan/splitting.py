@@ -57,7 +57,7 @@ def partition(pipeline: Pipeline) -> LayerSplit:
 
 
 def _slowest(pipeline: Pipeline, stage: int) -> Blocks:
-    return max(pipeline.kinds_of[stage], key=lambda blocks: sum(lane[-1] for lane in blocks.before))
+    return max(pipeline.kinds_of[stage], key=lambda blocks: sum(lane[-1] for lane in blocks.first_costs))
 
 
 # --- splitting

@@ -43,8 +43,8 @@ def stages_of(model: CutModel, runs: Runs) -> tuple[ir.Stage, ...]:
                 index=index,
                 steps=steps,
                 loads=_loads(steps),
-                input=_hidden(spec, before.output) if index else None,
-                output=_hidden(spec, blocks[-1].output) if index < num_stages - 1 else None,
+                input=_hidden_buffer(spec, before.output) if index else None,
+                output=_hidden_buffer(spec, blocks[-1].output) if index < num_stages - 1 else None,
                 records=(*_losses(steps), *_loads_of_experts(steps), *_logits_of_heads(steps)),
                 tangents=_tangents(steps),
                 tells=_tells(steps),
@@ -60,7 +60,7 @@ OF_LAYERS = ("sequence_loss", "index_loss")
 PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # inputs of a head with a vocabulary shard
 
 
-def _hidden(spec: Spec, value: str) -> ir.Buffer:
+def _hidden_buffer(spec: Spec, value: str) -> ir.Buffer:
     place = Place(spec, spec.model.ffn(0))
     return ir.Buffer(value, (place.T, place.N), place.dtype)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
@@ -37,7 +36,7 @@ def assumptions(
     return (
         *plan.assumptions,
         *_of_the_step(spec, plan),
-        *failures.assumed(spec, goodput),
+        *failures.failure_assumptions(spec, goodput),
         *_of_keys(plan, keys),
         *_of_links(spec, plan, rates[0]),
         *_of_another_cpu(rates),
@@ -168,15 +167,18 @@ def _of_missing_kernels(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
     """Name the ops that torch runs on a GPU, and their share of the compute, which is priced as that of kernels."""
     if spec.cluster.node.device.sms is None:
         return
-    rows, seconds_of = balanced_rows(spec), Counter[str]()
+    rows, all_s, missing_s, missing = balanced_rows(spec), 0.0, 0.0, set[str]()
     for use in plan.uses:
-        for _, cost in plan.cuts[use.site].costs:
+        for phase, cost in plan.cuts[use.site].costs:
             for op, work in cost.ops:
-                seconds_of[op] += rates.kernel_s(use.segment.kind, op, work, rows)
-    missing = [op for op in seconds_of if lacks_kernel(op)]
+                op_s = rates.kernel_s(use.segment.kind, op, work, rows)
+                all_s += op_s
+                missing_s += op_s if lacks_kernel(op) else 0.0
+                if phase == "F" and lacks_kernel(op):
+                    missing.add(op)
     if missing:
-        share = sum(seconds_of[op] for op in missing) / sum(seconds_of.values())
-        *others, last = sorted({op.removesuffix("_dgrad") for op in missing})
+        share = missing_s / all_s
+        *others, last = sorted(missing)
         names = f"{', '.join(others)} and {last}" if others else last
         yield (
             f"no kernel computes {names} yet: the plan gives them {share:.0%} of the compute, as for kernels; torch "

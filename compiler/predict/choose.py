@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsl.load import Resolved, alternatives, resolve
+from dsl.load import ResolvedSpec, alternatives, resolve
 from dsl.messages.diagnostics import Diagnostic, Span, SpecError, plural
 from dsl.resolve.chosen import find, phases_in, runs_in, split
 from dsl.rules import train_refusals
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenSpec:
     """A resolved spec with the files that it names, the places of its values, and its own file."""
 
     spec: Spec
@@ -35,7 +35,7 @@ def choose(
     overrides: list[str],
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
-) -> Chosen:
+) -> ChosenSpec:
     """Resolve the argument of a command. `tell` is called with lines on the progress of a search.
 
     Raises SpecError with all mistakes of the spec.
@@ -50,9 +50,9 @@ def choose(
         spec = with_files(spec, origins, path.parent, resolved.opened, table, runs_in(file))
     ranking = None
     if resolved.opened:
-        ranking = _decided(replace(resolved, spec=spec), file, run, overrides, tell)
+        ranking = _search_auto_values(replace(resolved, spec=spec), file, run, overrides, tell)
         spec = ranking.best.spec
-    return Chosen(spec, origins, path, ranking, argument or str(path))
+    return ChosenSpec(spec, origins, path, ranking, argument or str(path))
 
 
 def choose_phases(
@@ -60,13 +60,13 @@ def choose_phases(
     overrides: list[str],
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
-) -> list[Chosen]:
+) -> list[ChosenSpec]:
     """Resolve all phases of the chosen run; most runs have one. Raises SpecError with the mistakes of all phases."""
     file, run = split(str(find()) if argument is None else argument)
     names = phases_in(file, run)
     if len(names) < 2:
         return [choose(argument, overrides, table, tell)]
-    phases, mistakes = list[Chosen](), dict[Diagnostic, None]()
+    phases, mistakes = list[ChosenSpec](), dict[Diagnostic, None]()
     for number in range(1, len(names) + 1):
         try:
             phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, tell))
@@ -77,18 +77,18 @@ def choose_phases(
     return phases
 
 
-def refusals_of(chosen: Chosen) -> tuple[Diagnostic, ...]:
+def refusals_of(chosen: ChosenSpec) -> tuple[Diagnostic, ...]:
     """The reasons why a valid spec cannot be trained yet."""
     refusals = train_refusals(chosen.spec, chosen.origins)
     if chosen.spec.train.initial is not None:
-        from compiler.plan.read_files import to_come
+        from compiler.plan.read_files import missing_initial_run
 
-        refusals += to_come(chosen.spec, chosen.origins)
+        refusals += missing_initial_run(chosen.spec, chosen.origins)
     return refusals
 
 
-def _decided(
-    resolved: Resolved, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+def _search_auto_values(
+    resolved: ResolvedSpec, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
 ) -> Ranking:
     """Search for the values of `auto`; returns all plans that were tried, the best first.
 
@@ -108,7 +108,7 @@ def _decided(
         tell("")
 
 
-def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tuple[Choice, Spec]]:
+def _placeable(resolved: ResolvedSpec, plans: list[tuple[Choice, Spec]]) -> list[tuple[Choice, Spec]]:
     """The plans that match the spec's placement of experts, if it names one. Raises SpecError if none does."""
     from compiler.plan.spec_files import expert_placement_of
 

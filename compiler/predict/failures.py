@@ -114,7 +114,7 @@ def best_steps(step_s: float, mtbf_s: float, copy_s: float, write_s: float) -> i
     return max(sorted(around), key=lambda steps: goodput_share(steps * step_s, mtbf_s, copy_s, write_s, 0.0))
 
 
-def assumed(spec: Spec, goodput: Goodput | None) -> Sequence[str]:
+def failure_assumptions(spec: Spec, goodput: Goodput | None) -> Sequence[str]:
     """The assumptions of a prediction about failures, a sentence each."""
     if goodput is None:
         return ()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 
 from compiler.ir import Cut, Plan, Stage, Use
-from compiler.machine.rates import Rates, shipped_table, shipped_tables
+from compiler.machine.rates import Rates, shipped_table, shipped_table_names
 from compiler.machine.rates.table import Point, rate_at
 from compiler.predict.prediction import Interval
 from compiler.schedule.schedule import Schedule
@@ -91,7 +91,7 @@ def spread_of(points: Sequence[Point]) -> float:
 
 def factors_of(rates: Rates) -> dict[str, float]:
     """How much longer classes took in a profile of training, for classes without a factor in the table."""
-    if rates.table not in shipped_tables() or PROFILED not in shipped_tables() or rates.cores is not None:
+    if rates.table not in shipped_table_names() or PROFILED not in shipped_table_names() or rates.cores is not None:
         return {}
     listed = {factor.kind for factor in shipped_table(rates.table).factors}
     return {factor.kind: factor.factor for factor in shipped_table(PROFILED).factors if factor.kind not in listed}

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from compiler.predict.prediction import OrderGain, Prediction, RankMemory, RankTime, StepPrediction
-from compiler.predict.why_shown import Why, nearest
-from compiler.predict.why_shown import document as edits
+from compiler.predict.why_shown import Misfit, edits_document, nearest_document
 
 VERSION = 1
 
 
-def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
-    """The document of a prediction. `why`: why the plan does not fit, with edits that make it fit.
+def document(prediction: Prediction, misfit: Misfit | None = None) -> dict[str, Any]:
+    """The document of a prediction. `misfit`: the reason why the plan does not fit, and the edits that
+    make it fit; None if it fits.
 
     Times are in seconds, memory in bytes, money in USD, and shares from 0 to 1. Pipeline ranks and stages count from 0.
     """
@@ -48,8 +48,8 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "generation": {**asdict(p.generation), "share": p.generation_share} if p.generation else None,
         "order": _order(p.order_gain),
         "memory": _memory(p),
-        "edits": edits(why),
-        "nearest": nearest(why),
+        "edits": edits_document(misfit),
+        "nearest": nearest_document(misfit),
         "stages": [
             {
                 "stage": row.stage,
@@ -70,7 +70,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
 
 
 def _order(gain: OrderGain | None) -> dict[str, Any] | None:
-    return None if gain is None else {**asdict(gain), "saved": gain.saved}
+    return None if gain is None else {**asdict(gain), "saved": gain.saved_share}
 
 
 def document_of_phases(documents: Sequence[dict[str, Any]], phases: Sequence[Prediction]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _step(step: StepPrediction) -> dict[str, Any]:
     return {
         "seconds": step.seconds,
         "tokens": step.tokens,
-        **_rows(step.first),
+        **_seconds_by_kind(step.first_rank),
         "low_s": step.interval.low_s if step.interval else None,
         "high_s": step.interval.high_s if step.interval else None,
         "bound_s": step.bound_s,
@@ -105,21 +105,23 @@ def _step(step: StepPrediction) -> dict[str, Any]:
         "norm_s": step.tail.norm_s,
         "update_s": step.tail.update_s,
         "host_s": step.tail.host_s,
-        "mean": _rows(step.mean),
-        "ranks": [{"pp_rank": rank.pp_rank, **_rows(rank)} for rank in step.ranks],
+        "mean": _seconds_by_kind(step.mean),
+        "ranks": [{"pp_rank": rank.pp_rank, **_seconds_by_kind(rank)} for rank in step.ranks],
     }
 
 
-def _rows(rank: RankTime) -> dict[str, float]:
-    rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
-    return {row: getattr(rank, row) for row in rows}
+def _seconds_by_kind(rank: RankTime) -> dict[str, float]:
+    fields = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+    return {field: getattr(rank, field) for field in fields}
 
 
 def _goodput(prediction: Prediction) -> dict[str, Any] | None:
     goodput = prediction.goodput
     if goodput is None:
         return None
-    seconds = prediction.whole_run.seconds / goodput.share if goodput.share else None  # of the whole run
+    seconds = (
+        prediction.whole_run.seconds / goodput.share if goodput.share else None
+    )  # of the whole run, with the time lost to failures
     return asdict(goodput) | {"share": goodput.share, "seconds": seconds}
 
 

@@ -10,14 +10,14 @@ from math import comb, log10
 
 from compiler.ir import Buffer, Instruction, Plan, Program
 from compiler.ir.dtypes import extent_at, tensor_bytes
-from compiler.ir.expert_placement import Received, most_rows
+from compiler.ir.expert_placement import ReceivedRows, most_rows
 from compiler.ir.names import is_gradient
-from compiler.plan.split_blocks import mixtures, most_held, planned_received
-from compiler.predict.memory_state import device_of, quantised_weights, rank_states, update_scratch
+from compiler.plan.split_blocks import mixtures, most_held, planned_received_rows
+from compiler.predict.memory_state import device_of, quantised_weight_bytes, rank_states, update_scratch
 from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
-from compiler.program.proof.effects import Effects, LiveMemory, Rows, Staged, Staging, Storage, is_staged
-from compiler.program.proof.lifetimes import RankValues, received
+from compiler.program.proof.effects import Effects, LiveMemory, Rows, Staging, StagingBytes, Storage, is_staged
+from compiler.program.proof.lifetimes import RankValues, received_rows
 from compiler.program.proof.structure import EXCHANGES
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
@@ -85,7 +85,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     """The tensors that are live at the peak of a rank.
 
     `values`: the rank's values before its first invocation. `top`: the invocation of the peak. `kinds`: the result of
-    `saved_and_deferred`.
+    `kinds_of_values`.
     """
     steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
     for invocation, step in steps[:top]:
@@ -124,7 +124,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     )
 
 
-def saved_and_deferred(plan: Plan) -> dict[str, str]:
+def kinds_of_values(plan: Plan) -> dict[str, str]:
     """By name, the kind of each value that segments make besides their outputs: saved or deferred."""
     kinds: dict[str, str] = {}
     for site, cut in plan.cuts.items():
@@ -152,31 +152,35 @@ def staging_of(spec: Spec) -> Staging | None:
     across = _crosses_nodes(spec)
     collective = spec.has_hosts or (across and not spec.routes_by_nodes)
 
-    def staged(start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: Received) -> Staged:
+    def staged(
+        start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], rows: ReceivedRows
+    ) -> StagingBytes:
         if start.kind == "scatter_rows":  # sums go to a buffer as large as the operands
-            return Staged(sum(tensor.bytes_at(*rows) for tensor in read))
+            return StagingBytes(sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "gather_sequences":  # reordered by sequence on arrival
-            return Staged(wait_bytes=sum(tensor.bytes_at(*rows) for tensor in written))
+            return StagingBytes(wait_bytes=sum(tensor.bytes_at(*rows) for tensor in written))
         if start.kind == "scatter_sequences":  # reordered by rank before they are sent
-            return Staged(2 * sum(tensor.bytes_at(*rows) for tensor in read))
+            return StagingBytes(2 * sum(tensor.bytes_at(*rows) for tensor in read))
         if start.kind == "scatter":
             # gloo has no reduce-scatter, so the other holders' parts arrive in a second buffer
             several = not spec.has_hosts and spec.cluster.num_nodes > 1
-            return Staged(sum(tensor.bytes_at(*rows) for tensor in read) if several else 0)
+            return StagingBytes(sum(tensor.bytes_at(*rows) for tensor in read) if several else 0)
         if start.kind not in ("dispatch", "combine") or spec.parallel.expert_group == 1:
-            return Staged()
+            return StagingBytes()
         forward = (start.kind == "dispatch") == (start.phase == "F")
         if not spec.routes_by_nodes:
             # to the experts: a buffer for the rows that arrive; back: the packed rows that are sent
             by_expert = written if forward else read
-            return Staged(sum(_bytes(tensor, rows.rows, rows) for tensor in _moved(by_expert)) if collective else 0)
-        hops = [_two_hops(tensor, forward, rows, collective) for tensor in _moved(read)]
-        return Staged(sum(first for first, _ in hops), _peak_staged_bytes(hops))
+            return StagingBytes(
+                sum(_bytes(tensor, rows.rows, rows) for tensor in _moved_tensors(by_expert)) if collective else 0
+            )
+        hops = [_two_hops(tensor, forward, rows, collective) for tensor in _moved_tensors(read)]
+        return StagingBytes(sum(first for first, _ in hops), _peak_staged_bytes(hops))
 
     return staged
 
 
-def _two_hops(tensor: Buffer, forward: bool, rows: Received, collective: bool) -> tuple[int, int]:
+def _two_hops(tensor: Buffer, forward: bool, rows: ReceivedRows, collective: bool) -> tuple[int, int]:
     """Bytes that an exchange between nodes stages of a tensor in its first hop and in its second.
 
     A one-dimensional tensor holds the gate weight of each row. It is sent and returned without staging copies.
@@ -199,11 +203,11 @@ def _peak_staged_bytes(tensors: Sequence[tuple[int, int]]) -> int:
     return peak
 
 
-def _moved(read: Sequence[Buffer]) -> list[Buffer]:
+def _moved_tensors(read: Sequence[Buffer]) -> list[Buffer]:
     return [tensor for tensor in read if tensor.shape and tensor.dtype not in INTEGERS]
 
 
-def _bytes(tensor: Buffer, count: int, rows: Received) -> int:
+def _bytes(tensor: Buffer, count: int, rows: ReceivedRows) -> int:
     """Bytes of `count` rows of a tensor."""
     return tensor_bytes((count, *(extent_at(extent, *rows) for extent in tensor.shape[1:])), tensor.dtype)
 
@@ -259,13 +263,13 @@ def rank_memories(
         inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows),
         staging=None if rows else staging_of(spec),
     )
-    worst_held, kinds = most_held(spec, worst_held_rows(spec)), saved_and_deferred(plan)
+    worst_held, kinds = most_held(spec, worst_held_rows(spec)), kinds_of_values(plan)
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
-        values = RankValues(program, schedule, rank, rows or planned_received(spec), effects, worst_held)
+        values = RankValues(program, schedule, rank, rows or planned_received_rows(spec), effects, worst_held)
         curve = curve_of(values, program, schedule)
-        values = RankValues(program, schedule, rank, rows or planned_received(spec), effects, worst_held)
+        values = RankValues(program, schedule, rank, rows or planned_received_rows(spec), effects, worst_held)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both follow the same instructions"
         memory = RankMemory(
@@ -284,7 +288,7 @@ def rank_memories(
             held_tensors=peak.held_tensors,
             host_bytes=state.host + host_buffers(spec, lowering, schedule, rank) if spec.has_hosts else state.host,
         )
-        result.append(memory if rows else _with_update(memory, state, scratch[rank]))
+        result.append(memory if rows else _add_update(memory, state, scratch[rank]))
     return tuple(result)
 
 
@@ -295,11 +299,11 @@ def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) 
         if isinstance(step, Action) and is_copy(step):
             away[step.stage] += 1 if step.kind == "O" else -1
             buffers[step.stage] = max(buffers[step.stage], away[step.stage])
-    rows = received(planned_received(spec))
-    return sum(count * lowering.chains(stage, rank).copied_bytes(rows) for stage, count in buffers.items())
+    rows = received_rows(planned_received_rows(spec))
+    return sum(count * lowering.chains(stage, rank).offloaded_bytes(rows) for stage, count in buffers.items())
 
 
-def _with_update(memory: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
+def _add_update(memory: RankMemory, state: DeviceBytes, scratch: int) -> RankMemory:
     """The memory of a rank with its update, which needs `scratch` bytes besides its state."""
     if state.total + scratch <= memory.peak_bytes:
         return memory
@@ -345,10 +349,10 @@ def _over_time(curve: MemoryCurve, timeline: Timeline, rank: int, state: DeviceB
     for (start, end), peak, after in zip(timeline.ticks[rank], curve.peaks, curve.ends, strict=True):
         points += [(start * unit, points[-1][1]), ((start + end) / 2 * unit, state.total + peak)]
         points.append((end * unit, state.total + after))
-    return tuple(thinned(points, MAX_POINTS))
+    return tuple(thin_points(points, MAX_POINTS))
 
 
-def thinned(points: Sequence[tuple[float, int]], max_points: int) -> list[tuple[float, int]]:
+def thin_points(points: Sequence[tuple[float, int]], max_points: int) -> list[tuple[float, int]]:
     """At most `max_points` of the points, in order: the least and the greatest of each run of neighbouring points."""
     if len(points) <= max_points:
         return list(points)
@@ -441,7 +445,7 @@ def explain_memory(spec: Spec, plan: Plan, memories: Sequence[RankMemory], max_t
 
 def room_text(device: Device) -> str:
     """Describe the memory that plans may use of a device: `73.5 GiB of device h800, besides the 5.6 GiB reserved`."""
-    besides = f", besides the {gib(device.reserved)} reserved" if device.reserved else ""
+    besides = f", besides the {gib(device.reserved_bytes)} reserved" if device.reserved_bytes else ""
     return f"{gib(device.room)} of device {device.name}{besides}"
 
 
@@ -458,7 +462,7 @@ def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -
     """The assumptions behind the memory of a plan, a sentence each."""
     mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert_group > 1
     rows = "every expert rank receives as many rows as it sends; " if mixed else ""
-    reserved = dict.fromkeys(gib(device.reserved) for device in spec.cluster.devices if device.reserved)
+    reserved = dict.fromkeys(gib(device.reserved_bytes) for device in spec.cluster.devices if device.reserved_bytes)
     overhead = (
         f"{' or '.join(reserved)} of a device are left to CUDA contexts, NCCL, cuBLAS and fragmentation"
         if reserved
@@ -473,7 +477,7 @@ def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -
 
 
 def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
-    copies = max(quantised_weights(plan))
+    copies = max(quantised_weight_bytes(plan))
     if not copies:
         return []
     dtype = spec.precision.attention_output or spec.precision.compute

@@ -55,7 +55,7 @@ def missing_with(holding: Holding, placement: StagePlacement, runs: Runs) -> tup
         peak = max(
             sum(held_by(often, totals[s]) for s, often in zip(stages, moment, strict=True)) for moment in moments
         )
-        missing.append((peak - _shared(holding, stages, last) - holding.room[rank], rank))
+        missing.append((peak - _shared_bytes(holding, stages, last) - holding.room[rank], rank))
     return max(missing, key=lambda row: (row[0], -row[1]))
 
 
@@ -66,7 +66,7 @@ def missing_anywhere(holding: Holding, placement: StagePlacement) -> int:
     return int(max(_fullest(cells, kind, kinds) for kind in kinds)) - max(holding.room)
 
 
-def _shared(holding: Holding, stages: Sequence[int], last: int) -> int:
+def _shared_bytes(holding: Holding, stages: Sequence[int], last: int) -> int:
     """Bytes that a rank with both the first and the last stage holds only once."""
     return holding.shared if {0, last} <= {*stages} else 0
 
@@ -102,7 +102,7 @@ def _cells(holding: Holding, placement: StagePlacement, kinds: Mapping[Bytes, in
         fullest = max(
             moments, key=lambda moment: sum(n * held_by(often, kind) for often in moment for kind, n in kinds.items())
         )
-        empty = max(holding.room) - holding.room[rank] - _shared(holding, stages, last)
+        empty = max(holding.room) - holding.room[rank] - _shared_bytes(holding, stages, last)
         for stage, often in zip(stages, fullest, strict=True):
             empty += held_by(often, holding.first) if stage == 0 else 0
             empty += held_by(often, holding.last) if stage == last else 0
@@ -152,7 +152,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
         if size_of := untrained_bytes(spec, replica):
             for rank in _pipeline_ranks(plan, replica.holders):
                 untrained[rank] += size_of
-    copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
+    copies, staged = quantised_weight_bytes(plan), staged_bytes(spec, plan)
     checkpoint, saved = spec.train.checkpoint, (0,) * plan.mesh.pp
     if checkpoint is not None and checkpoint.background:  # written from a copy in host memory
         saved = saved_bytes(spec, plan)
@@ -256,7 +256,7 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
     if spec.train.optimizer.unit == "matrix" and spec.parallel.zero:
-        owned = owned_at_most(plan, elements)
+        owned = max_owned_amounts(plan, elements)
     return Elements(weights, gradients, owned, owned_of_rest)
 
 
@@ -265,7 +265,7 @@ def is_whole(spec: Spec, bucket: Bucket) -> bool:
     return spec.train.optimizer.unit == "matrix" and not bucket.is_of_rest
 
 
-def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
+def max_owned_amounts(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
     """By pipeline rank, the largest sum of amounts over the parameters that one of its devices owns."""
     by_device, largest = Counter[int](), Counter[int]()
     for bucket in (bucket for bucket in plan.buckets if not bucket.is_of_rest):
@@ -306,7 +306,7 @@ def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
     return [rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in holders]
 
 
-def quantised_weights(plan: Plan) -> tuple[int, ...]:
+def quantised_weight_bytes(plan: Plan) -> tuple[int, ...]:
     """Bytes of FP8 copies on a device of each pipeline rank: of each weight with its scales, as is and transposed."""
     result = []
     for rank in range(plan.mesh.pp):

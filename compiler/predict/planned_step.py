@@ -9,9 +9,9 @@ from compiler.machine.topology.fabric import LARGE, LEVELS, Fabric
 from compiler.machine.topology.traffic import traffic
 from compiler.plan.model_graph import model_graph
 from compiler.predict.failures import Goodput
-from compiler.predict.predict import TimedPlan, memories, predicted, timed_on
+from compiler.predict.predict import TimedPlan, memories, predict_timed_plan, time_schedule
 from compiler.predict.prediction import Flops, GenerationTime, Prediction, RankMemory, StageRow, StepPrediction
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName
 
@@ -30,7 +30,7 @@ class StagePart:
 
 
 @dataclass(frozen=True)
-class StageDrawn:
+class PlannedStage:
     """A stage of the placement. `sends`: bytes that a micro-batch's forward sends to the next stage."""
 
     row: StageRow
@@ -76,7 +76,7 @@ class PlannedStep:
 
     step: StepPrediction
     ranks: tuple[RankMemory, ...]
-    stages: tuple[StageDrawn, ...]
+    stages: tuple[PlannedStage, ...]
     network: PlannedNetwork
     flops: Flops  # of training on one token
     goodput: Goodput | None = None  # with failures; None if nothing is known about them
@@ -103,22 +103,22 @@ class PredictedStep:
     planned: PlannedStep
 
 
-def predict_step(spec: Spec, lowered: Lowered) -> PredictedStep:
+def predict_step(spec: Spec, lowered: LoweredPlan) -> PredictedStep:
     """Predict a step of the largest batch."""
     schedule = lowered.main_schedule
-    timed = timed_on(spec, lowered.lowering, schedule)
+    timed = time_schedule(spec, lowered.lowering, schedule)
     program = lowered.programs[ProgramName.of("train", schedule.num_micro_batches)]
-    return PredictedStep(timed, planned_of(timed, predicted(timed, memories(timed, program))))
+    return PredictedStep(timed, planned_step_of(timed, predict_timed_plan(timed, memories(timed, program))))
 
 
-def planned_of(timed: TimedPlan, prediction: Prediction) -> PlannedStep:
+def planned_step_of(timed: TimedPlan, prediction: Prediction) -> PlannedStep:
     """The planned step of a timed plan with its prediction."""
     drawn = _stages(timed, prediction.stages), network_of(timed)
     p = prediction
     return PlannedStep(p.step, p.ranks, *drawn, p.flops, p.goodput, p.mfu, p.generation, p.calibrated)
 
 
-def _stages(timed: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
+def _stages(timed: TimedPlan, rows: Sequence[StageRow]) -> tuple[PlannedStage, ...]:
     """Each stage at the rates of the first rank that holds it."""
     graph = model_graph(timed.lowering.chains(row.stage, row.ranks[0]) for row in rows)
     drawn = []
@@ -126,7 +126,7 @@ def _stages(timed: TimedPlan, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...
         mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
         parts = tuple(StagePart(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
         sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.is_message and maker in mine)
-        drawn.append(StageDrawn(row, parts, sends))
+        drawn.append(PlannedStage(row, parts, sends))
     return tuple(drawn)
 
 

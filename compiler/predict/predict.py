@@ -10,7 +10,7 @@ from compiler.ir import Communication, Plan, Program, Use
 from compiler.machine.rates import Rates
 from compiler.machine.topology import ExpertTraffic
 from compiler.plan.blocks import model_steps
-from compiler.plan.parameters import counted
+from compiler.plan.parameters import count_parameters
 from compiler.plan.plan import HELD, make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
@@ -71,13 +71,13 @@ class TimedPlan:
         return self.lowering.rates
 
 
-def timed(spec: Spec, rates: Rates | None = None) -> TimedPlan:
+def time_plan(spec: Spec, rates: Rates | None = None) -> TimedPlan:
     """The timed plan of a spec's largest batch. `rates`: as for `predict`."""
     lowering = Lowering(make_plan(spec), rates or rank_rates(spec))
-    return timed_on(spec, lowering, Scheduler(spec, lowering).largest())
+    return time_schedule(spec, lowering, Scheduler(spec, lowering).largest())
 
 
-def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:
+def time_schedule(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:
     """The timed plan of a schedule on the stages of the spec's plan.
 
     `least`: instead, a lower bound for any order of the instructions of its actions.
@@ -96,13 +96,13 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
         seconds = reduce_seconds(spec, groups, reduce_s)
         remaining = exposed_reductions(plan, schedule, times, timeline, seconds)
         tails = [replace(tail, reduction_s=remaining_s) for tail, remaining_s in zip(tails, remaining, strict=True)]
-    shared = shared_by(rates[0], plan, schedule, times, timeline, tails)
+    shared = core_sharing_factor(rates[0], plan, schedule, times, timeline, tails)
     if shared > 1:
         times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]
         timeline = simulate(schedule, times)
     step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
     busiest = max(step.ranks, key=lambda rank: rank.busy_s)
-    exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
+    exposed_s = busiest.busy_s - times.compute_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
     busiest_rates = rates[busiest.pp_rank]
     classes = rank_seconds(plan, busiest_rates, balanced_rows(spec), schedule, busiest.pp_rank)
     if _are_calibrated(rates):
@@ -121,8 +121,8 @@ def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
     `rates`: rates of all devices; None for those of the spec's table, or the best known for each kind of device. The
     spec must have passed its checks. It may be one that cannot be trained yet.
     """
-    plan = timed(spec, rates)
-    return predicted(plan, memories(plan))
+    plan = time_plan(spec, rates)
+    return predict_timed_plan(plan, memories(plan))
 
 
 def _undivided_steps(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
@@ -133,7 +133,7 @@ def _undivided_steps(spec: Spec, steps: Sequence[Use | Communication]) -> Sequen
     return model_steps(spec.model_copy(update={"parallel": parallel}))
 
 
-def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
+def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
     """The full prediction of a timed plan. `ranks`: its memories."""
     spec, plan, rates, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
     steps = [step for stage in plan.stages for step in stage.steps]
@@ -141,7 +141,7 @@ def predicted(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Predictio
     generation = generation_of(spec, timed_plan.lowering, ranks, max(1.0, timed_plan.shared))
     generation_s = generation.seconds if generation else 0.0
     hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
-    counts = counted(spec, steps)
+    counts = count_parameters(spec, steps)
     whole_run = whole_run_of(spec, step, generation_s)
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
@@ -204,7 +204,7 @@ def share_of_keys(plan: TimedPlan) -> float:
     if spec.parallel.context == 1:
         return 0.0
     alone = tuple(replace(rates, sharing={**rates.sharing, "cp": (rank,)}) for rank, rates in enumerate(plan.rates))
-    free = timed_on(spec, Lowering(plan.plan, alone), plan.schedule).step.seconds
+    free = time_schedule(spec, Lowering(plan.plan, alone), plan.schedule).step.seconds
     return max(0.0, 1 - free / step)  # orders come from a search, so a plan with exchanges may be faster by chance
 
 
@@ -213,7 +213,7 @@ def devices_of(spec: Spec) -> list[tuple[int, Device]]:
     return [(nodes * node.devices, node.device) for nodes, node in spec.cluster.parts]
 
 
-def shared_by(
+def core_sharing_factor(
     rates: Rates, plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail]
 ) -> float:
     """The factor by which a step takes longer because the ranks of a node share cores; 1 if each has its own device.
@@ -227,7 +227,7 @@ def shared_by(
         for rank, steps in enumerate(schedule.actions)
     ]
     alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
-    return rates.shared_s(alone_s, busy * plan.mesh.columns) / alone_s
+    return rates.makespan_on_shared_cores(alone_s, busy * plan.mesh.columns) / alone_s
 
 
 def mfu_of(flops: Flops, step: StepPrediction, peak: float) -> Flops:

@@ -82,7 +82,7 @@ class StepPrediction:
     interval: Interval | None = None  # None if the rates' errors are unknown
 
     @property
-    def first(self) -> RankTime:
+    def first_rank(self) -> RankTime:
         """Pipeline rank 0, whose rows stand for the step in prints. It has the embedding, and with mirrored stages the
         head."""
         return self.ranks[0]
@@ -193,7 +193,7 @@ class OrderGain:
     data: str  # the folder of the prepared text
 
     @property
-    def saved(self) -> float:
+    def saved_share(self) -> float:
         """The share of the time as drawn that the order saves."""
         return 1 - self.ordered_s / self.drawn_s
 

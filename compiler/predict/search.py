@@ -26,7 +26,7 @@ from compiler.plan.spec_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import missing_anywhere, missing_with
-from compiler.predict.predict import TimedPlan, memories, predict, timed_on
+from compiler.predict.predict import TimedPlan, memories, predict, time_schedule
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.closed_forms import ramp
@@ -40,7 +40,7 @@ from dsl.schema.choices import Choice
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """Parts that many outlines share, each made once: cuts by the key of a segment, and moments of schedules."""
 
     cuts: dict[Hashable, Cut] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Outline:
     """The plan of a spec, whose parts are made on first use."""
 
     spec: Spec
-    shared: Shared
+    shared: SharedParts
 
     @cached_property
     def model(self) -> CutModel:
@@ -212,7 +212,7 @@ class _ExaminedCandidates:
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
         self.best = math.inf
-        self._shared = Shared()
+        self._shared = SharedParts()
         self._last: Outline | None = None  # mostly asked for again at once
 
     def look_into(self, candidate: Candidate) -> Candidate:
@@ -235,7 +235,7 @@ class _ExaminedCandidates:
 
     def bound_s(self, candidate: Candidate) -> float:
         """A lower bound of a step with the planned split of its layers."""
-        return self._timed(candidate, least=True).step.seconds
+        return self._time_candidate(candidate, least=True).step.seconds
 
     def find_nearest(self) -> None:
         """If nothing fits: measure the candidate with the least bound until a measured one lacks least."""
@@ -248,16 +248,16 @@ class _ExaminedCandidates:
                 missing, rank = self._outline(nearest.spec).missing_as_split
                 self.candidates.append(replace(nearest, missing_bytes=missing, rank=rank))
             else:
-                self.candidates.append(_measured(nearest, self._timed(nearest)))
+                self.candidates.append(_measure_candidate(nearest, self._time_candidate(nearest)))
 
     def _outline(self, spec: Spec) -> Outline:
         if self._last is None or self._last.spec is not spec:
             self._last = Outline(spec, self._shared)
         return self._last
 
-    def _timed(self, candidate: Candidate, least: bool = False) -> TimedPlan:
+    def _time_candidate(self, candidate: Candidate, least: bool = False) -> TimedPlan:
         spec, lowering = candidate.spec, self._outline(candidate.spec).lowering
-        return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
+        return time_schedule(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
 
     def _missing(self, candidate: Candidate) -> Candidate | None:
         """The candidate with the bytes that it surely lacks; None if it may fit."""
@@ -270,13 +270,13 @@ class _ExaminedCandidates:
         lacking = self._missing(candidate)
         if lacking is not None:
             return lacking
-        plan = self._timed(candidate)
+        plan = self._time_candidate(candidate)
         if plan.step.seconds > self.best * NEAR:
             return replace(candidate, seconds=plan.step.seconds)
-        return _measured(candidate, plan)
+        return _measure_candidate(candidate, plan)
 
 
-def _measured(candidate: Candidate, plan: TimedPlan) -> Candidate:
+def _measure_candidate(candidate: Candidate, plan: TimedPlan) -> Candidate:
     """The candidate with the time of its step and what its fullest device lacks."""
     fullest = max(memories(plan), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
@@ -365,7 +365,7 @@ class RefitError(Exception):
     """The run has no plan for these devices."""
 
 
-def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) -> tuple[str, ...]:
+def refit_overrides(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) -> tuple[str, ...]:
     """Overrides `-s` that fit a spec to `nodes` nodes of `devices` devices each. Raises RefitError.
 
     They may set degrees to `auto`, so that the search finds the fastest plan that fits.
@@ -378,13 +378,13 @@ def refitted(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) 
         if changed is not None and predict(changed).fits:
             return (*cluster, *degrees)
     opened = (*cluster, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
-    for overrides in (opened, (*opened, *_searched_schedule(spec))):
+    for overrides in (opened, (*opened, *_overrides_to_search_schedule(spec))):
         if can_be(overrides):
             return overrides
     raise RefitError(f"no degrees keep the rules there, with a batch of {spec.train.batch.end} sequences")
 
 
-def _searched_schedule(spec: Spec) -> tuple[str, ...]:
+def _overrides_to_search_schedule(spec: Spec) -> tuple[str, ...]:
     """Overrides that leave the order of forwards and backwards to the search."""
     schedule = spec.schedule
     dropped = [key for key in ("chunks", "file") if getattr(schedule, key) is not None]

@@ -15,7 +15,7 @@ from compiler.ir.holders import Holders
 from compiler.machine.rates.rates import Rates
 from compiler.machine.topology.fabric import ReductionKind
 from compiler.plan.sharding import flops_of
-from compiler.predict.memory_state import kept_elements, owned_at_most
+from compiler.predict.memory_state import kept_elements, max_owned_amounts
 from compiler.predict.prediction import Tail
 from dsl.closed_forms.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes
 from dsl.schema import Spec
@@ -77,7 +77,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
     flops = {replica.key: flops_of(optimizer, replica) for replica in plan.replicas if replica.role == "parameter"}
     elements = kept_elements(spec, plan)
     if zero:
-        products = owned_at_most(plan, flops)
+        products = max_owned_amounts(plan, flops)
     else:
         products = Counter[int]()
         for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):

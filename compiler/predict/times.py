@@ -54,11 +54,11 @@ class StepTimes:
         """Time of a message after the step that sends it: 0, as the step ends when its message has arrived."""
         return Fraction(0)
 
-    def computed_s(self, steps: Iterable[Step], rank: int) -> float:
+    def compute_s(self, steps: Iterable[Step], rank: int) -> float:
         """Seconds that a rank computes in these steps."""
         return sum(self.compute[key_of(step), rank] for step in steps) / NS
 
-    def exchanged_s(self, step: Step, rank: int) -> float:
+    def exchange_s(self, step: Step, rank: int) -> float:
         """Seconds that a rank exchanges in a step."""
         return self.exchanges[key_of(step), rank] / NS
 
@@ -228,7 +228,7 @@ class _LinkLane:
                 return time_s + needed_s
             time_s, needed_s = time_s + idle, needed_s - idle
             span = self.ends[index] - self.starts[index]
-            free = max(0.0, 1 - self._times.exchanged_s(self._steps[index], self._rank) / span) if span else 0.0
+            free = max(0.0, 1 - self._times.exchange_s(self._steps[index], self._rank) / span) if span else 0.0
             if needed_s <= free * (self.ends[index] - time_s):
                 return time_s + needed_s / free
             time_s, needed_s = self.ends[index], needed_s - free * (self.ends[index] - time_s)

@@ -1,7 +1,7 @@
 """Calibration on one traced layer: factors by which each kernel class takes longer than its table says.
 
-`dsc calibrate --trace FILE` runs `calibrated` on a user's trace. The shipped table h800-calibrated was made with it
-from DeepSeek's public profile of one pair. docs/rates.md has the format. No training step is an input.
+`dsc calibrate --trace FILE` runs `calibrate_table` on a user's trace. The shipped table h800-calibrated was made
+with it from DeepSeek's public profile of one pair. docs/rates.md has the format. No training step is an input.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from compiler.machine.rates.table import (
     RateTable,
     TableModel,
     Text,
-    parsed,
+    merge_base,
+    parse_model,
     peak_of,
     read_text,
     shipped_table,
-    shipped_tables,
-    with_base,
+    shipped_table_names,
 )
 from compiler.model.ops import kernel_class
 from compiler.plan.actions.chains import EXCHANGES, Chains
@@ -133,7 +133,7 @@ class LayerTimes:
 
 def read_trace(path: Path, display_name: str = "") -> TracedPair:
     """Read a trace. Raises RateError, which names the file and the key."""
-    return parsed(TracedPair, read_text(path, display_name), display_name or str(path))
+    return parse_model(TracedPair, read_text(path, display_name), display_name or str(path))
 
 
 def shipped_trace(name: str) -> TracedPair:
@@ -171,11 +171,11 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     return LayerTimes(classes, moved, parts, exchanges, latency, launches)
 
 
-def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> RateTable:
+def calibrate_table(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> RateTable:
     """The table with the factors of a trace of `spec`, which has the given plan and cuts.
 
-    A result with a base has only what differs from it: `with_base` gives the rows and factors that rates are made from.
-    Raises RateError if the trace and the spec do not match.
+    A result with a base has only what differs from it: `merge_base` gives the rows and factors that rates are made
+    from. Raises RateError if the trace and the spec do not match.
     """
     rates = rates_of(spec, table)
     times = layer_times(plan, cuts, rates, trace.layer)
@@ -190,7 +190,7 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
         latency = sum(time_s for phase, time_s in times.latency.items() if phase in phases)
         if measured <= latency or predicted <= latency:
             raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
-        factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (predicted - latency))
+        factors |= dict.fromkeys(_exchange_classes(rates), (measured - latency) / (predicted - latency))
     common = {"source": trace.source, "date": trace.date}
 
     def factor_of(kind: str, factor: float) -> Factor:
@@ -201,7 +201,9 @@ def calibrated(table: RateTable, trace: TracedPair, spec: Spec, plan: Plan, cuts
     gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
     fields = {"class": "launch", "seconds": gap_s, "when": "paired", **common}
     launch = (RateRow.model_validate(fields),) if gap_s else ()
-    if table.name in shipped_tables() and table == shipped_table(table.name):  # the result needs no copy of its rows
+    if table.name in shipped_table_names() and table == shipped_table(
+        table.name
+    ):  # the result needs no copy of its rows
         rows, base = launch, table.name
     else:
         rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
@@ -232,7 +234,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: TracedPair)
     return None
 
 
-def uncalibrated(table: RateTable, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
+def uncalibrated_classes(table: RateTable, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
     """The classes of a plan's kernels and exchanges for which a table has no factor."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     used = {kernel_class(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
@@ -240,12 +242,12 @@ def uncalibrated(table: RateTable, spec: Spec, plan: Plan, cuts: Mapping[str, Cu
     if rates.rope and "attention" in used:
         used.add("rope")
     if spec.parallel.expert_group > 1:
-        used |= set(_exchanged(rates))
-    scaled = {factor.kind for factor in with_base(table).factors}
+        used |= set(_exchange_classes(rates))
+    scaled = {factor.kind for factor in merge_base(table).factors}
     return tuple(kind for kind in CLASSES if kind in used - scaled)
 
 
-def _exchanged(rates: Rates) -> tuple[str, str]:
+def _exchange_classes(rates: Rates) -> tuple[str, str]:
     """The classes of the exchanges that a layer waits for."""
     place = "network" if rates.experts.spread.nodes > 1 else "node"
     return f"dispatch_{place}", f"combine_{place}"

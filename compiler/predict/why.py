@@ -17,12 +17,12 @@ from compiler.plan.holding import schedule_on
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
-from compiler.predict.predict import TimedPlan, timed_on
+from compiler.predict.predict import TimedPlan, time_schedule
 from compiler.predict.prediction import RankMemory
-from compiler.predict.search import Outline, Shared
+from compiler.predict.search import Outline, SharedParts
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
-from compiler.schedule.schedule import Schedule, most_deferred
+from compiler.schedule.schedule import Schedule, max_deferred_gradients
 from compiler.schedule.solver import default_cap
 from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import Span
@@ -67,7 +67,7 @@ class FittingEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class NearestEdit:
     """The edit that lacks least memory, if no edit that was tried makes everything fit."""
 
     settings: tuple[Setting, ...]
@@ -81,7 +81,7 @@ class FittingEdits:
     """Edits with which everything fits or, if there are none, the nearest edit."""
 
     fit: tuple[FittingEdit, ...] = ()
-    nearest: Nearest | None = None
+    nearest: NearestEdit | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
         away = [("moments",), ("moments", "master")]
         yield [("offload", _list(state)) for state in away if set(state) > set(spec.offload)]
     if p.pipeline > 1:
-        at_once = most_deferred(schedule_on(spec, stage_placement_of_spec(spec), p.pipeline))
+        at_once = max_deferred_gradients(schedule_on(spec, stage_placement_of_spec(spec), p.pipeline))
         fewer = dict.fromkeys(at_once * quarters // 4 for quarters in (3, 2, 1, 0))
         yield [("schedule.deferred", str(limit)) for limit in fewer if limit < at_once]
     if not of_file and p.pipeline > 1:
@@ -186,7 +186,7 @@ class _EditSearch:
         self.base, self.legal, self.from_file = base, legal, schedule_of_file(base.spec)
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
-        self.shared = Shared(base.plan.cuts_by_key)
+        self.shared = SharedParts(base.plan.cuts_by_key)
         self.least_lacking_bytes, _ = Outline(base.spec, self.shared).missing_as_split
         self.lacking_bytes = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
@@ -201,7 +201,7 @@ class _EditSearch:
         self.attempted: dict[frozenset[Setting], _TriedCandidate | None] = {}
         self.fitting: list[tuple[_TriedCandidate, FittingEdit]] = []
 
-    def expected(self, tried: _TriedCandidate) -> int:
+    def expected_lacking_bytes(self, tried: _TriedCandidate) -> int:
         """Bytes that a candidate lacks or, unplanned, is expected to: the bound's error is taken from the base plan."""
         lacks = self.planned.get(frozenset(tried.settings))
         return (
@@ -212,7 +212,7 @@ class _EditSearch:
 
     def is_likely(self, tried: _TriedCandidate) -> bool:
         """Whether a candidate is worth planning in full."""
-        return tried.least_lacking_bytes <= 0 and self.expected(tried) <= self.margin
+        return tried.least_lacking_bytes <= 0 and self.expected_lacking_bytes(tried) <= self.margin
 
     def is_hopeless(self, tried: _TriedCandidate) -> bool:
         """Whether a candidate surely lacks memory: by the bound, or because one that recomputes more lacks it too."""
@@ -227,7 +227,7 @@ class _EditSearch:
         for setting in ladder:
             tried = self.attempt((setting,))
             if tried is not None and (
-                tried.least_lacking_bytes >= self.least_lacking_bytes or self.expected(tried) <= 0
+                tried.least_lacking_bytes >= self.least_lacking_bytes or self.expected_lacking_bytes(tried) <= 0
             ):
                 break
 
@@ -310,7 +310,7 @@ class _EditSearch:
                 self.try_in_full(tried)
         if not self.fitting:
             unplanned = [tried for tried in self.single_edits if frozenset(tried.settings) not in self.planned]
-            for tried in sorted(unplanned, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
+            for tried in sorted(unplanned, key=self.expected_lacking_bytes)[: MAX_PLANNED - len(self.planned)]:
                 self.try_in_full(tried)
 
     def _fitting_ops(self) -> list[frozenset[str]]:
@@ -325,7 +325,7 @@ class _EditSearch:
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.settings_but_recompute, _ops(tried)))
             return False
-        seconds = timed_on(spec, tried.outline.lowering, schedule).step.seconds
+        seconds = time_schedule(spec, tried.outline.lowering, schedule).step.seconds
         exact = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
@@ -344,21 +344,21 @@ class _EditSearch:
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
         return schedule, ranks
 
-    def nearest(self) -> Nearest | None:
+    def nearest(self) -> NearestEdit | None:
         """The tried candidate that lacks least, planned in full; None if none lacks less than the plan."""
         for _ in range(MAX_NEAREST):
-            best = min(self.helpful, key=self.expected, default=None)
+            best = min(self.helpful, key=self.expected_lacking_bytes, default=None)
             if best is None or frozenset(best.settings) in self.planned:
                 break
             if best.spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES:
                 break
             self.plan_whole(best)
         planned = [tried for tried in self.helpful if frozenset(tried.settings) in self.planned]
-        best = min(planned, key=self.expected, default=None)
-        if best is None or self.expected(best) >= self.lacking_bytes:
+        best = min(planned, key=self.expected_lacking_bytes, default=None)
+        if best is None or self.expected_lacking_bytes(best) >= self.lacking_bytes:
             return None
         key = frozenset(best.settings)
-        return Nearest(best.settings, self.planned[key], self.fullest[key], best.spec.cluster.world)
+        return NearestEdit(best.settings, self.planned[key], self.fullest[key], best.spec.cluster.world)
 
     # ------------------------------------------------------------ several keys
 
@@ -366,11 +366,11 @@ class _EditSearch:
         """Try edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
         parts = [tried for tried in self.single_edits if self.planned.get(frozenset(tried.settings), 1) > 0]
         pairs = [pair for pair in combinations(parts, 2) if not pair[0].keys & pair[1].keys]
-        pairs.sort(key=lambda pair: sum(self.expected(tried) for tried in pair))  # the gain of both
+        pairs.sort(key=lambda pair: sum(self.expected_lacking_bytes(tried) for tried in pair))  # the gain of both
         for count, pair in enumerate(pairs[:MOST_PAIRS]):
             if self.fitting and count >= MAX_PAIRS:
                 break
-            merged = self.attempt(_merged(pair))
+            merged = self.attempt(_merge_settings(pair))
             if merged is not None and self.try_in_full(merged) and len(self.fitting) >= ENOUGH:
                 return
         if not self.fitting:
@@ -390,10 +390,10 @@ class _EditSearch:
     def _combine_until_fit(self, parts: Sequence[_TriedCandidate]) -> None:
         """Combine edits, those that gain most alone first, until everything fits."""
         pile: list[_TriedCandidate] = []
-        for part in sorted(parts, key=self.expected):
+        for part in sorted(parts, key=self.expected_lacking_bytes):
             if any(part.keys & piled.keys for piled in pile):
                 continue
-            settings = _merged([*pile, part])
+            settings = _merge_settings([*pile, part])
             tried = self.attempt(settings) or self.attempted[frozenset(settings)]
             if tried is not None:
                 pile.append(part)
@@ -401,7 +401,7 @@ class _EditSearch:
                     return
 
 
-def _merged(several: Iterable[_TriedCandidate]) -> tuple[Setting, ...]:
+def _merge_settings(several: Iterable[_TriedCandidate]) -> tuple[Setting, ...]:
     """The settings of several edits, without the number of data ranks, which `attempt` derives again."""
     return tuple((key, value) for tried in several for key, value in tried.settings if key != DATA)
 

@@ -10,8 +10,8 @@ from typing import Any
 from compiler.predict.memory import explain_memory, gib
 from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import RankMemory
-from compiler.predict.why import FittingEdit, FittingEdits, Nearest
-from dsl.messages.diagnostics import Span, visible
+from compiler.predict.why import FittingEdit, FittingEdits, NearestEdit
+from dsl.messages.diagnostics import Span, make_visible
 from dsl.text.as_json import span_value
 
 
@@ -26,24 +26,26 @@ class EditSetting:
 
     def __str__(self) -> str:
         verb, name = "write" if self.replaces else "add", self.key.rpartition(".")[2]
-        return f"{verb} `{name} = {self.value}`" + ("" if self.span is None else f" at {visible(str(self.span))}")
+        return f"{verb} `{name} = {self.value}`" + ("" if self.span is None else f" at {make_visible(str(self.span))}")
 
 
 @dataclass(frozen=True)
-class Why:
-    """Why a plan does not fit, and which edits make it fit."""
+class Misfit:
+    """The reason why a plan does not fit, and the edits that make it fit."""
 
     lines: tuple[str, ...]  # the rank, action and bytes of the peak, and the nearest edit if none is enough
     edits: tuple[FittingEdit, ...]
     places: tuple[tuple[EditSetting, ...], ...]  # the settings of each edit, with their places
-    nearest: Nearest | None = None
+    nearest: NearestEdit | None = None
 
 
-def why_of(timed: TimedPlan, ranks: Sequence[RankMemory], edits: FittingEdits, origins: Mapping[str, Span]) -> Why:
+def misfit_of(
+    timed: TimedPlan, ranks: Sequence[RankMemory], edits: FittingEdits, origins: Mapping[str, Span]
+) -> Misfit:
     """Explain a plan that does not fit. `origins`: where the spec's values are written."""
     places = tuple(tuple(place_of(key, value, origins) for key, value in edit.settings) for edit in edits.fit)
     lines = explain_memory(timed.spec, timed.plan, ranks)
-    return Why((*lines, *_no_edit_lines(timed, edits)), edits.fit, places, edits.nearest)
+    return Misfit((*lines, *_no_edit_lines(timed, edits)), edits.fit, places, edits.nearest)
 
 
 def _no_edit_lines(timed: TimedPlan, edits: FittingEdits) -> Iterator[str]:
@@ -69,13 +71,13 @@ def place_of(key: str, value: str, origins: Mapping[str, Span]) -> EditSetting:
     return EditSetting(key, value, origins.get(path), path == key)
 
 
-def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
+def lines_of(why: Misfit, width: int) -> Iterator[tuple[str, bool]]:
     """Lines of at most `width` columns, each with whether it is an edit."""
-    yield from ((line, False) for text in why.lines for line in _wrapped(text, width))
+    yield from ((line, False) for text in why.lines for line in _wrap(text, width))
     if not why.edits:
         return
     offer = "each of these edits makes it fit; the fastest comes first:"
-    yield from ((line, False) for line in _wrapped(offer, width))
+    yield from ((line, False) for line in _wrap(offer, width))
     for number, (edit, places) in enumerate(zip(why.edits, why.places, strict=True), 1):
         yield from (
             (line, True)
@@ -83,8 +85,8 @@ def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
                 _settings_text(edit.settings), width, initial_indent=f"{number}. ", subsequent_indent="   "
             )
         )
-        yield from ((line, False) for line in _wrapped(f"   {gain(edit)}", width))
-        yield from ((line, False) for place in places for line in _wrapped(f"   {place}", width))
+        yield from ((line, False) for line in _wrap(f"   {gain(edit)}", width))
+        yield from ((line, False) for place in places for line in _wrap(f"   {place}", width))
 
 
 def gain(edit: FittingEdit) -> str:
@@ -95,7 +97,7 @@ def gain(edit: FittingEdit) -> str:
     )
 
 
-def document(why: Why | None) -> list[dict[str, Any]]:
+def edits_document(why: Misfit | None) -> list[dict[str, Any]]:
     """The key `edits` of docs/json.md; empty if the plan fits."""
     if why is None:
         return []
@@ -115,7 +117,7 @@ def document(why: Why | None) -> list[dict[str, Any]]:
     ]
 
 
-def nearest(why: Why | None) -> dict[str, Any] | None:
+def nearest_document(why: Misfit | None) -> dict[str, Any] | None:
     """The key `nearest` of docs/json.md."""
     if why is None or why.nearest is None:
         return None
@@ -128,7 +130,7 @@ def nearest(why: Why | None) -> dict[str, Any] | None:
     }
 
 
-def _wrapped(line: str, width: int) -> list[str]:
+def _wrap(line: str, width: int) -> list[str]:
     """Wrap a line. The lines after the first are indented by two more columns."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True)

@@ -15,7 +15,7 @@ from runtime.contract.names import ProgramName
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredPlan:
     """A plan with its schedules, its programs, and the proofs of the programs."""
 
     lowering: Lowering

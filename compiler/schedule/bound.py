@@ -53,14 +53,14 @@ def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
         table[i] = (solved, solved_constant)
         for k, (other_row, other_constant) in enumerate(table):
             if k != i and (factor := other_row.pop(entering, None)):
-                table[k] = (_added(other_row, factor, solved), other_constant + factor * solved_constant)
+                table[k] = (_add_multiple(other_row, factor, solved), other_constant + factor * solved_constant)
         if factor := price.pop(entering, None):
-            price = _added(price, factor, solved)
+            price = _add_multiple(price, factor, solved)
             value += factor * solved_constant
     return value
 
 
-def _added(row: dict[int, Fraction], factor: Fraction, addend: dict[int, Fraction]) -> dict[int, Fraction]:
+def _add_multiple(row: dict[int, Fraction], factor: Fraction, addend: dict[int, Fraction]) -> dict[int, Fraction]:
     for j, a in addend.items():
         total = row.get(j, 0) + factor * a
         if total:
@@ -269,7 +269,10 @@ class _LinearProgram:
             indices = range(len(self.rank.amounts))
             started = [self._count("F", k, (1,)) for k in indices]
             behind = (3, 4) if self.overlaps else (1, 3, 4)
-            for rows, copy, phases in ((started, self.copies[0], (1,)), ([self._freed()], self.copies[1], behind)):
+            for rows, copy, phases in (
+                (started, self.copies[0], (1,)),
+                ([self._late_releases()], self.copies[1], behind),
+            ):
                 empty: dict[int, Fraction] = {}
                 row = reduce(lambda total, row: _sum(total, row, -1), rows, empty)
                 if copy is None:
@@ -298,7 +301,7 @@ class _LinearProgram:
                 counts[j] = Fraction(count)
         return counts
 
-    def _freed(self) -> dict[int, Fraction]:
+    def _late_releases(self) -> dict[int, Fraction]:
         """The activations that are freed after the last forward, and so are held when it ends, as coefficients."""
         shares = {}
         for j, (phase, items, _) in enumerate(self.steps, 4):

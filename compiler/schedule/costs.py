@@ -1,7 +1,7 @@
 """The costs of a schedule's actions, as exact rationals in a unit of the user's choice: a table in ms gives ms.
 
 Costs are for one action of the given schedule: one stage, one micro-batch. There are three ways to write them: the text
-`F=1,I=1,W=1,FB=1.8`, a JSON table (`costs_of_json`), and the tables that come with dsc (`shipped`).
+`F=1,I=1,W=1,FB=1.8`, a JSON table (`costs_of_json`), and the tables that come with dsc (`shipped_costs`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compiler.schedule.weights import (
     StagePairs,
     StageWeight,
     Weight,
-    by_kind,
+    as_weight,
     cut_anew,
     parse_stage_weights,
     parse_weights,
@@ -40,12 +40,12 @@ TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-
 
 def exact(text: str, name: str = "") -> Fraction:
     """Parse a number. Raises ValueError with the mistake, and with the `name` of the number if it is given."""
-    if fault := _fault(text):
+    if fault := _number_error(text):
         raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {fault}")
     return Fraction(text)
 
 
-def _fault(text: str) -> str:
+def _number_error(text: str) -> str:
     """The mistake in a number, or ""."""
     match = _ANY.fullmatch(text)
     if match is None:
@@ -146,7 +146,7 @@ class Costs:
         """Whether activations can be copied to the host and back."""
         return self.O is not None
 
-    def on_device(self) -> Costs:
+    def without_offload(self) -> Costs:
         """The costs without copies to the host."""
         return replace(self, O=None, R=None)
 
@@ -172,8 +172,8 @@ class Costs:
 
     def weight(self, stage: int, rank: int) -> Weight:
         """The factors of a stage's actions on a rank, for a micro-batch of weight 1."""
-        weight = by_kind(self.stages[stage]) if self.stages else ONE
-        return weight.scaled(self.ranks[rank]) if self.ranks else weight
+        weight = as_weight(self.stages[stage]) if self.stages else ONE
+        return weight.scale_by(self.ranks[rank]) if self.ranks else weight
 
     def step_time(self, step: Step, rank: int) -> Fraction:
         """Time of a step on a pipeline rank.
@@ -212,7 +212,7 @@ class Costs:
         """The share of an activation that is freed at the end of an action of a kind."""
         return {"F": Fraction(0), "B": Fraction(1), "I": 1 - self.keeps, "W": self.keeps}[kind]
 
-    def in_parts(self, cap: Fraction) -> Fraction:
+    def round_cap(self, cap: Fraction) -> Fraction:
         """A cap rounded down to what can be held: whole activations, or parts if an I frees a part."""
         return Fraction(int(cap * self.keeps.denominator), self.keeps.denominator)
 
@@ -241,9 +241,9 @@ class Costs:
         factor = Fraction(old_stages, new_stages)
         stages = cut_anew(self.stages, new_stages) if self.stages else ()
         O, R = (None if time is None else time * factor for time in (self.O, self.R))
-        return replace(self.scaled(factor), stages=stages, bytes=self.bytes.scaled(factor), O=O, R=R)
+        return replace(self.scale_times(factor), stages=stages, bytes=self.bytes.scale_activation(factor), O=O, R=R)
 
-    def scaled(self, scale: Fraction) -> Costs:
+    def scale_times(self, scale: Fraction) -> Costs:
         """Costs with the times of actions multiplied by a factor, but not those of messages."""
         pairs = tuple((kinds, time * scale) for kinds, time in self.pairs)
         B = None if self.B is None else self.B * scale
@@ -330,12 +330,12 @@ def costs_of_json(text: str, display_name: str = "table") -> Costs:
     )
 
 
-def shipped_names() -> tuple[str, ...]:
+def shipped_cost_names() -> tuple[str, ...]:
     """The names of the tables that come with dsc."""
     return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 
 
-def shipped(name: str) -> Costs:
+def shipped_costs(name: str) -> Costs:
     """A table that comes with dsc: `deepseek-v3-low` and `deepseek-v3-high`, ms of 4 layers of V3 on H800."""
     return costs_of_json((TABLES / f"{name}.json").read_text("utf-8"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, V
-from compiler.schedule.numbering import numbered
+from compiler.schedule.numbering import number_micro_batches
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import B0, B1, F0, F1, I0, I1, Slot, W
 
@@ -54,7 +54,7 @@ def down_and_up(
     name: str, num_ranks: int, num_micro_batches: int, slots_of: Callable[[int], Sequence[Slot]]
 ) -> Schedule:
     """The schedule of placement `v` whose rank r runs `slots_of(r)`: every micro-batch goes down and comes back up."""
-    return numbered(name, num_ranks, num_micro_batches, V, slots_of)
+    return number_micro_batches(name, num_ranks, num_micro_batches, V, slots_of)
 
 
 def both_ways(name: str, num_ranks: int, num_micro_batches: int, slots_of: Callable[[int], Sequence[Slot]]) -> Schedule:
@@ -63,7 +63,9 @@ def both_ways(name: str, num_ranks: int, num_micro_batches: int, slots_of: Calla
     Of an odd N, the slots are those of N + 1, and the last micro-batch, of direction 1, is left out.
     """
     P = num_ranks
-    return numbered(name, P, num_micro_batches, BIDIRECTIONAL, lambda rank: slots_of(min(rank, P - 1 - rank)))
+    return number_micro_batches(
+        name, P, num_micro_batches, BIDIRECTIONAL, lambda rank: slots_of(min(rank, P - 1 - rank))
+    )
 
 
 # --- DualPipe: a bidirectional pipeline whose forwards and backwards overlap in pairs (DeepSeek-V3, arXiv 2412.19437)

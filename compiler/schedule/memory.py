@@ -24,7 +24,7 @@ class Bytes:
     activation: Fraction = Fraction(0)  # of one stage and micro-batch; 0 if unknown
     beside: tuple[Fraction, ...] = ()  # besides activations: by rank, or one value for all ranks
 
-    def scaled(self, scale: Fraction) -> Bytes:
+    def scale_activation(self, scale: Fraction) -> Bytes:
         """Bytes for stages that are `scale` times as large. `beside` belongs to the rank and stays."""
         return replace(self, activation=self.activation * scale)
 

@@ -17,7 +17,7 @@ from runtime.contract.actions import Action, Pair, Step
 _action = lru_cache(maxsize=1 << 16)(Action)  # the sizes of a batch-size ramp share most actions
 
 
-def numbered(
+def number_micro_batches(
     name: str,
     num_ranks: int,
     num_micro_batches: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, loop
-from compiler.schedule.numbering import numbered
+from compiler.schedule.numbering import number_micro_batches
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import B0, F0, Slot, Token
 from runtime.contract.actions import Action
@@ -55,7 +55,7 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"gpipe needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
     order = ((F0,),) * num_micro_batches + ((B0,),) * num_micro_batches
-    return numbered("gpipe", num_ranks, num_micro_batches, ONE_STAGE, lambda rank: order)
+    return number_micro_batches("gpipe", num_ranks, num_micro_batches, ONE_STAGE, lambda rank: order)
 
 
 # --- 1F1B: warm up with forwards, then alternate one forward and one backward (PipeDream-flush, arXiv 2006.09503)
@@ -73,7 +73,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
         warm_up = min(num_micro_batches, num_ranks - 1 - rank)
         return ((F0,),) * warm_up + ((F0,), (B0,)) * (num_micro_batches - warm_up) + ((B0,),) * warm_up
 
-    return numbered("1f1b", num_ranks, num_micro_batches, ONE_STAGE, slots)
+    return number_micro_batches("1f1b", num_ranks, num_micro_batches, ONE_STAGE, slots)
 
 
 # --- Interleaved 1F1B: several smaller stages per rank, for a shorter fill and drain (Megatron, arXiv 2104.04473, §2.2)
@@ -88,7 +88,7 @@ Slots = Callable[[list[Token], list[Token], int, int, int], Iterator[Slot]]
 
 def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
     """1F1B over the forwards and backwards of all chunks of a rank; ValueError for P or N < 1, chunks < 2."""
-    return around_the_ring("interleaved", num_ranks, num_micro_batches, chunks, _in_turns)
+    return around_the_ring("interleaved", num_ranks, num_micro_batches, chunks, _alternating_slots)
 
 
 def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:
@@ -115,12 +115,12 @@ def around_the_ring(name: str, num_ranks: int, num_micro_batches: int, chunks: i
     backwards: list[Token] = [("B", chunks - 1 - chunk) for chunk in order]
     # The first backward runs once the first group is in its last chunk and its gradient has reached this rank.
     first_group = (chunks - 1) * sizes[0]
-    return numbered(
+    return number_micro_batches(
         name, P, N, loop(chunks), lambda rank: [*slots(forwards, backwards, first_group, P - 1 - rank, rank)]
     )
 
 
-def _in_turns(
+def _alternating_slots(
     forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int
 ) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind)
@@ -139,10 +139,10 @@ def _in_turns(
 
 def interleaved_pairs(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
     """Backwards that overlap with the next forward; ValueError for P or N < 1, chunks < 2."""
-    return around_the_ring("interleaved_pairs", num_ranks, num_micro_batches, chunks, _in_pairs)
+    return around_the_ring("interleaved_pairs", num_ranks, num_micro_batches, chunks, _paired_slots)
 
 
-def _in_pairs(
+def _paired_slots(
     forwards: list[Token], backwards: list[Token], first_group: int, behind: int, before: int
 ) -> Iterator[Slot]:
     warm_up = min(len(forwards), first_group + 2 * behind + 1)

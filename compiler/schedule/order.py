@@ -31,7 +31,7 @@ _HEATS = (0.02, 0.0005)  # first and last temperature, in makespans
 _MEAN = 0.2  # weight of the ranks' mean end in the score, as the makespan alone has wide plateaus
 
 
-def ordered(costs: Costs, order: Sequence[int]) -> Costs:
+def reorder_costs(costs: Costs, order: Sequence[int]) -> Costs:
     """The costs by position of a schedule, if `order` has the micro-batch of the data at each position."""
     return replace(costs, micro_batches=tuple(costs.micro_batches[m] for m in order))
 
@@ -52,14 +52,14 @@ def best_order(
     hot, cold = (heat * scores[0] for heat in _HEATS)
     for turn in range(rounds):
         heat = hot * (cold / hot) ** (turn / rounds)
-        tried = [_moved(order, rng) for order in orders]
+        tried = [_swap_or_move(order, rng) for order in orders]
         for chain, (before, after) in enumerate(zip(scores, timed.scores(tried).tolist(), strict=True)):
             if after <= before or rng.random() < math.exp((before - after) / heat):
                 orders[chain], scores[chain] = tried[chain], after
                 best = min(best, (after, tried[chain]))
         report((turn + 1) / rounds)
     identity = [*range(schedule.num_micro_batches)]
-    return min((identity, best[1]), key=lambda order: simulate(schedule, ordered(costs, order)).makespan)
+    return min((identity, best[1]), key=lambda order: simulate(schedule, reorder_costs(costs, order)).makespan)
 
 
 def _starts(schedule: Schedule, costs: Costs, rng: random.Random) -> list[list[int]]:
@@ -86,7 +86,7 @@ def _starts(schedule: Schedule, costs: Costs, rng: random.Random) -> list[list[i
     return orders + [rng.sample(range(N), N) for _ in range(_CHAINS - len(orders))]
 
 
-def _moved(order: list[int], rng: random.Random) -> list[int]:
+def _swap_or_move(order: list[int], rng: random.Random) -> list[int]:
     """An order with two micro-batches swapped, or one moved."""
     result = order[:]
     a, b = (rng.randrange(len(order)) for _ in range(2))

@@ -212,12 +212,12 @@ def _parse_placement(text: str) -> StagePlacement:
         raise ScheduleError(str(error)) from None
 
 
-def most_deferred(schedule: Schedule) -> int:
+def max_deferred_gradients(schedule: Schedule) -> int:
     """The most weight gradients that wait on a rank while it runs something else."""
-    return max((_most_due(steps) for steps in schedule.actions), default=0)
+    return max((_max_due_gradients(steps) for steps in schedule.actions), default=0)
 
 
-def _most_due(steps: Sequence[Step]) -> int:
+def _max_due_gradients(steps: Sequence[Step]) -> int:
     due = peak = 0
     for step in steps:
         kinds = [action.kind for action in actions_of(step)]

@@ -12,7 +12,7 @@ from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
 from compiler.schedule.torch_csv import from_torch_csv
 from dsl.closed_forms import ramp
-from dsl.facts.layout import expanded
+from dsl.facts.layout import expand_layout
 from dsl.facts.schedules import PLAIN
 from dsl.schema import Spec
 from runtime.contract.actions import actions_of
@@ -27,7 +27,7 @@ def read_schedule(path: Path) -> Schedule:
     except TextFileError as error:
         raise ScheduleError(str(error)) from None
     try:
-        schedule = _parsed(text, path.stem)
+        schedule = _parse_schedule(text, path.stem)
         _check(schedule)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from None
@@ -52,13 +52,13 @@ def schedule_for(spec: Spec, path: Path) -> Schedule:
     stages = schedule.num_stages
     if stages > spec.model.num_layers + 2:
         raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")
-    layout = expanded(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
+    layout = expand_layout(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
     if layout != stages:
         raise ScheduleError(f"{path} has {stages} stages, but the layout has {layout}")
     return schedule
 
 
-def _parsed(text: str, name: str) -> Schedule:
+def _parse_schedule(text: str, name: str) -> Schedule:
     first = text.lstrip()[:1]
     if not first:
         raise ScheduleError(f"it is empty: `dsc schedule --name {PLAIN} --ranks 2 --micro-batches 4` prints one")

@@ -127,7 +127,7 @@ class Waits:
         return self.full_backward if self.costs.keeps == 1 else self.back
 
     @cached_property
-    def apart(self) -> dict[tuple[str, Slot], int]:
+    def least_gaps(self) -> dict[tuple[str, Slot], int]:
         """The least time between the starts of neighbouring micro-batches on a slot; 0 if a pair can run both."""
         gaps = {}
         for slot, rank in self.rank.items():
@@ -196,7 +196,7 @@ class Waits:
                 for backwards, lag, time in room[slot]:
                     if k >= lag:
                         start = max(start, backwards[k - lag] + time)
-                row[k] = max(start, _after(row, k, -1, self.apart["F", slot], quickest))
+                row[k] = max(start, _after(row, k, -1, self.least_gaps["F", slot], quickest))
             for stage in range(self.last, -1, -1):
                 slot = direction, stage
                 row = heads["B", slot]
@@ -205,7 +205,7 @@ class Waits:
                     behind = direction, stage + 1
                     end = max(ends["B", behind][k], heads["B", behind][k] + self.back[behind])
                     start = max(start, end + self.hop[slot])
-                row[k] = max(start, _after(row, k, -1, self.apart["B", slot], self.back[slot]))
+                row[k] = max(start, _after(row, k, -1, self.least_gaps["B", slot], self.back[slot]))
         return heads
 
     def tails(self, least: Times, starts: Times) -> Times:
@@ -233,7 +233,7 @@ class Waits:
                 for forwards, lag, time in room[slot]:
                     if k + lag < len(forwards):
                         remaining = max(remaining, time + forwards[k + lag])
-                row[k] = max(remaining, _after(row, k, 1, self.apart["B", slot], self.back[slot]))
+                row[k] = max(remaining, _after(row, k, 1, self.least_gaps["B", slot], self.back[slot]))
             for stage in range(self.last, -1, -1):
                 slot = direction, stage
                 row, tail = rests["F", slot], max(tails["F", slot][k], rests["B", slot][k])
@@ -241,7 +241,7 @@ class Waits:
                     tail = max(tail, self.hop[slot] + rests["F", (direction, stage + 1)][k])
                 tails["F", slot][k] = tail
                 quickest = self.quickest["F", slot]
-                row[k] = max(row[k], quickest + tail, _after(row, k, 1, self.apart["F", slot], quickest))
+                row[k] = max(row[k], quickest + tail, _after(row, k, 1, self.least_gaps["F", slot], quickest))
         return rests, tails
 
     def _numbers(self) -> Iterator[tuple[int, int]]:
@@ -253,9 +253,9 @@ class Waits:
         """The longest path of waits, or the time of all micro-batches in turn if that is a longer bound."""
         heads, (rests, _) = self.heads(self.zeros(), self.zeros()), self.rests(self.zeros(), self.zeros())
         longest = max(head + remaining for key in heads for head, remaining in zip(heads[key], rests[key], strict=True))
-        return max(longest, self._in_turn()) * self.unit
+        return max(longest, self._serial_makespan()) * self.unit
 
-    def _in_turn(self) -> int:
+    def _serial_makespan(self) -> int:
         """The time of all micro-batches in turn if they come from both ends and the outer ranks hold one activation.
 
         Two micro-batches in flight, one from each end, would wait for each other for ever: each holds the rank that the

@@ -45,7 +45,7 @@ class Weight(NamedTuple):
         """The factor of a kind."""
         return self.factors[KINDS.index(kind)]
 
-    def scaled(self, scale: Fraction) -> Weight:
+    def scale_by(self, scale: Fraction) -> Weight:
         """The weight with all factors multiplied by `scale`."""
         return self if scale == 1 else Weight.of_factors((factor * scale for factor in self.factors), self.label)
 
@@ -84,12 +84,12 @@ StageWeight = Fraction | Weight  # one factor for all kinds of a stage, or one f
 ONE = Weight.even(Fraction(1))
 
 
-def by_kind(weight: StageWeight) -> Weight:
+def as_weight(weight: StageWeight) -> Weight:
     """The factors of a stage, kind by kind."""
     return weight if isinstance(weight, Weight) else Weight.even(weight)
 
 
-def rounded(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ...]:
+def round_weights(weights: Sequence[StageWeight], parts: int) -> tuple[StageWeight, ...]:
     """The weights rounded to multiples of 1 / `parts`, at least 1 / `parts` each."""
 
     def of_one(factor: Fraction) -> Fraction:
@@ -111,7 +111,7 @@ def cut_anew(weights: Sequence[StageWeight], num_stages: int) -> tuple[StageWeig
     factors = [weight for weight in weights if isinstance(weight, Fraction)]
     if len(factors) == len(weights):
         return tuple(_mean(factors, *span) for span in spans)
-    columns = [*zip(*(by_kind(weight).factors for weight in weights), strict=True)]
+    columns = [*zip(*(as_weight(weight).factors for weight in weights), strict=True)]
     return tuple(Weight.of_factors(_mean(column, *span) for column in columns) for span in spans)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.schedule.dualpipe import both_ways, down_and_up
-from compiler.schedule.numbering import numbered
+from compiler.schedule.numbering import number_micro_batches
 from compiler.schedule.one_f_one_b import around_the_ring
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import F0, F1, I0, I1, W0, W1, Slot, Token, W
@@ -21,14 +21,14 @@ from compiler.schedule.slots import F0, F1, I0, I1, W0, W1, Slot, Token, W
 
 def zb1p(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Rank r: min(N, P-1-r) forwards, then F, I and the W of r micro-batches ago in turn; ValueError for P or N < 1."""
-    return deferred("zb1p", num_ranks, num_micro_batches, 1)
+    return deferred_schedule("zb1p", num_ranks, num_micro_batches, 1)
 
 
-def deferred(name: str, num_ranks: int, num_micro_batches: int, times: int) -> Schedule:
+def deferred_schedule(name: str, num_ranks: int, num_micro_batches: int, times: int) -> Schedule:
     """Rank r: min(N, `times` · (P-1-r)) forwards, then F, I and the W of `times` · r micro-batches ago in turn."""
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"{name} needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
-    return numbered(
+    return number_micro_batches(
         name,
         num_ranks,
         num_micro_batches,
@@ -57,7 +57,7 @@ def _zb1p_slots(num_micro_batches: int, warm_up: int, late: int) -> list[Slot]:
 
 def zbh2(num_ranks: int, num_micro_batches: int) -> Schedule:
     """zb1p with twice the warm-up, and W deferred by twice as many micro-batches; ValueError for P or N < 1."""
-    return deferred("zbh2", num_ranks, num_micro_batches, 2)
+    return deferred_schedule("zbh2", num_ranks, num_micro_batches, 2)
 
 
 # --- Interleaved zero bubble: rank r defers r weight gradients, and fills the bubble of the drain with them
@@ -147,7 +147,7 @@ def _first(order: Sequence[Token], max_count: int) -> Iterator[Token]:
 _PERIOD = 6  # units of a block: F, I and W of both stages of a rank
 
 
-def repeated(
+def repeat_block(
     name: str, num_ranks: int, num_micro_batches: int, pace: tuple[int, int, int, int], waits: tuple[int, int, int]
 ) -> Schedule:
     """The schedule of placement `v` that repeats a block; ValueError for P or N < 1.
@@ -211,7 +211,7 @@ def _six_units(runs: dict[int, Token], reserved_units: set[int], due: int) -> tu
 def vhalf(num_ranks: int, num_micro_batches: int) -> Schedule:
     """The block whose way up takes twice as long; ValueError for P or N < 1."""
     waits = (1, 0, 0) if num_ranks % 2 else (4, 0, 3)
-    return repeated("vhalf", num_ranks, num_micro_batches, (1, 2, 1, 2), waits)
+    return repeat_block("vhalf", num_ranks, num_micro_batches, (1, 2, 1, 2), waits)
 
 
 # --- V-Min: a third of the activations of 1f1b, with a bubble between those of V-Half and 1f1b (arXiv 2405.15362)
@@ -223,4 +223,4 @@ def vhalf(num_ranks: int, num_micro_batches: int) -> Schedule:
 def vmin(num_ranks: int, num_micro_batches: int) -> Schedule:
     """The shortest block; ValueError for P or N < 1."""
     waits = (0, 0, 0) if num_ranks % 3 else (2, 0, 2)
-    return repeated("vmin", num_ranks, num_micro_batches, (1, 1, 1, 1), waits)
+    return repeat_block("vmin", num_ranks, num_micro_batches, (1, 1, 1, 1), waits)

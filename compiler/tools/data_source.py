@@ -25,7 +25,8 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
     """Return warnings about the data of a spec in `folder`: sources that match nothing or cannot be filtered, and chat
     templates that cannot render their rows."""
     reasons = {
-        path: corpus.why_nothing(pattern, folder, _suffixes(spec.data)) for path, pattern in spec.data.patterns.items()
+        path: corpus.reason_for_no_files(pattern, folder, _suffixes(spec.data))
+        for path, pattern in spec.data.patterns.items()
     }
     if any(reasons.values()):
         hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` sets the root of paths"
@@ -43,7 +44,7 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             place = origins.get(path) if request.sources else origins.get("data.filters")
             return (Diagnostic("D0103", message, place, hint, severity="warning"),)
     try:
-        diagnostics = tuple(_of_files(spec, origins, folder))
+        diagnostics = tuple(_file_warnings(spec, origins, folder))
     except (DataError, OSError) as error:  # files may change during the check
         place = origins.get(next(iter(spec.data.patterns), ""))
         diagnostics = (Diagnostic("D0104", str(error), place, severity="warning"),)
@@ -54,7 +55,7 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
     return (*diagnostics, Diagnostic("D0102", message, place, hint, severity="warning"))
 
 
-def _of_files(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
+def _file_warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Iterator[Diagnostic]:
     """Yield warnings about files that are not read, are in several sources, or are too short for a sample."""
     matches = {}
     for path, pattern in spec.data.patterns.items():

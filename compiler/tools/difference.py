@@ -24,7 +24,7 @@ from dsl.closed_forms import ramp
 from dsl.closed_forms.counts import parameters
 from dsl.closed_forms.memory import lower_bound
 from dsl.leaves import leaves, origin_of
-from dsl.load import Resolved
+from dsl.load import ResolvedSpec
 from dsl.schema import Dense, Moe, Spec
 
 MAX_SIMULATED = 2**15  # micro-batches · stages, which take a second
@@ -72,7 +72,7 @@ class SpecDifference:
         return not self.values
 
 
-def difference(before: Resolved, after: Resolved) -> SpecDifference:
+def difference(before: ResolvedSpec, after: ResolvedSpec) -> SpecDifference:
     """Return all differences. Pure and torch-free; the files that the specs name must be loaded."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
     tables = rate_table_of(before.spec), rate_table_of(after.spec)
@@ -107,7 +107,7 @@ def _block_of(path: str) -> int:
     return tuple(Spec.model_fields).index(path.partition(".")[0])
 
 
-def _changes(before: Resolved, after: Resolved) -> Iterator[ValueChange]:
+def _changes(before: ResolvedSpec, after: ResolvedSpec) -> Iterator[ValueChange]:
     old, new = _texts(before.spec), _texts(after.spec)
     paths = list(old)
     for previous, path in zip((None, *new), new, strict=False):  # a new value is placed as in its spec

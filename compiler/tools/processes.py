@@ -41,7 +41,7 @@ class OutputLines:
             print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
-class Captured(OutputLines):
+class CapturedOutput(OutputLines):
     """Passes each line to `show` at once, and keeps it: for Python sessions, whose streams processes cannot use."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -82,7 +82,7 @@ NAMES = {  # by module
 
 def call(command: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> int:
     """Run `python -P -m COMMAND` and return its exit code. quiet: drop its stdout."""
-    with _started(command, output=output, quiet=quiet) as process, _forwarding(process) as received:
+    with _start(command, output=output, quiet=quiet) as process, _forwarding(process) as received:
         return _code(process, received, output)
 
 
@@ -115,7 +115,7 @@ def ask(command: Sequence[str], request: str, progress: Callable[[str], None]) -
             return _code(process, received, OWN_STREAMS), result
 
 
-def compiled(compiler: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
+def run_compiler(compiler: Sequence[str], *, output: OutputLines = OWN_STREAMS, quiet: bool = False) -> tuple[int, str]:
     """Run a compilation. Returns its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
     with _compiling(compiler, output, quiet) as (process, digest), _forwarding(process) as received:
         return _code(process, received, output), _line(digest)
@@ -132,7 +132,7 @@ def call_both(
     """
     with (
         _compiling(compiler, output) as (compiling, digest),
-        _started(launcher, output=output, stdin=subprocess.PIPE) as launching,
+        _start(launcher, output=output, stdin=subprocess.PIPE) as launching,
         _forwarding(compiling, launching) as received,
     ):
         _tell(launching, parts)
@@ -157,7 +157,7 @@ def _compiling(command: Sequence[str], output: OutputLines, quiet: bool = False)
     digest_reader, digest_writer = os.pipe()
     try:
         words = [*command, "--digest-to", str(digest_writer)]
-        with _started(words, output=output, quiet=quiet, descriptors=(digest_writer,)) as process:
+        with _start(words, output=output, quiet=quiet, descriptors=(digest_writer,)) as process:
             os.close(digest_writer)
             digest_writer = -1
             yield process, digest_reader
@@ -173,7 +173,7 @@ def _line(descriptor: int) -> str:
 
 
 @contextmanager
-def _started(
+def _start(
     command: Sequence[str],
     *,
     output: OutputLines,

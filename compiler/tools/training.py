@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from compiler.emit.folder import check_place
 from compiler.emit.recipe import data_request
 from compiler.plan.spec_files import standing_alone, texts_of_files
-from compiler.tools.processes import OWN_STREAMS, OutputLines, call, call_both, compiled
+from compiler.tools.processes import OWN_STREAMS, OutputLines, call, call_both, run_compiler
 from dsl.canonical import canonical
 from dsl.load import analyse
 from dsl.messages.diagnostics import SpecError
@@ -40,7 +40,7 @@ from runtime.system.outcome import EXIT_RETRY, EXIT_USAGE, printable
 from runtime.system.strict_json import FormError, tree
 
 if TYPE_CHECKING:
-    from compiler.predict.choose import Chosen
+    from compiler.predict.choose import ChosenSpec
 
 RESOLVED = "spec.resolved"
 TRIES = 20  # attempts to compile and start while others compile into the same folder
@@ -92,17 +92,17 @@ def train_build(options: Training, build: Path) -> TrainingEnd:
     code = call(
         _launcher(options, build, out, options.data or Path.cwd(), resume=options.resume), output=options.output
     )
-    return _ended(options, out, code)
+    return _end_training(options, out, code)
 
 
-def train_phases(options: Training, phases: Sequence[Chosen]) -> TrainingEnd:
+def train_phases(options: Training, phases: Sequence[ChosenSpec]) -> TrainingEnd:
     """Train the phases of a run in order. Most runs have one."""
     out = _output_folder(options, phases[0].spec.name)
     code, launched = _train_phases(options, phases, out)
-    return _ended(options, out, code) if launched else TrainingEnd(code, out)
+    return _end_training(options, out, code) if launched else TrainingEnd(code, out)
 
 
-def _ended(options: Training, out: Path, code: int) -> TrainingEnd:
+def _end_training(options: Training, out: Path, code: int) -> TrainingEnd:
     """Report the end of a run, unless it is a debug run."""
     if not options.debug and (out / "metrics.jsonl").is_file() and code not in (EXIT_USAGE, EXIT_RETRY):
         _finish(options, out, code)
@@ -132,7 +132,7 @@ def _launcher(options: Training, build: Path, out: Path, data: Path, *, resume: 
     return launcher + (["--debug", "--debug-rank", str(options.debug_rank)] if options.debug else [])
 
 
-def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tuple[int, bool]:
+def _train_phases(options: Training, phases: Sequence[ChosenSpec], out: Path) -> tuple[int, bool]:
     """Train the phases of a run from the one it has reached. Returns the exit code of the last phase that was trained,
     and whether ranks were launched."""
     _, tokens = _newest_position(out) if options.resume else (0, 0)
@@ -141,7 +141,7 @@ def _train_phases(options: Training, phases: Sequence[Chosen], out: Path) -> tup
     if not (options.profile or options.debug):
         for later in phases[index + 1 :]:  # so that a proof of a later phase fails now, not after days
             is_reached = options.steps is None or options.steps > later.spec.train.first_step
-            code, _ = _compiled(options, later) if is_reached else (0, "")
+            code, _ = _compile_phase(options, later) if is_reached else (0, "")
             if code:
                 return code, False
     while True:
@@ -170,11 +170,11 @@ def _newest_position(out: Path) -> tuple[int, int]:
     return newest.step, trained_tokens(newest.meta) or 0
 
 
-def _compiled(options: Training, chosen: Chosen) -> tuple[int, str]:
+def _compile_phase(options: Training, chosen: ChosenSpec) -> tuple[int, str]:
     """Compile a phase if its build is stale. Returns the exit code of the compiler, and the digest of the build."""
     build = Path("build") / chosen.spec.name
     digest = fresh(build, chosen.spec)
-    return compiled(_compiler(options, chosen, build), output=options.output) if digest is None else (0, digest)
+    return run_compiler(_compiler(options, chosen, build), output=options.output) if digest is None else (0, digest)
 
 
 def _finish(options: Training, out: Path, code: int) -> None:
@@ -210,7 +210,7 @@ def _report(options: Training, out: Path) -> str:
     return f"report: {path}"
 
 
-def _train(options: Training, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
+def _train(options: Training, chosen: ChosenSpec, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
     """Compile a stale build, and start the launcher. Returns the exit code, and whether ranks were launched.
 
     Another process may compile another spec into the same folder. If the launcher then finds another build than the
@@ -225,7 +225,7 @@ def _train(options: Training, chosen: Chosen, build: Path, launcher: Sequence[st
                 return code, False
         else:
             if digest is None:
-                code, digest = compiled(compiler, output=options.output, quiet=attempt > 0)
+                code, digest = run_compiler(compiler, output=options.output, quiet=attempt > 0)
                 if code:
                     return code, False
             code = call([*launcher, "--compiled", digest], output=options.output)
@@ -290,7 +290,7 @@ def fresh(build: Path, spec: Spec) -> str | None:
     return built.digest if is_current and built.versions == versions() else None
 
 
-def _compiler(options: Training, chosen: Chosen, build: Path) -> list[str]:
+def _compiler(options: Training, chosen: ChosenSpec, build: Path) -> list[str]:
     command = ["compiler.cli.main", "compile", chosen.argument, "-o", str(build)]
     command += ["--cache", str(options.cache)] if options.cache is not None else []
     return [*command, *(word for override in options.changes for word in ("-s", override))]

@@ -77,7 +77,7 @@ def _num_matrices(ffn: Dense | Moe) -> int:
     return 3 if is_gated(ffn) else 2
 
 
-def routed_parameters(model: Model, ffn: Dense | Moe | Custom) -> int:
+def routed_expert_parameters(model: Model, ffn: Dense | Moe | Custom) -> int:
     """Parameters of all routed experts of a layer, which expert parallelism shards."""
     return ffn.experts * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Generic, TypeVar
 
-from dsl.closed_forms.counts import bias_parameters, hyper_parameters, mtp_parameters, parameters, routed_parameters
+from dsl.closed_forms.counts import (
+    bias_parameters,
+    hyper_parameters,
+    mtp_parameters,
+    parameters,
+    routed_expert_parameters,
+)
 from dsl.closed_forms.stages import has_both_ends, is_mirrored
 from dsl.schema import Dtype, Optimizer, Precision, Spec
 
@@ -117,7 +123,8 @@ def _all_parameters(spec: Spec) -> _HeldParameters:
     """The parameters that all pipeline ranks hold together."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_trained_mtp_parameters(spec)
     routed = sum(
-        len(model.layers_of(index)) * routed_parameters(model, span.ffn) for index, span in enumerate(model.layers)
+        len(model.layers_of(index)) * routed_expert_parameters(model, span.ffn)
+        for index, span in enumerate(model.layers)
     )
     common = counts.total - counts.bias - routed + mtp_common
     routed += mtp_routed
@@ -157,7 +164,7 @@ def _trained_mtp_parameters(spec: Spec) -> tuple[int, int]:
     if model.mtp is None:
         return 0, 0
     ffn, depth = model.ffn(model.num_layers - 1), model.mtp.depth
-    routed = depth * routed_parameters(model, ffn)
+    routed = depth * routed_expert_parameters(model, ffn)
     return mtp_parameters(model) - depth * bias_parameters(ffn) - routed, routed
 
 

@@ -47,13 +47,13 @@ class Ramp:
         size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda entry: entry.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // size.tokens)
 
-    def preceded_by(self, before: tuple[Size, ...], step: int, token: int) -> Ramp:
-        """Return this ramp preceded by the sizes `before`, which end after `step` steps and `token` tokens."""
+    def with_earlier_sizes(self, earlier_sizes: tuple[Size, ...], step: int, token: int) -> Ramp:
+        """Return this ramp preceded by `earlier_sizes`, which end after `step` steps and `token` tokens."""
         moved = (
             replace(size, first_step=size.first_step + step, first_token=size.first_token + token)
             for size in self.sizes
         )
-        return Ramp((*before, *moved))
+        return Ramp((*earlier_sizes, *moved))
 
     def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
         """(sequences per step, number of such steps) of a run of `tokens` tokens."""

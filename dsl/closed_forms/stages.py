@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dsl.facts.layout import LayoutError, expanded
+from dsl.facts.layout import LayoutError, expand_layout
 from dsl.facts.schedules import AUTO, facts_of
 from dsl.schema import ScheduleBlock, Spec
 
@@ -50,7 +50,7 @@ def is_folded(spec: Spec) -> bool:
 def _num_layout_stages(layout: str | None) -> int:
     """Number of stages in the layout; 0 if there is none, or if it cannot be read, which a rule reports."""
     try:
-        return 0 if layout is None else expanded(layout).count("|") + 1
+        return 0 if layout is None else expand_layout(layout).count("|") + 1
     except LayoutError:
         return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsl.conflict.search import LineChange, RuleProblem, RuleRow, TooManyError
+from dsl.conflict.search import LineChange, RuleProblem, RuleRow, TooManyTriesError
 from dsl.conflict.sheet import (
     DATA,
     HEADS,
@@ -22,19 +22,19 @@ from dsl.conflict.sheet import (
     WORLD,
     SpecSheet,
     Variable,
-    as_one_kind,
     text_of,
     value_at,
     variables,
+    with_one_node,
 )
 from dsl.messages.diagnostics import Conflict, Diagnostic, Edit, Source, Span, in_order
-from dsl.rules import JOINT, are_related, reads_failed
+from dsl.rules import JOINT, are_related, has_failed_read
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Model, Spec
-from dsl.schema.paths import checked_key, checked_paths
+from dsl.schema.paths import check_key, check_paths
 
-NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
+NODES, DEVICES = check_paths("cluster.nodes", "cluster.node.devices")
 OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about a kind of device
 MAX_CONFLICTS = 5  # explained in one spec; further mistakes keep their own hints
 MAX_VARIABLES = 150  # in one search
@@ -42,7 +42,7 @@ MAX_NAMED = 8  # lines named by messages that a resolution may change together
 MAX_SHOWN = 5  # resolutions
 MAX_MORE = 2  # lines that a conflict may have beyond the fewest, if its message is about them
 MAX_VERIFIED = 15  # resolutions to try on the spec, about 2 ms each
-SIZES = (LAST, HEADS[0], ROUTED[0], checked_key(Model, "vocab"))  # keys of the model that determine its size
+SIZES = (LAST, HEADS[0], ROUTED[0], check_key(Model, "vocab"))  # keys of the model that determine its size
 Identity = tuple[str, Span | None]  # code and position of a message
 Resolution = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that remain after them
 
@@ -60,7 +60,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Violation:
     """A broken rule, its message, and the variables it depends on."""
 
     path: str
@@ -69,7 +69,7 @@ class Broken:
     rule: Rule | None  # None: reported while resolving
 
 
-def explained(
+def explain_conflicts(
     subject: Subject, reported: Sequence[Diagnostic], findings: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
     """Return all messages. The first message that a conflict explains gets that conflict."""
@@ -77,23 +77,23 @@ def explained(
     if value_at(subject.spec, "cluster.more") is not None:
         if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
             return [*reported, *(message for _, _, message in findings)]
-        subject = replace(subject, spec=as_one_kind(subject.spec))
+        subject = replace(subject, spec=with_one_node(subject.spec))
         by_path |= _mixed_cluster_variables(subject.spec.cluster.world, subject.origins["cluster"])
         joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
     failed = [path for path in subject.failed if path != DATA or path not in by_path or not {*WORLD} <= by_path.keys()]
     rows = [
         RuleRow(frozenset(path for path in by_path if _reads(reads, path)), rule)
         for reads, rule in joint
-        if not reads_failed(reads, failed)
+        if not has_failed_read(reads, failed)
     ]
     of_rule = {row.rule: row.paths for row in rows}
     broken = [
-        Broken(finding.path, message, _paths_of_finding(finding, of_rule[rule], rule, by_path), rule)
+        Violation(finding.path, message, _paths_of_finding(finding, of_rule[rule], rule, by_path), rule)
         for rule, finding, message in findings
         if rule in of_rule
     ]
     broken += [
-        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & by_path.keys()), None)
+        Violation(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & by_path.keys()), None)
         for message in reported
         if message.code == "E0801" and {*WORLD} <= by_path.keys()
     ]
@@ -101,7 +101,7 @@ def explained(
     of_model = any(all(path.startswith("model.") for path in violation.paths) for violation in broken)
     # if the model contradicts itself, its memory is left out: it is checked after the model is fixed
     examined = [violation for violation in broken if not (of_model and violation.rule is state_fits)]
-    for group in _connected_groups(examined)[:MAX_CONFLICTS]:
+    for group in _group_by_variables(examined)[:MAX_CONFLICTS]:
         messages = _explain(subject, by_path, rows, group, examined, broken, messages)
     return messages
 
@@ -140,9 +140,9 @@ def _paths_of_finding(
     return frozenset(relevant & by_path.keys())
 
 
-def _connected_groups(broken: Sequence[Broken]) -> list[list[Broken]]:
+def _group_by_variables(broken: Sequence[Violation]) -> list[list[Violation]]:
     """Group broken rules that share a variable, directly or through other rules."""
-    groups: list[list[Broken]] = []
+    groups: list[list[Violation]] = []
     for violation in broken:
         connected = [group for group in groups if any(violation.paths & member.paths for member in group)]
         groups = [group for group in groups if group not in connected]
@@ -154,26 +154,26 @@ def _explain(
     subject: Subject,
     by_path: Mapping[str, Variable],
     rows: Sequence[RuleRow],
-    group: Sequence[Broken],
-    examined: Sequence[Broken],
-    broken: Sequence[Broken],
+    group: Sequence[Violation],
+    examined: Sequence[Violation],
+    broken: Sequence[Violation],
     messages: list[Diagnostic],
 ) -> list[Diagnostic]:
     """Add the explanation of one group to the messages. `examined`: the broken rules that belong to any group."""
     memory_at_stake = any(violation.rule is state_fits for violation in group)
-    outside = [violation for violation in examined if violation not in group]
+    violations_outside = [violation for violation in examined if violation not in group]
     ignored = {(violation.message.code, violation.path) for violation in broken if violation not in group}
     reachable = _connected_paths(frozenset().union(*(violation.paths for violation in group)), rows, memory_at_stake)
-    elsewhere = frozenset().union(*(violation.paths for violation in outside))
+    paths_outside = frozenset().union(*(violation.paths for violation in violations_outside))
     # values that are unknown and that this group cannot set, or that another conflict explains
     unknown = {
         path
         for path, variable in by_path.items()
-        if variable.value is None and (path not in reachable or path in elsewhere)
+        if variable.value is None and (path not in reachable or path in paths_outside)
     }
     reachable -= unknown
     group_variables = {
-        path: _without_line(variable) if path in elsewhere else variable
+        path: _without_line(variable) if path in paths_outside else variable
         for path, variable in by_path.items()
         if path in reachable
     }
@@ -209,13 +209,13 @@ def _explain(
         tuple(edits for edits, _ in resolutions),
         frozenset(_identity(message) for message in messages).difference(*(remaining for _, remaining in resolutions)),
     )
-    return _with_conflict(messages, group, explanation, subject.sources, memory_at_stake)
+    return _add_conflict(messages, group, explanation, subject.sources, memory_at_stake)
 
 
 def _smallest_conflict(
     problem: RuleProblem,
     by_path: Mapping[str, Variable],
-    group: Sequence[Broken],
+    group: Sequence[Violation],
     lines: Sequence[Span],
     sources: Sequence[Source],
     memory_at_stake: bool,
@@ -236,11 +236,11 @@ def _smallest_conflict(
         fewest = problem.smallest_conflict(lines, memory_at_stake)
         if fewest is None or any(fewest <= {*message_lines} for message_lines in violation_lines):
             return fewest
-    except TooManyError:
+    except TooManyTriesError:
         fewest = None
     try:
         direct = problem.smallest_conflict(violation_lines[0], memory_at_stake)
-    except TooManyError:
+    except TooManyTriesError:
         return fewest
     is_near = direct is not None and (fewest is None or len(direct) <= len(fewest) + MAX_MORE)
     return direct if is_near else fewest
@@ -309,9 +309,11 @@ def _verified_resolutions(
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
         if len(resolutions) == MAX_SHOWN:
             break
-        after = {_identity(message) for message in subject.mistakes_after({edit.span: edit.text for edit in edits})}
-        if after <= remaining:
-            resolutions.append((edits, after))
+        remaining_after = {
+            _identity(message) for message in subject.mistakes_after({edit.span: edit.text for edit in edits})
+        }
+        if remaining_after <= remaining:
+            resolutions.append((edits, remaining_after))
     return resolutions
 
 
@@ -319,28 +321,30 @@ def _identity(message: Diagnostic) -> Identity:
     return message.code, message.span
 
 
-def _with_conflict(
+def _add_conflict(
     messages: list[Diagnostic],
-    group: Sequence[Broken],
+    group: Sequence[Violation],
     conflict: Conflict,
     sources: Sequence[Source],
     memory_at_stake: bool,
 ) -> list[Diagnostic]:
     """Add a conflict to the first message of its group. Its edits replace the hints of the group's messages."""
-    first, *later = in_order((violation.message for violation in group), sources)
-    alone = not later and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
-    if alone or not (conflict.lines or conflict.resolutions):
+    first_message, *later_messages = in_order((violation.message for violation in group), sources)
+    is_single_edit = (
+        not later_messages and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
+    )
+    if is_single_edit or not (conflict.lines or conflict.resolutions):
         return messages
     # the hint about memory says more: it may add `zero`
-    hint = "" if conflict.resolutions and not memory_at_stake else first.hint
-    changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
+    hint = "" if conflict.resolutions and not memory_at_stake else first_message.hint
+    changed = {first_message: _without_listed_places(first_message, conflict.lines, hint=hint, conflict=conflict)}
     if conflict.resolutions:
-        hint = f"the edits for {first.code} fix this too"
-        changed |= {message: _without(message, conflict.lines, hint=hint) for message in later}
+        hint = f"the edits for {first_message.code} fix this too"
+        changed |= {message: _without_listed_places(message, conflict.lines, hint=hint) for message in later_messages}
     return [changed.get(message, message) for message in messages]
 
 
-def _without(message: Diagnostic, lines: Collection[Span], **changes: Any) -> Diagnostic:
+def _without_listed_places(message: Diagnostic, lines: Collection[Span], **changes: Any) -> Diagnostic:
     """Return a message without the notes and places that its conflict lists already."""
     notes = tuple(
         replace(note, places=tuple(place for place in note.places if place not in lines))

@@ -1,6 +1,6 @@
 """Candidate values that may fix a spec: for a line that may change, values that fit the known ones, nearest first.
 
-`nearest(path, view)` is called in ORDER, so that each variable can follow from those before it.
+`nearest_values(path, view)` is called in ORDER, so that each variable can follow from those before it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dsl.conflict.sheet import (
     SPLIT,
     SpecSheet,
     Value,
-    around,
-    checked,
-    common,
+    adjacent_multiples,
+    check_variables,
     divisors,
     expert_widths,
+    greatest_common_divisor,
     lcm,
     split,
 )
@@ -31,7 +31,7 @@ from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE
 from dsl.schema.run import MAX_CHUNKS
 
-ORDER = checked((
+ORDER = check_variables((
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
     "cluster.node.devices", "parallel.data", "schedule.name", "schedule.chunks", "last", "parallel.expert",
     "parallel.expert_tensor", "experts",
@@ -40,7 +40,7 @@ ORDER = checked((
     "cluster.node.device.memory", "model", "precision",
 ))  # fmt: skip
 WINDOW = 16  # multiples to try if the numbers that determine them are unknown
-BOUNDS = checked({  # as in the schema
+BOUNDS = check_variables({  # as in the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "parallel.expert_tensor": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
@@ -76,7 +76,7 @@ def distance(path: str, old: Value | None, new: Value) -> float:
     return abs(log((new + offset) / (old + offset))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
 
 
-def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: SpecSheet) -> list[Value]:
+def nearest_values(path: str, old: Value | None, view: Mapping[str, Value], sheet: SpecSheet) -> list[Value]:
     """Return values to try, the nearest to the old one first, without the old one."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
@@ -126,7 +126,11 @@ class _FixedView:
     def batch_over(self, unit: int) -> int:
         """The number that data must divide; 0 if the batch or micro-batch is unknown."""
         sizes = [self["train.batch.start"], self["train.batch.end"]]
-        return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
+        return (
+            greatest_common_divisor(*sizes) // unit
+            if unit and all(sizes) and greatest_common_divisor(*sizes) % unit == 0
+            else 0
+        )
 
 
 def _candidates(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iterable[Value]:
@@ -139,13 +143,16 @@ def _candidates(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iter
     if path == CHUNKS:
         return range(2, old + 1)
     if path == "parallel.expert":
-        return divisors(common(view.groups_over("parallel.expert_tensor"), *view.numbers_ending_in(".experts")) or 1)
+        return divisors(
+            greatest_common_divisor(view.groups_over("parallel.expert_tensor"), *view.numbers_ending_in(".experts"))
+            or 1
+        )
     if path == "parallel.expert_tensor":
-        return divisors(common(view.groups_over("parallel.expert"), *expert_widths(sheet.spec)) or 1)
+        return divisors(greatest_common_divisor(view.groups_over("parallel.expert"), *expert_widths(sheet.spec)) or 1)
     if path.startswith("train."):
         return _batches(path, old, view)
     if path == "cluster.node.device.memory":
-        return _rounded_up(sheet.spec.cluster.node.device.memory_for(memory.lower_bound(sheet.spec).total))
+        return _round_up(sheet.spec.cluster.node.device.memory_for(memory.lower_bound(sheet.spec).total))
     if path in OPPOSITE:
         return (view[OPPOSITE[path][0]] + OPPOSITE[path][1],)
     if path.startswith("model."):
@@ -153,7 +160,7 @@ def _candidates(path: str, old: int, view: _FixedView, sheet: SpecSheet) -> Iter
     return ()
 
 
-OPPOSITE = checked(
+OPPOSITE = check_variables(
     {
         "cluster.node.device.sms": ("sm.communication", 1),
         "sm.communication": ("cluster.node.device.sms", -1),
@@ -181,7 +188,7 @@ def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
         group = view.number_or_one("parallel.expert") * view.number_or_one("parallel.expert_tensor")
-        return _multiples(old, group // common(group, splits))
+        return _multiples(old, group // greatest_common_divisor(group, splits))
     cofactor = devices if path == "cluster.nodes" else nodes
     pipeline *= splits
     if pipeline and data:
@@ -191,7 +198,7 @@ def _degrees(path: str, old: int, view: _FixedView) -> Iterable[int]:
     batch = view.batch_over(view["train.micro_batch"])
     if batch:
         return (divisor * pipeline // cofactor for divisor in divisors(batch) if divisor * pipeline % cofactor == 0)
-    return _multiples(old, pipeline // common(pipeline, cofactor))
+    return _multiples(old, pipeline // greatest_common_divisor(pipeline, cofactor))
 
 
 def _exact_quotients(number: int, divisor: int) -> tuple[int, ...]:
@@ -212,7 +219,7 @@ def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
     if path == "train.sequence" or not view["train.micro_batch"]:
         return ()
     global_micro_batch = view.number_or_one(DATA) * view["train.micro_batch"]
-    unit, quantum, least = (
+    unit, quantum, smallest_batch = (
         global_micro_batch * view.multiple,
         2 * global_micro_batch,
         global_micro_batch * max(1, view.fewest_micro_batches * view.number_or_one("parallel.pipeline")),
@@ -221,13 +228,18 @@ def _batches(path: str, old: int, view: _FixedView) -> Iterable[int]:
     start, end = view["train.batch.start"], view["train.batch.end"]
     if path == "train.batch.start":
         grown = _last_good(end // unit, 1, lambda count: _is_planned(count * unit, end, stages, quantum))
-        return (*around(old, unit), grown * unit, end)
+        return (*adjacent_multiples(old, unit), grown * unit, end)
     largest = _last_good(
-        -(-max(start, least) // unit),
+        -(-max(start, smallest_batch) // unit),
         old // unit,
         lambda count: _is_planned(start or count * unit, count * unit, stages, quantum),
     )
-    return (*around(old, unit), least, largest * unit, *(around(start, unit) if start else ()))
+    return (
+        *adjacent_multiples(old, unit),
+        smallest_batch,
+        largest * unit,
+        *(adjacent_multiples(start, unit) if start else ()),
+    )
 
 
 def _is_planned(start: int, end: int, stages: int, quantum: int) -> bool:
@@ -254,15 +266,15 @@ def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
         heads = view[f"{parent}.heads"]
         return divisors(heads) if heads else _multiples(old, 1)
     if name == "heads":
-        return around(old, view.number_or_one(f"{parent}.kv_heads"))
+        return adjacent_multiples(old, view.number_or_one(f"{parent}.kv_heads"))
     experts, groups, top_groups, top_k = (
         view[f"{parent}.{key}"] for key in ("experts", "groups", "top_groups", "top_k")
     )
     if name == "experts":
         unit = lcm(view["parallel.expert"] or 1, groups or 1)
         return (
-            *around(old, unit),
-            *(around(-(-top_k * groups // top_groups), unit) if groups and top_groups and top_k else ()),
+            *adjacent_multiples(old, unit),
+            *(adjacent_multiples(-(-top_k * groups // top_groups), unit) if groups and top_groups and top_k else ()),
         )
     if name == "groups":
         return divisors(experts or 1)
@@ -271,7 +283,7 @@ def _model_values(path: str, old: int, view: _FixedView) -> Iterable[int]:
     return (top_groups * experts // (groups or 1),)
 
 
-def _rounded_up(num_bytes: int) -> Iterator[int]:
+def _round_up(num_bytes: int) -> Iterator[int]:
     """The bytes, rounded up to a whole number of the largest unit."""
     for scale in (10**9, 10**6, 10**3, 1):
         if num_bytes >= scale:

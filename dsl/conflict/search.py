@@ -27,7 +27,7 @@ MAX_CHANGED = 3  # lines in one resolution
 Line = Span
 
 
-class TooManyError(Exception):
+class TooManyTriesError(Exception):
     """The search was given up, so it has no result."""
 
 
@@ -141,7 +141,7 @@ class RuleProblem:
             tied = (
                 [view.chosen[sibling] for sibling in self.lines.get(span, ()) if sibling in view.chosen] if span else []
             )
-            return tied[:1] or tuple(weakest.weakest(path, view))
+            return tied[:1] or tuple(weakest.weakest_values(path, view))
 
         def descend(depth: int) -> bool:
             if depth == len(order):
@@ -184,7 +184,7 @@ class RuleProblem:
                 changes += self._changes_of(count, offered, broken, unmet, changes)
             for count in range(MAX_CHANGED + 1, 0 if changes else len(named) + 1):
                 changes = changes or self._changes_of(count, named, broken, unmet, ())
-        except TooManyError:
+        except TooManyTriesError:
             pass  # the changes found so far are complete results
         return changes
 
@@ -194,16 +194,16 @@ class RuleProblem:
         offered: Sequence[Line],
         broken: Sequence[frozenset[str]],
         unmet: Sequence[RuleRow],
-        fewer: Sequence[LineChange],
+        smaller_changes: Sequence[LineChange],
     ) -> list[LineChange]:
-        """The changes of `count` lines, without supersets of the changes in `fewer`."""
+        """The changes of `count` lines, without supersets of the changes in `smaller_changes`."""
         changes: list[LineChange] = []
-        used = [frozenset(change.values) for change in fewer]
-        before = self.tried
+        used = [frozenset(change.values) for change in smaller_changes]
+        num_tried_before = self.tried
         for lines in combinations(offered, count):
             self._count_try()
             paths = {path for line in lines for path in self.lines[line]}
-            if fewer and self.tried - before > MAX_FOR_CHOICE:
+            if smaller_changes and self.tried - num_tried_before > MAX_FOR_CHOICE:
                 break
             if all(rule_paths & paths for rule_paths in broken) and not any(smaller <= paths for smaller in used):
                 change = self._smallest_change(paths, unmet)
@@ -239,7 +239,9 @@ class RuleProblem:
             path = order[depth]
             for value in self._candidates(path, values):
                 cost = nearest.distance(path, self._written_value(path), value) if path in paths else 0.0
-                tied = any(self.variables[earlier].span == self.variables[path].span for earlier in order[:depth])
+                tied = any(
+                    self.variables[earlier_path].span == self.variables[path].span for earlier_path in order[:depth]
+                )
                 if size + (0.0 if tied else cost) >= best.size - 1e-12:
                     break
                 self._count_try()
@@ -266,7 +268,7 @@ class RuleProblem:
             if span
             else []
         )
-        return tied[:1] or nearest.nearest(path, self._written_value(path), view, self.sheet)
+        return tied[:1] or nearest.nearest_values(path, self._written_value(path), view, self.sheet)
 
     def _is_derived(self, path: str) -> bool:
         return path in self.variables and self.variables[path].span is None and {*WORLD} <= self.variables.keys()
@@ -289,7 +291,7 @@ class RuleProblem:
     def _count_try(self) -> None:
         self.tried += self.weight
         if self.tried > MAX_TRIED:
-            raise TooManyError
+            raise TooManyTriesError
 
     def _rules_due(self, order: Sequence[str], rows: Sequence[RuleRow]) -> list[list[RuleRow]]:
         """The rules to check after each variable in the order is set: those whose last variable it is."""

@@ -11,29 +11,25 @@ from typing import Any, Protocol, TypeVar
 
 from dsl.messages.diagnostics import Span
 from dsl.schema import Gqa, LayerRange, Moe, Node, Spec, TrainTokenizer
-from dsl.schema.paths import checked_key, checked_path, checked_paths
+from dsl.schema.paths import check_key, check_path, check_paths
 
 Value = int | str
 Names = TypeVar("Names", bound=Collection[str])
-PLAIN = checked_paths(
+PLAIN = check_paths(
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
     "parallel.expert_tensor",
     "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms", "schedule.name",
     "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
     "train.batch.start", "train.batch.end", "model.vocab",
 )  # fmt: skip
-MODEL, PRECISION = checked_paths("model", "precision")  # each set as a whole, by one line of the run
-WORLD = checked_paths(
-    "parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices"
-)
-SPLIT = checked_paths("parallel.tensor", "parallel.context")  # degrees that split the data of a data rank
-DATA, PIPELINE, SCHEDULE, CHUNKS = checked_paths(
-    "parallel.data", "parallel.pipeline", "schedule.name", "schedule.chunks"
-)
-TRAINED_VOCAB = checked_path("data.tokenizer.vocab")
-ROUTED = tuple(checked_key(Moe, name) for name in ("experts", "groups", "top_groups", "top_k"))
-HEADS = tuple(checked_key(Gqa, name) for name in ("heads", "kv_heads"))
-LAST = checked_key(LayerRange, "last")
+MODEL, PRECISION = check_paths("model", "precision")  # each set as a whole, by one line of the run
+WORLD = check_paths("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
+SPLIT = check_paths("parallel.tensor", "parallel.context")  # degrees that split the data of a data rank
+DATA, PIPELINE, SCHEDULE, CHUNKS = check_paths("parallel.data", "parallel.pipeline", "schedule.name", "schedule.chunks")
+TRAINED_VOCAB = check_path("data.tokenizer.vocab")
+ROUTED = tuple(check_key(Moe, name) for name in ("experts", "groups", "top_groups", "top_k"))
+HEADS = tuple(check_key(Gqa, name) for name in ("heads", "kv_heads"))
+LAST = check_key(LayerRange, "last")
 # variables of layers by their last part
 VARIABLES = frozenset({*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST})
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
@@ -78,13 +74,13 @@ class SpecSheet:
             for part in parents:
                 node = node[int(part)] if part.isdigit() else getattr(node, part)
             assert isinstance(node, Node)
-            checked_key(type(node), name)
+            check_key(type(node), name)
             self._places[path] = (vars(node), name)
         values, name = self._places[path]
         values[name] = value
 
 
-def checked(names: Names) -> Names:
+def check_variables(names: Names) -> Names:
     """Return a table of variables. Raises LookupError if a name is no variable."""
     unknown = {*names} - VARIABLES
     if unknown:
@@ -92,7 +88,7 @@ def checked(names: Names) -> Names:
     return names
 
 
-def as_one_kind(spec: Spec) -> Spec:
+def with_one_node(spec: Spec) -> Spec:
     """The spec with all devices on one node. Joint rules that are not about a kind of device read only their number."""
     cluster = spec.cluster
     node = cluster.node.model_copy(update={"devices": cluster.world})
@@ -146,11 +142,11 @@ def _model_paths(spec: Spec) -> Iterator[str]:
     layers = value_at(spec, "model.layers") or ()
     for index, span in enumerate(layers):
         if isinstance(vars(span).get("ffn"), Moe):
-            yield from (checked_path(f"model.layers.{index}.ffn.{name}") for name in ROUTED)
+            yield from (check_path(f"model.layers.{index}.ffn.{name}") for name in ROUTED)
     if layers and all(span.by == 1 for span in layers):  # otherwise several ranges share the last layer
-        yield checked_path(f"model.layers.{len(layers) - 1}.{LAST}")
+        yield check_path(f"model.layers.{len(layers) - 1}.{LAST}")
     if isinstance(value_at(spec, "model.attention"), Gqa):
-        yield from (checked_path(f"model.attention.{name}") for name in HEADS)
+        yield from (check_path(f"model.attention.{name}") for name in HEADS)
 
 
 def _data_paths(spec: Spec) -> Iterator[str]:
@@ -205,12 +201,12 @@ def lcm(*numbers: int) -> int:
     return result
 
 
-def common(*numbers: int) -> int:
+def greatest_common_divisor(*numbers: int) -> int:
     """The greatest common divisor; 0 for no numbers."""
     return gcd(*numbers)
 
 
-def around(value: int, unit: int) -> tuple[int, ...]:
+def adjacent_multiples(value: int, unit: int) -> tuple[int, ...]:
     """The positive multiples of `unit` next to `value`: the largest at or below it, and the smallest at or above it."""
-    below = value // unit * unit
-    return tuple(multiple for multiple in dict.fromkeys((below, -(-value // unit) * unit)) if multiple > 0)
+    lower_multiple = value // unit * unit
+    return tuple(multiple for multiple in dict.fromkeys((lower_multiple, -(-value // unit) * unit)) if multiple > 0)

@@ -1,7 +1,7 @@
 """Values of free variables that restrict the others least: enough to decide whether some lines are consistent.
 
-`weakest(path, view)` returns values for a free variable after those before it in ORDER are chosen. If the fixed lines
-are consistent, one of these values satisfies all rules, because
+`weakest_values(path, view)` returns values for a free variable after those before it in ORDER are chosen. If the fixed
+lines are consistent, one of these values satisfies all rules, because
 
 - a free schedule is the plain one, which has no requirements; free chunks are 2, expert_tensor is 1, and there are
   1,000 layers; tensor and context are 1 if another degree of the world is free;
@@ -16,12 +16,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dsl.conflict.sheet import DATA, PIPELINE, SPLIT, Value, Variable, checked, common, divisors, lcm, split
+from dsl.conflict.sheet import (
+    DATA,
+    PIPELINE,
+    SPLIT,
+    Value,
+    Variable,
+    check_variables,
+    divisors,
+    greatest_common_divisor,
+    lcm,
+    split,
+)
 from dsl.facts.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.parallel import MAX_DEGREE
 
-ORDER = checked((
+ORDER = check_variables((
     "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",
     "parallel.expert_tensor", "parallel.expert", "parallel.pipeline", "parallel.data",
     "cluster.nodes", "cluster.node.devices", "train.micro_batch", "train.batch.end", "train.batch.start",
@@ -72,7 +83,7 @@ class ChoiceView:
         return facts_of(self.chosen.get("schedule.name")).fewest_micro_batches
 
 
-def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
+def weakest_values(path: str, view: ChoiceView) -> Iterable[Value]:
     """Values to try for a free variable."""
     name = path.rpartition(".")[2]
     if path in SINGLE:
@@ -91,7 +102,7 @@ def weakest(path: str, view: ChoiceView) -> Iterable[Value]:
     return _layer_values(path, name, view)
 
 
-SINGLE: dict[str, Value] = checked(
+SINGLE: dict[str, Value] = check_variables(
     {
         "schedule.name": PLAIN,
         "schedule.chunks": 2,
@@ -111,7 +122,7 @@ SINGLE: dict[str, Value] = checked(
 
 def _cofactors(values: Iterable[Value], unit: int) -> tuple[int, ...]:
     """Numbers whose product with `unit` divides all values."""
-    divisor = common(*(value for value in values if isinstance(value, int)))
+    divisor = greatest_common_divisor(*(value for value in values if isinstance(value, int)))
     return divisors(divisor // unit) if divisor % unit == 0 else ()
 
 
@@ -121,8 +132,8 @@ def _expert(view: ChoiceView) -> Iterable[int]:
     if not view.memory_at_stake:
         return (1,)
     columns, slices = data * split(view), view.number_or_one("parallel.expert_tensor")
-    groups = columns // common(columns, slices) if columns else 0
-    return reversed(divisors(common(*experts, groups))) if experts else (1,)
+    groups = columns // greatest_common_divisor(columns, slices) if columns else 0
+    return reversed(divisors(greatest_common_divisor(*experts, groups))) if experts else (1,)
 
 
 def _split(path: str, view: ChoiceView) -> Iterable[int]:
@@ -160,7 +171,7 @@ def _data(view: ChoiceView) -> Iterable[int]:
         return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
     group = view.number_or_one("parallel.expert") * view.number_or_one("parallel.expert_tensor")
-    base = lcm(group // common(group, split(view)), anchor // common(anchor, ranks))
+    base = lcm(group // greatest_common_divisor(group, split(view)), anchor // greatest_common_divisor(anchor, ranks))
     sizes = [view.fixed[size_path] for size_path in SIZES if size_path in view.fixed]
     if sizes:
         unit = view.number_or_one("train.micro_batch") * view.multiple

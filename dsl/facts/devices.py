@@ -67,7 +67,7 @@ def groups_fit_nodes(groups: int, nodes: int) -> bool:
 
 
 @cache
-def nodes_reached(groups: int, top_groups: int, nodes: int) -> int:
+def most_nodes_of_token(groups: int, top_groups: int, nodes: int) -> int:
     """The most nodes that hold the experts of a token, if they are in `top_groups` of `groups` equal groups and experts
     are placed on nodes in order of their numbers."""
     touched = sorted(-(-(g + 1) * nodes // groups) - g * nodes // groups for g in range(groups))

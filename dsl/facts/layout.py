@@ -26,7 +26,7 @@ def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, i
 
     `mtp`: number of MTP blocks. Raises LayoutError if the layout does not fit the model.
     """
-    stages = expanded(text).split("|")
+    stages = expand_layout(text).split("|")
     letters = "".join(stages)
     expected = f"E{'t' * num_layers}{'m' * mtp}L"
     if letters != expected:
@@ -52,23 +52,23 @@ def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
     stages[-1] += "m" * mtp + "L"
     parts: list[tuple[str, int]] = []
     for stage in stages[:-1]:
-        word = _short(stage) + "|"
+        word = _shorten_stage(stage) + "|"
         if parts and parts[-1][0] == word:
             parts[-1] = (word, parts[-1][1] + 1)
         else:
             parts.append((word, 1))
-    return "".join(word if count == 1 else f"({word})*{count}" for word, count in parts) + _short(stages[-1])
+    return "".join(word if count == 1 else f"({word})*{count}" for word, count in parts) + _shorten_stage(stages[-1])
 
 
-def expanded(text: str) -> str:
+def expand_layout(text: str) -> str:
     """Return the letters and bars of a layout with repeats expanded. Raises LayoutError if it cannot be read."""
-    letters, end = _expanded_group(text, 0, 0)
+    letters, end = _expand_group(text, 0, 0)
     if end < len(text):
         raise LayoutError(f"`)` at character {end + 1} closes nothing")
     return letters
 
 
-def _expanded_group(text: str, position: int, depth: int) -> tuple[str, int]:
+def _expand_group(text: str, position: int, depth: int) -> tuple[str, int]:
     """Expand the text from `position` up to an unmatched `)` or the end. Returns the letters and the position after
     them."""
     if depth > MAX_DEPTH:
@@ -81,7 +81,7 @@ def _expanded_group(text: str, position: int, depth: int) -> tuple[str, int]:
             position += 1
             continue
         if letter == "(":
-            item, end = _expanded_group(text, position + 1, depth + 1)
+            item, end = _expand_group(text, position + 1, depth + 1)
             if end == len(text):
                 raise LayoutError(f"`(` at character {position + 1} is never closed")
             position = end + 1
@@ -90,7 +90,7 @@ def _expanded_group(text: str, position: int, depth: int) -> tuple[str, int]:
         else:
             raise LayoutError(f"`{letter}` at character {position + 1} is not one of E t m L | ( ) *")
         while count := _COUNT.match(text, position):
-            item, position = _repeated(item, int(count[1])), count.end()
+            item, position = _repeat(item, int(count[1])), count.end()
         length += len(item)
         if length > MAX_LENGTH:
             raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
@@ -98,13 +98,13 @@ def _expanded_group(text: str, position: int, depth: int) -> tuple[str, int]:
     return "".join(parts), position
 
 
-def _repeated(item: str, count: int) -> str:
+def _repeat(item: str, count: int) -> str:
     if len(item) * count > MAX_LENGTH:
         raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
     return item * count
 
 
-def _short(stage: str) -> str:
+def _shorten_stage(stage: str) -> str:
     """`tttt` as `t*4`."""
     return re.sub("t{3,}", lambda run: f"t*{len(run[0])}", stage)
 

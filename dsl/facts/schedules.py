@@ -146,7 +146,7 @@ def default_of(num_ranks: object) -> str:
     return PLAIN if num_ranks == 1 else DEFAULT
 
 
-def in_words(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence: `a, b and c`."""
     return f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else "".join(names)
 

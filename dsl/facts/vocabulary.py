@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsl.facts.schedules import FACTS
-from dsl.messages.diagnostics import listed
+from dsl.messages.diagnostics import join_as_code
 
 # --- Keys of other systems whose values are the same here, in lower case
 
@@ -283,7 +283,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Other:
+class ForeignWord:
     """How to express a key or word of another system here, at a path. `{}` in the hint stands for the given value."""
 
     path: str
@@ -295,28 +295,28 @@ class Other:
 WARMUP = "write it as a phase of `rate`: `warmup {} steps to 1e-4`"
 PHASES = "write the phases of `rate`: `warmup 100 steps to 1e-4`, `cosine to 0`"
 REWARDS = 'write a reward for each: `rewards { correct { check = exact }, own { check = python, file = "reward.py" } }`'
-ACCUMULATED = Other(
+ACCUMULATED = ForeignWord(
     "train.batch",
     "it follows from other keys: each data rank accumulates batch / (data · micro_batch) micro-batches per step",
     is_derived=True,
 )
-EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not epochs")
+EPOCHS = ForeignWord("train.tokens", "a run ends after a number of `tokens` or `steps`, not epochs")
 RATE = "write `rate { constant at {} }`, or phases: `warmup 100 steps to {}`, `cosine to 0`"
 RANGES = "write a block for each range of layers, counted from 0, as in `layers 0..3 { ffn dense { inner = 512 } }`"
 SCALING = "write `scaling linear { … }`, `scaling llama3 { … }` or `scaling yarn { … }` in `rope`"
 BIASES = "write `bias = true` in `ffn`; `bias_rate` is for balancing the experts"
 PARTIAL = "write `width = columns` in `rope`: the number of columns of each head that are rotated"
 # Keys of other systems whose value is written differently here.
-OTHERS: dict[str, Other] = {
-    **dict.fromkeys(("lr", "learning_rate", "max_lr", "peak_lr"), Other("train.rate", RATE)),
-    "min_lr": Other("train.rate", "write it as the end of a phase of `rate`: `cosine to {}`"),
+OTHERS: dict[str, ForeignWord] = {
+    **dict.fromkeys(("lr", "learning_rate", "max_lr", "peak_lr"), ForeignWord("train.rate", RATE)),
+    "min_lr": ForeignWord("train.rate", "write it as the end of a phase of `rate`: `cosine to {}`"),
     **dict.fromkeys(
         ("warmup_steps", "warmup", "num_warmup_steps", "lr_warmup_steps", "lr_warmup_iters"),
-        Other("train.rate", WARMUP),
+        ForeignWord("train.rate", WARMUP),
     ),
     **dict.fromkeys(
         ("lr_scheduler", "lr_schedule", "lr_scheduler_type", "lr_decay_style", "warmup_ratio"),
-        Other("train.rate", PHASES),
+        ForeignWord("train.rate", PHASES),
     ),
     **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), EPOCHS),
     **dict.fromkeys(
@@ -325,53 +325,58 @@ OTHERS: dict[str, Other] = {
     **dict.fromkeys(("grad_accum", "accumulate_grad_batches", "num_microbatches", "num_micro_batches"), ACCUMULATED),
     **dict.fromkeys(
         ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "document_mask", "document_masking"),
-        Other("data.documents", "write `documents = masked`; for conversations, write `pack = true` in `chat`"),
+        ForeignWord("data.documents", "write `documents = masked`; for conversations, write `pack = true` in `chat`"),
     ),
-    "truncation": Other("data.chat.long", "write `long = cut`"),
-    "truncation_mode": Other("data.chat.long", "write `long = cut`, which keeps the first tokens of a row"),
+    "truncation": ForeignWord("data.chat.long", "write `long = cut`"),
+    "truncation_mode": ForeignWord("data.chat.long", "write `long = cut`, which keeps the first tokens of a row"),
     **dict.fromkeys(
-        ("reward_funcs", "custom_reward_function", "rm_type", "custom_rm_path"), Other("train.grpo.rewards", REWARDS)
+        ("reward_funcs", "custom_reward_function", "rm_type", "custom_rm_path"),
+        ForeignWord("train.grpo.rewards", REWARDS),
     ),
-    "reward_weights": Other("train.grpo.rewards.weight", "write `weight = 0.5` in each of `rewards`"),
-    "use_distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
-    "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
+    "reward_weights": ForeignWord("train.grpo.rewards.weight", "write `weight = 0.5` in each of `rewards`"),
+    "use_distributed_optimizer": ForeignWord("parallel.zero", "write `zero = 1`"),
+    "distributed_optimizer": ForeignWord("parallel.zero", "write `zero = 1`"),
     **dict.fromkeys(
         ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
-        Other("parallel.zero", "write `zero = 3`: data ranks then shard weights, gradients and optimizer states"),
+        ForeignWord("parallel.zero", "write `zero = 3`: data ranks then shard weights, gradients and optimizer states"),
     ),
-    "recompute_method": Other(
+    "recompute_method": ForeignWord(
         "recompute_layers",
         "write `recompute = [layer]` for every layer; `recompute_layers = 5` beside it means the first 5 of each stage",
     ),
     **dict.fromkeys(
         ("recompute_granularity", "activation_checkpoint", "selective_ac_option"),
-        Other("recompute", "write `recompute = [layer]` for whole layers, `recompute = [rmsnorm, swiglu]` for ops"),
+        ForeignWord(
+            "recompute", "write `recompute = [layer]` for whole layers, `recompute = [rmsnorm, swiglu]` for ops"
+        ),
     ),
-    "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, which is the default"),
-    "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
-    "world_size": Other("cluster.nodes", "it follows from other keys: nodes · devices per node", is_derived=True),
-    "num_layers": Other("model.layers", RANGES),
+    "overlap_grad_reduce": ForeignWord(
+        "parallel.overlap_reduce", "write `overlap_reduce = true`, which is the default"
+    ),
+    "betas": ForeignWord("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
+    "world_size": ForeignWord("cluster.nodes", "it follows from other keys: nodes · devices per node", is_derived=True),
+    "num_layers": ForeignWord("model.layers", RANGES),
     **dict.fromkeys(
         ("qkv_bias", "add_qkv_bias", "attention_bias", "attn_bias", "use_bias"),
-        Other("model.attention.bias", "write `bias = qkv`, or `bias = all` if the output projection has one too"),
+        ForeignWord("model.attention.bias", "write `bias = qkv`, or `bias = all` if the output projection has one too"),
     ),
-    "mlp_bias": Other("model.layers.ffn.bias", BIASES),
-    "add_bias_linear": Other("model.layers.ffn.bias", BIASES),
-    "use_sinks": Other("model.attention.sinks", "write `sinks = true`"),
-    "use_sliding_window": Other("model.attention.window", "write `window = tokens`"),
-    "rope_scaling": Other("model.attention.rope.scaling", SCALING),
-    "rope_type": Other("model.attention.rope.scaling", SCALING),
-    "rope_scaling_factor": Other("model.attention.rope.scaling", SCALING),
-    "yarn": Other("model.attention.rope.scaling", SCALING),
-    "query_pre_attn_scalar": Other("model.attention.scale", "write `scale = 1 / 16` for a scalar of 256"),
-    "rotary_percent": Other("model.attention.rope.width", PARTIAL),
-    "partial_rotary_factor": Other("model.attention.rope.width", PARTIAL),
-    "n_layers": Other("model.layers", RANGES),
-    "n_layer": Other("model.layers", RANGES),
-    "num_hidden_layers": Other("model.layers", RANGES),
-    "first_k_dense_replace": Other("model.layers", RANGES),
-    "moe": Other("model.layers.ffn", "write `ffn moe { … }` in a range of layers", "model.layers.ffn.moe"),
-    "mlp": Other("model.layers.ffn", "write `ffn dense { … }` in a range of layers", "model.layers.ffn.dense"),
+    "mlp_bias": ForeignWord("model.layers.ffn.bias", BIASES),
+    "add_bias_linear": ForeignWord("model.layers.ffn.bias", BIASES),
+    "use_sinks": ForeignWord("model.attention.sinks", "write `sinks = true`"),
+    "use_sliding_window": ForeignWord("model.attention.window", "write `window = tokens`"),
+    "rope_scaling": ForeignWord("model.attention.rope.scaling", SCALING),
+    "rope_type": ForeignWord("model.attention.rope.scaling", SCALING),
+    "rope_scaling_factor": ForeignWord("model.attention.rope.scaling", SCALING),
+    "yarn": ForeignWord("model.attention.rope.scaling", SCALING),
+    "query_pre_attn_scalar": ForeignWord("model.attention.scale", "write `scale = 1 / 16` for a scalar of 256"),
+    "rotary_percent": ForeignWord("model.attention.rope.width", PARTIAL),
+    "partial_rotary_factor": ForeignWord("model.attention.rope.width", PARTIAL),
+    "n_layers": ForeignWord("model.layers", RANGES),
+    "n_layer": ForeignWord("model.layers", RANGES),
+    "num_hidden_layers": ForeignWord("model.layers", RANGES),
+    "first_k_dense_replace": ForeignWord("model.layers", RANGES),
+    "moe": ForeignWord("model.layers.ffn", "write `ffn moe { … }` in a range of layers", "model.layers.ffn.moe"),
+    "mlp": ForeignWord("model.layers.ffn", "write `ffn dense { … }` in a range of layers", "model.layers.ffn.dense"),
 }
 # Keys of other systems for features that do not exist here → the behaviour here.
 ABSENT: dict[str, str] = {
@@ -400,24 +405,26 @@ ABSENT: dict[str, str] = {
     for word in words
 }  # fmt: skip
 # Words of other systems for a kind of block or a value → their path, and the hint. They are not misspellings.
-WORDS: dict[str, Other] = {
-    "mha": Other("model.attention", "write `attention gqa { … }` with `kv_heads = heads`", "model.attention.gqa"),
-    "mqa": Other("model.attention", "write `attention gqa { … }` with `kv_heads = 1`", "model.attention.gqa"),
-    "kda": Other(
+WORDS: dict[str, ForeignWord] = {
+    "mha": ForeignWord("model.attention", "write `attention gqa { … }` with `kv_heads = heads`", "model.attention.gqa"),
+    "mqa": ForeignWord("model.attention", "write `attention gqa { … }` with `kv_heads = 1`", "model.attention.gqa"),
+    "kda": ForeignWord(
         "model.attention", "write `attention deltanet { … }` with `gate = channel`", "model.attention.deltanet"
     ),
-    "gdn": Other("model.attention", "write `attention deltanet { … }` with `gate = head`", "model.attention.deltanet"),
-    "adam": Other(
+    "gdn": ForeignWord(
+        "model.attention", "write `attention deltanet { … }` with `gate = head`", "model.attention.deltanet"
+    ),
+    "adam": ForeignWord(
         "train.optimizer",
         "write `optimizer adamw { … }`, which decays weights decoupled from the gradient",
         "train.optimizer.adamw",
     ),
-    "sgd": Other("train.optimizer", "write `optimizer adamw { … }`, or `muon`", "train.optimizer.adamw"),
-    "mlp": Other("model.layers.ffn", "write `ffn dense { … }`", "model.layers.ffn.dense"),
-    "swiglu": Other("model.layers.ffn", "write `ffn dense { … }`, which is a SwiGLU", "model.layers.ffn.dense"),
-    "fp16": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
-    "float16": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
-    "half": Other("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
+    "sgd": ForeignWord("train.optimizer", "write `optimizer adamw { … }`, or `muon`", "train.optimizer.adamw"),
+    "mlp": ForeignWord("model.layers.ffn", "write `ffn dense { … }`", "model.layers.ffn.dense"),
+    "swiglu": ForeignWord("model.layers.ffn", "write `ffn dense { … }`, which is a SwiGLU", "model.layers.ffn.dense"),
+    "fp16": ForeignWord("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
+    "float16": ForeignWord("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
+    "half": ForeignWord("precision", "write `bf16`: fp16 needs loss scaling, which does not exist here", "bf16"),
 }
 # Synonyms of words of the language.
 SYNONYMS: dict[str, str] = {
@@ -471,7 +478,7 @@ def hint_elsewhere(word: str, value: str) -> str:
         hint = entry.hint.replace("{}", value)
         return hint if entry.is_derived else f"in `{entry.path.rpartition('.')[0]}`, {hint}"
     paths = KEYS.get(word.lower(), ())
-    return f"here it is {listed(paths, 'or')}" if paths else ABSENT.get(word.lower(), "")
+    return f"here it is {join_as_code(paths, 'or')}" if paths else ABSENT.get(word.lower(), "")
 
 
 def word_hint_at(word: str, path: str) -> str:

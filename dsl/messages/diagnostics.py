@@ -72,7 +72,7 @@ class Span:
     def text(self) -> str:
         return self.source.text[self.start : self.end]
 
-    def extended_to(self, last: Span) -> Span:
+    def extend_to(self, last: Span) -> Span:
         """The span from the start of this one to the end of the other."""
         return Span(self.source, self.start, last.end)
 
@@ -177,13 +177,13 @@ def render(item: Diagnostic) -> str:
     """Render a message as text, without a final newline and without colour."""
     spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
     margin = " " * max([len(str(span.line)) for span in spans], default=0)
-    lines = [f"{item.severity}[{item.code}]: {_clipped(item.message)}"]
+    lines = [f"{item.severity}[{item.code}]: {_printable_line(item.message)}"]
     if item.span is not None:
         lines += _quote(item.span, margin, "-->")
     if item.hint:
-        lines += _labelled("hint", item.hint, margin)
+        lines += _lines_with_label("hint", item.hint, margin)
     for note in item.notes:
-        lines += _labelled("note", note.message, margin)
+        lines += _lines_with_label("note", note.message, margin)
         lines += [f"{margin}     {row}" for row in _table(note.places)] if note.places else []
         if note.span is not None:
             lines += _quote(note.span, margin, ":::")
@@ -216,29 +216,29 @@ def _conflict(conflict: Conflict, margin: str) -> list[str]:
 
 def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
     """Rows with the position and statement of each value, or with the edit to one of `texts` if there are any."""
-    width = max(len(visible(str(span))) for span in spans)
+    width = max(len(make_visible(str(span))) for span in spans)
     rows = []
     for index, span in enumerate(spans):
-        text = f"write `{before_value(span)}{texts[index]}`" if texts else statement_of(span)
-        rows.append(f"{visible(str(span)):<{width}}  {_clipped(text)}")
+        text = f"write `{text_before_value(span)}{texts[index]}`" if texts else statement_of(span)
+        rows.append(f"{make_visible(str(span)):<{width}}  {_printable_line(text)}")
     return rows
 
 
 def statement_of(span: Span) -> str:
     """The statement of a value: `pipeline = 2`."""
-    return f"{before_value(span)}{span.text}"
+    return f"{text_before_value(span)}{span.text}"
 
 
-def before_value(span: Span) -> str:
+def text_before_value(span: Span) -> str:
     """The text before a value in its statement: `pipeline = `."""
     before = span.source.text[: span.start]
     return re.sub(r"\s+=", " =", re.split(r"[\n,{}]", before)[-1].lstrip())
 
 
-def _labelled(label: str, text: str, margin: str) -> list[str]:
+def _lines_with_label(label: str, text: str, margin: str) -> list[str]:
     first, *later_lines = text.split("\n")
     indent = " " * (len(margin) + len(label) + 5)
-    return [f"{margin} = {label}: {_clipped(first)}", *(indent + _clipped(line) for line in later_lines)]
+    return [f"{margin} = {label}: {_printable_line(first)}", *(indent + _printable_line(line) for line in later_lines)]
 
 
 def _quote(span: Span, margin: str, arrow: str) -> list[str]:
@@ -250,16 +250,16 @@ def _quote(span: Span, margin: str, arrow: str) -> list[str]:
     pad = " " * _width(line[:first])
     carets = "^" * max(1, _width(line[first:last]))
     return [
-        f"{margin}{arrow} {visible(str(span))}",
+        f"{margin}{arrow} {make_visible(str(span))}",
         f"{margin} |",
-        f"{span.line:>{len(margin)}} | {visible(line)}".rstrip(),
+        f"{span.line:>{len(margin)}} | {make_visible(line)}".rstrip(),
         f"{margin} | {pad}{carets}",
     ]
 
 
-def _clipped(text: str) -> str:
+def _printable_line(text: str) -> str:
     """A line of a message with hidden characters made visible, shortened if what it quotes is very long."""
-    return visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
+    return make_visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
 
 
 def plural(count: int, word: str) -> str:
@@ -267,7 +267,7 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
 
 
-def listed(names: Sequence[str], before_last: str = "") -> str:
+def join_as_code(names: Sequence[str], before_last: str = "") -> str:
     """Join names as code: `a`, `b` or `c`."""
     quoted = [f"`{name}`" for name in names[:MAX_LISTED]]
     if len(names) > MAX_LISTED:
@@ -275,7 +275,7 @@ def listed(names: Sequence[str], before_last: str = "") -> str:
     return f"{', '.join(quoted[:-1])} {before_last} {quoted[-1]}" if before_last and quoted[1:] else ", ".join(quoted)
 
 
-def visible(text: str) -> str:
+def make_visible(text: str) -> str:
     """Text that is safe for a terminal: without control characters and changes of direction."""
     return "".join(_glyph(character) for character in text)
 
@@ -297,6 +297,6 @@ def _glyph(character: str) -> str:
 
 def _width(text: str) -> int:
     """Columns that a terminal needs for the visible text."""
-    printed = visible(text)
+    printed = make_visible(text)
     num_wide = sum(unicodedata.east_asian_width(character) in "WF" for character in printed)
     return len(printed) + num_wide - sum(unicodedata.combining(character) > 0 for character in printed)

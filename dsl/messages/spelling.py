@@ -13,7 +13,7 @@ MAX_COMPARED = 30_000  # pairs of letters for one word: about 5 ms, reached only
 ABBREVIATION = 3  # letters of the shortest abbreviation
 
 
-def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
+def nearest_words(word: str, words: Iterable[str]) -> tuple[str, ...]:
     """Return the known words that a word may have been meant to be: one, several that are equally near, or none."""
     if not 0 < len(word) <= MAX_LETTERS:
         return ()
@@ -33,25 +33,25 @@ def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
         count = num_edits(word.lower(), name.lower())
         if count <= limit:
             distances[name] = count
-    least = min(distances.values(), default=0)
+    fewest_edits = min(distances.values(), default=0)
     completions = [name for name in names if len(word) >= ABBREVIATION and name.startswith(word)]
-    return tuple(name for name, count in distances.items() if count == least) or tuple(completions)
+    return tuple(name for name, count in distances.items() if count == fewest_edits) or tuple(completions)
 
 
 def num_edits(word: str, name: str) -> int:
     """The number of letters to insert, leave out, change or swap with their neighbour to turn one word into the
     other."""
-    before: list[int] = []
-    last = list(range(len(name) + 1))
+    row_before_last: list[int] = []
+    last_row = list(range(len(name) + 1))
     for row, letter in enumerate(word, 1):
-        new = [row]
+        new_row = [row]
         for column, name_letter in enumerate(name, 1):
-            count = min(last[column] + 1, new[column - 1] + 1, last[column - 1] + (letter != name_letter))
+            count = min(last_row[column] + 1, new_row[column - 1] + 1, last_row[column - 1] + (letter != name_letter))
             if row > 1 and column > 1 and letter == name[column - 2] and word[row - 2] == name_letter:
-                count = min(count, before[column - 2] + 1)
-            new.append(count)
-        before, last = last, new
-    return last[-1]
+                count = min(count, row_before_last[column - 2] + 1)
+            new_row.append(count)
+        row_before_last, last_row = last_row, new_row
+    return last_row[-1]
 
 
 def _have_same_digits(word: str, name: str) -> bool:

@@ -16,7 +16,7 @@ from dsl.canonical import number_text
 from dsl.facts import units
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
-from dsl.schema import Choices, Derived, LayerRange, Mtp, Node, Spec, Tile
+from dsl.schema import Choices, DerivedDefault, LayerRange, Mtp, Node, Spec, Tile
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.text.syntax import NAMED
 
@@ -140,7 +140,7 @@ def documented_path(path: str) -> str:
     )
 
 
-def related(key: BlockKey) -> tuple[str, ...]:
+def related_key_paths(key: BlockKey) -> tuple[str, ...]:
     """Paths of the keys that a rule reads together with this one."""
     plain_path, block = without_kinds(key.path), key.path.rpartition(".")[0]
     rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
@@ -236,7 +236,7 @@ def _takes_text(name: str, kind: FieldType, examples: Collection[Any]) -> str:
 
 
 def _default_text(info: FieldInfo, kind: FieldType) -> str:
-    derived = next((mark.text for mark in info.metadata if isinstance(mark, Derived)), "")
+    derived = next((mark.text for mark in info.metadata if isinstance(mark, DerivedDefault)), "")
     if derived or info.is_required():
         return derived
     if isinstance(info.default, Node):

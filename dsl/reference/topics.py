@@ -13,7 +13,7 @@ from fractions import Fraction
 from dsl.canonical import INDENT, block_lines
 from dsl.facts import units, vocabulary
 from dsl.facts.units import BINARY, COUNTS, DECIMAL, TIMES
-from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_path, keys, related, without_kinds
+from dsl.reference.keys import BlockKey, BlockKeys, blocks, documented_path, keys, related_key_paths, without_kinds
 from dsl.reference.lessons import COMMAND, Example, lesson
 from dsl.rules.codes import CODES, RETIRED
 from dsl.rules.precision import ALL_ROLES, ROLES
@@ -213,9 +213,9 @@ def _foreign_topics(word: str) -> tuple[Topic, ...]:
 def suggestions(query: str) -> tuple[str, ...]:
     """Topics that may have been meant by an unknown word."""
     folded = {name.lower(): name for name in sorted(names_of_topics(), reverse=True)}  # GiB rather than Gib
-    close = get_close_matches(query.lower(), folded, n=3, cutoff=0.6)
-    last = get_close_matches(query.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
-    return tuple(folded[name] for name in close or last)
+    close_names = get_close_matches(query.lower(), folded, n=3, cutoff=0.6)
+    close_last_parts = get_close_matches(query.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
+    return tuple(folded[name] for name in close_names or close_last_parts)
 
 
 def names_of_topics() -> frozenset[str]:
@@ -269,7 +269,7 @@ def _block_topic(block: BlockKeys, related_paths: tuple[str, ...]) -> Topic:
         (key for key in keys().values() if key.is_block and without_kinds(key.path) == without_kinds(block.path)), None
     )
     facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … {block.closing}",))]
-    facts += [("default", (_bare(block_key.default),))] if block_key and block_key.default else []
+    facts += [("default", (_remove_backquotes(block_key.default),))] if block_key and block_key.default else []
     facts += [("keys", key_lines)]
     facts += [("built in", _aligned_lines(tuple(RECIPES.items())))] if block.path == "precision" else []
     facts += [("rules", _rule_lines(block_key.codes))] if block_key and block_key.codes else []
@@ -296,15 +296,15 @@ def first_example(key: BlockKey) -> str:
 
 
 def _key_topic(key: BlockKey, related_paths: tuple[str, ...]) -> Topic:
-    facts: list[tuple[str, tuple[str, ...]]] = [("takes", (_bare(key.value),))]
-    facts += [("unit", (_bare(key.unit),))] if key.unit else []
+    facts: list[tuple[str, tuple[str, ...]]] = [("takes", (_remove_backquotes(key.value),))]
+    facts += [("unit", (_remove_backquotes(key.unit),))] if key.unit else []
     facts += [("choices", _aligned_lines(key.choices))] if key.choices else []
-    facts += [("default", (_bare(key.default) or "must be given",))]
+    facts += [("default", (_remove_backquotes(key.default) or "must be given",))]
     facts += [("override", (_override_text(key),))] if _override_text(key) else []
     facts += [("rules", _rule_lines(key.codes))] if key.codes else []
     examples = tuple(("example", text) for text in key.examples)
     phases = tuple(word.text for word in WORDS if key.path in word.see)
-    see_also = (*related_paths, *related(key)[:MAX_RELATED], *phases)
+    see_also = (*related_paths, *related_key_paths(key)[:MAX_RELATED], *phases)
     return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see_also)))
 
 
@@ -330,7 +330,7 @@ def _aligned_lines(rows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(f"{word:<{width}}  {meaning}" for word, meaning in rows)
 
 
-def _bare(text: str) -> str:
+def _remove_backquotes(text: str) -> str:
     """Text without Markdown backquotes."""
     return text.replace("`", "")
 
@@ -418,7 +418,7 @@ def text_of(topic: Topic) -> str:
     """Return a topic as plain text, without a final newline."""
     lines = [f"{topic.name}: {topic.summary}"]
     for paragraph in filter(None, topic.text.split("\n\n")):
-        lines += ["", _filled(" ".join(paragraph.split()))]
+        lines += ["", _wrap_paragraph(" ".join(paragraph.split()))]
     width = max((len(label) for label, _ in topic.facts), default=0)
     for label, values in topic.facts:
         lines += [""] if label == topic.facts[0][0] else []
@@ -427,11 +427,11 @@ def text_of(topic: Topic) -> str:
         heading = [] if index and label == topic.examples[index - 1][0] else ["", f"{label}:"]
         lines += [*heading, textwrap.indent(text, "    ")]
     if topic.see:
-        lines += ["", _filled(f"see also: {', '.join(topic.see)}")]
+        lines += ["", _wrap_paragraph(f"see also: {', '.join(topic.see)}")]
     return "\n".join(re.sub(" +$", "", line) for line in lines)
 
 
-def _filled(text: str) -> str:
+def _wrap_paragraph(text: str) -> str:
     """Wrap a paragraph, without breaking text in backquotes."""
     unbroken = re.sub(r"`[^`]{1,60}`", lambda quoted: quoted[0].replace(" ", "\xa0"), text)
     return textwrap.fill(unbroken, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")

@@ -12,11 +12,24 @@ from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED, count
 from dsl.resolve.merge import key_of, label_of, lost_keys, merge
-from dsl.resolve.values import out_of_bounds, scalar
+from dsl.resolve.values import reject_out_of_bounds, scalar
 from dsl.schema import BUILT_IN, LayerRange, Model, Node, Tile, choices
 from dsl.schema.base import FieldType, broken_bound, fields_of, keys_of
 from dsl.schema.model import MAX_LAYER
-from dsl.text.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
+from dsl.text.syntax import (
+    NAMED,
+    Attribute,
+    Block,
+    Import,
+    Let,
+    Line,
+    LostStatement,
+    Range,
+    Statement,
+    String,
+    Value,
+    Word,
+)
 
 MAX_RANGE_TEXT = 16  # characters of an invalid range such as `0 to 60` that a hint corrects
 
@@ -33,7 +46,7 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
         name = key_of(statement)
         if isinstance(statement, Let):
             context.lets.append((scope, statement))
-        if isinstance(statement, (Let, Lost)):
+        if isinstance(statement, (Let, LostStatement)):
             continue
         if name not in keys or not isinstance(statement, (Attribute, Block)):
             failed |= {_field_of(name) for name in _report_unknown(context, scope, cls, block, statement, keys)}
@@ -117,7 +130,7 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
 def _block_value(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
     kind = fields_of(cls)[name]
     if name in NAMED and not scope.path:
-        return _named_block(context, kind.nodes[0], name, statement)
+        return _resolve_named_block(context, kind.nodes[0], name, statement)
     if kind.optional and isinstance(statement, Attribute) and statement.phrase.span.text == "none":
         return None
     example = (cls.model_fields[name].examples or [f"{name} {{ … }}"])[0]
@@ -125,7 +138,7 @@ def _block_value(context: Context, scope: Scope, cls: type[Node], name: str, sta
     return node(context, scope.inner_scope(block, name), _class_of(context, scope, kind, name, block), block)
 
 
-def _named_block(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
+def _resolve_named_block(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
     """Resolve a model, cluster or precision that a run names."""
     if isinstance(statement, Block):
         hint = f"write `{kind} = name`, and put the block outside the run"
@@ -165,7 +178,7 @@ def _entries(
             entries.append(
                 node(context, entries_scope.inner_scope(item, word), entry_class, replace(item, labels=(item.key,)))
             )
-        elif not isinstance(item, Lost):
+        elif not isinstance(item, LostStatement):
             context.complain("E0204", f"`{item.span.text}` is not a {singular}", item.span, hint)
             context.failed.add(entries_scope.path)
     if not entries and not lost_keys(block) and entries_scope.path not in context.failed:
@@ -204,7 +217,7 @@ def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block:
 def _report_labels(context: Context, name: str, labels: tuple[Value, ...]) -> None:
     """Report words before the brace of a block that are neither its kind nor its name."""
     if labels:
-        span = labels[0].span.extended_to(labels[-1].span)
+        span = labels[0].span.extend_to(labels[-1].span)
         context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
 
 
@@ -242,7 +255,7 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
             ),
             None,
         )
-        merged = _merged_range(context, block, outer_range, attention)
+        merged = _merge_range(context, block, outer_range, attention)
         inner = scope.inner_scope(merged, f"layers.{index}")
         context.origins[inner.path] = block.labels[0].span if block.labels else block.head
         nodes.append(_range_node(context, inner, merged, *bounds))
@@ -250,13 +263,13 @@ def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Stat
 
 
 def _attention_of(block: Block) -> Statement | None:
-    return next(iter(block.named.get("attention", ())), None)
+    return next(iter(block.statements_by_name.get("attention", ())), None)
 
 
 def _with_mtp_attention(context: Context, block: Block) -> Block:
     """Return a model block in which the attention of `mtp` is merged over that of the model."""
     body = [
-        _merged_range(context, statement, None, _attention_of(block))
+        _merge_range(context, statement, None, _attention_of(block))
         if isinstance(statement, Block) and key_of(statement) == "mtp"
         else statement
         for statement in block.body
@@ -264,7 +277,7 @@ def _with_mtp_attention(context: Context, block: Block) -> Block:
     return replace(block, body=tuple(body))
 
 
-def _merged_range(context: Context, block: Block, outer_range: Block | None, attention: Statement | None) -> Block:
+def _merge_range(context: Context, block: Block, outer_range: Block | None, attention: Statement | None) -> Block:
     """Return a layer range or `mtp` block with inherited keys: those that a range with `by` leaves out come from
     `outer_range`, the range around it, and those of attention from the model."""
     body = [*block.body]
@@ -275,7 +288,12 @@ def _merged_range(context: Context, block: Block, outer_range: Block | None, att
             if key_of(statement) in LayerRange.KEYS and not block.has_key(key_of(statement))
         ]
         of_range = next(
-            (statement for statement in outer_range.named.get("attention", ()) if isinstance(statement, Block)), None
+            (
+                statement
+                for statement in outer_range.statements_by_name.get("attention", ())
+                if isinstance(statement, Block)
+            ),
+            None,
         )
         if of_range is not None and isinstance(attention, Block):
             attention = merge(attention, of_range, context.mistakes)
@@ -291,7 +309,7 @@ def _range_node(context: Context, scope: Scope, block: Block, first: int, last: 
     for statement in block.body:
         if isinstance(statement, Let):
             context.lets.append((scope, statement))
-        if isinstance(statement, (Let, Lost)):
+        if isinstance(statement, (Let, LostStatement)):
             continue
         key = key_of(statement)
         if key not in LayerRange.KEYS or not isinstance(statement, (Attribute, Block)):
@@ -322,7 +340,7 @@ def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
     stride = count(context, scope, stride_words[1], "layers") if has_by else 1
     if has_by and not 2 <= stride <= MAX_LAYER:
-        span, hint = label.span.extended_to(stride_words[1].span), f"write `layers {first}..{last}`"
+        span, hint = label.span.extend_to(stride_words[1].span), f"write `layers {first}..{last}`"
         raise context.reject("E0303", f"`by {stride}` is out of bounds: at least 2 and at most {MAX_LAYER}", span, hint)
     return first, last, stride
 
@@ -333,7 +351,7 @@ def _reject_range(context: Context, block: Block) -> RejectedError:
         return context.reject(
             "E0205", "`layers` needs one range", block.head, "write `layers 0..2 { … }`, both included"
         )
-    span = block.labels[0].span.extended_to(block.labels[-1].span)
+    span = block.labels[0].span.extend_to(block.labels[-1].span)
     numbers = [int(digits) for digits in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
     plain = 1 <= len(numbers) <= 2 and numbers == sorted(numbers) and len(span.text) <= MAX_RANGE_TEXT
     hint = f"write `layers {numbers[0]}..{numbers[-1]}`" if plain else "write `layers 0..2 { … }`, both included"
@@ -350,7 +368,7 @@ def _report_unknown(
     count as given."""
     owner = block.key.text
     if isinstance(statement, Line):
-        value = statement.items[0].span.extended_to(statement.items[-1].span).text if statement.items else "…"
+        value = statement.items[0].span.extend_to(statement.items[-1].span).text if statement.items else "…"
         hint = f"write `{statement.head.text} = {value}`"
         context.complain("E0204", f"`{statement.span.text}` is not `key = value`", statement.span, hint)
         return {statement.head.text} & set(keys)
@@ -361,11 +379,11 @@ def _report_unknown(
     if len(context.mistakes) >= MAX_HINTED:
         context.complain("E0201", message, word.span)
         return set()
-    from dsl.resolve.meant import key_meant  # imported only to explain a mistake
+    from dsl.resolve.meant import guess_key  # imported only to explain a mistake
 
-    intended, hint, notes = key_meant(scope.path, cls, block, statement, keys)
+    intended, hint, notes = guess_key(scope.path, cls, block, statement, keys)
     if isinstance(statement, Block) and len(intended) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *intended):
-        context.respelled[word.span] = next(iter(intended))
+        context.key_corrections[word.span] = next(iter(intended))
     context.complain("E0201", message, word.span, hint, notes)
     return {key for key in intended if not block.has_key(key)}
 
@@ -377,7 +395,7 @@ def _takes_block(cls: type[Node], key: str) -> bool:
 
 def _report_missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:
     """Report missing required keys, unless a statement that could not be read may have given them."""
-    if not names or any(isinstance(statement, (Lost, Import)) for statement in block.body):
+    if not names or any(isinstance(statement, (LostStatement, Import)) for statement in block.body):
         return
     edits = []
     for name in names:
@@ -404,7 +422,7 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
             bound = ("least", bound[1]) if isinstance(value, tuple) else bound
             failed.add(name)
             span = context.origins[scope.path_of(name)]
-            out_of_bounds(context, f"{name} = {span.text}", span, fields_of(cls)[name].unit, *bound)
+            reject_out_of_bounds(context, f"{name} = {span.text}", span, fields_of(cls)[name].unit, *bound)
     context.failed |= {scope.path_of(name) for name in failed}
     return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
 

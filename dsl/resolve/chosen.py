@@ -19,9 +19,9 @@ def find(folder: str | Path = ".") -> Path:
     if len(specs) == 1:
         return specs[0]
     if specs:
-        listed = ", ".join(str(path) for path in specs)
+        names_text = ", ".join(str(path) for path in specs)
         raise SpecError(
-            [Diagnostic("E0404", f"there are several specs here: {listed}", hint=f"name one: `{specs[0]}`")]
+            [Diagnostic("E0404", f"there are several specs here: {names_text}", hint=f"name one: `{specs[0]}`")]
         )
     message = "there is no spec here: a .dsc file with a run block"
     raise SpecError(
@@ -84,8 +84,8 @@ def choose(definitions: Definitions, file: str, run: str | None) -> str:
     if len(runs) == 1:
         return runs[0]
     if runs:
-        listed = ", ".join(f"`{file}:{name}`" for name in runs)
-        definitions.complain("E0404", f"{file} has several runs", None, f"name one: {listed}")
+        names_text = ", ".join(f"`{file}:{name}`" for name in runs)
+        definitions.complain("E0404", f"{file} has several runs", None, f"name one: {names_text}")
     elif not definitions.broken and not definitions.damaged:
         hint = "add `run pretrain { model = …, cluster = … }`"
         definitions.complain("E0404", f"{file} has no run block", None, hint)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dsl.closed_forms.ramp import Size
 from dsl.facts.units import Quantity
-from dsl.messages.diagnostics import Diagnostic, Note, Span, listed
+from dsl.messages.diagnostics import Diagnostic, Note, Span, join_as_code
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
 from dsl.schema import BUILT_IN, Node, PhaseWithin, Tile
@@ -60,7 +60,9 @@ class Context:
     phrases: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases; None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
     uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → its definition, for editors
-    respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → the key that was meant
+    key_corrections: dict[Span, str] = field(
+        default_factory=dict
+    )  # the misspelt key of a block → the key that was meant
     lets: list[tuple[Scope, Let]] = field(default_factory=list)  # lets in the blocks that were resolved
     chosen: Mapping[str, Any] = field(default_factory=dict)  # path → chosen value of a key that is `auto`
     opened: dict[str, Span] = field(default_factory=dict)  # path → position of an `auto` without a chosen value
@@ -79,7 +81,7 @@ class Context:
         self.complain(code, message, span, hint, notes)
         return RejectedError()
 
-    def silent(self) -> Context:
+    def silent_copy(self) -> Context:
         """A copy of the context whose mistakes are dropped, to peek at a value that is reported on elsewhere."""
         return replace(
             self,
@@ -91,7 +93,7 @@ class Context:
             phrases={},
             circular=set(),
             extended=dict(self.extended),
-            respelled={},
+            key_corrections={},
             lets=[],
         )
 
@@ -153,23 +155,23 @@ def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     """Hint for an unknown word: the word that was probably meant, or a list of the known ones."""
     from dsl.facts.vocabulary import SYNONYMS
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
     names = sorted(set(words))
     synonym = SYNONYMS.get(word.lower().replace("-", "_"))
     if synonym in names:
         return f"did you mean `{synonym}`?"
-    close = nearest(word, names)
-    if close:
-        return f"did you mean {listed(close, 'or')}?"
+    close_words = nearest_words(word, names)
+    if close_words:
+        return f"did you mean {join_as_code(close_words, 'or')}?"
     if len(names) == 1:
         return f"write `{names[0]}`"
     if not names:
         return f"define or import a {kind}" if kind else ""
-    return f"one of {listed(names)}"
+    return f"one of {join_as_code(names)}"
 
 
-def inside_out(scope: Scope) -> Iterator[tuple[Block, Scope]]:
+def enclosing_blocks(scope: Scope) -> Iterator[tuple[Block, Scope]]:
     """Yield the blocks around an expression, innermost first, each with the scope of its own keys."""
     parts = scope.path.split(".") if scope.path else []
     for index in range(len(scope.blocks) - 1, -1, -1):

@@ -17,7 +17,7 @@ from dsl.messages.diagnostics import Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import STEP, TOKEN, convert, phrase, whole_number
 from dsl.resolve.merge import key_of, lost_keys
-from dsl.schema import Batch, Device, More, Node, Parallel, PhaseWithin, ScheduleBlock, Sm, Spec, StoredUnit, Train
+from dsl.schema import Batch, Device, MoreNodes, Node, Parallel, PhaseWithin, ScheduleBlock, Sm, Spec, StoredUnit, Train
 from dsl.schema.base import MAX_TOKENS, broken_bound, fields_of
 from dsl.schema.parallel import MAX_DEGREE
 from dsl.text.syntax import Attribute, Block, Word
@@ -28,7 +28,7 @@ def peek(context: Context, path: str) -> Any:
 
     Raises RejectedError if there is none, or if it is out of bounds.
     """
-    silent = context.silent()
+    silent = context.silent_copy()
     *parents, name = path.split(".")
     cls: type[Node] = Spec
     scope = Scope((context.run,))
@@ -84,7 +84,7 @@ def _positive_number(context: Context, path: str) -> int:
     return value
 
 
-def _devices_of_more(block: More | None) -> int:
+def _devices_of_more(block: MoreNodes | None) -> int:
     """The number of devices in `cluster.more`. Raises RejectedError if a part of it could not be read."""
     if block is None:
         return 0
@@ -112,8 +112,12 @@ def data_degree(context: Context, span: Span | None = None) -> int:
     of_split = "".join(f" · {name} {degree:,}" for name, degree in split.items())
     message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_split}"
     possible = (count for count in range(1, min(pipeline, world) + 1) if world % (count * prod(splits)) == 0)
-    near = max(possible, default=0)
-    hint = f"write `pipeline = {near}`" if near else " and ".join(f"write `{name} = 1`" for name in split)
+    nearest_pipeline = max(possible, default=0)
+    hint = (
+        f"write `pipeline = {nearest_pipeline}`"
+        if nearest_pipeline
+        else " and ".join(f"write `{name} = 1`" for name in split)
+    )
     raise context.reject("E0801", message, place, hint)
 
 
@@ -150,9 +154,9 @@ def communicating_sms(context: Context) -> int:
         exchanges_rows = any(peek(context, f"parallel.{axis}") > 1 for axis in axes)
         if not shards_state and not (exchanges_rows and facts_of(peek(context, "schedule.name")).overlaps):
             return 0
-        sms, further = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
-        while further is not None:
-            sms, further = [*sms, further.node.device.sms], further.more
+        sms, more_nodes = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
+        while more_nodes is not None:
+            sms, more_nodes = [*sms, more_nodes.node.device.sms], more_nodes.more
     except (RejectedError, AttributeError):
         return 0
     return 0 if None in sms else min(sms) * 20 // 132
@@ -184,9 +188,11 @@ def ramp_of(context: Context) -> ramps.Ramp | None:
     """The batch ramp of the whole run, including earlier phases; None if a value that it needs has failed."""
     ramp = own_ramp(context)
     try:
-        within: PhaseWithin | None = peek(context, "train.within")
+        place_in_run: PhaseWithin | None = peek(context, "train.within")
         return ramp and (
-            ramp.preceded_by(context.earlier_sizes, within.first_step, within.first_token) if within else ramp
+            ramp.with_earlier_sizes(context.earlier_sizes, place_in_run.first_step, place_in_run.first_token)
+            if place_in_run
+            else ramp
         )
     except (RejectedError, AttributeError):  # AttributeError: a part of `within` has failed
         return None
@@ -235,7 +241,7 @@ def total_tokens(context: Context) -> int | None:
     for statement in train.body:
         if key_of(statement) not in ("tokens", "steps") or not isinstance(statement, Attribute):
             continue
-        silent, scope = context.silent(), Scope((context.run, train), "train")
+        silent, scope = context.silent_copy(), Scope((context.run, train), "train")
         try:
             quantity = phrase(silent, scope, statement.phrase)
             if key_of(statement) == "steps" or quantity.dimension == STEP:

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from dsl.facts import units
 from dsl.facts.units import PLAIN, Dimension, Quantity, dimension_words
-from dsl.messages.diagnostics import Note, Span, listed
-from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
+from dsl.messages.diagnostics import Note, Span, join_as_code
+from dsl.resolve.context import Context, RejectedError, Scope, enclosing_blocks, suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import StoredUnit
 from dsl.text.parser import MAX_DEPTH, MAX_NUMBER
 from dsl.text.syntax import (
     ALTERNATIVES,
     Attribute,
-    Binary,
+    BinaryOperation,
     Block,
     Let,
-    Negate,
+    Negation,
     Number,
     Phrase,
     Range,
@@ -52,7 +52,7 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     key = (written.span, scope.path)
     if context.depth >= MAX_DEPTH and key not in context.phrases:
         context.phrases[key] = None
-        raise _too_deep(context, written.span)
+        raise _reject_depth(context, written.span)
     if written.span in context.active:
         if not context.circular.intersection(context.active):
             context.circular.update(context.active)
@@ -64,7 +64,7 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
         context.active.append(written.span)
         context.phrases[key] = None  # until evaluation succeeds, so that a mistake is reported once
         try:
-            result, trailing = leading(context, scope, written.items)
+            result, trailing = read_leading_quantity(context, scope, written.items)
             if trailing:
                 raise _reject_trailing(context, written.items, trailing)
             context.phrases[key] = result
@@ -78,11 +78,11 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
 
 def _reject_trailing(context: Context, items: tuple[Value, ...], trailing: tuple[Value, ...]) -> RejectedError:
     """Reject items after a number. If they contain further numbers, the hint cannot know which one is meant."""
-    span = trailing[0].span.extended_to(trailing[-1].span)
-    text = items[0].span.extended_to(span).text
+    span = trailing[0].span.extend_to(trailing[-1].span)
+    text = items[0].span.extend_to(span).text
     words = [word for word in re.findall(r"[A-Za-z_]+", text, re.ASCII) if word in units.WORDS]
     hint = "write one number" if re.search(r"[0-9]", span.text) else "remove it"
-    if words and isinstance(items[1], Binary):  # `5 steps + 3 steps`
+    if words and isinstance(items[1], BinaryOperation):  # `5 steps + 3 steps`
         bare = " ".join(re.sub(rf"\b({'|'.join(units.WORDS)})\b", " ", text).split())
         has_one_unit = len({units.WORDS[word] for word in words}) == 1
         hint = (
@@ -93,31 +93,31 @@ def _reject_trailing(context: Context, items: tuple[Value, ...], trailing: tuple
     return context.reject("E0302", f"`{span.text}` is not part of a number", span, hint)
 
 
-class Leading(NamedTuple):
+class LeadingQuantity(NamedTuple):
     """The quantity at the head of some items, with its unit word if it has one, and the other items."""
 
     quantity: Quantity
     trailing: tuple[Value, ...]
 
 
-def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> Leading:
+def read_leading_quantity(context: Context, scope: Scope, items: tuple[Value, ...]) -> LeadingQuantity:
     """Read the quantity at the head of some items. Raises RejectedError if there is none."""
     quantity, trailing = number(context, scope, items[0]), items[1:]
     if trailing and isinstance(trailing[0], Word) and trailing[0].text in units.WORDS:
         if quantity.dimension != PLAIN:
             message = f"`{items[0].span.text}` already has a unit: {dimension_words(quantity.dimension)}"
             raise context.reject("E0301", message, trailing[0].span, f"remove `{trailing[0].text}`")
-        return Leading(Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:])
+        return LeadingQuantity(Quantity(quantity.value, ((units.WORDS[trailing[0].text], 1),)), trailing[1:])
     if trailing and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
         _check_unit_space(context, items[0], trailing)
-    return Leading(quantity, trailing)
+    return LeadingQuantity(quantity, trailing)
 
 
 def _check_unit_space(context: Context, count: Number, trailing: tuple[Value, ...]) -> None:
     """Reject `80 GB`: only unit words such as `tokens` may follow a space."""
     suffix = "".join(trailing[0].span.text.split())
-    if isinstance(trailing[0], (Word, Binary)) and suffix and units.unit(suffix) is not None:
-        span = count.span.extended_to(trailing[0].span)
+    if isinstance(trailing[0], (Word, BinaryOperation)) and suffix and units.unit(suffix) is not None:
+        span = count.span.extend_to(trailing[0].span)
         message = f"there is a space before the unit `{suffix}`"
         raise context.reject("E0301", message, span, f"write `{count.text}{suffix}`")
 
@@ -125,7 +125,7 @@ def _check_unit_space(context: Context, count: Number, trailing: tuple[Value, ..
 def number(context: Context, scope: Scope, value: Value) -> Quantity:
     """Evaluate one expression."""
     if context.depth >= MAX_DEPTH + MAX_DEPTH // 2:
-        raise _too_deep(context, value.span)
+        raise _reject_depth(context, value.span)
     context.depth += 1
     try:
         return _number(context, scope, value)
@@ -133,7 +133,7 @@ def number(context: Context, scope: Scope, value: Value) -> Quantity:
         context.depth -= 1
 
 
-def _too_deep(context: Context, span: Span) -> RejectedError:
+def _reject_depth(context: Context, span: Span) -> RejectedError:
     message = f"this value has more than {MAX_DEPTH} nested references and brackets"
     return context.reject("E0103", message, span, "write a number")
 
@@ -142,29 +142,29 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
     if isinstance(value, Number):
         quantity = units.quantity(value.text)
         if quantity is None:
-            raise context.reject("E0301", *no_unit(value))
+            raise context.reject("E0301", *unknown_unit_message(value))
         if quantity.value > LARGEST:
             raise context.reject("E0303", "this number is too large", value.span, "use a smaller number")
         return quantity
     if isinstance(value, Word):
         return _reference(context, scope, value)
-    if isinstance(value, Negate):
+    if isinstance(value, Negation):
         inner = number(context, scope, value.operand)
         return Quantity(-inner.value, inner.dimension)
-    if isinstance(value, Binary):
+    if isinstance(value, BinaryOperation):
         return _binary(context, scope, value)
-    hint = _unquoted_hint(value.value) if isinstance(value, String) else "write a number"
+    hint = _quoted_number_hint(value.value) if isinstance(value, String) else "write a number"
     raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, hint)
 
 
-def _unquoted_hint(text: str) -> str:
+def _quoted_number_hint(text: str) -> str:
     """Hint for a number in quotes."""
     plain = text.strip()
     is_number = len(plain) <= MAX_NUMBER and units.NUMBER.fullmatch(plain) and units.quantity(plain) is not None
     return f"write `{plain}`" if is_number or plain == "auto" else "write a number"
 
 
-def no_unit(number: Number) -> tuple[str, Span, str]:
+def unknown_unit_message(number: Number) -> tuple[str, Span, str]:
     """(message, position, hint) for a number with an unknown unit."""
     suffix = units.split(number.text)[1]
     return f"there is no unit `{suffix}`", number.span, _unit_hint(number.text, suffix)
@@ -217,19 +217,19 @@ def _unit_hint(text: str, suffix: str) -> str:
     suffixes = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
     suffixes += ["steps", "bytes", "K", "M", "B", "T", "%"]
     matches = [name for name in suffixes if name.lower() == suffix.lower()]
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
     number = text.removesuffix(suffix)
-    close = matches[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
-    if close:
-        return f"did you mean {listed([f'{number}{name}' for name in close], 'or')}?"
-    return f"one of {listed(suffixes)}"
+    close_suffixes = matches[:1] or [name for name in nearest_words(suffix, suffixes) if name not in units.WORDS]
+    if close_suffixes:
+        return f"did you mean {join_as_code([f'{number}{name}' for name in close_suffixes], 'or')}?"
+    return f"one of {join_as_code(suffixes)}"
 
 
-def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
+def _binary(context: Context, scope: Scope, value: BinaryOperation) -> Quantity:
     """Evaluate arithmetic from left to right. All operands are evaluated first, to report the mistakes in each."""
     chain = [value]
-    while isinstance(chain[-1].left, Binary):
+    while isinstance(chain[-1].left, BinaryOperation):
         chain.append(chain[-1].left)
     operands = [chain[-1].left, *(operation.right for operation in reversed(chain))]
     quantities: list[Quantity | None] = []
@@ -247,7 +247,7 @@ def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
     return result
 
 
-def _result_of(context: Context, value: Binary, left: Quantity, right: Quantity) -> Quantity:
+def _result_of(context: Context, value: BinaryOperation, left: Quantity, right: Quantity) -> Quantity:
     dimension = left.dimension
     if value.operator in "+-":
         if left.dimension != right.dimension:
@@ -298,7 +298,10 @@ def whole_number(context: Context, value: Fraction, span: Span, noun: str) -> in
 def count(context: Context, scope: Scope, value: Value, key: str) -> int:
     """Evaluate a whole number without a unit."""
     return whole_number(
-        context, convert(context, leading(context, scope, (value,)).quantity, None, key, value.span), value.span, key
+        context,
+        convert(context, read_leading_quantity(context, scope, (value,)).quantity, None, key, value.span),
+        value.span,
+        key,
     )
 
 
@@ -307,7 +310,7 @@ def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
     ranges = [statement for statement in block.body if isinstance(statement, Block) and key_of(statement) == "layers"]
     if block.head in context.active:  # a bound of a range refers to a range
         return ranges
-    silent = replace(context.silent(), active=[*context.active, block.head])
+    silent = replace(context.silent_copy(), active=[*context.active, block.head])
     with_bounds: list[tuple[tuple[int, ...], Block]] = []
     for layer_range in ranges:
         label = layer_range.labels[0] if layer_range.labels else None
@@ -327,8 +330,8 @@ def is_value(context: Context, scope: Scope, word: Word) -> bool:
 
 def _definition_of(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
     first, *parts = word.text.split(".")
-    for block, place in inside_out(scope):
-        for statement in block.named.get(first, ()):
+    for block, place in enclosing_blocks(scope):
+        for statement in block.statements_by_name.get(first, ()):
             if isinstance(statement, Let):
                 if not parts:
                     return statement, place
@@ -354,7 +357,7 @@ def _find_in_block(
             if layer_range
             else None
         )
-    for statement in block.named.get(parts[0], ()) if parts else ():
+    for statement in block.statements_by_name.get(parts[0], ()) if parts else ():
         if not isinstance(statement, Let):
             return _find_in_statement(context, statement, place, parts[1:])
     return None
@@ -376,9 +379,9 @@ def _find_in_statement(
 
 
 def _name_hint(context: Context, scope: Scope, name: str) -> str:
-    close = suggest(name, _names(context, scope, name) if len(context.mistakes) < MAX_HINTED else ())
-    if close.startswith("did"):
-        return close
+    suggestion = suggest(name, _names(context, scope, name) if len(context.mistakes) < MAX_HINTED else ())
+    if suggestion.startswith("did"):
+        return suggestion
     return "write a number, or the name of one" if "." in name else f"write a number, or define it: `let {name} = …`"
 
 
@@ -386,20 +389,20 @@ def _names(context: Context, scope: Scope, name: str) -> set[str]:
     """Candidates for a misspelt name; of dotted names, those that are similar in every part."""
     outer = scope.blocks[0] if scope.blocks else None
     if "." in name:
-        below = islice(_dotted_names(context, outer), MAX_PATHS) if outer is not None else ()
-        return {path for path in below if _is_near(name.split("."), path.split("."))}
+        dotted_names = islice(_dotted_names(context, outer), MAX_PATHS) if outer is not None else ()
+        return {path for path in dotted_names if _is_near(name.split("."), path.split("."))}
     names = set(context.definitions.lets)
-    for block, _ in inside_out(scope):
+    for block, _ in enclosing_blocks(scope):
         names |= {statement.name.text for statement in block.body if isinstance(statement, Let)}
         names |= {key_of(statement) for statement in block.body if isinstance(statement, Attribute)}
     return names
 
 
 def _is_near(parts: Sequence[str], other_parts: Sequence[str]) -> bool:
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
     different = [pair for pair in zip(parts, other_parts, strict=False) if pair[0] != pair[1]]
-    return len(parts) == len(other_parts) and all(nearest(part, (other_part,)) for part, other_part in different)
+    return len(parts) == len(other_parts) and all(nearest_words(part, (other_part,)) for part, other_part in different)
 
 
 def _dotted_names(context: Context, outer: Block) -> Iterator[str]:
@@ -428,6 +431,6 @@ def _named_blocks(context: Context, run: Block) -> Iterator[tuple[str, Sequence[
         kind = statement.key.text if isinstance(statement, Attribute) else ""
         if isinstance(target, Word) and (kind, target.text) in context.definitions.blocks:
             try:
-                yield kind, context.silent().block(kind, target.text, target.span).body
+                yield kind, context.silent_copy().block(kind, target.text, target.span).body
             except RejectedError:
                 continue

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsl.messages.diagnostics import Diagnostic, Note, Source, Span
-from dsl.resolve.exports import LET, Exports, Key, add_definition, joined_exports
-from dsl.resolve.merge import with_unique_keys
+from dsl.resolve.exports import LET, Exports, Key, add_definition, join_exports
+from dsl.resolve.merge import remove_duplicate_keys
 from dsl.text.parser import MAX_BYTES, decode, parse
-from dsl.text.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
+from dsl.text.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, LostStatement, Statement, Word
 
 RESOLVED = "spec.resolved"  # the spec in the folder of a build or run
 MAX_FILES = 64
@@ -102,7 +102,7 @@ def collect(path: str, reader: Reader = read) -> Definitions:
         definitions.mistakes += mistakes
         definitions.broken = True
         return definitions
-    document = _parsed(definitions, source)
+    document = _parse_source(definitions, source)
     real = os.path.realpath(path)
     exports = _exports_of(definitions, document, reader, "", {real: None})
     for (kind, name), defined in exports.items():
@@ -116,7 +116,7 @@ def collect(path: str, reader: Reader = read) -> Definitions:
     return definitions
 
 
-def _parsed(definitions: Definitions, source: Source) -> Document:
+def _parse_source(definitions: Definitions, source: Source) -> Document:
     parsed = parse(source)
     definitions.mistakes += parsed.diagnostics
     definitions.broken = definitions.broken or parsed.broken
@@ -129,20 +129,20 @@ def _parsed(definitions: Definitions, source: Source) -> Document:
         return Document(source, ())
     if parsed.broken:
         return Document(source, ())
-    return Document(source, tuple(_with_corrected_kind(definitions, statement) for statement in parsed.document.body))
+    return Document(source, tuple(_correct_kind(definitions, statement) for statement in parsed.document.body))
 
 
-def _with_corrected_kind(definitions: Definitions, statement: Statement) -> Statement:
+def _correct_kind(definitions: Definitions, statement: Statement) -> Statement:
     """Return a statement, with the kind that was meant if it is a block of a misspelt kind."""
     if not isinstance(statement, Block) or statement.key.text in KINDS:
         return statement
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
-    kind, close = statement.key, nearest(statement.key.text, KINDS)
-    if len(close) != 1:
+    kind, close_kinds = statement.key, nearest_words(statement.key.text, KINDS)
+    if len(close_kinds) != 1:
         return statement
-    definitions.complain("E0201", f"a file has no block `{kind.text}`", kind.span, f"did you mean `{close[0]}`?")
-    return replace(statement, key=Word(close[0], kind.span))
+    definitions.complain("E0201", f"a file has no block `{kind.text}`", kind.span, f"did you mean `{close_kinds[0]}`?")
+    return replace(statement, key=Word(close_kinds[0], kind.span))
 
 
 # Real path of a file → its exports; None while its imports are being read.
@@ -152,16 +152,16 @@ Visited = dict[str, Exports | None]
 def _exports_of(definitions: Definitions, document: Document, reader: Reader, folder: str, visited: Visited) -> Exports:
     """Collect the exports of a file. `folder` is its folder, relative to that of the first file."""
     imports = [
-        (statement, _imported_exports(definitions, document, statement, reader, folder, visited))
+        (statement, _exports_of_import(definitions, document, statement, reader, folder, visited))
         for statement in document.body
         if isinstance(statement, Import)
     ]
     defined: dict[Key, Block | Let] = {}
     for statement in document.body:
         if isinstance(statement, Block):
-            key = _checked_name(definitions, statement)
+            key = _check_block_name(definitions, statement)
             if key is not None:
-                block = with_unique_keys(statement, definitions.mistakes)
+                block = remove_duplicate_keys(statement, definitions.mistakes)
                 if key in defined:
                     _report_duplicate(definitions, f"{key[0]} {key[1]}", statement.head, defined[key].span)
                 defined.setdefault(key, block)
@@ -172,13 +172,13 @@ def _exports_of(definitions: Definitions, document: Document, reader: Reader, fo
             defined[key] = statement
         elif not isinstance(statement, Import):
             _report_stray(definitions, statement)
-    exports = joined_exports(imports, defined, definitions.mistakes)
+    exports = join_exports(imports, defined, definitions.mistakes)
     for key, definition in defined.items():
         add_definition(exports, key, definition, definitions.mistakes)
     return exports
 
 
-def _imported_exports(
+def _exports_of_import(
     definitions: Definitions, document: Document, statement: Import, reader: Reader, folder: str, visited: Visited
 ) -> Exports:
     """Return the exports of an imported file; nothing if it cannot be read, which is reported."""
@@ -227,7 +227,7 @@ def _imported_exports(
     inner = str(Path(folder, written).parent)
     definitions.folders.setdefault(source.name, inner)
     visited[real] = None
-    exports = _exports_of(definitions, _parsed(definitions, source), reader, inner, visited)
+    exports = _exports_of(definitions, _parse_source(definitions, source), reader, inner, visited)
     visited[real] = exports
     return exports
 
@@ -238,9 +238,9 @@ def _missing_import_hint(path: str, written: str) -> str:
     if Path(path).exists():  # then no other file was meant
         return "" if Path(path).is_file() else "import a regular file"
     names = sorted(entry.name for entry in folder.glob("*.dsc") if entry.is_file()) if folder.is_dir() else []
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
-    close = nearest(Path(path).stem, (name.removesuffix(".dsc") for name in names[:MAX_BESIDE]))
+    close = nearest_words(Path(path).stem, (name.removesuffix(".dsc") for name in names[:MAX_BESIDE]))
     if len(close) == 1:
         return f'write `import "{written.removesuffix(Path(path).name)}{close[0]}.dsc"`'
     names = names[:8]
@@ -252,7 +252,7 @@ def _kind_and_name(block: Block) -> tuple[str, str]:
     return block.key.text, getattr(label, "text", "")
 
 
-def _checked_name(definitions: Definitions, block: Block) -> tuple[str, str] | None:
+def _check_block_name(definitions: Definitions, block: Block) -> tuple[str, str] | None:
     """Return (kind, name) of a top-level block; None after reporting that it has no valid ones."""
     kind, name = _kind_and_name(block)
     if kind not in KINDS:
@@ -265,7 +265,7 @@ def _checked_name(definitions: Definitions, block: Block) -> tuple[str, str] | N
         definitions.complain("E0202", f"precision `{name}` is built in and cannot be changed", block.head, hint)
         return None
     if not (is_run_name(name) if kind == "run" else name.isidentifier()):
-        written = block.labels[0].span.extended_to(block.labels[-1].span).text if block.labels else ""
+        written = block.labels[0].span.extend_to(block.labels[-1].span).text if block.labels else ""
         label = "_".join(re.findall(r"[A-Za-z0-9_]+", written[:64], re.ASCII))
         proposed = label if label.isidentifier() else f"my_{kind}"
         definitions.complain("E0205", f"a {kind} needs one name", block.head, f"write `{kind} {proposed} {{ … }}`")
@@ -293,7 +293,7 @@ def _report_duplicate(definitions: Definitions, name: str, span: Span, first: Sp
 
 
 def _report_stray(definitions: Definitions, statement: Statement) -> None:
-    if isinstance(statement, Lost):
+    if isinstance(statement, LostStatement):
         definitions.damaged = True
     elif isinstance(statement, Attribute):
         hint = f"put it into a block, or write `let {statement.key.text} = {statement.phrase.span.text}`"

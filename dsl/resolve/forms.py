@@ -10,14 +10,25 @@ from typing import Literal
 
 from dsl.closed_forms.ramp import Ramp
 from dsl.facts.units import PLAIN, Quantity, dimension_words
-from dsl.messages.diagnostics import Span, listed
+from dsl.messages.diagnostics import Span, join_as_code
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase, whole_number
+from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, phrase, read_leading_quantity, whole_number
 from dsl.resolve.merge import key_of
 from dsl.resolve.values import string
 from dsl.schema import Batch, Phase, RatePhase, StoredUnit, TrainTokenizer
 from dsl.schema.base import MAX_TOKENS
-from dsl.text.syntax import Attribute, Binary, Block, FunctionCall, Line, Lost, Negate, Phrase, Value, Word
+from dsl.text.syntax import (
+    Attribute,
+    BinaryOperation,
+    Block,
+    FunctionCall,
+    Line,
+    LostStatement,
+    Negation,
+    Phrase,
+    Value,
+    Word,
+)
 
 Shape = Literal["linear", "constant", "cosine"]
 SHAPES: dict[str, Shape] = {"warmup": "linear", "linear": "linear", "constant": "constant", "cosine": "cosine"}
@@ -44,7 +55,7 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
 
 def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
     """Resolve `0.001 until 14.3T tokens then 0`."""
-    key, items = statement.key.text, _with_signs(statement.phrase.items, ("until", "then"))
+    key, items = statement.key.text, _split_negative_numbers(statement.phrase.items, ("until", "then"))
     resolved: list[Phase] = []
     while True:
         value = _phase_value(context, scope, items[0], key)
@@ -69,8 +80,8 @@ def _phase_end(
     hint = f"write `{key} = 0.3 until 10T tokens then 0.1`"
     if not _is_word(items[0], "until") or len(items) < 2:
         raise context.reject("E0703", f"`{items[0].span.text}` where `until` was expected", items[0].span, hint)
-    quantity, after = leading(context, scope, items[1:])
-    span = items[1].span.extended_to(items[-len(after) - 1].span)
+    quantity, after = read_leading_quantity(context, scope, items[1:])
+    span = items[1].span.extend_to(items[-len(after) - 1].span)
     if not after:
         message = f"the last phase of `{key}` has an end"
         raise context.reject("E0703", message, whole_phrase.span, "add the value that follows: `… then 0`")
@@ -92,7 +103,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         key = key_of(entry)
         if key not in ("from", "to", "over") or not isinstance(entry, Attribute):
             span = entry.key.span if isinstance(entry, (Attribute, Block)) else entry.span
-            if not isinstance(entry, Lost):
+            if not isinstance(entry, LostStatement):
                 free = {"from", "to", "over"} - {key_of(sibling) for sibling in statement.body}
                 context.complain(
                     "E0201",
@@ -142,7 +153,7 @@ def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | Tra
         message = f"`{value.span.text}` is not a tokenizer"
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
     argument = value.arguments[0]
-    vocab = convert(context, leading(context, scope, (argument,)).quantity, None, "train", argument.span)
+    vocab = convert(context, read_leading_quantity(context, scope, (argument,)).quantity, None, "train", argument.span)
     size = whole_number(context, vocab, argument.span, "entries")
     if not 257 <= size <= 16_777_216:
         message = f"a vocabulary of {size:,} is out of bounds: at least 257 and at most 16,777,216"
@@ -172,7 +183,7 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     # A damaged line may change the rate, so the lines after it are not checked against it.
     leading = [*takewhile(lambda item: isinstance(item, Line), block.body)]
     for item in block.body:
-        if not isinstance(item, (Line, Lost)):
+        if not isinstance(item, (Line, LostStatement)):
             hint = "write `warmup 2000 steps to 2.2e-4`"
             context.complain(
                 "E0704", "a phase of the rate is a line such as `warmup 2000 steps to 2.2e-4`", item.span, hint
@@ -194,9 +205,11 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
         raise RejectedError
     if context.rate_begin:
         context.origins[f"{scope.path_of('rate')}.0"] = block.head
-        first = resolved[0].start
-        earlier = RatePhase.model_construct(shape="constant", start=first, end=first, end_tokens=context.rate_begin)
-        resolved.insert(0, earlier)
+        first_rate = resolved[0].start
+        earlier_phase = RatePhase.model_construct(
+            shape="constant", start=first_rate, end=first_rate, end_tokens=context.rate_begin
+        )
+        resolved.insert(0, earlier_phase)
     return tuple(resolved)
 
 
@@ -217,16 +230,16 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
         hint = suggest(line.head.text, SHAPES)
         raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
     clauses: dict[str, Clause] = {}
-    items = _with_signs(line.items, CLAUSES)
+    items = _split_negative_numbers(line.items, CLAUSES)
     while items:
         name, clause_items, first = "over", items, items[0]
         if isinstance(first, Word) and (first.text in CLAUSES or clauses or not is_value(context, scope, first)):
             name, clause_items = first.text, items[1:]
             if name not in CLAUSES or not clause_items:
-                message = f"`{name}` where one of {listed(CLAUSES)} was expected"
+                message = f"`{name}` where one of {join_as_code(CLAUSES)} was expected"
                 raise context.reject("E0704", message, first.span, _clause_hint(line, first, clause_items))
-        value, after = leading(context, scope, clause_items)
-        span = clause_items[0].span.extended_to(items[-len(after) - 1].span)
+        value, after = read_leading_quantity(context, scope, clause_items)
+        span = clause_items[0].span.extend_to(items[-len(after) - 1].span)
         if name in clauses:
             raise context.reject("E0704", f"`{name}` is given twice in one phase", span, "remove one of them")
         clauses[name] = Clause(value, span)
@@ -237,13 +250,13 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
 
 def _clause_hint(line: Line, word: Word, following: tuple[Value, ...]) -> str:
     """Hint for an unknown word: the clause that was probably meant, or the line without the word."""
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
-    close = nearest(word.text, CLAUSES)
-    if close:
-        return f"did you mean {listed(close, 'or')}?"
+    close_clauses = nearest_words(word.text, CLAUSES)
+    if close_clauses:
+        return f"did you mean {join_as_code(close_clauses, 'or')}?"
     corrected = (
-        f"{line.span.text[: word.span.start - line.span.start]}{following[0].span.extended_to(line.span).text}"
+        f"{line.span.text[: word.span.start - line.span.start]}{following[0].span.extend_to(line.span).text}"
         if following
         else ""
     )
@@ -356,14 +369,14 @@ def _end_token(
 
 
 def _phase_value(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
-    fraction = convert(context, leading(context, scope, (value,)).quantity, None, key, value.span)
+    fraction = convert(context, read_leading_quantity(context, scope, (value,)).quantity, None, key, value.span)
     if not 0 <= fraction <= 1000:
         message = f"`{value.span.text}` is out of bounds for `{key}`: at least 0 and at most 1000"
         raise context.reject("E0303", message, value.span, "write a number from 0 to 1000")
     return fraction
 
 
-def _with_signs(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
+def _split_negative_numbers(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
     """Return the items with `to -1` as a word and a negative number; the parser reads it as a difference."""
     values: list[Value] = []
     for item in items:
@@ -373,14 +386,17 @@ def _with_signs(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value
 
 
 def _word_and_negative(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:
-    if not isinstance(item, Binary):
+    if not isinstance(item, BinaryOperation):
         return None
     if isinstance(item.left, Word) and item.left.text in words and item.operator == "-":
         source = item.span.source
         sign = Span(source, source.text.index("-", item.left.span.end), item.right.span.end)
-        return item.left, Negate(item.right, sign)
+        return item.left, Negation(item.right, sign)
     inner = _word_and_negative(item.left, words)
-    return inner and (inner[0], Binary(item.operator, inner[1], item.right, inner[1].span.extended_to(item.right.span)))
+    return inner and (
+        inner[0],
+        BinaryOperation(item.operator, inner[1], item.right, inner[1].span.extend_to(item.right.span)),
+    )
 
 
 def _is_word(value: Value, word: str) -> bool:

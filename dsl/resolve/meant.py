@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dsl.facts import vocabulary
-from dsl.messages.diagnostics import OVERRIDE, Note, listed
-from dsl.messages.spelling import nearest, num_edits
+from dsl.messages.diagnostics import OVERRIDE, Note, join_as_code
+from dsl.messages.spelling import nearest_words, num_edits
 from dsl.resolve.context import suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import Mla, Node, Tile
@@ -25,7 +25,7 @@ WHY_NOT_IN_MLA: dict[str, str] = {
 }
 
 
-def key_meant(
+def guess_key(
     path: str, cls: type[Node], block: Block, statement: Attribute | Block, keys: tuple[str, ...]
 ) -> tuple[set[str], str, tuple[Note, ...]]:
     """Return (keys that count as given, hint, notes) for a statement with an unknown key in the block at a path.
@@ -33,15 +33,15 @@ def key_meant(
     Keys that the block already has are never proposed. Missing required keys are proposed before others.
     """
     word, place = statement.key.text, ".".join(part for part in path.split(".") if not part.isdigit())
-    inside = block.encloses(statement.key.span)
+    is_inside = block.encloses(statement.key.span)
     siblings = {
         key_of(sibling): sibling.key.span
         for sibling in block.body
         if isinstance(sibling, (Attribute, Block))
         and sibling.key.span.source == statement.key.span.source
-        and block.encloses(sibling.key.span) == inside
+        and block.encloses(sibling.key.span) == is_inside
     }
-    is_last = inside or statement.key.span.source.name == OVERRIDE
+    is_last = is_inside or statement.key.span.source.name == OVERRIDE
     inherited = set() if is_last else {key for key in keys if block.has_key(key)}  # keys of a parent may be overridden
     used = {*siblings, *(ALTERNATIVES.get(key, "") for key in siblings), *inherited} - {"layers"}
     free = [key for key in keys if key not in used]
@@ -54,23 +54,23 @@ def key_meant(
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
     home = _home(word, place, cls)
-    elsewhere = "" if alias else vocabulary.hint_elsewhere(word, value)
-    if elsewhere and not home:
-        return set(), elsewhere, ()
-    absent = [key for key in free if key in _required(cls) and not block.has_key(key)]
-    close = () if alias else nearest(word, absent) or nearest(word, free)
-    if len(keys) <= 2 and keys[0] in free and num_edits(word, keys[0]) == 1:  # too short for `nearest`, as `fnn`
-        close = (keys[0],)
-    if close:
-        fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
+    hint_elsewhere = "" if alias else vocabulary.hint_elsewhere(word, value)
+    if hint_elsewhere and not home:
+        return set(), hint_elsewhere, ()
+    absent = [key for key in free if key in _required_keys(cls) and not block.has_key(key)]
+    close_keys = () if alias else nearest_words(word, absent) or nearest_words(word, free)
+    if len(keys) <= 2 and keys[0] in free and num_edits(word, keys[0]) == 1:  # too short for `nearest_words`, as `fnn`
+        close_keys = (keys[0],)
+    if close_keys:
+        fitting = [key for key in close_keys if _is_block(cls, key) in (isinstance(statement, Block), None)]
         form = "value" if isinstance(statement, Block) else "block"
-        proposal = listed(fitting, "or") if fitting else f"the {form} {listed(close, 'or')}"
-        return {*close}, f"did you mean {proposal}?{f' If not, {home}' if home else ''}", ()
-    duplicate = next((key for key in (alias, *nearest(word, used & {*keys})) if key), "")
+        proposal = join_as_code(fitting, "or") if fitting else f"the {form} {join_as_code(close_keys, 'or')}"
+        return {*close_keys}, f"did you mean {proposal}?{f' If not, {home}' if home else ''}", ()
+    duplicate = next((key for key in (alias, *nearest_words(word, used & {*keys})) if key), "")
     present = duplicate if duplicate in siblings else ALTERNATIVES.get(duplicate, "")
     if present in siblings:
         return set(), f"remove it, or change `{present}`", (Note(f"`{present}` is given here", siblings[present]),)
-    return set(), home or f"`{_head(cls, block)}` takes {listed(keys, 'and')}", ()
+    return set(), home or f"`{_head(cls, block)}` takes {join_as_code(keys, 'and')}", ()
 
 
 def _is_block(cls: type[Node], key: str) -> bool | None:
@@ -89,14 +89,14 @@ def _home(key: str, place: str, cls: type[Node]) -> str:
     homes = [block for block in blocks() if any(block_key.name == key for block_key in block.keys)]
     other_kinds = [block for block in homes if without_kinds(block.path) == (block_path or "run")]
     if other_kinds:  # of another kind
-        heads = listed([block.head for block in other_kinds], "or")
+        heads = join_as_code([block.head for block in other_kinds], "or")
         reason = WHY_NOT_IN_MLA.get(key, "remove it") if cls is Mla else ""
         return (
             f"it is a key of {heads}, but this is `{_head_of_kind(other_kinds[0].head, cls)}`{reason and ', '}{reason}"
         )
     braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in homes))
     owner = ".".join(homes[0].path.split(".")[: -len(homes[0].head.split())]) if len(homes) == 1 else ""
-    return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if homes else ""
+    return f"move it into {join_as_code(braces, 'or')}{f' of `{owner}`' if owner else ''}" if homes else ""
 
 
 def _head_of_kind(head: str, cls: type[Node]) -> str:
@@ -108,7 +108,7 @@ def _head(cls: type[Node], block: Block) -> str:
     return _head_of_kind(block.key.text, cls) if "kind" in cls.model_fields else block.key.text
 
 
-def _required(cls: type[Node]) -> set[str]:
+def _required_keys(cls: type[Node]) -> set[str]:
     """The keys that a block must give."""
     names = {name for name, kind in fields_of(cls).items() if kind.required}
     return names | {ALTERNATIVES[name] for name in names if name in ALTERNATIVES}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dsl.messages.diagnostics import Diagnostic, Note, Span
-from dsl.text.syntax import ALTERNATIVES, Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
+from dsl.text.syntax import ALTERNATIVES, Attribute, Block, Import, Let, Line, LostStatement, Number, Statement, Word
 
 MAX_NOTES = 8
 EXTENDS = "extends"
@@ -31,7 +31,7 @@ def key_of(statement: Statement) -> str:
 
 def lost_keys(block: Block) -> set[str]:
     """The names in the unreadable statements of a block. Missing keys among them may have been given there."""
-    return {name for statement in block.body if isinstance(statement, Lost) for name in statement.words}
+    return {name for statement in block.body if isinstance(statement, LostStatement) for name in statement.words}
 
 
 def label_of(block: Block) -> str:
@@ -40,7 +40,7 @@ def label_of(block: Block) -> str:
     return label.text if isinstance(label, (Word, Number)) else ""
 
 
-def with_unique_keys(block: Block, mistakes: list[Diagnostic]) -> Block:
+def remove_duplicate_keys(block: Block, mistakes: list[Diagnostic]) -> Block:
     """Report keys that a body gives twice, here or in inner blocks, and return the block with only the first of each.
 
     Inner blocks cannot extend others: they inherit through the block around them.
@@ -60,20 +60,20 @@ def with_unique_keys(block: Block, mistakes: list[Diagnostic]) -> Block:
                 Diagnostic("E0202", f"`{key}` and `{alternative}` mean the same", span, "keep one of them", (note,))
             )
         else:
-            body.append(checked_inner(statement, mistakes) if isinstance(statement, Block) else statement)
+            body.append(check_inner_block(statement, mistakes) if isinstance(statement, Block) else statement)
         if key:
             spans.setdefault(key, span)
     return Block(block.key, block.labels, block.parent, tuple(body), block.head, block.end)
 
 
-def checked_inner(block: Block, mistakes: list[Diagnostic]) -> Block:
+def check_inner_block(block: Block, mistakes: list[Diagnostic]) -> Block:
     """Check an inner block and return it with unique keys; inner blocks cannot extend others."""
     if block.parent is not None:
         begin = block.head.start + block.head.text.rindex(EXTENDS, 0, block.parent.span.start - block.head.start)
         span = Span(block.head.source, begin, block.parent.span.end)
         message = f"`{block.key.text}` cannot extend a block: only a run, model, cluster or precision can"
         mistakes.append(Diagnostic("E0205", message, span, f"remove `{span.text}`"))
-    return replace(with_unique_keys(block, mistakes), parent=None)
+    return replace(remove_duplicate_keys(block, mistakes), parent=None)
 
 
 def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
@@ -116,14 +116,14 @@ def is_layer_ranges(key: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Kin:
+class _InheritableBlocks:
     """The blocks of one kind in a parent's layer ranges."""
 
     blocks: tuple[Block, ...]
     keys: frozenset[str]  # keys of all blocks
 
 
-def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
+def _ffns(parent: Block) -> dict[tuple[str, str], _InheritableBlocks]:
     """The blocks that layer ranges of a child may inherit from, by key and kind."""
     ffns: dict[tuple[str, str], list[Block]] = {}
     for layer_range in parent.body:
@@ -131,10 +131,12 @@ def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
             for item in layer_range.body:
                 if isinstance(item, Block) and item.key.text == "ffn":
                     ffns.setdefault((item.key.text, label_of(item)), []).append(item)
-    return {key: _Kin(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in ffns.items()}
+    return {
+        key: _InheritableBlocks(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in ffns.items()
+    }
 
 
-def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[Diagnostic]) -> Block:
+def _inherit(kin: Mapping[tuple[str, str], _InheritableBlocks], layers: Block, mistakes: list[Diagnostic]) -> Block:
     """Return a child's layer range whose ffn inherits missing keys from the parent's only ffn of that kind."""
     body = tuple(
         _inherit_ffn(kin[statement.key.text, label_of(statement)], statement, mistakes)
@@ -145,7 +147,7 @@ def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[
     return Block(layers.key, layers.labels, layers.parent, body, layers.head, layers.end)
 
 
-def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
+def _inherit_ffn(kin: _InheritableBlocks, ffn: Block, mistakes: list[Diagnostic]) -> Block:
     if len(kin.blocks) == 1:
         return merge(kin.blocks[0], ffn, mistakes)
     unset = sorted(kin.keys - _keys(ffn))
@@ -155,7 +157,7 @@ def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
         message = f"the missing keys of this block could be inherited from {len(kin.blocks)} blocks `{ffn.head.text}`"
         hint = f"give {names} here"
         mistakes.append(Diagnostic("E0403", message, ffn.head, hint, notes))
-        return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head, ffn.end)
+        return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, LostStatement(ffn.head)), ffn.head, ffn.end)
     return ffn
 
 

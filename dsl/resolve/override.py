@@ -16,7 +16,7 @@ from dsl.messages.diagnostics import MAX_LISTED, OVERRIDE, Source, Span
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import ranges_of
 from dsl.resolve.files import Definitions
-from dsl.resolve.merge import PHASE, checked_inner, key_of, merge
+from dsl.resolve.merge import PHASE, check_inner_block, key_of, merge
 from dsl.schema import BUILT_IN, Node, Spec
 from dsl.schema.base import fields_of, keys_of
 from dsl.text.parser import MAX_PARTS, parse
@@ -61,7 +61,7 @@ def override(context: Context, text: str) -> None:
         elif kind == PHASE:
             _set_in_phase(context, inner_keys, word, setting)
         elif kind in NAMED and inner_keys:
-            _set_named(context, kind, inner_keys, word, setting)
+            _set_in_named_block(context, kind, inner_keys, word, setting)
         else:
             context.run = _with_value(context, Scope((context.run,)), context.run, [kind, *inner_keys], word, setting)
     except RejectedError:
@@ -85,7 +85,7 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
             if parsed.diagnostics:
                 return None
             setting = _setting(word.text, parsed.document.body)
-            setting = checked_inner(setting, context.mistakes) if isinstance(setting, Block) else setting
+            setting = check_inner_block(setting, context.mistakes) if isinstance(setting, Block) else setting
         if setting is not None:
             return word, setting
     span = Span(source, 0, max(1, len(source.text)))
@@ -142,13 +142,15 @@ def _is_plain(value: str) -> bool:
 # ---------------------------------------------------------------- setting
 def _let_hint(name: str, lets: Collection[str]) -> str:
     """Hint for a name that is neither a key nor a `let`; "" if there are no lets, or if a key was probably meant."""
-    from dsl.messages.spelling import nearest  # imported only to explain a mistake
+    from dsl.messages.spelling import nearest_words  # imported only to explain a mistake
 
-    if not lets or (nearest(name, keys_of(Spec)) and not nearest(name, lets)):
+    if not lets or (nearest_words(name, keys_of(Spec)) and not nearest_words(name, lets)):
         return ""
-    close = nearest(name, lets)
-    listed = ", ".join(f"`{let_name}`" for let_name in sorted(lets)[:MAX_LISTED])
-    return f"did you mean `{close[0]}`?" if close else f"every `let` outside blocks can be set: {listed}"
+    close_names = nearest_words(name, lets)
+    names_text = ", ".join(f"`{let_name}`" for let_name in sorted(lets)[:MAX_LISTED])
+    return (
+        f"did you mean `{close_names[0]}`?" if close_names else f"every `let` outside blocks can be set: {names_text}"
+    )
 
 
 def _set_let(context: Context, word: Word, setting: Setting) -> None:
@@ -159,7 +161,7 @@ def _set_let(context: Context, word: Word, setting: Setting) -> None:
     context.definitions = replace(context.definitions, lets=lets)
 
 
-def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting: Setting) -> None:
+def _set_in_named_block(context: Context, kind: str, keys: list[str], word: Word, setting: Setting) -> None:
     """Set a key of the model, cluster or precision that the run names."""
     named = next(
         (
@@ -297,13 +299,13 @@ RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)", re.ASCII)
 CALL = re.compile(r"([a-z]+)\(([0-9]+)\)", re.ASCII)
 
 
-def edited(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
+def edit_definitions(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
     """Return definitions in which the values at the spans are replaced. Spans are unchanged."""
-    blocks = {key: _edited_block(block, edits) for key, block in definitions.blocks.items()}
+    blocks = {key: _edit_block(block, edits) for key, block in definitions.blocks.items()}
     return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
 
 
-def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tuple[str, ...]:
+def edit_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tuple[str, ...]:
     """Return the overrides of the command line with these edits applied."""
     new = {span.source.text: (span, text) for span, text in edits.items() if span.source.name == OVERRIDE}
     return tuple(
@@ -312,38 +314,38 @@ def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tup
     )
 
 
-def respelled(definitions: Definitions, names: Mapping[Span, str]) -> Definitions:
+def rename_keys(definitions: Definitions, names: Mapping[Span, str]) -> Definitions:
     """Return definitions in which the block keys at the spans are replaced."""
-    blocks = {key: _respelled(block, names) for key, block in definitions.blocks.items()}
+    blocks = {key: _rename_block_keys(block, names) for key, block in definitions.blocks.items()}
     return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
 
 
-def _respelled(block: Block, names: Mapping[Span, str]) -> Block:
+def _rename_block_keys(block: Block, names: Mapping[Span, str]) -> Block:
     key = Word(names[block.key.span], block.key.span) if block.key.span in names else block.key
     body = tuple(
-        _respelled(statement, names) if isinstance(statement, Block) else statement for statement in block.body
+        _rename_block_keys(statement, names) if isinstance(statement, Block) else statement for statement in block.body
     )
     is_same = key is block.key and all(new is old for new, old in zip(body, block.body, strict=True))
     return block if is_same else replace(block, key=key, body=body)
 
 
-def _edited_block(block: Block, edits: Mapping[Span, str]) -> Block:
+def _edit_block(block: Block, edits: Mapping[Span, str]) -> Block:
     labels = tuple(
-        _parsed_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels
+        _parse_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels
     )
-    return replace(block, labels=labels, body=tuple(_edited_statement(statement, edits) for statement in block.body))
+    return replace(block, labels=labels, body=tuple(_edit_statement(statement, edits) for statement in block.body))
 
 
-def _edited_statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
+def _edit_statement(statement: Statement, edits: Mapping[Span, str]) -> Statement:
     if isinstance(statement, Block):
-        return _edited_block(statement, edits)
+        return _edit_block(statement, edits)
     if isinstance(statement, Attribute) and statement.phrase.span in edits:
         span = statement.phrase.span
-        return replace(statement, phrase=Phrase((_parsed_value(edits[span], span),), span))
+        return replace(statement, phrase=Phrase((_parse_value(edits[span], span),), span))
     return statement
 
 
-def _parsed_value(text: str, span: Span) -> Value:
+def _parse_value(text: str, span: Span) -> Value:
     """Parse the text of an edit: a number with unit, a word, a layer range or `train(4096)`."""
     match = RANGE.fullmatch(text)
     if match is not None:

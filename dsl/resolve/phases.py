@@ -33,7 +33,7 @@ def phases_of(definitions: Definitions, run: str) -> tuple[str, ...]:
     """Names of the phases of a run: the name of the run for the first phase, then RUN.PHASE."""
     head = definitions.blocks["run", run]
     try:
-        block = Context(definitions, head, field).silent().block("run", run, head.head)
+        block = Context(definitions, head, field).silent_copy().block("run", run, head.head)
     except RejectedError:
         return (run,)
     return (run, *(f"{run}{SEPARATOR}{label_of(phase)}" for phase in _phases(block)))
@@ -99,7 +99,7 @@ def _runs(run: Block, phases: Sequence[Block], context: Context) -> Iterator[Blo
 
 def _phase_context(context: Context, run: Block, overrides: Sequence[str]) -> Context:
     """Return a silent context for one phase."""
-    silent = context.silent()
+    silent = context.silent_copy()
     silent.definitions, silent.run = replace(silent.definitions, sources=[]), run
     for text in overrides:
         override(silent, text)
@@ -120,7 +120,7 @@ def _set_position(context: Context, contexts: Sequence[Context], phases: Sequenc
             raise RejectedError
         steps = ramp.steps_for(tokens)
         truncated = replace(ramp, sizes=tuple(size for size in ramp.sizes if size.first_step < steps))
-        sizes = truncated.preceded_by(sizes, step, token).sizes
+        sizes = truncated.with_earlier_sizes(sizes, step, token).sizes
         step, token = step + steps, token + ramp.tokens_at(steps)
     context.earlier_sizes = sizes
     longest = max(peek(phase_context, "train.sequence") for phase_context in contexts)

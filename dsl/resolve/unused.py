@@ -9,20 +9,20 @@ from typing import Any, Literal, get_args, get_origin
 from dsl.facts import units
 from dsl.messages.diagnostics import Diagnostic, Span
 from dsl.resolve.context import Context, RejectedError, Scope
-from dsl.resolve.evaluate import no_unit, phrase
+from dsl.resolve.evaluate import phrase, unknown_unit_message
 from dsl.resolve.files import Definitions
 from dsl.resolve.values import TILE, let_of
 from dsl.schema import Node, Spec
 from dsl.schema.base import WORDS_AS_TEXT, fields_of
 from dsl.text.syntax import (  # fmt: skip
     Attribute,
-    Binary,
+    BinaryOperation,
     Block,
     FunctionCall,
     Let,
     Line,
     ListOf,
-    Negate,
+    Negation,
     Number,
     Range,
     Statement,
@@ -107,12 +107,12 @@ def unknown_units(definitions: Definitions, reported: Iterable[Diagnostic]) -> l
     """
     if definitions.broken:
         return []
-    wrong = [number for number in _numbers(definitions.body) if units.quantity(number.text) is None]
-    wrong = [number for number in wrong if not _is_known(number.text)][:MAX_REPORTED]
-    spans = [item.span for item in reported if item.span is not None] if wrong else []
+    unknown_numbers = [number for number in _numbers(definitions.body) if units.quantity(number.text) is None]
+    unknown_numbers = [number for number in unknown_numbers if not _is_known(number.text)][:MAX_REPORTED]
+    spans = [item.span for item in reported if item.span is not None] if unknown_numbers else []
     return [
-        Diagnostic("E0301", *no_unit(number))
-        for number in wrong
+        Diagnostic("E0301", *unknown_unit_message(number))
+        for number in unknown_numbers
         if not any(
             span.source is number.span.source and span.start <= number.span.start and number.span.end <= span.end
             for span in spans
@@ -141,7 +141,7 @@ def _numbers_in(values: Iterable[Value]) -> Iterator[Number]:
             yield from _numbers_in(value.arguments)
         elif isinstance(value, Range):
             yield from _numbers_in((value.first, value.last))
-        elif isinstance(value, Binary):
+        elif isinstance(value, BinaryOperation):
             yield from _numbers_in((value.left, value.right))
-        elif isinstance(value, Negate):
+        elif isinstance(value, Negation):
             yield from _numbers_in((value.operand,))

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from dsl.facts import units
 from dsl.facts.units import exact_text
 from dsl.messages.diagnostics import OVERRIDE, Span
-from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
+from dsl.resolve.context import Context, RejectedError, Scope, enclosing_blocks, suggest
 from dsl.resolve.evaluate import convert, number, phrase
 from dsl.schema import StoredUnit, Tile
 from dsl.schema.base import WORDS_AS_TEXT, FieldType, broken_bound
@@ -33,7 +33,7 @@ BOUNDS = {  # a bound → (rule, edit)
 MOST_PARTS = 10**6  # largest denominator of an exact number; six decimals
 
 
-def out_of_bounds(
+def reject_out_of_bounds(
     context: Context, setting: str, span: Span, unit: StoredUnit | None, bound: str, limit: int | float
 ) -> RejectedError:
     """Report a setting such as `hidden = 0` that breaks a bound of its key."""
@@ -51,18 +51,18 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     value = written.items[0]
     if kind.form == "places":
         return places(context, scope, statement)
-    if kind.form == "ranks" and isinstance(numbers := _substituted(context, scope, value, kind.types[0]), ListOf):
+    if kind.form == "ranks" and isinstance(numbers := _substitute_let(context, scope, value, kind.types[0]), ListOf):
         return _rank_numbers(context, scope, kind, statement, numbers)
     if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
         return None
     wanted = kind.types[0]
     if wanted in (int, float, Fraction):
         result = convert(context, phrase(context, scope, written), kind.unit, key, written.span)
-        return _typed(context, result, wanted, kind.unit, key, written.span)
+        return _convert_type(context, result, wanted, kind.unit, key, written.span)
     if len(written.items) > 1:
-        extra = written.items[1].span.extended_to(written.items[-1].span)
+        extra = written.items[1].span.extend_to(written.items[-1].span)
         raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
-    value = _substituted(context, scope, value, wanted)
+    value = _substitute_let(context, scope, value, wanted)
     if isinstance(value, Word) and (canonical := dict(kind.aliases).get(value.text)):
         return None if canonical == "none" else canonical
     if get_origin(wanted) is Literal:
@@ -90,9 +90,9 @@ def _rank_numbers(
         context.origins[f"{scope.path_of(key)}.{index}"] = item.span
         with suppress(RejectedError):  # continue with the next one
             fraction = convert(context, number(context, scope, item), kind.unit, key, item.span)
-            _typed(context, fraction, Fraction, kind.unit, key, item.span)
+            _convert_type(context, fraction, Fraction, kind.unit, key, item.span)
             if (bound := broken_bound(kind, fraction)) is not None:
-                raise out_of_bounds(context, item.span.text, item.span, kind.unit, *bound)
+                raise reject_out_of_bounds(context, item.span.text, item.span, kind.unit, *bound)
             numbers.append(fraction)
     if len(numbers) < len(value.items):
         raise RejectedError
@@ -174,7 +174,7 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
     raise context.reject("E0304", f"`{key}` cannot be `{text}`", value.span, hint)
 
 
-def _typed(
+def _convert_type(
     context: Context, value: Fraction, wanted: Any, unit: StoredUnit | None, key: str, span: Span
 ) -> int | float | Fraction:
     if wanted is float:
@@ -191,7 +191,7 @@ def _typed(
     return int(value)
 
 
-def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> Value:
+def _substitute_let(context: Context, scope: Scope, value: Value, wanted: Any) -> Value:
     """Replace a word that names a `let` by its value, unless the word is itself allowed."""
     seen: set[str] = set()
     while isinstance(value, Word) and value.text not in get_args(wanted) and value.text not in seen:
@@ -206,8 +206,8 @@ def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> V
 
 def let_of(context: Context, scope: Scope, name: str) -> Let | None:
     """Find the `let` of a name in the blocks around, innermost first, or in the file."""
-    for block, _ in inside_out(scope):
-        for statement in block.named.get(name, ()):
+    for block, _ in enclosing_blocks(scope):
+        for statement in block.statements_by_name.get(name, ()):
             if isinstance(statement, Let):
                 return statement
     return context.definitions.lets.get(name)

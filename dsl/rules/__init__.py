@@ -13,7 +13,7 @@ from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.rules import adapter, data, model, parallel, phases, places, precision, resources, rewards, tensor, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
-from dsl.schema.paths import checked_paths
+from dsl.schema.paths import check_paths
 
 WORLD = (
     *(f"parallel.{degree}" for degree in ("pipeline", "data", "tensor", "context")),
@@ -264,24 +264,26 @@ RULES: tuple[Row, ...] = (
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )
-checked_paths(*(read for reads, _ in RULES for read in reads))
+check_paths(*(read for reads, _ in RULES for read in reads))
 
 REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.has_kernels_of_the_precision)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:
     """Return a message for every broken rule of a spec. The paths in `failed` may have no value."""
-    return tuple(dict.fromkeys(located(finding, origins) for _, finding in broken(spec, failed)))
+    return tuple(dict.fromkeys(diagnostic_of(finding, origins) for _, finding in broken_rules(spec, failed)))
 
 
-def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
+def broken_rules(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
     """Return every broken rule with its findings."""
-    return tuple((rule, finding) for reads, rule in RULES if not reads_failed(reads, failed) for finding in rule(spec))
+    return tuple(
+        (rule, finding) for reads, rule in RULES if not has_failed_read(reads, failed) for finding in rule(spec)
+    )
 
 
 def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tuple[Diagnostic, ...]:
     """Return the reasons why `dsc train` cannot run a valid spec; empty if it can."""
-    messages = (located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
+    messages = (diagnostic_of(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
     return tuple(replace(item, severity="warning") for item in messages)
 
 
@@ -295,7 +297,7 @@ def depend_on_choices(messages: Iterable[Diagnostic]) -> bool:
     return any(message.code in JOINT_CODES | CHOICE_CODES for message in messages)
 
 
-def reads_failed(reads: tuple[str, ...], failed: Collection[str]) -> bool:
+def has_failed_read(reads: tuple[str, ...], failed: Collection[str]) -> bool:
     """Whether a path that a rule reads is among the failed ones."""
     return any(are_related(read, path) for read in reads for path in failed)
 
@@ -305,7 +307,7 @@ def are_related(read: str, path: str) -> bool:
     return all(pattern in ("*", part) for pattern, part in zip(read.split("."), path.split("."), strict=False))
 
 
-def located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
+def diagnostic_of(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
     """Make a message of a finding, with the source positions of its paths."""
     notes = tuple(Note(text, origins[path]) for text, path in finding.notes if path in origins)
     return Diagnostic(finding.code, finding.message, _origin(finding.path, origins), finding.hint, notes)

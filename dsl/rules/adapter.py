@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.messages.diagnostics import listed
+from dsl.messages.diagnostics import join_as_code
 from dsl.rules.finding import Finding
 from dsl.schema import AnyAttention, Compressed, Custom, CustomAttention, DeltaNet, Dense, Gqa, Model, Moe, Spec
 from dsl.schema.model import is_gated
@@ -29,8 +29,10 @@ def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
     absent_matrices: list[str] = [name for name in on if name not in matrices]
     if absent_matrices:
         remaining: list[str] = [name for name in on if name in matrices] or [*matrices]
-        message = f"adapters are on {listed(absent_matrices, 'and')}, which no layer of model {spec.model.name} has"
-        hint = f"write `on = [{', '.join(remaining)}]`; the model has {listed([*matrices], 'and')}"
+        message = (
+            f"adapters are on {join_as_code(absent_matrices, 'and')}, which no layer of model {spec.model.name} has"
+        )
+        hint = f"write `on = [{', '.join(remaining)}]`; the model has {join_as_code([*matrices], 'and')}"
         if not matrices:
             hint = "remove `adapter`: custom modules cannot have adapters"
         yield Finding("E0941", message, "adapter.on", hint, (("the model", "model"),))
@@ -42,13 +44,15 @@ def rank_is_low(spec: Spec) -> Iterator[Finding]:
         return
     matrices = matrices_of(spec.model)
     sizes = [(min(extents), extents, name) for name in spec.adapter.on for extents in matrices.get(name, ())]
-    least, (rows, columns), name = min(sizes, default=(spec.adapter.rank, (0, 0), ""))
-    if spec.adapter.rank > least:
+    smallest_extent, (rows, columns), name = min(sizes, default=(spec.adapter.rank, (0, 0), ""))
+    if spec.adapter.rank > smallest_extent:
         message = (
             f"rank = {spec.adapter.rank:,} is more than the smaller dimension of {name}, a matrix {rows:,} × "
             f"{columns:,}"
         )
-        yield Finding("E0942", message, "adapter.rank", f"write `rank = {least}` or less", (("the model", "model"),))
+        yield Finding(
+            "E0942", message, "adapter.rank", f"write `rank = {smallest_extent}` or less", (("the model", "model"),)
+        )
 
 
 def adapters_read_their_dtype(spec: Spec) -> Iterator[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dsl.facts.schedules import AUTO, CHUNKED, EVEN, NEEDED, in_words
+from dsl.facts.schedules import AUTO, CHUNKED, EVEN, NEEDED, join_names
 
-_NEEDED = ", ".join(f"{count} for {in_words(names)}" for count, names in NEEDED.items())
+_NEEDED = ", ".join(f"{count} for {join_names(names)}" for count, names in NEEDED.items())
 CODES = {
     # the text
     "E0101": "a spec is a readable UTF-8 text file",
@@ -50,9 +50,9 @@ CODES = {
     "E0801": "world = pipeline·data·tensor·context",
     "E0802": "expert divides data·tensor·context",
     "E0803": "expert divides the number of experts",
-    "E0804": f"{in_words(EVEN)} needs an even number of pipeline ranks",
+    "E0804": f"{join_names(EVEN)} needs an even number of pipeline ranks",
     "E0805": f"the largest batch has enough micro-batches per pipeline rank: {_NEEDED}",
-    "E0806": f"{in_words(EVEN)} needs an even number of micro-batches",
+    "E0806": f"{join_names(EVEN)} needs an even number of micro-batches",
     "E0807": "the batch is a multiple of data·micro_batch",
     "E0808": "a stage has a layer, the embedding or the head",
     "E0809": "context ranks split every sequence into equal chunks",
@@ -60,7 +60,7 @@ CODES = {
     "E0811": "a run plans at most 262,144 micro-batches, over all stages and batch sizes",
     "E0812": "the memory of a device holds at least its weights, gradients and optimizer state",
     "E0813": "a schedule has either a name or a file",
-    "E0814": f"chunks are for {in_words(CHUNKED)}, a cap is for {AUTO}",
+    "E0814": f"chunks are for {join_names(CHUNKED)}, a cap is for {AUTO}",
     "E0815": "a layout has every layer of the model, on as many stages as the schedule has",
     "E0816": "a placement needs experts that are spread over several ranks",
     "E0817": "the data ranks of a pipeline rank are on devices of one kind",

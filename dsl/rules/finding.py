@@ -42,7 +42,7 @@ DATA = "parallel.data"
 SOURCES_OF_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
 
 
-def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
+def add_data_derivation(message: Diagnostic, finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
     """Return the message of a finding; if it points at a derived `data`, add a note on how that was derived."""
     written = origins.get(DATA)
     if DATA not in (path for _, path in finding.notes) or (written is not None and written.text != "auto"):

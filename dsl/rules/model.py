@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from dsl.facts.devices import group_nodes, groups_fit_nodes, nodes_reached
+from dsl.facts.devices import group_nodes, groups_fit_nodes, most_nodes_of_token
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import (
     Compressed,
@@ -108,17 +108,18 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
             )
             hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
             yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", path), notes[0]))
-        elif (reachable := nodes_reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
+        elif (reachable := most_nodes_of_token(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
             chosen = f"in {ffn.top_groups} of {ffn.groups} groups" if ffn.groups > 1 else "any of the layer"
             message = (
                 f"the experts of a token are {chosen}, on up to {_nodes_text(reachable)}, "
                 f"but max_nodes = {ffn.max_nodes}"
             )
-            fewer = next(
-                (k for k in range(ffn.top_groups, 0, -1) if nodes_reached(ffn.groups, k, nodes) <= ffn.max_nodes), 0
+            fewer_groups = next(
+                (k for k in range(ffn.top_groups, 0, -1) if most_nodes_of_token(ffn.groups, k, nodes) <= ffn.max_nodes),
+                0,
             )
-            if fewer and ffn.top_k <= fewer * ffn.experts // ffn.groups:
-                hint = f"write `top_groups = {fewer}`"
+            if fewer_groups and ffn.top_k <= fewer_groups * ffn.experts // ffn.groups:
+                hint = f"write `top_groups = {fewer_groups}`"
                 yield Finding("E0922", message, f"model.layers.{index}.ffn.top_groups", hint, (("the limit", path),))
             else:
                 hint = f"write `groups = {nodes}` and `top_groups = {ffn.max_nodes}`"

@@ -12,7 +12,7 @@ from dsl.closed_forms.memory import ITEMSIZE
 from dsl.closed_forms.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 from dsl.facts.devices import group_nodes
 from dsl.facts.layout import LayoutError, stages_of_layout
-from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
+from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, join_names
 from dsl.facts.units import exact_text
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
@@ -50,10 +50,10 @@ def data_ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
     sizes = [nodes * node.devices for nodes, node in spec.cluster.parts]
     if not _fits(spec):
         return
-    for index, before in enumerate(accumulate(sizes[:-1]), 1):
-        if before % columns:
+    for index, earlier_devices in enumerate(accumulate(sizes[:-1]), 1):
+        if earlier_devices % columns:
             ranks = f"{columns} {'data ' * (columns == spec.parallel.data)}ranks"
-            message = f"pipeline rank {before // columns} has {ranks}, on devices of two kinds"
+            message = f"pipeline rank {earlier_devices // columns} has {ranks}, on devices of two kinds"
             degrees = [
                 degree for degree in range(1, world + 1) if world % degree == 0 and gcd(*sizes) % (world // degree) == 0
             ]
@@ -129,8 +129,8 @@ def even_pipeline(spec: Spec) -> Iterator[Finding]:
     if (facts_of(name).needs_even or placed) and pipeline % 2:
         subject = "placement = bidirectional" if placed else name
         message = f"{subject} needs an even pipeline, but pipeline = {pipeline} is odd"
-        even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
-        hint = f"{even}{'`placement = v`' if placed else f'`schedule {{ name = {PLAIN} }}`'}"
+        pipeline_hint = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
+        hint = f"{pipeline_hint}{'`placement = v`' if placed else f'`schedule {{ name = {PLAIN} }}`'}"
         note = ("the placement", "schedule.placement") if placed else ("the schedule", "schedule.name")
         yield Finding("E0804", message, "parallel.pipeline", hint, (note,))
 
@@ -160,9 +160,9 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         if value in (None, False) or reads:
             continue
         named = schedule.name is not None
-        text = _written(value)
+        text = _value_text(value)
         message = (
-            f"{key} = {text} is for {in_words(readers)}; "
+            f"{key} = {text} is for {join_names(readers)}; "
             f"{f'schedule {schedule.name}' if named else 'a schedule file'} "
             f"{'uses it with placement = loop' if searched else 'does not use it'}"
         )
@@ -171,7 +171,7 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0814", message, f"schedule.{key}", f"remove `{key}`, or write `{alternative}`", notes)
 
 
-def _written(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
+def _value_text(value: Fraction | int | str | tuple[Fraction, ...]) -> str:
     """A value of a schedule block, as it is written in a spec."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(exact_text, value))}]"
@@ -184,7 +184,7 @@ def caps_match_ranks(spec: Spec) -> Iterator[Finding]:
     if isinstance(caps, tuple) and len(caps) != ranks and spec.schedule.name == AUTO:
         message = f"`cap` has {len(caps)} {'entries' if len(caps) > 1 else 'entry'}, but pipeline = {ranks}"
         padded = (*caps, *(caps[-1:] * ranks))[:ranks]
-        hint = f"write `cap = {_written(padded)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
+        hint = f"write `cap = {_value_text(padded)}`" if ranks <= MOST_HINTED else "write one for each pipeline rank"
         note = ("the pipeline ranks", "parallel.pipeline")
         yield Finding("E0820", message, "schedule.cap", hint, (note,))
 
@@ -228,21 +228,21 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
         return
     facts = facts_of(spec.schedule.name)
     unit = p.data * train.micro_batch
-    least = max(1, facts.fewest_micro_batches * p.pipeline) * unit
+    smallest_batch = max(1, facts.fewest_micro_batches * p.pipeline) * unit
     notes = (("data is given here", "parallel.data"), ("micro_batch is given here", "train.micro_batch"))
     constant = train.batch.start == train.batch.end
     sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
     for key, size in sizes:
         path = "train.batch" if constant else f"train.batch.{key}"
         multiple = nearest_multiple(size, facts.multiple * unit)
-        hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
+        hint = f"write `{'batch' if constant else key} = {max(multiple, smallest_batch) if key == 'to' else multiple}`"
         if size % train.micro_batch:
             continue
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is not a multiple of {product}", path, hint, notes)
-        elif facts.needs_even and size // unit % 2 and (key == "from" or size >= least):
-            count = f"{size // unit} micro-batches{_on_each_rank(p.data)}"
+        elif facts.needs_even and size // unit % 2 and (key == "from" or size >= smallest_batch):
+            count = f"{size // unit} micro-batches{_data_ranks_text(p.data)}"
             message = f"a batch of {size:,} makes {count}, but {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, path, hint, notes)
 
@@ -251,19 +251,21 @@ def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     """The largest batch has enough micro-batches for the schedule's steady state; a ramp may begin with fewer."""
     p, train, name = spec.parallel, spec.train, spec.schedule.name
     facts, unit = facts_of(name), p.data * train.micro_batch
-    largest, least = train.batch.end // unit, facts.fewest_micro_batches * p.pipeline
-    if largest >= least or train.batch.end % unit or not _fits(spec):
+    largest, fewest_micro_batches = train.batch.end // unit, facts.fewest_micro_batches * p.pipeline
+    if largest >= fewest_micro_batches or train.batch.end % unit or not _fits(spec):
         return
-    count = f"a batch of {train.batch.end:,} makes {largest}{_on_each_rank(p.data)}"
-    message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, but {count}"
+    count = f"a batch of {train.batch.end:,} makes {largest}{_data_ranks_text(p.data)}"
+    ranks = f"{p.pipeline} rank{'s' if p.pipeline > 1 else ''}"
+    message = f"{name} over {ranks} needs {fewest_micro_batches} micro-batches, but {count}"
     constant = train.batch.start == train.batch.end
-    hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {facts.roomier} }}`"
+    key = "batch" if constant else "to"
+    hint = f"write `{key} = {fewest_micro_batches * unit}`, or `schedule {{ name = {facts.roomier} }}`"
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
     notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
 
 
-def _on_each_rank(data_ranks: int) -> str:
+def _data_ranks_text(data_ranks: int) -> str:
     return f" on each of {data_ranks} data ranks" if data_ranks > 1 else ""
 
 
@@ -305,8 +307,8 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         on_ranks = f" ({per_rank} on each of {spec.parallel.pipeline} ranks)" if per_rank > 1 else ""
         message = f"{stages} stages{on_ranks} for {layers} layers; only the first and the last may have no layer"
         limit = (layers + 2) // per_rank
-        even = facts_of(spec.schedule.name).needs_even or spec.schedule.placement == "bidirectional"
-        limit -= limit % 2 if even and limit > 1 else 0
+        needs_even = facts_of(spec.schedule.name).needs_even or spec.schedule.placement == "bidirectional"
+        limit -= limit % 2 if needs_even and limit > 1 else 0
         hint = f"write `pipeline = {limit}`" if limit else f"write `schedule {{ name = {PLAIN} }}`"
         yield Finding("E0808", message, "parallel.pipeline", hint)
 
@@ -319,8 +321,10 @@ def sequences_are_split(spec: Spec) -> Iterator[Finding]:
             f"context = {context} splits a sequence into {2 * context} equal chunks, but {sequence:,} tokens do "
             f"not divide by {2 * context}"
         )
-        near = nearest_multiple(sequence, 2 * context)
-        hint = f"write `sequence = {near}`, or `context = {nearest_divisor(max(1, sequence // 2), context)}`"
+        nearest_sequence = nearest_multiple(sequence, 2 * context)
+        hint = (
+            f"write `sequence = {nearest_sequence}`, or `context = {nearest_divisor(max(1, sequence // 2), context)}`"
+        )
         note = ("the sequence", "train.sequence")
         yield Finding("E0809", message, "parallel.context", hint, (note,))
 

@@ -25,24 +25,24 @@ def layer_ranges(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0702", "no layer is left for this range", path, "remove this range", (note,))
         while expected in owners and expected < span.first:
             expected += 1
-        before = (("the previous range ends here", f"model.layers.{furthest}"),) if index else ()
+        notes = (("the previous range ends here", f"model.layers.{furthest}"),) if index else ()
         if span.first > expected:
             missing = f"{expected}..{span.first - 1}" if span.first - 1 > expected else str(expected)
             word = "layers" if span.first - 1 > expected else "layer"
             message = f"no range holds {word} {missing}"
-            yield Finding("E0701", message, path, f"write `layers {expected}..{span.last}`", before)
+            yield Finding("E0701", message, path, f"write `layers {expected}..{span.last}`", notes)
         elif span.first < expected:
             hint = f"write `layers {expected}..{span.last}`" if span.last >= expected else "remove this range"
-            yield Finding("E0702", f"layer {span.first} is in two ranges", path, hint, before)
+            yield Finding("E0702", f"layer {span.first} is in two ranges", path, hint, notes)
         if span.last >= expected:
             expected, furthest = span.last + 1, index
     end = spec.model.num_layers
     lacking = [layer for layer in range(expected, end) if layer not in owners]
     if lacking:
         holder = next(index for index, span in enumerate(spec.model.layers) if span.last == end - 1)
-        further = f" and {len(lacking) - 1} more up to layer {lacking[-1]}" if len(lacking) > 1 else ""
+        more_layers = f" and {len(lacking) - 1} more up to layer {lacking[-1]}" if len(lacking) > 1 else ""
         hint = f"add `layers {lacking[0]}..{lacking[-1]} {{ … }}`"
-        yield Finding("E0701", f"no range holds layer {lacking[0]}{further}", f"model.layers.{holder}", hint)
+        yield Finding("E0701", f"no range holds layer {lacking[0]}{more_layers}", f"model.layers.{holder}", hint)
 
 
 def _owners_of_strides(spec: Spec) -> Generator[Finding, None, dict[int, int]]:
@@ -93,23 +93,25 @@ def batch_grows(spec: Spec) -> Iterator[Finding]:
 
 def phases_meet(spec: Spec) -> Iterator[Finding]:
     """The sequence of a phase divides the longest of the run, and a phase ends at a multiple of the longest."""
-    train, within = spec.train, spec.train.within
-    if within is None:
+    train, place_in_run = spec.train, spec.train.within
+    if place_in_run is None:
         return
-    longest, sequence = within.longest, train.sequence
+    longest, sequence = place_in_run.longest, train.sequence
     if longest % sequence:
         message = f"the sequence of {sequence:,} tokens does not divide {longest:,}, the longest sequence of the run"
-        near = max(divisor for divisor in range(1, sequence) if longest % divisor == 0)
-        yield Finding("E0707", message, "train.sequence", f"write `sequence = {near}`")
+        nearest_sequence = max(divisor for divisor in range(1, sequence) if longest % divisor == 0)
+        yield Finding("E0707", message, "train.sequence", f"write `sequence = {nearest_sequence}`")
         return
-    if within.is_last or train.batch.end < train.batch.start or spec.data.sources:  # a blend begins at whole pieces
+    # a blend begins at whole pieces
+    if place_in_run.is_last or train.batch.end < train.batch.start or spec.data.sources:
         return
     growth = ramp.ramp_of_spec(spec)
     steps = growth.steps_for(train.tokens)
     ends = (
-        (step, within.first_token + growth.tokens_at(step)) for step in range(steps, steps + longest // sequence + 1)
+        (step, place_in_run.first_token + growth.tokens_at(step))
+        for step in range(steps, steps + longest // sequence + 1)
     )
-    end = within.first_token + growth.tokens_at(steps)
+    end = place_in_run.first_token + growth.tokens_at(steps)
     if end % longest:
         message = (
             f"this phase ends after token {end:,}, inside a piece of {longest:,} tokens (the longest sequence of the "
@@ -122,11 +124,11 @@ def phases_meet(spec: Spec) -> Iterator[Finding]:
 
 def phases_read_text(spec: Spec) -> Iterator[Finding]:
     """Conversations are cut or packed by the sequence, so all phases must have the same sequence."""
-    within, chat = spec.train.within, spec.data.chat
-    if within is not None and chat is not None and spec.train.sequence != within.longest:
+    place_in_run, chat = spec.train.within, spec.data.chat
+    if place_in_run is not None and chat is not None and spec.train.sequence != place_in_run.longest:
         message = (
             f"conversations are put into sequences of {spec.train.sequence:,} tokens here, but of "
-            f"{within.longest:,} in another phase"
+            f"{place_in_run.longest:,} in another phase"
         )
         note = (("phases with different sequences are for text only", "data.chat"),)
-        yield Finding("E0707", message, "train.sequence", f"write `sequence = {within.longest}`", note)
+        yield Finding("E0707", message, "train.sequence", f"write `sequence = {place_in_run.longest}`", note)

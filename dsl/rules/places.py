@@ -33,14 +33,14 @@ def places_are_apart(spec: Spec) -> Iterator[Finding]:
         if problem := _problem(place):
             yield Finding("E0928", *_finding_fields(problem, index))
             continue
-        path = f"<{LOCAL}>" if place == LOCAL else _normalised(place)
+        path = f"<{LOCAL}>" if place == LOCAL else _normalise_place(place)
         rival = next(
             ((position, other_path) for other_path, position in positions.items() if _overlaps(path, other_path)), None
         )
         if rival is not None:
             clash = "is named twice" if path == rival[1] else "is inside another place, or contains it"
-            earlier = ("the other one", f"{PATH}.{rival[0]}")
-            yield Finding("E0928", f"`{place}` {clash}", f"{PATH}.{index}", "name another folder", (earlier,))
+            note = ("the other one", f"{PATH}.{rival[0]}")
+            yield Finding("E0928", f"`{place}` {clash}", f"{PATH}.{index}", "name another folder", (note,))
         elif place != LOCAL and _overlaps(path, run):
             message = f"`{place}` is inside the run folder {run}, or contains it: both would be lost together"
             yield Finding("E0928", message, f"{PATH}.{index}", "name a folder on another disk")
@@ -72,7 +72,7 @@ def _problem(place: str) -> tuple[str, str] | None:
     return None
 
 
-def _normalised(place: str) -> str:
+def _normalise_place(place: str) -> str:
     url = URL.fullmatch(place)
     if url is None:
         return os.path.normpath(place)

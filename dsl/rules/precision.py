@@ -84,7 +84,7 @@ def tiles_match_a_format(spec: Spec) -> Iterator[Finding]:
         )
         wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), closest.keys[1:], strict=True)
         message = f"linear = {precision.linear} has tiles and scales that match no format"
-        settings = ", ".join(f"{key} = {_written(value)}" for key, value in wanted)
+        settings = ", ".join(f"{key} = {_value_text(value)}" for key, value in wanted)
         hint = f"the tiles and scales of {closest.name} are `{settings}`"
         yield Finding("E0921", message, "precision.linear", hint)
     for role in ("dispatch", "combine"):
@@ -101,7 +101,7 @@ def _num_equal_keys(form: FormatFacts, precision: Precision) -> int:
     return sum(a == b for a, b in zip(form.keys, keys, strict=True))
 
 
-def _written(value: object) -> str:
+def _value_text(value: object) -> str:
     """A value of a format as it is written."""
     return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value).lower()
 
@@ -128,7 +128,7 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
     for name, factor, width, path, ranks in _summed_widths(spec):
         if width % (elements * ranks):
             value = width // factor
-            near = next(
+            nearest_value = next(
                 candidate
                 for candidate in _nearest_first(value, elements * ranks)
                 if candidate * factor % (elements * ranks) == 0
@@ -137,7 +137,7 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
             on_each = f" on {ranks} tensor ranks, {width // ranks:,} on each," if ranks > 1 else ""
             message = f"{name} = {width:,}{on_each} is not a multiple of {elements}, but {reads}"
             note = ("the dtype is given here", "precision.linear")
-            yield Finding("E0910", message, path, f"write `{path.rpartition('.')[2]} = {near}`", (note,))
+            yield Finding("E0910", message, path, f"write `{path.rpartition('.')[2]} = {nearest_value}`", (note,))
 
 
 def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str, int]]:

@@ -130,7 +130,9 @@ def _last_stage_rank(spec: Spec, room: list[int]) -> int:
 def _room_text(device: Device, room: int) -> str:
     """The memory that a run may use of a device."""
     return (
-        f"{size_text(room)} besides its reserve of {size_text(device.reserved)}" if device.reserved else size_text(room)
+        f"{size_text(room)} besides its reserve of {size_text(device.reserved_bytes)}"
+        if device.reserved_bytes
+        else size_text(room)
     )
 
 

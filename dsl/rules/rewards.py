@@ -151,8 +151,8 @@ def _is_variable_look_behind(part: tuple[Any, Any]) -> bool:
     """Whether a part is a look-behind of variable width, which `re.compile` refuses."""
     if part[0] not in (_parser.ASSERT, _parser.ASSERT_NOT):
         return False
-    direction, inside = part[1]
-    shortest, longest = inside.getwidth()
+    direction, pattern = part[1]
+    shortest, longest = pattern.getwidth()
     return bool(direction < 0 and shortest != longest)
 
 

@@ -96,7 +96,7 @@ def products_are_split(spec: Spec) -> Iterator[Finding]:
     if precision.linear == precision.compute:
         return
     if not blocks:
-        yield from _refused_splits("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
+        yield from _split_findings("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
     elif getattr(spec.parallel, EXPERT) > 1:
         yield _must_be_one("E0819", EXPERT, spec, reason, "precision")
 
@@ -106,10 +106,10 @@ def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
     optimizer = spec.train.optimizer
     if optimizer.unit == "matrix":
         reason = f"{optimizer.kind} updates whole matrices, but {{}} ranks hold slices of them"
-        yield from _refused_splits("E0819", spec, reason, "train.optimizer")
+        yield from _split_findings("E0819", spec, reason, "train.optimizer")
 
 
-def _refused_splits(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding]:
+def _split_findings(code: str, spec: Spec, reason: str, cause: str) -> Iterator[Finding]:
     """Yield a finding if `tensor` or `expert_tensor` splits; `{}` in `reason` stands for that key, `cause` is the path
     of what cannot be split."""
     for key in (TENSOR, EXPERT):

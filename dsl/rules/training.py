@@ -107,11 +107,13 @@ def layers_are_named_once(spec: Spec) -> Iterator[Finding]:
     """Beside `layer`, `recompute` names only ops outside the recomputed layers: other layers, the head, the norms
     before MTP."""
     ends = spec.model.hyper_connections is not None
-    outside = {LAYER, "logits", *(("rmsnorm",) if spec.model.mtp else ()), *(("hyper",) if ends else ())}
-    inside = [name for name in spec.recompute if name not in outside]
-    if LAYER in spec.recompute and spec.recompute_layers is None and inside:
-        message = f"recompute names {', '.join(inside)} beside layer, which already recomputes every layer as a whole"
-        yield _finding_without(spec, inside, message)
+    ops_outside = {LAYER, "logits", *(("rmsnorm",) if spec.model.mtp else ()), *(("hyper",) if ends else ())}
+    ops_inside = [name for name in spec.recompute if name not in ops_outside]
+    if LAYER in spec.recompute and spec.recompute_layers is None and ops_inside:
+        message = (
+            f"recompute names {', '.join(ops_inside)} beside layer, which already recomputes every layer as a whole"
+        )
+        yield _finding_without(spec, ops_inside, message)
 
 
 def counted_layers_are_recomputed(spec: Spec) -> Iterator[Finding]:

@@ -17,25 +17,25 @@ from dsl.schema.attention import (
 from dsl.schema.base import (
     Aliases,
     Choices,
-    Derived,
+    DerivedDefault,
     FilePath,
     Node,
     Phase,
-    Quiet,
+    QuietField,
+    RequiredUnless,
     StoredUnit,
-    Strict,
+    StrictModel,
     Syntax,
-    Unless,
     value_at,
 )
-from dsl.schema.cluster import Cluster, Device, Machine, More
+from dsl.schema.cluster import Cluster, Device, Machine, MoreNodes
 from dsl.schema.grpo import Grpo, Reward
 from dsl.schema.health import Health, Spike
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, HyperConnections, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
-from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
+from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, HighPrecisionLayers, Precision, Scale, Tile
 from dsl.schema.rotation import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dsl.schema.run import ScheduleBlock, Sm, Spec
 from dsl.schema.train import Batch, Checkpoint, Ema, PhaseWithin, RatePhase, Train, Validate
@@ -64,7 +64,7 @@ __all__ = [
     "DataSource",
     "DeltaNet",
     "Dense",
-    "Derived",
+    "DerivedDefault",
     "Device",
     "Dtype",
     "Ema",
@@ -75,7 +75,7 @@ __all__ = [
     "Hca",
     "HeadDim",
     "Health",
-    "High",
+    "HighPrecisionLayers",
     "HyperConnections",
     "Indexer",
     "LayerRange",
@@ -87,7 +87,7 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
-    "More",
+    "MoreNodes",
     "Mtp",
     "Muon",
     "Node",
@@ -97,8 +97,9 @@ __all__ = [
     "PhaseWithin",
     "Precision",
     "Prompts",
-    "Quiet",
+    "QuietField",
     "RatePhase",
+    "RequiredUnless",
     "Reward",
     "Rope",
     "Scale",
@@ -109,12 +110,11 @@ __all__ = [
     "Spike",
     "StateTensor",
     "StoredUnit",
-    "Strict",
+    "StrictModel",
     "Syntax",
     "Tile",
     "Train",
     "TrainTokenizer",
-    "Unless",
     "Validate",
     "YarnScaling",
     "value_at",

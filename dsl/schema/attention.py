@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Aliases, Choices, FilePath, Node, Quiet, Syntax, Width
+from dsl.schema.base import Aliases, Choices, FilePath, Node, QuietField, Syntax, Width
 from dsl.schema.rotation import Position
 
 # --- The indexer of sparse attention
@@ -231,7 +231,7 @@ class Mla(Node):
     scale: Scale = None
     indexer: Annotated[
         Indexer | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="the indexer that chooses the keys of each query; none: a query attends to all earlier tokens",
             examples=["indexer { heads = 64, head_dim = 128, top_k = 2048 }"],
@@ -308,7 +308,7 @@ class Gqa(Node):
     ] = False
     output_gate: Annotated[
         bool,
-        Quiet(),
+        QuietField(),
         Field(
             description="whether the output of attention is multiplied by sigmoid(x·W), element by element "
             "(Qwen3-Next)",

@@ -23,7 +23,7 @@ MAX_STEPS = 10**9
 Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A pydantic model that also rejects unknown fields in `model_copy` and `model_construct`."""
 
     model_config = ConfigDict(defer_build=True)  # the validator is never used and takes time to build
@@ -46,7 +46,7 @@ def _check_fields(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
         raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
 
 
-class Node(Strict):
+class Node(StrictModel):
     """A block of a resolved spec: immutable, no conversions (`"8"` is not 8), no unknown keys."""
 
     # pydantic's validators take 30 ms to build; only code that constructs a spec uses them, `dsl.resolve` checks by
@@ -85,14 +85,14 @@ class FilePath:
 
 
 @dataclass(frozen=True, slots=True)
-class Unless:
+class RequiredUnless:
     """A field that is required unless another field of its block is given."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class QuietField:
     """A field that the resolved text of a spec and plan.json show only if it differs from its default.
 
     Fields added later are quiet, so that existing builds and checkpoints of models without them keep their bytes.
@@ -100,7 +100,7 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivedDefault:
     """A field whose default `dsl.resolve.derive` computes from other values; `text` describes it."""
 
     text: str
@@ -145,7 +145,7 @@ def as_tree(value: Any) -> Any:
 
 def is_left_out(info: FieldInfo, value: Any) -> bool:
     """Whether a field is quiet and `value` is its default."""
-    return bool(value == info.default) and any(isinstance(mark, Quiet) for mark in info.metadata)
+    return bool(value == info.default) and any(isinstance(mark, QuietField) for mark in info.metadata)
 
 
 # --- What a field of a schema class takes, read from its annotation: types, unit, form and bounds
@@ -203,7 +203,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
     for name, info in cls.model_fields.items():
         union = get_origin(info.annotation) in (Union, UnionType)
         types = get_args(info.annotation) if union else (info.annotation,)
-        unless = next((mark.key for mark in info.metadata if isinstance(mark, Unless)), "")
+        unless = next((mark.key for mark in info.metadata if isinstance(mark, RequiredUnless)), "")
         fields[name] = FieldType(
             types=tuple(annotation for annotation in types if annotation is not NoneType),
             optional=NoneType in types and not unless,

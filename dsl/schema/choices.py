@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from dsl.schema import Moe, Spec
-from dsl.schema.paths import checked_paths
+from dsl.schema.paths import check_paths
 
 Choice = Mapping[str, Any]  # path → value
 
@@ -26,7 +26,7 @@ OPEN: dict[str, Any] = {
     "sm.communication": 0,
     "recompute": (),
 }
-checked_paths(*OPEN)
+check_paths(*OPEN)
 # Open keys that rules check together.
 JOINT = ("parallel.pipeline", "parallel.tensor", "parallel.context", "parallel.expert", "train.micro_batch")
 MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dsl.schema.base import Derived, FilePath, Node, Quiet, StoredUnit, Syntax
+from dsl.schema.base import DerivedDefault, FilePath, Node, QuietField, StoredUnit, Syntax
 
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), StoredUnit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), StoredUnit("flop/s")]
-OF_DATA_SHEET = Derived(
+OF_DATA_SHEET = DerivedDefault(
     "from the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
 )  # dsl/facts/devices.py
 
@@ -72,7 +72,7 @@ class Device(Node):
     ] = None
 
     @property
-    def reserved(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes that plans leave free: `reserve`, or its default."""
         if self.reserve is not None:
             return self.reserve
@@ -81,7 +81,7 @@ class Device(Node):
     @property
     def room(self) -> int:
         """Bytes that a run may hold: the memory without what is reserved."""
-        return max(0, self.memory - self.reserved)
+        return max(0, self.memory - self.reserved_bytes)
 
     def memory_for(self, room: int) -> int:
         """The least memory of such a device with room for `room` bytes."""
@@ -104,7 +104,7 @@ class Machine(Node):
     nic: Annotated[ByteRate, Field(description="peak network bandwidth per device", examples=["nic = 50GB/s"])] = None
 
 
-class More(Node):
+class MoreNodes(Node):
     """More nodes of a cluster, of another kind; a `more` inside it adds a third kind. Their ranks come after those of
     the nodes before."""
 
@@ -117,7 +117,7 @@ class More(Node):
         ),
     ]
     more: Annotated[
-        More | None,
+        MoreNodes | None,
         Field(
             description="nodes of a further kind",
             examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
@@ -169,7 +169,7 @@ class Cluster(Node):
         ),
     ]
     more: Annotated[
-        More | None,
+        MoreNodes | None,
         Field(
             description="nodes of another kind, after these",
             examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
@@ -193,25 +193,25 @@ class Cluster(Node):
             description="failures and restarts; default, for accelerators: the rates that large runs published",
             examples=["failures { mtbf = 50_000h, restart = 10min, store = 2GB/s }"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
 
     @property
     def parts(self) -> tuple[tuple[int, Machine], ...]:
         """(number of nodes, node) of each kind, in the order of their ranks."""
-        parts, further = [(self.nodes, self.node)], self.more
-        while further is not None:
-            parts.append((further.nodes, further.node))
-            further = further.more
+        parts, more_nodes = [(self.nodes, self.node)], self.more
+        while more_nodes is not None:
+            parts.append((more_nodes.nodes, more_nodes.node))
+            more_nodes = more_nodes.more
         return tuple(parts)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The device of each kind of node, in the order of `parts`."""
-        devices, further = [self.node.device], self.more  # not from `parts`, which reads the numbers of nodes
-        while further is not None:
-            devices.append(further.node.device)
-            further = further.more
+        devices, more_nodes = [self.node.device], self.more  # not from `parts`, which reads the numbers of nodes
+        while more_nodes is not None:
+            devices.append(more_nodes.node.device)
+            more_nodes = more_nodes.more
         return tuple(devices)
 
     @property

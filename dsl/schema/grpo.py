@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Choices, FilePath, Node, Quiet, StoredUnit, Syntax
+from dsl.schema.base import Choices, FilePath, Node, QuietField, StoredUnit, Syntax
 
 MAX_SEQUENCE = 16_777_216
 MAX_GROUP = 1024
@@ -69,7 +69,7 @@ class Reward(Node):
             description="name of the function in `file`",
             examples=['function = "reward"'],
         ),
-        Quiet(),
+        QuietField(),
     ] = "reward"
     seconds: Annotated[
         float,
@@ -79,7 +79,7 @@ class Reward(Node):
             description="time limit of a function or pattern for all completions of a rank, in seconds",
             examples=["seconds = 5"],
         ),
-        Quiet(),
+        QuietField(),
     ] = 5.0
 
 
@@ -141,7 +141,7 @@ class Grpo(Node):
             "step",
             examples=["slots = 64"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     clip_low: Annotated[
         float,
@@ -184,7 +184,7 @@ class Grpo(Node):
                 "gradient is that of KL(reference ‖ policy)",
             }
         ),
-        Quiet(),
+        QuietField(),
     ] = "corrected"
     loss: Annotated[
         Literal["grpo", "dapo", "dr_grpo"],

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dsl.schema.attention import AnyAttention, Compressed, CustomAttention, Mla, ModuleText
-from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
+from dsl.schema.base import Choices, Node, Phase, QuietField, Syntax, Width
 
 # --- Hyper-connections. Published values: arXiv 2606.19348, section 4.2
 
@@ -60,7 +60,7 @@ Act = Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu2"]
 UNGATED = ("gelu", "gelu_tanh", "relu2")
 Activation = Annotated[
     Act,
-    Quiet(),
+    QuietField(),
     Field(description="activation between the up and down projections", examples=["activation = geglu_tanh"]),
     Choices(
         {
@@ -87,7 +87,7 @@ class Clamp(Node):
 
 Clamped = Annotated[
     Clamp | None,
-    Quiet(),
+    QuietField(),
     Field(
         description="clamps of a SwiGLU, or none; GPT-OSS has all three keys, DeepSeek-V4 only a limit",
         examples=["clamp { limit = 7, alpha = 1.702, shift = 1 }"],
@@ -95,7 +95,7 @@ Clamped = Annotated[
 ]
 Biased = Annotated[
     bool,
-    Quiet(),
+    QuietField(),
     Field(description="whether the linears of a feed-forward part have biases (GPT-OSS)", examples=["bias = true"]),
 ]
 
@@ -126,7 +126,7 @@ class Moe(Node):
     bias: Biased = False
     shared_inner: Annotated[
         int | None,
-        Quiet(),
+        QuietField(),
         Field(
             ge=1,
             le=1_048_576,
@@ -136,7 +136,7 @@ class Moe(Node):
     ] = None
     shared_gate: Annotated[
         bool,
-        Quiet(),
+        QuietField(),
         Field(
             description="whether the output of the shared experts is multiplied by sigmoid(x·w) per token (Qwen2-MoE)",
             examples=["shared_gate = true"],
@@ -144,7 +144,7 @@ class Moe(Node):
     ] = False
     router_bias: Annotated[
         bool,
-        Quiet(),
+        QuietField(),
         Field(
             description="whether the router has a bias that is trained like a weight (GPT-OSS)",
             examples=["router_bias = true"],
@@ -152,7 +152,7 @@ class Moe(Node):
     ] = False
     choice: Annotated[
         Literal["scores", "table"],
-        Quiet(),
+        QuietField(),
         Field(description="how the experts of a token are chosen", examples=["choice = table"]),
         Choices(
             {
@@ -265,7 +265,7 @@ class Mtp(Node):
     ]
     attention: Annotated[
         AnyAttention | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="attention of the blocks, merged over the model's; none: that of the last layer",
             examples=["attention { window = 128 }"],
@@ -302,12 +302,12 @@ class Model(Node):
     ]
     tied: Annotated[
         bool,
-        Quiet(),
+        QuietField(),
         Field(description="whether embedding and head are one matrix", examples=["tied = true"]),
     ] = False
     norm: Annotated[
         Literal["pre", "post", "sandwich"],
-        Quiet(),
+        QuietField(),
         Field(description="where a block has its norms", examples=["norm = sandwich"]),
         Choices(
             {
@@ -319,7 +319,7 @@ class Model(Node):
     ] = "pre"
     hyper_connections: Annotated[
         HyperConnections | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="several residual streams instead of one, or none; DeepSeek-V4 has four",
             examples=["hyper_connections { streams = 4 }"],
@@ -327,12 +327,12 @@ class Model(Node):
     ] = None
     embedding_scale: Annotated[
         float,
-        Quiet(),
+        QuietField(),
         Field(gt=0, le=1e6, description="factor of the embeddings", examples=["embedding_scale = 48"]),
     ] = 1.0
     residual_scale: Annotated[
         float,
-        Quiet(),
+        QuietField(),
         Field(
             gt=0,
             le=1000,
@@ -342,12 +342,12 @@ class Model(Node):
     ] = 1.0
     logit_scale: Annotated[
         float,
-        Quiet(),
+        QuietField(),
         Field(gt=0, le=1000, description="factor of the logits", examples=["logit_scale = 0.125"]),
     ] = 1.0
     logit_cap: Annotated[
         float | None,
-        Quiet(),
+        QuietField(),
         Field(
             gt=0,
             le=1e6,

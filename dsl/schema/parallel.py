@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Choices, Derived, FilePath, Node
+from dsl.schema.base import Choices, DerivedDefault, FilePath, Node
 from dsl.schema.train import PLANNED
 
 MAX_DEGREE = 1_048_576
@@ -51,7 +51,7 @@ class Parallel(Node):
             description="data-parallel ranks; auto: all devices that the other degrees leave",
             examples=["data = auto", "data = 128"],
         ),
-        Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
+        DerivedDefault("auto: devices of the cluster / (pipeline·tensor·context)"),
     ]
     tensor: Annotated[
         Degree,

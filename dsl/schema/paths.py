@@ -19,7 +19,7 @@ FIELDS_OF_BATCH_KEYS = {"from": "start", "to": "end", "over": "over_tokens"}  # 
 
 
 @cache
-def checked_path(text: str) -> str:
+def check_path(text: str) -> str:
     """Return `text`, a path of fields that starts at the run; an entry of a list is a number or `*`. Raises LookupError
     if the schema has no such path."""
     classes: tuple[type[Node], ...] = (Spec,)
@@ -39,12 +39,12 @@ def checked_path(text: str) -> str:
     return text
 
 
-def checked_paths(*texts: str) -> tuple[str, ...]:
-    """Return the paths, each checked by `checked_path`."""
-    return tuple(map(checked_path, texts))
+def check_paths(*texts: str) -> tuple[str, ...]:
+    """Return the paths, each checked by `check_path`."""
+    return tuple(map(check_path, texts))
 
 
-def checked_key(cls: type[Node], name: str) -> str:
+def check_key(cls: type[Node], name: str) -> str:
     """Return `name`, a field of a schema class. Raises LookupError if the class has no such field."""
     if name not in cls.model_fields:
         raise LookupError(f"{cls.__name__} has no field `{name}`")

@@ -45,7 +45,7 @@ class Tile(Node):
         return f"{self.rows}x{self.columns}"
 
 
-class High(Node):
+class HighPrecisionLayers(Node):
     """Layers at both ends of the model whose linears stay in the dtype of `compute`; the last ones include MTP.
 
     Token rows sent to the experts of these layers have that dtype too.
@@ -120,7 +120,7 @@ class Precision(Node):
         ),
     ] = False
     high: Annotated[
-        High | None,
+        HighPrecisionLayers | None,
         Field(
             description="layers whose linears stay in the dtype of compute", examples=["high { first = 1, last = 1 }"]
         ),
@@ -213,7 +213,7 @@ BUILT_IN = {
         tensor_scale=True,
         gradient_rounding="stochastic",
         hadamard=True,
-        high=High.model_construct(first=1, last=1),
+        high=HighPrecisionLayers.model_construct(first=1, last=1),
     ),
 }
 RECIPES = {

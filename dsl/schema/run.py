@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PrivateAttr
 
 from dsl.facts.devices import group_nodes, most_group_nodes
-from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
+from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, join_names
 from dsl.schema.adapter import Lora
-from dsl.schema.base import Choices, Derived, FilePath, Node, NumberBounds, Quiet, Syntax
+from dsl.schema.base import Choices, DerivedDefault, FilePath, Node, NumberBounds, QuietField, Syntax
 from dsl.schema.cluster import Cluster
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
@@ -40,17 +40,17 @@ class ScheduleBlock(Node):
         ScheduleName | None,
         Field(description="name of the schedule", examples=[f"name = {DEFAULT}"]),
         Choices(SUMMARIES),
-        Derived(f"{PLAIN} if pipeline = 1, else {DEFAULT}; none if a file is given"),
+        DerivedDefault(f"{PLAIN} if pipeline = 1, else {DEFAULT}; none if a file is given"),
     ] = None
     chunks: Annotated[
         int | None,
         Field(
             ge=2,
             le=MAX_CHUNKS,
-            description=f"stages per rank, for {in_words(CHUNKED)}, and for {AUTO} with `placement = loop`",
+            description=f"stages per rank, for {join_names(CHUNKED)}, and for {AUTO} with `placement = loop`",
             examples=["chunks = 2"],
         ),
-        Derived(f"{DEFAULT_CHUNKS} for {in_words(CHUNKED)}, else none"),
+        DerivedDefault(f"{DEFAULT_CHUNKS} for {join_names(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
         Fraction | tuple[Fraction, ...] | None,
@@ -69,7 +69,7 @@ class ScheduleBlock(Node):
             description=f"whether {AUTO} may copy activations to host memory and back, so that a cap costs less time",
             examples=["host_copies = true"],
         ),
-        Quiet(),
+        QuietField(),
     ] = False
     placement: Annotated[
         Literal["v", "loop", "bidirectional"] | None,
@@ -81,12 +81,12 @@ class ScheduleBlock(Node):
                 "bidirectional": "one stage per rank, and a second copy of it on rank P-1-r",
             }
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     copies: Annotated[
         int | None,
         Field(ge=1, le=2, description=f"for {AUTO}: most ranks that hold the same stage", examples=["copies = 1"]),
-        Quiet(),
+        QuietField(),
     ] = None
     deferred: Annotated[
         int | None,
@@ -97,7 +97,7 @@ class ScheduleBlock(Node):
             "computed with the rest of their backward; default: as the schedule has it",
             examples=["deferred = 4"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     order: Annotated[
         Literal["drawn", "cost"],
@@ -108,7 +108,7 @@ class ScheduleBlock(Node):
                 "cost": "the best order for the schedule, by the cost of attention within their documents",
             }
         ),
-        Quiet(),
+        QuietField(),
     ] = "drawn"
     file: Annotated[
         str | None,
@@ -127,7 +127,7 @@ class Sm(Node):
 
     communication: Annotated[
         int,
-        Derived(
+        DerivedDefault(
             "20 of 132, or the same share of other devices, if the devices state `sms` and `expert`, `expert_tensor` "
             "or `tensor` is above 1, or `zero` is on several data ranks; else 0"
         ),
@@ -188,7 +188,7 @@ class Spec(Node):
             description="number of layers that `layer` recomputes, the first ones of each pipeline stage; default: all",
             examples=["recompute_layers = 5"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     unfused: Annotated[
         tuple[Fusion, ...],
@@ -222,17 +222,17 @@ class Spec(Node):
     parallel: Annotated[
         Parallel,
         Field(description="degrees of parallelism", examples=["parallel { pipeline = 2 }"]),
-        Derived("only data parallelism"),
+        DerivedDefault("only data parallelism"),
     ]
     schedule: Annotated[
         ScheduleBlock,
         Field(description="the order of forwards and backwards", examples=[f"schedule {{ name = {DEFAULT} }}"]),
-        Derived(f"{PLAIN} if pipeline = 1, else {DEFAULT}"),
+        DerivedDefault(f"{PLAIN} if pipeline = 1, else {DEFAULT}"),
     ]
     sm: Annotated[
         Sm,
         Field(description="the division of the SMs of a device", examples=["sm { communication = 20 }"]),
-        Derived("`communication` has its default"),
+        DerivedDefault("`communication` has its default"),
     ] = Sm.model_construct()
     train: Annotated[
         Train,
@@ -246,7 +246,7 @@ class Spec(Node):
     ]
     adapter: Annotated[
         Lora | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="adapters, trained beside the frozen weights of `train.initial`; none: the weights are trained",
             examples=["adapter lora { rank = 16, on = [q_up, kv_up, out] }"],
@@ -261,7 +261,7 @@ class Spec(Node):
     ]
     metrics: Annotated[  # last, so that it moves no line of a resolved spec
         Metrics | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="where the metrics of the run go besides its folder; none: nowhere else",
             examples=["metrics { tensorboard = true, prometheus = 9400 }"],

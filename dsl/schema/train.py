@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Quiet, StoredUnit, Syntax
+from dsl.schema.base import (
+    MAX_STEPS,
+    MAX_TOKENS,
+    Choices,
+    DerivedDefault,
+    FilePath,
+    Node,
+    QuietField,
+    StoredUnit,
+    Syntax,
+)
 from dsl.schema.grpo import MAX_SEQUENCE, Grpo
 from dsl.schema.health import Health
 from dsl.schema.optimizers import AnyOptimizer
@@ -110,7 +120,7 @@ class Checkpoint(Node):
             description="write checkpoints in the background, from a copy in host memory",
             examples=["background = false"],
         ),
-        Quiet(),
+        QuietField(),
     ] = True
     to: Annotated[
         tuple[str, ...],
@@ -120,7 +130,7 @@ class Checkpoint(Node):
             "folders and store URLs; paths are relative to the spec",
             examples=['to = [local, "/mnt/slow/mine"]', 'to = [local, "s3://bucket/mine"]'],
         ),
-        Quiet(),
+        QuietField(),
     ] = (LOCAL,)
 
 
@@ -226,7 +236,7 @@ with warnings.catch_warnings():
         ] = None
         only: Annotated[
             Literal["indexer"] | None,
-            Quiet(),
+            QuietField(),
             Choices({"indexer": "only the indexers, by their own loss, with attention to all keys (DeepSeek-V3.2)"}),
             Field(
                 description="the part of the model to train, with all else frozen; none: everything",
@@ -244,7 +254,7 @@ with warnings.catch_warnings():
         ] = None
         health: Annotated[
             Health | None,
-            Quiet(),
+            QuietField(),
             Field(
                 description="what to do about a loss that is not finite, a spike, or replicas that differ; none: a "
                 "loss that is not finite ends the run",
@@ -253,7 +263,7 @@ with warnings.catch_warnings():
         ] = None
         grpo: Annotated[
             Grpo | None,
-            Quiet(),
+            QuietField(),
             Field(
                 description="reinforcement learning on completions of the model; none: training on the text",
                 examples=["grpo { group = 8, prompt = 256, completion = 256, rewards { correct { check = exact } } }"],
@@ -261,8 +271,8 @@ with warnings.catch_warnings():
         ] = None
         within: Annotated[
             PhaseWithin | None,
-            Quiet(),
-            Derived("none; for a phase, from its run"),
+            QuietField(),
+            DerivedDefault("none; for a phase, from its run"),
             Field(
                 description="position of this phase in its run; dsc writes it from the `phase` blocks",
                 examples=[

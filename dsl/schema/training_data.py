@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax, Unless
+from dsl.schema.base import Choices, DerivedDefault, FilePath, Node, QuietField, RequiredUnless, Syntax
 
 MAX_CHARACTERS = 64 << 20  # the most bytes a document may have
 
@@ -61,7 +61,9 @@ class Prompts(Node):
     ] = "prompt"
     answer: Annotated[
         str | None,
-        Derived("the first of `answer`, `solution`, `ground_truth`, `label` and `reward_model.ground_truth` in a row"),
+        DerivedDefault(
+            "the first of `answer`, `solution`, `ground_truth`, `label` and `reward_model.ground_truth` in a row"
+        ),
         Field(
             min_length=1,
             max_length=256,
@@ -153,8 +155,8 @@ class DataSource(Node):
     ]
     fim: Annotated[
         float | None,
-        Derived("from `data`"),
-        Quiet(),
+        DerivedDefault("from `data`"),
+        QuietField(),
         Field(
             ge=0,
             le=1,
@@ -164,8 +166,8 @@ class DataSource(Node):
     ] = None
     filters: Annotated[
         Filters | None,
-        Derived("from `data`"),
-        Quiet(),
+        DerivedDefault("from `data`"),
+        QuietField(),
         Field(
             description="filters of this source, instead of those of `data`",
             examples=["filters { duplicates = exact }"],
@@ -179,8 +181,8 @@ class Data(Node):
     source: Annotated[
         str | None,
         FilePath(),
-        Unless("sources"),
-        Derived("none, if `sources` are given"),
+        RequiredUnless("sources"),
+        DerivedDefault("none, if `sources` are given"),
         Field(
             min_length=1,
             max_length=4096,
@@ -193,7 +195,7 @@ class Data(Node):
     sources: Annotated[
         tuple[DataSource, ...],
         Syntax("entries"),
-        Quiet(),
+        QuietField(),
         Field(
             description="several sources instead of one, each with its weight",
             examples=[
@@ -205,8 +207,8 @@ class Data(Node):
         str | TrainTokenizer | None,
         Syntax("tokenizer"),
         FilePath(),
-        Unless("end_id"),
-        Derived("none, if `end_id` is given"),
+        RequiredUnless("end_id"),
+        DerivedDefault("none, if `end_id` is given"),
         Field(description="path of a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
     ] = None
     validation: Annotated[
@@ -240,7 +242,7 @@ class Data(Node):
             description="key (.jsonl) or column (.parquet, .arrow) with the text of a row",
             examples=['column = "content"'],
         ),
-        Quiet(),
+        QuietField(),
     ] = "text"
 
     fim: Annotated[
@@ -252,18 +254,18 @@ class Data(Node):
             "to the end",
             examples=["fim = 0.1"],
         ),
-        Quiet(),
+        QuietField(),
     ] = 0.0
     end_id: Annotated[
         int | None,
-        Derived("from the tokenizer"),
+        DerivedDefault("from the tokenizer"),
         Field(
             ge=0,
             le=16_777_215,
             description="id of the end-of-document token in files of token ids, if no tokenizer is given",
             examples=["end_id = 50256"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     filters: Annotated[
         Filters | None,
@@ -271,11 +273,11 @@ class Data(Node):
             description="filters that leave out documents; in a blend, for the sources without filters of their own",
             examples=["filters { shortest = 200, quality = gopher, duplicates = near }"],
         ),
-        Quiet(),
+        QuietField(),
     ] = None
     prompts: Annotated[
         Prompts | None,
-        Quiet(),
+        QuietField(),
         Field(
             description="the rows are prompts for `train.grpo`; without it, documents or conversations",
             examples=["prompts { }", 'prompts { prompt = "question", answer = "solution" }'],

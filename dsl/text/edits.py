@@ -75,9 +75,9 @@ def _spelling(item: Diagnostic, span: Span) -> Edit | None:
         return None
     word = match[1]
     if span.source.name == OVERRIDE and item.code == "E0201":  # the span is a whole dotted key
-        wrong = item.message.split("`")[-2]
-        begin = span.start + span.text.rfind(wrong)
-        return Edit(Span(span.source, begin, begin + len(wrong)), word) if begin >= span.start else None
+        misspelt_word = item.message.split("`")[-2]
+        begin = span.start + span.text.rfind(misspelt_word)
+        return Edit(Span(span.source, begin, begin + len(misspelt_word)), word) if begin >= span.start else None
     return Edit(span, word)
 
 
@@ -86,16 +86,16 @@ def _new_value(item: Diagnostic, span: Span) -> Edit | None:
     match = WRITE.fullmatch(item.hint)
     if match is None or PLACEHOLDER.search(match[1]) or not _is_certain(match[2]):
         return None
-    text, before = match[1], _text_before(span)
+    text, text_before = match[1], _text_before(span)
     layers = re.fullmatch(r"layers (\S+)", text)
     if layers:
-        return Edit(span, layers[1]) if before.endswith("layers ") else None
+        return Edit(span, layers[1]) if text_before.endswith("layers ") else None
     setting = SETTING.fullmatch(text)
-    if setting and re.search(rf"(?:^|[^\w]){re.escape(setting[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
+    if setting and re.search(rf"(?:^|[^\w]){re.escape(setting[1])}\s*=\s*$", text_before) and item.code not in EXAMPLES:
         return Edit(span, setting[2])
-    if setting and setting[1] == span.text and (block := _with_block(span)) != span:
+    if setting and setting[1] == span.text and (block := _span_with_block(span)) != span:
         return Edit(block, text)  # a value instead of a block: `mtp = none`
-    named = re.search(r"(\w+)\s*=\s*$", before)
+    named = re.search(r"(\w+)\s*=\s*$", text_before)
     if setting and named and item.code == "E0301" and ALTERNATIVES.get(setting[1]) == named[1]:  # `steps = 5 tokens`
         return Edit(Span(span.source, span.start - len(named[0]), span.end), text)
     if setting and re.fullmatch(rf"{re.escape(setting[1])}\s+\S.*", span.text) and item.code == "E0204":
@@ -127,7 +127,7 @@ def _label(item: Diagnostic, span: Span) -> Edit | None:
 def _removal(item: Diagnostic, span: Span) -> Edit | None:
     if item.hint in ("remove it", "remove the `=`", f"remove `{span.text}`") and item.code != "E0107":
         begins = re.search(r"(^|[\n{,])[ \t]*$", span.source.text[: span.start])
-        return _removal_of(_with_block(span) if begins and span.text.isidentifier() else span)
+        return _removal_of(_span_with_block(span) if begins and span.text.isidentifier() else span)
     if item.message.endswith("is listed twice"):
         comma = re.search(r",\s*$", span.source.text[: span.start])
         return Edit(Span(span.source, comma.start(), span.end), "") if comma else None
@@ -184,14 +184,14 @@ def _missing(item: Diagnostic, span: Span) -> Edit | None:
     if text[blanks.end() : blanks.end() + 1] in ("\n", "\r", "#"):
         line = span.source.line(span.line)
         indent = line[: len(line) - len(line.lstrip())] + INDENT
-        after = span.source.line_starts[span.source.position(brace.end()).line :][:1]  # the next line
-        place = Span(span.source, after[0], after[0]) if after else place
+        next_line_start = span.source.line_starts[span.source.position(brace.end()).line :][:1]  # the next line
+        place = Span(span.source, next_line_start[0], next_line_start[0]) if next_line_start else place
         return Edit(place, "".join(f"{indent}{statement}\n" for statement in statements))
     ends = "" if text[blanks.end() : blanks.end() + 1] == "}" else ","
     return Edit(place, f" {', '.join(statements)}{ends}" + (" " if blanks.end() == brace.end() else ""))
 
 
-def _with_block(span: Span) -> Span:
+def _span_with_block(span: Span) -> Span:
     """The span of a key and the block after it, up to its closing brace; the same span if no block follows."""
     depth = 0
     for token in tokens(span.source.text):

@@ -32,7 +32,7 @@ class FormattedLine:
     after_blank: bool  # whether an empty line comes before it
 
 
-def formatted(source: Source) -> str:
+def format_source(source: Source) -> str:
     """Return the formatted text of a source. Raises SpecError if it cannot be parsed."""
     mistakes = parse(source).diagnostics
     if mistakes:
@@ -111,11 +111,11 @@ def _head_tail_column(line: list[Token]) -> tuple[str, str, str | None]:
     opens = sum((token.type in OPENERS) - (token.type in CLOSERS) for token in line)
     is_head = bool(end) and all(token.type not in ("COMMA", "RBRACE") for token in line[:end])
     if not is_head or (end == 1 and line[end].type == "LBRACE" and opens):
-        return "", _joined(line), None
-    return _joined(line[:end]), _joined(line[end:]), line[0].text if end > 1 else ""
+        return "", _join_tokens(line), None
+    return _join_tokens(line[:end]), _join_tokens(line[end:]), line[0].text if end > 1 else ""
 
 
-def _joined(words: Iterable[Token]) -> str:
+def _join_tokens(words: Iterable[Token]) -> str:
     """Join words with the blanks that belong between them."""
     parts: list[str] = []
     before: Token | None = None

@@ -20,7 +20,7 @@ def table_text() -> str:
     frontend: Any = lark.parser
     lexer, table = frontend.lexer, frontend.parser._parse_table
     assert isinstance(lexer, BasicLexer)
-    order = _reached(table)
+    order = _reachable_states(table)
     number = {state: index for index, state in enumerate(order)}
     rules = {rule: index for index, rule in enumerate(sorted(lark.rules, key=str))}
     data: dict[str, Any] = {
@@ -43,7 +43,7 @@ def table_text() -> str:
     return "{\n " + ",\n ".join(lines) + "\n}\n"
 
 
-def _reached(table: Any) -> list[Any]:
+def _reachable_states(table: Any) -> list[Any]:
     """The states, in the order in which they are reached from the first."""
     order = [table.start_states["start"]]
     for state in order:

@@ -24,16 +24,16 @@ WIDE = 4  # columns of a tab
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingBrace:
     """A `{` that is never closed, and the index of the token before which its `}` is missing."""
 
     opener: Token
     index: int
 
 
-def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ...]:
+def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[MissingBrace, ...]:
     """Return where each missing `}` belongs, in text order; nothing if the indentation does not show it."""
-    missing: list[Missing] = []
+    missing: list[MissingBrace] = []
     opened: list[tuple[Token, int]] = []  # with the indentation of their lines
     indent, is_first = 0, True
     for index, token in enumerate(tokens):
@@ -44,14 +44,14 @@ def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ..
             indent, is_first = _indent(source, token), False
             closes = token.type == "RBRACE"
             while opened and _has_ended(opened, indent, closes, _begins_block(tokens, index) and not indent):
-                missing.append(Missing(opened.pop()[0], index))
+                missing.append(MissingBrace(opened.pop()[0], index))
         if token.type == "LBRACE":
             opened.append((token, indent))
         elif token.type == "RBRACE":
             if not opened:
                 return ()
             opened.pop()
-    missing += [Missing(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the last newline
+    missing += [MissingBrace(token, len(tokens) - 1) for token, _ in reversed(opened)]  # before the last newline
     return tuple(missing) if len(missing) <= MAX_MISSING else ()
 
 
@@ -93,7 +93,7 @@ OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH"})
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParseResult:
     """The result of parsing. `document`: what could be read. `broken`: the braces do not match, so the structure is
     unknown.
     """
@@ -123,15 +123,15 @@ def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
     return source, ()
 
 
-def parse(source: Source) -> Parsed:
+def parse(source: Source) -> ParseResult:
     """Parse a source. Syntax mistakes are reported, never raised."""
     words = [*islice(tokens(source.text), MAX_WORDS + 1)]
     feeder = _Feeder(source, [*words])
-    parsed = feeder.parsed()
-    return _with_braces(source, words, parsed) if feeder.unclosed else parsed
+    parsed = feeder.parse()
+    return _parse_with_braces(source, words, parsed) if feeder.unclosed else parsed
 
 
-def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
+def _parse_with_braces(source: Source, words: list[Token], parsed: ParseResult) -> ParseResult:
     """Parse a text with unclosed blocks as if they were closed where the indentation shows, if the braces then
     match."""
 
@@ -149,7 +149,7 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
         [token for index, word in enumerate(written) for token in (*inserted.get(index, ()), word)],
         2 * MAX_WORDS,
     )
-    closed = feeder.parsed()
+    closed = feeder.parse()
     if not missing or closed.broken:
         return parsed
     unclosed = []
@@ -159,7 +159,7 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
         is_last = brace.index == len(written) - 1
         message = f"this `{brace.opener.text}` is never closed"
         unclosed.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
-    return Parsed(closed.document, (*unclosed, *closed.diagnostics), False, parsed.num_words)
+    return ParseResult(closed.document, (*unclosed, *closed.diagnostics), False, parsed.num_words)
 
 
 @dataclass
@@ -177,7 +177,7 @@ class _Feeder:
         if len(self.tokens) > self.max_tokens:
             self._complain("E0102", f"the text has more than {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
-        self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
+        self.tokens.append(self._token_to_insert("NEWLINE", len(self.source.text)))
         self.builder = Builder(self.source)
         self.parser = TableParser(self.builder)
         self.opened: list[Token] = []
@@ -185,10 +185,10 @@ class _Feeder:
         self.previous: Token | None = None
         self._save(0)
 
-    def parsed(self) -> Parsed:
+    def parse(self) -> ParseResult:
         self.run()
         document = Document(self.source, self.finish())
-        return Parsed(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))
+        return ParseResult(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))
 
     def run(self) -> None:
         index = 0
@@ -206,7 +206,7 @@ class _Feeder:
             self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
             self.broken = self.unclosed = True
         for _ in self.opened:
-            self.parser.feed(self._inserted("RBRACE", len(self.source.text)))
+            self.parser.feed(self._token_to_insert("RBRACE", len(self.source.text)))
         body: tuple[Statement, ...] = self.parser.finish()
         return body
 
@@ -375,7 +375,7 @@ class _Feeder:
         if token.type == "OPEN_STRING":  # it swallowed the braces that close blocks opened on its line
             openers = [opener for opener in self.opened if "\n" not in self.source.text[opener.start : token.start]]
             swallowed = min(len(openers), token.text.count("}"))
-            self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
+            self.tokens[index + 1 : index + 1] = [self._token_to_insert("RBRACE", token.end)] * swallowed
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
             stop = self._line_start(index) - 1  # the newline before it
             self._feed_lost(self.tokens[stop].start)
@@ -399,7 +399,7 @@ class _Feeder:
             return False
         if token.text == ":" and self._is_before_brace(index):
             return True
-        inserted = self._inserted(kind, token.start)
+        inserted = self._token_to_insert(kind, token.start)
         try:
             self.parser.feed(inserted)
         except UnexpectedError:
@@ -409,7 +409,7 @@ class _Feeder:
 
     def _separate(self, token: Token) -> None:
         """End a statement after its closing brace, as if a comma followed."""
-        comma = self._inserted("COMMA", token.start)
+        comma = self._token_to_insert("COMMA", token.start)
         self.parser.feed(comma)
         self._follow(comma)
         self._save(token.start)
@@ -417,7 +417,7 @@ class _Feeder:
     def _save(self, start: int) -> None:
         """Save the state of the parser at the start of a statement."""
         self.start = start
-        self.saved = self.parser.saved()
+        self.saved = self.parser.copy_state()
         self.saved_depth = len(self.opened)
         self.operators = 0
 
@@ -431,7 +431,7 @@ class _Feeder:
 
     # ------------------------------------------------------------ helpers
 
-    def _inserted(self, kind: str, offset: int) -> Token:
+    def _token_to_insert(self, kind: str, offset: int) -> Token:
         return Token(kind, {"RBRACE": "}", "COMMA": ",", "EQUAL": "="}.get(kind, ""), offset, offset)
 
     def _span(self, token: Token) -> Span:

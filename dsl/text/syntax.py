@@ -57,7 +57,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Binary:
+class BinaryOperation:
     """`hidden * 4`."""
 
     operator: str  # + - * /
@@ -67,7 +67,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Negate:
+class Negation:
     operand: Value
     span: Span
 
@@ -81,7 +81,7 @@ class FunctionCall:
     span: Span
 
 
-Value = Word | Number | String | ListOf | Range | Binary | Negate | FunctionCall
+Value = Word | Number | String | ListOf | Range | BinaryOperation | Negation | FunctionCall
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Block:
         return span.source == self.head.source and self.head.end <= span.start < self.end
 
     @cached_property
-    def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
+    def statements_by_name(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
         """The statements of the body by key, a `let` by its name, in the order in which they are written."""
         statements: dict[str, list[Attribute | Block | Let]] = {}
         for statement in self.body:
@@ -160,11 +160,11 @@ class Block:
 
     def has_key(self, key: str) -> bool:
         """Whether the body sets a key."""
-        return any(not isinstance(statement, Let) for statement in self.named.get(key, ()))
+        return any(not isinstance(statement, Let) for statement in self.statements_by_name.get(key, ()))
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostStatement:
     """A statement that could not be parsed; its mistake has been reported. The span may cover further statements."""
 
     span: Span
@@ -175,7 +175,7 @@ class Lost:
         return frozenset(re.findall(r"[A-Za-z_]\w*", self.span.text, re.ASCII))
 
 
-Statement = Attribute | Let | Import | Line | Block | Lost
+Statement = Attribute | Let | Import | Line | Block | LostStatement
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class TableParser:
         self._stack = [table.start]
         self._values: list[Any] = []
 
-    def saved(self) -> tuple[list[int], list[Any]]:
+    def copy_state(self) -> tuple[list[int], list[Any]]:
         """Return the state of the parser, for `restore`."""
         return self._stack.copy(), self._values.copy()
 
@@ -126,7 +126,7 @@ class TableParser:
             parts = self._values[-rule.length :]
             del self._values[-rule.length :], self._stack[-rule.length :]
         if rule.spread:
-            parts = _inlined(parts, rule.spread)
+            parts = _inline_lists(parts, rule.spread)
         value = method(*parts) if method is not None else parts if rule.method else parts[0]
         self._stack.append(self._states[self._stack[-1]][rule.origin])
         self._values.append(value)
@@ -147,7 +147,7 @@ class TableParser:
         return True
 
 
-def _inlined(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
+def _inline_lists(parts: list[Any], spread: tuple[int, ...]) -> list[Any]:
     """Inline the lists among values. A list in first place is extended, so that long texts take linear time."""
     values: list[Any] = parts[0] if spread[0] == 0 else [parts[0]]
     for index, part in enumerate(parts[1:], 1):

@@ -8,15 +8,15 @@ from typing import Any
 from dsl.messages.diagnostics import Diagnostic, Source, Span, is_hidden
 from dsl.text.syntax import (
     Attribute,
-    Binary,
+    BinaryOperation,
     Block,
     FunctionCall,
     Import,
     Let,
     Line,
     ListOf,
-    Lost,
-    Negate,
+    LostStatement,
+    Negation,
     Number,
     Phrase,
     Range,
@@ -46,10 +46,10 @@ class Builder:
 
     def line(self, head: Token, *items: Value) -> Statement:
         key = self.word(head)
-        span = key.span.extended_to(items[-1].span) if items else key.span
+        span = key.span.extend_to(items[-1].span) if items else key.span
         if key.text == "import":
             if len(items) == 1 and items[0].span.start in self.reported:
-                return Lost(span)
+                return LostStatement(span)
             if len(items) == 1 and isinstance(items[0], String):
                 return Import(items[0], span)
             return self._report_lost(span, span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
@@ -57,7 +57,7 @@ class Builder:
 
     def attribute(self, head: Token, *parts: Any) -> Statement:
         key, items, phrase = self.word(head), parts[:-2], parts[-1]
-        span = key.span.extended_to(phrase.span)
+        span = key.span.extend_to(phrase.span)
         if key.text == "let" and len(items) == 1 and isinstance(items[0], Word):
             return Let(items[0], phrase, span)
         if items:
@@ -69,7 +69,7 @@ class Builder:
 
     def block(self, head: Token, *parts: Any) -> Statement:
         key, labels, body = self.word(head), parts[:-3], parts[-2]
-        span = key.span.extended_to(labels[-1].span) if labels else key.span
+        span = key.span.extend_to(labels[-1].span) if labels else key.span
         words = [label.text if isinstance(label, Word) else "" for label in labels]
         parent = None
         if "extends" in words:
@@ -82,15 +82,15 @@ class Builder:
         return Block(key, labels, parent, body, span, parts[-1].start)
 
     def lost(self, token: Token) -> Statement:
-        return Lost(self._span(token))
+        return LostStatement(self._span(token))
 
     def lost_block(self, token: Token, *_: Any) -> Statement:
-        return Lost(self._span(token))
+        return LostStatement(self._span(token))
 
     # ------------------------------------------------------------ values
 
     def phrase(self, *items: Value) -> Phrase:
-        return Phrase(items, items[0].span.extended_to(items[-1].span))
+        return Phrase(items, items[0].span.extend_to(items[-1].span))
 
     def item(self, value: Value) -> Value:
         return value
@@ -99,13 +99,13 @@ class Builder:
         return value
 
     def range(self, first: Value, _: Token, last: Value) -> Range:
-        return Range(first, last, first.span.extended_to(last.span))
+        return Range(first, last, first.span.extend_to(last.span))
 
-    def binary(self, left: Value, operator: Token, right: Value) -> Binary:
-        return Binary(operator.text, left, right, left.span.extended_to(right.span))
+    def binary(self, left: Value, operator: Token, right: Value) -> BinaryOperation:
+        return BinaryOperation(operator.text, left, right, left.span.extend_to(right.span))
 
-    def negate(self, sign: Token, operand: Value) -> Negate:
-        return Negate(operand, self._span(sign).extended_to(operand.span))
+    def negate(self, sign: Token, operand: Value) -> Negation:
+        return Negation(operand, self._span(sign).extend_to(operand.span))
 
     def group(self, _open: Token, value: Value, _close: Token) -> Value:
         return value
@@ -124,11 +124,11 @@ class Builder:
 
     def list(self, *parts: Any) -> ListOf:
         items = tuple(part for part in parts if not isinstance(part, Token))
-        return ListOf(items, self._span(parts[0]).extended_to(self._span(parts[-1])))
+        return ListOf(items, self._span(parts[0]).extend_to(self._span(parts[-1])))
 
     def call(self, *parts: Any) -> FunctionCall:
         arguments = tuple(part for part in parts if not isinstance(part, Token))
-        return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).extended_to(self._span(parts[-1])))
+        return FunctionCall(parts[0].text[:-1], arguments, self._span(parts[0]).extend_to(self._span(parts[-1])))
 
     # ------------------------------------------------------------ helpers
 
@@ -144,7 +144,7 @@ class Builder:
             self.mistakes.append(Diagnostic("E0105", message, place, "a string has only visible characters"))
             self.reported.add(token.start)
 
-    def _report_lost(self, statement: Span, span: Span, message: str, hint: str) -> Lost:
+    def _report_lost(self, statement: Span, span: Span, message: str, hint: str) -> LostStatement:
         """Report a mistake at `span`, and return a placeholder for the whole statement."""
         self.mistakes.append(Diagnostic("E0108", message, span, hint))
-        return Lost(statement)
+        return LostStatement(statement)

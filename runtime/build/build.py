@@ -100,7 +100,7 @@ class Build:
         """Import an emitted module by its name in the build: `segments.head_T16_D16_6c24e5`."""
         return self._modules.load(name)
 
-    def changed_module(self, name: str, change: Callable[[ModuleType], None]) -> ModuleType:
+    def import_changed_module(self, name: str, change: Callable[[ModuleType], None]) -> ModuleType:
         """Import a fresh copy of an emitted module, and apply `change` to each segment that it imports."""
         modules = replace(self._modules, package=f"{self._modules.package}_{next(_COPIES)}")
         module = modules.load(name)

@@ -50,7 +50,7 @@ def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> dict[Prog
             raise CertificateError(f"program/{name}.json has no certificate: it was never proven")
         if name not in programs:
             raise CertificateError(f"certificate/{name}.json is of a program that is not there")
-    return {name: _rechecked(name, files, digests) for name in programs}
+    return {name: _recheck(name, files, digests) for name in programs}
 
 
 def program_names(files: Iterable[str]) -> list[ProgramName]:
@@ -63,7 +63,7 @@ def _names(files: Iterable[str], folder: str) -> list[str]:
     return sorted(file.removeprefix(start).removesuffix(suffix) for file in files if file.startswith(start))
 
 
-def _rechecked(name: str, files: Mapping[str, bytes], digests: Mapping[str, str]) -> RunProgram:
+def _recheck(name: str, files: Mapping[str, bytes], digests: Mapping[str, str]) -> RunProgram:
     try:
         certificate = Certificate.from_json(files[f"certificate/{name}.json"])
         program = RunProgram.from_json(files[f"program/{name}.json"])
@@ -151,7 +151,7 @@ class _ProgramReplay:
         """Execute an event. Return the error, or ""."""
         kind, peer, message, _ = event
         if peer == rank:
-            return self._to_itself(rank, kind, message)
+            return self._pass_to_itself(rank, kind, message)
         if not 0 <= peer < len(self.ranks):
             return f"there is no rank {peer}"
         if kind == "post":
@@ -172,7 +172,7 @@ class _ProgramReplay:
             return self._finish("in flight", rank, peer, message)
         return f"there is no event {kind}"
 
-    def _to_itself(self, rank: int, kind: str, message: str) -> str:
+    def _pass_to_itself(self, rank: int, kind: str, message: str) -> str:
         if kind == "send":
             return self._begin("kept", rank, rank, message)
         return self._finish("kept", rank, rank, message) if kind == "receive" else f"{kind}s {message} to itself"
@@ -274,7 +274,7 @@ def _wrong_starts(program: RunProgram, shared: Collection[tuple[tuple[int, ...],
 
 def check_start(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> None:
     """Raise CertificateError unless all channels that programs use are opened once, and no others. O(messages)."""
-    used, opened = Counter({*_used(plan, programs)}), Counter(plan.openings)
+    used, opened = Counter({*_used_openings(plan, programs)}), Counter(plan.openings)
     for opening in (*used, *opened):
         if used[opening] != opened[opening]:
             ranks = ", ".join(map(str, opening.ranks))
@@ -284,7 +284,7 @@ def check_start(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> No
             )
 
 
-def _used(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> Iterator[Opening]:
+def _used_openings(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> Iterator[Opening]:
     mesh = plan.mesh
     rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
     for source, rank in {(source, rank) for rank, calls in rows for call in calls for source, _ in call.posts}:

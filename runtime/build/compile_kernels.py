@@ -29,6 +29,7 @@ from types import ModuleType
 from runtime.build.build import Build
 from runtime.contract import KernelUse, LaunchList, node_kind
 from runtime.system.outcome import ReportedError
+from runtime.system.regular_files import open_regular, write
 from runtime.system.strict_json import pretty
 from runtime.system.workers import Answer, Task, run, serve
 
@@ -58,10 +59,7 @@ class CallCache:
     def add(self, use: KernelUse, entries: Iterable[str]) -> None:
         """Record a call whose kernels are in these folders of the cache."""
         with suppress(OSError):  # the cache is read-only or full: the next run compiles the call again
-            file = self._file(use)
-            temporary = file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(sorted(entries)), "utf-8")
-            temporary.replace(file)
+            write(self._file(use), json.dumps(sorted(entries)))
 
     @contextmanager
     def lock(self, use: KernelUse) -> Iterator[None]:
@@ -70,7 +68,9 @@ class CallCache:
             with suppress(OSError):  # a file system without locks: a call may be compiled more than once
                 file = self._file(use).with_suffix(".lock")
                 file.parent.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(stack.enter_context(file.open("ab")), fcntl.LOCK_EX)
+                descriptor = open_regular(file, os.O_WRONLY | os.O_CREAT)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
     def _file(self, use: KernelUse) -> Path:
@@ -127,7 +127,7 @@ def compile_kernels(
     missing = {numbers[use]: use for use in (*uses[first:], *uses[:first]) if not cache.holds(use)}
     done, failures, is_quiet = 0, dict[str, str](), True
 
-    def answered(task: Task, answer: Answer) -> None:
+    def on_answer(task: Task, answer: Answer) -> None:
         nonlocal done, is_quiet
         done += 1
         set_action(f"compile kernels: {done} of {len(missing)} calls")
@@ -141,7 +141,7 @@ def compile_kernels(
         set_action("compile kernels")
         build = cache.build
         command = (sys.executable, "-P", "-m", MODULE, str(build.folder), build.digest, cache.target)
-        run(command, [{"call": number} for number in missing], processes, CALL_S, math.inf, answered)
+        run(command, [{"call": number} for number in missing], processes, CALL_S, math.inf, on_answer)
     if failures:
         texts = [f"kernels/{kernel}.py: {reason}" for kernel, reason in sorted(failures.items())]
         more = f"; and {len(texts) - LISTED} more" * (len(texts) > LISTED)

@@ -91,11 +91,11 @@ def read(folder: Path, expect: str | None = None, *, edited: bool = False) -> Bu
     being errors. Raises BuildError; OtherBuildError for another digest.
     """
     for _ in range(TRIES):
-        with _opened(folder) as top:
+        with _open_folder(folder) as top:
             try:
                 return _read(folder, top, expect, edited)
             except (BuildError, OSError) as error:
-                if is_there(folder, top):  # else another build has replaced it, and this one is being removed
+                if is_at_path(folder, top):  # else another build has replaced it, and this one is being removed
                     if isinstance(error, BuildError):
                         raise
                     raise BuildError(f"{folder} cannot be read: {_reason(error)}") from None
@@ -103,7 +103,7 @@ def read(folder: Path, expect: str | None = None, *, edited: bool = False) -> Bu
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
     try:
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -114,7 +114,7 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(top)
 
 
-def is_there(folder: Path, top: int) -> bool:
+def is_at_path(folder: Path, top: int) -> bool:
     """Whether an open folder is still the one at this path."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(top))
@@ -130,7 +130,7 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
     digest = hashlib.sha256(text).hexdigest()
     if expect is not None and digest != expect:
         raise OtherBuildError(f"{folder} is not the build that was asked for: its digest is {digest}, not {expect}")
-    manifest = _parsed(folder, text)
+    manifest = _parse_manifest(folder, text)
     listed = manifest.files
     present = file_names(top)
     edits: list[str] = []
@@ -158,7 +158,7 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
     return BuildFiles(folder, files, digests, manifest.versions, digest, tuple(map(printable, edits)))
 
 
-def _parsed(folder: Path, text: bytes) -> BuildManifest:
+def _parse_manifest(folder: Path, text: bytes) -> BuildManifest:
     """Parse the manifest of a build, and check the files that it lists."""
     subject = f"{folder} is not what dsc compile wrote: {MANIFEST}"
     try:

@@ -52,7 +52,7 @@ def _copy_rewards(build: Mapping[str, bytes], folder: Path) -> None:
         write(folder / name, text)
 
 
-def described(run: Path, phase: int | None) -> Path:
+def folder_of_phase(run: Path, phase: int | None) -> Path:
     """Return the folder that describes a phase of a run. Without a number, or if there is none, the run folder, which
     describes the build that was trained last."""
     folder = run if phase is None else _folder(run, phase)
@@ -63,7 +63,7 @@ def _folder(run: Path, phase: int) -> Path:
     return run / f"phase.{phase}"
 
 
-def of_run(folder: Path) -> dict[str, bytes]:
+def files_of_run(folder: Path) -> dict[str, bytes]:
     """Return the FILES that a run folder has."""
     return {name: read_bytes(folder / name) for name in FILES if (folder / name).is_file()}
 

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.places import CopyPlace, manifest_of
-from runtime.checkpoint.publish import PublishedCheckpoint, Saved
-from runtime.checkpoint.retention import Keep
+from runtime.checkpoint.publish import PublishedCheckpoint, SaveResult
+from runtime.checkpoint.retention import RetentionPolicy
 from runtime.checkpoint.shard_manifest import MANIFEST, CheckpointError, CheckpointShard, Manifest, render
 
 _STOP = -1
@@ -32,12 +32,12 @@ class CopyMeeting(Protocol):
     def all(self, yes: bool) -> bool:
         """Whether `yes` is true on every rank."""
 
-    def from_first(self, numbers: list[int]) -> list[int]:
+    def broadcast(self, numbers: list[int]) -> list[int]:
         """Return the numbers of rank 0."""
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyResult:
     """The result of a copy on this rank. `reason`: why it failed. `was_skipped`: a newer checkpoint was copied
     instead."""
 
@@ -58,11 +58,11 @@ class Copier:
     place: CopyPlace
     checkpoints: Path
     rank: int
-    keep: Keep
+    keep: RetentionPolicy
     meeting: CopyMeeting
     moved: int = 0  # bytes of `to_move` that this rank has written or read back
     to_move: int = 0
-    _ended: SimpleQueue[Copied] = field(default_factory=SimpleQueue)
+    _ended: SimpleQueue[CopyResult] = field(default_factory=SimpleQueue)
     _change: threading.Condition = field(default_factory=threading.Condition)
     _shards: dict[int, CheckpointShard] = field(default_factory=dict)  # of this rank, by step
     _next: PublishedCheckpoint | None = None  # of rank 0
@@ -71,13 +71,13 @@ class Copier:
     _manifests: dict[str, Manifest] = field(default_factory=dict)  # in the place, as far as they were read
     _thread: threading.Thread | None = None
 
-    def offer(self, step: int, saved: Saved) -> None:
+    def offer(self, step: int, saved: SaveResult) -> None:
         """Queue a published checkpoint for copying. Called in the thread that saves."""
         with self._change:
             self._shards[step] = saved.shard
             if saved.published is not None:
                 if (late := self._next) is not None:
-                    self._ended.put(Copied(late.manifest.step, late.name, self.place.text, was_skipped=True))
+                    self._ended.put(CopyResult(late.manifest.step, late.name, self.place.text, was_skipped=True))
                 self._next = saved.published
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -89,7 +89,7 @@ class Copier:
         with self._change:
             return frozenset({self._current, self._next.name if self._next else ""})
 
-    def ended(self) -> Iterator[Copied]:
+    def finished_copies(self) -> Iterator[CopyResult]:
         """Yield the copies that have ended since the last call."""
         while True:
             try:
@@ -127,7 +127,7 @@ class Copier:
         """Wait for the next checkpoint and copy it. Return False at the end of the run."""
         new = self._wait() if self.rank == 0 else None
         repetition = int(new.name.partition(".")[2] or 0) if new else 0
-        step, repetition = self.meeting.from_first([new.manifest.step if new else _STOP, repetition])
+        step, repetition = self.meeting.broadcast([new.manifest.step if new else _STOP, repetition])
         if step == _STOP:
             return False
         name = f"step-{step:08d}" + (f".{repetition}" if repetition else "")
@@ -165,7 +165,7 @@ class Copier:
         if new or reason:
             size = sum(saved.size for saved in new.manifest.shards) if new else shard.size
             seconds = round(time.perf_counter() - start_s, 3)
-            self._ended.put(Copied(step, name, self.place.text, size, seconds, reason, note=note))
+            self._ended.put(CopyResult(step, name, self.place.text, size, seconds, reason, note=note))
         with self._change:
             self._current = ""
 
@@ -193,14 +193,14 @@ class Copier:
         with files.open_folder(self.checkpoints / name) as folder, files.open_file(folder, shard.file) as file:
             if files.file_size(file) != shard.size:
                 raise CheckpointError(f"{self.checkpoints / name / shard.file}: is not what was written")
-            self.place.write(name, shard.file, self._counted(files.chunks(file, shard.size)))
+            self.place.write(name, shard.file, self._count_bytes(files.chunks(file, shard.size)))
         digest = hashlib.sha256()
-        for chunk in self._counted(self.place.read(name, shard.file)):
+        for chunk in self._count_bytes(self.place.read(name, shard.file)):
             digest.update(chunk)
         if digest.hexdigest() != shard.sha256:
             raise CheckpointError(f"{self.place.text}: {name}/{shard.file} is not what was written")
 
-    def _counted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    def _count_bytes(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         for chunk in chunks:
             yield chunk
             self.moved += len(chunk)
@@ -215,12 +215,12 @@ class Copier:
     def _retire(self) -> None:
         """Remove surplus checkpoints and incomplete copies from the place."""
         rows = [(name, self._manifest(name)) for name in self.place.names()]
-        old = self.keep.surplus([(name, manifest) for name, manifest in rows if manifest is not None])
-        for name in (*old, *(name for name, manifest in rows if manifest is None and self._is_left(name))):
+        old = self.keep.names_to_remove([(name, manifest) for name, manifest in rows if manifest is not None])
+        for name in (*old, *(name for name, manifest in rows if manifest is None and self._is_incomplete(name))):
             self.place.remove(name)
             self._manifests.pop(name, None)
 
-    def _is_left(self, name: str) -> bool:
+    def _is_incomplete(self, name: str) -> bool:
         """Whether a copy has no manifest, so it is incomplete. A damaged manifest is left for the user to look at."""
         try:
             next(iter(self.place.read(name, MANIFEST)), b"")

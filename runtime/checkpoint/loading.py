@@ -116,7 +116,7 @@ class LoadedCheckpoint:
         for name in wanted:
             for index, entry, start in self._places[name]:
                 by_shard[index].append((entry, start))
-        assembled = _Assembled()
+        assembled = _TensorAssembler()
         for index, places in by_shard.items():
             with self._open(self.manifest.shards[index], compare=not self.is_verified) as file:
                 for entry, start in places:
@@ -175,7 +175,7 @@ def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
 
     CheckpointError if there are checkpoints but none is valid: the user has to decide whether to start over.
     """
-    candidates, refused = published(folder)
+    candidates, refused = published_checkpoints(folder)
     for checkpoint in candidates:
         try:
             verified = checkpoint.verify() if verify else checkpoint
@@ -188,13 +188,15 @@ def latest(folder: Path, *, verify: bool = True) -> LoadedCheckpoint | None:
     return None
 
 
-def published(folder: Path, parsed: ParsedManifests | None = None) -> tuple[list[LoadedCheckpoint], list[str]]:
+def published_checkpoints(
+    folder: Path, parsed: ParsedManifests | None = None
+) -> tuple[list[LoadedCheckpoint], list[str]]:
     """Return the checkpoints with a valid manifest, newest first, and the problems of the others."""
     valid, refused = manifests(folder, parsed)
     return [LoadedCheckpoint(path, manifest, is_verified=False) for path, manifest in valid], refused
 
 
-class _Assembled:
+class _TensorAssembler:
     """Assembles logical tensors from entries in any order."""
 
     def __init__(self) -> None:

@@ -108,7 +108,7 @@ class StorePlace:
         self._root = root.rstrip("/")
 
     def names(self) -> list[str]:
-        with _as_os_error():
+        with _convert_to_os_error():
             self._files.invalidate_cache()
             try:
                 listed = self._files.ls(self._root, detail=False)
@@ -117,19 +117,22 @@ class StorePlace:
             return sorted(n for path in listed if PUBLISHED.fullmatch(n := path.rstrip("/").rpartition("/")[2]))
 
     def write(self, name: str, file: str, chunks: Iterable[bytes | memoryview]) -> None:
-        with _as_os_error(), self._files.open(f"{self._root}/{name}/{file}", "wb", block_size=CHUNK_BYTES) as stream:
+        with (
+            _convert_to_os_error(),
+            self._files.open(f"{self._root}/{name}/{file}", "wb", block_size=CHUNK_BYTES) as stream,
+        ):
             for chunk in chunks:
                 stream.write(chunk)
 
     def read(self, name: str, file: str) -> Iterator[bytes | memoryview]:
-        with _as_os_error():
+        with _convert_to_os_error():
             self._files.invalidate_cache()
             with self._files.open(f"{self._root}/{name}/{file}", "rb", block_size=CHUNK_BYTES) as stream:
                 while chunk := stream.read(CHUNK_BYTES):
                     yield chunk
 
     def remove(self, name: str) -> None:
-        with _as_os_error():
+        with _convert_to_os_error():
             self._files.invalidate_cache()
             with suppress(FileNotFoundError):
                 self._files.rm_file(f"{self._root}/{name}/{MANIFEST}")
@@ -137,7 +140,7 @@ class StorePlace:
 
 
 @contextmanager
-def _as_os_error() -> Iterator[None]:
+def _convert_to_os_error() -> Iterator[None]:
     """Convert the exceptions of a store's client to OSError."""
     try:
         yield

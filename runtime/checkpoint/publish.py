@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
-from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, LoadedCheckpoint, latest, load, published
+from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, LoadedCheckpoint, latest, load, published_checkpoints
 from runtime.checkpoint.places import NOTHING, Inventory
-from runtime.checkpoint.retention import Keep
+from runtime.checkpoint.retention import RetentionPolicy
 from runtime.checkpoint.shard_manifest import (
     CheckpointError,
     CheckpointShard,
@@ -46,13 +46,13 @@ from runtime.system.outcome import printable
 __all__ = [
     "MANIFEST",
     "CheckpointError",
-    "Keep",
     "LoadedCheckpoint",
     "Publisher",
+    "RetentionPolicy",
     "TensorPart",
     "latest",
     "load",
-    "published",
+    "published_checkpoints",
 ]
 
 LATEST = "LATEST"
@@ -83,7 +83,7 @@ class PublishedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """The result of a save on one rank: the shard that it wrote, and on rank 0 the published checkpoint."""
 
     shard: CheckpointShard
@@ -102,12 +102,12 @@ class Publisher:
     rank: int
     world: int
     barrier: Callable[[], None]
-    keep: Keep
+    keep: RetentionPolicy
     held_names: Callable[[], Container[str]] = frozenset
     elsewhere: Inventory = NOTHING
     _parsed: ParsedManifests = field(default_factory=ParsedManifests)
 
-    def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> Saved:
+    def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> SaveResult:
         """Publish a checkpoint of `step`. Every rank calls it with its tensors.
 
         Exactly one rank passes each element of each logical tensor (names such as `weight/layers.0.ffn.up`). `meta` is
@@ -137,12 +137,12 @@ class Publisher:
                 _attempt(folder, lambda: remove(folder, temporary))
             peer_error = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
             raise CheckpointError(error or peer_error, of_peer=not error or error.endswith(SEE_ITS_LOG))
-        return Saved(written[0], new[0] if new else None)
+        return SaveResult(written[0], new[0] if new else None)
 
     def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> PublishedCheckpoint:
         """Write the manifest and rename, on rank 0. This publishes the checkpoint; then surplus ones are removed."""
         folder = self.folder
-        older, _ = published(folder, self._parsed)
+        older, _ = published_checkpoints(folder, self._parsed)
         with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as inner:
             shards = tuple(_read_note(inner, rank) for rank in range(self.world))
             check_complete(shards)
@@ -178,10 +178,12 @@ class Publisher:
             self._retire(opened)
 
     def _retire(self, opened: int) -> None:
-        checkpoints, _ = published(self.folder, self._parsed)
+        checkpoints, _ = published_checkpoints(self.folder, self._parsed)
         held_names = self.held_names()
         old = [
-            name for checkpoint in self.keep.retired(checkpoints) if (name := checkpoint.path.name) not in held_names
+            name
+            for checkpoint in self.keep.checkpoints_to_remove(checkpoints)
+            if (name := checkpoint.path.name) not in held_names
         ]
         for old_name in old:
             files.rename(opened, old_name, f".purge-{old_name}")
@@ -203,7 +205,7 @@ def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta:
             tensors = {_entry(name, tensor): tensor for name, tensor in shard.items()}
             _write_shard(folder / temporary, count, tensors, lambda _: None)
             count += 1
-        Publisher(folder, 0, count, lambda: None, Keep())._publish(temporary, step, meta)
+        Publisher(folder, 0, count, lambda: None, RetentionPolicy())._publish(temporary, step, meta)
     except BaseException as error:
         with suppress(OSError):
             remove(folder, temporary)
@@ -270,7 +272,7 @@ def _write_shard(
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield head
-        yield from _joined(
+        yield from _join_adjacent(
             tensor if isinstance(tensor := tensors[entry], Tensor) else tensor.values for entry in entries
         )
 
@@ -285,7 +287,7 @@ def _write_shard(
             raise
 
 
-def _joined(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+def _join_adjacent(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
     """Yield the bytes of these tensors. Tensors that are adjacent in memory are joined into one piece.
 
     Each piece takes a few calls that release and retake the GIL, for which the training thread waits.

@@ -39,7 +39,7 @@ def restore(
             return None
         say(f"{name} is taken from {place.text}")
         try:
-            return _take(run / CHECKPOINTS, place, name, manifest), manifest, place
+            return _copy_back(run / CHECKPOINTS, place, name, manifest), manifest, place
         except (OSError, CheckpointError) as error:
             problems.append(f"{place.text}: {name}: {getattr(error, 'strerror', None) or error}")
             say(f"checkpoint not used: {problems[-1]}")
@@ -56,7 +56,7 @@ def _newest(folder: Path) -> int:
     return 0
 
 
-def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
+def _copy_back(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
     """Copy a checkpoint from a place into a folder, replacing a damaged copy. Return its name there."""
     temporary = f".tmp-of-{name}"
     prepare(folder, temporary)
@@ -74,7 +74,7 @@ def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
         raise
     with files.open_folder(folder, follow=True) as opened:
         twin = f".purge-{name}"
-        if has_twin := _is(folder / name, manifest):
+        if has_twin := _has_manifest(folder / name, manifest):
             files.rename(opened, name, twin)
         new_name = free_name(files.names(opened), manifest.step)
         files.rename(opened, temporary, new_name)
@@ -86,7 +86,7 @@ def _take(folder: Path, place: CopyPlace, name: str, manifest: Manifest) -> str:
     return new_name
 
 
-def _is(path: Path, manifest: Manifest) -> bool:
+def _has_manifest(path: Path, manifest: Manifest) -> bool:
     """Whether the checkpoint at a path has this manifest."""
     try:
         return read_manifest(path) == manifest

@@ -354,7 +354,7 @@ def base_of(path: Path, manifest: Manifest) -> FoundManifest | None:
     return FoundManifest(folder, base_manifest)
 
 
-def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
+def base_entry(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
     """Return the entry of a manifest in `folder` that names the base checkpoint of its adapters, for `base_of`. The
     path is relative to `folder`, so that both may be moved together."""
     return {"path": os.path.relpath(base, folder), "sha256": digest(manifest)}
@@ -367,7 +367,7 @@ class ParsedManifests:
         self._manifests: dict[Path, tuple[object, Manifest]] = {}
 
     def read(self, path: Path) -> Manifest:
-        """The manifest of a checkpoint. Raises CheckpointError."""
+        """Return the manifest of a checkpoint. Raises CheckpointError."""
         identity, manifest = self._manifests.get(path, (None, None))
         if manifest is None or identity != _identity(path):
             manifest = read_manifest(path)
@@ -408,7 +408,7 @@ def manifests(folder: Path, parsed: ParsedManifests | None = None) -> FoundManif
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises CheckpointError."""
+    """Return the manifest of a checkpoint. Raises CheckpointError."""
     try:
         with files.open_folder(path) as folder, files.open_file(folder, MANIFEST) as file:
             size = files.file_size(file)

@@ -19,9 +19,9 @@ from runtime.comm.transport import (
     Parts,
     PartsKind,
     Pending,
+    PendingReduceScatter,
     Rows,
     Shares,
-    Summed,
     Sums,
     Swap,
     SwapKind,
@@ -82,15 +82,15 @@ class Meeting:
     def _missing(self, point: str, members: Sequence[int], seen: set[str]) -> list[int]:
         """Return the ranks that block the others: the absent members, or, if one waits elsewhere, those it waits
         for."""
-        away = self._away(point, members)
-        for rank in away:
+        absent = self._absent_ranks(point, members)
+        for rank in absent:
             if self.store.check([f"at/{rank}"]):
                 elsewhere, their_members = json.loads(self.store.get(f"at/{rank}"))
-                if elsewhere not in seen and self._away(elsewhere, their_members):
+                if elsewhere not in seen and self._absent_ranks(elsewhere, their_members):
                     return self._missing(elsewhere, their_members, seen | {elsewhere})
-        return away
+        return absent
 
-    def _away(self, point: str, members: Sequence[int]) -> list[int]:
+    def _absent_ranks(self, point: str, members: Sequence[int]) -> list[int]:
         return [rank for rank in members if not self.store.check([f"{point}/{rank}"])]
 
 
@@ -318,12 +318,14 @@ def _exchange(
 class GlooParts:
     communicator: Communicator
 
-    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> PendingReduceScatter:
         count = len(self.communicator.members)
         outgoing, row_counts = flat.view(count, -1), (1,) * count
         incoming = outgoing.new_empty(outgoing.shape) if room is flat else room.view(count, -1)
         work = self.communicator.all_to_all(as_bytes(incoming), as_bytes(outgoing), row_counts, row_counts)
-        return Summed([work], [*incoming], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
+        return PendingReduceScatter(
+            [work], [*incoming], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)]
+        )
 
     def gather(self, name: str, flat: Tensor) -> Work:
         parts = flat.chunk(len(self.communicator.members))
@@ -414,13 +416,13 @@ class CollectiveSwap:
     communicator: Communicator
 
     def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
-        sent, room = outgoing.packed(), incoming.room()
+        sent, room = outgoing.to_contiguous(), incoming.room()
         work = self.communicator.all_to_all(as_bytes(room), as_bytes(sent), incoming.counts, outgoing.counts)
-        return [work if room is incoming.tensor else _Unpacked(work, room, incoming)]
+        return [work if room is incoming.tensor else _PendingUnpack(work, room, incoming)]
 
 
 @dataclass(frozen=True)
-class _Unpacked:
+class _PendingUnpack:
     """Rows that arrive member after member, and are copied to their places once all have arrived."""
 
     work: Work
@@ -437,12 +439,12 @@ class NcclParts:
     communicator: Communicator
 
     def scatter(self, name: str, flat: Tensor, room: Tensor) -> Work:
-        return self.communicator.reduce_scatter(self._mine(room), flat)  # in place if `flat` is the room
+        return self.communicator.reduce_scatter(self._own_part(room), flat)  # in place if `flat` is the room
 
     def gather(self, name: str, flat: Tensor) -> Work:
-        return self.communicator.start_flat_gather(flat, self._mine(flat))  # in place
+        return self.communicator.start_flat_gather(flat, self._own_part(flat))  # in place
 
-    def _mine(self, flat: Tensor) -> Tensor:
+    def _own_part(self, flat: Tensor) -> Tensor:
         members = self.communicator.members
         return flat.chunk(len(members))[members.index(self.communicator.rank)]
 

@@ -20,7 +20,6 @@ from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, most
 from runtime.comm.host import HostLinks, part_of, parts_of
 from runtime.comm.memory import Address, SharedMemory, can_share, make_memory, map_memory
 from runtime.comm.transport import (
-    Alone,
     Carrier,
     Channel,
     ChannelError,
@@ -31,6 +30,7 @@ from runtime.comm.transport import (
     Pending,
     Rows,
     Shares,
+    SingleRankLinks,
     Sums,
     Swap,
     SwapKind,
@@ -122,7 +122,7 @@ class StagedEdge:
         return self.host.send(name, tensor.cpu())
 
     def post(self, name: str, buffer: Tensor) -> Pending:
-        staged = _like(buffer)
+        staged = _empty_like(buffer)
         return Pending([_StagedArrival([self.host.post(name, staged)], staged, buffer)], buffer)
 
 
@@ -131,8 +131,8 @@ class StagedSwap:
     host: Swap
 
     def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
-        sent, room = outgoing.packed().cpu(), incoming.room()
-        staged = _like(room)
+        sent, room = outgoing.to_contiguous().cpu(), incoming.room()
+        staged = _empty_like(room)
         works = self.host.start(name, Rows(sent, outgoing.counts), Rows(staged, incoming.counts))
         return [_StagedArrival(works, staged, room, keep=sent, places=None if room is incoming.tensor else incoming)]
 
@@ -195,11 +195,11 @@ class StagedSums:
     def _copy_of(self, bucket: str, flat: Tensor) -> Tensor:
         if bucket not in self.copies:
             placed = self.host.flat(bucket, flat.numel(), flat.dtype)
-            self.copies[bucket] = _like(flat) if placed is None else placed
+            self.copies[bucket] = _empty_like(flat) if placed is None else placed
         return self.copies[bucket]
 
 
-def _like(tensor: Tensor) -> Tensor:
+def _empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
@@ -233,7 +233,7 @@ class Endpoint:
         OSError if the transport `memory` was requested and ranks do not share memory.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return Alone()
+            return SingleRankLinks()
         meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, self.start_timeout_s, set_action)
         meeting.arrive("connect", range(dist.get_world_size()))
         staged = (
@@ -288,7 +288,7 @@ def channels_of(links: Links) -> dict[Carrier, list[str]]:
 
 # ---------------------------------------------------------------- which ranks share memory
 @dataclass(frozen=True)
-class Sharing:
+class MappedMemories:
     """The memories that a rank has mapped, and which memories each rank has `mapped`, which is equal on all ranks."""
 
     memories: Mapping[int, SharedMemory]
@@ -302,7 +302,7 @@ class Sharing:
         return all(members <= self.mapped[rank] for rank in members)
 
 
-def share(rank: int, wanted: WantedChannels) -> Sharing:
+def share(rank: int, wanted: WantedChannels) -> MappedMemories:
     """Create the shared memory of this rank, and map the memory of the other ranks if possible. All ranks call this
     together.
 
@@ -326,7 +326,7 @@ def share(rank: int, wanted: WantedChannels) -> Sharing:
     reports = [json.loads(text) for text in _tell_all(json.dumps([sorted(memories), *problems[:1]]))]
     if address:
         os.close(address.descriptor)  # every rank that can map it has done so
-    return Sharing(
+    return MappedMemories(
         memories,
         addresses,
         [frozenset(ranks) for ranks, *_ in reports],

@@ -125,7 +125,9 @@ class RankExchange:
         counts[0, :, :-1] = counts_E.view(self.size, -1)
         counts[0, :, -1] = self.sequence << 32 | digest(name)
         row_counts = (1,) * self.size
-        works = self._started(self.counts.start(name, Rows(counts[0], row_counts), Rows(counts[1], row_counts)))
+        works = self._advance_sequence(
+            self.counts.start(name, Rows(counts[0], row_counts), Rows(counts[1], row_counts))
+        )
         self.pending[name] = (Pending(works, counts),)
 
     def wait_counts(self, name: ExchangeName) -> tuple[RankRoute, Tensor]:
@@ -153,10 +155,10 @@ class RankExchange:
             outgoing = Rows(tensor, layout.of_members, layout)
             incoming = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
         return Pending(
-            self._started(self.rows.start(name, outgoing, incoming)), incoming.tensor, keep=(outgoing.tensor,)
+            self._advance_sequence(self.rows.start(name, outgoing, incoming)), incoming.tensor, keep=(outgoing.tensor,)
         )
 
-    def _started(self, works: list[Work]) -> list[Work]:
+    def _advance_sequence(self, works: list[Work]) -> list[Work]:
         self.sequence += 1
         return works
 
@@ -176,7 +178,7 @@ class LocalRoute(Route):
         shifts_L = torch.nn.functional.pad((self.ends_L - sent_L)[:-1], (1, 0))  # the padding before each expert
         return rows_S + shifts_L.index_select(0, torch.searchsorted(sent_L, rows_S, right=True))
 
-    def moved(self, tensors: Sequence[Tensor], forward: bool) -> list[Tensor]:
+    def move_rows(self, tensors: Sequence[Tensor], forward: bool) -> list[Tensor]:
         """Move rows. `forward`: from sent rows to rows of experts with zeros as padding; else back."""
         places_S, results = self.places_S(), list[Tensor]()
         for tensor in tensors:
@@ -216,7 +218,7 @@ class LocalExchange:
 
     def start(self, name: ExchangeName, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
         assert isinstance(route, LocalRoute)
-        moved = route.moved(tensors, forward) if self.alignment > 1 else tensors
+        moved = route.move_rows(tensors, forward) if self.alignment > 1 else tensors
         self.pending[name] = tuple(Pending([], tensor) for tensor in moved)
 
     def wait(self, name: ExchangeName) -> tuple[Tensor, ...]:

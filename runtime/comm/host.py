@@ -17,9 +17,9 @@ from runtime.comm.transport import (
     ChannelError,
     PartsKind,
     Pending,
+    PendingReduceScatter,
     Rows,
     Shares,
-    Summed,
     Sums,
     Swap,
     SwapKind,
@@ -183,18 +183,18 @@ class HostParts:
     readers: Sequence[PipeReader | None]
     sequence: int = 0
 
-    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> PendingReduceScatter:
         outgoing, places = (buffer.chunk(len(self.writers)) for buffer in (flat, room))
-        works = self._started(name, outgoing, places)
-        return Summed(
+        works = self._start_parts(name, outgoing, places)
+        return PendingReduceScatter(
             works, [*places[: self.index], outgoing[self.index], *places[self.index + 1 :]], places[self.index]
         )
 
     def gather(self, name: str, flat: Tensor) -> AllWork:
         parts = flat.chunk(len(self.writers))
-        return AllWork(self._started(name, [parts[self.index]] * len(parts), parts))
+        return AllWork(self._start_parts(name, [parts[self.index]] * len(parts), parts))
 
-    def _started(self, name: str, outgoing: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
+    def _start_parts(self, name: str, outgoing: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
         """Send each other member its part, and start to receive one from each into its place."""
         for writer, part in zip(self.writers, outgoing, strict=True):
             if writer is not None:

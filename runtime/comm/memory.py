@@ -255,9 +255,9 @@ class Circle:
 
     def meet(self, action: str) -> None:
         """Return when all ranks have arrived."""
-        self.await_all(self.come(), action)
+        self.await_all(self.arrive(), action)
 
-    def come(self) -> int:
+    def arrive(self) -> int:
         """Arrive at the next meeting without waiting. Return its number."""
         self._met += 1
         self._words[self.index][0] = self._met
@@ -278,12 +278,14 @@ class Circle:
         self.meet("sum was read")
         tensor.view(-1).copy_(total)
 
-    def start_reduce(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> Summing:
+    def start_reduce(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> PendingAllReduce:
         """Announce that this rank's tensor in this part of its memory is ready to be summed with the others'.
 
         `owned`: the shares of all ranks, if each rank needs the sums of its own share alone.
         """
-        return Summing(self, self.come(), [memory.tensor(part, elements, dtype) for memory in self.memories], owned)
+        return PendingAllReduce(
+            self, self.arrive(), [memory.tensor(part, elements, dtype) for memory in self.memories], owned
+        )
 
     def sum_parts(self, of_each: Sequence[Tensor], owned: Shares) -> None:
         """Sum the tensors of all ranks: each rank sums its share, then copies the shares of the others."""
@@ -310,7 +312,7 @@ class Circle:
 
 
 @dataclass(frozen=True)
-class Summing:
+class PendingAllReduce:
     """A pending sum of one tensor `of_each` rank. The tensors are ready at a meeting; `wait` computes the sum."""
 
     circle: Circle

@@ -38,7 +38,7 @@ from runtime.comm.transport import (
 from runtime.contract.names import ExchangeName
 
 
-def by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
+def split_by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
     """Split the members of an expert group (ascending world ranks) by node, `on_node` ranks each."""
     return tuple(tuple(members[start : start + on_node]) for start in range(0, len(members), on_node))
 
@@ -152,7 +152,7 @@ class Counts:
         mine = counts[:, place.node].transpose(0, 1).flatten(1)
         stamps = words[:1, :1].expand(place.on_node, 1)
         mine = torch.cat([stamps, mine], 1)
-        pending = self.hops.swap("node", self.name, _one_row_each(mine), _one_row_each(torch.empty_like(mine)))
+        pending = self.hops.swap("node", self.name, _rows_of_one(mine), _rows_of_one(torch.empty_like(mine)))
         copies_S, sent = copies_of(place, counts[place.node].sum((1, 2)), tokens_NS[place.node])
         forwards, forwarded = forwards_of(place, counts.sum(3), tokens_NS)
         theirs = pending.wait()
@@ -206,12 +206,12 @@ def forwards_of(place: NodePlace, rows: Tensor, tokens_NS: Tensor) -> tuple[Tens
     token_NS = torch.where(is_here, tokens_NS, place.tokens)
     number_NT = rows.new_zeros(place.nodes, place.tokens + 1).scatter_(1, token_NS, 1)[:, :-1].cumsum(1)
     copies_N = number_NT[:, -1]
-    copy_NS = number_NT.gather(1, token_NS.clamp(max=place.tokens - 1)) - 1 + _before(copies_N)[:, None]
+    copy_NS = number_NT.gather(1, token_NS.clamp(max=place.tokens - 1)) - 1 + _exclusive_cumsum(copies_N)[:, None]
     rank_NS = torch.searchsorted(here_NM.cumsum(1), at_NS, right=True).clamp(max=place.on_node - 1)
-    first_NM = _before(here_NM.t().flatten()).view(place.on_node, place.nodes).t()
+    first_NM = _exclusive_cumsum(here_NM.t().flatten()).view(place.on_node, place.nodes).t()
     in_source_NM = here_NM.cumsum(1) - here_NM
     place_NS = at_NS + (first_NM - in_source_NM).gather(1, rank_NS)
-    arrival_NS = at_NS + _before(here_NM.sum(1))[:, None]
+    arrival_NS = at_NS + _exclusive_cumsum(here_NM.sum(1))[:, None]
     targets = torch.where(is_here, place_NS, is_here.numel()).flatten()
     forwards = rows.new_zeros(2, is_here.numel() + 1)
     forwards.scatter_(1, targets.expand(2, -1), torch.stack([copy_NS.flatten(), arrival_NS.flatten()]))
@@ -255,7 +255,7 @@ class NodeExchange:
         words[1 : 1 + num_experts] = counts_E
         words[1 + num_experts :] = order_S // (num_rows // self.place.tokens)
         words_N = words.expand(self.place.nodes, -1)
-        pending = self.counts.swap("column", name, _one_row_each(words_N), _one_row_each(torch.empty_like(words_N)))
+        pending = self.counts.swap("column", name, _rows_of_one(words_N), _rows_of_one(torch.empty_like(words_N)))
         self.sequence += 1
         self.counted[name] = Counts(name, self.counts, self.place, num_experts, pending)
         self.pending[name] = (pending,)
@@ -286,7 +286,7 @@ class NodeExchange:
         *moved, copies_S, forwards_2X = tensors
         assert isinstance(route, NodeRoute)
         copies = copies_S[: sum(route.copies_sent)]
-        go = self._to_experts if forward else self._back
+        go = self._move_to_experts if forward else self._move_back
         hops, results = zip(*(go(name, tensor, route, copies, forwards_2X) for tensor in moved), strict=True)
         if self.streams:
             self.second[name] = SecondHops.start(hops, self.streams[forward])
@@ -304,7 +304,7 @@ class NodeExchange:
                 second.wait()
         return tuple(pending.result for pending in self.pending.pop(name))
 
-    def _to_experts(
+    def _move_to_experts(
         self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor
     ) -> Moved:
         if tensor.dim() == 1:
@@ -321,7 +321,9 @@ class NodeExchange:
 
         return TwoHops(first, second_hop), result
 
-    def _back(self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor) -> Moved:
+    def _move_back(
+        self, name: ExchangeName, tensor: Tensor, route: NodeRoute, copies: Tensor, forwards: Tensor
+    ) -> Moved:
         rows = _room(tensor, [sum(of_rank) for of_rank in route.rows])
         first = self.rows.swap("node", name, Rows(tensor, route.received.of_members, route.received), rows)
         result = tensor.new_empty(sum(route.sent), *tensor.shape[1:])
@@ -355,7 +357,7 @@ def exchange_of(
     rank: int, members: tuple[int, ...], on_node: int, links: Links, device: torch.device, alignment: int, tokens: int
 ) -> NodeExchange:
     """Return the exchange of a rank's expert group with `on_node` ranks per node. `tokens`: of a micro-batch."""
-    groups = by_node(members, on_node)
+    groups = split_by_node(members, on_node)
     node = next(index for index, group in enumerate(groups) if rank in group)
     column = tuple(group[groups[node].index(rank)] for group in groups)
     of_node = groups[node]
@@ -374,17 +376,17 @@ def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:
     if num_copies == 0:
         return rows_XD.new_empty(0, rows_XD.shape[1])
     rows_P = copy_X.new_zeros(num_copies).scatter_add_(0, copy_X, torch.ones_like(copy_X))
-    first_P = _before(rows_P)
+    first_P = _exclusive_cumsum(rows_P)
     return embedding_bag(torch.argsort(copy_X, stable=True), rows_XD, first_P, mode="sum")
 
 
-def _before(counts: Tensor) -> Tensor:
+def _exclusive_cumsum(counts: Tensor) -> Tensor:
     """Return the exclusive cumulative sum of counts."""
     return counts.cumsum(0) - counts
 
 
-def _one_row_each(words: Tensor) -> Rows:
-    """One row for each member."""
+def _rows_of_one(words: Tensor) -> Rows:
+    """Return rows with one row for each member."""
     return Rows(words, (1,) * words.shape[0])
 
 

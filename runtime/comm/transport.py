@@ -62,10 +62,10 @@ class RowLayout:
     @cached_property
     def of_members(self) -> tuple[int, ...]:
         """Rows that come from each member."""
-        return tuple(sum(sum(self.counts[source]) for source in member) for member in self.by_member)
+        return tuple(sum(sum(self.counts[source]) for source in member) for member in self.sources_by_member)
 
     @property
-    def by_member(self) -> tuple[tuple[int, ...], ...]:
+    def sources_by_member(self) -> tuple[tuple[int, ...], ...]:
         """The sources of each member."""
         return self.members or tuple((source,) for source in range(len(self.counts)))
 
@@ -87,7 +87,7 @@ class RowLayout:
     def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._tables:
             step = len(self.counts) + 1
-            sources = [source for member in self.by_member for source in member]
+            sources = [source for member in self.sources_by_member for source in member]
             pieces = [piece for first in (*sources, step - 1) for piece in range(first, len(self.sizes), step)]
             sizes, starts = [self.sizes[piece] for piece in pieces], [0, *accumulate(self.sizes)]
             ends = [*accumulate(sizes)]
@@ -116,9 +116,11 @@ class Rows:
         if self.layout is None:
             return [(rows,) for rows in self.tensor.split(self.counts)]
         pieces, step = self.tensor.split(self.layout.sizes), len(self.layout.counts) + 1
-        return [[piece for source in sources for piece in pieces[source::step]] for sources in self.layout.by_member]
+        return [
+            [piece for source in sources for piece in pieces[source::step]] for sources in self.layout.sources_by_member
+        ]
 
-    def packed(self) -> Tensor:
+    def to_contiguous(self) -> Tensor:
         """Return the rows in a contiguous tensor, member after member; copied only if the layout differs."""
         if self.layout is None:
             return self.tensor.contiguous()
@@ -142,22 +144,22 @@ class Rows:
             targets: list[Tensor] = []
             rows: list[Tensor] = []
             for mine, theirs in zip(self.pieces(), source.pieces(), strict=True):
-                targets += _cut_as(theirs, mine)
-                rows += _cut_as(mine, theirs)
+                targets += _split_like(theirs, mine)
+                rows += _split_like(mine, theirs)
             torch._foreach_copy_(targets, rows)
         elif self.layout is None:
-            self.tensor.copy_(source.packed())
+            self.tensor.copy_(source.to_contiguous())
         else:
-            target, words = as_words(self.tensor, source.packed())
+            target, words = as_words(self.tensor, source.to_contiguous())
             target.index_copy_(0, self.layout.places(self.tensor.device), words)
 
 
 def copy_rows(targets: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
     """Copy pieces of rows to their places, in order. One side may be a single contiguous piece."""
-    torch._foreach_copy_([*_cut_as(rows, targets)], [*_cut_as(targets, rows)])
+    torch._foreach_copy_([*_split_like(rows, targets)], [*_split_like(targets, rows)])
 
 
-def _cut_as(counterparts: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+def _split_like(counterparts: Sequence[Tensor], pieces: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the pieces. A single piece is split like the others."""
     if len(pieces) == len(counterparts):
         cut = pieces
@@ -365,10 +367,10 @@ class Links(Protocol):
         ...
 
 
-class Alone:
+class SingleRankLinks:
     """The channels of a world with one rank: there are none."""
 
-    class _SumsAlone:
+    class _SingleRankSums:
         def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...
 
         def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
@@ -376,7 +378,7 @@ class Alone:
 
         def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None: ...
 
-    sums: Sums = _SumsAlone()
+    sums: Sums = _SingleRankSums()
     carriers: Mapping[Channel, Carrier] = {}
 
     def edge(self, source: int, destination: int) -> Edge:
@@ -401,7 +403,7 @@ BLOCK = 1 << 15  # elements summed at a time, of more than two tensors, so that 
 
 
 @dataclass(frozen=True)
-class Summed:
+class PendingReduceScatter:
     """A pending reduce-scatter: the holders' parts for this rank arrive in `parts`, and `out` gets their sum."""
 
     works: Sequence[Work]

@@ -101,21 +101,21 @@ class Opening(NamedTuple):
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
         """Yield the world ranks of each channel."""
-        members = (self._channel_with(mesh, column) for column in range(mesh.columns))
+        members = (self._channel_of_column(mesh, column) for column in range(mesh.columns))
         yield from dict.fromkeys(members)
 
     def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
         """Return the world ranks of the channel of a rank; None if it is in none."""
         pipeline_rank, column = mesh.coordinates(rank)
-        return self._channel_with(mesh, column) if pipeline_rank in self.ranks else None
+        return self._channel_of_column(mesh, column) if pipeline_rank in self.ranks else None
 
-    def _channel_with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
+    def _channel_of_column(self, mesh: Mesh, column: int) -> tuple[int, ...]:
         """Return the channel that contains a column."""
-        columns = columns_with(column, self.columns, mesh)
+        columns = columns_of_channel(column, self.columns, mesh)
         return tuple(rank * mesh.columns + member for rank in self.ranks for member in columns)
 
 
-def columns_with(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
+def columns_of_channel(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     """Return the columns of the channel that contains a column. `kind`: as in Opening."""
     width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
     first = column - column % group

@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from runtime.system.outcome import shortened
+from runtime.system.outcome import shorten
 
 PROFILED = 5  # steps
 HANG_TIMEOUT_S = 300.0
@@ -125,7 +125,7 @@ def _run_folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the run folder has no name")
     if not _is_unicode(text):  # torch supports no other file names
-        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: its name is not text in UTF-8")
+        raise argparse.ArgumentTypeError(f"{shorten(text)} cannot be a run folder: its name is not text in UTF-8")
     longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
     try:
         longest.lstat()
@@ -133,7 +133,7 @@ def _run_folder(text: str) -> Path:
         pass
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: {reason}") from None
+        raise argparse.ArgumentTypeError(f"{shorten(text)} cannot be a run folder: {reason}") from None
     return Path(text)
 
 

@@ -97,14 +97,14 @@ class RunProgram:
             f" {head}",
             f' "placement": {json.dumps(self.placement)}',
             f' "ranks": [\n{rows}\n ]',
-            *(_listed(name, getattr(self, name)) for name in ("prologue", "epilogue", "update")),
+            *(_collectives_text(name, getattr(self, name)) for name in ("prologue", "epilogue", "update")),
             _reductions(self.reductions),
             *([f' "order": {json.dumps(self.order)}'] if self.order else []),
         ]
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _listed(name: str, collectives: Sequence[Collective]) -> str:
+def _collectives_text(name: str, collectives: Sequence[Collective]) -> str:
     rows = ",\n".join(f'  ["{kind}", "{target}"]' for kind, target in collectives)
     return f' "{name}": [\n{rows}\n ]' if rows else f' "{name}": []'
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from runtime.contract import DataRequest
 from runtime.data.blended import prepare_data
-from runtime.data.files import DataError, MissingError, open_regular, where_paths_start
+from runtime.data.files import DataError, MissingError, open_regular, path_start_hint
 from runtime.data.prepare import PHASES
 from runtime.system.outcome import printable, refusal_code
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     except (DataError, OSError) as error:
         notes.error(f"error: {printable(str(error))}")
         if isinstance(error, MissingError):
-            notes.error(f" = hint: {where_paths_start(args.data)}")
+            notes.error(f" = hint: {path_start_hint(args.data)}")
         return refusal_code(error)
     notes.report_found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
@@ -62,15 +62,15 @@ def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say:
     resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
     printed: set[str] = set()
 
-    def once(text: str) -> None:
+    def say_once(text: str) -> None:
         if text not in printed:
             printed.add(text)
             say(f"data: {printable(text)}")
 
     try:
-        return prepare_data(request, data, out, lambda *_: None, once, resumed=resumed).folder
+        return prepare_data(request, data, out, lambda *_: None, say_once, resumed=resumed).folder
     except MissingError as error:
-        raise DataError(f"{error}: {where_paths_start(data)}") from None
+        raise DataError(f"{error}: {path_start_hint(data)}") from None
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def _sources(weights: Sequence[int]) -> Iterator[int]:
         yield number
 
 
-def in_phase(share: SourceShare, begin: int, samples: int | None) -> SourceShare:
+def limit_to_phase(share: SourceShare, begin: int, samples: int | None) -> SourceShare:
     """Return the share of a phase. It reads whole pieces from token `begin` on, counted over all epochs of the source:
     as many as its samples need, or all if `samples` is None."""
     order, piece = share.order, share.order.piece

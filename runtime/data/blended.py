@@ -19,10 +19,10 @@ from typing import Any
 from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, prepare, store
 from runtime.data.encode import Progress, TextSplit
-from runtime.data.files import DataError, write_synced
+from runtime.data.files import DataError, write_and_sync
 from runtime.data.filters import FILE
 from runtime.data.pieces import Journal
-from runtime.data.prepare import FORMAT, Guard, PreparationTask, Prepared, Say
+from runtime.data.prepare import FORMAT, Guard, PreparationTask, PreparedFolder, Say
 from runtime.data.token_files import TokenTask
 from runtime.data.tokenizer_files import TOKENIZER
 
@@ -38,15 +38,15 @@ def prepare_data(
     *,
     cache: Path | None = None,
     resumed: Sequence[str] = (),
-) -> Prepared:
+) -> PreparedFolder:
     """Return the prepared corpus of a request, with one source or several. Arguments and errors as of `prepare`."""
     if not request.data.sources:
         return prepare.prepare(request, spec_folder, out, progress, say, cache=cache, resumed=resumed)
     entry = prepare.request_entry(request)
     out.mkdir(parents=True, exist_ok=True)
-    cache = prepare.usable(cache, say)
+    cache = prepare.usable_cache(cache, say)
     with store.run_lock(out, say):
-        prepared, damaged = prepare.of_checkpoints(out, entry, resumed, cache)
+        prepared, damaged = prepare.data_of_checkpoints(out, entry, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
@@ -61,18 +61,18 @@ def prepare_data(
             raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
         prepare.say_skipped(tasks, dict(_requests(request)), say)
         blend = BlendRequest(request, spec_folder, tasks, progress, say)
-        if (meta := store.verified(out / blend.key)) is not None:
-            return Prepared(out / blend.key, store.renamed(out / blend.key, meta, blend.about), reused=True)
+        if (meta := store.verified_meta(out / blend.key)) is not None:
+            return PreparedFolder(out / blend.key, store.update_about(out / blend.key, meta, blend.about), reused=True)
         if cache is not None:
-            return prepare.linked(out, blend.shared(cache, str(out)), blend.about, say)
-        with _aside(out) as aside:
-            part: Part = lambda name, task, about: prepare.build(task, _folder(aside / name), about)  # noqa: E731
-            return blend.build(out, part, prepare.nobody_else)
+            return prepare.link_from_cache(out, blend.find_or_build(cache, str(out)), blend.about, say)
+        with _temporary_folder(out) as temporary:
+            part: Part = lambda name, task, about: prepare.build(task, _folder(temporary / name), about)  # noqa: E731
+            return blend.build(out, part, prepare.no_lock)
 
 
 def prepare_shared(
     request: DataRequest, spec_folder: Path, cache: Path, progress: Progress, say: Say, jobs: int
-) -> Prepared:
+) -> PreparedFolder:
     """Prepare the corpus of a request in the cache, where runs find it, with `jobs` processes. Errors as of
     `prepare`."""
     cache.mkdir(parents=True, exist_ok=True)
@@ -80,17 +80,17 @@ def prepare_shared(
     if not request.data.sources:
         task = prepare.task_of(request, spec_folder, progress, jobs)
         prepare.say_skipped({"": task}, {"": request}, say)
-        return prepare.shared(task, cache, prepare.about_of(request, task), purpose, say)
+        return prepare.find_or_build(task, cache, prepare.about_of(request, task), purpose, say)
     tasks = {
         name: prepare.task_of(source_request, spec_folder, progress, jobs)
         for name, source_request in _requests(request)
     }
     prepare.say_skipped(tasks, dict(_requests(request)), say)
-    return BlendRequest(request, spec_folder, tasks, progress, say, jobs).shared(cache, purpose)
+    return BlendRequest(request, spec_folder, tasks, progress, say, jobs).find_or_build(cache, purpose)
 
 
 # Prepares the folder of a source: (name, task, what meta.json records about the request).
-Part = Callable[[str, PreparationTask | TokenTask, dict[str, Any]], Prepared]
+Part = Callable[[str, PreparationTask | TokenTask, dict[str, Any]], PreparedFolder]
 
 
 @dataclass(frozen=True)
@@ -114,59 +114,61 @@ class BlendRequest:
             "source": ", ".join(source.files for source in self.request.data.sources),
             "skipped": dict(sum((Counter(task.skipped) for task in self.tasks.values()), Counter())),
             "request": prepare.request_entry(self.request),
-            **_by_source("places", {name: task.places for name, task in self.tasks.items()}),
+            **_entries_by_source("places", {name: task.places for name, task in self.tasks.items()}),
         }
 
-    def shared(self, cache: Path, purpose: str) -> Prepared:
+    def find_or_build(self, cache: Path, purpose: str) -> PreparedFolder:
         """Return the folder of the blend in the cache, built from the folders of its sources if it does not exist."""
         with store.shared_lock(cache, self.key, purpose, self.say):
-            if (meta := store.verified(cache / self.key)) is not None:
-                return Prepared(cache / self.key, meta, reused=True)
-            part: Part = lambda _, task, about: prepare.shared(task, cache, about, purpose, self.say)  # noqa: E731
+            if (meta := store.verified_meta(cache / self.key)) is not None:
+                return PreparedFolder(cache / self.key, meta, reused=True)
+            part: Part = lambda _, task, about: prepare.find_or_build(task, cache, about, purpose, self.say)  # noqa: E731
             return self.build(cache, part, prepare.guard_of(cache, purpose, self.say))
 
-    def build(self, parent: Path, part: Part, guard: Guard) -> Prepared:
+    def build(self, parent: Path, part: Part, guard: Guard) -> PreparedFolder:
         """Build the folder of the blend in `parent`. The caller holds the lock of `key`, or of a run. `part`: prepares
         the folder of a source. `guard`: takes further locks."""
-        with store.journal(parent, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as aside:
+        with store.journal(parent, self.key) as journal, TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             tokenizer = self.request.data.tokenizer
             if isinstance(tokenizer, TrainedTokenizer):
-                passed = {name: self._passed(name, task, parent, guard) for name, task in self.tasks.items()}
-                tokenizer = self._trained(passed.values(), tokenizer.vocab, Path(aside), journal)
+                filtered_tasks = {
+                    name: self._apply_filters(name, task, parent, guard) for name, task in self.tasks.items()
+                }
+                tokenizer = self._train_tokenizer(filtered_tasks.values(), tokenizer.vocab, Path(temporary), journal)
             parts = {}
             for name, source_request in _requests(self.request, tokenizer):
                 task = self.tasks[name]
                 if isinstance(task, PreparationTask):  # text is encoded with the tokenizer that is known now
                     task = prepare.task_of(source_request, self.spec_folder, self.progress, self.jobs)
                 parts[name] = part(
-                    name, self._passed(name, task, parent, guard), prepare.about_of(source_request, task)
+                    name, self._apply_filters(name, task, parent, guard), prepare.about_of(source_request, task)
                 )
             meta = store.publish(parent, self.key, lambda folder: _put_together(parts, folder) | self.about)
-        return Prepared(parent / self.key, meta, reused=all(prepared.reused for prepared in parts.values()))
+        return PreparedFolder(parent / self.key, meta, reused=all(prepared.reused for prepared in parts.values()))
 
-    def _passed(
+    def _apply_filters(
         self, name: str, task: PreparationTask | TokenTask, parent: Path, guard: Guard
     ) -> PreparationTask | TokenTask:
         """Return the task of a source, restricted to the documents that pass its filters."""
-        return task.passed(parent, guard, lambda text: self.say(f"{name}: {text}"))
+        return task.apply_filters(parent, guard, lambda text: self.say(f"{name}: {text}"))
 
-    def _trained(
+    def _train_tokenizer(
         self, tasks: Collection[PreparationTask | TokenTask], vocab: int, folder: Path, journal: Journal
     ) -> str:
         """Train a tokenizer on the training documents of all sources, regardless of weights. Return its path."""
         texts = [task for task in tasks if isinstance(task, PreparationTask)]
         assert len(texts) == len(tasks), "sources of token ids cannot train a tokenizer, and were refused before"
         files = tuple(file for task in texts for file in task.files)
-        seed = max(task.divided.seed for task in texts)
-        limit = max(task.divided.limit for task in texts)  # held out if any source holds it out
+        seed = max(task.text_split.seed for task in texts)
+        limit = max(task.text_split.limit for task in texts)  # held out if any source holds it out
         special = next((task.special for task in texts if task.special), ())
-        text = encode.tokenizer_of(files, TextSplit(seed, limit), vocab, seed, self.progress, journal, special)
-        write_synced(folder / TOKENIZER, text)
+        text = encode.train_tokenizer(files, TextSplit(seed, limit), vocab, seed, self.progress, journal, special)
+        write_and_sync(folder / TOKENIZER, text)
         return str((folder / TOKENIZER).absolute())
 
 
 @contextmanager
-def _aside(out: Path) -> Iterator[Path]:
+def _temporary_folder(out: Path) -> Iterator[Path]:
     """Create a temporary folder for the parts of a blend. The next lock removes what a killed process left."""
     folder = out / f"{store.BUILDING}sources"
     folder.mkdir()
@@ -191,7 +193,7 @@ def _folder(folder: Path) -> Path:
     return folder
 
 
-def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]:
+def _put_together(parts: Mapping[str, PreparedFolder], folder: Path) -> dict[str, Any]:
     """Link the files of all sources into a folder. Return their entries for meta.json."""
     files: dict[str, Any] = {}
     for name, part in parts.items():
@@ -210,13 +212,13 @@ def _put_together(parts: Mapping[str, Prepared], folder: Path) -> dict[str, Any]
         "sources": {name: meta["splits"] for name, meta in metas.items()},
         "held_out": [f"{name}: {entry}" for name, meta in metas.items() for entry in meta["held_out"]],
         "unigram_nats": None,  # it depends on the weights
-        **_by_source("token_files", metas),
-        **_by_source("infill", metas),
-        **_by_source("filters", metas),
+        **_entries_by_source("token_files", metas),
+        **_entries_by_source("infill", metas),
+        **_entries_by_source("filters", metas),
     }
 
 
-def _by_source(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _entries_by_source(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entry `name` of the parts by source, for those that have it."""
     entries = {source: part[name][""] for source, part in parts.items() if name in part}
     return {name: entries} if entries else {}

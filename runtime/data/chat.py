@@ -125,7 +125,7 @@ def row_fault(row: object) -> str:
         return 'a row with "text" is a document, not a conversation: remove `chat` from `data`'
     else:
         return 'expected "messages", or "prompt" and "completion"'
-    return fault or more_fault(row)
+    return fault or template_arguments_fault(row)
 
 
 def messages_fault(name: str, value: object) -> str:
@@ -137,7 +137,7 @@ def messages_fault(name: str, value: object) -> str:
     return f'a message of "{name}" is no object with a string under "role"'
 
 
-def more_fault(row: Mapping[str, Any]) -> str:
+def template_arguments_fault(row: Mapping[str, Any]) -> str:
     """Return why a row's `chat_template_kwargs` or `tools` cannot be passed to a template, or ""."""
     if not isinstance(row.get("chat_template_kwargs") or {}, dict):
         return '"chat_template_kwargs" is not an object'
@@ -159,7 +159,7 @@ def _tools(value: object) -> Any:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRow:
     """The tokens of a row, ~id for tokens without loss.
 
     `aligned`: the tokens before the loss equal those of the prompt alone. `started`: the row starts with the tokens
@@ -187,58 +187,58 @@ class RowEncoder:
         end: str | None = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
         assert end is not None, "an id of the vocabulary"
         self._end, self._end_id = end, tokenizer.end_id(bpe, end)
-        self._start = tokenizer.in_front(bpe)
+        self._start = tokenizer.prefix_ids(bpe)
         bpe.post_processor = None  # it would trim spaces from the offsets, and add tokens that are not in the text
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[EncodedRow]:
         """Return the tokens of each row."""
-        return [self._or_end(self._encoded(json.loads(text))) for text in texts]
+        return [self._replace_empty_by_end(self._encode_row(json.loads(text))) for text in texts]
 
-    def _or_end(self, row: Encoded) -> Encoded:
+    def _replace_empty_by_end(self, row: EncodedRow) -> EncodedRow:
         """Return a row, or the end token without loss if the row is empty, so that it is counted and left out."""
         return row if row.ids else replace(row, ids=[~self._end_id])
 
-    def _encoded(self, row: Mapping[str, Any]) -> Encoded:
+    def _encode_row(self, row: Mapping[str, Any]) -> EncodedRow:
         if "messages" in row:
-            return self._marked(row)
+            return self._encode_conversation(row)
         if isinstance(row["prompt"], str):
-            return self._completed(row["prompt"], row["completion"])
-        return self._answered(row)
+            return self._encode_completion_text(row["prompt"], row["completion"])
+        return self._encode_completion_messages(row)
 
-    def _completed(self, prompt: str, completion: str) -> Encoded:
+    def _encode_completion_text(self, prompt: str, completion: str) -> EncodedRow:
         """Encode two texts and an end token. The loss is on the completion."""
         completion += "" if completion.endswith(self._end) else self._end
         encoding = self._encode(prompt + completion)
-        ids = _with_loss(encoding, [(len(prompt), len(prompt + completion))])
-        return Encoded(self._begun(ids), _is_aligned(ids, self._encode(prompt).ids))
+        ids = _mask_loss(encoding, [(len(prompt), len(prompt + completion))])
+        return EncodedRow(self._prepend_start(ids), _is_aligned(ids, self._encode(prompt).ids))
 
-    def _answered(self, row: Mapping[str, Any]) -> Encoded:
+    def _encode_completion_messages(self, row: Mapping[str, Any]) -> EncodedRow:
         """Encode a prompt and a completion that are messages. The loss is on everything from the completion on."""
         messages = [*row["prompt"], *row["completion"]]
-        prompt, text = self._rendered(row["prompt"], row, prompt=True), self._rendered(messages, row, prompt=False)
+        prompt, text = self._render(row["prompt"], row, prompt=True), self._render(messages, row, prompt=False)
         first = len(prompt) if text.startswith(prompt) else self._first_of_answer(row, text)
         encoding = self._encode(text)
-        ids = _with_loss(encoding, [(first, len(text))])
-        return Encoded(ids, _is_aligned(ids, self._encode(prompt).ids), self._is_begun(encoding.ids))
+        ids = _mask_loss(encoding, [(first, len(text))])
+        return EncodedRow(ids, _is_aligned(ids, self._encode(prompt).ids), self._is_begun(encoding.ids))
 
     def _first_of_answer(self, row: Mapping[str, Any], text: str) -> int:
         """Return the start of the completion in a conversation's text, for a template that renders the prompt
         differently when a completion follows: it drops earlier reasoning, or the `<think>` that ends the prompt. The
         start is where the text changes when the completion is replaced."""
-        from runtime.data.chat_template import instead_of, unused_character
+        from runtime.data.chat_template import replace_text_of, unused_character
 
         answer, *following = row["completion"]
-        replaced = [*row["prompt"], instead_of(answer, unused_character(text)), *following]
-        pairs = enumerate(zip(text, self._rendered(replaced, row, prompt=False), strict=False))
+        replaced = [*row["prompt"], replace_text_of(answer, unused_character(text)), *following]
+        pairs = enumerate(zip(text, self._render(replaced, row, prompt=False), strict=False))
         return next((place for place, (character, other_character) in pairs if character != other_character), len(text))
 
-    def _marked(self, row: Mapping[str, Any]) -> Encoded:
+    def _encode_conversation(self, row: Mapping[str, Any]) -> EncodedRow:
         """Encode messages. The loss is on tokens with a character that the template marks."""
         text, spans = self._given_template.render_marked(row["messages"], names_of(row))
         if not self._given_template.marks_assistant:
             raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
         encoding = self._encode(text)
-        return Encoded(_with_loss(encoding, spans), started=self._is_begun(encoding.ids))
+        return EncodedRow(_mask_loss(encoding, spans), started=self._is_begun(encoding.ids))
 
     @property
     def _given_template(self) -> Template:
@@ -246,7 +246,7 @@ class RowEncoder:
             raise DataError(self.without_template)
         return self._template
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool) -> str:
         return self._given_template.render(messages, names_of(row), prompt=prompt)
 
     def _encode(self, text: str) -> Encoding:
@@ -255,7 +255,7 @@ class RowEncoder:
         except (TypeError, UnicodeEncodeError):  # a str that UTF-8 cannot encode
             raise DataError("the text holds half of a surrogate pair, which no UTF-8 text has") from None
 
-    def _begun(self, ids: list[int]) -> list[int]:
+    def _prepend_start(self, ids: list[int]) -> list[int]:
         """Prepend the tokens that the tokenizer puts before texts, unless `ids` starts with them."""
         return ids if self._is_begun(ids) else [*(~i for i in self._start), *ids]
 
@@ -268,7 +268,7 @@ def names_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"tools": _tools(row.get("tools")), **(row.get("chat_template_kwargs") or {})}
 
 
-def _with_loss(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> list[int]:
+def _mask_loss(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> list[int]:
     """Return ids for tokens with a character in a span, and ~id for all others.
 
     A token without a character, which a normalizer may insert, counts as having the next character.

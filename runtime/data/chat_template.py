@@ -46,7 +46,7 @@ class Template:
         except (jinja2.TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise DataError(f"{path}: not a chat template{line}: {error}") from None
-        self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
+        self.marks_assistant = any(call.name == "mark_generation" for call in _extension_calls(parsed))
 
     def render(self, messages: Messages, names: Mapping[str, Any], *, prompt: bool) -> str:
         """Return the text of a conversation. `prompt`: end with the header of the assistant's next turn. `names`:
@@ -85,7 +85,7 @@ class Template:
         """
         mark = unused_character(self.render(messages, names, prompt=False))
         *before, last = messages
-        rendered = self.render([*before, _with_text_at_the_end(last, mark + " ")], names, prompt=False)
+        rendered = self.render([*before, _append_text(last, mark + " ")], names, prompt=False)
         text, is_found, after = rendered.rpartition(mark)
         if not is_found:
             raise DataError("the chat template omits the text of the last message, so it cannot be continued")
@@ -138,14 +138,14 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned if reasoning is None else {"thinking": reasoning, **cleaned, "reasoning_content": reasoning}
 
 
-def instead_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+def replace_text_of(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a message of the same role with this text, without reasoning and tool calls."""
     fields = {name: value for name, value in message.items() if name not in (*REASONING, "tool_calls")}
     is_parts = isinstance(fields.get("content"), list)
     return fields | {"content": [{"type": "text", "text": text}] if is_parts else text}
 
 
-def _with_text_at_the_end(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _append_text(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a message with `text` appended to its own. Raises DataError if it has no text."""
     content = message.get("content")
     if isinstance(content, str):
@@ -169,9 +169,9 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("mark_generation"), [], [], body).set_lineno(line)
 
-    def marked(self, caller: Any) -> str:
+    def mark_generation(self, caller: Any) -> str:
         mark: str = getattr(self.environment, "marks", "")
         return f"{mark}{str(caller()).replace(mark, '')}{mark}" if mark else caller()
 

@@ -49,18 +49,18 @@ def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES, col
 
     Raises DataError that names the folder and the pattern if nothing is found.
     """
-    folder, paths, names_hidden = _matched(source, spec_folder)
+    folder, paths, names_hidden = _match_source(source, spec_folder)
     files: list[SourceFile] = []
     left_out: dict[Path, str] = {}
     for path in paths:
-        if reason := _why_not(folder, path, suffixes, names_hidden=names_hidden):
+        if reason := _exclusion_reason(folder, path, suffixes, names_hidden=names_hidden):
             left_out[path] = reason
         else:
             files.append(SourceFile(path.relative_to(folder).as_posix(), path, column))
     if not files:
         kind = DataError if left_out else MissingError
         raise kind(_nothing_found(source, folder, left_out, suffixes))
-    return Corpus(tuple(sorted(files)), _counted(left_out))
+    return Corpus(tuple(sorted(files)), _count_by_reason(left_out))
 
 
 def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Corpus:
@@ -68,10 +68,10 @@ def find_by_name(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFI
 
     Raises DataError if the source is no pattern.
     """
-    folder, paths, names_hidden = _matched(source, spec_folder)
-    reasons = {path: _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden) for path in paths}
+    folder, paths, names_hidden = _match_source(source, spec_folder)
+    reasons = {path: _exclusion_reason_by_name(folder, path, suffixes, names_hidden=names_hidden) for path in paths}
     files = (SourceFile(path.relative_to(folder).as_posix(), path) for path, reason in reasons.items() if not reason)
-    return Corpus(tuple(sorted(files)), _counted({path: reason for path, reason in reasons.items() if reason}))
+    return Corpus(tuple(sorted(files)), _count_by_reason({path: reason for path, reason in reasons.items() if reason}))
 
 
 def note_on_skipped(source: str, num_files: int, skipped: Mapping[str, int]) -> str:
@@ -101,7 +101,7 @@ def note_on_shared(files: Mapping[str, Sequence[SourceFile]]) -> str:
     )
 
 
-def _matched(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
+def _match_source(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
     """Return the folder of a source, the matching files and linked folders, and whether the source names hidden
     ones."""
     if source == STDLIB:
@@ -113,11 +113,11 @@ def _matched(source: str, spec_folder: Path) -> tuple[Path, list[Path], bool]:
     return folder, paths, any(part.startswith(".") for part in Path(pattern).parts)
 
 
-def _counted(left_out: Mapping[Path, str]) -> tuple[tuple[str, int], ...]:
+def _count_by_reason(left_out: Mapping[Path, str]) -> tuple[tuple[str, int], ...]:
     """Return (reason, number) of files that are left out. The reason for other suffixes lists some of them."""
     counts = Counter(left_out.values())
     if number := counts.pop(OTHER_SUFFIX, 0):
-        counts[f"{OTHER_SUFFIX} ({_listed(_other_suffixes(left_out))})"] = number
+        counts[f"{OTHER_SUFFIX} ({_join_suffixes(_other_suffixes(left_out))})"] = number
     return tuple(sorted(counts.items()))
 
 
@@ -125,7 +125,7 @@ def _other_suffixes(left_out: Mapping[Path, str]) -> list[str]:
     return sorted({_suffix(path) or "no suffix" for path, why in left_out.items() if why == OTHER_SUFFIX})
 
 
-def _listed(suffixes: Sequence[str]) -> str:
+def _join_suffixes(suffixes: Sequence[str]) -> str:
     return ", ".join(suffixes[:MAX_SHOWN]) + " and others" * (len(suffixes) > MAX_SHOWN)
 
 
@@ -145,13 +145,13 @@ def token_files(source: str, spec_folder: Path) -> tuple[Path, ...]:
     return prefixes
 
 
-def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
+def reason_for_no_files(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
     """Return why `find` would raise, or "". Stops at the first file that is found."""
     try:
         if source == STDLIB or token_files(source, spec_folder):
             return ""
-        folder, paths, names_hidden = _matched(source, spec_folder)
-        if any(not _why_not(folder, path, suffixes, names_hidden=names_hidden) for path in paths):
+        folder, paths, names_hidden = _match_source(source, spec_folder)
+        if any(not _exclusion_reason(folder, path, suffixes, names_hidden=names_hidden) for path in paths):
             return ""
         find(source, spec_folder, suffixes)
     except (DataError, OSError) as error:
@@ -202,14 +202,14 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
     try:
         if not folder.is_dir():
             return []
-        return list(dict.fromkeys(path for root, part in _searched(folder, pattern) for path in root.glob(part)))
+        return list(dict.fromkeys(path for root, part in _search_roots(folder, pattern) for path in root.glob(part)))
     except (ValueError, NotImplementedError) as error:  # `**.txt`, an empty pattern
         raise DataError(f"data source {source!r}: {error}") from None
     except OSError as error:
         raise DataError(f"data source {source!r}: {error.filename} cannot be listed: {error.strerror}") from None
 
 
-def _searched(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
+def _search_roots(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
     """Yield folders and the patterns to match below them. Leaves out the virtual files of the kernel below /, which
     belong to processes and devices."""
     first, _, remainder = pattern.partition("/")
@@ -222,9 +222,9 @@ def _searched(folder: Path, pattern: str) -> Iterator[tuple[Path, str]]:
             yield child, pattern
 
 
-def _why_not(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
+def _exclusion_reason(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
     """Return why a match is left out, or ""."""
-    if reason := _why_not_by_name(folder, path, suffixes, names_hidden=names_hidden):
+    if reason := _exclusion_reason_by_name(folder, path, suffixes, names_hidden=names_hidden):
         return reason
     suffix = suffix_of(path, suffixes)
     if suffix == ".arrow" and not _is_of_dataset(path):
@@ -232,7 +232,7 @@ def _why_not(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden:
     return "" if suffix not in TEXT_SUFFIXES or _decodes(path) else "not UTF-8"
 
 
-def _why_not_by_name(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
+def _exclusion_reason_by_name(folder: Path, path: Path, suffixes: Sequence[str], *, names_hidden: bool) -> str:
     """Return why a match is left out, as far as its name and type tell, or ""."""
     parts = path.relative_to(folder).parts
     if any(part.is_symlink() for part in (path, *path.parents[: len(parts) - 1])):
@@ -287,7 +287,7 @@ def _reasons(left_out: Mapping[Path, str], allowed: Sequence[str]) -> Iterator[s
             edit = "rename the files, or write their texts as lines of a .jsonl"
             if ".parquet" in suffixes:
                 edit = "parquet files are not read here: write their rows as lines of a .jsonl"
-            yield f"{_listed(suffixes)} {verb} not one of {' '.join(allowed)}; {edit}"
+            yield f"{_join_suffixes(suffixes)} {verb} not one of {' '.join(allowed)}; {edit}"
         else:
             yield f"{count} left out: {reason}"
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.files import INSTALL, DataError, extra
+from runtime.data.files import INSTALL, DataError, import_extra
 
 MINIMA = 128
 RUN = 5  # words
@@ -93,7 +93,7 @@ def _permutations() -> Any:
 
 
 def _library() -> Any:
-    return extra(LIBRARY, PURPOSE)
+    return import_extra(LIBRARY, PURPOSE)
 
 
 class SeenDocuments:

@@ -17,9 +17,9 @@ import tokenizers
 
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import Settings
-from runtime.data.files import DataError, open_regular, write_synced
+from runtime.data.files import DataError, open_regular, write_and_sync
 from runtime.data.given import GivenTokenizer
-from runtime.data.pieces import Journal, journaled
+from runtime.data.pieces import Journal, compute_with_journal
 from runtime.data.prompts import PromptWriter, reader_of
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.shards import Notices, RowReader, RowWriter, ShardReader, ShardWriter
@@ -84,7 +84,7 @@ def rank(seed: int, word: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
-# --- encode
+# --- Encoding
 
 MAX_TRAINING_BYTES = 1 << 30  # of text to train a BPE on; more text makes no useful difference
 Progress = Callable[[str, int, int], None]
@@ -97,15 +97,15 @@ Piece = tuple[list[Ids], Notices]  # ids of each document of a batch, and notice
 class Tokens:
     """A tokenizer: its tokenizer.json, its entry in meta.json, and a function that encodes documents in order.
 
-    `encoded` yields batches of documents with the ids of each document, and notices about rows. `beside`: the files
-    next to tokenizer.json, by name.
+    `encode_batches` yields batches of documents with the ids of each document, and notices about rows. `side_files`:
+    those next to tokenizer.json, by name.
     """
 
     json: str
     facts: dict[str, Any]
     phase: str  # name of the progress while documents are encoded
-    encoded: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], Notices]]]]
-    beside: Mapping[str, str] = field(default_factory=dict)
+    encode_batches: Callable[[Iterable[Batch]], Iterable[tuple[Batch, tuple[Iterable[Ids], Notices]]]]
+    side_files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class EncodingWork:
 
 # ---------------------------------------------------------------- sources of token ids
 @contextmanager
-def trained(
+def open_trained_tokenizer(
     files: tuple[SourceFile, ...],
-    divided: TextSplit,
+    text_split: TextSplit,
     vocab: int,
     seed: int,
     progress: Progress,
@@ -129,7 +129,7 @@ def trained(
     special: Sequence[str] = (),
 ) -> Iterator[Tokens]:
     """Train a BPE on the training documents. `special`: tokens that it gets besides the end of a document."""
-    text = tokenizer_of(files, divided, vocab, seed, progress, work.journal, special)
+    text = train_tokenizer(files, text_split, vocab, seed, progress, work.journal, special)
     bpe = tokenizer.parse(text.encode())
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
     facts["library"] = tokenizers.__version__
@@ -138,16 +138,18 @@ def trained(
             [np.asarray(ids, np.int64) for ids in tokenizer.encode(bpe, [text for _, text in batch])],
             Notices(),
         )
-        yield Tokens(text, facts, "encode", lambda batches: _worked(batches, [encode], work.journal, lambda: None))
+        yield Tokens(
+            text, facts, "encode", lambda batches: _encode_batches(batches, [encode], work.journal, lambda: None)
+        )
     else:
         path = work.folder / TOKENIZER  # no file: so no neighbours name the end token
-        with _processes(path, text.encode(), None, work) as (_, encoded):
-            yield Tokens(text, facts, "encode", encoded)
+        with _processes(path, text.encode(), None, work) as (_, encode_batches):
+            yield Tokens(text, facts, "encode", encode_batches)
 
 
-def tokenizer_of(
+def train_tokenizer(
     files: tuple[SourceFile, ...],
-    divided: TextSplit,
+    text_split: TextSplit,
     vocab: int,
     seed: int,
     progress: Progress,
@@ -157,7 +159,7 @@ def tokenizer_of(
     """Train a BPE on the training documents and return its tokenizer.json: the first result of the journal."""
     if (saved := journal.next()) is not None:
         return saved.decode()
-    text = tokenizer.to_json(tokenizer.train(_sample(files, divided, seed, progress), vocab, special))
+    text = tokenizer.to_json(tokenizer.train(_sample(files, text_split, seed, progress), vocab, special))
     journal.add(text.encode())
     return text
 
@@ -167,11 +169,11 @@ def open_tokenizer(
     path: Path, content: bytes, vocab: int, work: EncodingWork, chat: Settings | None = None
 ) -> Iterator[Tokens]:
     """Open a user's tokenizer. Raises DataError if it is invalid or has more tokens than `vocab`."""
-    with _processes(path, content, chat, work) as (process, encoded):
+    with _processes(path, content, chat, work) as (process, encode_batches):
         facts = {**process.facts, "library": tokenizers.__version__}
         check_vocab(path, facts["vocab"], vocab)
-        text, beside = facts.pop("json"), files_beside(path, chat)
-        yield Tokens(text, facts, "encode", encoded, beside)
+        text, side_files = facts.pop("json"), side_files_of(path, chat)
+        yield Tokens(text, facts, "encode", encode_batches, side_files)
 
 
 @contextmanager
@@ -188,7 +190,7 @@ def _processes(
                 process.stop()
 
         workers = [partial(_ask, process) for process in processes]
-        yield processes[0], lambda batches: _worked(batches, workers, work.journal, stop)
+        yield processes[0], lambda batches: _encode_batches(batches, workers, work.journal, stop)
 
 
 def _ask(process: GivenTokenizer, batch: Batch) -> Piece:
@@ -196,11 +198,13 @@ def _ask(process: GivenTokenizer, batch: Batch) -> Piece:
     return process.encode(batch), process.notices
 
 
-def _worked(
+def _encode_batches(
     batches: Iterable[Batch], workers: Sequence[Callable[[Batch], Piece]], journal: Journal, stop: Callable[[], None]
 ) -> Iterator[tuple[Batch, Piece]]:
     """Yield batches with their ids: from the journal as far as it has them, then encoded and added to it."""
-    for batch, content in journaled(batches, [partial(_piece_bytes, worker) for worker in workers], journal, stop):
+    for batch, content in compute_with_journal(
+        batches, [partial(_piece_bytes, worker) for worker in workers], journal, stop
+    ):
         yield batch, _read_piece(content)
 
 
@@ -216,9 +220,9 @@ def _read_piece(content: bytes) -> Piece:
     return np.split(numbers[HEAD + count :], np.cumsum(numbers[HEAD : HEAD + count])[:-1]), Notices(*notices)
 
 
-def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
+def side_files_of(path: Path, chat: Settings | None) -> dict[str, str]:
     """Return the files next to a user's tokenizer.json. For rows the chat template is that of the run."""
-    files = tokenizer_files.beside(path)
+    files = tokenizer_files.read_side_files(path)
     return files if chat is None or chat.template is None else files | {tokenizer_files.TEMPLATE: chat.template}
 
 
@@ -242,12 +246,14 @@ def resplit_tokens(folder: Path, meta: Meta) -> Tokens:
         text = stream.read().decode("utf-8")
     notices = [Notices.of(meta.get("chat") or meta.get("prompts") or {})]  # all notices come with the first batch
 
-    def encoded(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], Notices]]]:
+    def encode_batches(batches: Iterable[Batch]) -> Iterator[tuple[Batch, tuple[Iterator[Ids], Notices]]]:
         for batch in batches:
             ids = (next(sides[old_split.is_held(*document)]) for document in batch)
             yield batch, (ids, notices.pop() if notices else Notices())
 
-    return Tokens(text, dict(meta["tokenizer"]), "divide", encoded, tokenizer_files.beside(folder / TOKENIZER))
+    return Tokens(
+        text, dict(meta["tokenizer"]), "divide", encode_batches, tokenizer_files.read_side_files(folder / TOKENIZER)
+    )
 
 
 def _documents(reader: ShardReader) -> Iterator[Ids]:
@@ -259,13 +265,13 @@ def _rows(prefix: Path) -> Iterator[Ids]:
     return (reader.row(index) for index in range(reader.num_rows))
 
 
-def _sample(files: tuple[SourceFile, ...], divided: TextSplit, seed: int, progress: Progress) -> Iterator[str]:
+def _sample(files: tuple[SourceFile, ...], text_split: TextSplit, seed: int, progress: Progress) -> Iterator[str]:
     """Yield the texts that the BPE is trained on: training documents up to a limit, files in the order of a hash."""
     num_bytes = 0
     for number, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
         progress("tokenizer", number, len(files))
         for text in documents(file):
-            if divided.is_held(file, text):
+            if text_split.is_held(file, text):
                 continue
             num_bytes += len(text.encode())
             if num_bytes > MAX_TRAINING_BYTES:
@@ -305,24 +311,24 @@ class _Side:
 def write_shards(
     folder: Path,
     files: tuple[SourceFile, ...],
-    divided: TextSplit,
+    text_split: TextSplit,
     tokens: Tokens,
     progress: Progress,
     chat: Settings | None = None,
 ) -> dict[str, Any]:
     """Write the tokenizer and both shards. Return their entries for meta.json. `chat`: None unless rows are
     conversations or prompts."""
-    for name, text in {TOKENIZER: tokens.json, **tokens.beside}.items():
-        write_synced(folder / name, text)
+    for name, text in {TOKENIZER: tokens.json, **tokens.side_files}.items():
+        write_and_sync(folder / name, text)
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
     train, validation = (_Side(folder, name, vocab, end, chat) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
     num_read, notices = 0, Notices()
     with train.writer, validation.writer:
-        for batch, (batch_ids, batch_notices) in tokens.encoded(batches(files, reader_of(chat))):
+        for batch, (batch_ids, batch_notices) in tokens.encode_batches(batches(files, reader_of(chat))):
             notices += batch_notices
             for (file, text), ids in zip(batch, batch_ids, strict=True):
-                side = validation if divided.is_held(file, text) else train
+                side = validation if text_split.is_held(file, text) else train
                 side.add(file, text, ids)
                 num_read += len(text)
             progress(tokens.phase, min(num_read, total - 1), total)

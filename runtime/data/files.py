@@ -31,7 +31,7 @@ class MissingError(DataError):
     """A path of a spec does not exist. Perhaps it should be relative to another folder."""
 
 
-def where_paths_start(folder: Path) -> str:
+def path_start_hint(folder: Path) -> str:
     """Return a hint on where paths of a spec start, and how to name another folder."""
     return printable(f"paths of the spec start at {folder.absolute()}; `--data DIR` names another folder")
 
@@ -41,7 +41,7 @@ def where_paths_start(folder: Path) -> str:
 INSTALL = 'pip install "dsc-trainer[data]"'
 
 
-def extra(name: str, purpose: str) -> Any:
+def import_extra(name: str, purpose: str) -> Any:
     """Import a module of the extra. If it is missing, raises DataError with its purpose and how to install it."""
     try:
         return importlib.import_module(name)
@@ -70,7 +70,7 @@ def descriptor_of_regular(path: Path, flags: int) -> int:
     return descriptor
 
 
-def near(path: Path) -> str:
+def closest_name_hint(path: Path) -> str:
     """Return "; did you mean …?" with the file whose name is closest to a missing one, or "" if none is close."""
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None:
@@ -89,7 +89,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def write_synced(path: Path, content: str | bytes) -> None:
+def write_and_sync(path: Path, content: str | bytes) -> None:
     """Write a new file (text as UTF-8), and sync it to disk."""
     with path.open("xb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,5 @@
-"""Filters of documents: which documents of a source are kept. They run once for a text, before it is split.
+"""Filters of documents: which documents of a source are kept. They run once per source text, before it is split into
+training and validation.
 
 First each document is judged alone: its length, then the quality rules. Among the rest, equal and similar documents are
 found, and the first in reading order is kept. The judgements of single documents are computed in several processes,
@@ -31,8 +32,8 @@ import numpy.typing as npt
 
 from runtime.contract import FiltersRecipe
 from runtime.data import duplicates
-from runtime.data.files import DataError, open_regular, sync_folder, write_synced
-from runtime.data.pieces import Journal, journaled
+from runtime.data.files import DataError, open_regular, sync_folder, write_and_sync
+from runtime.data.pieces import Journal, compute_with_journal
 from runtime.data.readers import Batch, SourceFile, batches, documents
 from runtime.data.store import BUILDING, key_of
 from runtime.system.limited import end_with_parent
@@ -41,10 +42,10 @@ from runtime.system.outcome import death_text
 # --- The quality rules of Gopher (arXiv 2112.11446, appendix A.1.1 and table A1), except the one on stop words
 #
 # The rule on stop words is for English alone. Words are separated by white space; blank lines do not count, and
-# separate paragraphs. Shares of characters are relative to the characters of all words, lines, or paragraphs. A
-# repetition is what occurred before in the document: of two equal lines, one.
+# separate paragraphs. Shares of characters are relative to the characters of all words, lines, or paragraphs. Of
+# equal lines or paragraphs, all but the first are repetitions.
 
-WORDS = (50, 100_000)
+NUM_WORDS = (50, 100_000)  # fewest, most
 WORD_LENGTH = (3, 10)  # the mean, in characters
 MAX_PERCENT = {  # percent of the words, or of the lines
     "hash_signs": 10,
@@ -52,22 +53,22 @@ MAX_PERCENT = {  # percent of the words, or of the lines
     "bullet_lines": 90,
     "ellipsis_lines": 30,
 }
-LETTERS = 80  # least percent of the words with a letter
-REPEATED = {  # percent: of the lines or paragraphs, and of their characters
+MIN_PERCENT_WITH_LETTER = 80  # of the words
+MAX_PERCENT_REPEATED = {  # percent: of the lines or paragraphs, and of their characters
     "repeated_lines": 30,
     "repeated_paragraphs": 30,
     "repeated_line_characters": 20,
     "repeated_paragraph_characters": 20,
 }
-TOP = {2: 20, 3: 18, 4: 16}  # percent of the characters in the most frequent n-gram
+MAX_PERCENT_TOP_GRAM = {2: 20, 3: 18, 4: 16}  # percent of the characters in the most frequent n-gram
 REPEATED_GRAMS = {5: 15, 6: 14, 7: 13, 8: 12, 9: 11, 10: 10}  # percent of the characters in repeated n-grams
 RULES = (
     "words",
     "word_length",
     *MAX_PERCENT,
     "letters",
-    *REPEATED,
-    *(f"top_{n}_gram" for n in TOP),
+    *MAX_PERCENT_REPEATED,
+    *(f"top_{n}_gram" for n in MAX_PERCENT_TOP_GRAM),
     *(f"repeated_{n}_grams" for n in REPEATED_GRAMS),
 )
 BULLETS = ("-", "*", "•", "‣", "◦", "▪", "●", "–")
@@ -76,10 +77,10 @@ PARAGRAPHS = re.compile(r"\n\s*\n")
 Numbers = npt.NDArray[np.int64]
 
 
-def fault(text: str) -> str:
+def broken_rule(text: str) -> str:
     """Return the first of RULES that a document breaks, or ""."""
     words = text.split()
-    if not WORDS[0] <= len(words) <= WORDS[1]:
+    if not NUM_WORDS[0] <= len(words) <= NUM_WORDS[1]:
         return "words"
     characters = sum(map(len, words))
     if not WORD_LENGTH[0] * len(words) <= characters <= WORD_LENGTH[1] * len(words):
@@ -94,64 +95,71 @@ def fault(text: str) -> str:
     for name, (count, total) in counts.items():
         if count * 100 > MAX_PERCENT[name] * total:
             return name
-    if sum(any(map(str.isalpha, word)) for word in words) * 100 < LETTERS * len(words):
+    if sum(any(map(str.isalpha, word)) for word in words) * 100 < MIN_PERCENT_WITH_LETTER * len(words):
         return "letters"
     paragraphs = [part for raw_part in PARAGRAPHS.split(text) if (part := raw_part.strip())]
-    return next(_repetitions(lines, paragraphs), "") or next(_grams(words, characters), "")
+    return next(_broken_repetition_rules(lines, paragraphs), "") or next(_broken_gram_rules(words, characters), "")
 
 
-def _repetitions(lines: Sequence[str], paragraphs: Sequence[str]) -> Iterator[str]:
+def _broken_repetition_rules(lines: Sequence[str], paragraphs: Sequence[str]) -> Iterator[str]:
     """Yield the rules on lines and paragraphs that are broken."""
     parts = {"line": lines, "paragraph": paragraphs}
-    repeated = {kind: _repeated(texts) for kind, texts in parts.items()}
+    repeated = {kind: _repeats_of(texts) for kind, texts in parts.items()}
     for kind, texts in parts.items():
-        if len(repeated[kind]) * 100 > REPEATED[f"repeated_{kind}s"] * len(texts):
+        if len(repeated[kind]) * 100 > MAX_PERCENT_REPEATED[f"repeated_{kind}s"] * len(texts):
             yield f"repeated_{kind}s"
     for kind, texts in parts.items():
         name = f"repeated_{kind}_characters"
-        if sum(map(len, repeated[kind])) * 100 > REPEATED[name] * sum(map(len, texts)):
+        if sum(map(len, repeated[kind])) * 100 > MAX_PERCENT_REPEATED[name] * sum(map(len, texts)):
             yield name
 
 
-def _repeated(parts: Sequence[str]) -> list[str]:
-    seen: set[str] = set()
-    return [part for part in parts if part in seen or seen.add(part)]  # type: ignore[func-returns-value]
+def _repeats_of(parts: Sequence[str]) -> list[str]:
+    """Return the parts that occurred before."""
+    seen, repeats = set[str](), list[str]()
+    for part in parts:
+        if part in seen:
+            repeats.append(part)
+        seen.add(part)
+    return repeats
 
 
-def _grams(words: Sequence[str], characters: int) -> Iterator[str]:
+def _broken_gram_rules(words: Sequence[str], characters: int) -> Iterator[str]:
     """Yield the rules on n-grams that are broken.
 
-    Each n-gram gets an exact number, from the number of its first n-1 words and its last word, so no hashes are
-    compared. If all n-grams differ, all longer ones do.
+    Each n-gram gets an id, computed from the id of its first n-1 words and the id of its last word, so there are no
+    hash collisions. If all n-grams of one length differ, so do all longer ones, and the loop ends. W words, G n-grams,
+    K distinct n-grams.
     """
-    number: dict[str, int] = {}
-    words_W = np.fromiter((number.setdefault(word, len(number)) for word in words), np.int64, len(words))
+    word_ids: dict[str, int] = {}
+    words_W = np.fromiter((word_ids.setdefault(word, len(word_ids)) for word in words), np.int64, len(words))
     lengths_W = np.fromiter(map(len, words), np.int64, len(words))
-    runs_G = words_W
+    gram_ids_G = words_W
     for n in range(2, max(REPEATED_GRAMS) + 1):
-        if len(runs_G) < 2:
+        if len(gram_ids_G) < 2:
             return
-        pairs_G = runs_G[:-1] * len(number) + words_W[n - 1 :]
-        kinds_K, first_K, runs_G, counts_K = np.unique(
+        pairs_G = gram_ids_G[:-1] * len(word_ids) + words_W[n - 1 :]
+        distinct_pairs_K, first_K, gram_ids_G, counts_K = np.unique(
             pairs_G, return_index=True, return_inverse=True, return_counts=True
         )
-        if len(kinds_K) == len(runs_G):
+        if len(distinct_pairs_K) == len(gram_ids_G):
             return
-        if n in TOP:
+        if n in MAX_PERCENT_TOP_GRAM:
             ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_W)])
             sizes_K = ends[first_K + n] - ends[first_K]
-            often_K = counts_K == counts_K.max()
-            best_K = often_K & (sizes_K == sizes_K[often_K].max())
-            top = int(np.where(best_K, first_K, len(runs_G)).argmin())  # the first of the longest of the most frequent
-            if _inside(runs_G == top, n, lengths_W) * 100 > TOP[n] * characters:
+            is_most_frequent_K = counts_K == counts_K.max()
+            best_K = is_most_frequent_K & (sizes_K == sizes_K[is_most_frequent_K].max())
+            # The first of the longest of the most frequent.
+            top = int(np.where(best_K, first_K, len(gram_ids_G)).argmin())
+            if _covered_characters(gram_ids_G == top, n, lengths_W) * 100 > MAX_PERCENT_TOP_GRAM[n] * characters:
                 yield f"top_{n}_gram"
         elif n in REPEATED_GRAMS:
-            again_G = first_K[runs_G] != np.arange(len(runs_G))
-            if _inside(again_G, n, lengths_W) * 100 > REPEATED_GRAMS[n] * characters:
+            is_repeat_G = first_K[gram_ids_G] != np.arange(len(gram_ids_G))
+            if _covered_characters(is_repeat_G, n, lengths_W) * 100 > REPEATED_GRAMS[n] * characters:
                 yield f"repeated_{n}_grams"
 
 
-def _inside(begins_G: npt.NDArray[np.bool_], n: int, lengths_W: Numbers) -> int:
+def _covered_characters(begins_G: npt.NDArray[np.bool_], n: int, lengths_W: Numbers) -> int:
     """Return the characters of the words that are in any n-gram that starts at `begins_G`, each word counted once."""
     steps = np.zeros(len(lengths_W) + 1, np.int64)
     begins = np.flatnonzero(begins_G)
@@ -160,13 +168,14 @@ def _inside(begins_G: npt.NDArray[np.bool_], n: int, lengths_W: Numbers) -> int:
     return int(lengths_W[np.cumsum(steps)[:-1] > 0].sum())
 
 
-# --- filters
+# --- The result of filtering: a fate for each document
 
 FORMAT = 1  # version of NAMES, the rules and the hashes
 KEPT = 0
 NAMES = ("shortest", "longest", *RULES, "exact", "near")  # reasons to leave a document out, numbered from 1
 FILE = "filters.dat"  # in a folder of prepared data
-FATES_PREFIX = ".filtered-"  # next to such folders, for later folders of the same text
+# Of files beside the folders of prepared data, which later folders of the same text reuse.
+FATES_PREFIX = ".filtered-"
 LENGTH = struct.Struct("<Q")
 HEAD = struct.Struct("<ii")
 Progress = Callable[[str, int, int], None]
@@ -174,10 +183,11 @@ Fates = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Filtered:
+class FilterResult:
     """The fate of each document of some files: KEPT, or the number of the filter that leaves it out.
 
-    `sizes`: number of documents of each file. `listed`: filters that are listed even if they leave out nothing.
+    `sizes`: number of documents of each file. `listed`: filters that `facts` reports even if they left out no
+    document.
     """
 
     fates: Fates
@@ -221,8 +231,9 @@ def key(settings: FiltersRecipe, text: str) -> str:
 
 # ---------------------------------------------------------------- a batch of documents
 @dataclass(frozen=True)
-class Judged:
-    """Judgements of the documents of a batch. `digests`, `signatures`: of the documents that are kept so far."""
+class BatchJudgement:
+    """Judgements of the documents of a batch. `digests` and `signatures` are of the documents that passed all rules;
+    duplicates are not found yet."""
 
     fates: Fates
     digests: Sequence[bytes]
@@ -233,7 +244,7 @@ class Judged:
         return head + self.fates.tobytes() + b"".join(self.digests) + self.signatures.astype("<u4").tobytes()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Judged:
+    def from_bytes(cls, content: bytes) -> BatchJudgement:
         num, num_signatures = HEAD.unpack_from(content)
         fates = np.frombuffer(content, np.uint8, num, HEAD.size)
         begin, size = HEAD.size + num, duplicates.DIGEST_BYTES
@@ -242,13 +253,13 @@ class Judged:
         return cls(fates, [content[i : i + size] for i in range(begin, end, size)], signatures)
 
 
-def judged(settings: FiltersRecipe, texts: Sequence[str]) -> bytes:
-    """Judge each text alone. Return `Judged` as bytes."""
+def judge_batch(settings: FiltersRecipe, texts: Sequence[str]) -> bytes:
+    """Judge each text alone. Return `BatchJudgement` as bytes."""
     fates = np.array([_fate(settings, text) for text in texts], np.uint8)
     kept_texts = [text for text, fate in zip(texts, fates, strict=True) if fate == KEPT]
     digests = [duplicates.digest(text) for text in kept_texts] if settings.duplicates else []
     signatures = [duplicates.signature(text) for text in kept_texts] if settings.duplicates == "near" else []
-    return Judged(fates, digests, np.array(signatures, np.uint32).reshape(-1, duplicates.MINIMA)).to_bytes()
+    return BatchJudgement(fates, digests, np.array(signatures, np.uint32).reshape(-1, duplicates.MINIMA)).to_bytes()
 
 
 def _fate(settings: FiltersRecipe, text: str) -> int:
@@ -256,30 +267,30 @@ def _fate(settings: FiltersRecipe, text: str) -> int:
         return 1 + NAMES.index("shortest")
     if settings.longest is not None and len(text) > settings.longest:
         return 1 + NAMES.index("longest")
-    broken = fault(text) if settings.quality else ""
-    return 1 + NAMES.index(broken) if broken else KEPT
+    rule = broken_rule(text) if settings.quality else ""
+    return 1 + NAMES.index(rule) if rule else KEPT
 
 
 # ---------------------------------------------------------------- all documents
-def filtered(
+def filter_documents(
     files: Sequence[SourceFile], settings: FiltersRecipe, jobs: int, journal: Journal, progress: Progress
-) -> Filtered:
+) -> FilterResult:
     """Filter the documents of some files with `jobs` processes. Raises DataError if none is kept."""
     total = max(1, sum(file.path.stat().st_size for file in files))
     sizes, fates, num_read = dict.fromkeys(files, 0), [], 0
     seen_documents = duplicates.SeenDocuments(settings.similarity if settings.duplicates == "near" else None)
     with ExitStack() as stack:
-        workers: list[Callable[[Batch], bytes]] = [lambda batch: judged(settings, [text for _, text in batch])]
-        processes = [stack.enter_context(_Judge(settings)) for _ in range(jobs if jobs > 1 else 0)]
+        workers: list[Callable[[Batch], bytes]] = [lambda batch: judge_batch(settings, [text for _, text in batch])]
+        processes = [stack.enter_context(_JudgeProcess(settings)) for _ in range(jobs if jobs > 1 else 0)]
         workers = [process.ask for process in processes] or workers
 
         def stop() -> None:
             for process in processes:
                 process.stop()
 
-        for batch, answer in journaled(batches(files, documents), workers, journal, stop):
-            judgement = Judged.from_bytes(answer)
-            fates.append(_with_duplicates(judgement, seen_documents) if settings.duplicates else judgement.fates)
+        for batch, answer in compute_with_journal(batches(files, documents), workers, journal, stop):
+            judgement = BatchJudgement.from_bytes(answer)
+            fates.append(_mark_duplicates(judgement, seen_documents) if settings.duplicates else judgement.fates)
             for file, text in batch:
                 sizes[file] += 1
                 num_read += len(text)
@@ -287,13 +298,13 @@ def filtered(
     progress("filter", total, total)
     reasons = [name for name in ("shortest", "longest") if getattr(settings, name) is not None]
     reasons += {None: [], "exact": ["exact"], "near": ["exact", "near"]}[settings.duplicates]
-    result = Filtered(np.concatenate([np.zeros(0, np.uint8), *fates]), tuple(sizes.values()), tuple(reasons))
+    result = FilterResult(np.concatenate([np.zeros(0, np.uint8), *fates]), tuple(sizes.values()), tuple(reasons))
     if not result.facts["kept"]:
         raise DataError(f"{files[0].path}: nothing is left to train on: {summary_line(result.facts)}")
     return result
 
 
-def _with_duplicates(judgement: Judged, seen: duplicates.SeenDocuments) -> Fates:
+def _mark_duplicates(judgement: BatchJudgement, seen: duplicates.SeenDocuments) -> Fates:
     fates = judgement.fates.copy()
     signatures = list(judgement.signatures) or [None] * len(judgement.digests)
     places = np.flatnonzero(fates == KEPT).tolist()
@@ -303,8 +314,8 @@ def _with_duplicates(judgement: Judged, seen: duplicates.SeenDocuments) -> Fates
     return fates
 
 
-# ---------------------------------------------------------------- results kept for later folders of the text
-def read(parent: Path, key: str) -> Filtered | None:
+# ---------------------------------------------------------------- cache of results, for later folders of the same text
+def read(parent: Path, key: str) -> FilterResult | None:
     """Return the result that `write` wrote, if it exists and is complete."""
     path = parent / f"{FATES_PREFIX}{key}"
     if path.is_symlink() or not path.is_file():
@@ -313,29 +324,29 @@ def read(parent: Path, key: str) -> Filtered | None:
         head, _, content = stream.read().partition(b"\n")
     try:
         values = json.loads(head)
-        result = Filtered(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
+        result = FilterResult(np.frombuffer(content, np.uint8), tuple(values["sizes"]), tuple(values["shown"]))
         return result if result.to_bytes() == head + b"\n" + content else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def write(parent: Path, key: str, result: Filtered) -> None:
+def write(parent: Path, key: str, result: FilterResult) -> None:
     """Write a result atomically. The caller holds the lock of `key`, or of the folder."""
-    aside = parent / f"{BUILDING}{key}"
-    aside.unlink(missing_ok=True)  # left by a killed process
-    write_synced(aside, result.to_bytes())
-    aside.replace(parent / f"{FATES_PREFIX}{key}")
+    temporary_path = parent / f"{BUILDING}{key}"
+    temporary_path.unlink(missing_ok=True)  # left by a killed process
+    write_and_sync(temporary_path, result.to_bytes())
+    temporary_path.replace(parent / f"{FATES_PREFIX}{key}")
     sync_folder(parent)
 
 
 # ---------------------------------------------------------------- the process
-class _Judge:
+class _JudgeProcess:
     """A process that judges batches, as a context manager."""
 
     def __init__(self, settings: FiltersRecipe) -> None:
         self._settings = settings
 
-    def __enter__(self) -> _Judge:
+    def __enter__(self) -> _JudgeProcess:
         command = [sys.executable, "-P", "-m", "runtime.data.filters"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(asdict(self._settings))
@@ -355,7 +366,7 @@ class _Judge:
         self._process.kill()
 
     def ask(self, batch: Batch) -> bytes:
-        """Return the bytes of `judged`. Raises DataError if the process ends."""
+        """Return the bytes of `judge_batch`. Raises DataError if the process ends."""
         self._send([text for _, text in batch])
         stream = _pipe(self._process.stdout)
         if len(head := stream.read(LENGTH.size)) == LENGTH.size:
@@ -382,7 +393,7 @@ def main() -> int:
     end_with_parent()
     lines: Iterator[bytes] = iter(sys.stdin.buffer)
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        judge = partial(judged, FiltersRecipe(**json.loads(next(lines, b"{}"))))
+        judge = partial(judge_batch, FiltersRecipe(**json.loads(next(lines, b"{}"))))
         for line in lines:
             answer = judge(json.loads(line))
             sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)

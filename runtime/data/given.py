@@ -33,13 +33,13 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
-from runtime.data.chat import Encoded, RowEncoder, Settings
+from runtime.data.chat import EncodedRow, RowEncoder, Settings
 from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
 from runtime.data.shards import Notices
 from runtime.data.template_process import marks_assistant
-from runtime.system.limited import end_with_parent, limit, too_much_memory
+from runtime.system.limited import end_with_parent, limit, memory_limit_message
 
 Ids = npt.NDArray[np.int64]
 # Texts → ids of each, and further entries of the answer.
@@ -180,7 +180,7 @@ class GivenTokenizer:
         if code == -signal.SIGXCPU:
             return f"it takes more than {CPU_S:g} s of processor time"
         if "memory allocation" in errors or code == -signal.SIGKILL:
-            return too_much_memory(DATA_BYTES)
+            return memory_limit_message(DATA_BYTES)
         last = (errors.strip().splitlines() or [""])[-1][:MAX_SHOWN]
         return f"the tokenizers library ended with code {code}{': ' if last else ''}{last}"
 
@@ -213,7 +213,7 @@ def main(argv: list[str]) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         return 1
     except MemoryError:
-        _answer(stdout, {"error": too_much_memory(data_bytes)})
+        _answer(stdout, {"error": memory_limit_message(data_bytes)})
         return 1
     except BaseException as error:  # a Rust panic is no Exception
         text = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
@@ -230,7 +230,7 @@ def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
     encoder = (PromptEncoder if settings["prompts"] else RowEncoder)(bpe, settings)
 
     def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, Any]]:
-        rows: list[Encoded] = []
+        rows: list[EncodedRow] = []
         for text in texts:
             try:
                 rows += encoder.encode([text])

@@ -57,7 +57,7 @@ def is_infilled(documents: int, rate: float, seed: int) -> npt.NDArray[np.bool_]
     return (drawn >> np.uint64(11)).astype(np.float64) < rate * 2**53
 
 
-class Infilled(Stream):
+class InfilledStream(Stream):
     """A stream of documents, of which a share `rate` is rearranged.
 
     `sentinels`: ids of BEGIN, HOLE and END. `end`: the id that ends a document; it stays last.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runtime.contract import EXTRA_TOKENS
-from runtime.data.permutation import Numbers, permuted, permuted_all, unpermuted
+from runtime.data.permutation import Numbers, permute, permute_all, unpermute
 
 PADDING = -(1 << 31)  # fills a sample of rows after its last token: no token, and below every ~id
 
@@ -48,12 +48,12 @@ class Order:
         """Return the window of a sample: 0 ≤ window < windows."""
         epoch, place = divmod(index, self.windows)
         if not self.piece:
-            return permuted(place, self.windows, self.seed, epoch)
+            return permute(place, self.windows, self.seed, epoch)
         low, high = self._span(epoch)
         if low <= place < high:
-            place = low + permuted(place - low, high - low, self.seed, -1 - epoch)
+            place = low + permute(place - low, high - low, self.seed, -1 - epoch)
         piece, part = divmod(place, self._parts)
-        return permuted(piece, self._pieces, self.seed, epoch) * self._parts + part
+        return permute(piece, self._pieces, self.seed, epoch) * self._parts + part
 
     def windows_of(self, indices: Numbers) -> Numbers:
         """Return the windows of several samples, as `window` does."""
@@ -66,23 +66,23 @@ class Order:
     def _windows(self, places: Numbers, epoch: int) -> Numbers:
         """Return the windows at these places of an epoch."""
         if not self.piece:
-            return permuted_all(places, self.windows, self.seed, epoch)
+            return permute_all(places, self.windows, self.seed, epoch)
         low, high = self._span(epoch)
         inside = (low <= places) & (places < high)
         if low < high:
-            places[inside] = low + permuted_all(places[inside] - low, high - low, self.seed, -1 - epoch)
+            places[inside] = low + permute_all(places[inside] - low, high - low, self.seed, -1 - epoch)
         pieces, parts = np.divmod(places, self._parts)
-        return permuted_all(pieces, self._pieces, self.seed, epoch) * self._parts + parts
+        return permute_all(pieces, self._pieces, self.seed, epoch) * self._parts + parts
 
     def index(self, window: int, epoch: int) -> int:
         """Return the sample of an epoch that has this window; the inverse of `window`."""
         if not self.piece:
-            return epoch * self.windows + unpermuted(window, self.windows, self.seed, epoch)
+            return epoch * self.windows + unpermute(window, self.windows, self.seed, epoch)
         piece, part = divmod(window, self._parts)
-        place = unpermuted(piece, self._pieces, self.seed, epoch) * self._parts + part
+        place = unpermute(piece, self._pieces, self.seed, epoch) * self._parts + part
         low, high = self._span(epoch)
         if low <= place < high:
-            place = low + unpermuted(place - low, high - low, self.seed, -1 - epoch)
+            place = low + unpermute(place - low, high - low, self.seed, -1 - epoch)
         return epoch * self.windows + place
 
     def tokens_of(self, index: int) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def sums(values: Numbers, counts: Numbers) -> Numbers:
     return np.asarray(np.add.reduceat(values, np.cumsum(counts) - counts))
 
 
-def packed(rows: Numbers, sizes: Numbers, room: int) -> Packs:
+def pack_rows(rows: Numbers, sizes: Numbers, room: int) -> Packs:
     """Pack rows into sequences of `room` tokens. `sizes`: tokens of each row, at most `room`."""
     windows = ((rows[first : first + WINDOW], sizes[first : first + WINDOW]) for first in range(0, len(rows), WINDOW))
     return Packs(chain.from_iterable(_best_fit(*window, room) for window in windows))

@@ -19,7 +19,7 @@ _ROUNDS = 6  # four make a Feistel network over a good round function indistingu
 Numbers = npt.NDArray[np.int64]
 
 
-def permuted(place: int, num: int, seed: int, epoch: int) -> int:
+def permute(place: int, num: int, seed: int, epoch: int) -> int:
     """Return the image of `place` under the permutation of range(num) for (seed, epoch)."""
     assert 0 <= place < num
     key, half = _network(num, seed, epoch)
@@ -29,8 +29,8 @@ def permuted(place: int, num: int, seed: int, epoch: int) -> int:
     return place
 
 
-def permuted_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
-    """Return the images of several places, as `permuted` does."""
+def permute_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
+    """Return the images of several places, as `permute` does."""
     key, half = _network(num, seed, epoch)
     rounds = _rounds(key, half)
     images = _feistel_all(places, half, key, rounds)
@@ -39,8 +39,8 @@ def permuted_all(places: Numbers, num: int, seed: int, epoch: int) -> Numbers:
     return images
 
 
-def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
-    """Return the place whose image is `window`; the inverse of `permuted`."""
+def unpermute(window: int, num: int, seed: int, epoch: int) -> int:
+    """Return the place whose image is `window`; the inverse of `permute`."""
     assert 0 <= window < num
     key, half = _network(num, seed, epoch)
     window = _feistel_back(window, half, key)

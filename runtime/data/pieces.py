@@ -93,7 +93,7 @@ def _digest(number: int, content: bytes) -> bytes:
     return hashlib.sha256(b"%d\0" % number + content).digest()
 
 
-def journaled(
+def compute_with_journal(
     items: Iterable[Item], workers: Sequence[Callable[[Item], bytes]], journal: Journal, stop: Callable[[], None]
 ) -> Iterator[tuple[Item, bytes]]:
     """Yield each item with its result, in the order of items: from the journal as far as it has them, then computed by

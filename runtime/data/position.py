@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data import order_json
-from runtime.data.blend import Blend, in_phase
+from runtime.data.blend import Blend, limit_to_phase
 from runtime.data.cuts import MAX_CUTS, EpochCut, Ranges, is_left_out, num_seen
 from runtime.data.order import Order
 
@@ -82,9 +82,9 @@ class Position:
 
     def skipping(self, ranges: Sequence[tuple[int, int]]) -> Position:
         """Return the position with these samples left out, too."""
-        return replace(self, skip=_merged([*self.skip, *(span for span in ranges if span[1] > self.next)]))
+        return replace(self, skip=_merge_ranges([*self.skip, *(span for span in ranges if span[1] > self.next)]))
 
-    def under(self, order: Order, *, same_text: bool) -> Position:
+    def convert_to(self, order: Order, *, same_text: bool) -> Position:
         """Return this position expressed in another order of the samples."""
         old = order if self.order is None else self.order
         if isinstance(old, Blend):  # positions in a blend do not apply to a single source
@@ -100,7 +100,7 @@ class Position:
         cuts = (*self.cuts, cut) if place or cut.skip else ()
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 
-    def blended(self, order: Blend, move: Move) -> Position:
+    def continue_in_blend(self, order: Blend, move: Move) -> Position:
         """Return this position in the blend of a build: each source continues where it was.
 
         `move`: converts the position of one source to another order of its samples.
@@ -112,16 +112,16 @@ class Position:
         ends = order.counts(order.samples) if order.samples is not None else (None,) * len(order.shares)
         shares = []
         for share, samples in zip(order.shares, ends, strict=True):
-            position = self._of_source(share.name)
+            position = self._position_of_source(share.name)
             begin = _begin(position, share.order) if begins else None
             if begin is not None:
-                shares.append(in_phase(share, begin, samples))
+                shares.append(limit_to_phase(share, begin, samples))
                 continue
             moved = move(position, share.order)
             shares.append(replace(share, first=moved.next, cuts=moved.cuts))
         return replace(self, order=replace(order, shares=tuple(shares), first=self.next), skip=(), cuts=())
 
-    def _of_source(self, name: str) -> Position:
+    def _position_of_source(self, name: str) -> Position:
         """Return the position of a source of the blend, with its drawn tokens; at its beginning if it is new."""
         if not isinstance(self.order, Blend):
             return Position()
@@ -133,14 +133,14 @@ class Position:
         tokens = following * share.order.sequence
         return Position(0, tokens, following, (), share.order, share.cuts if is_cut else ())
 
-    def at_same_share(self, order: Order) -> Position:
+    def convert_at_same_share(self, order: Order) -> Position:
         """Return the position in an order with other windows at which the same share of the epoch was drawn."""
         windows = self.order.windows if isinstance(self.order, Order) else order.windows
         epoch, place = divmod(self.next, windows)
         following = epoch * order.windows + place * order.windows // windows
         return replace(self, order=order, cuts=(), skip=(), next=following)
 
-    def unavoidable(self) -> tuple[int, int] | None:
+    def unavoidable_tokens(self) -> tuple[int, int] | None:
         """Return (tokens skipped, tokens repeated) in this epoch because windows changed; None if costly to count."""
         if not isinstance(self.order, Order) or not self.cuts:
             return 0, 0
@@ -199,7 +199,7 @@ def _begin(position: Position, order: Order) -> int | None:
     return -(-max(old.end, position.tokens) // order.piece) * order.piece
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> Ranges:
+def _merge_ranges(spans: Sequence[tuple[int, int]]) -> Ranges:
     result: list[tuple[int, int]] = []
     for first, end in sorted(spans):
         if result and first <= result[-1][1]:

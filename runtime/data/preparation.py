@@ -49,7 +49,7 @@ class Preparation:
         assert self._process.stdout is not None
         return bool(self._process.stdout.readline())
 
-    def line_unless_failed(self, stdin: FileIO) -> str:
+    def read_line_unless_failed(self, stdin: FileIO) -> str:
         """Return the next line of `stdin`; "" if it ends or the preparation fails first."""
         ended = os.pidfd_open(self._process.pid)
         try:

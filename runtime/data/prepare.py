@@ -23,8 +23,8 @@ from runtime.contract import DataRequest, FiltersRecipe, TrainedTokenizer
 from runtime.data import chat, corpus, encode, filters, prompts, store, token_files, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.encode import Progress, TextSplit, Tokens, split
-from runtime.data.files import DataError, write_synced
-from runtime.data.filters import Filtered
+from runtime.data.files import DataError, write_and_sync
+from runtime.data.filters import FilterResult
 from runtime.data.infill import OF_TRAINED, Rate
 from runtime.data.pieces import Journal
 from runtime.data.readers import COLUMN, SUFFIXES, SourceFile
@@ -46,7 +46,7 @@ Guard = Callable[[str], AbstractContextManager[None]]  # holds the lock of a key
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFolder:
     """A verified folder. `meta` is its meta.json; `reused`: it existed before."""
 
     folder: Path
@@ -63,7 +63,7 @@ def prepare(
     *,
     cache: Path | None = None,
     resumed: Sequence[str] = (),
-) -> Prepared:
+) -> PreparedFolder:
     """Return the prepared corpus of a request with one source. Its paths are relative to `spec_folder`.
 
     The request's `vocab` is the model's; the tokenizer's may be smaller. `progress(phase, done, total)` is called with
@@ -76,7 +76,7 @@ def prepare(
     damaged: Path | None = None
     if resumed and out.is_dir():
         with store.run_lock(out, say):
-            prepared, damaged = of_checkpoints(out, entry, resumed, cache)
+            prepared, damaged = data_of_checkpoints(out, entry, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
@@ -88,37 +88,39 @@ def prepare(
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
     say_skipped({"": task}, {"": request}, say)
     out.mkdir(parents=True, exist_ok=True)
-    cache = usable(cache, say)
+    cache = usable_cache(cache, say)
     about = about_of(request, task)
     with store.run_lock(out, say):
         folder = out / task.key
-        if (meta := store.verified(folder)) is not None:
+        if (meta := store.verified_meta(folder)) is not None:
             task.check(meta)
-            return Prepared(folder, store.renamed(folder, meta, about), reused=True)
+            return PreparedFolder(folder, store.update_about(folder, meta, about), reused=True)
         if cache is None:
-            return build(task.passed(out, nobody_else, say), out, about)
-        return linked(out, shared(task, cache, about, str(out), say), about, say)
+            return build(task.apply_filters(out, no_lock, say), out, about)
+        return link_from_cache(out, find_or_build(task, cache, about, str(out), say), about, say)
 
 
-def build(task: PreparationTask | TokenTask, parent: Path, about: dict[str, Any]) -> Prepared:
+def build(task: PreparationTask | TokenTask, parent: Path, about: dict[str, Any]) -> PreparedFolder:
     """Prepare the folder of a task. The caller holds the lock of its text."""
     with store.journal(parent, task.text_key) as journal:
 
         def write(folder: Path) -> Meta:
             values = {"format": FORMAT, **task.build(parent, folder, journal), **about}
-            return values | token_files.infilled(folder, values, task.fim)
+            return values | token_files.infill_entries(folder, values, task.fim)
 
         meta = store.publish(parent, task.key, write)
-    return Prepared(parent / task.key, meta, reused=False)
+    return PreparedFolder(parent / task.key, meta, reused=False)
 
 
-def shared(task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say) -> Prepared:
+def find_or_build(
+    task: PreparationTask | TokenTask, cache: Path, about: dict[str, Any], purpose: str, say: Say
+) -> PreparedFolder:
     """Return the folder of a task in the cache, prepared there if it does not exist."""
     with store.shared_lock(cache, task.text_key, purpose, say):
-        if (meta := store.verified(cache / task.key)) is None:
-            return build(task.passed(cache, guard_of(cache, purpose, say), say), cache, about)
+        if (meta := store.verified_meta(cache / task.key)) is None:
+            return build(task.apply_filters(cache, guard_of(cache, purpose, say), say), cache, about)
         task.check(meta)
-        return Prepared(cache / task.key, meta, reused=True)
+        return PreparedFolder(cache / task.key, meta, reused=True)
 
 
 def say_skipped(
@@ -135,7 +137,7 @@ def say_skipped(
         say(f"warning: {note}")
 
 
-def nobody_else(key: str) -> AbstractContextManager[None]:
+def no_lock(key: str) -> AbstractContextManager[None]:
     """Return no lock, for a folder whose lock is already held."""
     return nullcontext()
 
@@ -145,12 +147,12 @@ def guard_of(cache: Path, purpose: str, say: Say) -> Guard:
     return partial(store.shared_lock, cache, purpose=purpose, say=say)
 
 
-def linked(out: Path, entry: Prepared, about: Meta, say: Say) -> Prepared:
+def link_from_cache(out: Path, entry: PreparedFolder, about: Meta, say: Say) -> PreparedFolder:
     """Return the folder of a run, with hard links to the files of a cache entry."""
     if entry.reused:
         say(f"from {entry.folder.parent}, where another run prepared it")
-    meta = store.linked(out, entry.folder.name, entry.folder, {**entry.meta, **about})
-    return Prepared(out / entry.folder.name, meta, reused=entry.reused)
+    meta = store.publish_links(out, entry.folder.name, entry.folder, {**entry.meta, **about})
+    return PreparedFolder(out / entry.folder.name, meta, reused=entry.reused)
 
 
 def about_of(request: DataRequest, task: PreparationTask | TokenTask) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def about_of(request: DataRequest, task: PreparationTask | TokenTask) -> dict[st
     return entries | task.places
 
 
-def usable(cache: Path | None, say: Say) -> Path | None:
+def usable_cache(cache: Path | None, say: Say) -> Path | None:
     """Return the cache if it can be written, else None after a note: a run does not need it."""
     if cache is None:
         return None
@@ -174,9 +176,9 @@ def usable(cache: Path | None, say: Say) -> Path | None:
     return cache
 
 
-def of_checkpoints(
+def data_of_checkpoints(
     out: Path, requested: Meta, resumed: Sequence[str], cache: Path | None
-) -> tuple[Prepared | None, Path | None]:
+) -> tuple[PreparedFolder | None, Path | None]:
     """Return the data of this run that its checkpoints name, if it was prepared for an equal request. Return also such
     a folder that is damaged and cannot be restored from the cache, if there is one."""
     damaged = None
@@ -185,12 +187,14 @@ def of_checkpoints(
         for folder, meta in metas.items():
             if meta.get("sha256") != sha256 or meta.get("request") != requested:
                 continue
-            if store.verified(folder) is not None:
+            if store.verified_meta(folder) is not None:
                 about = store.about_of(meta)
-                return Prepared(folder, store.renamed(folder, meta, about), reused=True), None
-            shared = None if cache is None else store.verified(cache / folder.name)
-            if cache is not None and shared is not None and shared["sha256"] == sha256:
-                return Prepared(folder, store.linked(out, folder.name, cache / folder.name, meta), reused=True), None
+                return PreparedFolder(folder, store.update_about(folder, meta, about), reused=True), None
+            cached_meta = None if cache is None else store.verified_meta(cache / folder.name)
+            if cache is not None and cached_meta is not None and cached_meta["sha256"] == sha256:
+                return PreparedFolder(
+                    folder, store.publish_links(out, folder.name, cache / folder.name, meta), reused=True
+                ), None
             damaged = damaged or folder
     return None, damaged
 
@@ -239,15 +243,15 @@ class PreparationTask:
     special: tuple[str, ...] = ()  # extra special tokens of a trained tokenizer
     fim: Rate | None = None
     filters: tuple[str, FiltersRecipe] | None = None  # with the key of their result
-    filtered: Filtered | None = None
+    filtered: FilterResult | None = None
 
     @cached_property
-    def divided(self) -> TextSplit:
+    def text_split(self) -> TextSplit:
         """The split of the documents that pass the filters."""
         assert self.filters is None or self.filtered is not None, "documents are filtered before they are divided"
         return split(self.files, self.fraction, self.seed, prompts.reader_of(self.chat))
 
-    def passed(self, parent: Path, guard: Guard, say: Say) -> PreparationTask:
+    def apply_filters(self, parent: Path, guard: Guard, say: Say) -> PreparationTask:
         """Return the task restricted to documents that pass the filters. Results are shared by all tasks in `parent`.
         Raises DataError if none passes."""
         if self.filters is None or self.filtered is not None:
@@ -256,7 +260,7 @@ class PreparationTask:
         with guard(key):
             if (result := filters.read(parent, key)) is None:
                 with store.journal(parent, key) as journal:
-                    result = filters.filtered(self.files, settings, self.jobs, journal, self.progress)
+                    result = filters.filter_documents(self.files, settings, self.jobs, journal, self.progress)
                     filters.write(parent, key, result)
                 say(filters.summary_line(result.facts))
         return replace(self, files=result.restrict(self.files), filtered=result)
@@ -276,22 +280,24 @@ class PreparationTask:
         same text and tokenizer but another split. `journal`: has what a killed process had encoded.
         """
         with self._tokens(parent, encode.EncodingWork(self.jobs, journal, folder)) as tokens:
-            entries = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
-        entries["split"] = {"seed": self.divided.seed, "limit": self.divided.limit}
+            entries = encode.write_shards(folder, self.files, self.text_split, tokens, self.progress, self.chat)
+        entries["split"] = {"seed": self.text_split.seed, "limit": self.text_split.limit}
         if self.filtered is not None:
-            write_synced(folder / filters.FILE, self.filtered.to_bytes())
+            write_and_sync(folder / filters.FILE, self.filtered.to_bytes())
             entries["filters"] = {"": self.filtered.facts}
         return entries
 
     @contextmanager
     def _tokens(self, parent: Path, work: encode.EncodingWork) -> Iterator[Tokens]:
         for folder in store.folders(parent):
-            if folder.name.startswith(f"{self.text_key}-") and (meta := store.verified(folder)) is not None:
+            if folder.name.startswith(f"{self.text_key}-") and (meta := store.verified_meta(folder)) is not None:
                 self.check(meta)
                 yield encode.resplit_tokens(folder, meta)
                 return
         opened = (
-            encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress, work, self.special)
+            encode.open_trained_tokenizer(
+                self.files, self.text_split, self.tokenizer, self.seed, self.progress, work, self.special
+            )
             if isinstance(self.tokenizer, int)
             else encode.open_tokenizer(*self.tokenizer, self.vocab, work, self.chat)
         )
@@ -341,8 +347,8 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
     if isinstance(wanted, str):
         using = (spec_folder / wanted, tokenizer.read(spec_folder / wanted))
         named = hashlib.sha256(using[1]).hexdigest()
-        beside = encode.files_beside(using[0], settings)
-        of_files = [{"beside": tokenizer_files.digest(beside)}] if beside else []
+        side_files = encode.side_files_of(using[0], settings)
+        of_files = [{"beside": tokenizer_files.digest(side_files)}] if side_files else []
     else:
         using = wanted.vocab
         special = OF_TRAINED if request.data.fim else ()
@@ -371,6 +377,6 @@ def _task_of_text(request: DataRequest, spec_folder: Path, progress: Progress, j
         filters=chosen,
     )
     if not chosen:
-        _ = task.divided  # refuses a text that cannot be split right away
+        _ = task.text_split  # refuses a text that cannot be split right away
     progress("read", 1, 1)
     return task

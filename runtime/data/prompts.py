@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from runtime.contract import PromptsRecipe, RunPlan
 from runtime.data import chat, store, tokenizer
-from runtime.data.chat import Encoded, RowEncoder, Settings, as_inputs, messages_fault, more_fault
+from runtime.data.chat import EncodedRow, RowEncoder, Settings, as_inputs, messages_fault, template_arguments_fault
 from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.readers import (
@@ -59,16 +59,16 @@ def place_of(settings: Settings, file: SourceFile, text: str) -> str:
     """Return `file:line` of a conversation or prompt; for a table its file and row."""
     if settings.prompts is None:
         return chat.place_of(file, text)
-    return next(place for place, row in _placed(file, settings.prompts) if row == text)
+    return next(place for place, row in _rows_with_places(file, settings.prompts) if row == text)
 
 
 # ---------------------------------------------------------------- rows
 def rows(file: SourceFile, keys: PromptsRecipe) -> Iterator[str]:
     """Yield the stored JSON of each row of a file. DataError with file and line, or row, for one without a prompt."""
-    return (text for _, text in _placed(file, keys))
+    return (text for _, text in _rows_with_places(file, keys))
 
 
-def _placed(file: SourceFile, keys: PromptsRecipe) -> Iterator[tuple[str, str]]:
+def _rows_with_places(file: SourceFile, keys: PromptsRecipe) -> Iterator[tuple[str, str]]:
     for place, row in _values(file):
         if fault := row_fault(row, keys):
             raise DataError(f"{place}: {fault}")
@@ -116,21 +116,21 @@ def row_fault(row: object, keys: PromptsRecipe) -> str:
         return f'expected an object with a prompt under "{keys.prompt}"'
     prompt = _value_at(row, keys.prompt)
     if prompt is None:
-        return f'no "{keys.prompt}"{_instead(row)}'
+        return f'no "{keys.prompt}"{_column_hint(row)}'
     if keys.answer is not None and _value_at(row, keys.answer) is None:
         return f'no "{keys.answer}", which `answer` of `prompts` names'
     if isinstance(prompt, str):
         return "" if prompt else f'"{keys.prompt}" is empty'
     if not isinstance(prompt, list):
         return f'"{keys.prompt}" is neither a text nor a list of messages'
-    if fault := messages_fault(keys.prompt, prompt) or more_fault(row):
+    if fault := messages_fault(keys.prompt, prompt) or template_arguments_fault(row):
         return fault
     if prompt[-1]["role"] == "assistant":
         return f'"{keys.prompt}" ends with a message of the assistant: remove it, since a completion takes its place'
     return ""
 
 
-def _instead(row: Mapping[str, Any]) -> str:
+def _column_hint(row: Mapping[str, Any]) -> str:
     """Return a hint on which columns could be the prompt."""
     names = [name for name, value in row.items() if isinstance(value, str) or not messages_fault(name, value)]
     if not names:
@@ -145,15 +145,15 @@ class PromptEncoder(RowEncoder):
 
     without_template = f"{chat.NO_TEMPLATE}: {chat.PUT_IT}"
 
-    def _encoded(self, row: Mapping[str, Any]) -> Encoded:
+    def _encode_row(self, row: Mapping[str, Any]) -> EncodedRow:
         prompt, columns = row["prompt"], row["columns"]
         if isinstance(prompt, str):
-            ids = as_inputs(self._begun(self._encode(prompt).ids))
+            ids = as_inputs(self._prepend_start(self._encode(prompt).ids))
         else:
-            ids = self._encode(self._rendered(prompt, columns, prompt=True)).ids
+            ids = self._encode(self._render(prompt, columns, prompt=True)).ids
         if not ids:
             raise DataError("the prompt has no tokens")
-        return Encoded(ids, started=self._is_begun(ids))
+        return EncodedRow(ids, started=self._is_begun(ids))
 
 
 # --- Prompts as token ids and rows: a shard in Megatron's format, and `<prefix>.rows` with a line of JSON per prompt

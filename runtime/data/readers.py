@@ -18,7 +18,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from runtime.data.files import DataError, extra, open_regular
+from runtime.data.files import DataError, import_extra, open_regular
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -141,7 +141,7 @@ def _lines(path: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=stream) as decompressed:
                 yield cast(BinaryIO, decompressed)
         elif path.name.endswith(".zst"):
-            arrow = extra("pyarrow", f"{path}: to read .zst")
+            arrow = import_extra("pyarrow", f"{path}: to read .zst")
             # It detects truncated files, and refuses windows of more than 128 MiB.
             with arrow.CompressedInputStream(arrow.PythonFile(stream, mode="r"), "zstd") as decompressed:
                 yield cast(BinaryIO, io.BufferedReader(decompressed, 1 << 18))

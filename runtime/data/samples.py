@@ -21,7 +21,7 @@ from runtime.data import store
 from runtime.data.blend import Blend
 from runtime.data.files import DataError
 from runtime.data.order import PADDING, Order
-from runtime.data.packing import Packs, packed, runs, sums
+from runtime.data.packing import Packs, pack_rows, runs, sums
 from runtime.data.permutation import Numbers
 from runtime.data.shards import Notices, RowReader
 from runtime.data.token_files import open_split
@@ -122,7 +122,7 @@ class ChatSurvey:
         self.has_target = self.reader.first_targets() < np.minimum(self.reader.sizes, sequence)
         self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # used for training
         sizes = np.minimum(self.reader.sizes[self.rows], sequence)
-        self.packs: Packs | None = packed(self.rows, sizes, sequence) if pack else None
+        self.packs: Packs | None = pack_rows(self.rows, sizes, sequence) if pack else None
         num_samples = len(self.rows) if self.packs is None else len(self.packs)
         self.facts = {
             "rows": self.reader.num_rows,
@@ -157,7 +157,7 @@ class ChatSurvey:
 
 
 class RowSamples(_WindowSamples):
-    """The samples of one split of conversations: a row, or with `pack` several rows, padded to `sequence + extra`
+    """The samples of one split of conversations: a row, or with `pack_rows` several rows, padded to `sequence + extra`
     tokens.
 
     A token without loss is ~id; the last one is followed by PADDING. The end of a row longer than `sequence` tokens is
@@ -295,7 +295,7 @@ def samples_of(
     return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long, pack=chat.pack)
 
 
-def too_short(meta: Mapping[str, Any], needed: Mapping[str, int]) -> str:
+def short_split_error(meta: Mapping[str, Any], needed: Mapping[str, int]) -> str:
     """Return an error message on sources whose splits are shorter than one sample; "" if there are none.
 
     meta: the meta.json of the text. needed: tokens of a sample, by split.

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from runtime.data import readers
-from runtime.data.files import DataError, descriptor_of_regular, fingerprint, open_regular, sync_folder, write_synced
+from runtime.data.files import DataError, descriptor_of_regular, fingerprint, open_regular, sync_folder, write_and_sync
 from runtime.data.pieces import Journal
 
 # --- A lock between processes that reports its holder. The kernel releases it when a process dies
@@ -31,7 +31,7 @@ MAX_HOLDER_BYTES = 4096
 
 
 @contextmanager
-def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
+def hold_lock(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock file `path`, which then names this process and `purpose`.
 
     While another process holds it, `say` is called repeatedly with its name, from 2 s on. Raises OSError or DataError
@@ -54,7 +54,7 @@ def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[Non
 
 
 @contextmanager
-def tried(path: Path) -> Iterator[bool]:
+def hold_lock_if_free(path: Path) -> Iterator[bool]:
     """Hold the lock file if no other process does. Yield whether it is held."""
     handle = descriptor_of_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
@@ -88,7 +88,7 @@ Meta = Mapping[str, Any]
 
 
 # ---------------------------------------------------------------- meta.json
-def signed(values: Meta) -> dict[str, Any]:
+def with_digests(values: Meta) -> dict[str, Any]:
     """Add the digest of the contents and the digest of all values to the values of a meta.json."""
     values = {name: value for name, value in values.items() if name not in ("sha256", "meta_sha256")}
     contents = {name: value for name, value in values.items() if name not in ABOUT}
@@ -101,7 +101,7 @@ def _digest(values: Meta) -> str:
 
 
 def _text(meta: Meta) -> str:
-    return json.dumps(signed(meta), indent=1, sort_keys=True) + "\n"
+    return json.dumps(with_digests(meta), indent=1, sort_keys=True) + "\n"
 
 
 def meta_of(folder: Path) -> Meta | None:
@@ -118,7 +118,7 @@ def meta_of(folder: Path) -> Meta | None:
         return None
 
 
-def verified(folder: Path) -> Meta | None:
+def verified_meta(folder: Path) -> Meta | None:
     """Return the meta.json of a folder if it and every file are undamaged (size and sha256) and token files elsewhere
     have not changed; else None."""
     meta = meta_of(folder)
@@ -132,7 +132,7 @@ def verified(folder: Path) -> Meta | None:
         intact = all(fingerprint(folder / name) == meta["files"][name] for name in names)
     except (ValueError, KeyError, TypeError, OSError):
         return None
-    return meta if intact and are_there(meta.get("places", {})) else None
+    return meta if intact and are_places_unchanged(meta.get("places", {})) else None
 
 
 def place(prefix: Path) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def place(prefix: Path) -> dict[str, Any]:
     }
 
 
-def are_there(places: Any) -> bool:
+def are_places_unchanged(places: Any) -> bool:
     """Whether token shards elsewhere still exist and have not changed since meta.json was written."""
     try:
         return all(place(Path(saved["prefix"])) == saved for row in places.values() for saved in row)
@@ -183,7 +183,7 @@ def publish(parent: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
         values = dict(write(building))
         if "files" not in values:
             values["files"] = {path.name: fingerprint(path) for path in sorted(building.iterdir())}
-        write_synced(building / META, _text(values))
+        write_and_sync(building / META, _text(values))
         sync_folder(building)
         if folder.exists():  # it is damaged
             shutil.rmtree(folder)
@@ -192,10 +192,10 @@ def publish(parent: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
         shutil.rmtree(building, ignore_errors=True)
         raise
     sync_folder(parent)
-    return signed(values)
+    return with_digests(values)
 
 
-def linked(parent: Path, name: str, entry: Path, values: Meta) -> Meta:
+def publish_links(parent: Path, name: str, entry: Path, values: Meta) -> Meta:
     """Publish `where/name` with the files of another folder, by hard links, or copies if links are impossible."""
 
     def write(building: Path) -> Meta:
@@ -217,12 +217,12 @@ def link(source: Path, target: Path) -> None:
             os.fsync(copy.fileno())
 
 
-def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
+def update_about(folder: Path, meta: Meta, about: Meta) -> Meta:
     """Update the entries ABOUT and the time of use of a verified folder's meta.json. Return the new meta.json."""
     if about_of(meta) != about:
-        meta = signed({**meta, **about})
+        meta = with_digests({**meta, **about})
         with TemporaryDirectory(prefix=BUILDING, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
-            write_synced(Path(temporary) / META, _text(meta))
+            write_and_sync(Path(temporary) / META, _text(meta))
             (Path(temporary) / META).replace(folder / META)
         sync_folder(folder)
     os.utime(folder / META)
@@ -252,10 +252,10 @@ def journal(parent: Path, text: str) -> Iterator[Journal]:
 @contextmanager
 def shared_lock(cache: Path, text: str, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
     """Lock the entries of one text in a shared cache: those whose names begin with `text`."""
-    with locked(_lock_of(cache, text), purpose, say):
+    with hold_lock(_lock_of(cache, text), purpose, say):
         for leftover in cache.glob(f"{BUILDING}*"):
             owner = leftover.name.removeprefix(BUILDING).partition("-")[0]
-            with nullcontext(True) if owner == text else tried(_lock_of(cache, owner)) as is_left:
+            with nullcontext(True) if owner == text else hold_lock_if_free(_lock_of(cache, owner)) as is_left:
                 if is_left:  # left by a killed process
                     shutil.rmtree(leftover, ignore_errors=True)
         yield
@@ -268,7 +268,7 @@ def _lock_of(cache: Path, text: str) -> Path:
 @contextmanager
 def run_lock(out: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of the data of one run."""
-    with locked(out / ".lock", str(out), say):
+    with hold_lock(out / ".lock", str(out), say):
         for leftover in out.glob(f"{BUILDING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield

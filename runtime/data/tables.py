@@ -24,8 +24,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import IO, Any
 
-from runtime.data.files import DataError, extra, open_regular
-from runtime.system.limited import end_with_parent, limit, too_much_memory
+from runtime.data.files import DataError, import_extra, open_regular
+from runtime.system.limited import end_with_parent, limit, memory_limit_message
 
 LENGTH = struct.Struct("<I")
 END, FAULT = 2**32 - 1, 2**32 - 2
@@ -49,7 +49,7 @@ def rows_of_table(path: Path, max_bytes: int) -> Iterator[str]:
 
 
 def _answers(path: Path, max_bytes: int, *column: str) -> Iterator[str]:
-    extra("pyarrow", f"{path}: to read {path.suffix}")
+    import_extra("pyarrow", f"{path}: to read {path.suffix}")
     words = [path.suffix.removeprefix("."), str(max_bytes), str(DATA_BYTES), *column]
     with (
         open_regular(path) as stream,
@@ -85,7 +85,7 @@ def _texts(path: Path, answer: IO[bytes], process: subprocess.Popen[bytes]) -> I
         except UnicodeDecodeError:
             raise DataError(f"{path}: row {row:,} is not UTF-8") from None
     code = process.wait()
-    killed = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: too_much_memory(DATA_BYTES)}
+    killed = {-signal.SIGXCPU: "it takes too much processor time", -signal.SIGKILL: memory_limit_message(DATA_BYTES)}
     reason = killed.get(code)
     raise DataError(f"{path}: cannot be read after row {row:,}: {reason or f'its reader ended with code {code}'}")
 
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
     except MemoryError:
-        _say(out, too_much_memory(data_bytes))
+        _say(out, memory_limit_message(data_bytes))
     except Exception as error:  # pyarrow raises ArrowInvalid, OSError and others
         lines = f"{error}".splitlines() or [type(error).__name__]
         _say(out, lines[0] if isinstance(error, _TableFaultError) else f"cannot be read as {kind}: {lines[0]}")
@@ -135,7 +135,7 @@ def _values(kind: str, column: str | None) -> Iterator[bytes | None]:
         yield from _rows(batches)
         return
     for batch in batches:
-        values = _plain(batch.column(batch.schema.get_field_index(column)))
+        values = _decode_dictionary(batch.column(batch.schema.get_field_index(column)))
         for begin in range(0, len(values), ROWS):
             part = values.slice(begin, ROWS)
             yield from part.cast(BYTES_OF[f"{part.type}"]).to_pylist()
@@ -221,7 +221,7 @@ def _check(schema: Any, column: str | None) -> None:
         raise _TableFaultError(f'column "{column}" is of {matches[0].type}, not of strings')
 
 
-def _plain(values: Any) -> Any:
+def _decode_dictionary(values: Any) -> Any:
     """Decode dictionary-encoded values."""
     import pyarrow
 

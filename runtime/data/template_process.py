@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from runtime.data.files import DataError
-from runtime.system.limited import Answer, DeadError, FaultError, LateError, Limited, serve
+from runtime.system.limited import Answer, DeadError, FaultError, LateError, LimitedProcess, serve
 
 if TYPE_CHECKING:
     from runtime.data.chat import Settings  # imports numpy and tokenizers, which a template does not need
@@ -31,7 +31,7 @@ class TemplateProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.path
-        self._process = Limited("runtime.data.template_process", DATA_BYTES)
+        self._process = LimitedProcess("runtime.data.template_process", DATA_BYTES)
         setup = {"text": settings.template, "path": settings.path, "tokens": dict(settings.tokens)}
         try:
             self._ask(setup, COMPILE_S, "not a chat template: ", "compiled")

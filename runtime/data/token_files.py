@@ -20,9 +20,9 @@ import numpy as np
 from runtime.contract import DataRequest
 from runtime.data import encode, store, tokenizer
 from runtime.data.encode import Progress
-from runtime.data.files import DataError, fingerprint, open_regular, write_synced
+from runtime.data.files import DataError, fingerprint, open_regular, write_and_sync
 from runtime.data.given import GivenTokenizer
-from runtime.data.infill import SENTINELS, Infilled, Rate, sentinels
+from runtime.data.infill import SENTINELS, InfilledStream, Rate, sentinels
 from runtime.data.shards import ShardReader, Stream, Tokens
 from runtime.data.store import key_of, place
 from runtime.data.tokenizer_files import TOKENIZER
@@ -31,10 +31,11 @@ from runtime.data.tokenizer_files import TOKENIZER
 # elsewhere; some of them rearranged for fill-in-the-middle, if the run asks for it
 #
 # Entries of meta.json: "token_files", by name of the source ("" if there is one), has for each file its digests and the
-# documents [first, end) of each split; "places" has the paths of these files; "infill" the arguments of `Infilled`.
+# documents [first, end) of each split; "places" has the paths of these files; "infill" the arguments of
+# `InfilledStream`.
 
 
-class Joined(Stream):
+class JoinedStream(Stream):
     """Documents [first, end) of several shards, concatenated."""
 
     def __init__(self, parts: Sequence[tuple[ShardReader, int, int]]) -> None:
@@ -70,7 +71,7 @@ def open_split(folder: Path, split: str, source: str = "") -> Stream:
     return _stream(folder, store.meta_of(folder) or {}, split, source)
 
 
-def infilled(folder: Path, meta: store.Meta, fim: Rate | None) -> dict[str, Any]:
+def infill_entries(folder: Path, meta: store.Meta, fim: Rate | None) -> dict[str, Any]:
     """Return the entries of meta.json for fill-in-the-middle; empty without it. `folder`: has the tokens and the
     tokenizer; `meta`: its other entries."""
     if fim is None:
@@ -93,11 +94,11 @@ def _stream(folder: Path, meta: store.Meta, split: str, source: str) -> Stream:
     if files := meta.get("token_files", {}).get(source):
         places = meta["places"][source]
         readers = (ShardReader(Path(saved["prefix"])) for saved in places)
-        stream = Joined([(reader, *file[split]) for reader, file in zip(readers, files, strict=True)])
+        stream = JoinedStream([(reader, *file[split]) for reader, file in zip(readers, files, strict=True)])
     else:
         stream = ShardReader(folder / shard_name(split, source))
     infill = meta.get("infill", {}).get(source)
-    return Infilled(stream, **infill) if infill and split == "train" else stream
+    return InfilledStream(stream, **infill) if infill and split == "train" else stream
 
 
 # --- token files
@@ -125,7 +126,7 @@ class TokenTask:
     held_out: int  # documents
     facts: dict[str, Any]  # of the tokenizer
     text: str | None  # tokenizer.json, if there is one
-    beside: dict[str, str]
+    side_files: dict[str, str]
     key: str
     skipped: dict[str, int]
     fim: Rate | None = None
@@ -135,7 +136,7 @@ class TokenTask:
         """Name of the lock of these tokens."""
         return self.key.partition("-")[0]
 
-    def passed(self, parent: Path, guard: object, say: object) -> TokenTask:
+    def apply_filters(self, parent: Path, guard: object, say: object) -> TokenTask:
         """Return the task itself: token ids have no text to filter."""
         return self
 
@@ -144,8 +145,8 @@ class TokenTask:
 
     def build(self, parent: Path, folder: Path, journal: object) -> dict[str, Any]:
         """Write the files of the tokenizer into `folder`. Return the entries of meta.json."""
-        for name, text in ({TOKENIZER: self.text, **self.beside} if self.text is not None else {}).items():
-            write_synced(folder / name, text)
+        for name, text in ({TOKENIZER: self.text, **self.side_files} if self.text is not None else {}).items():
+            write_and_sync(folder / name, text)
         sides, files, remaining = {"train": 0, "validation": 0}, [], self.num_documents - self.held_out
         totals = dict.fromkeys(sides, 0)
         for shard in self.shards:
@@ -183,7 +184,7 @@ def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, p
     data = request.data
     if data.chat is not None:
         raise DataError(f"data source {data.source!r}: token ids are no conversations; leave `chat` out")
-    facts, text, beside = _tokenizer(request, spec_folder)
+    facts, text, side_files = _tokenizer(request, spec_folder)
     limit, limited_by = request.vocab, "the model's vocab"
     if text is not None and facts["vocab"] < limit:
         limit, limited_by = facts["vocab"], f"the tokenizer {data.tokenizer}"
@@ -196,7 +197,7 @@ def task_of(request: DataRequest, prefixes: Sequence[Path], spec_folder: Path, p
     num_held = min(num_held, num - 1)
     named = [[shard.name, shard.index["sha256"], shard.digest] for shard in shards]
     key = key_of(["token files", named, facts["sha256"], data.validation])[:16]
-    return TokenTask(shards, num_held, facts, text, beside, key, {})
+    return TokenTask(shards, num_held, facts, text, side_files, key, {})
 
 
 def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any], str | None, dict[str, str]]:
@@ -215,7 +216,7 @@ def _tokenizer(request: DataRequest, spec_folder: Path) -> tuple[dict[str, Any],
     with GivenTokenizer(path, tokenizer.read(path)) as process:
         facts = dict(process.facts)
     encode.check_vocab(path, facts["vocab"], request.vocab)
-    return facts, facts.pop("json"), encode.files_beside(path, None)
+    return facts, facts.pop("json"), encode.side_files_of(path, None)
 
 
 def _shards(prefixes: Sequence[Path], limit: int, whose: str, progress: Progress) -> Iterator[TokenShard]:

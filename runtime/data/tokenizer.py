@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.data.files import DataError, MissingError, near, open_regular
+from runtime.data.files import DataError, MissingError, closest_name_hint, open_regular
 
 END = "<|endoftext|>"
 # Tokens that end a document in published tokenizers: ours and GPT-2's, DeepSeek's, Llama's. The first present is used.
@@ -47,7 +47,7 @@ def train(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Toke
         raise DataError(
             f"tokenizer = train({vocab}): the training text yields {num_tokens} tokens; write train({num_tokens})"
         )
-    return _plain(tokenizer)
+    return _make_deterministic(tokenizer)
 
 
 def read(path: Path) -> bytes:
@@ -57,7 +57,7 @@ def read(path: Path) -> bytes:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         kind = MissingError if isinstance(error, FileNotFoundError) else DataError
-        hint = near(path) if kind is MissingError else ""
+        hint = closest_name_hint(path) if kind is MissingError else ""
         raise kind(f"{path}: no tokenizer can be read: {error.strerror or error}{hint}") from None
     if len(content) > MAX_FILE_BYTES:
         raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
@@ -80,10 +80,10 @@ def parse(content: bytes, end: str | None = None) -> Tokenizer:
             f"none of {', '.join(END_TOKENS)} is in the vocabulary: which token ends a document? Beside it, put a "
             'tokenizer_config.json with "eos_token"'
         )
-    return _plain(tokenizer)
+    return _make_deterministic(tokenizer)
 
 
-def _plain(tokenizer: Tokenizer) -> Tokenizer:
+def _make_deterministic(tokenizer: Tokenizer) -> Tokenizer:
     """Configure deterministic encoding of whole documents. A document that quotes END gets its bytes, not the token."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -98,7 +98,7 @@ def parse_special(tokenizer: Tokenizer) -> None:
     tokenizer.encode_special_tokens = False
 
 
-def in_front(tokenizer: Tokenizer) -> list[int]:
+def prefix_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the special tokens that a tokenizer.json puts before every text.
 
     `add_bos_token` of tokenizer_config.json has no effect: `transformers` ignores it if there is a tokenizer.json.
@@ -157,5 +157,5 @@ def is_byte_level(bpe: Tokenizer) -> bool:
         parts["model"]["type"] == "BPE"
         and parts["normalizer"] is None
         and {name: before.get(name) for name in BYTE_LEVEL} == BYTE_LEVEL
-        and all(added["special"] for added in parts["added_tokens"])  # not searched for: see `_plain`
+        and all(added["special"] for added in parts["added_tokens"])  # not searched for: see `_make_deterministic`
     )

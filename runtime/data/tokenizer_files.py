@@ -21,7 +21,7 @@ MAX_BYTES = 64 << 20  # of one of these
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def beside(path: Path) -> dict[str, str]:
+def read_side_files(path: Path) -> dict[str, str]:
     """Return the files next to a tokenizer.json by name. DataError if one cannot be read."""
     return {name: read_text(path.with_name(name), MAX_BYTES) for name in BESIDE if path.with_name(name).is_file()}
 

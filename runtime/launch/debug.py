@@ -49,7 +49,7 @@ def watch(board: Board) -> None:
 
 
 @contextmanager
-def terminal_restored() -> Iterator[None]:
+def restore_terminal() -> Iterator[None]:
     """Restore the settings of the terminal, which a rank killed at its prompt leaves changed."""
     try:
         before = termios.tcgetattr(0)
@@ -75,7 +75,7 @@ def pass_breakpoints() -> None:
     sys.breakpointhook = lambda *_, **__: None
 
 
-def left_by(error: BaseException) -> int:
+def quit_signal(error: BaseException) -> int:
     """Return the signal with which to stop all ranks, if the exception means that the user wants to end: `q` in pdb, or
     Ctrl-C. Return 0 for any other exception."""
     if isinstance(error, bdb.BdbQuit):

@@ -40,7 +40,7 @@ def build_for(build: Build, place: TorchrunRank, run: Path, say: Callable[[str],
     with suppress(BuildError):
         return Build.open(folder)
     if place.rank != 0:
-        return _awaited(folder)
+        return _wait_for_build(folder)
     say(f"{place.world} ranks are left of {build.plan.mesh.world}: compiling the run for {devices} devices")
     _compile(build.folder / SPEC, devices, folder)
     return Build.open(folder)
@@ -76,7 +76,7 @@ def _compile(spec: Path, on: str, folder: Path) -> None:
         raise UsageError(message, code if code > 0 else EXIT_RETRY)  # negative: killed
 
 
-def _awaited(folder: Path) -> Build:
+def _wait_for_build(folder: Path) -> Build:
     """Wait for the build that rank 0 compiles. If rank 0 fails, torchrun ends this rank, too."""
     until = time.monotonic() + LONGEST_S
     while True:

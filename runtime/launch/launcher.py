@@ -56,7 +56,7 @@ def launch(
     board = Board(world)
     processes: list[RankProcess] = []
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    lock = nullcontext() if is_locked else _locked(folder)
+    lock = nullcontext() if is_locked else _hold_lock(folder)
     with lock, _meeting_place(folder) as meeting, Interrupts() as interrupts:
         oom_kills = oom_kills_so_far()
         try:
@@ -78,7 +78,7 @@ def launch(
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     """Lock the folder. Ranks inherit the lock, so it lasts until they have ended."""
     lock = lock_folder(folder)
     try:

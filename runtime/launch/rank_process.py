@@ -82,7 +82,7 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         board.finish()
         code = 0
     except BaseException as error:
-        if seat.has_terminal and (stop_signal := debug.left_by(error)):
+        if seat.has_terminal and (stop_signal := debug.quit_signal(error)):
             board.request_stop(stop_signal)  # ends the others too
             board.finish()
             os._exit(0)

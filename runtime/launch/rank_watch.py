@@ -94,7 +94,7 @@ class Interrupts:
             while os.read(self.wake, 64):
                 pass
 
-    def insisted(self) -> int:
+    def repeated_signal(self) -> int:
         """Return the signal that arrived a second time, or 0."""
         return next((s for s, arrived_s in self.received if arrived_s - self.received[0].time_s > REPEAT_S), 0)
 
@@ -128,13 +128,13 @@ class Supervision:
                 return _failure(deaths, poll, alive, board, oom_kills)
             interrupts.drain()
             self.poll(board)
-            if number := interrupts.insisted():
+            if number := interrupts.repeated_signal():
                 return Outcome("killed", f"{signal.Signals(number).name} came a second time", signal=number)
             if interrupts.received:
                 board.request_stop(interrupts.received[0].number)
             still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
             if alive and self.hang_timeout_s is not None and still_s >= self.hang_timeout_s:
-                return _hang(list(alive.values()), board, still_s)
+                return _outcome_of_hang(list(alive.values()), board, still_s)
         request = board.stop_request()
         if request is None:
             return Outcome("finished")
@@ -180,7 +180,7 @@ def _collect(
 def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills: int) -> Death:
     failure = board.failure(process.rank)
     if failure is not None:
-        return _raised(process, board)
+        return _death_by_exception(process, board)
     if end.si_code == os.CLD_EXITED:
         return Death(process, time.monotonic_ns(), False, f"left with exit code {end.si_status} before its end")
     reason = death_text(end.si_status, out_of_memory=oom_kills_so_far() > oom_kills)
@@ -189,7 +189,7 @@ def _death(process: RankProcess, board: Board, end: os.waitid_result, oom_kills:
     return Death(process, time_ns, False, reason)
 
 
-def _raised(process: RankProcess, board: Board) -> Death:
+def _death_by_exception(process: RankProcess, board: Board) -> Death:
     failure = board.failure(process.rank)
     assert failure is not None
     return Death(process, failure.time_ns, failure.lost_peer, failure.summary, failure.detail)
@@ -202,10 +202,12 @@ def _failure(
     until = time.monotonic() + SETTLE_S
     while alive and all(d.lost_peer for d in deaths) and (remaining_s := until - time.monotonic()) > 0:
         deaths += _collect(poll, remaining_s, alive, board, oom_kills)
-    deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing tracebacks
+    deaths += [
+        _death_by_exception(p, board) for p in alive.values() if board.failure(p.rank)
+    ]  # still writing tracebacks
     stopped = next((p for p in alive.values() if process_state(p.pid) in _STOPPED), None)
     if stopped is not None and all(d.lost_peer for d in deaths):
-        return _kept_waiting(stopped, [*(d.process for d in deaths), *alive.values()], board)
+        return _outcome_of_stopped_rank(stopped, [*(d.process for d in deaths), *alive.values()], board)
     cause = min(deaths, key=lambda d: (d.lost_peer, d.time_ns))
     beat = board.read(cause.process.rank)
     return Outcome(
@@ -213,7 +215,7 @@ def _failure(
     )
 
 
-def _kept_waiting(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:
+def _outcome_of_stopped_rank(stopped: RankProcess, processes: Sequence[RankProcess], board: Board) -> Outcome:
     """Return the outcome when ranks gave up waiting for a stopped one."""
     now_ns, beat = time.monotonic_ns(), board.read(stopped.rank)
     peers = sorted({p.rank: p for p in processes if p is not stopped}.items())
@@ -233,7 +235,7 @@ def _state(process: RankProcess) -> str:
         return "ended"
 
 
-def _hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome:
+def _outcome_of_hang(alive: Sequence[RankProcess], board: Board, still_s: float) -> Outcome:
     """Blame the rank that is stopped, else one outside communication, else the longest waiting. List all actions."""
     sizes = {p.rank: p.log.stat().st_size if p.log.exists() else 0 for p in alive}
     states = {p.rank: process_state(p.pid) for p in alive}

@@ -16,7 +16,7 @@ UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
 BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
-def lack(
+def memory_shortage(
     plan: RunPlan, ranks: range | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> str:
     """Return why `ranks`, the ranks on this machine (None: all), do not fit into its memory, or "".

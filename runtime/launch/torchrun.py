@@ -51,7 +51,7 @@ class RefusedError(RuntimeError):
 
 
 @dataclass
-class Attached:
+class AttachedRank:
     """A rank that has met the others and is being watched."""
 
     place: TorchrunRank
@@ -74,7 +74,7 @@ class Attached:
         """End all ranks before they train, with this message. Does not return."""
         self.watch.end(Ending("refused", self.place.rank, reason=message, code=code))
 
-    def first(self, action: Callable[[], None]) -> None:
+    def run_on_first(self, action: Callable[[], None]) -> None:
         """Run `action` on rank 0, while the others wait. If it raises, rank 0 ends all."""
         store = self.stores.connect(f"{self.session.name}/first")
         if self.place.rank:
@@ -97,7 +97,7 @@ class Attached:
             dist.barrier()  # a peer may still read what this rank sent
         except BaseException as error:
             self.watch.fail(error)
-        stopped = self.watch.stopped()
+        stopped = self.watch.requested_ending()
         self.watch.finish()
         dist.destroy_process_group()
         if stopped is None:
@@ -110,7 +110,7 @@ class Attached:
 
 def attach(
     place: TorchrunRank, run: Path, digest: str, hang_timeout_s: float | None, start_timeout_s: float = START_TIMEOUT_S
-) -> Attached:
+) -> AttachedRank:
     """Meet the other ranks and start to watch. RefusedError if they cannot train in this folder.
 
     `digest`: digest of the build, which must be equal on all ranks. Rank 0 takes the run lock. `start_timeout_s`: how
@@ -150,7 +150,7 @@ def attach(
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
     watch[0].begin(session.hellos)
-    attached = Attached(place, session, watch[0], stores, lock[0] if lock else None)
+    attached = AttachedRank(place, session, watch[0], stores, lock[0] if lock else None)
     if not _sees_lock(run, session.name):
         attached.refuse(
             f"{run} of rank {place.rank} is not the folder that rank 0 trains in: all ranks need one", EXIT_USAGE

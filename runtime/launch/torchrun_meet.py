@@ -311,14 +311,14 @@ def meet(
                     store.set(go, json.dumps(decide(session, hellos, restarted)))
                 if store.check([go]):
                     joined = MeetSession(session, hellos, json.loads(store.get(go)))
-                    _see_off(store, f"met/{session}", world, mine.rank)
+                    _wait_for_readers(store, f"met/{session}", world, mine.rank)
                     return joined
         if time.monotonic() > until:
-            raise MeetingError(_missing(store, world, entered, timeout_s))
+            raise MeetingError(_missing_ranks_message(store, world, entered, timeout_s))
         time.sleep(POLL_S)
 
 
-def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
+def _wait_for_readers(store: dist.Store, key: str, world: int, rank: int) -> None:
     """On rank 0, wait until all ranks have read the decision: rank 0 may host the store, which ends with it."""
     until = time.monotonic() + SEE_OFF_S
     count = store.add(key, 1)
@@ -327,10 +327,10 @@ def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
         count = store.add(key, 0)
 
 
-def _missing(store: dist.Store, world: int, session: str, timeout_s: float) -> str:
+def _missing_ranks_message(store: dist.Store, world: int, session: str, timeout_s: float) -> str:
     key = f"entered/{session}" if session else "hello"
-    away = [str(rank) for rank in range(world) if not store.check([f"{key}/{rank}"])]
-    ranks = f"rank{'s' * (len(away) > 1)} {', '.join(away)}" if away else "rank 0"
+    missing = [str(rank) for rank in range(world) if not store.check([f"{key}/{rank}"])]
+    ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}" if missing else "rank 0"
     return f"{ranks} did not come within {timeout_s:g} s: look at the output of torchrun on every machine"
 
 

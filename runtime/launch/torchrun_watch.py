@@ -83,7 +83,7 @@ class TorchrunWatch:
                 peer = Peer(hello.rank, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
                 self._peers[hello.rank] = peer
                 if (hello.machine, hello.agent) == (own_hello.machine, own_hello.agent):
-                    self._see(peer, hello)
+                    self._watch_peer(peer, hello)
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -127,7 +127,7 @@ class TorchrunWatch:
                 checked = now_s
                 if (woken or now_s >= beat_at) and not self._store_is_gone:
                     beat_at = now_s + BEAT_S
-                    self._round()
+                    self._exchange_beats()
                 if ending := self._ending(now_s):
                     self._leave(ending)
                 stamps = tuple(peer.beat.since_ns for peer in self._peers.values() if not peer.is_over)
@@ -163,10 +163,10 @@ class TorchrunWatch:
             self._unsaid.append(("endings", json.dumps(asdict(ending))))
         self._signals.append((number, now_s))
 
-    def _round(self) -> None:
+    def _exchange_beats(self) -> None:
         """Publish the beat of this rank and read those of the others. A lost store is a reason to end."""
         try:
-            with _no_longer_than(self.hang_timeout_s):
+            with _limit_time(self.hang_timeout_s):
                 beat = self._set_beat()
                 while self._unsaid:
                     key, line = self._unsaid[0]
@@ -232,7 +232,7 @@ class TorchrunWatch:
         if self._endings and self._lost_at is None:
             self._lost_at = now_s
         if self.state == "prepare" and (request := self.board.stop_request()):
-            return self._stopped(request.signal, request.rank)
+            return self._ending_by_signal(request.signal, request.rank)
         for peer in self._peers.values():
             if peer.has_ended and peer.beat.state not in ("done", "leaving") and not self._has_finished(peer):
                 self._blame(peer, self._death_of(peer))
@@ -241,11 +241,11 @@ class TorchrunWatch:
         silent = max((peer for peer in self._peers.values() if not peer.is_over), key=lambda p: p.heard_s, default=None)
         if silent is not None and silent.heard_s > limit_s:
             reason = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
-            self._blame(silent, reason, self._waiting(besides=silent.rank))
+            self._blame(silent, reason, self._waiting_ranks(besides=silent.rank))
             return None
         if self._lost_at is not None and now_s - self._lost_at > SETTLE_S:
             first = self._endings[0]
-            return replace(first, waiting=self._waiting(besides=first.rank))
+            return replace(first, waiting=self._waiting_ranks(besides=first.rank))
         return None
 
     def _has_finished(self, peer: Peer) -> bool:
@@ -265,16 +265,16 @@ class TorchrunWatch:
         if self._store_is_gone:
             self._endings.append(ending)
         else:
-            self._round()
+            self._exchange_beats()
 
-    def _stopped(self, number: int, rank: int) -> Ending:
+    def _ending_by_signal(self, number: int, rank: int) -> Ending:
         reason = f"rank {rank} received {signal.Signals(number).name}"
         return Ending("stopped", rank, reason=reason, signal=number)
 
-    def stopped(self) -> Ending | None:
+    def requested_ending(self) -> Ending | None:
         """Return the ending after a stop request, once the target has returned; None without a request."""
         request = self.board.stop_request()
-        return self._stopped(request.signal, request.rank) if request else None
+        return self._ending_by_signal(request.signal, request.rank) if request else None
 
     def _judge_hang(self, still_s: float) -> None:
         """Blame a silent rank, else one outside communication, else the longest waiting. List all actions."""
@@ -297,7 +297,7 @@ class TorchrunWatch:
         reason = f"no rank has changed its action for {still_s:.1f} s; {why}"
         self._published_hang = True
         beat, _ = beats[cause]
-        self._publish(Ending("hung", cause, beat.step, beat.action, reason, waiting=self._waiting()))
+        self._publish(Ending("hung", cause, beat.step, beat.action, reason, waiting=self._waiting_ranks()))
 
     def _beats(self) -> dict[int, tuple[AgentBeat, float]]:
         """Return the status of each rank that has not ended, and the seconds since its last beat."""
@@ -308,7 +308,7 @@ class TorchrunWatch:
                 statuses[rank] = replace(peer.beat, step=step, action=action), peer.heard_s
         return dict(sorted(statuses.items()))
 
-    def _waiting(self, *, besides: int | None = None) -> tuple[Waiting, ...]:
+    def _waiting_ranks(self, *, besides: int | None = None) -> tuple[Waiting, ...]:
         """Return where the ranks that have not ended wait."""
         return tuple(
             Waiting(rank, b.step, b.action, b.for_s + s, b.process if s < SUSPECT_S else "silent", b.where)
@@ -342,21 +342,21 @@ class TorchrunWatch:
     def _linger(self, ending: Ending) -> list[Peer]:
         """Wait until all ranks have read the reason. Return those that have not after LINGER_S."""
         until = time.monotonic() + LINGER_S
-        while away := [peer for peer in self._peers.values() if not peer.is_over]:
+        while unread_peers := [peer for peer in self._peers.values() if not peer.is_over]:
             if time.monotonic() > until:
-                return away
-            if all(peer.rank == ending.rank and peer.pidfd is None for peer in away):
+                return unread_peers
+            if all(peer.rank == ending.rank and peer.pidfd is None for peer in unread_peers):
                 return []  # do not wait for a rank that has ended on another machine
             self._wait_for_event()
             try:
                 self._check_store()
-                for peer in away:
+                for peer in unread_peers:
                     peer.hear(AgentBeat(**json.loads(self.store.get(f"beat/{peer.rank}"))))
             except RuntimeError:
                 return []
         return []
 
-    def _see(self, peer: Peer, hello: Hello) -> None:
+    def _watch_peer(self, peer: Peer, hello: Hello) -> None:
         """Watch the process of a rank and its board, if it has not ended already."""
         try:
             peer.pidfd = os.pidfd_open(hello.pid)
@@ -371,7 +371,7 @@ class TorchrunWatch:
 
 
 @contextmanager
-def _no_longer_than(limit_s: float | None) -> Iterator[None]:
+def _limit_time(limit_s: float | None) -> Iterator[None]:
     """End the process and dump its stacks if the store does not answer, because the watch itself is stuck."""
     if limit_s is not None:
         faulthandler.dump_traceback_later(max(limit_s, LOST_S), exit=True)

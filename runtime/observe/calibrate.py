@@ -104,12 +104,12 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
     generator = torch.Generator().manual_seed(1)
     calls: Calls = [(_function(task["op"]), arguments(task, generator, device)) for task in tasks]
     operand = torch.zeros(EMPTY_ELEMENTS, device=device)
-    *ops, empty = timed_in_turn([*calls, (_launches, (operand,))], device, budget_s, board)
+    *ops, empty = time_in_turn([*calls, (_launches, (operand,))], device, budget_s, board)
     # Measured apart from the ops, because they evict data from the caches that ops find there in training.
     source = torch.ones(COPY_BYTES // 4, device=device)
     flat = [torch.full((OPTIMIZER_ELEMENTS,), 0.1, device=device) for _ in range(4)]
     streams: Calls = [(torch.clone, (source,)), (_update, (*flat, torch.tensor(1.0, device=device)))]
-    copy, optimizer = timed_in_turn(streams, device, budget_s * STREAMS_SHARE, board)
+    copy, optimizer = time_in_turn(streams, device, budget_s * STREAMS_SHARE, board)
     return {
         "ops_s": ops,
         "launch_s": empty / LAUNCHES,
@@ -118,15 +118,15 @@ def measure_ops(tasks: Sequence[Task], device: torch.device, budget_s: float, bo
     }
 
 
-def timed_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Board) -> list[float]:
+def time_in_turn(calls: Calls, device: torch.device, budget_s: float, board: Board) -> list[float]:
     """Return the median seconds of each call. Calls run in turn, for as many rounds as the budget allows."""
-    timed = _cuda_s if device.type == "cuda" else _processor_s
+    time_call = _cuda_s if device.type == "cuda" else _processor_s
     seconds: list[list[float]] = [[] for _ in calls]
     results: list[Any] = [None] * len(calls)  # results are kept for a round, like activations, so that memory is cold
     end = time.monotonic() + budget_s
     for round_ in range(MOST_ROUNDS):
         for index, (function, args) in enumerate(calls):
-            took_s, results[index] = timed(function, args)
+            took_s, results[index] = time_call(function, args)
             seconds[index].append(took_s)
         board.set_action(f"round {round_}")
         if time.monotonic() > end and round_ >= LEAST_ROUNDS:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.system.lines import JsonLines, to_stderr, utc_now
+from runtime.system.lines import JsonLines, print_to_stderr, utc_now
 
 FILE = "events.jsonl"
 Event = Literal[
@@ -42,7 +42,7 @@ Event = Literal[
 class Events:
     """The event log of a run folder, which must exist at the first `write`."""
 
-    def __init__(self, run: Path, say: Callable[[str], None] = to_stderr) -> None:
+    def __init__(self, run: Path, say: Callable[[str], None] = print_to_stderr) -> None:
         self._lines = JsonLines(run / FILE, say=say, noun="events")
 
     def write(self, event: Event, **fields: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.system.lines import JsonLines, to_stderr, utc_now
+from runtime.system.lines import JsonLines, print_to_stderr, utc_now
 from runtime.system.regular_files import open_regular
 
 FILE = "metrics.jsonl"
@@ -22,7 +22,7 @@ class MetricsWriter(JsonLines):
     """Writes metrics. `resume_step`: older rows of later steps, from before the resume, are moved to
     metrics.1.jsonl."""
 
-    def __init__(self, run: Path, resume_step: int = 0, say: Callable[[str], None] = to_stderr) -> None:
+    def __init__(self, run: Path, resume_step: int = 0, say: Callable[[str], None] = print_to_stderr) -> None:
         super().__init__(run / FILE, resume_step, say)
 
     def write(self, row: Mapping[str, Any]) -> None:

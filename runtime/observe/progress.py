@@ -24,7 +24,7 @@ from runtime.launch.heartbeat import Board
 from runtime.observe.watch.follow import Follower
 from runtime.observe.watch.run_state import RunState
 from runtime.observe.watch.view import event_line, has_blocks, line, panel
-from runtime.system.lines import to_stderr
+from runtime.system.lines import print_to_stderr
 from runtime.system.outcome import printable
 
 PLAIN_EVERY_S = 5.0
@@ -129,7 +129,7 @@ class Progress:
 
     def _tell(self, text: str) -> None:
         if self._live is None or self._broken:
-            to_stderr(text)
+            print_to_stderr(text)
             return
         with suppress(OSError, ValueError):  # `_show` will fail too, and give up
             self._console.print(Text(text))  # above the live panel

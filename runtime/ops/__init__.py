@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 
-def _listed() -> dict[str, Callable[..., Any]]:
+def _collect_ops() -> dict[str, Callable[..., Any]]:
     """Return the ops of all modules of this package, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     ops = sorted((op for module in modules for op in getattr(module, "OPS", ())), key=lambda op: op.__name__)
@@ -26,5 +26,5 @@ def _listed() -> dict[str, Callable[..., Any]]:
     return ops_by_name
 
 
-OPS = _listed()
+OPS = _collect_ops()
 globals().update(OPS)  # replaces the modules of the same names

@@ -72,52 +72,52 @@ _gelu_backward = torch.ops.aten.gelu_backward
 
 def geglu(h_TM: Tensor) -> Tensor:
     """h_TM [T, 2·I] -> y_TI, using the exact GeLU (erf)."""
-    return _gated(h_TM, "none")
+    return _geglu(h_TM, "none")
 
 
 def geglu_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
     """dy_TI, h_TM [T, 2·I] -> dh_TM."""
-    return _gated_dgrad(dy_TI, h_TM, "none")
+    return _geglu_dgrad(dy_TI, h_TM, "none")
 
 
 def geglu_tanh(h_TM: Tensor) -> Tensor:
     """h_TM [T, 2·I] -> y_TI, using the tanh approximation of GeLU."""
-    return _gated(h_TM, "tanh")
+    return _geglu(h_TM, "tanh")
 
 
 def geglu_tanh_dgrad(dy_TI: Tensor, h_TM: Tensor) -> Tensor:
     """dy_TI, h_TM [T, 2·I] -> dh_TM."""
-    return _gated_dgrad(dy_TI, h_TM, "tanh")
+    return _geglu_dgrad(dy_TI, h_TM, "tanh")
 
 
 def gelu(h_TI: Tensor) -> Tensor:
     """h_TI -> y_TI, exact (erf)."""
-    return _by_rows(torch_gelu, h_TI)
+    return _apply_by_rows(torch_gelu, h_TI)
 
 
 def gelu_dgrad(dy_TI: Tensor, h_TI: Tensor) -> Tensor:
     """dy_TI, h_TI -> dh_TI."""
-    return _by_rows(_gelu_backward, dy_TI, h_TI)
+    return _apply_by_rows(_gelu_backward, dy_TI, h_TI)
 
 
 def gelu_tanh(h_TI: Tensor) -> Tensor:
     """h_TI -> y_TI, tanh approximation."""
-    return _by_rows(lambda h_tI: torch_gelu(h_tI, approximate="tanh"), h_TI)
+    return _apply_by_rows(lambda h_tI: torch_gelu(h_tI, approximate="tanh"), h_TI)
 
 
 def gelu_tanh_dgrad(dy_TI: Tensor, h_TI: Tensor) -> Tensor:
     """dy_TI, h_TI -> dh_TI."""
-    return _by_rows(lambda dy_tI, h_tI: _gelu_backward(dy_tI, h_tI, approximate="tanh"), dy_TI, h_TI)
+    return _apply_by_rows(lambda dy_tI, h_tI: _gelu_backward(dy_tI, h_tI, approximate="tanh"), dy_TI, h_TI)
 
 
 def relu2(h_TI: Tensor) -> Tensor:
     """h_TI -> y_TI = max(h, 0)²."""
-    return _by_rows(lambda h_tI: relu(h_tI).square(), h_TI)
+    return _apply_by_rows(lambda h_tI: relu(h_tI).square(), h_TI)
 
 
 def relu2_dgrad(dy_TI: Tensor, h_TI: Tensor) -> Tensor:
     """dy_TI, h_TI -> dh_TI."""
-    return _by_rows(lambda dy_tI, h_tI: relu(h_tI).mul_(2).mul_(dy_tI), dy_TI, h_TI)
+    return _apply_by_rows(lambda dy_tI, h_tI: relu(h_tI).mul_(2).mul_(dy_tI), dy_TI, h_TI)
 
 
 def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
@@ -174,7 +174,7 @@ def gate_columns_dgrad(dy_TN: Tensor, x_TN: Tensor, z_TN: Tensor, silu: bool) ->
     return (gate_TN * dy_TN).to(x_TN.dtype).contiguous(), dz_TN.to(z_TN.dtype).contiguous()
 
 
-def _gated(h_TM: Tensor, approximate: str) -> Tensor:
+def _geglu(h_TM: Tensor, approximate: str) -> Tensor:
     y_TI = h_TM.new_empty((h_TM.shape[0], h_TM.shape[1] // 2))
     for y_tI, h_tM in blocks(y_TI, h_TM):
         g_tI, u_tI = wide(h_tM).chunk(2, dim=-1)
@@ -182,7 +182,7 @@ def _gated(h_TM: Tensor, approximate: str) -> Tensor:
     return y_TI
 
 
-def _gated_dgrad(dy_TI: Tensor, h_TM: Tensor, approximate: str) -> Tensor:
+def _geglu_dgrad(dy_TI: Tensor, h_TM: Tensor, approximate: str) -> Tensor:
     dh_TM = h_TM.new_empty(h_TM.shape)
     for dy_tI, h_tM, dh_tM in blocks(dy_TI, h_TM, dh_TM):
         dy_tI = wide(dy_tI)
@@ -193,7 +193,7 @@ def _gated_dgrad(dy_TI: Tensor, h_TM: Tensor, approximate: str) -> Tensor:
     return dh_TM
 
 
-def _by_rows(function: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
+def _apply_by_rows(function: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
     """Apply an elementwise function to a few rows at a time, so that the FP32 intermediates stay small."""
     y_TI = by_row[-1].new_empty(by_row[-1].shape)
     for *rows, y_tI in blocks(*by_row, y_TI):

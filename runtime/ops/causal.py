@@ -217,7 +217,7 @@ def of_heads(places: Tensor | None, queries: int, heads: int) -> Tensor | None:
     return None if places is None else places.view(-1, queries).repeat_interleave(heads, dim=0)
 
 
-def back(angles_Sr: Tensor) -> Tensor:
+def inverse_angles(angles_Sr: Tensor) -> Tensor:
     """Return the inverse angles. Not by .conj(): ops called below torch's Conjugate key would miss that lazy flag."""
     return angles_Sr.conj_physical()
 

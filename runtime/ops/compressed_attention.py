@@ -47,7 +47,9 @@ def compress(x: Tensor, bias: Tensor, sequence: int, overlap: bool) -> tuple[Ten
 def compress_dgrad(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> Tensor:
     """dy [B·E, C] and the forward's inputs and results -> dx [T, 2·W]."""
     B, _, C = lse.shape
-    dvalues_BErW, dgates_BErW = (_unslotted(gradient, bias.shape[1] > C) for gradient in _gradients(dy, x, bias, lse))
+    dvalues_BErW, dgates_BErW = (
+        _slots_adjoint(gradient, bias.shape[1] > C) for gradient in _gradients(dy, x, bias, lse)
+    )
     dx_BsX = torch.cat((dvalues_BErW, dgates_BErW), dim=-1).flatten(1, 2)
     tail = len(x) // B - dx_BsX.shape[1]
     return pad(dx_BsX, (0, 0, 0, tail)).flatten(0, 1).to(x.dtype)
@@ -56,7 +58,7 @@ def compress_dgrad(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> Tensor:
 def compress_wgrad(dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> Tensor:
     """dy [B·E, C] and the forward's inputs and results -> dbias [rate, W]."""
     _, dgates_BEsC = _gradients(dy, x, bias, lse)
-    return _unslotted(dgates_BEsC, bias.shape[1] > lse.shape[2]).sum(dim=(0, 1)).to(bias.dtype)
+    return _slots_adjoint(dgates_BEsC, bias.shape[1] > lse.shape[2]).sum(dim=(0, 1)).to(bias.dtype)
 
 
 def compress_wgrad_(acc: Tensor, dy: Tensor, x: Tensor, bias: Tensor, lse: Tensor) -> None:
@@ -82,7 +84,7 @@ def _with_previous(x_BErW: Tensor, before: float) -> Tensor:
     return torch.cat((previous_BErC, second_BErC), dim=2)
 
 
-def _unslotted(dx_BEsC: Tensor, overlap: bool) -> Tensor:
+def _slots_adjoint(dx_BEsC: Tensor, overlap: bool) -> Tensor:
     """Map gradients of slots to gradients of the columns of windows, [B, E, rate, W]: the adjoint of `_slots`."""
     if not overlap:
         return dx_BEsC
@@ -131,7 +133,7 @@ def compressed_attention(
         scores_BPHX = block.scores()
         lse_BPH = scores_BPHX.logsumexp(dim=-1)
         lse_BSH[:, block.new] = lse_BPH if sinks_H is None else torch.logaddexp(lse_BPH, sinks_H)
-        o_BSHC[:, block.new] = block.mixed(scores_BPHX.sub_(lse_BSH[:, block.new, :, None]).exp_())
+        o_BSHC[:, block.new] = block.weighted_sum(scores_BPHX.sub_(lse_BSH[:, block.new, :, None]).exp_())
     return o_BSHC.view(q.shape).to(q.dtype), lse_BSH[:, None]
 
 
@@ -158,7 +160,7 @@ def compressed_attention_dgrad(
         do_BPHC = do_BSHC[:, block.new]
         weights_BPHX = block.scores().sub_(lse_BSH1[:, block.new]).exp_()
         dscores_BPHX = block.products(do_BPHC).sub_(delta_BSH1[:, block.new]).mul_(weights_BPHX)
-        dq_BSHC[:, block.new] = block.mixed(dscores_BPHX)
+        dq_BSHC[:, block.new] = block.weighted_sum(dscores_BPHX)
         block.add_keys_(dkv_BSC, dentries_BEC, weights_BPHX, do_BPHC)
         block.add_keys_(dkv_BSC, dentries_BEC, dscores_BPHX, block.q_BPHC)
     dq = dq_BSHC.mul_(C**-0.5).view(q.shape)
@@ -190,7 +192,7 @@ class _QueryBlock:
         of_entries = _bmm(x_BPHC, self.entries.mT) if self.chosen_BPe is None else x_BPHC @ self.entries.mT
         return torch.cat((of_keys, of_entries), dim=-1)
 
-    def mixed(self, weights_BPHX: Tensor) -> Tensor:
+    def weighted_sum(self, weights_BPHX: Tensor) -> Tensor:
         """Return Σ weights·k, [B, P, H, C]."""
         of_keys, of_entries = self._parts(weights_BPHX)
         entries = _bmm(of_entries, self.entries) if self.chosen_BPe is None else of_entries @ self.entries

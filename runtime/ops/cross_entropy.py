@@ -18,16 +18,16 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]
     if runs_natively(logits_TV):
         return native.cross_entropy(logits_TV, targets_T)
     lse_T = _logsumexp(logits_TV)
-    return summed(lse_T, picked(logits_TV, targets_T), targets_T), lse_T
+    return sum_losses(lse_T, logits_at_targets(logits_TV, targets_T), targets_T), lse_T
 
 
-def picked(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+def logits_at_targets(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     """logits_TV, targets_T -> each row's logit at its target; arbitrary for a target < 0, NaN for a target ≥ V."""
     V = logits_TV.shape[1]
     return logits_TV.gather(1, targets_T.clamp(0, V - 1)[:, None])[:, 0].masked_fill_(targets_T >= V, torch.nan)
 
 
-def summed(lse_T: Tensor, picked_T: Tensor, targets_T: Tensor) -> Tensor:
+def sum_losses(lse_T: Tensor, picked_T: Tensor, targets_T: Tensor) -> Tensor:
     """lse_T, picked_T, targets_T -> loss [], summed in FP64, so that the order of rows does not change the bits of an
     FP32 loss."""
     return (lse_T - picked_T).masked_fill_(targets_T < 0, 0).sum(dtype=torch.float64).to(lse_T.dtype)
@@ -45,7 +45,7 @@ def cross_entropy_part(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Te
     """logits_TV of one part of the vocabulary, targets_T relative to its first word -> lse_T = log Σ_v exp(logits), and
     picked_T, each row's logit at its target: 0 for a target < 0, which is invalid or in another part."""
     lse_T = cross_entropy(logits_TV, targets_T)[1]
-    return lse_T, wide(picked(logits_TV, targets_T)).masked_fill_(targets_T < 0, 0)
+    return lse_T, wide(logits_at_targets(logits_TV, targets_T)).masked_fill_(targets_T < 0, 0)
 
 
 def cross_entropy_part_dgrad(
@@ -108,7 +108,7 @@ def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> tuple[Tensor, Te
     """parts [T, R + 1], targets_T -> loss [] = Σ lse − logit of the target, over targets ≥ 0; lse_T of the whole
     vocabulary."""
     lse_T = torch.logsumexp(parts[:, :-1], dim=1)
-    return summed(lse_T, parts[:, -1], targets_T), lse_T
+    return sum_losses(lse_T, parts[:, -1], targets_T), lse_T
 
 
 def cross_entropy_of_parts_dgrad(dloss: Tensor, parts: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def delta_rule_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """do [T, H·V] and the forward's arguments -> dq, dk, dv, dbeta, ddecay, shaped like q, k, v, beta, decay."""
     x = _Chunks(q, k, v, beta, decay, sequence, key_heads, starts)
-    do_NmCV = x.chunked(do, beta.shape[1])
+    do_NmCV = x.to_chunks(do, beta.shape[1])
     u_NmCV, before_NmKV = (torch.stack(parts, dim=1) for parts in list(zip(*x.scan(), strict=True))[1:])
 
     # Backwards from chunk to chunk: the gradients of U, and of the state after each chunk.
@@ -167,24 +167,24 @@ class _Chunks:
         self._sequence, self._batch, self._share = sequence, q.shape[0] // sequence, H // key_heads
         self._chunk = min(CHUNK, 1 << (sequence - 1).bit_length())
         self.scale = (q.shape[1] // key_heads) ** -0.5
-        self.q_unit, self.q_inverse = _unit(self.chunked(q, key_heads))
-        self.k_unit, self.k_inverse = _unit(self.chunked(k, key_heads))
+        self.q_unit, self.q_inverse = _unit(self.to_chunks(q, key_heads))
+        self.k_unit, self.k_inverse = _unit(self.to_chunks(k, key_heads))
         self.q, self.k = (x.repeat_interleave(self._share, dim=0) for x in (self.q_unit * self.scale, self.k_unit))
-        self.v, self.beta = self.chunked(v, H), torch.sigmoid(self.chunked(beta, H))
+        self.v, self.beta = self.to_chunks(v, H), torch.sigmoid(self.to_chunks(beta, H))
         C = self._chunk
         # 1 where a row sees another of its chunk: at or before it, in its document. Decays are summed over these rows,
         # so nothing leaks from one document into another, not even a rounding error.
         self.visible = self.v.new_ones(1, 1, C, C).tril()
         enters = leaves = self.v.new_ones(1)
         if starts is not None:
-            starts_NmC1 = self.chunked(starts[:, None], 1).repeat_interleave(H, dim=0)
+            starts_NmC1 = self.to_chunks(starts[:, None], 1).repeat_interleave(H, dim=0)
             place_mC1 = torch.arange(self.v.shape[1] * C, device=q.device).view(-1, C, 1)
             self.visible = self.visible * (starts_NmC1 <= place_mC1.mT)
             # A document that starts at the start of a chunk takes no state from the chunk before.
             enters, leaves = starts_NmC1 < place_mC1[:, :1], starts_NmC1[:, :, -1:] <= place_mC1
         self.earlier = self.visible.tril(-1)
-        self.sums = self.visible @ self.chunked(decay, H)
-        self.decay_in, self.decay_out = self.sums.exp() * enters, _decayed(self.sums[:, :, -1:] - self.sums) * leaves
+        self.sums = self.visible @ self.to_chunks(decay, H)
+        self.decay_in, self.decay_out = self.sums.exp() * enters, _decay(self.sums[:, :, -1:] - self.sums) * leaves
         self.through = self.decay_in[:, :, -1:].mT
         self.q_in, self.k_in, self.k_out = self.q * self.decay_in, self.k * self.decay_in, self.k * self.decay_out
 
@@ -212,13 +212,13 @@ class _Chunks:
             self.last = torch.baddbmm(self.through[:, chunk] * before_NKV, self.k_out[:, chunk].mT, u_NCV)
             yield chunk, u_NCV, before_NKV
 
-    def chunked(self, x: Tensor, heads: int) -> Tensor:
+    def to_chunks(self, x: Tensor, heads: int) -> Tensor:
         """x [T, heads·X] -> [B·heads, m, C, X], padded with zeros; at least FP32, or integers."""
         x_BHSX = split_heads(wide(x), self._sequence, heads)
         return pad(x_BHSX, (0, 0, 0, -self._sequence % self._chunk)).flatten(0, 1).unflatten(1, (-1, self._chunk))
 
     def rows(self, x_NmCX: Tensor) -> Tensor:
-        """x_NmCX, of all heads or of the key heads -> [T, heads·X], the inverse of `chunked`."""
+        """x_NmCX, of all heads or of the key heads -> [T, heads·X], the inverse of `to_chunks`."""
         return columns(x_NmCX.flatten(1, 2)[:, : self._sequence], x_NmCX.shape[0] // self._batch)
 
     def of_keys(self, d_NmCK: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
@@ -266,10 +266,10 @@ def _scores_dgrad(d_2NmCC: Tensor, x_2NmCK: Tensor, k_NmCK: Tensor, sums_NmCW: T
 
 def _of_heads(sums_NmC1: Tensor) -> Tensor:
     """Return e^(G_i - G_j) [N, m, C, C]."""
-    return _decayed(sums_NmC1 - sums_NmC1.mT)
+    return _decay(sums_NmC1 - sums_NmC1.mT)
 
 
-def _decayed(apart: Tensor) -> Tensor:
+def _decay(apart: Tensor) -> Tensor:
     """Return e^apart, clamped to 1: for rows that do not see each other it could be infinite."""
     return apart.clamp_(max=0).exp_()
 
@@ -281,7 +281,7 @@ def _levels(sums_NmCK: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     while size < sums_NmCK.shape[-2]:
         first, second = _first(sums_NmCK, size), _second(sums_NmCK, size)
         edge = first[..., -1:, :]
-        yield size, _decayed(second - edge), _decayed(edge - first)
+        yield size, _decay(second - edge), _decay(edge - first)
         size *= 2
 
 
@@ -322,14 +322,14 @@ def convolve_dgrad(dy_TN: Tensor, x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) 
     """dy_TN, x_TN, w_NJ, before_T -> dx_TN."""
     dsum_TN, dx_TN = _dsums(dy_TN, x_TN, w_NJ, before_T), torch.zeros_like(x_TN, dtype=wide(x_TN[:0]).dtype)
     for back, w_N, has_T1 in _taps(w_NJ, before_T):
-        dx_TN.add_(_moved(dsum_TN * has_T1, -back).mul_(w_N))
+        dx_TN.add_(_shift_rows(dsum_TN * has_T1, -back).mul_(w_N))
     return dx_TN.to(x_TN.dtype).contiguous()
 
 
 def convolve_wgrad(dy_TN: Tensor, x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> Tensor:
     """dy_TN, x_TN, w_NJ, before_T -> dw_NJ."""
     dsum_TN, x_TN = _dsums(dy_TN, x_TN, w_NJ, before_T), wide(x_TN)
-    of_taps = [(_moved(x_TN, back) * has_T1 * dsum_TN).sum(0) for back, _, has_T1 in _taps(w_NJ, before_T)]
+    of_taps = [(_shift_rows(x_TN, back) * has_T1 * dsum_TN).sum(0) for back, _, has_T1 in _taps(w_NJ, before_T)]
     return torch.stack(of_taps[::-1], dim=1).to(w_NJ.dtype)
 
 
@@ -343,7 +343,7 @@ def _sums(x_TN: Tensor, w_NJ: Tensor, before_T: Tensor) -> Tensor:
     x_TN = wide(x_TN)
     sum_TN = torch.zeros_like(x_TN, memory_format=torch.contiguous_format)
     for back, w_N, has_T1 in _taps(w_NJ, before_T):
-        sum_TN.add_((_moved(x_TN, back) * has_T1).mul_(w_N))
+        sum_TN.add_((_shift_rows(x_TN, back) * has_T1).mul_(w_N))
     return sum_TN
 
 
@@ -360,7 +360,7 @@ def _taps(w_NJ: Tensor, before_T: Tensor) -> Iterator[tuple[int, Tensor, Tensor]
         yield back, wide(w_NJ[:, -1 - back]), (before_T >= back)[:, None]
 
 
-def _moved(x_TN: Tensor, shift: int) -> Tensor:
+def _shift_rows(x_TN: Tensor, shift: int) -> Tensor:
     """Return x_TN with each row moved down by `shift` rows, or up if negative; zeros fill the gap."""
     T = x_TN.shape[0]
     shift = max(-T, min(T, shift))

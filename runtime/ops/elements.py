@@ -95,7 +95,7 @@ def pairs(codes: Tensor) -> Tensor:
     return (even[..., ::2] | even[..., 1::2] << 4).to(torch.uint8)
 
 
-def unpaired(data: Tensor) -> Tensor:
+def unpack_pairs(data: Tensor) -> Tensor:
     """Unpack bytes [.., C / 2] into 4-bit codes (int32) [.., C]."""
     wide = data.to(torch.int32)
     return torch.stack((wide & 15, wide >> 4), -1).flatten(-2)

@@ -70,7 +70,7 @@ FORMATS = {
 }
 
 
-def packed(x: Tensor, form: Format, tile: Tile, threshold: Tensor | None = None) -> Planes:
+def pack_planes(x: Tensor, form: Format, tile: Tile, threshold: Tensor | None = None) -> Planes:
     """x [.., R, C] -> planes, in tiles of `tile`; rounded to nearest, or by thresholds [.., R, C] in [0, 1)."""
     wide = x.to(torch.float32).contiguous()
     s, tensor = _scales(_magnitudes(wide, form.element, tile), form)
@@ -80,7 +80,7 @@ def packed(x: Tensor, form: Format, tile: Tile, threshold: Tensor | None = None)
     return planes if tensor is None else (*planes, tensor)
 
 
-def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
+def unpack_planes(planes: Planes, form: Format, tile: Tile) -> Tensor:
     """Planes -> numbers (FP32) [.., R, C], without the tensor scale: exact unless the scales are FP32.
 
     For E2M1, C is even: an odd C is padded with a column of zeros.
@@ -93,9 +93,9 @@ def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
     return numbers * wide[..., : numbers.shape[-2], : numbers.shape[-1]]
 
 
-def dequantised(planes: Planes, form: Format, tile: Tile) -> Tensor:
+def dequantise_planes(planes: Planes, form: Format, tile: Tile) -> Tensor:
     """Planes -> numbers (FP32), including the tensor scale."""
-    numbers = unpacked(planes, form, tile)
+    numbers = unpack_planes(planes, form, tile)
     return numbers * planes[-1][..., None, None] if form.scale == "e4m3" else numbers
 
 
@@ -161,7 +161,7 @@ def _numbers(data: list[Tensor], element: Element) -> Tensor:
     if element == E4M3:
         return data[0].to(torch.float32)
     if element == E2M1:
-        return elements.decode(elements.unpaired(data[0]), element)
+        return elements.decode(elements.unpack_pairs(data[0]), element)
     high, low = data
-    codes = high.to(torch.int32) << 4 | elements.unpaired(low)[..., : high.shape[-1]]
+    codes = high.to(torch.int32) << 4 | elements.unpack_pairs(low)[..., : high.shape[-1]]
     return elements.decode(codes, element)

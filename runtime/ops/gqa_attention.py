@@ -21,8 +21,8 @@ from runtime.ops.causal import (
     angles,
     attend,
     attend_dgrad,
-    back,
     columns,
+    inverse_angles,
     new_peaks,
     of_heads,
     rotate,
@@ -52,7 +52,7 @@ def gqa_attention(
     starts; a query sees only keys of its document, and positions count from there. With `positions` int32, one per
     query, q has only some rows of each sequence, the same number for each, and theta must be 0.
     """
-    return _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions)
+    return _attention(q, k, v, sequence, heads, kv_heads, theta, starts, positions)
 
 
 def gqa_attention_peaks(
@@ -69,11 +69,11 @@ def gqa_attention_peaks(
     """Return the results of `gqa_attention` and, before lse, peaks_H: each query head's largest logit, at least
     FP32."""
     peaks_H = new_peaks(q, heads)
-    o, lse = _attended(q, k, v, sequence, heads, kv_heads, theta, starts, positions, peaks_H)
+    o, lse = _attention(q, k, v, sequence, heads, kv_heads, theta, starts, positions, peaks_H)
     return o, peaks_H, lse
 
 
-def _attended(
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -134,7 +134,7 @@ def attend_groups(
 ) -> tuple[Tensor, Tensor]:
     """q [B·Q, H·C], k and v [B·S, G·C], angles from `turns` or None, sinks [H] or None -> o [B·Q, H·C], lse [B, G, Q,
     H/G]. `attend` explains the other arguments. `peaks_H`, if given, receives the largest logit of each head."""
-    inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles)
+    inputs = _group_inputs(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles)
     B = k.shape[0] // sequence
     rows = (B, kv_heads, q.shape[0] // B, heads // kv_heads)
     sinks_NM = None if sinks is None else wide(sinks).view(1, kv_heads, 1, -1).expand(rows).flatten(0, 1).flatten(1)
@@ -143,7 +143,7 @@ def attend_groups(
     o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap, *places, peaks_NM)
     if peaks_H is not None and peaks_NM is not None:
         torch.amax(peaks_NM.view(rows), dim=(0, 2), out=peaks_H.view(kv_heads, -1))
-    return _ungrouped(o_NMC.to(q.dtype), rows[2], kv_heads), lse_NM.view(rows)
+    return _ungroup_rows(o_NMC.to(q.dtype), rows[2], kv_heads), lse_NM.view(rows)
 
 
 def attend_groups_dgrad(
@@ -165,29 +165,33 @@ def attend_groups_dgrad(
     """do [B·Q, H·C], the inputs and results of `attend_groups` -> dq, dk, dv, shaped like q, k, v."""
     C, dtype, queries = q.shape[1] // heads, q.dtype, lse.shape[2]
     do, q, k, v, o = (wide(x) for x in (do, q, k, v, o))
-    back_by = None if angles is None else back(angles)
+    back_by = None if angles is None else inverse_angles(angles)
     delta_TH = (do * o).unflatten(1, (heads, C)).sum(dim=-1)
     do_NMC, delta_NM = _rows(do, queries, kv_heads, C), _rows(delta_TH, queries, kv_heads, 1)[..., 0]
-    inputs = _grouped(q, k, v, sequence, heads, kv_heads, angles)
+    inputs = _group_inputs(q, k, v, sequence, heads, kv_heads, angles)
     places = of_heads(starts, queries, kv_heads), of_heads(positions, queries, kv_heads)
     gradients = attend_dgrad(do_NMC, delta_NM, lse.flatten(0, 1).flatten(1), *inputs, window, softcap, *places)
     dq_NMC, dk_NSC, dv_NSC = gradients
-    dq_NMC, dk_NSC = _turned(dq_NMC, kv_heads, back_by, C**-0.5), _turned(dk_NSC, kv_heads, back_by)
+    dq_NMC, dk_NSC = _rotate_rows(dq_NMC, kv_heads, back_by, C**-0.5), _rotate_rows(dk_NSC, kv_heads, back_by)
     return (
-        _ungrouped(dq_NMC.to(dtype), queries, kv_heads),
-        _ungrouped(dk_NSC.to(dtype), sequence, kv_heads),
-        _ungrouped(dv_NSC.to(dtype), sequence, kv_heads),
+        _ungroup_rows(dq_NMC.to(dtype), queries, kv_heads),
+        _ungroup_rows(dk_NSC.to(dtype), sequence, kv_heads),
+        _ungroup_rows(dv_NSC.to(dtype), sequence, kv_heads),
     )
 
 
-def _grouped(
+def _group_inputs(
     q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, angles: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The attention's inputs, and angles from `turns` or None -> q_NMC, rotated and scaled by 1/√C; k_NSC, rotated;
     v_NSC."""
     C, queries = q.shape[1] // heads, q.shape[0] // (k.shape[0] // sequence)
     k_NSC, v_NSC = (_rows(x, sequence, kv_heads, C) for x in (k, v))
-    return _turned(_rows(q, queries, kv_heads, C), kv_heads, angles, C**-0.5), _turned(k_NSC, kv_heads, angles), v_NSC
+    return (
+        _rotate_rows(_rows(q, queries, kv_heads, C), kv_heads, angles, C**-0.5),
+        _rotate_rows(k_NSC, kv_heads, angles),
+        v_NSC,
+    )
 
 
 def _rows(x: Tensor, sequence: int, kv_heads: int, width: int) -> Tensor:
@@ -196,12 +200,12 @@ def _rows(x: Tensor, sequence: int, kv_heads: int, width: int) -> Tensor:
     return x_BGSX.contiguous().view(x_BGSX.shape[0] * kv_heads, -1, width)
 
 
-def _ungrouped(x_NMW: Tensor, sequence: int, kv_heads: int) -> Tensor:
+def _ungroup_rows(x_NMW: Tensor, sequence: int, kv_heads: int) -> Tensor:
     """x_NMW -> [T, G·r·W], the inverse of `_rows`."""
     return columns(x_NMW.view(x_NMW.shape[0], sequence, -1), kv_heads)
 
 
-def _turned(x_NMC: Tensor, kv_heads: int, angles: Tensor | None, scale: float = 1.0) -> Tensor:
+def _rotate_rows(x_NMC: Tensor, kv_heads: int, angles: Tensor | None, scale: float = 1.0) -> Tensor:
     """Return x_NMC, scaled, with the rows of each position rotated by its angles: [S, r], or per sequence [B, S, r]."""
     if angles is None:
         return x_NMC if scale == 1 else x_NMC * scale

@@ -78,10 +78,10 @@ def _product_of_rows(out_RN: Tensor, x_RK: Tensor, b_KN: Tensor, start: int, end
     if start + size <= x_RK.shape[0]:
         product_(out_RN[start : start + size], x_RK[start : start + size], b_KN)
     else:
-        out_RN[start:end] = product(_padded(x_RK[start:end], size), b_KN)[: end - start]
+        out_RN[start:end] = product(_pad_rows(x_RK[start:end], size), b_KN)[: end - start]
 
 
-def _padded(x_rK: Tensor, size: int) -> Tensor:
+def _pad_rows(x_rK: Tensor, size: int) -> Tensor:
     """Return x padded with rows of zeros up to `size`."""
     padded = x_rK.new_empty((size, x_rK.shape[1]))
     padded[: x_rK.shape[0]] = x_rK

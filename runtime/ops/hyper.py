@@ -71,7 +71,7 @@ def scale_parts_wgrad_(acc_S: Tensor, dy_TM: Tensor, logits_TM: Tensor) -> None:
 def hyper_mix(h_TN: Tensor, logits_TM: Tensor, rounds: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """h_TN, logits_TM -> x_TD = Σ_i pre_i·h_i, post_Tn = 2·sigmoid, comb_TC after `rounds` Sinkhorn rounds."""
     pre_Tn, post_Tn, comb_Tnn = _weights(logits_TM, eps)
-    return _collapsed(h_TN, pre_Tn), post_Tn, _rounds(comb_Tnn, rounds, eps)[-1].flatten(1)
+    return _collapse(h_TN, pre_Tn), post_Tn, _rounds(comb_Tnn, rounds, eps)[-1].flatten(1)
 
 
 def hyper_mix_dgrad(
@@ -79,7 +79,7 @@ def hyper_mix_dgrad(
 ) -> tuple[Tensor, Tensor]:
     """dx_TD, dpost_Tn, dcomb_TC, h_TN, logits_TM -> dh_TN, dlogits_TM."""
     pre_Tn, post_Tn, start_Tnn = _weights(logits_TM, eps)
-    dh_TN, dpre_Tn = _collapsed_gradients(dx_TD, h_TN, pre_Tn, eps)
+    dh_TN, dpre_Tn = _collapse_gradients(dx_TD, h_TN, pre_Tn, eps)
     comb_Tnn = _rounds_gradient(dcomb_TC.unflatten(1, start_Tnn.shape[1:]), start_Tnn, rounds, eps)
     soft_Tnn = start_Tnn - eps
     dsoft_Tnn = soft_Tnn * (comb_Tnn - (comb_Tnn * soft_Tnn).sum(dim=2, keepdim=True))
@@ -88,12 +88,12 @@ def hyper_mix_dgrad(
 
 def hyper_collapse(h_TN: Tensor, logits_Tn: Tensor, eps: float) -> Tensor:
     """h_TN, logits_Tn -> x_TD = Σ_i pre_i·h_i."""
-    return _collapsed(h_TN, logits_Tn.sigmoid() + eps)
+    return _collapse(h_TN, logits_Tn.sigmoid() + eps)
 
 
 def hyper_collapse_dgrad(dx_TD: Tensor, h_TN: Tensor, logits_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """dx_TD, h_TN, logits_Tn -> dh_TN, dlogits_Tn."""
-    return _collapsed_gradients(dx_TD, h_TN, logits_Tn.sigmoid() + eps, eps)
+    return _collapse_gradients(dx_TD, h_TN, logits_Tn.sigmoid() + eps, eps)
 
 
 def hyper_add(h_TN: Tensor, y_TD: Tensor, post_Tn: Tensor, comb_TC: Tensor) -> Tensor:
@@ -190,12 +190,12 @@ def _matrices(comb_TC: Tensor, like_Tn: Tensor) -> Tensor:
     return comb_TC.unflatten(1, (like_Tn.shape[1], -1))
 
 
-def _collapsed(h_TN: Tensor, pre_Tn: Tensor) -> Tensor:
+def _collapse(h_TN: Tensor, pre_Tn: Tensor) -> Tensor:
     """Return Σ_i pre_i·h_i."""
     return torch.bmm(pre_Tn[:, None], wide(_streams(h_TN, pre_Tn)))[:, 0].to(h_TN.dtype).contiguous()
 
 
-def _collapsed_gradients(dx_TD: Tensor, h_TN: Tensor, pre_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _collapse_gradients(dx_TD: Tensor, h_TN: Tensor, pre_Tn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return dh_TN and the gradient of the logits of pre."""
     dh_TnD = pre_Tn[:, :, None] * wide(dx_TD)[:, None]
     dpre_Tn = torch.bmm(wide(_streams(h_TN, pre_Tn)), wide(dx_TD)[:, :, None])[:, :, 0]

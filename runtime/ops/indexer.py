@@ -58,7 +58,7 @@ def select_keys(
 
 def index_scores(q_RX: Tensor, k_LC: Tensor, weights_RH: Tensor) -> Tensor:
     """q [R, H·C], k_LC, weights_RH -> I_RL, at least FP32."""
-    return _weighed(products(q_RX, k_LC).relu_(), weights_RH)
+    return _weigh_hits(products(q_RX, k_LC).relu_(), weights_RH)
 
 
 def products(q_RX: Tensor, k_LC: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def products(q_RX: Tensor, k_LC: Tensor) -> Tensor:
     return torch.mm(q_MC, wide(k_LC).mT).unflatten(0, (q_RX.shape[0], -1))
 
 
-def _weighed(hits_RHL: Tensor, weights_RH: Tensor) -> Tensor:
+def _weigh_hits(hits_RHL: Tensor, weights_RH: Tensor) -> Tensor:
     return torch.bmm(wide(weights_RH)[:, None], hits_RHL)[:, 0]
 
 

@@ -122,7 +122,7 @@ def linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_NK: Tensor, ws: Tensor) -> Tensor:
     """x_RK, its scales, w_NK, its scales [N / 128, K / 128] -> y_RN (BF16)."""
     if runs_natively(x_RK, w_NK):
         return ops.linear_fp8(x_RK, xs_RB, w_NK, ws)
-    return scaled_product(x_RK, xs_RB, w_NK, by_row(ws, w_NK.shape[0])).to(torch.bfloat16)
+    return scaled_product(x_RK, xs_RB, w_NK, scales_by_row(ws, w_NK.shape[0])).to(torch.bfloat16)
 
 
 def linear_fp8_dgrad(dy_RN: Tensor, dys_RB: Tensor, w_KN: Tensor, ws: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def scaled_product(
     return total_MN
 
 
-def by_row(scales: Tensor, rows: int) -> Tensor:
+def scales_by_row(scales: Tensor, rows: int) -> Tensor:
     """Expand the scales of tiles of 128 rows to one per row."""
     return scales.repeat_interleave(TILE, -2)[..., :rows, :]
 

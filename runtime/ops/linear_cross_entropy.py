@@ -15,7 +15,7 @@ from functools import partial
 
 from torch import Tensor
 
-from runtime.ops.cross_entropy import cross_entropy_dgrad, cross_entropy_part, cross_entropy_part_dgrad, summed
+from runtime.ops.cross_entropy import cross_entropy_dgrad, cross_entropy_part, cross_entropy_part_dgrad, sum_losses
 from runtime.ops.linear import linear, linear_wgrad_
 from runtime.ops.product import product_, wide_dtype
 
@@ -29,7 +29,7 @@ LEAST = 64  # fewest rows or columns of a block
 def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
     """h_TD, w_VD, targets_T (int64) -> loss [], lse_T, both at least FP32: `cross_entropy` of h·wᵀ."""
     lse_T, picked_T = linear_cross_entropy_part(h_TD, w_VD, targets_T)
-    return summed(lse_T, picked_T, targets_T), lse_T
+    return sum_losses(lse_T, picked_T, targets_T), lse_T
 
 
 def linear_cross_entropy_dgrad(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.ops.formats import FORMATS, Format, Planes, Tile, packed, unpacked
+from runtime.ops.formats import FORMATS, Format, Planes, Tile, pack_planes, unpack_planes
 from runtime.ops.grouped_linear import groups
 from runtime.ops.hadamard import hadamard
 from runtime.ops.product import add_product_, product
@@ -32,11 +32,11 @@ def _casts(form: Format) -> tuple[Op, ...]:
 
     def quantise(x_RC: Tensor) -> Planes:
         """x_RC -> planes, by rows."""
-        return packed(x_RC, form, form.tile)
+        return pack_planes(x_RC, form, form.tile)
 
     def quantise_columns(x_RC: Tensor, transform: bool = False) -> Planes:
         """x_RC -> planes of x_CR, for a weight gradient."""
-        return packed((hadamard(x_RC) if transform else x_RC).t(), form, form.tile)
+        return pack_planes((hadamard(x_RC) if transform else x_RC).t(), form, form.tile)
 
     def quantise_both(dy_RC: Tensor, transform: bool = False, key: Tensor | None = None) -> Planes:
         """dy_RC -> planes by rows, for an input gradient, and planes of dy_CR, for a weight gradient.
@@ -46,15 +46,15 @@ def _casts(form: Format) -> tuple[Op, ...]:
         if key is None:
             return *quantise(dy_RC), *quantise_columns(dy_RC, transform)
         summed_RC = hadamard(dy_RC) if transform else dy_RC
-        by_rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key))
-        return *by_rows, *packed(summed_RC.t(), form, form.tile, thresholds(dy_RC, key, salt=1).t())
+        by_rows = pack_planes(dy_RC, form, form.tile, thresholds(dy_RC, key))
+        return *by_rows, *pack_planes(summed_RC.t(), form, form.tile, thresholds(dy_RC, key, salt=1).t())
 
     def quantise_blocks(w_NK: Tensor) -> Planes:
         """w_NK, or w_ENK of experts -> planes, planes of the transposed weight."""
-        return *packed(w_NK, form, form.weight_tile), *packed(w_NK.transpose(-1, -2), form, form.weight_tile)
+        return *pack_planes(w_NK, form, form.weight_tile), *pack_planes(w_NK.transpose(-1, -2), form, form.weight_tile)
 
     ops: tuple[Op, ...] = (quantise, quantise_columns, quantise_both, quantise_blocks)
-    return tuple(_named(f"{op.__name__}_{form.name}", op) for op in ops)
+    return tuple(_rename_op(f"{op.__name__}_{form.name}", op) for op in ops)
 
 
 def _products(form: Format) -> tuple[Op, ...]:
@@ -64,7 +64,7 @@ def _products(form: Format) -> tuple[Op, ...]:
     def linear(*operands: Tensor) -> Tensor:
         """Planes of x_RK, planes of w_NK -> y_RN (BF16)."""
         x, w = operands[:count], operands[count:]
-        return _scaled(product(_wide(x, form.tile), _wide(w, form.weight_tile).t()), x, w).to(torch.bfloat16)
+        return _scale_sums(product(_wide(x, form.tile), _wide(w, form.weight_tile).t()), x, w).to(torch.bfloat16)
 
     def linear_dgrad(*operands: Tensor) -> Tensor:
         """Planes of dy_RN, planes of w_KN (transposed) -> dx_RK (BF16)."""
@@ -82,7 +82,7 @@ def _products(form: Format) -> tuple[Op, ...]:
         y_RN = x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1]))
         for expert, start, end in groups(offsets_E, len(w_ENK), len(x_RK)):
             of_expert = tuple(plane[expert] for plane in w)
-            y_RN[start:end] = _scaled(product(x_RK[start:end], w_ENK[expert].t()), x, of_expert)
+            y_RN[start:end] = _scale_sums(product(x_RK[start:end], w_ENK[expert].t()), x, of_expert)
         return y_RN.to(torch.bfloat16)
 
     def grouped_linear_dgrad(*operands: Tensor) -> Tensor:
@@ -97,18 +97,18 @@ def _products(form: Format) -> tuple[Op, ...]:
             _add(acc_ENK[expert], dy_NR[:, start:end], x_KR[:, start:end], _factor(dy, x))
 
     def _wide(planes: Planes, tile: Tile) -> Tensor:
-        return unpacked(planes, form, tile)
+        return unpack_planes(planes, form, tile)
 
     def _factor(a: Planes, b: Planes) -> Tensor | None:
         return a[-1] * b[-1] if form.scale == "e4m3" else None
 
-    def _scaled(sums: Tensor, a: Planes, b: Planes) -> Tensor:
+    def _scale_sums(sums: Tensor, a: Planes, b: Planes) -> Tensor:
         factor = _factor(a, b)
         return sums if factor is None else sums.mul_(factor)
 
     ops: tuple[Op, ...] = (linear, linear_dgrad, linear_wgrad_)
     ops += (grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad_)
-    return tuple(_named(op.__name__.replace("linear", f"linear_{form.name}"), op) for op in ops)
+    return tuple(_rename_op(op.__name__.replace("linear", f"linear_{form.name}"), op) for op in ops)
 
 
 def _add(acc_NK: Tensor, dy_NR: Tensor, x_KR: Tensor, factor: Tensor | None) -> None:
@@ -119,7 +119,7 @@ def _add(acc_NK: Tensor, dy_NR: Tensor, x_KR: Tensor, factor: Tensor | None) -> 
         acc_NK.add_(product(dy_NR, x_KR.t()).mul_(factor))
 
 
-def _named(name: str, op: Op) -> Op:
+def _rename_op(name: str, op: Op) -> Op:
     op.__name__ = op.__qualname__ = name
     return op
 

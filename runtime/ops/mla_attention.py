@@ -22,8 +22,8 @@ from runtime.ops.causal import (
     angles,
     attend,
     attend_dgrad,
-    back,
     columns,
+    inverse_angles,
     new_peaks,
     of_heads,
     rotate,
@@ -60,7 +60,7 @@ def mla_attention(
     With `positions` int32, one per query, q has only some rows of each sequence, the same number for each, and theta
     must be 0.
     """
-    return _attended(q, kv, k_rope, sequence, heads, nope, rope, value, theta, starts, positions)
+    return _attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta, starts, positions)
 
 
 def mla_attention_peaks(
@@ -79,11 +79,11 @@ def mla_attention_peaks(
     """Return the results of `mla_attention` and, before lse, peaks_H: the largest logit of each head, at least FP32."""
     peaks_H = new_peaks(q, heads)
     settings = sequence, heads, nope, rope, value, theta, starts, positions
-    o, lse_BHS = _attended(q, kv, k_rope, *settings, peaks_H)
+    o, lse_BHS = _attention(q, kv, k_rope, *settings, peaks_H)
     return o, peaks_H, lse_BHS
 
 
-def _attended(
+def _attention(
     q: Tensor,
     kv: Tensor,
     k_rope: Tensor,
@@ -168,7 +168,7 @@ def join_gradients(
     """Gradients of the results of `split_inputs` -> dq, dkv, dk_rope. `angles`: the same as there; inverted here."""
     dq_BHQC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PQC, dk_PSC, dv_PSV))
     (B, H, Q, C), (S, V) = dq_BHQC.shape, dv_BHSV.shape[2:]
-    back_by = None if angles is None else back(angles)
+    back_by = None if angles is None else inverse_angles(angles)
     scale, back_1S = C**-0.5, None if back_by is None else back_by.unsqueeze(-3)
     dq_BQHC, dkv_BSHW = dq_PQC.new_empty((B, Q, H, C)), dq_PQC.new_empty((B, S, H, nope + V))
     torch.mul(dq_BHQC[..., :nope].transpose(1, 2), scale, out=dq_BQHC[..., :nope])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.cross_entropy import cross_entropy_part, cross_entropy_part_dgrad, picked
+from runtime.ops.cross_entropy import cross_entropy_part, cross_entropy_part_dgrad, logits_at_targets
 from runtime.ops.product import wide
 
 
@@ -64,7 +64,7 @@ def policy_loss_dgrad(
     """dloss [], the arguments of `policy_loss`, its lse_T -> dlogits_TV = dloss·dlogp·(onehot − softmax), 0 in rows
     whose target is < 0. dlogp is the derivative of the loss with respect to logp; where both arguments of the minimum
     are equal, that of the first."""
-    logp_T = wide(picked(logits_TV, targets_T)) - lse_T
+    logp_T = wide(logits_at_targets(logits_TV, targets_T)) - lse_T
     ratio_T, clipped_T = _ratios(logp_T, old_T, low, high)
     advantage_T = advantage_T.double()
     is_clipped_T = clipped_T * advantage_T < ratio_T * advantage_T

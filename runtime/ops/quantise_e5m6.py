@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.formats import FORMATS, Planes, dequantised, packed
+from runtime.ops.formats import FORMATS, Planes, dequantise_planes, pack_planes
 from runtime.ops.quantise import quantise, quantise_requantise
 
 E5M6 = FORMATS["e5m6"]
@@ -17,12 +17,12 @@ E5M6 = FORMATS["e5m6"]
 
 def quantise_e5m6(x_RC: Tensor) -> Planes:
     """x_RC -> high_RC, low [R, C / 2], s_RB."""
-    return packed(x_RC, E5M6, E5M6.tile)
+    return pack_planes(x_RC, E5M6, E5M6.tile)
 
 
 def dequantise_e5m6(high_RC: Tensor, low: Tensor, s_RB: Tensor) -> Tensor:
     """high_RC, low, s_RB -> x_RC (BF16): exact, except for numbers so small that they are subnormal in BF16."""
-    return dequantised((high_RC, low, s_RB), E5M6, E5M6.tile).to(torch.bfloat16)
+    return dequantise_planes((high_RC, low, s_RB), E5M6, E5M6.tile).to(torch.bfloat16)
 
 
 def quantise_kept_e5m6(x_RC: Tensor, pow2: bool = False) -> Planes:

@@ -3,8 +3,8 @@
 Su et al., "RoFormer", 2021; Peng et al., "YaRN", 2023. T tokens in sequences of S; positions restart with every
 sequence and, with `starts` [T], with every document. If x has only some rows of the sequences, `positions` [T] gives
 their positions. H heads of C columns; the `width` columns from `first` on rotate in pairs (x0, x1), (x2, x3) … Pair i
-rotates by its frequency per position: theta^(−2i/width), or less, see `ramped`. With a `stride`, x has one row per
-`stride` tokens: row i of a sequence is at position i·stride. A negative stride rotates backwards.
+rotates by its frequency per position: theta^(−2i/width), or less, see `ramped_frequencies`. With a `stride`, x has one
+row per `stride` tokens: row i of a sequence is at position i·stride. A negative stride rotates backwards.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def rotate(
 ) -> Tensor:
     """x [T, H·C] -> y [T, H·C]: the rotated columns times magnitude·scale, the others times scale.
 
-    x may be a view of columns. `ramped` explains factor, low, high and original.
+    x may be a view of columns. `ramped_frequencies` explains factor, low, high and original.
     """
     frequency_settings = width, theta, factor, low, high, original
     length = sequence // abs(stride)
     angles_Sr = ramped_angles(length, *frequency_settings, x.dtype, x.device, stride) if width else None
     angles = None if angles_Sr is None else turns(angles_Sr, starts, positions)
-    return rotated_by(x, length if positions is None else len(x), heads, first, width, angles, magnitude, scale)
+    return rotate_columns(x, length if positions is None else len(x), heads, first, width, angles, magnitude, scale)
 
 
 def rotate_dgrad(
@@ -70,7 +70,7 @@ def rotate_dgrad(
     return rotate(dy, *settings, starts, positions, -stride)
 
 
-def rotated_by(
+def rotate_columns(
     x: Tensor,
     sequence: int,
     heads: int,
@@ -103,14 +103,14 @@ def ramped_angles(
     device: torch.device,
     stride: int = 1,
 ) -> Tensor:
-    """Return e^(i·pos·f) [S, width/2] with the frequencies f of `ramped`, complex `dtype`, or complex FP32 for BF16;
-    positions are `stride` apart."""
-    frequency_r = ramped(width, theta, factor, low, high, original)
+    """Return e^(i·pos·f) [S, width/2] with the frequencies f of `ramped_frequencies`, complex `dtype`, or complex FP32
+    for BF16; positions are `stride` apart."""
+    frequency_r = ramped_frequencies(width, theta, factor, low, high, original)
     phase_Sr = torch.outer(stride * torch.arange(sequence, dtype=torch.float64), frequency_r)
     return torch.polar(torch.ones_like(phase_Sr), phase_Sr).to(device, wide_dtype(dtype).to_complex())
 
 
-def ramped(width: int, theta: float, factor: float, low: float, high: float, original: float) -> Tensor:
+def ramped_frequencies(width: int, theta: float, factor: float, low: float, high: float, original: float) -> Tensor:
     """Return the frequencies of the pairs [width/2], FP64: f·(1 − s) + f / factor·s with f = theta^(−2i/width).
 
     s rises from 0 at pair i = `low` to 1 at i = `high` (YaRN). If `original` is set, s instead falls from 1 at `low` to

@@ -40,10 +40,10 @@ def route(
     times `scale`.
     """
     counted = 1 if softmax else 2
-    return _chosen(scores(logits_TE, softmax), bias_E, counted, groups, top_groups, top_k, normalize, scale)
+    return _choose_experts(scores(logits_TE, softmax), bias_E, counted, groups, top_groups, top_k, normalize, scale)
 
 
-def _chosen(
+def _choose_experts(
     score_TE: Tensor,
     bias_E: Tensor | None,
     counted: int,
@@ -55,7 +55,7 @@ def _chosen(
 ) -> tuple[Tensor, Tensor]:
     """Return gate_TK, expert_TK from scores. A group's score is the sum of its `counted` best experts."""
     choice_TE = score_TE if bias_E is None else score_TE + bias_E
-    expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, counted), top_k)
+    expert_TK = top_indices(_among_best_groups(choice_TE, groups, top_groups, counted), top_k)
     return weigh_chosen_scores(score_TE, expert_TK, normalize, scale), expert_TK
 
 
@@ -64,7 +64,7 @@ def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
     return torch.softmax(logits_TE, dim=-1) if softmax else sigmoid(logits_TE)
 
 
-def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def apply_by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function so that an element's result does not depend on its position. torch computes the
     elements after the last whole vector differently, so this pads to whole vectors."""
     padding = -x.numel() % MAX_VECTOR
@@ -74,11 +74,11 @@ def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid of each element, through `by_element`."""
-    return by_element(torch.sigmoid, x)
+    """Return the sigmoid of each element, through `apply_by_element`."""
+    return apply_by_element(torch.sigmoid, x)
 
 
-def best(x_TE: Tensor, num: int) -> Tensor:
+def top_indices(x_TE: Tensor, num: int) -> Tensor:
     """x_TE -> index_TN (int64) of the `num` largest of each row, in descending order; ties in ascending order of index.
 
     `topk` returns ties in any order, and a stable sort takes 5 times as long: this takes 6.5 ms, `topk` 8.4, the sort
@@ -97,7 +97,7 @@ def _among_best_groups(choice_TE: Tensor, groups: int, top_groups: int, num_best
         return choice_TE
     choice_TGM = choice_TE.unflatten(1, (groups, -1))
     best_TG = choice_TGM.topk(min(num_best, choice_TGM.shape[2]), dim=-1).values.sum(dim=-1)
-    dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, best(best_TG, top_groups), False)
+    dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, top_indices(best_TG, top_groups), False)
     return choice_TGM.masked_fill(dropped_TG[:, :, None], -torch.inf).flatten(1)
 
 
@@ -128,7 +128,7 @@ def _dscore(dgate_TK: Tensor, score_TK: Tensor, normalize: bool, scale: float) -
 # ---------------------------------------------------------------- other scores
 def sqrt_softplus(logits_TE: Tensor) -> Tensor:
     """logits_TE -> score_TE = √log(1 + e^logit), the scores of DeepSeek-V4."""
-    return by_element(lambda x: functional.softplus(x, threshold=THRESHOLD).sqrt_(), logits_TE)
+    return apply_by_element(lambda x: functional.softplus(x, threshold=THRESHOLD).sqrt_(), logits_TE)
 
 
 def sqrt_softplus_dgrad(dscore_TE: Tensor, logits_TE: Tensor, score_TE: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def route_scores(
 ) -> tuple[Tensor, Tensor]:
     """score_TE, bias_E or None -> gate_TK, expert_TK (int64): `route` with scores instead of logits; groups are scored
     as with sigmoid."""
-    return _chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
+    return _choose_experts(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
 
 
 def route_scores_dgrad(dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
@@ -250,7 +250,7 @@ def permute(
 
     Row j holds choice order[j] = t·K + k: token t's row and its gate weight. counts: the number of rows per expert.
     """
-    return _sorted(x_TD, gate_TK, expert_TK.flatten(), num_experts)
+    return _sort_rows(x_TD, gate_TK, expert_TK.flatten(), num_experts)
 
 
 def permute_placed(
@@ -259,10 +259,12 @@ def permute_placed(
     """`permute` for experts with a placement: expert e is in place slots[e] of the layer (int64, a permutation). Rows
     are in the order of places, and counts are per place.
     """
-    return _sorted(x_TD, gate_TK, slots_E.index_select(0, expert_TK.flatten()), slots_E.shape[0])
+    return _sort_rows(x_TD, gate_TK, slots_E.index_select(0, expert_TK.flatten()), slots_E.shape[0])
 
 
-def _sorted(x_TD: Tensor, gate_TK: Tensor, place_S: Tensor, num_places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sort_rows(
+    x_TD: Tensor, gate_TK: Tensor, place_S: Tensor, num_places: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     order_S = torch.argsort(place_S, stable=True)
     rows_SD = x_TD.index_select(0, order_S // gate_TK.shape[1])
     gate_S = gate_TK.flatten().index_select(0, order_S)

@@ -24,7 +24,7 @@ def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softma
     s_i / Σ_e s_e, with s the router's scores: softmax over all experts (whose sum is 1) or sigmoid.
     """
     share_BSE, _ = _shares(logits_TE, sequence, softmax)
-    return _weighted(share_BSE, _frequency(expert_TK, logits_TE, sequence), sequence)
+    return _balance_loss(share_BSE, _frequency(expert_TK, logits_TE, sequence), sequence)
 
 
 def sequence_balance_dgrad(dloss: Tensor, logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
@@ -37,7 +37,7 @@ def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor
     """score_TE, expert_TK (int64) -> loss []: `sequence_balance` with scores instead of logits."""
     score_BSE = score_TE.unflatten(0, (-1, sequence))
     share_BSE = score_BSE / score_BSE.sum(dim=-1, keepdim=True)
-    return _weighted(share_BSE, _frequency(expert_TK, score_TE, sequence), sequence)
+    return _balance_loss(share_BSE, _frequency(expert_TK, score_TE, sequence), sequence)
 
 
 def balance_scores_dgrad(dloss: Tensor, score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
@@ -69,7 +69,7 @@ def choice_counts(expert_TK: Tensor, num_experts: int, rows: int) -> Tensor:
 def counted_balance(logits_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int, softmax: bool) -> Tensor:
     """logits_TE of `rows` rows of each sequence, counts_NE: choices of each sequence, rank by rank -> loss []."""
     share_BnE, _ = _shares(logits_TE, rows, softmax)
-    return _weighted(share_BnE, _counted(counts_NE, share_BnE), sequence)
+    return _balance_loss(share_BnE, _frequency_of_counts(counts_NE, share_BnE), sequence)
 
 
 def counted_balance_dgrad(
@@ -77,14 +77,14 @@ def counted_balance_dgrad(
 ) -> Tensor:
     """dloss [], logits_TE, counts_NE -> dlogits_TE."""
     share_BnE, score_BnE = _shares(logits_TE, rows, softmax)
-    return _of_logits(dloss, share_BnE, score_BnE, _counted(counts_NE, share_BnE), sequence, softmax)
+    return _of_logits(dloss, share_BnE, score_BnE, _frequency_of_counts(counts_NE, share_BnE), sequence, softmax)
 
 
 def counted_balance_scores(score_TE: Tensor, counts_NE: Tensor, rows: int, sequence: int) -> Tensor:
     """`counted_balance` with scores instead of logits."""
     score_BnE = score_TE.unflatten(0, (-1, rows))
     share_BnE = score_BnE / score_BnE.sum(dim=-1, keepdim=True)
-    return _weighted(share_BnE, _counted(counts_NE, share_BnE), sequence)
+    return _balance_loss(share_BnE, _frequency_of_counts(counts_NE, share_BnE), sequence)
 
 
 def counted_balance_scores_dgrad(
@@ -92,10 +92,10 @@ def counted_balance_scores_dgrad(
 ) -> Tensor:
     """dloss [], score_TE, counts_NE -> dscore_TE."""
     score_BnE = score_TE.unflatten(0, (-1, rows))
-    return _of_scores(dloss, score_BnE, _counted(counts_NE, score_BnE), sequence)
+    return _of_scores(dloss, score_BnE, _frequency_of_counts(counts_NE, score_BnE), sequence)
 
 
-def _counted(counts_NE: Tensor, like_BnE: Tensor) -> Tensor:
+def _frequency_of_counts(counts_NE: Tensor, like_BnE: Tensor) -> Tensor:
     """counts_NE of all ranks -> f_BE, in the dtype of the shares."""
     counts_BE = counts_NE.unflatten(0, (-1, len(like_BnE))).sum(dim=0).to(like_BnE.dtype)
     return counts_BE * (counts_BE.shape[1] / counts_BE.sum(dim=1, keepdim=True))
@@ -110,7 +110,7 @@ def _shares(logits_TE: Tensor, rows: int, softmax: bool) -> tuple[Tensor, Tensor
     return score_BnE if softmax else score_BnE / score_BnE.sum(dim=-1, keepdim=True), score_BnE
 
 
-def _weighted(share_BnE: Tensor, frequency_BE: Tensor, sequence: int) -> Tensor:
+def _balance_loss(share_BnE: Tensor, frequency_BE: Tensor, sequence: int) -> Tensor:
     """Return Σ_i f_i·P_i, with these rows' contribution to P_i."""
     rows, mean_BE = share_BnE.shape[1], share_BnE.mean(dim=1)
     return ((mean_BE if rows == sequence else mean_BE * (rows / sequence)) * frequency_BE).sum()

@@ -28,30 +28,30 @@ def thresholds(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
 
     key: seed, step and tensor (int64 [3]); `salt` distinguishes several roundings of one tensor.
     """
-    seed, wide_RC = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
-    return ops.thresholds(wide_RC, int(seed)) if runs_natively(wide_RC) else top(hashed(wide_RC, seed))
+    seed, wide_RC = mix_bits(mix_bits(mix_bits(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
+    return ops.thresholds(wide_RC, int(seed)) if runs_natively(wide_RC) else highest_bits(hash_elements(wide_RC, seed))
 
 
-def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:
+def hash_elements(x_RC: Tensor, seed: Tensor) -> Tensor:
     """Return hashes [R, C] (int64) for the elements of a tensor (FP32), by row fingerprint and column."""
-    columns_C = mixed(torch.arange(1, x_RC.shape[1] + 1, device=x_RC.device) * _GOLDEN)
+    columns_C = mix_bits(torch.arange(1, x_RC.shape[1] + 1, device=x_RC.device) * _GOLDEN)
     bits_RC = x_RC.view(torch.int32)
-    fingerprints_R = mixed((bits_RC * (columns_C | 1)).sum(-1) ^ seed)
-    return mixed(fingerprints_R[:, None] + columns_C)
+    fingerprints_R = mix_bits((bits_RC * (columns_C | 1)).sum(-1) ^ seed)
+    return mix_bits(fingerprints_R[:, None] + columns_C)
 
 
-def mixed(x: Tensor) -> Tensor:
+def mix_bits(x: Tensor) -> Tensor:
     """Return a 64-bit hash: each bit of the result depends on every bit of x."""
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return x ^ _shift_right(x, 31)
 
 
-def top(hashes: Tensor) -> Tensor:
+def highest_bits(hashes: Tensor) -> Tensor:
     """Hashes -> numbers in [0, 1), from their highest bits."""
-    return _shifted(hashes, 64 - BITS).to(torch.float32) * 2.0**-BITS
+    return _shift_right(hashes, 64 - BITS).to(torch.float32) * 2.0**-BITS
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Return x shifted right as an unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

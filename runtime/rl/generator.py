@@ -25,7 +25,7 @@ from runtime.comm.transport import Sums
 from runtime.contract import Call, Mesh, RunPlan, RunProgram
 from runtime.contract.names import DataName, MessageName
 from runtime.ops import OPS
-from runtime.ops.cross_entropy import picked
+from runtime.ops.cross_entropy import logits_at_targets
 from runtime.ops.native import library
 from runtime.ops.product import wide
 from runtime.rl.next_tokens import Next, NextTokens, SoftmaxSampler
@@ -94,7 +94,7 @@ class Generator:
             raise RolloutError(f"generation is bit-identical to training only with the C++ ops: {why}")
         self._mesh: Mesh = build.plan.mesh
         pp_rank, self._column = self._mesh.coordinates(rank)
-        self._executor, self._calls, self._sums = executor, first_alone(program.ranks[pp_rank]), sums
+        self._executor, self._calls, self._sums = executor, calls_of_first_micro_batch(program.ranks[pp_rank]), sums
         self._sequence, self._replayed = build.plan.train.sequence, replayed_layers(build.plan)
         self._rows = build.plan.train.micro_batch * self._sequence
         self._limits, self._sampler = limits, sampler
@@ -106,11 +106,11 @@ class Generator:
         `columns`: the column that computes it. All ranks pass the same arguments."""
         shape = len(prompts), self._limits.completion
         rollouts = Rollouts(prompts, np.full(shape, -1, np.int64), np.zeros(shape), np.zeros(shape))
-        waiting, slots = self._waiting(columns), self._free_slots()
+        waiting, slots = self._waiting_sequences(columns), self._free_slots()
         rollouts.routes = self._forward.routes = self._no_routes(len(prompts))
         with self._caches():
             while self._fill(slots, waiting, prompts):
-                drawn = self._drawn(rollouts, slots, numbers)
+                drawn = self._draw_tokens(rollouts, slots, numbers)
                 for of_column, tokens in zip(slots, drawn, strict=True):
                     for index, (slot, token) in enumerate(zip(of_column, tokens, strict=True)):
                         if slot:
@@ -134,7 +134,11 @@ class Generator:
             np.concatenate([prompt, tokens_C[: length - 1]])
             for prompt, tokens_C, length in zip(rollouts.prompts, rollouts.tokens_NC, lengths, strict=True)
         ]
-        as_prompts, waiting, slots = replace(rollouts, prompts=texts), self._waiting(columns), self._free_slots()
+        as_prompts, waiting, slots = (
+            replace(rollouts, prompts=texts),
+            self._waiting_sequences(columns),
+            self._free_slots(),
+        )
         with self._caches():
             while self._fill(slots, waiting, texts):
                 self._run(as_prompts, slots[self._column])
@@ -155,7 +159,7 @@ class Generator:
 
     # ---- assignment of sequences
 
-    def _waiting(self, columns: Sequence[int]) -> list[list[int]]:
+    def _waiting_sequences(self, columns: Sequence[int]) -> list[list[int]]:
         """Return the sequences of each column."""
         return [[i for i, owner in enumerate(columns) if owner == column] for column in range(self._mesh.columns)]
 
@@ -183,7 +187,7 @@ class Generator:
 
     # ---- a round
 
-    def _drawn(self, rollouts: Rollouts, slots: list[Slots], numbers: Sequence[int]) -> list[list[int]]:
+    def _draw_tokens(self, rollouts: Rollouts, slots: list[Slots], numbers: Sequence[int]) -> list[list[int]]:
         """Run the program once. Return the next token of each slot of each column, plus 1; 0 for a free slot."""
         mine = slots[self._column]
         self._run(rollouts, mine)
@@ -270,7 +274,7 @@ def replayed_layers(plan: RunPlan) -> dict[int, int]:
     }
 
 
-def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:
+def calls_of_first_micro_batch(calls: Sequence[Call]) -> tuple[Call, ...]:
     """Return the calls of micro-batch 0. Its posts and releases in other calls move to the next of these, or the
     last."""
     first_calls: list[Call] = []
@@ -290,7 +294,7 @@ def first_alone(calls: Sequence[Call]) -> tuple[Call, ...]:
 
 def log_probabilities(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     """logits_TV, targets_T -> logp_T, FP32 or wider: bit-identical to the head in training."""
-    return picked(wide(logits_TV), targets_T) - OPS["cross_entropy"](logits_TV, targets_T)[1]
+    return logits_at_targets(wide(logits_TV), targets_T) - OPS["cross_entropy"](logits_TV, targets_T)[1]
 
 
 def all_reduce(sums: Sums, tensor: Tensor) -> None:

@@ -122,9 +122,11 @@ class NextTokens:
     def bodies(self) -> Mapping[str, Body]:
         """Return the bodies of the evaluation programs, by name."""
         replaced = {id(OPS[name]): function for name, function in self._functions().items()}
-        module = self.build.changed_module(f"stages.rank_{self.pp_rank}", lambda loaded: replace_ops(loaded, replaced))
+        module = self.build.import_changed_module(
+            f"stages.rank_{self.pp_rank}", lambda loaded: replace_ops(loaded, replaced)
+        )
         return {
-            name: self._beginning(body, name.stage)
+            name: self._wrap_with_stage(body, name.stage)
             for name, body in ((ActionName(name), body) for name, body in module.BODIES.items())
             if name.kind == "E"
         }
@@ -134,7 +136,7 @@ class NextTokens:
         self._cache.clear()
         self.logits = None
 
-    def _beginning(self, body: Body, stage: int) -> Body:
+    def _wrap_with_stage(self, body: Body, stage: int) -> Body:
         def begin(c: Any, p: Any, g: Any, micro_batch: int) -> None:
             self._stage, self._calls = stage, 0
             body(c, p, g, micro_batch)

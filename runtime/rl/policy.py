@@ -47,7 +47,7 @@ def totals(rewards_NR: Numbers, weights_R: Numbers) -> Numbers:
     return (rewards_NR * weights_R).sum(axis=1)
 
 
-def alike(totals_N: Numbers, group: int) -> npt.NDArray[np.bool_]:
+def have_equal_rewards(totals_N: Numbers, group: int) -> npt.NDArray[np.bool_]:
     """Return for each group whether all completions have the same reward, so that nothing is learnt from them. A zero
     standard deviation is no test for this: that of six times 0.1 is 1e-17."""
     grouped_PG = totals_N.reshape(-1, group)
@@ -63,7 +63,7 @@ def advantages(rewards_N: Numbers, group: int, scale: Scale) -> Numbers:
     """
     grouped_PG = rewards_N.astype(np.float64).reshape(-1, group)
     better_PG = grouped_PG - grouped_PG.mean(axis=1, keepdims=True)
-    better_PG[alike(rewards_N, group)] = 0  # instead of the rounding error of the mean
+    better_PG[have_equal_rewards(rewards_N, group)] = 0  # instead of the rounding error of the mean
     if scale == "group":
         better_PG /= grouped_PG.std(axis=1, ddof=1, keepdims=True) + NO_SPREAD
     elif scale == "batch":
@@ -128,7 +128,7 @@ class Reference:
 
 
 @dataclass
-class Scored:
+class ScoredRollouts:
     """The rollouts of a step with rewards and advantages. `drawn`: the numbers of their sequences."""
 
     drawn: Indices
@@ -153,7 +153,7 @@ class Policy:
     time: StepTime
     reference: Reference | None = None
     set_action: Callable[[str], None] = lambda _: None  # of the rank's board
-    _scored: Scored | None = None
+    _scored: ScoredRollouts | None = None
     _generated_at: int = -1  # step
     _is_first: bool = False  # whether the weights are still those of generation
     _counted: Floats = field(default_factory=lambda: np.zeros(len(COUNTS)))
@@ -194,7 +194,7 @@ class Policy:
             self._scored, self._generated_at = self._new(drawn), step
         self._is_first = self._generated_at == step  # also if a step is recomputed
 
-    def _new(self, drawn: Indices) -> Scored:
+    def _new(self, drawn: Indices) -> ScoredRollouts:
         group = self._grpo.group
         prompts = [self.prompts.prompt(int(i) // group) for i in drawn]
         columns = self._of_columns(len(drawn))
@@ -211,7 +211,7 @@ class Policy:
             rewards_NR = self._rewards(drawn, rollouts, columns)
         advantage_N = advantages(totals(rewards_NR, self._weights_R), group, self._grpo.scale)
         weight_N = token_weights(rollouts.lengths_N, self._grpo.loss, self._grpo.completion)
-        return Scored(drawn, rollouts, rewards_NR, advantage_N, weight_N, reference_NC)
+        return ScoredRollouts(drawn, rollouts, rewards_NR, advantage_N, weight_N, reference_NC)
 
     @property
     def _weights_R(self) -> Floats:
@@ -311,7 +311,7 @@ class Policy:
         return {
             "reward": float(totals_N.mean()),
             "rewards": means,
-            "reward_alike": float(alike(totals_N, self._grpo.group).mean()),
+            "reward_alike": float(have_equal_rewards(totals_N, self._grpo.group).mean()),
             "completion_tokens": float(lengths_N.mean()),
             "completion_longest": float((lengths_N == self._grpo.completion).mean()),
             "entropy": float(scored.rollouts.entropy_NC.sum() / lengths_N.sum()),
@@ -321,7 +321,7 @@ class Policy:
         }
 
     @property
-    def _current(self) -> Scored:
+    def _current(self) -> ScoredRollouts:
         assert self._scored is not None, "roll_out comes before training"
         return self._scored
 

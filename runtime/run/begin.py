@@ -107,7 +107,7 @@ def loop_of(
     from runtime.observe.device import check_ranks, choose
     from runtime.ops.native.library import missing
     from runtime.run.loop import Loop, Ranks
-    from runtime.run.starting_position import beginning, order_of
+    from runtime.run.starting_position import order_of, start_position
     from runtime.step.start import Start
 
     try:
@@ -124,7 +124,7 @@ def loop_of(
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     start_s, places_from = options.start_timeout_s, options.data if options.copies else None
     ranks = Ranks(device, options.transport, local_rank, start_s, options.slots, debugged)
-    start = Start(beginning(order))
+    start = Start(start_position(order))
     loop = Loop(build, options.run, corpus, options.steps, start, ranks, options.profile, places_from)
     if options.slots and not place and (reason := options.slots.refusal(build.plan.mesh.world, device, count(device))):
         raise UsageError(reason)
@@ -144,7 +144,7 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
     from runtime.observe.events import Events
     from runtime.observe.health import record
     from runtime.run.phases import EarlierPhaseError, PhaseOverError
-    from runtime.run.resume import find, initial_weights, skipping, text_of
+    from runtime.run.resume import find, initial_weights, skip_bad_batches, text_of
     from runtime.state.snapshot import put_untrained, put_weights
     from runtime.step.start import Start
 
@@ -178,10 +178,12 @@ def _start(loop: Loop, options: RunOptions, say: Callable[[str], None]) -> Start
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
-    position, recent, note = record.going_back(options.run, start.position, start.recent, text_of(loop.corpus))
+    position, recent, note = record.restore_with_rollbacks(
+        options.run, start.position, start.recent, text_of(loop.corpus)
+    )
     for note_text in [*notes, *([note] if note else [])]:
         say(note_text)
     if options.skip_batch:
-        position, note = skipping(options.run, position, loop.corpus)
+        position, note = skip_bad_batches(options.run, position, loop.corpus)
         say(note)
     return replace(start, position=position, recent=recent)

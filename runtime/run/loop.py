@@ -15,13 +15,13 @@ from runtime.build import run_copy
 from runtime.build.build import Build
 from runtime.build.compile_kernels import compile_for_rank
 from runtime.checkpoint.places import CopyPlace, places_of
-from runtime.checkpoint.shard_manifest import BASE, CHECKPOINTS, base_named
+from runtime.checkpoint.shard_manifest import BASE, CHECKPOINTS, base_entry
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import EXTRA_TOKENS, RunPlan, node_kind
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.contract.rate import last_step, tokens_to_train
 from runtime.data.blend import Blend
-from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of, too_short
+from runtime.data.samples import AnySamples, BlendSamples, RowSamples, Samples, samples_of, short_split_error
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.observe.device import check, divide, take
@@ -48,7 +48,7 @@ from runtime.run.witness import Witness
 from runtime.step.start import Start
 from runtime.step.trace import Trace
 from runtime.step.trainer import RolloutSource, Trainer
-from runtime.system.lines import to_stderr
+from runtime.system.lines import print_to_stderr
 
 if TYPE_CHECKING:
     from runtime.data.prompts import PromptSamples
@@ -143,19 +143,19 @@ class Loop:
                     say(f"data: {text}")
         if within is not None and isinstance(validation, Samples | BlendSamples):
             meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
-            if text := too_short(meta, {"validation": within.longest + EXTRA_TOKENS}):
+            if text := short_split_error(meta, {"validation": within.longest + EXTRA_TOKENS}):
                 say(f"data: warning: a phase of longer sequences cannot validate: {text}")
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: progress that this rank shows if there is no supervisor."""
-        self._open(rank, world, board, view).to_the_end()
+        self._open(rank, world, board, view).train_to_end()
 
     def _open(self, rank: int, world: int, board: Board, view: Progress | None) -> RankRun:
         """Return a rank that is ready to train: with data, device, trainer and observers."""
         events = Events(self.run)
 
         def say(text: str) -> None:
-            to_stderr(text)  # the rank's log
+            print_to_stderr(text)  # the rank's log
             board.say(text)  # the terminal
             events.write("notice", rank=rank, text=text)
 
@@ -218,7 +218,7 @@ class Loop:
             return about
         weights = self.start.weights
         assert weights is not None, "adapters need the base weights of a checkpoint"
-        return about | {BASE: base_named(weights.path, weights.manifest, self.run / CHECKPOINTS)}
+        return about | {BASE: base_entry(weights.path, weights.manifest, self.run / CHECKPOINTS)}
 
     def _places(self) -> Sequence[CopyPlace]:
         """Return the places that checkpoints are copied to."""

@@ -43,7 +43,7 @@ class Observer:
         """Wrap the training of a step: call `step` once and return its result."""
         return step()
 
-    def after(self, step: EndedStep) -> None:
+    def after_step(self, step: EndedStep) -> None:
         """Called after a step, before it is saved."""
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class FirstLedger(Observer):
     build_digest: str
 
     def __post_init__(self) -> None:
-        self._is_written = ledger.is_there(self.run, self.trainer.rank, self.build_digest)
+        self._is_written = ledger.has_ledger(self.run, self.trainer.rank, self.build_digest)
 
     def train(self, step: Callable[[], StepRow]) -> StepRow:
         if self._is_written:
@@ -119,7 +119,7 @@ class ReplicaCheck(Observer):
     every: int
     events: Events
 
-    def after(self, step: EndedStep) -> None:
+    def after_step(self, step: EndedStep) -> None:
         if not step.is_saved and step.number % self.every:
             return
         trainer = self.trainer
@@ -143,7 +143,7 @@ class ValidationLosses(Observer):
     validation: Validation
     ranks_checkpoints: bool
 
-    def after(self, step: EndedStep) -> None:
+    def after_step(self, step: EndedStep) -> None:
         if step.is_last or step.number % self.validation.every == 0 or (self.ranks_checkpoints and step.is_saved):
             with self.trainer.time.count_block("validation"):
                 step.row |= self.trainer.evaluate()
@@ -157,7 +157,7 @@ class MetricRows(Observer):
     saves: Saves
     beside: StepRow
 
-    def after(self, step: EndedStep) -> None:
+    def after_step(self, step: EndedStep) -> None:
         failing = {"copy_failed": self.saves.failing} if self.saves.failing else {}
         self.metrics.write(step.row | self.beside | failing)
 
@@ -172,7 +172,7 @@ class TerminalView(Observer):
     view: Progress
     board: Board
 
-    def after(self, step: EndedStep) -> None:
+    def after_step(self, step: EndedStep) -> None:
         self.view.poll(self.board)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ def check_is_not_over(checkpoint: LoadedCheckpoint, plan: RunPlan) -> None:
         )
 
 
-def going_back(checkpoint: LoadedCheckpoint, plan: RunPlan) -> str:
+def later_phase_hint(checkpoint: LoadedCheckpoint, plan: RunPlan) -> str:
     """Return a hint if a later phase wrote the checkpoint than the spec has at its number of tokens, else ""."""
     number, within = phase_of(checkpoint.meta), plan.train.within
     if number is None or within is None or number <= within.number:

@@ -84,7 +84,7 @@ class Stopwatch:
     _stack: list[_CallFrame] = field(default_factory=list)
     _thread: int = field(default_factory=threading.get_ident)
 
-    def timed(
+    def with_timer(
         self,
         call: Callable[..., Any],
         kind: Kind,
@@ -157,28 +157,28 @@ class Overhead:
 def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
     """Measure the cost of timing a call: the minimum of some rounds."""
 
-    def nothing() -> None: ...
+    def noop() -> None: ...
 
     within, around = [], []
     for _ in range(rounds):
         watch = Stopwatch()
-        inner = watch.timed(nothing, "op", "nothing")
+        inner = watch.with_timer(noop, "op", "nothing")
 
         def loop(call: Callable[[], object] = inner) -> None:
             for _ in range(calls):
                 call()
 
-        watch.timed(loop, "python", place="loop")()
+        watch.with_timer(loop, "python", place="loop")()
         outer, inside = (
             watch.rows[CallKey("loop", "", "", "python", "")],
             watch.rows[CallKey("loop", "", "", "op", "nothing")],
         )
         within.append((inside.clock / calls, inside.processor / calls))
         around.append((outer.clock / calls, outer.processor / calls))
-    return Overhead(_least(within), _least(around))
+    return Overhead(_minimum(within), _minimum(around))
 
 
-def _least(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
+def _minimum(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
     return min(clock for clock, _ in pairs), min(processor for _, processor in pairs)
 
 
@@ -283,19 +283,19 @@ class Profile(Observer):
         self.done += 1
         if self.done <= WARM_UP:
             plain = Stopwatch(self.watch.settle)
-            row: StepRow = plain.timed(step, "python")()
+            row: StepRow = plain.with_timer(step, "python")()
             self.plain_ns.append((plain.clock, plain.processor))
             return row
         with ExitStack() as stack:
             for patch in self._patches():
                 stack.callback(_apply(*patch))
-            row = self.watch.timed(step, "python", place="metrics")()
+            row = self.watch.with_timer(step, "python", place="metrics")()
             return row
 
     def document(self) -> dict[str, Any]:
         """Return the profile for JSON. Times are in ns, over all profiled steps."""
         rows = without_overhead(self.watch.rows, self.overhead)
-        plain_clock, plain_processor = _least(self.plain_ns[1:])
+        plain_clock, plain_processor = _minimum(self.plain_ns[1:])
         return {
             "rank": self.trainer.rank,
             "device": self.trainer.device.type,
@@ -307,7 +307,7 @@ class Profile(Observer):
             "received": self.received,
             "rows": [
                 {**key._asdict(), "calls": row.calls, "clock_ns": row.clock, "processor_ns": row.processor}
-                for key, row in sorted(rows.items(), key=lambda item: _order(self.watch.rows, item[0]))
+                for key, row in sorted(rows.items(), key=lambda item: _sort_key(self.watch.rows, item[0]))
             ],
         }
 
@@ -322,44 +322,44 @@ class Profile(Observer):
     # ---- patches
 
     def _patches(self) -> Iterator[Patch]:
-        trainer, timed = self.trainer, self.watch.timed
+        trainer, with_timer = self.trainer, self.watch.with_timer
         for owner, phases in ((trainer, _PHASES), (optimizer, _OPTIMIZER)):
             for name, place, kind, row_name in phases:
-                yield owner, name, timed(getattr(owner, name), kind, row_name, place)
-        yield optimizer, "update_part", timed(optimizer.update_part, "op", trainer.recipe.kind)
+                yield owner, name, with_timer(getattr(owner, name), kind, row_name, place)
+        yield optimizer, "update_part", with_timer(optimizer.update_part, "op", trainer.recipe.kind)
         bodies = trainer.bodies
-        yield trainer, "bodies", {name: timed(body, "python", place=name) for name, body in bodies.items()}
+        yield trainer, "bodies", {name: with_timer(body, "python", place=name) for name, body in bodies.items()}
         stage = next(iter(bodies.values())).__globals__
         for segment in {id(value): value for value in stage.values() if isinstance(value, ModuleType)}.values():
             yield from self._of_segment(segment)
         yield from self._of_communication()
 
     def _of_segment(self, module: ModuleType) -> Iterator[Patch]:
-        segment, timed = module.__name__.rpartition(".")[2], self.watch.timed
+        segment, with_timer = module.__name__.rpartition(".")[2], self.watch.with_timer
         for name, value in list(vars(module).items()):
             if name in ("F", "I", "W"):
-                yield module, name, timed(value, "python", segment=segment, function=name)
+                yield module, name, with_timer(value, "python", segment=segment, function=name)
             elif value is torch:
                 yield (
                     module,
                     name,
-                    _TimedNamespace(torch, lambda call: timed(call, "op", call.__name__), lambda _: True),
+                    _TimedNamespace(torch, lambda call: with_timer(call, "op", call.__name__), lambda _: True),
                 )
             elif isinstance(value, FunctionType) and name != "on_cuda":
-                yield module, name, timed(value, "op", value.__name__)
+                yield module, name, with_timer(value, "op", value.__name__)
 
     def _of_communication(self) -> Iterator[Patch]:
-        executor, timed = self.trainer.executor, self.watch.timed
+        executor, with_timer = self.trainer.executor, self.watch.with_timer
         for name in ("load", "record", "tell"):
-            yield executor, name, timed(getattr(executor, name), "op", name)
+            yield executor, name, with_timer(getattr(executor, name), "op", name)
         for name, communicated in _COMMUNICATION.items():
-            yield executor, name, timed(getattr(executor, name), "copy", communicated)
-        yield executor, "wait_counts", timed(partial(self._wait_counts, executor.wait_counts), "copy", "counts")
-        yield self.trainer.links, "sums", _TimedSums(self.trainer.links.sums, timed)
+            yield executor, name, with_timer(getattr(executor, name), "copy", communicated)
+        yield executor, "wait_counts", with_timer(partial(self._wait_counts, executor.wait_counts), "copy", "counts")
+        yield self.trainer.links, "sums", _TimedSums(self.trainer.links.sums, with_timer)
         # Waits for memory that ranks share happen here; torch.distributed waits in its works and collectives.
-        yield memory, "wait_until", timed(memory.wait_until, "wait")
+        yield memory, "wait_until", with_timer(memory.wait_until, "wait")
         yield collective, "_work", partial(self._work, collective._work)
-        yield Communicator, "all_gather", timed(Communicator.all_gather, "wait")
+        yield Communicator, "all_gather", with_timer(Communicator.all_gather, "wait")
 
     def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:
         route, *tables = call(action, micro_batch, site)
@@ -370,16 +370,16 @@ class Profile(Observer):
 
     def _work(self, function: Callable[[Any], Work], operand: Any) -> Work:
         work = function(operand)
-        return _TimedWork(work, self.watch.timed(work.wait, "wait"))
+        return _TimedWork(work, self.watch.with_timer(work.wait, "wait"))
 
 
 class _TimedSums:
     """The sums of a rank, timed."""
 
-    def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
-        self.all_reduce: Callable[..., None] = timed(sums.all_reduce, "copy", "sum")
-        self._start, self._timed = timed(sums.start_reduce, "copy", "reduce"), timed
-        self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = timed(sums.gather, "copy", "gather")
+    def __init__(self, sums: Sums, with_timer: Callable[..., Callable[..., Any]]) -> None:
+        self.all_reduce: Callable[..., None] = with_timer(sums.all_reduce, "copy", "sum")
+        self._start, self._timed = with_timer(sums.start_reduce, "copy", "reduce"), with_timer
+        self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = with_timer(sums.gather, "copy", "gather")
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         work: Work = self._start(bucket, holders, flat, shares)
@@ -396,8 +396,9 @@ def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def _order(rows: Mapping[CallKey, CallTime], key: CallKey) -> tuple[int, int]:
-    """Sort key of a row: places, and rows within a place, in the order of their first call; profile rows last."""
+def _sort_key(rows: Mapping[CallKey, CallTime], key: CallKey) -> tuple[int, int]:
+    """Return the sort key of a row: places, and rows within a place, in the order of their first call. Profile rows are
+    last."""
     keys = list(rows)
     places = [row_key.place for row_key in keys]
     return places.index(key.place), keys.index(key) if key in rows else len(keys)

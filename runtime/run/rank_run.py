@@ -53,12 +53,12 @@ class RankRun:
     _is_stopped: bool = False  # by a signal, or because a required save failed
     _is_over: bool = False
 
-    def to_the_end(self) -> None:
+    def train_to_end(self) -> None:
         """Train until the last step, or until the run is stopped."""
         while self.trainer.step < self.facts.total and not self._is_over:
             row = self._train()
             if row is not None:
-                self._after(row)
+                self._finish_step(row)
         self._close()
 
     def _train(self) -> StepRow | None:
@@ -67,14 +67,14 @@ class RankRun:
         step = self.trainer.train_step
         for observer in self.observers:
             step = partial(observer.train, step)
-        with self._all_end():
+        with self._end_together():
             try:
                 return step()
             except BadStepError as bad:
                 self._leave_out(bad)
                 return None
 
-    def _after(self, row: StepRow) -> None:
+    def _finish_step(self, row: StepRow) -> None:
         """Finish a step: call observers, save a checkpoint, stop if requested."""
         trainer, saves = self.trainer, self.facts.saves
         is_last, can_end = trainer.step == self.facts.total, trainer.is_between_rollouts
@@ -83,9 +83,9 @@ class RankRun:
         self._is_stopped = self.board.should_stop(trainer.step) and can_end
         is_saved = saves and can_end and (is_last or any(map(self.saves.is_due, trainer.steps_of_rollout)))
         step = EndedStep(row, trainer.step, is_last, is_saved)
-        with self._all_end():
+        with self._end_together():
             for observer in self.observers:
-                observer.after(step)
+                observer.after_step(step)
         if is_saved or (self._is_stopped and saves):
             with trainer.time.count_block("checkpoint"):
                 self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
@@ -116,7 +116,7 @@ class RankRun:
         elif self.facts.replays:
             self._is_over = True
         else:
-            raise bad.after(record.failed_before(self.facts.run, self._order, bad))
+            raise bad.with_earlier_failure(record.earlier_failed_samples(self.facts.run, self._record_identity, bad))
 
     def _record(self, bad: BadStepError) -> None:
         """Write a bad step to the event log. If it ends the run or rolls it back, add it to the record of such
@@ -130,14 +130,14 @@ class RankRun:
         self.events.write("bad_step", step=bad.step, action=action, reason=bad.verdict.reason, **facts)
         if action != "skip" and not self.facts.replays:
             with suppress(OSError):
-                record.record(self.facts.run, self._order, bad)
+                record.record(self.facts.run, self._record_identity, bad)
 
     @property
-    def _order(self) -> dict[str, Any]:
+    def _record_identity(self) -> dict[str, Any]:
         return record.identity(self.trainer.position, self.facts.text)
 
     @contextmanager
-    def _all_end(self) -> Iterator[None]:
+    def _end_together(self) -> Iterator[None]:
         """If all ranks raise the same error, each prints it and finishes its pending save before any of them exits."""
         try:
             yield

@@ -30,13 +30,13 @@ from runtime.contract import MoeLayer, RecipeRatePhase, RunPlan
 from runtime.contract.names import AVERAGE, BIAS, TABLE, WEIGHT, StoredName, has_average
 from runtime.contract.rate import batch_at, learning_rate
 from runtime.contract.weights import is_adapter
-from runtime.data.files import where_paths_start
+from runtime.data.files import path_start_hint
 from runtime.data.position import Position
 from runtime.observe.health import record
-from runtime.observe.health.judge import Recent
+from runtime.observe.health.judge import RecentSteps
 from runtime.ops.native import library
-from runtime.run.phases import begins_with, check_is_not_over, going_back
-from runtime.run.starting_position import course, order_of, position_in
+from runtime.run.phases import begins_with, check_is_not_over, later_phase_hint
+from runtime.run.starting_position import course_notes, order_of, resume_position
 from runtime.system.outcome import printable
 from runtime.system.strict_json import FormError, read, tree
 
@@ -60,7 +60,7 @@ class Resumption:
 
     checkpoint: LoadedCheckpoint
     position: Position
-    recent: Recent
+    recent: RecentSteps
     notes: tuple[str, ...]
 
 
@@ -100,15 +100,15 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     saved, current = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
     begins = begins_with(checkpoint, build.plan)
     check_is_not_over(checkpoint, build.plan)
-    with _named(checkpoint):
-        changed = list(_changes(_flat(saved.get("plan")), _flat(current["plan"])))
+    with _convert_value_error(checkpoint):
+        changed = list(_changes(_flatten_plan(saved.get("plan")), _flatten_plan(current["plan"])))
     free = _OF_A_PHASE if begins else _RECIPE
     if differences := [text for path, text in changed if path.startswith("model.") and not free.fullmatch(path)]:
-        back = going_back(checkpoint, build.plan)
-        raise CheckpointError(f"{checkpoint.path} belongs to another model: {_listed(differences)}{back}")
+        back = later_phase_hint(checkpoint, build.plan)
+        raise CheckpointError(f"{checkpoint.path} belongs to another model: {_join_texts(differences)}{back}")
     of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
     if build.plan.adapter and of_weights:
-        raise CheckpointError(f"{checkpoint.path} holds adapters for other weights: {_listed(of_weights)}")
+        raise CheckpointError(f"{checkpoint.path} holds adapters for other weights: {_join_texts(of_weights)}")
     shapes, expected = checkpoint.shapes, expected_shapes(build.plan)
     averaged, averages = has_average(shapes), has_average(expected)
     if averaged != averages:
@@ -117,13 +117,15 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
             for table in (shapes, expected)
         )
     if differences := [text for _, text in _changes(shapes, expected)]:
-        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(differences)}")
+        raise CheckpointError(
+            f"{checkpoint.path} does not hold the parameters of this model: {_join_texts(differences)}"
+        )
     if saved.get("tokenizer") != current["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
-    with _named(checkpoint):
+    with _convert_value_error(checkpoint):
         _check_loads(saved.get("loads"), build.plan.moe_layers)
-        recent = Recent.from_json(saved.get("health"))
-        position, notes = position_in(
+        recent = RecentSteps.from_json(saved.get("health"))
+        position, notes = resume_position(
             checkpoint, build, order_of(build, corpus), same_text=saved.get("data") == current["data"]
         )
     notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
@@ -132,28 +134,28 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     differs += ["other text"] if saved.get("data") != current["data"] else []
     differs += [difference(saved, current, name) for name in ENVIRONMENT if saved.get(name) != current[name]]
     if begins:
-        notes.append(_beginning(checkpoint.step, build.plan, changed))
+        notes.append(_phase_start_note(checkpoint.step, build.plan, changed))
     elif saved.get("build") != current["build"] and saved.get("programs") != current["programs"]:
         differs = differs or ["the build"]
     if not begins:
         batch = batch_at(build.plan.batches, build.plan.train.sequence, position.tokens)
-        notes += _jump(saved, build.plan, position.tokens, batch * build.plan.train.sequence)
+        notes += _rate_notes(saved, build.plan, position.tokens, batch * build.plan.train.sequence)
     if saved.get("data") != current["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
-        notes += course(checkpoint.step, position, build.plan)
+        notes += course_notes(checkpoint.step, position, build.plan)
     if differs:
-        notes.append(not_bit_for_bit(differs))
+        notes.append(inexact_resume_note(differs))
     notes = [f"going on from {checkpoint.path}", *notes]
     notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
     return Resumption(checkpoint, position, recent, tuple(map(printable, notes)))
 
 
-def _beginning(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> str:
+def _phase_start_note(step: int, plan: RunPlan, changed: Sequence[tuple[str, str]]) -> str:
     """Return the note on the start of a phase: its number, and what differs from the phase before."""
     within = plan.train.within
     assert within is not None
     notes = [text for path, text in changed if not _OF_EACH_PHASE.fullmatch(path)]
     notes += ["the rotation of positions"] * any(_ROTATION.fullmatch(path) for path, _ in changed)
-    changes = _listed(notes) or "nothing differs"
+    changes = _join_texts(notes) or "nothing differs"
     return f"phase {within.number} of {within.phases} begins after step {step:,}: {changes}"
 
 
@@ -164,7 +166,7 @@ class _SavedRates:
     rate: tuple[RecipeRatePhase, ...]
 
 
-def _jump(was: Mapping[str, Any], plan: RunPlan, tokens: int, step_tokens: int) -> list[str]:
+def _rate_notes(was: Mapping[str, Any], plan: RunPlan, tokens: int, step_tokens: int) -> list[str]:
     """Return a note if the learning rate of the next step differs from that in the plan before, for example because
     another number of steps stretches its phases. `step_tokens`: tokens of the next step."""
     train = was.get("plan", {}).get("train")
@@ -194,7 +196,7 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
     try:
         path, manifest = find_manifest(folder / named.path)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {where_paths_start(folder)}") from None
+        raise CheckpointError(f"{error}; {path_start_hint(folder)}") from None
     if digest(manifest) != named.sha256:
         raise CheckpointError(f"{path} differs from the checkpoint that was compiled: compile the spec again")
     checkpoint = load(path)
@@ -205,15 +207,15 @@ def initial_weights(plan: RunPlan, folder: Path) -> tuple[LoadedCheckpoint | Non
     }
     stored = [name for name in map(StoredName, checkpoint.shapes) if name.kind in (WEIGHT, BIAS, TABLE)]
     if unused := [name.name for name in stored if name not in wanted]:
-        notes.append(f"tensors of the checkpoint that the model does not have: {_listed(unused)}")
+        notes.append(f"tensors of the checkpoint that the model does not have: {_join_texts(unused)}")
     missing = (name.name for name in wanted - {*stored} if name.kind == WEIGHT)
     if new := sorted(name for name in missing if not is_adapter(name)):  # adapters always start anew
-        notes.append(f"tensors initialized at random, because the checkpoint does not have them: {_listed(new)}")
+        notes.append(f"tensors initialized at random, because the checkpoint does not have them: {_join_texts(new)}")
     return checkpoint, [printable(note) for note in notes]
 
 
 @contextmanager
-def _named(checkpoint: LoadedCheckpoint) -> Iterator[None]:
+def _convert_value_error(checkpoint: LoadedCheckpoint) -> Iterator[None]:
     """Raise a ValueError of the block as a CheckpointError that names the manifest."""
     try:
         yield
@@ -237,7 +239,7 @@ def text_of(corpus: Path) -> str:
     return str(json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"])
 
 
-def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
+def skip_bad_batches(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
     """Return the position without the recorded bad batches of a run, and a note about it."""
     data = text_of(corpus)
     ahead = [span for span in record.read(run, record.identity(position, data)) if span[1] > position.next]
@@ -252,12 +254,12 @@ def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str
 
 def difference(was: Mapping[str, Any], current: Mapping[str, Any], name: str) -> str:
     """Return the words of a note for a value that differs from the checkpoint."""
-    return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {current[name]}"
+    return f"{name} {_printable_value(was[name]) if name in was else 'that was not recorded'} → {current[name]}"
 
 
-def not_bit_for_bit(differs: list[str]) -> str:
+def inexact_resume_note(differs: list[str]) -> str:
     """Return the note on a resume that starts from equal values but will not give equal bits."""
-    return f"not bit for bit as without the break, because this differs: {_listed(differs)}"
+    return f"not bit for bit as without the break, because this differs: {_join_texts(differs)}"
 
 
 def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
@@ -272,7 +274,7 @@ def expected_shapes(plan: RunPlan) -> dict[str, tuple[int, ...]]:
     return shapes | {tensor.stored: tensor.shape for tensor in plan.untrained if not plan.frozen}
 
 
-def _flat(plan: Any) -> dict[str, Any]:
+def _flatten_plan(plan: Any) -> dict[str, Any]:
     """Return dotted path → value for a whole plan, with a path for each layer. ValueError if there are too many
     values."""
     values: dict[str, Any] = {}
@@ -313,14 +315,15 @@ def _changes(was: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tup
     """Yield (path, "path was → now") for each difference."""
     for path in dict.fromkeys((*was, *current)):
         if was.get(path) != current.get(path) and not _OF_MESSAGES.fullmatch(path):
-            yield path, f"{_word(path)} {_word(was.get(path))} → {_word(current.get(path))}"
+            before, after = _printable_value(was.get(path)), _printable_value(current.get(path))
+            yield path, f"{_printable_value(path)} {before} → {after}"
 
 
-def _word(value: Any) -> str:
+def _printable_value(value: Any) -> str:
     text = "none" if value is None else str(value)
     return printable(text if len(text) <= _MAX_WORD else text[:_MAX_WORD] + "…")
 
 
-def _listed(texts: list[str]) -> str:
+def _join_texts(texts: list[str]) -> str:
     num_more = len(texts) - MAX_SHOWN
     return ", ".join(texts[:MAX_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")

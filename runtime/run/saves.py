@@ -30,7 +30,7 @@ import torch.distributed as dist
 from runtime.checkpoint import publish
 from runtime.checkpoint.copies import Copier
 from runtime.checkpoint.places import CopyPlace, Inventory, inventory
-from runtime.checkpoint.retention import LOSS, Keep
+from runtime.checkpoint.retention import LOSS, RetentionPolicy
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError
 from runtime.launch.rank_process import NO_TIMEOUT
 from runtime.observe.events import Events
@@ -72,7 +72,7 @@ class Saves:
     ) -> None:
         self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
         self._spec = spec = trainer.plan.train.checkpoint
-        keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
+        keep = RetentionPolicy(spec.keep, spec.best, spec.keep_every) if spec else RetentionPolicy(1, 0, None)
         self._meeting, checkpoints = _SaveMeeting(world), run / CHECKPOINTS
         self._copiers = [Copier(place, checkpoints, trainer.rank, keep, _SaveMeeting(world)) for place in places]
         elsewhere = inventory(places) if trainer.rank == 0 else Inventory()
@@ -100,7 +100,7 @@ class Saves:
         trainer = self._trainer
         trainer.board.set_action("checkpoint")
         start_s = time.perf_counter()
-        self._wait_for_the_one_before()
+        self._wait_for_previous()
         trainer.settle()
         tensors = snapshot.take(trainer.state, trainer.plan, trainer.rank)
         in_background = not last and self._spec is not None and self._spec.background
@@ -120,7 +120,7 @@ class Saves:
         if self._begun is not None and self._begun.written.done():
             self._end()
         for copier in self._copiers:
-            self._say_copied(copier)
+            self._report_copies(copier)
         return self._failed is not None
 
     def settle(self) -> None:
@@ -134,8 +134,10 @@ class Saves:
         most_s = STOP_COPY_S if stopped else LAST_COPY_S
         for copier in self._copiers:
             if not copier.close(most_s, self._trainer.board.set_action) and self._trainer.rank == 0:
-                self._say_not_copied(copier.place.text, self._trainer.step, f"it was not there after {most_s:.0f} s")
-            self._say_copied(copier)
+                self._report_failed_copy(
+                    copier.place.text, self._trainer.step, f"it was not there after {most_s:.0f} s"
+                )
+            self._report_copies(copier)
         if self._copiers and self._trainer.rank == 0:
             with suppress(OSError, CheckpointError):
                 self._publisher.retire()
@@ -143,15 +145,15 @@ class Saves:
     def _held_names(self) -> Set[str]:
         return frozenset().union(*(copier.held_names() for copier in self._copiers))
 
-    def _say_copied(self, copier: Copier) -> None:
+    def _report_copies(self, copier: Copier) -> None:
         """Report copies that have ended."""
-        for copied in copier.ended():
+        for copied in copier.finished_copies():
             place = copied.place
             if copied.was_skipped:
                 text = f"step {copied.step} was not copied to {place}: a newer one was saved before its turn"
                 self._events.write("notice", rank=0, text=text)
             elif copied.reason:
-                self._say_not_copied(place, copied.step, copied.reason)
+                self._report_failed_copy(place, copied.step, copied.reason)
             else:
                 self.failing.pop(place, None)
                 facts = {"checkpoint": copied.name, "place": place, "bytes": copied.num_bytes}
@@ -159,13 +161,13 @@ class Saves:
                 if copied.note:
                     self._say(f"{copied.name} is copied to {place}, but older ones were not removed: {copied.note}")
 
-    def _say_not_copied(self, place: str, step: int, reason: str) -> None:
+    def _report_failed_copy(self, place: str, step: int, reason: str) -> None:
         self.failing.setdefault(place, step)
         if self._trainer.rank == 0:
             self._events.write("copy_failed", step=step, place=place, reason=reason)
         self._say(f"step {step} was not copied to {place}, the next checkpoint will be: {reason}")
 
-    def _wait_for_the_one_before(self) -> None:
+    def _wait_for_previous(self) -> None:
         if self._begun is not None and not self._begun.written.done() and not self._has_waited:
             self._has_waited = True
             if self._trainer.rank == 0:
@@ -182,7 +184,7 @@ class Saves:
         try:
             facts = save.written.result()
         except CheckpointError as error:
-            self._say_failed(save.step, error, last=last)
+            self._report_failed_save(save.step, error, last=last)
             return
         if note := facts.pop("note", ""):
             self._say(note)
@@ -190,7 +192,7 @@ class Saves:
             waited_s = round(save.waited_s + time.perf_counter() - start_s, 3)
             self._events.write("save", step=save.step, **facts, seconds=waited_s)
 
-    def _say_failed(self, step: int, error: CheckpointError, *, last: bool) -> None:
+    def _report_failed_save(self, step: int, error: CheckpointError, *, last: bool) -> None:
         if self._trainer.rank == 0:
             self._events.write("save_failed", step=step, reason=str(error))
         if last:
@@ -253,7 +255,7 @@ class _SaveMeeting:
             dist.all_reduce(verdict, dist.ReduceOp.MIN, self._group)
         return bool(verdict.item())
 
-    def from_first(self, numbers: list[int]) -> list[int]:
+    def broadcast(self, numbers: list[int]) -> list[int]:
         """Return the numbers of rank 0."""
         values = torch.tensor(numbers)
         if self._group is not None:

@@ -15,7 +15,7 @@ from runtime.data.blend import Blend, SourceShare, seed_of
 from runtime.data.files import DataError
 from runtime.data.order import Order, windows_in
 from runtime.data.position import Position
-from runtime.data.samples import RowSamples, too_short
+from runtime.data.samples import RowSamples, short_split_error
 
 
 def order_of(build: Build, corpus: Path) -> Order | Blend:
@@ -38,11 +38,11 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
     longest = train.within.longest if train.within else train.sequence
     needed = {"train": longest + EXTRA_TOKENS}
     needed |= {"validation": train.sequence + EXTRA_TOKENS} if train.validate else {}
-    if reason := too_short(meta, needed):
+    if reason := short_split_error(meta, needed):
         raise DataError(reason)
     if sources := build.plan.data.sources:
         orders = {
-            source.name: _order(
+            source.name: _order_of_text(
                 build, meta["sources"][source.name]["train"]["tokens"], seed_of(train.seed, source.name)
             )
             for source in sources
@@ -51,10 +51,10 @@ def order_of(build: Build, corpus: Path) -> Order | Blend:
         within = train.within
         samples = None if within is None or within.is_last else tokens_to_train(build.plan) // train.sequence
         return Blend(tuple(shares), samples=samples, phase=within.number if within else 0)
-    return _order(build, meta["splits"]["train"]["tokens"], train.seed)
+    return _order_of_text(build, meta["splits"]["train"]["tokens"], train.seed)
 
 
-def _order(build: Build, tokens: int, seed: int) -> Order:
+def _order_of_text(build: Build, tokens: int, seed: int) -> Order:
     """Return the order of samples of one text with this number of tokens."""
     train, within = build.plan.train, build.plan.train.within
     longest = None if within is None else within.longest
@@ -65,22 +65,22 @@ def _order(build: Build, tokens: int, seed: int) -> Order:
     return replace(plain, piece=within.longest, first=within.first_token, end=end)
 
 
-def beginning(order: Order | Blend) -> Position:
+def start_position(order: Order | Blend) -> Position:
     """Return the position at which a new run starts."""
     if isinstance(order, Blend):
-        return Position().blended(order, partial(Position.under, same_text=True))
+        return Position().continue_in_blend(order, partial(Position.convert_to, same_text=True))
     return Position(order=order)
 
 
 # ---------------------------------------------------------------- resuming from a checkpoint
 
 
-def position_in(
+def resume_position(
     checkpoint: LoadedCheckpoint, build: Build, order: Order | Blend, *, same_text: bool
 ) -> tuple[Position, list[str]]:
     """Return the position at which this build resumes, and notes about changes of windows and order."""
     if isinstance(order, Blend):
-        return _blended(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
+        return _position_in_blend(Position.from_json(checkpoint.meta.get("position")), order, same_text=same_text)
     if (value := checkpoint.meta.get("position")) is None:  # an older version did not record it
         train = build.plan.train
         trained = tokens_after(build.plan.batches, order.sequence, checkpoint.step - train.first_step)
@@ -91,21 +91,23 @@ def position_in(
     old = Position.from_json(value)
     if not isinstance(old.order, Order):
         if isinstance(old.order, Blend):
-            return old.under(order, same_text=same_text), ["the samples are of one source, which begins"]
+            return old.convert_to(order, same_text=same_text), ["the samples are of one source, which begins"]
         raise ValueError("does not say in which order samples were drawn")
     if build.plan.data.prompts is not None:
-        return (old.under(order, same_text=same_text), []) if old.order == order else _of_prompts(old, order)
+        return (
+            (old.convert_to(order, same_text=same_text), []) if old.order == order else _position_of_prompts(old, order)
+        )
     is_chat = build.plan.data.chat is not None
     if is_chat and old.order.sequence != order.sequence:
         note = "rows are packed otherwise: the run goes on at the same share of the epoch"
-        return old.at_same_share(order), [note]
+        return old.convert_at_same_share(order), [note]
     same_rows = same_text and not (is_chat and old.order.windows != order.windows)  # else other rows are cut or dropped
-    position = old.under(order, same_text=same_rows)
+    position = old.convert_to(order, same_text=same_rows)
     if old.order == order or not position.cuts:
         return position, []
     if is_chat:
         return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still ahead have another order"]
-    lost = position.unavoidable()
+    lost = position.unavoidable_tokens()
     effect = "as few as windows of whole sequences can"
     if lost is not None:
         effect = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
@@ -114,16 +116,16 @@ def position_in(
     return position, [f"{text} {position.cuts[0].epoch + 1:,} {effect}; its order changes"]
 
 
-def _of_prompts(was: Position, order: Order) -> tuple[Position, list[str]]:
+def _position_of_prompts(was: Position, order: Order) -> tuple[Position, list[str]]:
     """Return the position if prompts or their order have changed: the first completion of a prompt."""
-    position = was.at_same_share(order)
+    position = was.convert_at_same_share(order)
     note = "the prompts are others, or their order is: the run goes on at the same share of the epoch"
     return replace(position, next=position.next // order.sequence * order.sequence), [note]
 
 
-def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
+def _position_in_blend(was: Position, order: Blend, *, same_text: bool) -> tuple[Position, list[str]]:
     """Return the position of a build with several sources, and notes about their weights."""
-    position = was.blended(order, partial(Position.under, same_text=same_text))
+    position = was.continue_in_blend(order, partial(Position.convert_to, same_text=same_text))
     shares = was.order.shares if isinstance(was.order, Blend) else ()
     seeds = {share.name: share.order.seed for share in shares}
     notes = []
@@ -139,7 +141,7 @@ def _blended(was: Position, order: Blend, *, same_text: bool) -> tuple[Position,
     return position, [*notes, f"weights of sources: {changes}; each source goes on with its next sample"]
 
 
-def course(step: int, position: Position, plan: RunPlan) -> list[str]:
+def course_notes(step: int, position: Position, plan: RunPlan) -> list[str]:
     """Return notes on the next samples and the end of the run."""
     batches, train = plan.batches, plan.train
     trained = position.tokens - train.first_token

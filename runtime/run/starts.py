@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from runtime.build.build import Build
 from runtime.checkpoint.shard_manifest import CheckpointError, find_manifest
 from runtime.data.preparation import UsageError
-from runtime.launch.debug import LeftError, terminal_restored, watch
+from runtime.launch.debug import LeftError, restore_terminal, watch
 from runtime.observe.health.record import rollbacks
 from runtime.observe.sinks.beside import Exporters
 from runtime.run.begin import NothingToDoError, RunOptions, check_places, loop_of
@@ -58,7 +58,7 @@ class Restarts:
         self.number, self._last = 0, object()
 
 
-class Fewer:
+class FewerDevices:
     """The devices that a run continues with after it removed the device of a rank that failed repeatedly.
 
     A failed rank does not prove a broken device. So if fewer ranks fail at the same step in the same way, no further
@@ -75,7 +75,7 @@ class Fewer:
         is_repeated, self._last = failure == self._last, failure
         return not is_repeated and self._num_devices > 1
 
-    def without(self, rank: int, options: RunOptions) -> Build:
+    def remove_device(self, rank: int, options: RunOptions) -> Build:
         """Return the build for the remaining devices without that of a rank. UsageError if there is none."""
         from runtime.launch.elastic import build_without
         from runtime.observe.device import choose
@@ -107,10 +107,10 @@ def train(build: Build, options: RunOptions, corpus: Path) -> int:
 
 
 def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters) -> int:
-    """The restart loop of `train`."""
+    """Run the restart loop of `train`."""
     from runtime.observe.events import Events
 
-    restarts, events, fewer = Restarts(options.restarts), Events(options.run), Fewer(build)
+    restarts, events, fewer = Restarts(options.restarts), Events(options.run), FewerDevices(build)
     while True:
         check_places(build, options, tell)
         try:
@@ -135,12 +135,12 @@ def _train(build: Build, options: RunOptions, corpus: Path, exporters: Exporters
         refusal = restarts.refusal(outcome, saved)
         if refusal and options.elastic and fewer.is_other(outcome):
             print(f"error: {refusal}", file=sys.stderr)
-            build = fewer.without(outcome.rank or 0, options)
+            build = fewer.remove_device(outcome.rank or 0, options)
             restarts.begin_again()
         elif refusal is not None:
             if refusal:
                 print(f"error: {refusal}", file=sys.stderr)
-            _ended(events, outcome, step)
+            _write_end(events, outcome, step)
             return outcome.exit_code
         events.write(
             "restart",
@@ -173,7 +173,7 @@ def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]
     watched = (watch, None) if loop.ranks.is_debugged else (view.poll, options.hang_timeout_s)
     supervision = Supervision(*watched, options.start_timeout_s)
     try:
-        with terminal_restored() if loop.ranks.is_debugged else nullcontext():
+        with restore_terminal() if loop.ranks.is_debugged else nullcontext():
             outcome = launch(
                 loop.rank,
                 build.plan.mesh.world,
@@ -190,7 +190,7 @@ def _start(build: Build, options: RunOptions, loop: Loop) -> tuple[Outcome, int]
     return outcome, view.step
 
 
-def _ended(events: Events, outcome: Outcome, step: int) -> None:
+def _write_end(events: Events, outcome: Outcome, step: int) -> None:
     events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=step, reason=outcome.reason)
     events.close()
 

@@ -30,7 +30,7 @@ from runtime.contract import DataRequest
 from runtime.contract.options import DEBUG_SUFFIX, EXIT_EARLIER, EXIT_REPLACED, FOREVER_S, add_options, run_name
 from runtime.data.preparation import Preparation, UsageError, start_preparation
 from runtime.launch.debug import MARK, take_folder
-from runtime.launch.room import cannot_save, lack
+from runtime.launch.room import cannot_save, memory_shortage
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
 from runtime.observe.sinks.beside import Exporters
 from runtime.observe.slots import Slots
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
         slots=args.replay,
     )
     if args.debug and opened:
-        options = _debugging(opened, options, args.debug_rank)
+        options = _debug_options(opened, options, args.debug_rank)
     elif (run / MARK).exists():
         raise UsageError(f"{run} holds a debug run: name another folder with --out")
     under_torchrun = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
@@ -145,7 +145,7 @@ def _check_place(run: Path) -> None:
         raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
-def _debugging(build: Build, options: RunOptions, rank: int) -> RunOptions:
+def _debug_options(build: Build, options: RunOptions, rank: int) -> RunOptions:
     """Return the options of a debug run, after printing what was edited in the build."""
     if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         raise UsageError("--debug starts at step 1; it cannot be combined with --resume, --profile or torchrun")
@@ -202,7 +202,7 @@ def _slots(text: str) -> Slots:
 
 def _supervise(build: Build, options: RunOptions) -> int:
     _check_room(build, options)
-    with _preparing(build.plan.data_request, options) as preparation:
+    with _start_preparation(build.plan.data_request, options) as preparation:
         preparation.may_talk()
         _import_torch()  # takes a second, during which the data is prepared
         corpus = preparation.corpus()
@@ -215,11 +215,11 @@ def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) ->
         request = stdin.readline()
         if not request:
             return EXIT_INTERRUPTED
-        with _preparing(DataRequest.from_json(request), options) as preparation:
+        with _start_preparation(DataRequest.from_json(request), options) as preparation:
             build = None
             if preparation.text_is_found():  # most errors of the data are known by then
                 _import_torch()
-                if digest := preparation.line_unless_failed(stdin):
+                if digest := preparation.read_line_unless_failed(stdin):
                     build = _open(folder, expect, digest)
                     _check_room(build, options)
                 elif not preparation.has_failed:
@@ -232,13 +232,13 @@ def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) ->
 
 
 def _train(build: Build, options: RunOptions, corpus: Path) -> int:
-    with _locked(options.run):
+    with _hold_lock(options.run):
         _check_run_folder(options)  # again: another run may have used the folder while the data was prepared
         return train(build, options, corpus)
 
 
 @contextmanager
-def _locked(run: Path) -> Iterator[None]:
+def _hold_lock(run: Path) -> Iterator[None]:
     """Lock the run folder. Ranks inherit the lock, so it lasts until they have ended."""
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -253,13 +253,13 @@ def _locked(run: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _preparing(request: DataRequest, options: RunOptions) -> AbstractContextManager[Preparation]:
+def _start_preparation(request: DataRequest, options: RunOptions) -> AbstractContextManager[Preparation]:
     return start_preparation(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
 def _check_room(build: Build, options: RunOptions, ranks: range | None = None) -> None:
     """Raise UsageError if memory or disk space is too small. `ranks`: the ranks on this machine, None for all."""
-    if options.device == "cpu" and (reason := lack(build.plan, ranks)):
+    if options.device == "cpu" and (reason := memory_shortage(build.plan, ranks)):
         raise UsageError(reason)
     steps = options.steps or build.plan.steps
     if options.profile is None and options.slots is None and (refusal := cannot_save(build.plan, options.run, steps)):
@@ -315,7 +315,7 @@ def _join(build: Build, options: RunOptions) -> int:
             say(f"torchrun started the ranks again: {origin}")
         else:
             _check_run_folder(options)
-        ranks.first(lambda: check_places(build, options, say))
+        ranks.run_on_first(lambda: check_places(build, options, say))
         first = place.rank - place.local_rank
         _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)

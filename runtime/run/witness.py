@@ -62,16 +62,16 @@ class Witness(Observer):
         self._prints, self._not_finite = list[Tensor](), list[int]()
         self._write({"rank": trainer.rank, **place})
         for name in GIVES:
-            _wrap(trainer.executor, name, self._gives)
+            _wrap(trainer.executor, name, self._record_arguments)
         for name in GETS:
-            _wrap(trainer.executor, name, self._gets)
-        trainer.links.sums = _WitnessedSums(trainer.links.sums, trainer.rank, self.saw)
+            _wrap(trainer.executor, name, self._record_result)
+        trainer.links.sums = _WitnessedSums(trainer.links.sums, trainer.rank, self.record)
         trainer.accumulate, trainer._norm = self._accumulate, self._norm_seen  # type: ignore[method-assign]
 
     def close(self) -> None:
         self._file.close()
 
-    def saw(self, direction: str, name: str, *tensors: Tensor) -> None:
+    def record(self, direction: str, name: str, *tensors: Tensor) -> None:
         """Record tensors that the rank received or produced, if it is computing a step."""
         if not self._watches:
             return
@@ -85,11 +85,11 @@ class Witness(Observer):
         state = self._trainer.state
         self._watches = True
         for piece in (piece for bucket in state.buckets for piece in bucket.owned):
-            self.saw(">", "state", piece.master, *piece.state.values())
-        self.saw("<", "weights", *(bucket.parameters for bucket in state.all_buckets), *state.biases.values())
+            self.record(">", "state", piece.master, *piece.state.values())
+        self.record("<", "weights", *(bucket.parameters for bucket in state.all_buckets), *state.biases.values())
         try:
             sums = self._compute()
-            self.saw(">", "gradients", *(bucket.gradients for bucket in state.buckets if not bucket.is_reduced))
+            self.record(">", "gradients", *(bucket.gradients for bucket in state.buckets if not bucket.is_reduced))
         finally:
             self._watches = False
         self._end()
@@ -120,40 +120,40 @@ class Witness(Observer):
         self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
         self._file.flush()
 
-    def _gives(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
-        self.saw(">", _named(name, words), *_tensors(words))
+    def _record_arguments(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
+        self.record(">", _event_name(name, words), *_tensors(words))
         return call(*words)
 
-    def _gets(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
+    def _record_result(self, name: str, call: Callable[..., Any], words: tuple[Any, ...]) -> Any:
         result = call(*words)
         of_site = (bucket.gradients for bucket in self._trainer.state.buckets if words[-1] in bucket.sites)
-        self.saw("<", _named(name, words), *(of_site if name == "wait_scatter" else _tensors(result)))
+        self.record("<", _event_name(name, words), *(of_site if name == "wait_scatter" else _tensors(result)))
         return result
 
 
 class _WitnessedSums:
     """The sums of a rank, recorded on their way to the transport."""
 
-    def __init__(self, sums: Sums, rank: int, saw: Callable[..., None]) -> None:
-        self._sums, self._rank, self._saw = sums, rank, saw
+    def __init__(self, sums: Sums, rank: int, record: Callable[..., None]) -> None:
+        self._sums, self._rank, self._record = sums, rank, record
 
     def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
-        self._saw(">", "sum", tensor)
+        self._record(">", "sum", tensor)
         self._sums.all_reduce(tensor, largest)
-        self._saw("<", "sum", tensor)
+        self._record("<", "sum", tensor)
 
     def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
-        self._saw(">", f"reduce {bucket}", flat)
+        self._record(">", f"reduce {bucket}", flat)
         own_parts = [flat[part] for part in shares[holders.index(self._rank)]] if shares else [flat]
-        record = partial(self._saw, "<", f"reduce {bucket}", *own_parts)
-        return _Reducing(self._sums.start_reduce(bucket, holders, flat, shares), record)
+        record_result = partial(self._record, "<", f"reduce {bucket}", *own_parts)
+        return _PendingSum(self._sums.start_reduce(bucket, holders, flat, shares), record_result)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self._sums.gather(bucket, holders, flat, shares)
 
 
 @dataclass(frozen=True)
-class _Reducing:
+class _PendingSum:
     """A pending sum, and a function to call when it is done."""
 
     work: Work
@@ -165,7 +165,7 @@ class _Reducing:
 
 
 def as_hex(number: int) -> str:
-    """64 bits as 16 hexadecimal digits."""
+    """Return 64 bits as 16 hexadecimal digits."""
     return f"{number & (1 << 64) - 1:016x}"
 
 
@@ -174,7 +174,7 @@ def _wrap(executor: Executor, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(executor, name, lambda *words: wrapper(name, call, words))
 
 
-def _named(name: str, words: tuple[Any, ...]) -> str:
+def _event_name(name: str, words: tuple[Any, ...]) -> str:
     return " ".join([name, *(str(word) for word in words if isinstance(word, str | int))])
 
 

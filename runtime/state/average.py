@@ -22,7 +22,7 @@ BLOCK = 2**16  # elements at a time: 0.5 MiB in FP32 with temporaries, so that t
 class MovingAverage:
     """The average of the weights that a rank owns. Between `start` and `wait` a thread reads weights and updates it.
 
-    `part`: elements copied from a device at a time. `validated`: whether `as_weights` will be used.
+    `part`: elements copied from a device at a time. `validated`: whether `swap_into_weights` will be used.
     """
 
     def __init__(self, state: State, ema: EmaRecipe, part: int, validated: bool) -> None:
@@ -68,11 +68,11 @@ class MovingAverage:
             room = _size(piece) if self.staged is None else self.staged.numel()
             for start in range(0, _size(piece), room):
                 part = slice(start, min(start + room, _size(piece)))
-                weights = self._on_host(piece.master[part])
+                weights = self._copy_to_host(piece.master[part])
                 for mean, new in zip(average[part].split(BLOCK), weights.split(BLOCK), strict=True):
                     mean.mul_(self._decay).add_(new.to(mean.dtype) * (1 - self._decay))
 
-    def _on_host(self, weights: Tensor) -> Tensor:
+    def _copy_to_host(self, weights: Tensor) -> Tensor:
         if self.staged is None:
             return weights
         staged = self.staged[: weights.numel()]
@@ -84,7 +84,7 @@ class MovingAverage:
         return staged
 
     @contextmanager
-    def as_weights(self, gather: Callable[[], object]) -> Iterator[None]:
+    def swap_into_weights(self, gather: Callable[[], object]) -> Iterator[None]:
         """Inside the block, segments read the average, rounded to their dtype. `gather` all-gathers the shards."""
         self.wait()
         for (bucket, piece), saved in zip(self._pieces, self.weights, strict=True):

@@ -89,7 +89,7 @@ class Staging:
     def max_elements(self) -> int | None:
         """Most elements that one call updates, except for matrices; None if unlimited."""
         pieces = (piece for bucket in self.state.buckets for piece in bucket.owned)
-        return self.part if any(map(self._away, pieces)) else None
+        return self.part if any(map(self._indices_off_device, pieces)) else None
 
     def slot_elements(self, is_of_rest: bool) -> int:
         """Return the elements of a device buffer, for buckets of one kind of optimizer."""
@@ -97,15 +97,15 @@ class Staging:
         sizes = [(piece.part.stop - piece.part.start, len(piece.shapes[0]) > 1) for piece in pieces]
         return max((size if is_matrix else min(size, self.part) for size, is_matrix in sizes), default=0)
 
-    def _away(self, piece: OwnedPiece) -> list[int]:
+    def _indices_off_device(self, piece: OwnedPiece) -> list[int]:
         """Return the indices of the tensors of an update that are not on the device."""
         tensors = piece.master, *piece.state.values()
         return [i for i, t in enumerate(tensors) if t.device.type != self.state.device.type]
 
-    def through(self, updates: Sequence[Update]) -> Iterator[tuple[Update, list[Tensor]]]:
+    def stage_updates(self, updates: Sequence[Update]) -> Iterator[tuple[Update, list[Tensor]]]:
         """Yield each update with its master weights and state on the device. They are copied back after it."""
-        away = self._away(updates[0].piece) if updates else []
-        if not away:
+        off_device = self._indices_off_device(updates[0].piece) if updates else []
+        if not off_device:
             for update in updates:
                 yield update, update.stored
             return
@@ -116,15 +116,17 @@ class Staging:
         if not self._room or is_of_rest != self._is_of_rest:  # the other kind of optimizer has other state
             self.finish()
             self._is_of_rest = is_of_rest
-            self._room = [_CopySlot(self._new_room(updates[0], away), departed=mark(device)) for _ in range(self.slots)]
+            self._room = [
+                _CopySlot(self._new_room(updates[0], off_device), departed=mark(device)) for _ in range(self.slots)
+            ]
         slots = self._room
 
         def fetch(index: int) -> list[Tensor]:
             """Start to copy a part to the device. Return its tensors there."""
             slot, host_tensors = slots[index % self.slots], updates[index].stored
-            on_device = dict(zip(away, slot.tensors, strict=True))
+            on_device = dict(zip(off_device, slot.tensors, strict=True))
             views = [on_device[i][: t.numel()] if i in on_device else t for i, t in enumerate(host_tensors)]
-            slot.arrived = up.copy([(views[i], host_tensors[i]) for i in away], [slot.departed])
+            slot.arrived = up.copy([(views[i], host_tensors[i]) for i in off_device], [slot.departed])
             return views
 
         views = fetch(0)
@@ -135,7 +137,7 @@ class Staging:
                 torch.cuda.current_stream(device).wait_event(slot.arrived)
             yield update, views
             host_tensors = update.stored
-            slot.departed = down.copy([(host_tensors[i], views[i]) for i in away], [mark(device)])
+            slot.departed = down.copy([(host_tensors[i], views[i]) for i in off_device], [mark(device)])
             views = following
 
     def finish(self) -> None:
@@ -144,9 +146,9 @@ class Staging:
             lane.synchronize()
         self._room = []
 
-    def _new_room(self, like: Update, away: Sequence[int]) -> list[Tensor]:
+    def _new_room(self, like: Update, off_device: Sequence[int]) -> list[Tensor]:
         extent = self.slot_elements(like.bucket.is_of_rest)
-        return [torch.empty(extent, dtype=like.stored[i].dtype, device=self.state.device) for i in away]
+        return [torch.empty(extent, dtype=like.stored[i].dtype, device=self.state.device) for i in off_device]
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:

@@ -70,7 +70,7 @@ def update(b: FlatBucket, recipe: OptimizerRecipe, update_op: Op, numbers: Numbe
     step, rate, norm, factors = numbers
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     settings = (recipe.rest if b.is_of_rest and recipe.rest else recipe).settings.values()
-    for portion, tensors in staging.through([*updates_of(b, recipe.weight_decay, staging.max_elements)]):
+    for portion, tensors in staging.stage_updates([*updates_of(b, recipe.weight_decay, staging.max_elements)]):
         update_part(portion, tensors, update_op, (factor, rate, *settings, portion.decay, step))
         clip_rows(b, portion.part, tensors[0], factors)
 

@@ -33,11 +33,11 @@ def factors_of(clipped: Sequence[ClippedAttention], peaks: Tensor, clip: float) 
         if (gamma_G < 1).any():
             for rows in block.rows:
                 before = factors.get(rows.parameter, torch.ones(0, dtype=torch.float64))
-                factors[rows.parameter] = _with_rows(before, rows, gamma_G)
+                factors[rows.parameter] = _append_factors(before, rows, gamma_G)
     return factors
 
 
-def _with_rows(before: Tensor, rows: ClippedRows, gamma_G: Tensor) -> Tensor:
+def _append_factors(before: Tensor, rows: ClippedRows, gamma_G: Tensor) -> Tensor:
     """Append the factors of later rows of a parameter; rows in between get 1."""
     gamma_H = gamma_G.repeat_interleave(rows.heads // len(gamma_G))
     of_head = [(gamma_H**exponent)[:, None].expand(-1, count) for count, exponent in rows.parts]

@@ -28,7 +28,7 @@ def take(state: State, plan: RunPlan, rank: int) -> dict[str, Tensor | TensorPar
     """Return the tensors that this rank saves, as views of its state."""
     tensors: dict[str, Tensor | TensorPart] = {}
     for bucket, entry in state.entries():
-        owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
+        owned, answers = _owned_parts(bucket, entry), bucket.holders[0] == rank
         if bucket.shares and (bucket.has_masters or bucket.is_gathered):
             tensors |= {name: part for name, part in owned.items() if name.kind == WEIGHT}
         elif answers:
@@ -84,7 +84,7 @@ def put_state(state: State, read: Read, averaged: bool = True) -> None:
     If the tensors have no moving average (`averaged`), it starts as a copy of the weights.
     """
     for bucket, entry in state.entries():
-        owned = _owned(bucket, entry)
+        owned = _owned_parts(bucket, entry)
         if not averaged:
             owned.pop(StoredName.of(AVERAGE, entry.name), None)
         weight = StoredName.of(WEIGHT, entry.name)
@@ -122,9 +122,9 @@ def put_untrained(state: State, read: Read, names: Container[str]) -> None:
             tensor.copy_(read([name])[name])
 
 
-def _owned(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPart]:
+def _owned_parts(bucket: FlatBucket, entry: BucketEntry) -> dict[StoredName, TensorPart]:
     """Return the parts of a parameter's master weight and optimizer state that this rank owns, by name."""
-    if (owned := bucket.owned_of(entry)) is None:
+    if (owned := bucket.owned_part(entry)) is None:
         return {}
     of_entry, piece, of_piece = owned
     kinds = {WEIGHT: piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})

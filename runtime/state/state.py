@@ -137,17 +137,17 @@ class FlatBucket:
     def shares_of_peers(self) -> Shares:
         """The parts that each peer owns, relative to the shard that they keep."""
         shares = [self.shares[self.holders.index(peer)] for peer in self.peers if self.shares]
-        return tuple(tuple(_within(self.kept_span, part) for part in share) for share in shares)
+        return tuple(tuple(_relative_slice(self.kept_span, part) for part in share) for share in shares)
 
     def weights_of(self, part: slice) -> Tensor:
         """Return the weights that segments read, for elements that this rank keeps."""
-        return self.parameters[_within(self.kept_span, part) if self.is_gathered else part]
+        return self.parameters[_relative_slice(self.kept_span, part) if self.is_gathered else part]
 
     def gradients_of(self, part: slice) -> Tensor:
         """Return the gradients of elements that this rank keeps."""
-        return self.gradients[_within(self.kept_span, part)]
+        return self.gradients[_relative_slice(self.kept_span, part)]
 
-    def owned_of(self, entry: BucketEntry) -> tuple[slice, OwnedPiece, slice] | None:
+    def owned_part(self, entry: BucketEntry) -> tuple[slice, OwnedPiece, slice] | None:
         """Return the part of a parameter that this rank owns: its elements, the piece, and the slice of the piece."""
         for piece in self.owned:
             start, end = max(entry.start, piece.part.start), min(entry.end, piece.part.stop)
@@ -164,7 +164,7 @@ class FlatBucket:
         start, end = max(entry.start, span.start), min(entry.end, span.stop)
         if start < end:
             self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
-        if owned := self.owned_of(entry):
+        if owned := self.owned_part(entry):
             of_entry, piece, of_piece = owned
             piece.master[of_piece].copy_(flat[of_entry])
             if piece.average is not None:
@@ -231,7 +231,7 @@ def build_state(plan: contract.RunPlan, rank: int, device: torch.device, allocat
     `allocate`: allocates the flat tensors that are summed and gathered over several holders.
     """
     buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
-    frozen = tuple(_frozen(b, plan, device) for b in plan.frozen if rank in b.holders)
+    frozen = tuple(_frozen_bucket(b, plan, device) for b in plan.frozen if rank in b.holders)
     biases = {
         b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.gradients], device=device)
         for b in plan.biases
@@ -330,7 +330,7 @@ def _bucket(
 
     def piece(part: slice, shapes: tuple[tuple[int, ...], ...]) -> OwnedPiece:
         extent = part.stop - part.start
-        of_weights = parameters[_within(weight_span, part)]
+        of_weights = parameters[_relative_slice(weight_span, part)]
         master = stored_zeros("master", extent, precision.master) if mixed else of_weights
         state = {
             moment.name: stored_zeros("moments", extent, moment.dtype) for moment in plan.optimizer.state_of(planned)
@@ -375,7 +375,7 @@ def _entries(planned: contract.PlannedBucket) -> list[BucketEntry]:
     return entries
 
 
-def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: torch.device) -> FlatBucket:
+def _frozen_bucket(planned: contract.PlannedBucket, plan: contract.RunPlan, device: torch.device) -> FlatBucket:
     """Allocate a bucket of frozen weights, whose values are read from a checkpoint."""
     entries = _entries(planned)
     parameters = torch.zeros(entries[-1].end, dtype=DTYPES[plan.precision.parameter], device=device)
@@ -396,7 +396,7 @@ def _frozen(planned: contract.PlannedBucket, plan: contract.RunPlan, device: tor
     )
 
 
-def _within(span: slice, part: slice) -> slice:
+def _relative_slice(span: slice, part: slice) -> slice:
     """Return the slice `part` of a bucket relative to the slice `span`."""
     return slice(part.start - span.start, part.stop - span.start)
 

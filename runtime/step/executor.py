@@ -21,14 +21,14 @@ from runtime.comm import nodes
 from runtime.comm.exchange import Exchange, HostReads, LocalExchange, RankExchange, Route
 from runtime.comm.transport import Edge, Links, Pending
 from runtime.contract import Call, RunPlan, StageMessage
-from runtime.contract.mesh import Columns, columns_with
+from runtime.contract.mesh import Columns, columns_of_channel
 from runtime.contract.names import ActionName, ExchangeName, MessageName, ProgramName
 from runtime.state.state import DTYPES, State
 from runtime.step import records
 from runtime.step.host_copies import HostCopies
 from runtime.step.micro_batches import Indices
 from runtime.step.sharding import ChoiceCounts, Sequences, Sharding, SplitRows, WholeTensors
-from runtime.step.step_time import StepTime, takes
+from runtime.step.step_time import StepTime, count_as
 from runtime.step.trace import Span
 
 
@@ -122,7 +122,7 @@ class Executor:
             batch.spans.append((call.label, self._arrived_us or start_us, _now_us()))
             for action, micro_batch in zip(call.body.actions, call.micro_batches, strict=True) if going else ():
                 if action.kind == "F" and (action.stage, micro_batch) in going:
-                    self.host.forward_ended((action.stage, micro_batch))
+                    self.host.mark_forward_end((action.stage, micro_batch))
             for key in call.releases:
                 self._wait_sent(key)
             if number in behind:
@@ -139,7 +139,7 @@ class Executor:
         assert self.host.is_empty
         self._values.clear()
 
-    @takes("message")
+    @count_as("message")
     def _wait_sent(self, key: tuple[int, MessageName]) -> None:
         self._sent.pop(key).wait()
 
@@ -171,13 +171,13 @@ class Executor:
     def record(self, name: str, value: Tensor) -> None:
         """Add a value of a micro-batch to the step's record of this name."""
         totals = self.batch.records
-        totals[name] = records.joined(name, totals[name], value) if name in totals else value
+        totals[name] = records.combine_records(name, totals[name], value) if name in totals else value
 
     def tell(self, name: str, micro_batch: int, value: Tensor) -> None:
         """Report a value of a micro-batch, which the trainer reads after the program."""
         self.batch.reported.setdefault(name, {})[micro_batch] = value
 
-    @takes("message")
+    @count_as("message")
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
         """Wait for a message of another stage, whose receive was posted before."""
         message = MessageName.of(producer, micro_batch)
@@ -188,7 +188,7 @@ class Executor:
         self._arrived_us = self._arrived_us or _now_us()
         return value
 
-    @takes("message")
+    @count_as("message")
     def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
         """Start to send a value to another stage, or keep it if that stage is on this rank."""
         message = MessageName.of(producer, micro_batch)
@@ -198,12 +198,12 @@ class Executor:
             return
         self._sent[peer, message] = self.edges_out[peer].send(message, value)
 
-    @takes("exchange")
+    @count_as("exchange")
     def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
         """Send the number of rows for each expert and, if a token is sent once per node, the order of the rows."""
         self.exchange.start_counts(ExchangeName.of("counts", action, micro_batch, site), *operands)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         """Wait for the number of rows from each rank. Return the route, the offsets of the experts' rows, and what
         nodes need to forward rows."""
@@ -211,69 +211,69 @@ class Executor:
         self.board.set_action(name)
         return self.exchange.wait_counts(name)
 
-    @takes("exchange")
+    @count_as("exchange")
     def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Send rows and their gate weights to the ranks of their experts, in a forward or in its recomputation (action
         B). In the backward (action I), send the gradients of the expert outputs."""
         self._start("dispatch", action, micro_batch, site, operands, forward=ActionName(action).kind in ("F", "B"))
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
         return self._wait("dispatch", action, micro_batch, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
         """Send expert outputs back to the ranks of their tokens. In the backward (action I), send gradients."""
         self._start("combine", action, micro_batch, site, operands, forward=ActionName(action).kind == "I")
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
         """Return the rows (for FP8 their data and scales), then the forwarded tensors."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
 
-    @takes("exchange")
+    @count_as("exchange")
     def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """All-gather rows, or their gradients, over the tensor ranks."""
         self.tensor_rows.gather(ExchangeName.of("gather_rows", action, micro_batch, site), rows)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.tensor_rows, "gather_rows", action, micro_batch, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Reduce-scatter rows, or their gradients, over the tensor ranks."""
         self.tensor_rows.scatter(ExchangeName.of("scatter_rows", action, micro_batch, site), rows)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.tensor_rows, "scatter_rows", action, micro_batch, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def gather_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """All-gather the rows of whole sequences, such as keys, over the context ranks."""
         self.sequences.gather(ExchangeName.of("gather_sequences", action, micro_batch, site), rows)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_gather_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.sequences, "gather_sequences", action, micro_batch, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def scatter_sequences(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
         """Reduce-scatter the gradients of these rows over the context ranks."""
         self.sequences.scatter(ExchangeName.of("scatter_sequences", action, micro_batch, site), rows)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_scatter_sequences(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.sequences, "scatter_sequences", action, micro_batch, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def gather(self, action: str, micro_batch: int, site: str) -> None:
         """All-gather the weights of a segment that are sharded over data ranks."""
         self.sharding.gather(ExchangeName.of("gather", action, micro_batch, site), site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_gather(self, action: str, micro_batch: int, site: str) -> WholeTensors:
         name = ExchangeName.of("gather", action, micro_batch, site)
         self.board.set_action(name)
@@ -283,23 +283,23 @@ class Executor:
         """Return gradient accumulators for a segment whose gradients are sharded over data ranks."""
         return self.sharding.zeros(site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def scatter(self, action: str, micro_batch: int, site: str, gradients: WholeTensors) -> None:
         """Reduce-scatter these gradients over the data ranks, each of which adds its shard to its accumulator."""
         self.sharding.scatter(ExchangeName.of("scatter", action, micro_batch, site), site, gradients)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_scatter(self, action: str, micro_batch: int, site: str) -> None:
         name = ExchangeName.of("scatter", action, micro_batch, site)
         self.board.set_action(name)
         self.sharding.wait_scatter(name, site)
 
-    @takes("exchange")
+    @count_as("exchange")
     def gather_choices(self, action: str, micro_batch: int, site: str, counts: Tensor) -> None:
         """All-gather the counts of chosen experts over the ranks that share the same sequences."""
         self.choices.gather(ExchangeName.of("gather_choices", action, micro_batch, site), counts)
 
-    @takes("exchange")
+    @count_as("exchange")
     def wait_gather_choices(self, action: str, micro_batch: int, site: str) -> Tensor:
         return self._wait_rows(self.choices, "gather_choices", action, micro_batch, site)
 
@@ -335,7 +335,7 @@ def executor_of(plan: RunPlan, rank: int, state: State, links: Links, board: Act
     world = {r: mesh.rank(r, column) for r in range(mesh.pp)}
 
     def group(kind: Columns) -> tuple[int, ...]:
-        return tuple(pp_rank * mesh.columns + member for member in columns_with(column, kind, mesh))
+        return tuple(pp_rank * mesh.columns + member for member in columns_of_channel(column, kind, mesh))
 
     return Executor(
         rank=pp_rank,

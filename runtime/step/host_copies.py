@@ -36,13 +36,13 @@ class _StoredValue:
     stride: tuple[int, ...]
     offset: int  # in elements
 
-    def on(self, flat: Tensor) -> Tensor:
+    def view_in(self, flat: Tensor) -> Tensor:
         """Return the value as a view of the bytes of its storage."""
         return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
 @dataclass(frozen=True)
-class _Away:
+class _OffloadedValues:
     """The offloaded values of one stage and micro-batch, and the sizes of their storages in bytes."""
 
     room: _Room
@@ -59,21 +59,21 @@ class HostCopies:
     _lanes: list[CopyLane] = field(default_factory=list)  # to the host, and back
     _rooms: dict[int, list[_Room]] = field(default_factory=dict)  # free buffers, by stage
     _ended: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # forwards whose values will be offloaded
-    _away: dict[Key, _Away] = field(default_factory=dict)
+    _offloaded: dict[Key, _OffloadedValues] = field(default_factory=dict)
     coming: dict[Key, torch.cuda.Event | None] = field(default_factory=dict)  # being copied back
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all buffers."""
         rooms = [room for of_stage in self._rooms.values() for room in of_stage]
-        return sum(room.buffer.nbytes for room in (*rooms, *(away.room for away in self._away.values())))
+        return sum(room.buffer.nbytes for room in (*rooms, *(offloaded.room for offloaded in self._offloaded.values())))
 
     @property
     def is_empty(self) -> bool:
         """Whether no activation is on the host or being copied."""
-        return not (self._ended or self._away or self.coming)
+        return not (self._ended or self._offloaded or self.coming)
 
-    def forward_ended(self, key: Key) -> None:
+    def mark_forward_end(self, key: Key) -> None:
         """Mark the end of a forward: the copy of its values waits for this point, not for the later call of `take`."""
         self._ended[key] = mark(self.device)
 
@@ -96,17 +96,17 @@ class HostCopies:
         pairs = list(zip(_parts(room.buffer, sizes), flats, strict=True))
         copied = self._lanes[0].copy(pairs, [self._ended.pop(key), room.free])
         _wait(self.device, copied)
-        self._away[key] = _Away(room, values, sizes, copied)
+        self._offloaded[key] = _OffloadedValues(room, values, sizes, copied)
 
     def bring(self, key: Key) -> list[Tensor]:
         """Start to copy tensors back to the device. Call `wait` before they are read."""
-        away = self._away.pop(key)
-        flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in away.sizes]
-        pairs = list(zip(flats, _parts(away.room.buffer, away.sizes), strict=True))
-        away.room.free = self._lanes[1].copy(pairs, [mark(self.device), away.departed])
-        self.coming[key] = away.room.free
-        self._rooms.setdefault(key[0], []).append(away.room)
-        return [value.on(flats[value.storage]) for value in away.values]
+        offloaded = self._offloaded.pop(key)
+        flats = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in offloaded.sizes]
+        pairs = list(zip(flats, _parts(offloaded.room.buffer, offloaded.sizes), strict=True))
+        offloaded.room.free = self._lanes[1].copy(pairs, [mark(self.device), offloaded.departed])
+        self.coming[key] = offloaded.room.free
+        self._rooms.setdefault(key[0], []).append(offloaded.room)
+        return [value.view_in(flats[value.storage]) for value in offloaded.values]
 
     def wait(self, key: Key) -> None:
         """Make the device wait until the tensors of `bring` have arrived, if there are any."""

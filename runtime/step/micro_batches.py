@@ -33,7 +33,7 @@ class SampleSource(Protocol):
 
 
 @runtime_checkable
-class HeldOut(SampleSource, Protocol):
+class HeldOutSource(SampleSource, Protocol):
     """Validation samples, each used once."""
 
     @property
@@ -59,13 +59,13 @@ class WeighedSource(DocumentSource, Protocol):
 
 
 @dataclass(frozen=True)
-class FilledUp:
+class FilledHeldOut:
     """Held-out samples, followed by samples without targets that fill the last batch.
 
     `length`: tokens of a sample.
     """
 
-    source: HeldOut
+    source: HeldOutSource
     length: int
 
     def tokens(self, index: int) -> np.ndarray:
@@ -92,7 +92,7 @@ class FilledUp:
         return index < self.source.num_windows
 
 
-def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Indices:
+def order_by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Indices:
     """Order the samples of a step with `put_by_cost`. The cost of a sample is its number of causal pairs of tokens.
 
     The order depends on the samples alone, so all ranks of a run get the same.
@@ -102,7 +102,7 @@ def by_cost(source: SampleSource, samples: Indices, order: Sequence[int]) -> Ind
 
 
 def unravel(column: int, mesh: contract.Mesh) -> tuple[int, int, int]:
-    """(data rank, context rank, tensor rank) of a column."""
+    """Return the data rank, context rank and tensor rank of a column."""
     return column // (mesh.cp * mesh.tp), column // mesh.tp % mesh.cp, column % mesh.tp
 
 
@@ -154,28 +154,28 @@ class MicroBatches(dict[str, Tensor]):
         (count, size), sequence = self._shape, self._sequence
         places: dict[str, Tensor] = {}
         if self._plan.data.masks_documents:
-            places["starts"] = self._ahead(self._starts, 0).to(torch.int32)
+            places["starts"] = self._slice_from(self._starts, 0).to(torch.int32)
         if self._plan.mesh.cp > 1:
             positions = torch.arange(sequence, dtype=torch.int32, device=self._device)
             places["positions"] = positions.repeat(count, size)
-        return self._mine(places)
+        return self._select_context_rows(places)
 
     def _words(self) -> dict[str, Tensor]:
         """Tokens and targets."""
         mesh, vocab = self._plan.mesh, self._plan.model.vocab
         z = self._to_device(self._tokens)
-        views = {name: self._ahead(z, skip) for name, skip in AHEAD.items()}
+        views = {name: self._slice_from(z, skip) for name, skip in AHEAD.items()}
         data = {name: v if name in TARGETS else v ^ (v >> 63) for name, v in views.items()}
         if self._plan.data.masks_documents:
             position = torch.arange(self._sequence, device=self._device).repeat(self._shape[1])
             for name in TARGETS:
-                outside = self._ahead(self._starts, AHEAD[name]) > position
+                outside = self._slice_from(self._starts, AHEAD[name]) > position
                 data[name] = data[name].masked_fill(outside, NO_TARGET)
-        data = self._mine(data)
+        data = self._select_context_rows(data)
         marks: dict[str, Tensor] = {}
         if self._plan.data.pads_rows:
             real = self._to_device(self._real)
-            marks = self._mine({name: self._ahead(real, skip) for name, skip in REAL.items()})
+            marks = self._select_context_rows({name: self._slice_from(real, skip) for name, skip in REAL.items()})
         if mesh.tp == 1:
             return data | marks
         rows = {name: v.chunk(mesh.tp, dim=1)[self._tensor_rank].contiguous() for name, v in (data | marks).items()}
@@ -186,7 +186,7 @@ class MicroBatches(dict[str, Tensor]):
 
     @cached_property
     def _samples(self) -> np.ndarray:
-        return self._stacked(self._source.tokens)
+        return self._stack_samples(self._source.tokens)
 
     @cached_property
     def _tokens(self) -> np.ndarray:
@@ -199,29 +199,29 @@ class MicroBatches(dict[str, Tensor]):
     @cached_property
     def _begins(self) -> np.ndarray:
         assert isinstance(self._source, DocumentSource), self._source
-        return self._stacked(self._source.starts)
+        return self._stack_samples(self._source.starts)
 
     @cached_property
     def _starts(self) -> Tensor:
         return self._to_device(self._begins)
 
-    def _stacked(self, read_sample: Callable[[int], np.ndarray]) -> np.ndarray:
+    def _stack_samples(self, read_sample: Callable[[int], np.ndarray]) -> np.ndarray:
         return np.stack([read_sample(int(i)) for i in self._indices]).astype(np.int64)
 
     def _to_device(self, rows: np.ndarray) -> Tensor:
         """Copy rows of the samples to the device."""
         return torch.from_numpy(rows).to(self._device).view(*self._shape, self._sequence + EXTRA_TOKENS)
 
-    def _ahead(self, z: Tensor, skip: int) -> Tensor:
+    def _slice_from(self, z: Tensor, skip: int) -> Tensor:
         return z[:, :, skip : skip + self._sequence].reshape(self._shape[0], -1)
 
-    def _mine(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _select_context_rows(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Select the rows of this context rank."""
         if (ranks := self._plan.mesh.cp) == 1:
             return data
         count, size = self._shape
         return {
-            name: zigzag.of_rank(rows.flatten(), count * size, ranks, self._context_rank).view(count, -1)
+            name: zigzag.rows_of_rank(rows.flatten(), count * size, ranks, self._context_rank).view(count, -1)
             for name, rows in data.items()
         }
 
@@ -243,7 +243,7 @@ def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict
 Find = Callable[[], MicroBatches]
 
 
-class _Ahead(NamedTuple):
+class _PrefetchedBatch(NamedTuple):
     samples: bytes
     future: Future[MicroBatches]
 
@@ -254,17 +254,17 @@ class Feed:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "samples")
-        self._ahead: _Ahead | None = None
+        self._prefetched: _PrefetchedBatch | None = None
         self.names: tuple[str, ...] | None = None
         self.waits = 0
 
     def take(self, samples: Indices, find: Find) -> MicroBatches:
         """Return the prefetched micro-batches if they have these samples, else those of `find`. The names that a step
         reads are on the device then."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.samples == samples.tobytes():
-            self.waits += not ahead.future.done()
-            micro_batches = ahead.future.result()
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and prefetched.samples == samples.tobytes():
+            self.waits += not prefetched.future.done()
+            micro_batches = prefetched.future.result()
         else:
             self.waits += 1
             micro_batches = find()
@@ -274,7 +274,7 @@ class Feed:
 
     def read_ahead(self, samples: Indices, find: Find) -> None:
         """Start to prefetch these samples for the next step."""
-        self._ahead = _Ahead(samples.tobytes(), self._thread.submit(_read, find, self.names or ()))
+        self._prefetched = _PrefetchedBatch(samples.tobytes(), self._thread.submit(_read, find, self.names or ()))
 
 
 def _read(find: Find, names: Collection[str]) -> MicroBatches:

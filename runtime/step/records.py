@@ -12,7 +12,7 @@ from runtime.contract import MoeLayer, RunPlan
 from runtime.contract.names import RecordName
 
 
-def joined(name: str, first: Tensor, second: Tensor) -> Tensor:
+def combine_records(name: str, first: Tensor, second: Tensor) -> Tensor:
     """Combine a record of two micro-batches: the maximum for logits, else the sum."""
     return torch.maximum(first, second) if RecordName(name).is_largest else first + second
 
@@ -37,7 +37,7 @@ def flat(tensors: Mapping[str, Tensor], plan: RunPlan, device: torch.device) -> 
     return torch.cat(parts)
 
 
-def by_name(summed: Tensor, plan: RunPlan) -> dict[str, Tensor]:
+def split_by_name(summed: Tensor, plan: RunPlan) -> dict[str, Tensor]:
     """Split records that were summed over the world, by name."""
     extents = extents_of(plan)
     return dict(zip(extents, summed.split([*extents.values()]), strict=True))
@@ -89,7 +89,7 @@ def layer_tangents(plan: RunPlan, counts: Mapping[str, Tensor]) -> dict[str, flo
     }
     if not plan.indexers:
         return balance
-    rows = _indexed_rows(plan, counts["tokens"].item())
+    rows = _num_indexer_rows(plan, counts["tokens"].item())
     return balance | {RecordName.of("index_loss", indexer.site): indexer.loss / rows for indexer in plan.indexers}
 
 
@@ -98,9 +98,9 @@ def index_loss(sums: Mapping[str, Tensor], plan: RunPlan) -> dict[str, float]:
     if not plan.indexers:
         return {}
     total = sum(sums[RecordName.of("index_loss", indexer.site)].item() for indexer in plan.indexers)
-    return {"index_loss": total / (_indexed_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
+    return {"index_loss": total / (_num_indexer_rows(plan, sums["tokens"].item()) * len(plan.indexers))}
 
 
-def _indexed_rows(plan: RunPlan, tokens: float) -> float:
+def _num_indexer_rows(plan: RunPlan, tokens: float) -> float:
     """Return the rows of all ranks that an indexer's loss sums over: each token is a row on every tensor rank."""
     return max(tokens, 1) * plan.mesh.tp

@@ -117,16 +117,16 @@ class SplitRows:
         """Start to all-gather the rows of all ranks."""
         assert self.parts is not None
         gathered = rows_TD.new_empty(self._ranks * len(rows_TD), *rows_TD.shape[1:])
-        self._mine(gathered).copy_(rows_TD)
+        self._own_chunk(gathered).copy_(rows_TD)
         self.pending[name] = _RowsInFlight(self.parts.gather(name, gathered.view(-1)), gathered, rows_TD)
 
     def scatter(self, name: str, rows_TD: Tensor) -> None:
         """Start to reduce-scatter rows over all ranks."""
         assert self.parts is not None
-        operand = self._by_rank(rows_TD).contiguous()
+        operand = self._order_by_rank(rows_TD).contiguous()
         room = operand.new_empty(operand.shape)
         work = self.parts.scatter(name, operand.view(-1), room.view(-1))
-        sums = self._mine(room)
+        sums = self._own_chunk(room)
         self.pending[name] = _RowsInFlight(work, operand.new_empty(sums.shape), operand, sums)
 
     def wait(self, name: str) -> Tensor:
@@ -137,15 +137,15 @@ class SplitRows:
             return result.copy_(sums)
         return self._in_order(result)
 
-    def _mine(self, rows: Tensor) -> Tensor:
+    def _own_chunk(self, rows: Tensor) -> Tensor:
         return rows.chunk(self._ranks)[self._index]
 
-    def _by_rank(self, rows: Tensor) -> Tensor:
-        """Rows in the order in which they are sent: rank after rank."""
+    def _order_by_rank(self, rows: Tensor) -> Tensor:
+        """Return the rows in the order in which they are sent: rank after rank."""
         return rows
 
     def _in_order(self, rows: Tensor) -> Tensor:
-        """Received rows in the order in which segments read them."""
+        """Return received rows in the order in which segments read them."""
         return rows
 
 
@@ -164,8 +164,8 @@ class Sequences(SplitRows):
         super().__init__(links, rank, members)
         self._sequences = sequences
 
-    def _by_rank(self, rows: Tensor) -> Tensor:
-        return zigzag.by_rank(rows, self._sequences, self._ranks)
+    def _order_by_rank(self, rows: Tensor) -> Tensor:
+        return zigzag.sort_by_rank(rows, self._sequences, self._ranks)
 
     def _in_order(self, rows: Tensor) -> Tensor:
-        return zigzag.in_order(rows, self._sequences, self._ranks)
+        return zigzag.sort_by_sequence(rows, self._sequences, self._ranks)

@@ -12,7 +12,7 @@ from runtime.checkpoint.loading import LoadedCheckpoint
 from runtime.contract import RunPlan
 from runtime.contract.names import has_average
 from runtime.data.position import Position
-from runtime.observe.health.judge import Recent
+from runtime.observe.health.judge import RecentSteps
 from runtime.state import snapshot
 from runtime.state.snapshot import Read
 from runtime.state.state import State
@@ -28,7 +28,7 @@ class Start:
     """
 
     position: Position = field(default_factory=Position)
-    recent: Recent = field(default_factory=Recent)
+    recent: RecentSteps = field(default_factory=RecentSteps)
     weights: LoadedCheckpoint | None = None
     load: Callable[[State, Read, Container[str]], None] = snapshot.put_weights
     saved: LoadedCheckpoint | None = None
@@ -44,7 +44,7 @@ class Start:
             board.set_action("load initial weights")
             self.load(state, self.weights.read, self.weights.shapes)
 
-    def put_saved(self, state: State, board: ActionBoard) -> None:
+    def put_saved_state(self, state: State, board: ActionBoard) -> None:
         """Write the whole saved state into `state`."""
         if self.saved is not None:
             board.set_action("load checkpoint")

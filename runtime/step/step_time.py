@@ -63,7 +63,7 @@ class StepTime:
         return previous
 
     @contextmanager
-    def within(self, part: Part) -> Iterator[None]:
+    def measure(self, part: Part) -> Iterator[None]:
         """Count the time of the block as a part, except for parts that are entered inside."""
         before = self.enter(part)
         try:
@@ -84,21 +84,21 @@ class StepTime:
 
     # ---- all ranks
 
-    def beside(self, total: Tensor) -> Tensor:
+    def pack_numbers(self, total: Tensor) -> Tensor:
         """Return a vector to sum over the world: `total`, then the seconds since the last row and the bytes in the
         places of this rank, zeros elsewhere. float64 [1 + world · NUMBERS]. The host does not wait for the device."""
         self.enter(self._part)
         self._sent = tuple(self._ns.values())
         numbers = torch.empty(NUMBERS, dtype=torch.float64, pin_memory=not self._on_cpu)
-        numbers.copy_(torch.tensor([*self._since_row(), *map(float, self._peak_bytes())], dtype=torch.float64))
+        numbers.copy_(torch.tensor([*self._seconds_since_row(), *map(float, self._peak_bytes())], dtype=torch.float64))
         totals = total.new_zeros(1 + self._world * NUMBERS)
         totals[:1].copy_(total)
         totals[1:].view(self._world, -1)[self._rank].copy_(numbers, non_blocking=True)
         return totals
 
     def row(self, numbers: Sequence[float]) -> dict[str, Any]:
-        """Return the columns of a metrics row from the summed vector of `beside`, without its first number. The time of
-        the next row begins with that sum."""
+        """Return the columns of a metrics row from the summed vector of `pack_numbers`, without its first number. The
+        time of the next row begins with that sum."""
         self._counted = self._sent
         of_ranks = [numbers[first : first + NUMBERS] for first in range(0, len(numbers), NUMBERS)]
         ranks = [dict(zip(PARTS, of_rank[: len(PARTS)], strict=True)) for of_rank in of_ranks]
@@ -123,20 +123,20 @@ class StepTime:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0  # it is in KiB
         return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
 
-    def _since_row(self) -> list[float]:
+    def _seconds_since_row(self) -> list[float]:
         return [(sent_ns - counted_ns) / 1e9 for sent_ns, counted_ns in zip(self._sent, self._counted, strict=True)]
 
 
-class Clocked(Protocol):
+class HasStepTime(Protocol):
     """An object with a clock."""
 
     time: StepTime
 
 
-C = TypeVar("C", bound=Clocked)
+C = TypeVar("C", bound=HasStepTime)
 
 
-def takes(part: Part) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
+def count_as(part: Part) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
     """Decorate a method whose time counts as a part."""
 
     def mark(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from runtime.system.lines import JsonLines, to_stderr
+from runtime.system.lines import JsonLines, print_to_stderr
 
 EVERY_ONE_TO = 32  # steps
 
@@ -31,7 +31,7 @@ class Trace:
     rank_<r>.1.jsonl. `programs`: the digest of the programs that run."""
 
     def __init__(
-        self, run: Path, rank: int, resume_step: int, programs: str, say: Callable[[str], None] = to_stderr
+        self, run: Path, rank: int, resume_step: int, programs: str, say: Callable[[str], None] = print_to_stderr
     ) -> None:
         folder = run / "trace"
         with suppress(OSError):  # the writer reports the error

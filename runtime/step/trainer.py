@@ -23,7 +23,7 @@ from runtime.contract.names import ProgramKind, ProgramName, RecordName
 from runtime.contract.rate import batch_at, learning_rate, value_at
 from runtime.data.position import Position
 from runtime.data.samples import BlendSamples
-from runtime.observe.health.rerun import RerunRank, computed_again
+from runtime.observe.health.rerun import RerunRank, recompute_step
 from runtime.observe.health.watch import HealthWatch
 from runtime.ops.product import wide_dtype
 from runtime.state import optimizer, qk_clip
@@ -35,7 +35,15 @@ from runtime.state.state import DTYPES, FlatBucket, State, build_state, largest_
 from runtime.step import records
 from runtime.step.executor import ActionBoard, StepBatch, executor_of
 from runtime.step.ledger import Ledger
-from runtime.step.micro_batches import Feed, FilledUp, HeldOut, Indices, MicroBatches, SampleSource, by_cost
+from runtime.step.micro_batches import (
+    Feed,
+    FilledHeldOut,
+    HeldOutSource,
+    Indices,
+    MicroBatches,
+    SampleSource,
+    order_by_cost,
+)
 from runtime.step.start import Start
 from runtime.step.step_time import StepTime
 
@@ -88,7 +96,7 @@ class Trainer:
         build: Build,
         rank: int,
         train: SampleSource | None,
-        validation: HeldOut | BlendSamples | None,
+        validation: HeldOutSource | BlendSamples | None,
         board: ActionBoard,
         endpoint: Endpoint = ON_CPU,
         start: Start = AT_FIRST,
@@ -132,7 +140,7 @@ class Trainer:
         self.executor = executor_of(plan, rank, self.state, self.links, board, self.time)
         start.put_weights(self.state, board)
         self.policy = policy(self) if policy else None
-        start.put_saved(self.state, board)
+        start.put_saved_state(self.state, board)
 
     def close(self) -> None:
         """Stop the processes that compute rewards."""
@@ -167,22 +175,22 @@ class Trainer:
     def train_step(self) -> dict[str, Any]:
         """Train one step. Return its metrics, equal on every rank. BadStepError before any weight is changed."""
         start = time.perf_counter()
-        with self.time.within("compute"):
+        with self.time.measure("compute"):
             sums = self.accumulate()
             if self.watch.reruns:
-                sums = self._judged(sums)
+                sums = self._rerun_if_suspect(sums)
             metrics = self.apply(sums)
         seconds = time.perf_counter() - start
         return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
 
-    def _judged(self, sums: Sums) -> Sums:
+    def _rerun_if_suspect(self, sums: Sums) -> Sums:
         """Return the sums of a step, computed a second time if they look wrong."""
         loss, norm = self._losses(sums)["loss"], math.sqrt(sums["norm"].item())
         if not self.watch.verdict(self.step + 1, loss, norm):
             return sums
         rerun = RerunRank(self.rank, self.plan.mesh.world, self.links.sums)
-        return self.watch.computed(
-            computed_again(self.step + 1, sums, self.accumulate, self.records, self.state, rerun)
+        return self.watch.record_rerun(
+            recompute_step(self.step + 1, sums, self.accumulate, self.records, self.state, rerun)
         )
 
     def accumulate(self) -> Sums:
@@ -248,16 +256,16 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Return the losses on the first held-out samples, and of the moving average if the spec asks for that."""
-        losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
+        losses = {f"validation_{name}": loss for name, loss in self._validation_losses().items()}
         if self.average and self.average.weights:
             gathers = self._program.update
-            with self.average.as_weights(partial(self._collect, gathers, {})):
+            with self.average.swap_into_weights(partial(self._collect, gathers, {})):
                 self.quantised_at = -1
-                losses |= {f"validation_ema_{name}": loss for name, loss in self._validated().items()}
+                losses |= {f"validation_ema_{name}": loss for name, loss in self._validation_losses().items()}
             self.quantised_at = -1
         return losses
 
-    def _validated(self) -> dict[str, float]:
+    def _validation_losses(self) -> dict[str, float]:
         validation = self.plan.train.validate
         assert validation is not None and self.validation_source is not None
         source = self.validation_source
@@ -265,11 +273,11 @@ class Trainer:
             return self.losses_on(source, validation.batches)
         return source.mean({name: self.losses_on(part, validation.batches) for name, part in source.parts.items()})
 
-    def losses_on(self, source: HeldOut, batches: int) -> dict[str, float]:
+    def losses_on(self, source: HeldOutSource, batches: int) -> dict[str, float]:
         """Return the mean losses over the targets in the first batches of a source, with the validation program. Each
         sample counts once: the last batch is filled with samples that have no targets."""
         size = self.plan.batches[-1][1]
-        samples = FilledUp(source, self.sequence + EXTRA_TOKENS)
+        samples = FilledHeldOut(source, self.sequence + EXTRA_TOKENS)
         total: Sums = {}
         for first in range(0, min(batches * size, source.num_windows), size):
             sums = self._run("evaluate", samples, np.arange(first, first + size))
@@ -303,11 +311,11 @@ class Trainer:
         summed = self._collect(program.epilogue, parts)
         if trains:
             summed["norm"], self.spent = summed["norm"][0], summed["norm"][1:]
-        return records.by_name(summed.pop("records"), self.plan) | counts | summed
+        return records.split_by_name(summed.pop("records"), self.plan) | counts | summed
 
     def _norm(self) -> Tensor:
-        """Return the sum of squares of the gradients that this rank owns, with the times of `StepTime.beside`."""
-        return self.time.beside(optimizer.gradient_square(self.state, self.rank))
+        """Return the sum of squares of the gradients that this rank owns, with the times of `StepTime.pack_numbers`."""
+        return self.time.pack_numbers(optimizer.gradient_square(self.state, self.rank))
 
     def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
         """Run the listed collectives of a program. Return the sums and maxima over the world, by name.
@@ -320,11 +328,11 @@ class Trainer:
             if collective.kind in ("sum", "max"):
                 summed[collective.name] = parts[collective.name]()
                 self.board.set_action(collective.label)
-                with self.time.within("sum"):
+                with self.time.measure("sum"):
                     self.links.sums.all_reduce(summed[collective.name], collective.kind == "max")
             elif bucket is not None:
                 self.board.set_action(collective.label)
-                with self.time.within("sum"):
+                with self.time.measure("sum"):
                     if collective.kind == "reduce":
                         self.reducing.pop(collective.name).wait()
                     else:
@@ -381,7 +389,7 @@ class Trainer:
         if kind != "train":
             return find()
         self.board.set_action("read samples")
-        with self.time.within("data"):
+        with self.time.measure("data"):
             return self.feed.take(samples, find)
 
     @property
@@ -395,7 +403,7 @@ class Trainer:
     def _load(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> MicroBatches:
         assert source is not None
         order = self.programs[self._program_of(kind, len(samples))].order
-        ordered = by_cost(source, samples, order) if order else samples
+        ordered = order_by_cost(source, samples, order) if order else samples
         return MicroBatches(self.plan, source, ordered, self.sequence, self.column, self.device)
 
     def _read_ahead(self, samples: Indices) -> None:

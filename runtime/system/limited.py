@@ -1,7 +1,7 @@
 """A process with limits for untrusted code: a reward of the user, a pattern, a chat template.
 
-Such code may run forever, fill memory, print, fork or exit. `Limited` starts `python -P -m MODULE DATA_BYTES`, sends
-questions and limits the time. That module runs `serve`, which limits the memory and answers.
+Such code may run forever, fill memory, print, fork or exit. `LimitedProcess` starts `python -P -m MODULE DATA_BYTES`,
+sends questions and limits the time. That module runs `serve`, which limits the memory and answers.
 
 Standard input has a line of JSON for each question, and standard output one for each answer: an object, or {"fault":
 reason, "hint": what to do}, after which the process ends. The first question has the code. Its output goes to standard
@@ -61,7 +61,7 @@ def cap(kind: int, maximum: int) -> None:
     resource.setrlimit(kind, (maximum, maximum))
 
 
-def too_much_memory(data_bytes: int) -> str:
+def memory_limit_message(data_bytes: int) -> str:
     """Return the message for a process that exceeds its memory limit."""
     return f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"
 
@@ -97,7 +97,7 @@ class DeadError(Exception):
 
 
 # ---------------------------------------------------------------- the parent process
-class Limited:
+class LimitedProcess:
     """The process of a module, started immediately in `folder`. It ends with the thread that started it."""
 
     def __init__(self, module: str, data_bytes: int, folder: Path | None = None) -> None:
@@ -117,7 +117,7 @@ class Limited:
 
     def answer(self, question: Object, seconds: float) -> dict[str, Any]:
         """Return the answer to a question. Raises FaultError, LateError or DeadError; the last two end the process."""
-        line = self._exchanged(json.dumps(question).encode() + b"\n", seconds)
+        line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
         if line is None:
             self.close()
             raise LateError
@@ -150,7 +150,7 @@ class Limited:
         assert stdin is not None and stdout is not None and stderr is not None
         return stdin, stdout, stderr
 
-    def _exchanged(self, question: bytes, seconds: float) -> bytes | None:
+    def _exchange(self, question: bytes, seconds: float) -> bytes | None:
         """Send a question. Return the next line: a part of it if the process ends, None after the time limit."""
         stdin, stdout, stderr = self._streams
         end, line, unsent = time.monotonic() + seconds, bytearray(), memoryview(question)
@@ -198,7 +198,7 @@ class Limited:
 def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
     """Answer the questions of standard input until it ends. Return the exit code. `begin`: takes the first question,
     and returns the function that answers the others. A FaultError ends the process."""
-    _keep()
+    _fork_under_guard()
     end_with_parent()
     cap(resource.RLIMIT_CORE, 0)
     cap(resource.RLIMIT_DATA, data_bytes)
@@ -220,7 +220,7 @@ def serve(data_bytes: int, begin: Callable[[Object], Answer]) -> int:
     except KeyboardInterrupt:
         return 1
     except MemoryError:
-        say({"fault": too_much_memory(data_bytes), "hint": "hold less"})
+        say({"fault": memory_limit_message(data_bytes), "hint": "hold less"})
         return 1
     except FaultError as fault:
         say({"fault": f"{fault}"[:MAX_REASON], "hint": fault.hint})
@@ -237,7 +237,7 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
     return questions, answers
 
 
-def _keep() -> None:
+def _fork_under_guard() -> None:
     """Fork, and return in the child. The parent waits for the end of the child or for SIGTERM, kills all remaining
     descendants, and ends with the child's status."""
     ends_with_parent_by(signal.SIGTERM)
@@ -253,7 +253,7 @@ def _keep() -> None:
         os.dup2(nowhere, descriptor)
     status = None
     while status is None and signal.sigwait(awaited) == signal.SIGCHLD:
-        status = _reaped(child)
+        status = _reap(child)
     while True:  # children of killed processes become ours
         for pid in _children():
             with suppress(ProcessLookupError):
@@ -272,7 +272,7 @@ def _keep() -> None:
     os._exit(code if code >= 0 else 1)
 
 
-def _reaped(child: int) -> int | None:
+def _reap(child: int) -> int | None:
     """Reap ended processes. Return the status of the child, if it is among them."""
     status = None
     with suppress(ChildProcessError):

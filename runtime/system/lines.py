@@ -33,7 +33,7 @@ HALF_S = 0.02  # a line that is being written grows within this time
 _PIECE_BYTES = 1 << 20  # a longer line counts as damaged
 
 
-def to_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Print a message to standard error, which is the log of a rank."""
     with suppress(OSError, ValueError):  # a full disk, or closed
         print(text, file=sys.stderr, flush=True)
@@ -53,7 +53,11 @@ class JsonLines:
     """
 
     def __init__(
-        self, path: Path, resume_step: int | None = None, say: Callable[[str], None] = to_stderr, noun: str = "rows"
+        self,
+        path: Path,
+        resume_step: int | None = None,
+        say: Callable[[str], None] = print_to_stderr,
+        noun: str = "rows",
     ) -> None:
         self._path, self._resume_step, self._say, self._noun = path, resume_step, say, noun
         self._file = -1
@@ -229,12 +233,12 @@ def _divide(path: Path, source: BinaryIO, step: int, later: list[int], damaged: 
         kept_file = _side_file(temporary, undo)
         later_file, damaged_file = kept_file, kept_file
         if later:
-            place = next(p for n in range(1, 1 << 30) if not os.path.lexists(p := _beside(path, str(n))))
+            place = next(p for n in range(1, 1 << 30) if not os.path.lexists(p := _side_path(path, str(n))))
             later_file = _side_file(place, undo)
             span = f"step {later[0]}" if len(later) == 1 else f"steps {min(later)} to {max(later)}"
             notes.append(f"{noun} of {span}, later than step {step}, are now in {place.name}")
         if damaged:
-            place = _beside(path, "damaged")
+            place = _side_path(path, "damaged")
             damaged_file = _side_file(place, undo)
             is_one = damaged == 1
             notes.append(f"{damaged} damaged {'line is' if is_one else 'lines are'} now in {place.name}")
@@ -264,7 +268,7 @@ def _restore(path: Path, file: BinaryIO, size: int) -> None:
         os.truncate(path, size) if size else path.unlink()
 
 
-def _beside(path: Path, word: str) -> Path:
+def _side_path(path: Path, word: str) -> Path:
     return path.with_name(f"{path.stem}.{word}{path.suffix}")
 
 

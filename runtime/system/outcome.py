@@ -93,7 +93,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
-def shortened(text: str, max_characters: int = 120) -> str:
+def shorten(text: str, max_characters: int = 120) -> str:
     """Return `text` made printable, without its middle if it is longer than `max_characters` characters."""
     text = printable(text)
     return text if len(text) <= max_characters else f"{text[: max_characters // 2]}…{text[-(max_characters // 2) :]}"

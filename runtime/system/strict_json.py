@@ -25,7 +25,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from runtime.system.outcome import shortened
+from runtime.system.outcome import shorten
 
 MAX_DEPTH = 32  # of a Tree
 MAX_INT = (1 << 63) - 1
@@ -67,7 +67,7 @@ class _PathError(Exception):
         self.path, self.words = path, words
 
 
-class _Repeated(dict[str, Any]):
+class _RepeatedKeys(dict[str, Any]):
     """A JSON object with a repeated `key`."""
 
     key = ""
@@ -84,14 +84,14 @@ def read(form: type[Form], text: str | bytes, thing: str) -> Form:
     try:
         result: Form = _reader(form)(value, "")
     except _PathError as fault:
-        raise FormError(f"{shortened(fault.path) or 'it'} {fault.words.format(thing=thing)}") from None
+        raise FormError(f"{shorten(fault.path) or 'it'} {fault.words.format(thing=thing)}") from None
     return result
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields_by_key = dict(pairs)
     if len(fields_by_key) < len(pairs):
-        repeated, seen = _Repeated(fields_by_key), set[str]()
+        repeated, seen = _RepeatedKeys(fields_by_key), set[str]()
         repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         return repeated
     return fields_by_key
@@ -101,20 +101,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reader(annotation: Any) -> Reader:
-    return _compiled(annotation)
+    return _build_reader(annotation)
 
 
 @cache
-def _compiled(annotation: Any) -> Reader:
+def _build_reader(annotation: Any) -> Reader:
     """Return the reader of an annotation, which raises _PathError for invalid values."""
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _within(_reader(arguments[0]), arguments[1:])
+        return _bounded_reader(_reader(arguments[0]), arguments[1:])
     if origin in (Union, types.UnionType):
         return _union(arguments)
     if origin is Literal:
-        return _checked(lambda value: type(value) is str and value in arguments)
+        return _predicate_reader(lambda value: type(value) is str and value in arguments)
     if origin is tuple:
         return (
             _array(_reader(arguments[0]))
@@ -129,13 +129,13 @@ def _compiled(annotation: Any) -> Reader:
     if annotation == Tree:
         return _tree
     if isinstance(annotation, type) and issubclass(annotation, str) and annotation is not str:
-        return _named(annotation)
+        return _pattern_reader(annotation)
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(_reader(arguments[1]))
     return _SCALARS[annotation]
 
 
-def _checked(holds: Callable[[Any], bool]) -> Reader:
+def _predicate_reader(holds: Callable[[Any], bool]) -> Reader:
     def reader(value: Any, path: str) -> Any:
         if not holds(value):
             raise _PathError(path)
@@ -144,7 +144,7 @@ def _checked(holds: Callable[[Any], bool]) -> Reader:
     return reader
 
 
-def _named(form: Any) -> Reader:
+def _pattern_reader(form: Any) -> Reader:
     """Return the reader of a str subclass, whose `pattern` the text must match."""
     fullmatch = re.compile(form.pattern, re.ASCII).fullmatch
 
@@ -173,34 +173,34 @@ def _number(value: Any, path: str) -> Any:
 _SCALARS: Mapping[Any, Reader] = {
     int: _int,
     float: _number,
-    str: _checked(lambda value: type(value) is str),
-    bool: _checked(lambda value: type(value) is bool),
-    type(None): _checked(lambda value: value is None),
+    str: _predicate_reader(lambda value: type(value) is str),
+    bool: _predicate_reader(lambda value: type(value) is bool),
+    type(None): _predicate_reader(lambda value: value is None),
 }
 
 
-def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
+def _bounded_reader(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
     """Return a reader that checks the result of `inner` with one NumberRange or Pattern."""
     (bound,) = bounds
     if isinstance(bound, NumberRange):
         low, high = bound.low, bound.high
 
-        def in_range(value: Any, path: str) -> Any:
+        def read_in_range(value: Any, path: str) -> Any:
             result = inner(value, path)
             if not low <= result <= high:
                 raise _PathError(path)
             return result
 
-        return in_range
+        return read_in_range
     fullmatch = re.compile(bound.text, re.ASCII | re.DOTALL).fullmatch
 
-    def matched(value: Any, path: str) -> Any:
+    def read_matching(value: Any, path: str) -> Any:
         result = inner(value, path)
         if not fullmatch(result):
             raise _PathError(path)
         return result
 
-    return matched
+    return read_matching
 
 
 def _union(alternatives: tuple[Any, ...]) -> Reader:
@@ -295,7 +295,7 @@ def _check_tree(value: Any, path: str, depth: int) -> None:
 def _check_object(value: Any, path: str) -> None:
     if not isinstance(value, dict):
         raise _PathError(path)
-    if isinstance(value, _Repeated):
+    if isinstance(value, _RepeatedKeys):
         raise _PathError(_below(path, value.key), "is there twice")
 
 

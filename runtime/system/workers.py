@@ -55,10 +55,10 @@ def run(
     workers: int,
     each_s: float,
     until: float,
-    answered: Callable[[Task, Answer], None],
+    on_answer: Callable[[Task, Answer], None],
 ) -> None:
     """Have each task answered once, in any order, by `workers` processes of `command`, until `until` (monotonic). An
-    exception in `answered` or an interrupt ends the run."""
+    exception in `on_answer` or an interrupt ends the run."""
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
@@ -95,7 +95,7 @@ def run(
                         process = None
                 with lock:
                     if not stopped.is_set():
-                        answered(task, answer)
+                        on_answer(task, answer)
         finally:
             if process:
                 end(process)
@@ -104,7 +104,7 @@ def run(
         try:
             for future in as_completed([pool.submit(work) for _ in range(min(workers, len(tasks)))]):
                 future.result()
-        except BaseException:  # an interrupt, or an exception in `answered`
+        except BaseException:  # an interrupt, or an exception in `on_answer`
             with lock:
                 stopped.set()
                 for process in running:

@@ -23,7 +23,7 @@ E4M3 = torch.float8_e4m3fn
 def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All products of this process are cut until the test ends."""
     for name in accumulator.USERS:
-        for attribute in ("takes", "scaled_product"):
+        for attribute in ("runs_natively", "scaled_product"):
             monkeypatch.setattr(sys.modules[name], attribute, getattr(sys.modules[name], attribute))
     accumulator.replace()
     return

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compiler.ir.dtypes import Packed, flat_tensors, tensor_bytes
+from compiler.ir.dtypes import PackedDtype, flat_tensors, tensor_bytes
 from dsl.facts.formats import E5M6, FP8, PRODUCTS, FormatFacts
 from dsl.schema import BUILT_IN
 from runtime.ops import elements
-from runtime.ops.formats import FORMATS, packed
+from runtime.ops.formats import FORMATS, pack_planes
 
 ROWS = [form for form in (*PRODUCTS, E5M6) if form != FP8]
 
@@ -29,8 +29,8 @@ def test_rows_are_the_same() -> None:
 @pytest.mark.parametrize("shape", [(3, 40), (65, 129), (2, 33, 47)])
 def test_planned_tensors_equal_those_of_the_runtime(form: FormatFacts, shape: tuple[int, ...]) -> None:
     for tile, flags in ((form.tile, ()), (form.weight_tile, ())):
-        dtype = str(Packed(form.name, *tile, flags))
-        tensors = packed(torch.randn(shape), FORMATS[form.name], tile)
+        dtype = str(PackedDtype(form.name, *tile, flags))
+        tensors = pack_planes(torch.randn(shape), FORMATS[form.name], tile)
         planned = flat_tensors(shape, dtype)
         assert [(tensor.shape, tensor.dtype) for tensor in planned] == [
             (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors
@@ -39,7 +39,7 @@ def test_planned_tensors_equal_those_of_the_runtime(form: FormatFacts, shape: tu
 
 
 def test_columns_are_transposed() -> None:
-    dtype = str(Packed("nvfp4", 16, 1, ("columns", "hadamard", "stochastic")))
+    dtype = str(PackedDtype("nvfp4", 16, 1, ("columns", "hadamard", "stochastic")))
     assert dtype == "nvfp4[16x1 columns hadamard stochastic]"
     tensors = [(tensor.suffix, tensor.shape) for tensor in flat_tensors(("R", 48), dtype)]
     assert tensors == [("", (48, "R/2")), ("_scales", (48, "R/16")), ("_scale", ())]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.build_summary import does_not_fit, fullest, parts_of
+from compiler.emit.build_summary import fullest, memory_error_text, parts_of
 from compiler.pipeline import lower_spec
 from compiler.predict.prediction import size
 from dsl.closed_forms.memory import lower_bound
 from dsl.load import resolve
-from runtime.launch.room import free_bytes, lack
+from runtime.launch.room import free_bytes, memory_shortage
 from tests.runtime.plans import small_plan
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def test_a_device_smaller_than_the_plan_is_reported_and_one_as_large_is_not() ->
     assert lower_bound(spec).total < needed  # so `dsc check` passes both
     for memory, is_too_small in ((needed, False), (needed - 1, True)):
         smaller = resolve(QUICKSTART, overrides=[f"cluster.node.device.memory={memory / 1000:.3f}KB"]).spec
-        message = does_not_fit(smaller, lower_spec(smaller))
+        message = memory_error_text(smaller, lower_spec(smaller))
         assert bool(message) == is_too_small
     assert f"the {size(needed - 1)} of device cpu" in message
     assert "2 pipeline ranks of 2" in message
@@ -45,7 +45,7 @@ def test_smaller_batches_that_hold_more_memory_are_reported() -> None:
         device = spec.cluster.node.device.model_copy(update={"memory": devices, "reserve": 0})
         node = spec.cluster.node.model_copy(update={"device": device})
         smaller = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
-        message = does_not_fit(smaller, lowered)
+        message = memory_error_text(smaller, lowered)
         assert f"rank {rank} needs the most, {size(memory.total)} {steps}; " in message and hint in message
 
 
@@ -78,7 +78,7 @@ def test_free_memory_is_limited_by_the_machine_and_the_cgroup(limit: str, used: 
 def test_ranks_that_this_machine_cannot_hold_are_not_started(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1000 kB\n")
     plan = small_plan(pp=2, dp=8, memory=(100_000, 28_000))
-    assert lack(plan, None, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
+    assert memory_shortage(plan, None, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
     plan = replace(plan, memory=(100_000, 28_001))
-    assert "the 16 ranks of this run hold 0.001GB together" in lack(plan, None, tmp_path, tmp_path)
-    assert lack(plan, range(8, 16), tmp_path, tmp_path) == "", "the other half is on another machine"
+    assert "the 16 ranks of this run hold 0.001GB together" in memory_shortage(plan, None, tmp_path, tmp_path)
+    assert memory_shortage(plan, range(8, 16), tmp_path, tmp_path) == "", "the other half is on another machine"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.stage_modules import with_origin
+from compiler.emit.stage_modules import add_origin_comment
 from compiler.ir import Segment, SegmentCode, Use
 from dsl.canonical import canonical
 from dsl.load import load
@@ -32,7 +32,9 @@ HYBRID = load(Path(__file__).parents[2] / "specs" / "laptop-hybrid.dsc")
 def test_the_line_names_the_layer_or_the_shared_setting(site: str, line: str) -> None:
     use = Use(Site(site), Segment.__new__(Segment), (), (), ())
     resolved = canonical(HYBRID)
-    head, origin, body = with_origin(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split("\n", 2)
+    head, origin, body = add_origin_comment(SegmentCode("s", "head\nrest\n", ()), use, HYBRID.model, resolved).split(
+        "\n", 2
+    )
     assert (head, body) == ("head", "rest\n")
     line_number, _, source_line = origin.removeprefix("# from spec.resolved:").partition(": ")
     assert source_line == line and resolved.split("\n")[int(line_number) - 1].strip().removesuffix(" {") == line

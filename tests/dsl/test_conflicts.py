@@ -19,7 +19,7 @@ from dsl.conflict.nearest import distance
 from dsl.conflict.search import MAX_CHANGED, LineChange, RuleProblem, RuleRow
 from dsl.conflict.sheet import SpecSheet, variables
 from dsl.load import analyse, check, load
-from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, Span, before_value
+from dsl.messages.diagnostics import OVERRIDE, Diagnostic, Edit, Span, text_before_value
 from dsl.resolve.files import collect
 from dsl.schema import Spec
 from tests import copies
@@ -238,7 +238,7 @@ run big extends base {{
     assert [note.message for note in first.notes] == ["data = 16 follows from 64 devices / 4 pipeline ranks"]
     (batch,) = (item for item in rest if item.code == "E0807")
     assert batch.notes[0].message == first.notes[0].message
-    changed_keys = [{before_value(edit.span).strip() for edit in edits} for edits in first.conflict.resolutions]
+    changed_keys = [{text_before_value(edit.span).strip() for edit in edits} for edits in first.conflict.resolutions]
     buys = [bool(keys & {"nodes =", "devices ="}) for keys in changed_keys]
     assert True in buys and buys == sorted(buys), "other degrees come before other machines"
 
@@ -363,7 +363,7 @@ def test_a_published_model_is_not_offered_with_other_layers(tmp_path: Path, over
     items = check(path, "large", [override])
     ways = [way for item in items if item.conflict is not None for way in item.conflict.resolutions]
     assert ways, items
-    edited = {before_value(edit.span).split()[0] for way in ways for edit in way}
+    edited = {text_before_value(edit.span).split()[0] for way in ways for edit in way}
     assert edited & {"pipeline", "chunks", "batch", "parallel.pipeline=", "schedule.chunks=", "train.batch="}
     assert not edited & {"layers", "heads", "kv_heads", "vocab", "hidden"}, ways
 

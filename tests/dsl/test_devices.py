@@ -156,7 +156,7 @@ def test_plans_leave_the_reserve_of_an_accelerator_free(overrides: list[str], ro
     """CUDA contexts, NCCL, cuBLAS and fragmentation take memory that no plan counts."""
     words = [f"cluster.node.device.{override}" for override in overrides]
     device = load(SPECS / "llama3-8b.dsc", overrides=words).cluster.node.device
-    assert (device.room, device.memory - device.reserved) == (room, room)
+    assert (device.room, device.memory - device.reserved_bytes) == (room, room)
     assert device.model_copy(update={"memory": device.memory_for(room)}).room == room
 
 

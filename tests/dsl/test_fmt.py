@@ -16,7 +16,7 @@ from compiler.cli.main import main
 from dsl.canonical import canonical
 from dsl.load import load
 from dsl.messages.diagnostics import Source, SpecError
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from dsl.text.parser import MAX_BYTES, decode, parse
 from dsl.text.syntax import Statement
 from dsl.text.table import tokens
@@ -66,7 +66,7 @@ EXAMPLES = {
 
 
 def format_text(text: str) -> str:
-    return formatted(Source("spec.dsc", text))
+    return format_source(Source("spec.dsc", text))
 
 
 def meaning(value: object) -> object:

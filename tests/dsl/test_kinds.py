@@ -12,7 +12,7 @@ from compiler.pipeline import lower_spec
 from compiler.predict.memory_state import device_of, proven_memories
 from dsl.load import check, load
 from dsl.rules.resources import state_fits_each_kind
-from dsl.schema import Device, Machine, More, Spec
+from dsl.schema import Device, Machine, MoreNodes, Spec
 from tests.dsl.test_conflicts import TEXT, UI, Numbers, allowed, applied, keys_of, matches
 from tests.runtime.step.specs import spec as small_spec
 
@@ -24,7 +24,7 @@ def on_kinds(chosen: Spec, *memories: int) -> Spec:
     nodes = [Machine(devices=chosen.parallel.data, device=Device(name=f"d{m}", memory=m)) for m in memories]
     more_nodes = None
     for node in reversed(nodes[1:]):
-        more_nodes = More(nodes=1, node=node, more=more_nodes)
+        more_nodes = MoreNodes(nodes=1, node=node, more=more_nodes)
     cluster = chosen.cluster.model_copy(update={"nodes": 1, "node": nodes[0], "more": more_nodes})
     return chosen.model_copy(update={"cluster": cluster})
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.facts.layout import LayoutError, expanded, layout_of, stages_of_layout
+from dsl.facts.layout import LayoutError, expand_layout, layout_of, stages_of_layout
 
 
 @st.composite
@@ -30,14 +30,14 @@ def test_a_layout_reads_back(case: tuple[list[tuple[int, int]], int]) -> None:
 
 def test_the_published_example_has_61_layers_on_32_stages() -> None:
     """Megatron-Core's example for DeepSeek-V3, with MTP on a separate stage."""
-    stages = expanded("Et*3|(tt|)*29,m|L").split("|")
+    stages = expand_layout("Et*3|(tt|)*29,m|L").split("|")
     assert len(stages) == 32 and [len(s) for s in stages[:3]] == [4, 2, 2] and stages[-2:] == ["m", "L"]
     assert sum(s.count("t") for s in stages) == 61
     with pytest.raises(LayoutError, match="MTP reads the head"):
         stages_of_layout("Et*3|(tt|)*29,m|L", 61, 1)
     assert stages_of_layout("Et*3|(tt|)*28,tt,mL", 61, 1)[-1] == (59, 61)
     assert len(stages_of_layout("Et*3|(tt|)*29mL", 61, 1)) == 31
-    assert expanded("Et*1*3|L") == "Ettt|L"
+    assert expand_layout("Et*1*3|L") == "Ettt|L"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.facts.devices import group_nodes, groups_fit_nodes, nodes_reached
+from dsl.facts.devices import group_nodes, groups_fit_nodes, most_nodes_of_token
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.data())
@@ -16,9 +16,9 @@ def test_nodes_that_a_token_reaches(groups: int, nodes: int, each: int, data: st
     num_chosen, experts = data.draw(st.integers(1, groups)), groups * nodes * each
     node_of = [{e * nodes // experts for e in range(g * nodes * each, (g + 1) * nodes * each)} for g in range(groups)]
     largest = max(len(set().union(*chosen)) for chosen in combinations(node_of, num_chosen))
-    assert largest <= nodes_reached(groups, num_chosen, nodes) <= nodes
+    assert largest <= most_nodes_of_token(groups, num_chosen, nodes) <= nodes
     if groups_fit_nodes(groups, nodes):
-        assert nodes_reached(groups, num_chosen, nodes) == largest
+        assert most_nodes_of_token(groups, num_chosen, nodes) == largest
 
 
 @given(st.integers(1, 12), st.integers(1, 24), st.integers(1, 4))

@@ -15,12 +15,12 @@ import pytest
 
 from dsl import rules
 from dsl.conflict import nearest, weakest
-from dsl.conflict.sheet import VARIABLES, SpecSheet, checked, variables
+from dsl.conflict.sheet import VARIABLES, SpecSheet, check_variables, variables
 from dsl.load import analyse, load
 from dsl.reference import blocks, find, keys
 from dsl.reference.keys import without_kinds
-from dsl.schema import BUILT_IN, Moe, Node, Parallel, Spec, Strict
-from dsl.schema.paths import checked_key, checked_path
+from dsl.schema import BUILT_IN, Moe, Node, Parallel, Spec, StrictModel
+from dsl.schema.paths import check_key, check_path
 
 ROOT = Path(__file__).parents[2]
 UI = ROOT / "tests" / "ui"
@@ -63,15 +63,15 @@ def test_a_path_missing_in_the_schema_is_refused() -> None:
         "cluster.more",
         "data.sources.web.weight",
     ):
-        assert checked_path(right) == right
+        assert check_path(right) == right
     wrong_paths = ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary")
     for wrong in (*wrong_paths, "data.sources.web.wait"):
         with pytest.raises(LookupError, match="the schema has no"):
-            checked_path(wrong)
+            check_path(wrong)
     with pytest.raises(LookupError, match="Moe has no field `n_experts`"):
-        checked_key(Moe, "n_experts")
+        check_key(Moe, "n_experts")
     with pytest.raises(LookupError, match=r"no variables: parallel\.zeros"):
-        checked({"parallel.zero": 1, "parallel.zeros": 2})
+        check_variables({"parallel.zero": 1, "parallel.zeros": 2})
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_findings_refer_to_existing_paths() -> None:
     codes: set[str] = set()
     for file in sorted(UI.glob("*.dsc")):
         for view in analyse(str(file)).views:
-            for _, finding in rules.broken(view.spec, view.context.failed):
+            for _, finding in rules.broken_rules(view.spec, view.context.failed):
                 codes.add(finding.code)
                 for path in (finding.path, *(path for _, path in finding.notes)):
-                    checked_path(path)
+                    check_path(path)
     assert len(codes) > 30
 
 
@@ -175,8 +175,8 @@ def test_a_copy_with_an_unknown_field_is_refused() -> None:
 
 
 def test_no_module_copies_models_that_are_less_strict() -> None:
-    """Models that are copied by field name derive from Strict: pydantic's own copies accept any name."""
-    assert issubclass(Node, Strict)
+    """Models that are copied by field name derive from StrictModel: pydantic's own copies accept any name."""
+    assert issubclass(Node, StrictModel)
     for folder in ("dsl", "compiler"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             text = file.read_text("utf-8")
@@ -205,8 +205,12 @@ def test_data_ranks_that_are_tried_leave_room_for_the_batch(micro_batch: int) ->
     """If memory matters, at most the largest possible number; each has enough micro-batches for its ranks."""
     for pipeline, nodes in ((1, 1), (4, 2), (16, 1)):
         chosen = {"parallel.pipeline": pipeline, "train.micro_batch": micro_batch, "cluster.nodes": nodes}
-        largest, *rest = weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=True))
+        largest, *rest = weakest.weakest_values(
+            "parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=True)
+        )
         micro_batches = weakest.MOST_NEEDED * pipeline
         assert largest * micro_batches * micro_batch <= weakest.MAX_BATCH
         assert largest * pipeline <= weakest.MAX_NODES * nodes and rest == [1][: largest > 1]
-        assert weakest.weakest("parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=False)) == (1,)
+        assert weakest.weakest_values("parallel.data", weakest.ChoiceView({}, {}, chosen, memory_at_stake=False)) == (
+            1,
+        )

@@ -27,7 +27,7 @@ from dsl.reference.topics import BATCH, FAMILIES, GROUPS, WORDS, LanguageWord, f
 from dsl.resolve.derive import DEFAULTS
 from dsl.rules import REFUSALS, RULES
 from dsl.rules.codes import CODES, RETIRED
-from dsl.schema import OPTIMIZERS, Choices, Derived, Node, Spec
+from dsl.schema import OPTIMIZERS, Choices, DerivedDefault, Node, Spec
 from dsl.schema.base import fields_of, keys_of
 from tests import copies
 from tests.dsl.test_lessons import said
@@ -119,7 +119,7 @@ def test_derived_defaults_are_documented() -> None:
         (cls, name)
         for cls in CLASSES
         for name, info in cls.model_fields.items()
-        if any(isinstance(mark, Derived) for mark in info.metadata)
+        if any(isinstance(mark, DerivedDefault) for mark in info.metadata)
     }
     derived = {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
     of_sources = {(schema.Data, name) for name in ("source", "tokenizer", "end_id")}

@@ -13,7 +13,7 @@ from dsl import schema
 from dsl.canonical import canonical
 from dsl.load import load
 from dsl.messages.diagnostics import Source
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from tests import copies
 from tests.dsl.test_roundtrip import names, reread, small, texts
 from tests.specs.shipped import SPECS
@@ -111,6 +111,6 @@ def rewarded(draw: st.DrawFn) -> schema.Spec:
 def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
     text = canonical(spec)
     assert reread(text) == spec
-    laid = formatted(Source("laid", text))
+    laid = format_source(Source("laid", text))
     assert reread(laid) == spec
-    assert formatted(Source("laid", laid)) == laid
+    assert format_source(Source("laid", laid)) == laid

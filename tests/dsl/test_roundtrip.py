@@ -15,7 +15,7 @@ from dsl.closed_forms.ramp import ramp_of_spec
 from dsl.closed_forms.stages import fewest_stages_of_rank
 from dsl.load import analyse, load
 from dsl.messages.diagnostics import Source, SpecError
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from dsl.text.parser import decode
 from tests.specs.shipped import NAMES, path_of
 
@@ -222,7 +222,7 @@ def clusters(draw: Draw, pipeline: int, data: int, linear: str) -> schema.Cluste
     (nodes, node), *further = (draw(machines(num_ranks * data, linear)) for num_ranks in ranks)
     more_nodes = None
     for num_nodes, machine in reversed(further):
-        more_nodes = schema.More(nodes=num_nodes, node=machine, more=more_nodes)
+        more_nodes = schema.MoreNodes(nodes=num_nodes, node=machine, more=more_nodes)
     return schema.Cluster(name=draw(names), nodes=nodes, node=node, more=more_nodes, rates=draw(maybe(texts)))
 
 
@@ -384,9 +384,9 @@ def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
     text = canonical(spec)
     assert reread(text) == spec
     assert canonical(reread(text)) == text
-    laid = formatted(Source("laid", text))
+    laid = format_source(Source("laid", text))
     assert reread(laid) == spec
-    assert formatted(Source("laid", laid)) == laid
+    assert format_source(Source("laid", laid)) == laid
 
 
 def test_shipped_specs_read_back(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_accepted_terminals_are_exactly_those_that_can_be_fed() -> None:
     text = TEXTS[0]
     parser = TableParser(Builder(Source("text", text)))
     for token in list(tokens(text))[:60]:
-        before = parser.saved()
+        before = parser.copy_state()
         fed = set()
         for name in names:
             try:

@@ -9,7 +9,7 @@ import pytest
 from dsl.facts import vocabulary
 from dsl.load import analyse
 from dsl.messages.diagnostics import Source
-from dsl.messages.spelling import nearest, num_edits
+from dsl.messages.spelling import nearest_words, num_edits
 from dsl.reference import find, keys
 from dsl.reference.keys import without_kinds
 from dsl.resolve.meant import WHY_NOT_IN_MLA
@@ -188,7 +188,7 @@ def test_a_key_that_is_missing_comes_first() -> None:
     ],
 )
 def test_nearest(word: str, words: tuple[str, ...], meant: tuple[str, ...]) -> None:
-    assert nearest(word, words) == meant
+    assert nearest_words(word, words) == meant
 
 
 def test_edits_are_counted() -> None:
@@ -198,7 +198,7 @@ def test_edits_are_counted() -> None:
 
 def test_very_many_names_take_no_time() -> None:
     """Names beyond the limit are not compared, so the cost of a hint does not grow with a text."""
-    assert nearest("b" * 30, ["a" * 29 + str(index) for index in range(50_000)]) == ()
+    assert nearest_words("b" * 30, ["a" * 29 + str(index) for index in range(50_000)]) == ()
 
 
 # ---------------------------------------------------------------- hints that are edits

@@ -21,7 +21,7 @@ from dsl.load import analyse
 from dsl.messages.diagnostics import Diagnostic, Source, SpecError, render_all
 from dsl.rules.codes import CODES
 from dsl.schema import Node, Spec
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from dsl.text.parser import decode, parse
 from dsl.text.table import tokens
 from tests.fuzz.generate import Input
@@ -118,8 +118,8 @@ def _lay_out(source: Source) -> None:
     """A text that can be read can be formatted, and has the same words then."""
     if parse(source).diagnostics:
         return
-    laid = formatted(source)
-    assert formatted(Source("laid", laid)) == laid
+    laid = format_source(source)
+    assert format_source(Source("laid", laid)) == laid
     assert [word.text for word in tokens(laid) if word.type != "NEWLINE"] == [
         word.text for word in tokens(source.text) if word.type != "NEWLINE"
     ]

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.copies import Copied, Copier
+from runtime.checkpoint.copies import Copier, CopyResult
 from runtime.checkpoint.places import CopyPlace, Inventory
-from runtime.checkpoint.publish import Keep, Publisher, Saved, TensorPart, load
+from runtime.checkpoint.publish import Publisher, RetentionPolicy, SaveResult, TensorPart, load
 from runtime.checkpoint.restore import restore
 
 
@@ -21,7 +21,7 @@ class Alone:
     def all(self, yes: bool) -> bool:
         return yes
 
-    def from_first(self, numbers: list[int]) -> list[int]:
+    def broadcast(self, numbers: list[int]) -> list[int]:
         return numbers
 
 
@@ -35,21 +35,23 @@ class Run:
     def __init__(self, folder: Path, place: CopyPlace, keep: int = 1, elsewhere: Inventory | None = None) -> None:
         self.folder, self.place = folder, place
         checkpoints = folder / "checkpoints"
-        self.copier = Copier(place, checkpoints, 0, Keep(keep), Alone())
+        self.copier = Copier(place, checkpoints, 0, RetentionPolicy(keep), Alone())
         self.copier._thread = threading.current_thread()  # only `copy` copies
         inventories = (elsewhere,) if elsewhere else ()
-        self.publisher = Publisher(checkpoints, 0, 1, lambda: None, Keep(keep), self.copier.held_names, *inventories)
+        self.publisher = Publisher(
+            checkpoints, 0, 1, lambda: None, RetentionPolicy(keep), self.copier.held_names, *inventories
+        )
 
-    def publish(self, step: int) -> Saved:
+    def publish(self, step: int) -> SaveResult:
         saved = self.publisher.save(step, tensors(step), {"of": step})
         self.copier.offer(step, saved)
         return saved
 
-    def copy(self) -> list[Copied]:
+    def copy(self) -> list[CopyResult]:
         self.copier._copy_next()
-        return [*self.copier.ended()]
+        return [*self.copier.finished_copies()]
 
-    def save(self, step: int) -> list[Copied]:
+    def save(self, step: int) -> list[CopyResult]:
         self.publish(step)
         return self.copy()
 

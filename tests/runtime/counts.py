@@ -98,7 +98,7 @@ def moved(counts: Counts) -> Iterator[None]:
 
     table: tuple[tuple[type, str, Callable[..., tuple[str, int]]], ...] = (
         (host.HostEdge, "send", lambda _, tensor: ("messages", tensor.nbytes)),
-        (host.HostSwap, "start", lambda name, rows, _: (name.partition(" ")[0], rows.packed().nbytes)),
+        (host.HostSwap, "start", lambda name, rows, _: (name.partition(" ")[0], rows.to_contiguous().nbytes)),
         (memory.Circle, "all_reduce", lambda tensor, _largest=False: ("sums", tensor.nbytes)),
         (memory.Circle, "start_reduce", partial(flat, "reductions")),
         (memory.Circle, "gather_parts", partial(flat, "gathers")),

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint.publish import Keep, Publisher, TensorPart
+from runtime.checkpoint.publish import Publisher, RetentionPolicy, TensorPart
 
 MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 
@@ -78,11 +78,11 @@ def save_all(
     folder: Path,
     step: int,
     shards: list[Mapping[str, Tensor | TensorPart]],
-    keep: int | Keep = 1,
+    keep: int | RetentionPolicy = 1,
     meta: Mapping[str, Any] | None = None,
 ) -> list[BaseException | None]:
     """Save with one thread per rank. Returns what each raised. A broken barrier means that the process ended."""
-    world, keeping = len(shards), Keep(keep) if isinstance(keep, int) else keep
+    world, keeping = len(shards), RetentionPolicy(keep) if isinstance(keep, int) else keep
     barrier = threading.Barrier(world)
     raised: list[BaseException | None] = [None] * world
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.comm.connect import Endpoint, StagedSwap
 from runtime.comm.exchange import Exchange, HostReads, RankExchange
-from runtime.comm.nodes import Hops, NodeExchange, NodePlace, by_node
+from runtime.comm.nodes import Hops, NodeExchange, NodePlace, split_by_node
 from runtime.comm.transport import Rows, Swap, SwapKind, WantedChannels, Work, raw
 from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
@@ -114,7 +114,7 @@ def bytes_asked_for(seed: int, world: int, groups: Sequence[Sequence[int]], rank
 
 def ranks(swaps: dict[SwapKind, list[Swap | None]], world: int, num_nodes: int, rank: int) -> None:
     """`swaps`: with the column, within the node, and with all ranks."""
-    groups = by_node(range(world), world // num_nodes)
+    groups = split_by_node(range(world), world // num_nodes)
     node, index = divmod(rank, world // num_nodes)
     column, reads = [group[index] for group in groups], HostReads(torch.device("cpu"))
     place, flat = NodePlace(world, num_nodes, node, TOKENS), (swaps["expert"][2], swaps["counts"][2])

@@ -74,8 +74,8 @@ def watched(build: Build, rank: int, board: Board) -> dict[str, object]:
         if (rank, step) == SLOW:
             trainer.bodies |= {body: slow}
         rows.append(trainer.train_step())
-        assert trainer.feed._ahead is not None
-        trainer.feed._ahead.future.result()  # steps as long as their samples take to read
+        assert trainer.feed._prefetched is not None
+        trainer.feed._prefetched.future.result()  # steps as long as their samples take to read
         read.append(samples.read_by_trainer)
         if (rank, step) == SLOW:
             trainer.bodies |= {body: first}

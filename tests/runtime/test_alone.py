@@ -64,7 +64,7 @@ class Notes(list[str]):
         return SimpleNamespace(wait=wait)
 
     @contextmanager
-    def within(self, part: str) -> Iterator[None]:
+    def measure(self, part: str) -> Iterator[None]:
         yield
 
 
@@ -263,6 +263,7 @@ def test_an_evaluation_divides_sms_as_training_does(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(evaluate, "take", lambda kind, rank: torch.device(kind, rank))
     monkeypatch.setattr(evaluate, "Endpoint", lambda *_, sms: carveouts.append(sms))
     monkeypatch.setattr(evaluate, "Trainer", trainer)
+    monkeypatch.setattr(evaluate, "compile_for_rank", lambda *_: None)
     build: Any = SimpleNamespace(plan=small_plan(dp=2, communication_sms=20))
     weights: Any = None
     job = evaluate.Evaluation(build, weights, "weight", evaluate.SampleRows(ids), "cuda", tmp_path / "losses.json")

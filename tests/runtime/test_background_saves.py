@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import durable_files, publish
-from runtime.checkpoint.copies import Copied, Copier
+from runtime.checkpoint.copies import Copier, CopyResult
 from runtime.checkpoint.publish import CheckpointError, TensorPart, load
 from runtime.contract.recipe import Checkpoints
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.observe.events import Events
-from runtime.observe.health.judge import Recent
+from runtime.observe.health.judge import RecentSteps
 from runtime.run.saves import Saves
 from runtime.state import snapshot
 from runtime.step.trainer import Trainer
@@ -43,7 +43,7 @@ class FakeTrainer:
     spec: Checkpoints
     board: Any = field(default_factory=lambda: SimpleNamespace(set_action=lambda _: None))
     step: int = 0
-    watch: Any = field(default_factory=lambda: SimpleNamespace(recent=Recent()))
+    watch: Any = field(default_factory=lambda: SimpleNamespace(recent=RecentSteps()))
     loads: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -345,18 +345,18 @@ def test_sigkill_while_a_rank_trains_on(tmp_path: Path, victim: int, number: int
 
 def test_results_of_copies_are_reported_after_a_step(tmp_path: Path) -> None:
     """A place is failing until a copy reaches it, even if older ones stay there."""
-    run, ended = run_of(tmp_path), list[Copied]()
-    run.saves._copiers = [cast(Copier, SimpleNamespace(ended=lambda: ended))]
+    run, ended = run_of(tmp_path), list[CopyResult]()
+    run.saves._copiers = [cast(Copier, SimpleNamespace(finished_copies=lambda: ended))]
     for failing, message, copied in (
         ({"far": 1}, "step 1 was not copied to far, the next checkpoint will be: no route", {"reason": "no route"}),
         ({"far": 1}, "step 2 was not copied to far, the next checkpoint will be: full", {"reason": "full"}),
-        ({"far": 1}, None, {"skipped": True}),
+        ({"far": 1}, None, {"was_skipped": True}),
         ({}, "step-4 is copied to far, but older ones were not removed: denied", {"note": "denied"}),
         ({}, None, {}),
     ):
         run.train(1)
         run.said.clear()
-        ended[:] = [Copied(run.trainer.step, f"step-{run.trainer.step}", "far", **cast(Any, copied))]
+        ended[:] = [CopyResult(run.trainer.step, f"step-{run.trainer.step}", "far", **cast(Any, copied))]
         assert not run.saves.poll()
         assert run.said == [message] * bool(message) and run.saves.failing == failing
     events = [(event["event"], event.get("step")) for event in run.events()]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.data.order import Order
 from runtime.data.samples import RowSamples, Samples
 from runtime.data.shards import RowWriter, ShardWriter
-from runtime.step.micro_batches import by_cost
+from runtime.step.micro_batches import order_by_cost
 from tests.runtime.step.samples import RandomSamples
 
 SOURCE = RandomSamples(50, 12)
@@ -24,13 +24,13 @@ Numbers = npt.NDArray[np.int64]
 def test_neighbours_in_cost_share_a_position(order: list[int], data_ranks: int, size: int, first: int) -> None:
     """Each sample is there once, and the position of rank r has the samples of that rank by cost, of all data ranks."""
     samples = np.arange(first, first + len(order) * data_ranks * size)
-    ordered = by_cost(SOURCE, samples, order)
+    ordered = order_by_cost(SOURCE, samples, order)
     assert sorted(ordered) == samples.tolist()
     costs = [SOURCE.causal_pairs(part).tolist() for part in ordered.reshape(len(order), -1)]
     every = sorted(SOURCE.causal_pairs(samples).tolist())
     share = data_ranks * size
     assert [sorted(part) for part in costs] == [every[rank * share : (rank + 1) * share] for rank in order]
-    assert by_cost(SOURCE, samples, order).tolist() == ordered.tolist()
+    assert order_by_cost(SOURCE, samples, order).tolist() == ordered.tolist()
 
 
 # ---------------------------------------------------------------- the same, sample by sample
@@ -84,7 +84,7 @@ def test_text_samples_are_placed_as_one_by_one(
         costs = [seen_in_text(text, index) for index in samples.tolist()]
         assert text.windows(samples).tolist() == [text.window(index) for index in samples.tolist()]
         assert text.causal_pairs(samples).tolist() == costs
-        assert by_cost(text, samples, order).tolist() == put(samples, costs, order)
+        assert order_by_cost(text, samples, order).tolist() == put(samples, costs, order)
 
 
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(5, 20), st.booleans(), steps())
@@ -101,7 +101,7 @@ def test_rows_are_placed_as_one_by_one(
         costs = [seen_in_rows(rows, index) for index in samples.tolist()]
         assert rows.windows(samples).tolist() == [rows.window(index) for index in samples.tolist()]
         assert rows.causal_pairs(samples).tolist() == costs
-        assert by_cost(rows, samples, order).tolist() == put(samples, costs, order)
+        assert order_by_cost(rows, samples, order).tolist() == put(samples, costs, order)
 
 
 @given(st.integers(1, 3000), st.integers(0, 5), st.integers(0, 2000), st.integers(1, 400), st.sampled_from([0, 1, 4]))

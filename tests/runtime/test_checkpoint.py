@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import DTYPES
-from runtime.checkpoint.publish import CheckpointError, Keep, TensorPart, latest, load
+from runtime.checkpoint.publish import CheckpointError, RetentionPolicy, TensorPart, latest, load
 from tests.runtime.faulty_files import save_all
 
 
@@ -158,7 +158,7 @@ def names_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize("bit", [1, 0x80])
 def test_damaged_checkpoints_do_not_count_among_the_kept_ones(folder: Path, bit: int) -> None:
     """Two checkpoints are kept and step 2 is damaged: 1 stays when 3 is written, and goes when 4 is."""
-    keep = Keep(2)
+    keep = RetentionPolicy(2)
     for step in (1, 2):
         save_all(folder, step, split(some_tensors(step), 2, step), keep)
     path = folder / "step-00000002" / "shard.1.safetensors"
@@ -180,11 +180,11 @@ def test_the_best_stay_and_so_does_every_nth(folder: Path) -> None:
     losses: list[Any] = [3.0, 1.0, 2.0, "0", 9.0, None, 50.0, 60.0]
     for step, loss in enumerate(losses, 1):
         meta = {"of": step} | ({"validation_loss": loss} if loss is not None else {})
-        save_all(folder, step, split(some_tensors(step), 1, step), Keep(2, best=2, every=4), meta)
+        save_all(folder, step, split(some_tensors(step), 1, step), RetentionPolicy(2, best=2, every=4), meta)
     assert [int(name[5:]) for name in names_of(folder)] == [2, 3, 4, 7, 8]
     path = folder / "step-00000002" / "shard.0.safetensors"
     path.write_bytes(b"\0" * path.stat().st_size)  # the best is damaged: the next ones stay in its place
-    save_all(folder, 9, split(some_tensors(9), 1, 9), Keep(2, best=2, every=4), {"validation_loss": 70.0})
+    save_all(folder, 9, split(some_tensors(9), 1, 9), RetentionPolicy(2, best=2, every=4), {"validation_loss": 70.0})
     assert [int(name[5:]) for name in names_of(folder)] == [3, 4, 7, 8, 9]
 
 

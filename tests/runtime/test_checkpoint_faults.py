@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.checkpoint import durable_files
-from runtime.checkpoint.publish import CheckpointError, Keep, Publisher, latest, load
+from runtime.checkpoint.publish import CheckpointError, Publisher, RetentionPolicy, latest, load
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from tests.runtime.faulty_files import (
@@ -239,7 +239,7 @@ def test_sigkill_of_a_rank_in_a_save(tmp_path: Path, victim: int, number: int) -
             board.set_action("checkpoint")
             if fault and step == 2 and rank == victim:
                 durable_files.os = Calls(killing)  # type: ignore[assignment]
-            Publisher(folder, rank, world, dist.barrier, Keep(1)).save(step, tensors(step)[rank], {})
+            Publisher(folder, rank, world, dist.barrier, RetentionPolicy(1)).save(step, tensors(step)[rank], {})
 
     outcome = launch(lambda *a: target(*a, fault=True), WORLD, folder=tmp_path)
     assert (outcome.kind, outcome.rank, outcome.step, outcome.action) == ("failed", victim, 2, "checkpoint")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from runtime.contract import BuildManifest, Certificate, DataRequest, KernelList, Mesh, RunPlan, RunProgram
-from runtime.contract.mesh import Columns, columns_with
+from runtime.contract.mesh import Columns, columns_of_channel
 from runtime.system.strict_json import FormError, pretty, tree
 from tests.runtime.plans import small_plan
 
@@ -243,7 +243,7 @@ MESHES = (
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_channels_of_a_kind_divide_the_columns(mesh: Mesh, kind: Columns) -> None:
     """Each column is in one channel, and all members of a channel have the same one."""
-    channels = [tuple(columns_with(column, kind, mesh)) for column in range(mesh.columns)]
+    channels = [tuple(columns_of_channel(column, kind, mesh)) for column in range(mesh.columns)]
     for column, channel in enumerate(channels):
         assert column in channel and {channels[member] for member in channel} == {channel}
     sizes = {

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from runtime.checkpoint import shard_manifest
-from runtime.checkpoint.copies import Copied, Copier
+from runtime.checkpoint.copies import Copier, CopyResult
 from runtime.checkpoint.places import CopyPlace, FolderPlace, StorePlace, inventory
-from runtime.checkpoint.publish import Keep, Publisher, TensorPart, load
+from runtime.checkpoint.publish import Publisher, RetentionPolicy, TensorPart, load
 from runtime.checkpoint.restore import restore
 from tests.runtime.copied import Run, taken_back, tensors
 from tests.runtime.faulty_files import BROKEN, NO_SPACE, Calls, Killed, fail_from, kill_at
@@ -44,7 +44,7 @@ class Threads:
             self.shared.barrier.wait()
             return verdict
 
-        def from_first(self, numbers: list[int]) -> list[int]:
+        def broadcast(self, numbers: list[int]) -> list[int]:
             if self.rank == 0:
                 self.shared.told.append(numbers)
             self.shared.barrier.wait()
@@ -93,7 +93,7 @@ def test_checkpoints_saved_during_a_copy_are_superseded_by_the_newest(tmp_path: 
 def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path) -> None:
     checkpoints, ranks = tmp_path / "run" / "checkpoints", 3
     barrier, meeting = threading.Barrier(ranks), Threads(ranks)
-    copies: dict[int, list[Copied]] = {}
+    copies: dict[int, list[CopyResult]] = {}
 
     class Full(FolderPlace):
         steps = frozenset({"step-00000001"})
@@ -105,15 +105,17 @@ def test_ranks_copy_their_shards_and_a_failure_leaves_no_manifest(tmp_path: Path
 
     def rank(number: int) -> None:
         place = Full("slow", tmp_path / "slow")
-        copier = Copier(place, checkpoints, number, Keep(1), meeting.of(number))
-        publisher = Publisher(checkpoints, number, ranks, lambda: void(barrier.wait()), Keep(1), copier.held_names)
+        copier = Copier(place, checkpoints, number, RetentionPolicy(1), meeting.of(number))
+        publisher = Publisher(
+            checkpoints, number, ranks, lambda: void(barrier.wait()), RetentionPolicy(1), copier.held_names
+        )
         for step in (1, 2):
             part = TensorPart(torch.full((8,), float(step)), 8 * number, (8 * ranks,))
             copier.offer(step, publisher.save(step, {"weight/w": part}, {}))
             while copier._shards or (number == 0 and copier.held_names() != {""}):  # in its own thread
                 copier._thread.join(0.001)  # type: ignore[union-attr]
         assert copier.close(30, lambda _: None)
-        copies[number] = [*copier.ended()]
+        copies[number] = [*copier.finished_copies()]
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(ranks)]
     for thread in threads:

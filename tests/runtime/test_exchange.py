@@ -136,7 +136,7 @@ class Packed:
     """A swap that packs and fills rows as one over a network does, but sends nothing."""
 
     def start(self, name: str, outgoing: Rows, incoming: Rows) -> list[Work]:
-        outgoing.packed()
+        outgoing.to_contiguous()
         incoming.fill(Rows(incoming.room(), incoming.counts))
         return []
 
@@ -224,7 +224,7 @@ def test_layout(counts: list[list[int]], alignment: int) -> None:
         rows += [0] * (-len(rows) % alignment)
         ends.append(len(rows))
     assert placed.tensor.tolist() == rows and layout.ends == ends and layout.num_rows == len(rows)
-    assert torch.equal(placed.packed(), packed)
+    assert torch.equal(placed.to_contiguous(), packed)
 
 
 @settings(deadline=None, max_examples=30)
@@ -251,7 +251,7 @@ def test_a_device_places_rows_as_a_cpu_does(
         on_device = Rows(layout.empty(pretended_rows), layout.of_members, layout)
         on_device.fill(Rows(pretended_rows, layout.of_members))
         assert torch.equal(on_device.tensor.cpu(), on_cpu.tensor)
-        assert torch.equal(on_device.packed().cpu(), packed)
+        assert torch.equal(on_device.to_contiguous().cpu(), packed)
 
 
 @given(st.integers(0, 300), st.integers(1, 6), st.sampled_from([1, 2, 8, 128]), st.randoms(use_true_random=False))

@@ -57,8 +57,8 @@ def test_only_the_first_step_waits(build: Build) -> None:
     trainer, samples = trainer_of(build)
     for step in range(STEPS):
         trainer.train_step()
-        assert trainer.feed._ahead is not None
-        trainer.feed._ahead.future.result()  # a step that takes as long as its samples take
+        assert trainer.feed._prefetched is not None
+        trainer.feed._prefetched.future.result()  # a step that takes as long as its samples take
         if step == 1:
             trainer.losses_on(RandomSamples(samples.vocab, samples.sequence), 1)
     batch = build.plan.batches[0][1]
@@ -75,7 +75,7 @@ def test_reading_ahead_gives_the_same_samples(build: Build) -> None:
         if step == 2:
             for trainer in (ahead, late):
                 trainer.position = trainer.position.skipping([(trainer.position.next, trainer.position.next + 3)])
-        late.feed._ahead = None
+        late.feed._prefetched = None
         assert ahead.train_step()["loss"] == late.train_step()["loss"]
     assert late.feed.waits == STEPS and ahead.feed.waits >= 2
 

@@ -24,7 +24,7 @@ from runtime.contract.recipe import HealthRecipe, SpikeRecipe
 from runtime.data.order import Order
 from runtime.data.position import Position
 from runtime.observe.health import record, rerun
-from runtime.observe.health.judge import BadStepError, JudgedStep, Recent, Verdict, judge
+from runtime.observe.health.judge import BadStepError, JudgedStep, RecentSteps, Verdict, judge
 from runtime.observe.health.replicas import ReplicaDifference, compare, fingerprint
 from runtime.observe.health.watch import HealthWatch
 from runtime.state.state import State, build_state
@@ -43,7 +43,7 @@ def test_a_spike_exceeds_the_mean_by_the_set_number_of_deviations() -> None:
     outcomes = set[bool]()
     for _ in range(500):
         rows = drawn.normal([5.0, 1.0], 0.2, (drawn.integers(4, 12), 2))
-        recent = Recent(tuple(JudgedStep(8 * i, *map(float, row)) for i, row in enumerate(rows)))
+        recent = RecentSteps(tuple(JudgedStep(8 * i, *map(float, row)) for i, row in enumerate(rows)))
         last = rows[-8:]
         bounds = last.mean(0) + np.array([4.0, 5.0]) * last.std(0, ddof=1)
         loss, norm = map(float, bounds + drawn.normal(-0.2, 0.2, 2))
@@ -58,33 +58,33 @@ def test_a_spike_exceeds_the_mean_by_the_set_number_of_deviations() -> None:
 def test_non_finite_losses_and_norms_never_change_weights(bad: float) -> None:
     for loss, norm in ((bad, 1.0), (1.0, bad)):
         for health, action in ((None, "stop"), (HEALTH, "skip"), (replace(HEALTH, not_finite="stop"), "stop")):
-            verdict = judge(health, Recent(), 1, loss, norm)
+            verdict = judge(health, RecentSteps(), 1, loss, norm)
             assert verdict is not None and verdict.action == action
 
 
 def test_zero_gradients_with_a_loss_are_judged_only_with_health() -> None:
     """A batch without targets has neither loss nor gradient. A run without a `health` block continues."""
-    verdict = judge(HEALTH, Recent(), 1, 5.7, 0.0)
+    verdict = judge(HEALTH, RecentSteps(), 1, 5.7, 0.0)
     assert verdict is not None and verdict.action == "skip"
-    assert judge(HEALTH, Recent(), 1, 0.0, 0.0) is judge(None, Recent(), 1, 5.7, 0.0) is None
+    assert judge(HEALTH, RecentSteps(), 1, 0.0, 0.0) is judge(None, RecentSteps(), 1, 5.7, 0.0) is None
 
 
 def test_few_steps_show_no_spike() -> None:
-    few = Recent((JudgedStep(0, 5.0, 1.0), JudgedStep(8, 5.1, 1.0), JudgedStep(16, 5.0, 1.1)))
+    few = RecentSteps((JudgedStep(0, 5.0, 1.0), JudgedStep(8, 5.1, 1.0), JudgedStep(16, 5.0, 1.1)))
     assert judge(HEALTH, few, 4, 1e9, 1e9) is None
     assert judge(replace(HEALTH, spike=None), few, 4, 1e9, 1e9) is None
 
 
 def test_the_run_stops_after_the_allowed_number_of_actions() -> None:
     for acted, action in (((93, 94), "stop"), ((92, 93), "skip"), ((99, 99), "stop"), ((99,), "skip")):
-        verdict = judge(HEALTH, Recent(acted=acted), 100, math.nan, 1.0)
+        verdict = judge(HEALTH, RecentSteps(acted=acted), 100, math.nan, 1.0)
         assert verdict is not None and verdict.action == action, acted
 
 
 def test_a_rollback_skips_the_samples_drawn_since() -> None:
     """A rollback reaches as far as is remembered, and no further than its phase."""
     for steps, first_step, target, first in ((5, 0, 2, 16), (2, 0, 0, 0), (5, 4, 4, 32), (5, 5, 5, 40)):
-        watch = HealthWatch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), Recent())
+        watch = HealthWatch(replace(small_plan().train, health=replace(HEALTH, not_finite="rollback")), RecentSteps())
         watch._first_step = first_step
         for step in range(1, steps + 1):
             assert watch.check(step, 5.0, 1.0, (8 * step - 8, 8 * step)) == 0
@@ -94,20 +94,20 @@ def test_a_rollback_skips_the_samples_drawn_since() -> None:
 
 
 def test_the_recent_history_round_trips() -> None:
-    recent = Recent()
+    recent = RecentSteps()
     for step in range(20):
-        recent = recent.after(JudgedStep(8 * step, 5 + step / 3, 0.1), HEALTH).acting(step)
+        recent = recent.after(JudgedStep(8 * step, 5 + step / 3, 0.1), HEALTH).after_action(step)
     assert len(recent.steps) == 8 and recent.steps[0].first == 96
     recent = replace(recent, rollbacks=2)
-    assert Recent.from_json(json.loads(json.dumps(recent.to_json()))) == recent
-    assert Recent().to_json() == {} and Recent.from_json({}) == Recent.from_json(None) == Recent()
+    assert RecentSteps.from_json(json.loads(json.dumps(recent.to_json()))) == recent
+    assert RecentSteps().to_json() == {} and RecentSteps.from_json({}) == RecentSteps.from_json(None) == RecentSteps()
     good = recent.to_json()
     for key, value in (("steps", [[1, 2]]), ("steps", [[1, "x", 1.0]]), ("acted", [-1]), ("rollbacks", True)):
         with pytest.raises(ValueError, match="does not say"):
-            Recent.from_json(good | {key: value})
+            RecentSteps.from_json(good | {key: value})
     for document in ([], 3, {"steps": []}, good | {"more": 1}):
         with pytest.raises(ValueError, match="does not say"):
-            Recent.from_json(document or [0])
+            RecentSteps.from_json(document or [0])
 
 
 # ---------------------------------------------------------------- replicas
@@ -223,9 +223,9 @@ def test_many_numbers_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fingerprint_of_a_step_has_64_bits_and_depends_on_both_parts() -> None:
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), 12345)
     for records, gradients in itertools.product(numbers, numbers):
-        combined = rerun._combined(records, gradients)
+        combined = rerun._combine(records, gradients)
         assert 0 <= combined < 2**64 and (combined - 3 * records - 5 * gradients) % 2**64 == 0
-    assert rerun._combined(1, 0) != rerun._combined(0, 1)
+    assert rerun._combine(1, 0) != rerun._combine(0, 1)
 
 
 @pytest.mark.parametrize(("erred", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0 and 3")])
@@ -242,7 +242,7 @@ def test_all_ranks_with_other_losses_are_named(erred: tuple[int, ...], named: st
 
         place = rerun.RerunRank(rank, 4, meeting.of(rank))
         state = build_state(plan, rank, CPU)
-        return rerun.computed_again(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
+        return rerun.recompute_step(7, {"loss": torch.ones(1)}, compute, lambda: losses, state, place)
 
     with ThreadPoolExecutor(4) as pool:
         for rerun_step in pool.map(again, range(4)):
@@ -266,10 +266,10 @@ def test_a_resume_skips_the_samples_of_rollbacks(tmp_path: Path) -> None:
     first, second = record.rollbacks(tmp_path)
     assert (first.step, first.samples, first.target_step, second.target_step) == (9, (24, 40), 3, 5)
     assert record.read(tmp_path, order) == ((48, 56),) and record.read(tmp_path, other_order) == ()
-    resumed, recent, note = record.going_back(tmp_path, position, Recent(), "text")
+    resumed, recent, note = record.restore_with_rollbacks(tmp_path, position, RecentSteps(), "text")
     assert resumed.skip == ((24, 40),) and recent.rollbacks == 2 and recent.acted == (9, 12)
     assert note == "rolled back at step 12: samples 24 to 39 are left out"
-    assert record.going_back(tmp_path, position, replace(recent, acted=()), "text")[2] == ""
+    assert record.restore_with_rollbacks(tmp_path, position, replace(recent, acted=()), "text")[2] == ""
     record.forget(tmp_path)
     assert record.rollbacks(tmp_path) == ()
 

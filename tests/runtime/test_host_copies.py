@@ -22,7 +22,7 @@ def test_values_come_back_and_still_share_storage(device: torch.device) -> None:
             x = torch.arange(12.0, device=device).view(3, 4) + micro_batch
             saved = (x, x[1], x.t(), torch.ones(5, dtype=torch.bfloat16, device=device), torch.empty(0, device=device))
             wanted = [(value.cpu().clone(), value.stride()) for value in saved]
-            host.forward_ended((0, micro_batch))
+            host.mark_forward_end((0, micro_batch))
             host.take((0, micro_batch), saved)
             x.zero_()
             brought = host.bring((0, micro_batch))
@@ -38,7 +38,7 @@ def test_values_come_back_and_still_share_storage(device: torch.device) -> None:
 def test_as_many_buffers_as_concurrent_copies() -> None:
     host = HostCopies(torch.device("cpu"))
     for stage, micro_batch in ((0, 0), (0, 1), (1, 0)):
-        host.forward_ended((stage, micro_batch))
+        host.mark_forward_end((stage, micro_batch))
         host.take((stage, micro_batch), (torch.full((4,), 10.0 * stage + micro_batch),))
     assert not host.is_empty
     assert [host.bring(key)[0].tolist()[0] for key in ((0, 1), (1, 0), (0, 0))] == [1.0, 10.0, 0.0]
@@ -50,7 +50,7 @@ def test_a_stage_that_saves_nothing_moves_nothing() -> None:
     statements = [[str(statement(i, {})) for i in copy_instructions(Action(kind, 0, 1), ())] for kind in ("O", "R")]
     assert statements == [["c.to_host(0, a)"], ["c.from_host(0, a)"]]
     host = HostCopies(torch.device("cpu"))
-    host.forward_ended((0, 1))
+    host.mark_forward_end((0, 1))
     host.take((0, 1), ())
     assert host.bring((0, 1)) == []
     host.wait((0, 1))

@@ -291,7 +291,7 @@ def test_a_hang_is_judged_by_the_stacks_of_that_time(tmp_path: Path, monkeypatch
         write_stack(process.log, *files[1 - process.rank])
     monkeypatch.setattr(rank_watch, "STACK_S", 0.0)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda rank, _: write_stack(ranks[rank].log, *files[rank]))
-    outcome = rank_watch._hang(ranks, board, 5.0)
+    outcome = rank_watch._outcome_of_hang(ranks, board, 5.0)
     assert (outcome.rank, outcome.reason.rpartition("; ")[2]) == (1, "it waits for no other rank")
     assert [waiter.where for waiter in outcome.waiting] == ["exchange.py:7 in wait", "step.py:7 in forward"]
 

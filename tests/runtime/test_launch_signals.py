@@ -130,9 +130,9 @@ def test_signal_handlers_are_restored_after_a_launch() -> None:
 
 def test_a_signal_that_comes_again_at_once_does_not_insist() -> None:
     interrupts = Interrupts([ReceivedSignal(signal.SIGTERM, 7.0), ReceivedSignal(signal.SIGTERM, 7.0 + REPEAT_S)])
-    assert interrupts.insisted() == 0
+    assert interrupts.repeated_signal() == 0
     interrupts.received.append(ReceivedSignal(signal.SIGINT, 7.01 + REPEAT_S))
-    assert interrupts.insisted() == signal.SIGINT
+    assert interrupts.repeated_signal() == signal.SIGINT
 
 
 @pytest.mark.parametrize("when", ["running", "stopped"])

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.contract import MetricsSinks
 from runtime.observe.sinks import mlflow
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import RunState
 
@@ -65,7 +65,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_mlflow_gets_all_numbers_in_calls_of_limited_size(tmp_path: Path, client: list[tuple[Any, ...]]) -> None:
     sink = mlflow.MLflow()
-    sink.open(Opened(tmp_path / "mine", MetricsSinks(mlflow="new"), RunState(tmp_path)))
+    sink.open(SinkContext(tmp_path / "mine", MetricsSinks(mlflow="new"), RunState(tmp_path)))
     assert (sink.key, sink.destination) == ("new", "experiment new, run new")
     assert client == [("experiment", "new"), ("run", "8", "mine")]
     client.clear()
@@ -95,7 +95,7 @@ def test_mlflow_continues_a_run_and_sets_its_final_status(
     tmp_path: Path, client: list[tuple[Any, ...]], happened: list[tuple[str, str | None]], status: str
 ) -> None:
     sink = mlflow.MLflow()
-    sink.open(Opened(tmp_path, MetricsSinks(mlflow="known"), RunState(tmp_path), key="before"))
+    sink.open(SinkContext(tmp_path, MetricsSinks(mlflow="known"), RunState(tmp_path), key="before"))
     sink.send([Point(FollowedItem("event", {"event": event, "outcome": outcome}), {}) for event, outcome in happened])
     sink.close()
     assert client == [("update", "before", "RUNNING"), ("end", "before", status)]
@@ -105,7 +105,7 @@ def test_mlflow_writes_into_the_run_folder_where_no_server_is_given(
     tmp_path: Path, client: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
-    opened = Opened(tmp_path / "mine", MetricsSinks(mlflow="known"), RunState(tmp_path))
+    opened = SinkContext(tmp_path / "mine", MetricsSinks(mlflow="known"), RunState(tmp_path))
     mlflow.MLflow().open(opened)
     assert os.environ[mlflow.URI] == "http://localhost" and client == [("run", "7", "mine")]
     monkeypatch.delenv(mlflow.URI)

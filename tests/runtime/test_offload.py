@@ -238,7 +238,7 @@ def test_the_moving_average_equals_its_definition(there: str, precision: str) ->
                 torch.equal(_number(b.parameters), value) for b, value in zip(state.buckets, values, strict=True)
             )
 
-        with average.as_weights(lambda: gathered.append(holds(means))):
+        with average.swap_into_weights(lambda: gathered.append(holds(means))):
             assert holds(means) and gathered == [True], "other ranks get the average too"
         assert holds(before) and gathered == [True, False], "and then the weights"
 
@@ -259,7 +259,7 @@ def test_a_failure_beside_a_step_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(_: Tensor) -> Tensor:
         raise OSError("no memory")
 
-    monkeypatch.setattr(average, "_on_host", fail)
+    monkeypatch.setattr(average, "_copy_to_host", fail)
     average.start()
     with pytest.raises(OSError, match="no memory"):
         average.wait()

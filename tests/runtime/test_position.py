@@ -14,7 +14,7 @@ from dsl.closed_forms.ramp import ramp
 from dsl.schema import Batch
 from runtime.contract.rate import batch_at, last_step, tokens_after
 from runtime.data.order import Order
-from runtime.data.permutation import permuted, unpermuted
+from runtime.data.permutation import permute, unpermute
 from runtime.data.position import Position
 
 TOKENS = 1000  # of the text
@@ -48,7 +48,7 @@ def times_seen(order: Order, drawn: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("num", [1, 2, 3, 5, 16, 17, 100, 1000])
 def test_the_permutation_has_an_inverse(num: int) -> None:
     for epoch in range(3):
-        assert [unpermuted(permuted(i, num, 7, epoch), num, 7, epoch) for i in range(num)] == [*range(num)]
+        assert [unpermute(permute(i, num, 7, epoch), num, 7, epoch) for i in range(num)] == [*range(num)]
 
 
 def test_another_batch_continues_with_the_next_sample() -> None:
@@ -64,12 +64,12 @@ def test_windows_that_divide_earlier_ones_skip_and_repeat_nothing(begun: int) ->
     first, second, third = order(20), order(10), order(5)
     begun %= first.windows
     position, first_drawn = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
-    position = position.under(second, same_text=True)
-    assert position.unavoidable() == (0, 0)
+    position = position.convert_to(second, same_text=True)
+    assert position.unavoidable_tokens() == (0, 0)
     remaining = 2 * (first.windows - begun)
     position, second_drawn = walk(position, [remaining // 2])
-    position = position.under(third, same_text=True)
-    assert position.unavoidable() == (0, 0)
+    position = position.convert_to(third, same_text=True)
+    assert position.unavoidable_tokens() == (0, 0)
     position, third_drawn = walk(position, [2 * (remaining - remaining // 2)])
     counts = times_seen(first, first_drawn) + times_seen(second, second_drawn) + times_seen(third, third_drawn)
     assert (counts == 1).all()
@@ -83,8 +83,8 @@ def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
     before, after = order(20), order(sequence)
     position, drawn = walk(Position(order=before), [19])
     counts = times_seen(before, drawn)
-    position = position.under(after, same_text=True)
-    skipped, repeated = position.unavoidable() or (-1, -1)
+    position = position.convert_to(after, same_text=True)
+    skipped, repeated = position.unavoidable_tokens() or (-1, -1)
     following: list[int] = []
     while True:
         position, drawn = walk(position, [1])
@@ -112,7 +112,7 @@ def test_samples_that_are_left_out_are_never_drawn() -> None:
 
 def test_samples_left_out_stay_out_when_windows_are_cut_anew() -> None:
     position, drawn = walk(Position(order=order(20)).skipping([(6, 9)]), [4])
-    position = position.under(order(10), same_text=True)
+    position = position.convert_to(order(10), same_text=True)
     _, remaining = walk(position, [2 * (order(20).windows - 4 - 3)])
     counts = times_seen(order(20), [*drawn, 6, 7, 8]) + times_seen(order(10), remaining)
     assert (counts == 1).all()
@@ -120,9 +120,9 @@ def test_samples_left_out_stay_out_when_windows_are_cut_anew() -> None:
 
 def test_another_text_keeps_only_the_place() -> None:
     position, _ = walk(Position(order=order(20)).skipping([(60, 70)]), [30])
-    moved = position.under(Order(20, 400, 1), same_text=False)
+    moved = position.convert_to(Order(20, 400, 1), same_text=False)
     assert (moved.next, moved.cuts, moved.skip, moved.tokens) == (30, (), (), 600)
-    assert position.under(Order(10, 400, 1), same_text=False).next == 60
+    assert position.convert_to(Order(10, 400, 1), same_text=False).next == 60
 
 
 def test_sizes_of_a_ramp_follow_from_tokens() -> None:
@@ -150,7 +150,7 @@ def test_sizes_of_a_ramp_follow_from_tokens() -> None:
 
 def test_invalid_positions_are_refused() -> None:
     position, _ = walk(Position(order=order(20)).skipping([(33, 36)]), [30])
-    good = position.under(order(10), same_text=True).skipping([(80, 90)]).to_json()
+    good = position.convert_to(order(10), same_text=True).skipping([(80, 90)]).to_json()
     assert Position.from_json(good).to_json() == good
     choose = random.Random(1)
     junk: list[Any] = [None, -1, 1.5, "x", [], {}, True, 1 << 70, [[2, 1]], [[1, 2], [0, 1]], [[1]], float("nan")]

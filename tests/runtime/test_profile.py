@@ -91,7 +91,11 @@ def test_times_exclude_inner_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         takes(70)
         raise ValueError
 
-    wait, op, failing = watch.timed(takes, "wait"), watch.timed(takes, "op", "linear"), watch.timed(fails, "op", "bad")
+    wait, op, failing = (
+        watch.with_timer(takes, "wait"),
+        watch.with_timer(takes, "op", "linear"),
+        watch.with_timer(fails, "op", "bad"),
+    )
 
     def received() -> None:
         takes(10)
@@ -99,14 +103,14 @@ def test_times_exclude_inner_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def body() -> None:
         takes(1000)
-        watch.timed(lambda: (op(20_000), op(20_000)), "python", segment="dense", function="F")()
-        watch.timed(received, "copy", "message")()
-        watch.timed(received, "copy", "dispatch")()
+        watch.with_timer(lambda: (op(20_000), op(20_000)), "python", segment="dense", function="F")()
+        watch.with_timer(received, "copy", "message")()
+        watch.with_timer(received, "copy", "dispatch")()
         wait(500_000)
         with pytest.raises(ValueError):
             failing()
 
-    watch.timed(body, "python", place="F0")()
+    watch.with_timer(body, "python", place="F0")()
     assert {tuple(key): (row.calls, row.clock, row.inside) for key, row in watch.rows.items()} == {
         ("F0", "", "", "python", ""): (1, 1000, 5),
         ("F0", "dense", "F", "python", ""): (1, 0, 2),
@@ -123,9 +127,9 @@ def test_times_exclude_inner_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calls_of_other_threads_are_not_timed() -> None:
     watch = Stopwatch()
-    op = watch.timed(lambda: 7, "op", "linear")
+    op = watch.with_timer(lambda: 7, "op", "linear")
     with ThreadPoolExecutor(1) as thread:
-        assert watch.timed(lambda: thread.submit(op).result(), "python", place="F0")() == 7
+        assert watch.with_timer(lambda: thread.submit(op).result(), "python", place="F0")() == 7
     assert [key.kind for key in watch.rows] == ["python"] and op() == 7 and len(watch.rows) == 2
 
 

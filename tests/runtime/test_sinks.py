@@ -32,7 +32,7 @@ from runtime.observe.sinks import beside
 from runtime.observe.sinks import worker as workers
 from runtime.observe.sinks.otel import OpenTelemetry
 from runtime.observe.sinks.prometheus import Prometheus
-from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
+from runtime.observe.sinks.sink import Point, Sink, SinkContext, numbers
 from runtime.observe.sinks.tensorboard import TensorBoard
 from runtime.observe.sinks.wandb import WandB
 from runtime.observe.sinks.worker import Exports, Worker
@@ -67,7 +67,7 @@ class Fake:
         self.events, self.state = list[str](), RunState(Path())
         self.tries, self.opened, self.closed, self.before = 0, list[str | None](), 0, lambda: None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         self.opened.append(opened.key)
         self.state = opened.state
 
@@ -229,7 +229,7 @@ def test_events_after_the_last_row_are_sent_once(start: Callable[[Sink], Worker]
 @pytest.mark.parametrize(("name", "install"), [("otel", "'dsc-trainer[metrics]'"), ("wandb", "wandb")])
 def test_a_missing_library_is_reported_once(tmp_path: Path, name: str, install: str) -> None:
     class Missing(Fake):
-        def open(self, opened: Opened) -> None:
+        def open(self, opened: SinkContext) -> None:
             import a_library_that_is_not_there  # type: ignore[import-not-found]  # noqa: F401
 
     worker = Worker(name, Missing(), tmp_path, WATCH, Exports(tmp_path), Events(tmp_path))
@@ -256,7 +256,7 @@ def test_tensorboard_drops_steps_discarded_by_a_resume(tmp_path: Path) -> None:
     files = set[Path]()
     for number, steps in enumerate(([1, 2, 3, 4, 5], [4, 5, 6])):  # the second one a minute later
         state, sink = RunState(tmp_path, WATCH), TensorBoard()
-        sink.open(Opened(tmp_path, MetricsSinks(), state, step=3 * number))
+        sink.open(SinkContext(tmp_path, MetricsSinks(), state, step=3 * number))
         sent(sink, state, [row(step, loss=10.0 * number + step) for step in steps])
         sent(sink, state, [row(7, loss=None)])
         sink.close()
@@ -302,7 +302,7 @@ def test_a_span_of_a_step_is_as_long_as_the_step(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", Endpoint)
     state, sink = RunState(tmp_path, WATCH), OpenTelemetry()
-    sink.open(Opened(tmp_path, MetricsSinks(otel="http://127.0.0.1:1"), state))
+    sink.open(SinkContext(tmp_path, MetricsSinks(otel="http://127.0.0.1:1"), state))
     saved = {"event": "save", "step": 1, "written_s": 0.25, "time": "2026-01-31T12:00:02.000Z"}
     sent(sink, state, [row(1, step_s=0.5), FollowedItem("event", saved)])
     end_us = round(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC).timestamp()) * 10**6
@@ -328,7 +328,7 @@ def test_wandb_draws_numbers_over_steps_of_the_run(tmp_path: Path, monkeypatch: 
     state, key = RunState(tmp_path, WATCH), None
     for step, end in ((1, "failed"), (2, "finished")):
         sink = WandB()
-        sink.open(Opened(tmp_path, MetricsSinks(wandb="here"), state, key))
+        sink.open(SinkContext(tmp_path, MetricsSinks(wandb="here"), state, key))
         assert axes == {"*": "step"} and sink.destination == "here, offline in there"
         axes.clear()
         sent(sink, state, [row(step), FollowedItem("event", {"event": "end", "outcome": end})])
@@ -361,7 +361,7 @@ def test_unwritable_notes_are_reported_only_occasionally(
 
 def test_series_follow_rows_and_events(tmp_path: Path) -> None:
     state, sink = RunState(tmp_path, WATCH), Prometheus()
-    sink.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
+    sink.open(SinkContext(tmp_path, MetricsSinks(prometheus=0), state))
     try:
         assert scraped(sink)[("dsc_running",)] == 1
         event = {"event": "start", "step": 0, "last_step": 9, "device": "cuda", "build": "0" * 64, "time": "…"}
@@ -393,11 +393,11 @@ def test_series_follow_rows_and_events(tmp_path: Path) -> None:
 
 def test_the_port_is_on_loopback_and_a_busy_one_is_an_error(tmp_path: Path) -> None:
     first, second, state = Prometheus(), Prometheus(), RunState(tmp_path, WATCH)
-    first.open(Opened(tmp_path, MetricsSinks(prometheus=0), state))
+    first.open(SinkContext(tmp_path, MetricsSinks(prometheus=0), state))
     port = int(first.destination.rpartition(":")[2].partition("/")[0])
     assert first.destination == f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1: Address already in use; name another"):
-        second.open(Opened(tmp_path, MetricsSinks(prometheus=port), state))
+        second.open(SinkContext(tmp_path, MetricsSinks(prometheus=port), state))
     first.close()
     with socket.create_server(("127.0.0.1", port)):
         pass

@@ -15,7 +15,7 @@ import torch
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
-from runtime.step.step_time import COMMUNICATION, NUMBERS, OF_ROLLOUTS, PARTS, Part, StepTime, takes
+from runtime.step.step_time import COMMUNICATION, NUMBERS, OF_ROLLOUTS, PARTS, Part, StepTime, count_as
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import spec as small
 from tests.runtime.step_times import SLOW, SLOW_S, STEPS
@@ -34,7 +34,7 @@ class Clock:
 
 
 def spent(time: StepTime, world: int = 1) -> dict[str, Any]:
-    square, *numbers = time.beside(torch.tensor(4.0, dtype=torch.float64)).tolist()
+    square, *numbers = time.pack_numbers(torch.tensor(4.0, dtype=torch.float64)).tolist()
     assert square == 4.0 and len(numbers) == world * NUMBERS
     return time.row(numbers)
 
@@ -54,7 +54,7 @@ def test_parts_that_are_entered_in_any_order_sum_to_the_time(seed: int) -> None:
     def run(part: Part, depth: int, of: str | None) -> None:
         is_whole = of is None and draw.random() < 0.3
         inside = of or (part if is_whole else None)
-        with (time.count_block if is_whole else time.within)(part):
+        with (time.count_block if is_whole else time.measure)(part):
             for _ in range(draw.randint(0, 3) if depth else 0):
                 pass_time(inside or part)
                 run(draw.choice(PARTS), depth - 1, inside)
@@ -81,14 +81,14 @@ def test_time_of_a_marked_method_counts_even_if_it_fails() -> None:
         def __init__(self, time: StepTime) -> None:
             self.time = time
 
-        @takes("message")
+        @count_as("message")
         def fail(self, ns: int) -> None:
             clock.now += ns
             raise OSError
 
     clock = Clock()
     works = Works(StepTime(clock=clock))
-    with works.time.within("compute"), pytest.raises(OSError):
+    with works.time.measure("compute"), pytest.raises(OSError):
         works.fail(3 * 10**9)
     assert spent(works.time)["spent_s"] == dict.fromkeys(USUAL, 0.0) | {"message": 3.0}
 
@@ -98,9 +98,9 @@ def test_a_repeated_step_keeps_the_time_of_both_attempts() -> None:
     clock = Clock()
     time = StepTime(clock=clock)
     for _ in range(2):
-        with time.within("compute"):
+        with time.measure("compute"):
             clock.now += 10**9
-        _, *seconds = time.beside(torch.zeros((), dtype=torch.float64)).tolist()
+        _, *seconds = time.pack_numbers(torch.zeros((), dtype=torch.float64)).tolist()
     assert time.row(seconds)["spent_s"]["compute"] == 2.0
 
 
@@ -109,9 +109,9 @@ def test_rows_average_over_all_ranks() -> None:
     ranks = [StepTime(rank, 3, clock=clock) for rank in range(3)]
     total = torch.zeros(1 + 3 * NUMBERS, dtype=torch.float64)
     for rank, time in enumerate(ranks):
-        with time.within("compute"):
+        with time.measure("compute"):
             clock.now += (1 + rank % 2) * 10**9
-        total += time.beside(torch.ones((), dtype=torch.float64))
+        total += time.pack_numbers(torch.ones((), dtype=torch.float64))
     square, *numbers = total.tolist()
     assert square == 3.0
     row = ranks[0].row(numbers)
@@ -131,7 +131,7 @@ def test_a_row_of_a_gpu_has_the_bytes_of_tensors_and_of_the_allocator(monkeypatc
         time._on_cpu = False
         with monkeypatch.context() as unpinned:  # there is no device whose memory is pinned
             unpinned.setattr(torch, "empty", lambda *sizes, pin_memory, **named: torch.zeros(*sizes, **named))
-            total += time.beside(torch.zeros((), dtype=torch.float64))
+            total += time.pack_numbers(torch.zeros((), dtype=torch.float64))
     row = times[0].row(total.tolist()[1:])
     assert (row["memory_bytes"], row["reserved_bytes"]) == (7, 9) and "process_bytes" not in row
 
@@ -140,10 +140,10 @@ def test_parts_of_communication_are_not_distinguished_on_a_gpu() -> None:
     clock = Clock()
     time = StepTime(clock=clock)
     time._on_cpu = False
-    with time.within("compute"):
-        with time.within("exchange"):
+    with time.measure("compute"):
+        with time.measure("exchange"):
             clock.now += 10**9
-        with time.within("data"):
+        with time.measure("data"):
             clock.now += 10**9
     time.enter("other")
     row = time.row([*(elapsed_ns / 1e9 for elapsed_ns in time._ns.values()), 0.0, 0.0])

@@ -176,7 +176,7 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
     peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
     store: Any = None
     watch = torchrun_watch.TorchrunWatch(0, board, store, 0, None, _peers={1: peer}, _store_is_gone=True)
-    watch._see(peer, Hello("", 1, "here", agent=0, pid=2**22 + 1, board=3, restarts=0, digest="d"))
+    watch._watch_peer(peer, Hello("", 1, "here", agent=0, pid=2**22 + 1, board=3, restarts=0, digest="d"))
     assert watch._ending(0.0) is None, "it is told to the others first"
     ending = watch._ending(0.0)
     assert ending and str(ending).startswith(

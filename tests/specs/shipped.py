@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from compiler.pipeline import lower_spec
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from dsl.load import load
 from dsl.resolve.chosen import phases_in, runs_in
 from dsl.schema import Spec
@@ -42,5 +42,5 @@ def shipped(file: str, run: str | None = None) -> Spec:
 
 
 @cache
-def planned(file: str, run: str) -> Lowered:
+def planned(file: str, run: str) -> LoweredPlan:
     return lower_spec(shipped(file, run))

@@ -1,7 +1,7 @@
 """Parameters and FLOPs: exactly the published ones, and closed forms equal to what layers declare and compute.
 
-`dsl/closed_forms/counts.py` has the closed form of the sum in `counted` over layers, and `in_closed_form` that of
-`flops_per_token` over their ops. Changing only a layer fails here.
+`dsl/closed_forms/counts.py` has the closed form of the sum in `count_parameters` over layers, and `in_closed_form` that
+of `flops_per_token` over their ops. Changing only a layer fails here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compiler.ir import Param, Segment
 from compiler.model import layers
 from compiler.model.layers import Place, gqa
 from compiler.plan.blocks import model_steps
-from compiler.plan.parameters import counted
+from compiler.plan.parameters import count_parameters
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
 from dsl.closed_forms import counts
@@ -124,7 +124,7 @@ def assert_as_laid_out(spec: Spec) -> None:
         active = counts.layer_parameters(model, layer) - sum(row.num_elements for row in idle)
         assert counts.active_layer_parameters(model, layer) == active
     assert count.active_without_embedding == count.active - count.embedding
-    assert counted(spec, model_steps(spec)) == count
+    assert count_parameters(spec, model_steps(spec)) == count
     all_trained = spec.model_copy(update={"train": spec.train.model_copy(update={"only": None})})
     assert flops_of(all_trained) == in_closed_form(model, spec.train.sequence)
 
@@ -224,7 +224,7 @@ def test_slots_are_not_counted_as_parameters() -> None:
     spec = shipped("quickstart.dsc")
     placed = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": "placement.json"})})
     assert "slots" in {row.role for row in laid_out(placed)}
-    assert counted(placed, model_steps(placed)) == counts.parameters(spec.model)
+    assert count_parameters(placed, model_steps(placed)) == counts.parameters(spec.model)
 
 
 # ---------------------------------------------------------------- a change of only the layer
@@ -257,11 +257,11 @@ def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
 @pytest.mark.parametrize("change", ["bias", "window"])
 def test_a_change_of_only_the_layer_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = shipped("laptop-gqa.dsc")
-    before = counted(spec, model_steps(spec)), flops_of(spec)
+    before = count_parameters(spec, model_steps(spec)), flops_of(spec)
     monkeypatch.setitem(gqa.PARAMETERS, "qkv_bias", "attention.qkv_bias")
     monkeypatch.setitem(layers.attention.PARAMETERS, "qkv_bias", "attention.qkv_bias")
     monkeypatch.setattr(layers.attention.gqa, "build", lambda place, sizes: changed_gqa(place, sizes, change))
-    after = counted(spec, model_steps(spec)), flops_of(spec)
+    after = count_parameters(spec, model_steps(spec)), flops_of(spec)
     assert (before[0] != after[0], before[1] != after[1]) == (change == "bias", change == "window")
     with pytest.raises(AssertionError):
         assert_as_laid_out(spec)

@@ -15,7 +15,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan
 from compiler.pipeline import compile_spec, lower_spec
 from compiler.plan.split_blocks import balanced_rows
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.program.proof import prove
 from dsl.closed_forms.memory import ITEMSIZE, lower_bound
 from dsl.schema import Lora, Spec
@@ -44,7 +44,7 @@ def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:
     return bytes_by_rank
 
 
-def fullest(spec: Spec, lowered: Lowered) -> int:
+def fullest(spec: Spec, lowered: LoweredPlan) -> int:
     """Bytes of the fullest device: its state, and its peak of activations if no rank receives a row."""
     plan = lowered.plan
     peaks = [max(c.peak_fixed_bytes[p] for c in lowered.certificates.values()) for p in range(plan.mesh.pp)]

@@ -19,17 +19,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, report_error, say
 from compiler.cli.commands.output_files import refuse_output, write
 from compiler.ir import Plan
-from compiler.machine.rates import RateError, RateTable, read_table, shipped_table, shipped_tables
+from compiler.machine.rates import RateError, RateTable, read_table, shipped_table, shipped_table_names
 from compiler.machine.rates.calibration import job, table_of, tasks_of
 from compiler.machine.rates.table import MeasuredDevice
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of, table_for
-from compiler.predict.choose import Chosen
+from compiler.predict.choose import ChosenSpec
 from compiler.tools.templates import SHIPPED
-from dsl.canonical import quoted
+from dsl.canonical import quote
 from dsl.messages.diagnostics import plural
 from dsl.resolve.files import collect
 from dsl.schema import Spec
@@ -55,58 +55,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure the rates, or derive them from a trace, and write the table."""
     if args.table and not args.trace:
-        return wrong("--table needs --trace", "without a trace, everything is measured")
+        return report_error("--table needs --trace", "without a trace, everything is measured")
     default = next(folder / MEASURED_ON for folder in SHIPPED if (folder / MEASURED_ON).exists())
     try:
         refuse_output(args.out, args.spec, args.trace, args.table)  # before the work
     except OSError as error:
-        return _unwritten(args.out, error)
+        return _report_write_error(args.out, error)
     chosen = load_spec(args.spec or str(default), args.set)
     if chosen is None:
         return EXIT_SPEC
     plan = make_plan(chosen.spec)
     try:
-        result = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
+        result = (
+            _scale_by_trace(args, chosen.spec, plan) if args.trace else _measure_machine(args.device, chosen.spec, plan)
+        )
     except RateError as error:
-        return wrong(str(error))
+        return report_error(str(error))
     if isinstance(result, int):
         return result
     try:
         write(args.out, result.to_json().encode())
     except OSError as error:
-        return _unwritten(args.out, error)
+        return _report_write_error(args.out, error)
     print(f"{args.out}: {plural(len(result.rows), 'row')}, {plural(len(result.factors), 'class factor')}")
     print(f"plan with it:  {_edit(chosen, args)}")
     return 0
 
 
-def _unwritten(path: Path, error: OSError) -> int:
-    return wrong(f"{path} cannot be written: {error.strerror}")
+def _report_write_error(path: Path, error: OSError) -> int:
+    return report_error(f"{path} cannot be written: {error.strerror}")
 
 
-def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
+def _edit(chosen: ChosenSpec, args: argparse.Namespace) -> str:
     """The line of a spec that names the table. Its path is relative to the file with the cluster block.
 
     The path is absolute if it leaves that folder by more than one level, or if no spec was named.
     """
     real_path, name = os.path.realpath(args.out), chosen.spec.cluster.name
     if not args.spec:
-        return f"cluster … {{ rates = {quoted(real_path)} }}"
+        return f"cluster … {{ rates = {quote(real_path)} }}"
     file = collect(str(chosen.path)).blocks["cluster", name].head.source.name
     relative = os.path.relpath(real_path, Path(file).resolve().parent)
     path = real_path if relative.startswith(FAR) else relative
     place = f"  in {file}" if file != os.path.normpath(chosen.path) else ""
-    return f"cluster {name} {{ rates = {quoted(path)} }}{place}"
+    return f"cluster {name} {{ rates = {quote(path)} }}{place}"
 
 
-def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
-    from compiler.predict.traced_layer import calibrated, read_trace, uncalibrated
+def _scale_by_trace(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
+    from compiler.predict.traced_layer import calibrate_table, read_trace, uncalibrated_classes
 
     name = args.table or table_for(spec.cluster.node.device)
-    table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
+    table = shipped_table(name) if name in shipped_table_names() else read_table(Path(name))
     trace = read_trace(args.trace)
-    scaled = calibrated(table, trace, spec, plan, plan.cuts)
-    if names := uncalibrated(scaled, spec, plan, plan.cuts):
+    scaled = calibrate_table(table, trace, spec, plan, plan.cuts)
+    if names := uncalibrated_classes(scaled, spec, plan, plan.cuts):
         say(
             f"note: {', '.join(names)}: not in the trace, or not run by its layer {trace.layer}; the factors of table "
             f"{table.name[:40]} are kept"
@@ -114,7 +116,7 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> RateTable:
     return scaled
 
 
-def _measured(device: str, spec: Spec, plan: Plan) -> RateTable | int:
+def _measure_machine(device: str, spec: Spec, plan: Plan) -> RateTable | int:
     """The table of this machine, or the exit code of the measuring process if it fails."""
     from compiler.plan.split_blocks import balanced_rows
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_overrides, human, report_error, say
 from compiler.plan.read_files import mistakes_of
 from dsl.closed_forms.counts import parameters
 from dsl.load import Analysis, ResolvedView, analyse, refusals
@@ -30,10 +30,10 @@ from dsl.messages.diagnostics import (
     Note,
     Source,
     SpecError,
-    before_value,
+    make_visible,
     plural,
     statement_of,
-    visible,
+    text_before_value,
 )
 from dsl.resolve.chosen import find, split
 from dsl.resolve.files import content_of, read
@@ -45,7 +45,7 @@ MAX_TRIED = 50  # corrections per round; trying one takes about 30 ms
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSpec:
     """The result of checking one SPEC argument."""
 
     spec: str  # the argument
@@ -77,24 +77,24 @@ def run(args: argparse.Namespace) -> int:
     try:
         specs = args.specs or [str(find())]
     except SpecError as error:
-        return _print(args.format, [Checked("", error.diagnostics)])
+        return _print(args.format, [CheckedSpec("", error.diagnostics)])
     if args.fix:
         fault = _fix(specs, args.set)
         if fault:
-            return wrong(fault)
+            return report_error(fault)
     return _print(args.format, [examine(spec, args.set) for spec in dict.fromkeys(specs)])
 
 
-def examine(spec: str, overrides: Sequence[str]) -> Checked:
+def examine(spec: str, overrides: Sequence[str]) -> CheckedSpec:
     """Check a spec. If it has no mistakes, the result lists what `dsc train` would refuse, as warnings."""
     file, run = split(spec)
     analysis = analyse(file, run, overrides)
     if mistakes := analysis.diagnostics or mistakes_of(analysis, file):
-        return Checked(spec, mistakes, analysis.views)
-    return Checked(spec, (*refusals(analysis), *_of_data(analysis, file)), analysis.views)
+        return CheckedSpec(spec, mistakes, analysis.views)
+    return CheckedSpec(spec, (*refusals(analysis), *_data_warnings(analysis, file)), analysis.views)
 
 
-def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
+def _data_warnings(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     """Warnings for data sources that match no file here."""
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]
     if all({*view.spec.data.patterns.values()} == {"python_stdlib"} for view in runs):
@@ -106,7 +106,7 @@ def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     return tuple(dict.fromkeys(warnings))
 
 
-def _print(output_format: str, results: list[Checked]) -> int:
+def _print(output_format: str, results: list[CheckedSpec]) -> int:
     items = list(dict.fromkeys(item for result in results for item in result.diagnostics))  # specs may share imports
     PRINTERS[output_format](results, items)
     return 0 if all(result.is_right for result in results) else EXIT_SPEC
@@ -115,13 +115,13 @@ def _print(output_format: str, results: list[Checked]) -> int:
 # ---------------------------------------------------------------- text
 
 
-def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
+def _print_text(results: list[CheckedSpec], items: list[Diagnostic]) -> None:
     """Print mistakes to stderr; to stdout the valid specs, and what `dsc train` would refuse."""
     errors = [item for item in items if item.severity == "error"]
     say("\n\n".join(str(item) for item in errors))
     for result in results:
         if result.is_right:
-            print(f"{visible(result.spec)}: right{_contents(result)}")
+            print(f"{make_visible(result.spec)}: right{_contents(result)}")
             remarks = [item for item in result.diagnostics if item.code in OF_DATA]
             refused = [item for item in result.diagnostics if item.code not in OF_DATA]
             if refused:
@@ -135,7 +135,7 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
         say(f"\n{_totals(results, items)}")
 
 
-def _contents(result: Checked) -> str:
+def _contents(result: CheckedSpec) -> str:
     """`: run pretrain, model deepseek_v3 with 671.0B parameters`."""
     models = {}
     for view in result.views:
@@ -144,15 +144,17 @@ def _contents(result: Checked) -> str:
             count = parameters(model)
             active = f", {human(count.active)} active" if count.active < count.total else ""
             in_mtp = f", {human(count.mtp)} more of MTP" if count.mtp else ""
-            modules = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
+            modules = ", ".join(dict.fromkeys(make_visible(part.module) for _, part in model.customs))
             excluded = f" without those of {modules}" if modules else ""  # counting them would run the module
-            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{excluded}"
+            models[model.name] = (
+                f"{make_visible(model.name)} with {human(count.total)} parameters{active}{in_mtp}{excluded}"
+            )
     runs = [f"run{'s' if len(result.runs) > 1 else ''} {', '.join(result.runs)}"] if result.runs else []
     parts = [*runs, *([f"model{'s' if len(models) > 1 else ''} {', '.join(models.values())}"] if models else [])]
     return f": {'; '.join(parts)}" if parts else ""
 
 
-def _totals(results: list[Checked], items: Iterable[Diagnostic]) -> str:
+def _totals(results: list[CheckedSpec], items: Iterable[Diagnostic]) -> str:
     """`3 errors in 2 of 5 specs`."""
     errors = sum(item.severity == "error" for item in items)
     num_wrong = sum(not result.is_right for result in results)
@@ -162,13 +164,13 @@ def _totals(results: list[Checked], items: Iterable[Diagnostic]) -> str:
 # ---------------------------------------------------------------- json
 
 
-def _as_json(results: list[Checked], items: list[Diagnostic]) -> None:
+def _print_json(results: list[CheckedSpec], items: list[Diagnostic]) -> None:
     import json
 
     print(json.dumps(document(results, items), indent=2, ensure_ascii=False))
 
 
-def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[str, Any]:
+def document(results: Sequence[CheckedSpec], items: Sequence[Diagnostic]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     from dsl.text.as_json import diagnostic_value  # imported only for this format
 
@@ -185,7 +187,7 @@ def document(results: Sequence[Checked], items: Sequence[Diagnostic]) -> dict[st
     }
 
 
-def _models(result: Checked) -> list[dict[str, Any]]:
+def _models(result: CheckedSpec) -> list[dict[str, Any]]:
     """The models of a valid spec, each once, with their parameter counts."""
     if not result.is_right:
         return []
@@ -200,7 +202,7 @@ def _models(result: Checked) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- github
 
 
-def _as_github(results: list[Checked], items: list[Diagnostic]) -> None:
+def _print_github(results: list[CheckedSpec], items: list[Diagnostic]) -> None:
     """Print a workflow command per message to stdout, and the totals to stderr."""
     for item in items:
         print(annotation(item))
@@ -233,7 +235,7 @@ def _resolution_lines(item: Diagnostic) -> list[str]:
     """The edits that would resolve a conflict, one line per resolution."""
     resolutions = item.conflict.resolutions if item.conflict else ()
     lines = [
-        ", ".join(f"write `{before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits)
+        ", ".join(f"write `{text_before_value(edit.span)}{edit.text}` ({edit.span})" for edit in edits)
         for edits in resolutions
     ]
     return [f"{'or' if index else 'hint'}: {text}" for index, text in enumerate(lines)]
@@ -241,7 +243,7 @@ def _resolution_lines(item: Diagnostic) -> list[str]:
 
 def _data(text: str) -> str:
     """Escape the text of a workflow command (https://docs.github.com/actions → workflow commands)."""
-    lines = (visible(line) for line in text.split("\n"))
+    lines = (make_visible(line) for line in text.split("\n"))
     return "%0A".join(line.replace("%", "%25").replace("\r", "%0D") for line in lines)
 
 
@@ -250,7 +252,7 @@ def _property(text: str) -> str:
     return escaped.replace(":", "%3A").replace(",", "%2C")
 
 
-PRINTERS = {"text": _as_text, "json": _as_json, "github": _as_github}
+PRINTERS = {"text": _print_text, "json": _print_json, "github": _print_github}
 
 
 # ---------------------------------------------------------------- --fix
@@ -278,7 +280,7 @@ def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
             except OSError as error:
                 return f"{name} cannot be written: {error.strerror}"
             for edit in in_file:
-                say(visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
+                say(make_visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
     return ""
 
 

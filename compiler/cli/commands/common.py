@@ -14,11 +14,11 @@ from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
-from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
+from dsl.messages.diagnostics import Diagnostic, SpecError, make_visible, render_all
 
 if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
-    from compiler.predict.choose import Chosen
+    from compiler.predict.choose import ChosenSpec
     from dsl.schema import Spec  # imports pydantic, which not every command needs
 
 EXIT_DIFFERS = 1  # a check found that files differ
@@ -60,7 +60,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def load_spec(
     argument: str | None, overrides: list[str], output_format: str = "text", table: RateTable | None = None
-) -> Chosen | None:
+) -> ChosenSpec | None:
     """Load the chosen spec. Return None after printing its mistakes; with `output_format` json, also as JSON on stdout.
 
     `table`: replaces the rate table that the spec names.
@@ -70,7 +70,7 @@ def load_spec(
     try:
         chosen = choose(argument, overrides, table, progress("plan"))
     except SpecError as error:
-        refused(error.diagnostics, output_format)
+        report_mistakes(error.diagnostics, output_format)
         return None
     say_other_phases(chosen.argument, chosen.spec)
     return chosen
@@ -90,16 +90,16 @@ def say_other_phases(argument: str, spec: Spec) -> None:
 
 def load_phases(
     argument: str | None, overrides: list[str], output_format: str = "text", table: RateTable | None = None
-) -> list[Chosen] | None:
+) -> list[ChosenSpec] | None:
     """Load all phases of the chosen run (most runs have one). Return None after printing the mistakes of all."""
     try:
         return phases_of(argument, overrides, table)
     except SpecError as error:
-        refused(error.diagnostics, output_format)
+        report_mistakes(error.diagnostics, output_format)
         return None
 
 
-def phases_of(argument: str | None, overrides: list[str], table: RateTable | None = None) -> list[Chosen]:
+def phases_of(argument: str | None, overrides: list[str], table: RateTable | None = None) -> list[ChosenSpec]:
     """All phases of the chosen run (most runs have one). Raises SpecError with the mistakes of all."""
     from compiler.predict.choose import choose_phases
 
@@ -109,7 +109,7 @@ def phases_of(argument: str | None, overrides: list[str], table: RateTable | Non
     return phases
 
 
-def refused(diagnostics: Sequence[Diagnostic], output_format: str = "text") -> int:
+def report_mistakes(diagnostics: Sequence[Diagnostic], output_format: str = "text") -> int:
     """Print the mistakes of specs. Returns the exit code."""
     say(render_all(tuple(diagnostics)))
     if output_format == "json":
@@ -128,7 +128,7 @@ def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def is_refused(chosen: Chosen) -> bool:
+def is_refused(chosen: ChosenSpec) -> bool:
     """Whether a valid spec cannot be trained yet. Prints the reasons to stderr."""
     from compiler.predict.choose import refusals_of
 
@@ -138,10 +138,10 @@ def is_refused(chosen: Chosen) -> bool:
     return bool(refusals)
 
 
-def wrong(message: str, hint: str = "", output_format: str = "text") -> int:
+def report_error(message: str, hint: str = "", output_format: str = "text") -> int:
     """Print an error to stderr; with `output_format` json, also as JSON on stdout. Returns the exit code."""
     end_progress()
-    say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
+    say(f"error: {make_visible(message)}" + (f"\n = hint: {make_visible(hint)}" if hint else ""))
     if output_format == "json":
         _print_failure(message, hint, ())
     return EXIT_SPEC
@@ -152,7 +152,9 @@ def is_missing(folder: Path) -> bool:
     try:
         folder.stat()
     except FileNotFoundError:
-        wrong(f"there is no folder {folder}", "`dsc train` writes the run folder: runs/<run>, or the folder of --out")
+        report_error(
+            f"there is no folder {folder}", "`dsc train` writes the run folder: runs/<run>, or the folder of --out"
+        )
         return True
     except (OSError, ValueError):
         pass
@@ -174,7 +176,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream = sys.stderr if stream is None else stream
     if text and stream is not None:  # None: closed by the parent process
         try:
-            print(_coloured(text) if _shows_colours(stream) else text, file=stream, flush=True)
+            print(_colour(text) if _shows_colours(stream) else text, file=stream, flush=True)
         except OSError:  # a full disk under stderr must not change the outcome
             if stream is not sys.stderr:
                 raise
@@ -258,7 +260,7 @@ def _shows_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _coloured(text: str) -> str:
+def _colour(text: str) -> str:
     for pattern, colour in COLOURS:
         text = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
     return text

@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, wrong
+from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, report_error
 from compiler.cli.commands.output_files import refuse_output, write_or_print
-from dsl.messages.diagnostics import visible
+from dsl.messages.diagnostics import make_visible
 
 if TYPE_CHECKING:
-    from compiler.tools.report.compared import Compared
+    from compiler.tools.report.compared import RunComparison
 
 VERSION = 1  # of the JSON, docs/json.md
 MAX_RUNS = 64  # runs: more curves cannot be distinguished
@@ -47,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the comparison."""
     folders = list({os.path.realpath(folder): folder for folder in args.runs}.values())
     if len(folders) < 2:
-        return wrong("a comparison needs at least two runs", "name another run, or use dsc report RUN", args.format)
+        return report_error(
+            "a comparison needs at least two runs", "name another run, or use dsc report RUN", args.format
+        )
     if len(folders) > MAX_RUNS:
-        return wrong(f"{len(folders)} runs are more than the maximum of {MAX_RUNS}", "name fewer", args.format)
+        return report_error(f"{len(folders)} runs are more than the maximum of {MAX_RUNS}", "name fewer", args.format)
     if any([is_missing(folder) for folder in folders]):
         return EXIT_SPEC
     from compiler.tools.report.compared import compare, names_of, read_run
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             refuse_output(args.out, *(folder / "metrics.jsonl" for folder in folders))
     except OSError as error:
-        return _unwritten(args, error)
+        return _report_write_error(args, error)
     runs, mistakes = [], []
     for folder, name in zip(folders, names_of(folders), strict=True):
         try:
@@ -66,35 +68,37 @@ def run(args: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             mistakes.append(f"{folder} holds no run that can be compared: {reason(error)}")
     if mistakes:
-        return [wrong(text, output_format=args.format if text is mistakes[-1] else "text") for text in mistakes][-1]
+        return [report_error(text, output_format=args.format if text is mistakes[-1] else "text") for text in mistakes][
+            -1
+        ]
     try:
         write_or_print(RENDERERS[args.format](compare(runs)), args.out)
     except OSError as error:
         if args.out is None:
             raise
-        return _unwritten(args, error)
+        return _report_write_error(args, error)
     return 0
 
 
-def _unwritten(args: argparse.Namespace, error: OSError) -> int:
-    return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
+def _report_write_error(args: argparse.Namespace, error: OSError) -> int:
+    return report_error(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
 
 
-def _html(compared: Compared) -> str:
+def _html(compared: RunComparison) -> str:
     from compiler.tools.report.compared import compare_html  # imports jinja2
 
     return compare_html(compared)
 
 
-def table(compared: Compared) -> str:
+def table(compared: RunComparison) -> str:
     """The figures of the runs, one line per run."""
     from compiler.tools.report.compared import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
-    return aligned(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])
+    return align_columns(["run", *view.heads], [[name, *row] for name, row in zip(names, view.table, strict=True)])
 
 
-def _text(compared: Compared) -> str:
+def _text(compared: RunComparison) -> str:
     from compiler.tools.report.compared import view_of
 
     view, names = view_of(compared), [run.name for run in compared.runs]
@@ -104,16 +108,18 @@ def _text(compared: Compared) -> str:
         parts.append(f"Losses are means of the last 10 steps; at equal tokens, after the first {tokens} tokens.")
     if compared.differences:
         parts.append(
-            aligned(["key", *names], [[difference.path, *difference.values] for difference in compared.differences])
+            align_columns(
+                ["key", *names], [[difference.path, *difference.values] for difference in compared.differences]
+            )
         )
     elif not compared.unread:
         parts.append("Their specs do not differ.")
     return "\n\n".join([*parts, *view.notes]) + "\n"
 
 
-def aligned(heads: list[str], rows: list[list[str]]) -> str:
+def align_columns(heads: list[str], rows: list[list[str]]) -> str:
     """A text table. The first column is aligned to the left, the others to the right."""
-    cells = [[visible(cell) for cell in row] for row in (heads, *rows)]
+    cells = [[make_visible(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     lines = (
         "  ".join(
@@ -125,7 +131,7 @@ def aligned(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def document(compared: Compared) -> dict[str, Any]:
+def document(compared: RunComparison) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     return {
         "version": VERSION,
@@ -141,7 +147,7 @@ def document(compared: Compared) -> dict[str, Any]:
     }
 
 
-def _json(compared: Compared) -> str:
+def _json(compared: RunComparison) -> str:
     return json.dumps(document(compared), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from compiler.cli.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_phases, progress, say
 from compiler.emit.folder import check_place, write_build
-from compiler.predict.choose import Chosen
+from compiler.predict.choose import ChosenSpec
 from runtime.build.files import CACHE
 from runtime.contract.options import run_name
 from runtime.system.outcome import refusal_code
@@ -73,9 +73,9 @@ def _devices(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _phases_on_devices(args: argparse.Namespace, phases: Sequence[Chosen]) -> list[Chosen] | None:
+def _phases_on_devices(args: argparse.Namespace, phases: Sequence[ChosenSpec]) -> list[ChosenSpec] | None:
     """The phases on the devices of --on. Returns None after printing why that is not possible."""
-    from compiler.predict.search import RefitError, refitted
+    from compiler.predict.search import RefitError, refit_overrides
     from dsl.load import alternatives, variants
 
     first, (nodes, devices) = phases[0], args.on
@@ -84,7 +84,7 @@ def _phases_on_devices(args: argparse.Namespace, phases: Sequence[Chosen]) -> li
         return next(alternatives(first.argument, None, [*args.set, *settings]), None) is not None
 
     try:
-        overrides = refitted(first.spec, nodes, devices, variants(first.argument, None, args.set), has_plan)
+        overrides = refit_overrides(first.spec, nodes, devices, variants(first.argument, None, args.set), has_plan)
     except RefitError as error:
         say(f"error: --on {nodes}x{devices}: {error}")
         return None

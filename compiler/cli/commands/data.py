@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from compiler.cli.commands import data_prepare, data_show
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, load_spec, reason, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, load_spec, reason, report_error
 from compiler.cli.commands.compile import add_cache
 from runtime.system.outcome import refusal_code
 
@@ -85,12 +85,12 @@ def _show_option(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Show a row, or prepare the data. Returns the exit code."""
-    from runtime.data.files import DataError, MissingError, where_paths_start
+    from runtime.data.files import DataError, MissingError, path_start_hint
 
     if args.what == "prepare" and (option := _show_option(args)):
-        return wrong(f"`dsc data prepare` takes no {option}", output_format=args.format)
+        return report_error(f"`dsc data prepare` takes no {option}", output_format=args.format)
     if args.what == "show" and args.jobs:
-        return wrong("`dsc data show` takes no --jobs", output_format=args.format)
+        return report_error("`dsc data show` takes no --jobs", output_format=args.format)
 
     if args.what == "prepare":
         phases = load_phases(args.spec, args.set, args.format)
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         with TemporaryDirectory(prefix="dsc-data-", ignore_cleanup_errors=True) as scratch:
             sample = data_show.requested_row(args, chosen.spec, folder, Path(scratch))
     except (DataError, OSError) as error:
-        wrong(reason(error), where_paths_start(folder) if isinstance(error, MissingError) else "", args.format)
+        report_error(reason(error), path_start_hint(folder) if isinstance(error, MissingError) else "", args.format)
         return refusal_code(error)
     data_show.show(args, sample)
     return 0

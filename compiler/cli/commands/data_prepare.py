@@ -16,7 +16,7 @@ from runtime.system.outcome import printable
 
 if TYPE_CHECKING:
     from dsl.schema import Data, Spec
-    from runtime.data.prepare import Prepared
+    from runtime.data.prepare import PreparedFolder
 
 JSON_VERSION = 1  # docs/json.md
 COUNTS = ("documents", "tokens", "bytes")
@@ -52,7 +52,7 @@ class Pace:
         return (monotonic() - self._start_s) * (total - done) / done if 0 < done < total else None
 
 
-def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
+def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> PreparedFolder:
     """Prepare the data of a spec in the cache of `dsc train`. Raises DataError and OSError."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_shared
@@ -79,7 +79,7 @@ def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> Prepared:
         tell("")
 
 
-def rows(prepared: Prepared, phases: Sequence[Spec]) -> Iterator[SplitRow]:
+def rows(prepared: PreparedFolder, phases: Sequence[Spec]) -> Iterator[SplitRow]:
     """The size of each source's splits, and how often the `phases` of the run read them."""
     data = phases[0].data
     sources: Mapping[str, Any] = prepared.meta.get("sources") or {"": prepared.meta["splits"]}
@@ -99,7 +99,7 @@ def _names(data: Data) -> list[str]:
     return [source.name for source in data.sources] or [""]
 
 
-def _filtered(prepared: Prepared, data: Data) -> dict[str, Mapping[str, Any]]:
+def _filter_counts(prepared: PreparedFolder, data: Data) -> dict[str, Mapping[str, Any]]:
     """Counts of removed documents by source name. Sources without filters are absent."""
     filters = prepared.meta.get("filters", {})
     return {name: filters[name] for name in _names(data) if name in filters}
@@ -119,18 +119,18 @@ def _longest(phases: Sequence[Spec]) -> int:
     return max(phase.train.within.longest if phase.train.within else phase.train.sequence for phase in phases)
 
 
-def unusable(prepared: Prepared, phases: Sequence[Spec]) -> str:
+def unusable(prepared: PreparedFolder, phases: Sequence[Spec]) -> str:
     """Why `dsc train` would refuse the prepared data: a split is shorter than one sample. "" if it would not."""
     from runtime.contract import EXTRA_TOKENS
     from runtime.data.files import DataError
-    from runtime.data.samples import RowSamples, too_short
+    from runtime.data.samples import RowSamples, short_split_error
 
     data, validating = phases[0].data, [phase.train.sequence for phase in phases if phase.train.validate]
     needed = {"train": _longest(phases)} | ({"validation": max(validating)} if validating else {})
     if data.prompts is not None:
         return ""
     if data.chat is None:
-        return too_short(prepared.meta, {split: tokens + EXTRA_TOKENS for split, tokens in needed.items()})
+        return short_split_error(prepared.meta, {split: tokens + EXTRA_TOKENS for split, tokens in needed.items()})
     try:
         for split, sequence in needed.items():
             RowSamples(prepared.folder, split, sequence, seed=0, long=data.chat.long)
@@ -145,7 +145,7 @@ def _tokens_of(source: str, phase: Spec) -> float:
     return phase.train.tokens * (weights[source] / sum(weights.values()) if source else 1)
 
 
-def document(prepared: Prepared, phases: Sequence[Spec]) -> dict[str, Any]:
+def document(prepared: PreparedFolder, phases: Sequence[Spec]) -> dict[str, Any]:
     """The JSON of docs/json.md."""
     data = phases[0].data
     source = f"{data.source}"
@@ -156,11 +156,11 @@ def document(prepared: Prepared, phases: Sequence[Spec]) -> dict[str, Any]:
         "tokenizer": {name: prepared.meta["tokenizer"][name] for name in ("sha256", "vocab")},
         "sources": [vars(row) for row in rows(prepared, phases)],
         "skipped": dict(prepared.meta["skipped"]),
-        "filters": [{"source": name or source, **facts} for name, facts in _filtered(prepared, data).items()],
+        "filters": [{"source": name or source, **facts} for name, facts in _filter_counts(prepared, data).items()],
     }
 
 
-def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
+def text(prepared: PreparedFolder, phases: Sequence[Spec]) -> str:
     """A table with a line for each source and split."""
     from runtime.data.filters import summary_line
 
@@ -180,7 +180,8 @@ def text(prepared: Prepared, phases: Sequence[Spec]) -> str:
         for pairs in (list(zip(row, widths, strict=True)) for row in cells)
     ]
     filtered = [
-        f"{name}{name and ': '}{summary_line(facts)}" for name, facts in _filtered(prepared, phases[0].data).items()
+        f"{name}{name and ': '}{summary_line(facts)}"
+        for name, facts in _filter_counts(prepared, phases[0].data).items()
     ]
     done = "already prepared" if prepared.reused else "prepared"
     return "\n".join([*lines, *filtered, f"{done}: {human(total[1])} tokens in {prepared.folder}"])
@@ -190,7 +191,7 @@ def _epochs(row: SplitRow) -> str:
     return "" if row.epochs is None else f"{row.epochs:.3g}" if row.epochs < 1000 else f"{row.epochs:,.0f}"
 
 
-def show(args: argparse.Namespace, prepared: Prepared, phases: Sequence[Spec]) -> None:
+def show(args: argparse.Namespace, prepared: PreparedFolder, phases: Sequence[Spec]) -> None:
     """Print the prepared data. Warn of data that `dsc train` would refuse, and of data that is read too often."""
     if args.format == "json":
         print(json.dumps(document(prepared, phases), ensure_ascii=False, indent=2))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from compiler.cli.commands.common import progress
-from dsl.messages.diagnostics import visible
+from dsl.messages.diagnostics import make_visible
 
 if TYPE_CHECKING:
     from dsl.schema import Spec, Train
@@ -45,7 +45,7 @@ class TokenRun:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRow:
     """A row of a split, or a window of its text. `used`: the number of tokens that are trained on."""
 
     split: str
@@ -84,7 +84,7 @@ class ShownSequence:
     notes: tuple[str, ...]
 
 
-def show(args: argparse.Namespace, requested: Shown | ShownSequence) -> None:
+def show(args: argparse.Namespace, requested: ShownRow | ShownSequence) -> None:
     """Print a row or sequence."""
     if args.format == "json":
         print(json.dumps(document(requested), ensure_ascii=False, indent=2))
@@ -93,10 +93,10 @@ def show(args: argparse.Namespace, requested: Shown | ShownSequence) -> None:
 
     screen = screen_of(sys.stdout)
     marks = COLOURED if screen.colours else ASCII if screen.ascii else BRACKETS
-    print("\n".join(lines(requested, marks) if isinstance(requested, Shown) else sequence_lines(requested, marks)))
+    print("\n".join(lines(requested, marks) if isinstance(requested, ShownRow) else sequence_lines(requested, marks)))
 
 
-def requested_row(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
+def requested_row(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> ShownRow | ShownSequence:
     """The requested row or sequence. Raises DataError if it does not exist."""
     from compiler.emit.recipe import data_request
     from runtime.data.blended import prepare_data
@@ -129,7 +129,7 @@ def requested_row(args: argparse.Namespace, spec: Spec, folder: Path, out: Path)
     ids, about = row(number)
     unaligned = prepared.meta["chat"]["unaligned"] if request.data.chat else 0
     tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
-    return Shown(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
+    return ShownRow(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
 
 
 def _source(name: str | None, request: DataRequest) -> str:
@@ -149,18 +149,18 @@ def _tokens(
 ) -> tuple[tuple[ShownToken, ...], tuple[TokenRun, ...]]:
     """Tokens and their runs. A negative id is ~id of a token without loss. Tokens from `used` on are not trained on."""
 
-    def decoded(part: Sequence[int]) -> str:
+    def decode(part: Sequence[int]) -> str:
         plain = [i if i >= 0 else ~i for i in part]
         if bpe is None:
             return "".join(f"{i} " for i in plain)
         return str(bpe.decode(plain, skip_special_tokens=False))
 
-    tokens = tuple(ShownToken(i if i >= 0 else ~i, None if bpe is None else decoded([i]), i >= 0) for i in ids)
+    tokens = tuple(ShownToken(i if i >= 0 else ~i, None if bpe is None else decode([i]), i >= 0) for i in ids)
     parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
-    return tokens, tuple(TokenRun(decoded([i for _, i in part]), *flags) for flags, part in parts)
+    return tokens, tuple(TokenRun(decode([i for _, i in part]), *flags) for flags, part in parts)
 
 
-def document(requested: Shown | ShownSequence) -> dict[str, Any]:
+def document(requested: ShownRow | ShownSequence) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     fields = {"version": JSON_VERSION} | asdict(requested)
     for part in fields.get("documents", [fields]):
@@ -170,7 +170,7 @@ def document(requested: Shown | ShownSequence) -> dict[str, Any]:
 
 Rows = tuple[
     int, Callable[[int], tuple[list[int], dict[str, Any]]]
-]  # number of rows; row index → token ids, and fields of Shown
+]  # number of rows; row index → token ids, and fields of ShownRow
 
 
 def _conversations(request: DataRequest, folder: Path, split: str, train: Train, _: str) -> Rows:
@@ -237,7 +237,7 @@ def _sequence(
     if not request.data.masks_documents:
         keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
         raise DataError(f"--sequence {args.sequence}: sequences do not separate documents; {keys} turns that on")
-    sequences_of = _packs if request.data.chat else _masked
+    sequences_of = _packs if request.data.chat else _open_masked_sequences
     num_sequences, parts, facts, notes = sequences_of(request, folder, args.split, train, _source(args.of, request))
     if not 0 <= args.sequence < num_sequences:
         last = f", 0 to {num_sequences - 1:,}" if num_sequences else ""
@@ -273,7 +273,7 @@ def _packs(request: DataRequest, folder: Path, split: str, train: Train, _: str)
     return len(packs), parts, survey.facts, tuple(survey.notes())
 
 
-def _masked(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
+def _open_masked_sequences(request: DataRequest, folder: Path, split: str, train: Train, source: str) -> Sequences:
     from runtime.data.token_files import open_split
 
     reader = open_split(folder, split, source)
@@ -305,27 +305,27 @@ def sequence_lines(sequence: ShownSequence, marks: tuple[str, str]) -> Iterator[
     for part in sequence.documents:
         yield ""
         yield f"-- row {part.row:,} from token {part.first:,} on, positions 0 to {len(part.tokens) - 1:,} --"
-        yield _marked(part.runs, marks)
+        yield _mark_runs(part.runs, marks)
     if sequence.notes:
         yield ""
     yield from sequence.notes
 
 
-def lines(row: Shown, marks: tuple[str, str]) -> Iterator[str]:
+def lines(row: ShownRow, marks: tuple[str, str]) -> Iterator[str]:
     """The row with `marks` around tokens with loss, and how it and all rows are used."""
     total, loss = len(row.tokens), sum(token.loss for token in row.tokens)
     yield f"{row.split} row {row.row:,} of {row.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(row)}"
     yield ""
-    yield _marked((run for run in row.runs if run.used), marks)
+    yield _mark_runs((run for run in row.runs if run.used), marks)
     if 0 < row.used < total:
         yield f"-- cut here: {total - row.used:,} tokens are not trained on --"
-        yield _marked((run for run in row.runs if not run.used), marks)
+        yield _mark_runs((run for run in row.runs if not run.used), marks)
     if row.notes:
         yield ""
     yield from row.notes
 
 
-def _fate(row: Shown) -> str:
+def _fate(row: ShownRow) -> str:
     return {
         "sample": "",
         "cut": f", cut at {row.used:,}",
@@ -334,10 +334,10 @@ def _fate(row: Shown) -> str:
     }[row.fate]
 
 
-def _marked(runs: Iterable[TokenRun], marks: tuple[str, str]) -> str:
+def _mark_runs(runs: Iterable[TokenRun], marks: tuple[str, str]) -> str:
     begin, end = marks
     return "".join(f"{begin}{_printable(run.text)}{end}" if run.loss else _printable(run.text) for run in runs)
 
 
 def _printable(text: str) -> str:
-    return "\n".join(map(visible, text.split("\n")))
+    return "\n".join(map(make_visible, text.split("\n")))

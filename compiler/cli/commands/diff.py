@@ -19,11 +19,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_DIFFERS, add_overrides, human, refused, say_other_phases, wrong
+from compiler.cli.commands.common import (
+    EXIT_DIFFERS,
+    add_overrides,
+    human,
+    report_error,
+    report_mistakes,
+    say_other_phases,
+)
 from compiler.plan.read_files import with_files
 from compiler.tools.difference import Fact, LayersMove, SpecDifference, ValueChange, difference
-from dsl.load import Resolved, resolve
-from dsl.messages.diagnostics import Diagnostic, SpecError, in_order, visible
+from dsl.load import ResolvedSpec, resolve
+from dsl.messages.diagnostics import Diagnostic, SpecError, in_order, make_visible
 from dsl.resolve.chosen import phases_in, split
 from dsl.resolve.phases import SEPARATOR
 
@@ -57,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the difference. Returns the exit code: 0 if there is none, else 1."""
     if args.after is None and not args.set:
-        return wrong(
+        return report_error(
             "there is nothing to compare A with",
             "name another spec, or override a key: -s parallel.pipeline=8",
             args.format,
@@ -70,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         spec_difference = _difference(names, args.set, says_others=True)
     except SpecError as error:
         sources = [item.span.source for item in error.diagnostics if item.span]
-        return refused(in_order(error.diagnostics, sources), args.format)
+        return report_mistakes(in_order(error.diagnostics, sources), args.format)
     print(
         json.dumps(document(names, spec_difference), indent=2, ensure_ascii=False)
         if args.format == "json"
@@ -87,7 +94,7 @@ def _phases(name: str) -> dict[str, str]:
 
 def _difference(names: Sequence[str], overrides: list[str], *, says_others: bool = False) -> SpecDifference:
     """The difference of two specs, the second with overrides. Raises SpecError with the mistakes of both."""
-    resolved: list[Resolved] = []
+    resolved: list[ResolvedSpec] = []
     mistakes: list[Diagnostic] = []
     for name, changes in zip(names, ([], overrides), strict=True):
         try:
@@ -156,7 +163,7 @@ def text(spec_difference: SpecDifference) -> str:
 def _row(change: ValueChange) -> tuple[str, str]:
     _, _, key = change.path.partition(".")
     note = "  (derived)" if change.derived else ""
-    return key or change.path, visible(f"{change.before or ABSENT} → {change.after or ABSENT}{note}")
+    return key or change.path, make_visible(f"{change.before or ABSENT} → {change.after or ABSENT}{note}")
 
 
 def _fact(fact: Fact) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import progress, refused, say, wrong
+from compiler.cli.commands.common import progress, report_error, report_mistakes, say
 from dsl.messages.diagnostics import SpecError
 
 if TYPE_CHECKING:
@@ -74,44 +74,46 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except SpecError as error:
-        return refused(error.diagnostics, args.format)
+        return report_mistakes(error.diagnostics, args.format)
     except InferenceError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compiler.cli.commands.model_source import opened
+    from compiler.cli.commands.model_source import open_model_source
 
-    with opened(args.source, args.spec) as source:
-        return _measured(args, source)
+    with open_model_source(args.source, args.spec) as source:
+        return _evaluate(args, source)
 
 
-def _measured(args: argparse.Namespace, source: ModelSource) -> int:
+def _evaluate(args: argparse.Namespace, source: ModelSource) -> int:
     from compiler.tools.inference import token_streams
     from compiler.tools.inference.evaluation import EvaluatedLoss
 
     show = progress("eval")
     vocab = source.spec.model.vocab
     if args.text is not None:
-        path = token_streams.required(args.tokenizer or source.tokenizer)
-        streams = token_streams.of_text(args.text, path, vocab, show)
+        path = token_streams.require_tokenizer(args.tokenizer or source.tokenizer)
+        streams = token_streams.tokenize_files(args.text, path, vocab, show)
     else:
         tokenizer = _tokenizer(args.tokenizer, source)
         if args.tokens is not None:
-            streams = token_streams.of_file(args.tokens, vocab, tokenizer)
+            streams = token_streams.read_token_file(args.tokens, vocab, tokenizer)
         else:
             streams = token_streams.held_out(source.data, tokenizer, source.spec)
     if args.ranks == "spec":
         from compiler.cli.commands.eval_ranks import RanksFailedError, loss_on_ranks
 
         if args.dtype:
-            return wrong("--ranks spec always computes in the precision of the run", "leave --dtype out", args.format)
+            return report_error(
+                "--ranks spec always computes in the precision of the run", "leave --dtype out", args.format
+            )
         try:
             loss = loss_on_ranks(source, streams.ids, args.average, show)
         except RanksFailedError as failed:
             return failed.code
     else:
-        loss = _on_one_rank(args, source, streams.ids, show)
+        loss = _loss_on_one_rank(args, source, streams.ids, show)
     loss = EvaluatedLoss(loss.nats, loss.tokens, streams.bytes)
     print(json.dumps(document(args, source, loss), indent=2) if args.format == "json" else text(source, loss))
     return 0
@@ -134,14 +136,14 @@ def _tokenizer(named: Path | None, source: ModelSource) -> Tokenizer | None:
         return None
 
 
-def _on_one_rank(
+def _loss_on_one_rank(
     args: argparse.Namespace, source: ModelSource, streams: Sequence[Ids], show: Callable[[str], None]
 ) -> EvaluatedLoss:
     from compiler.tools.inference.evaluation import loss_of
-    from compiler.tools.inference.loaded import divide_work, load_model
+    from compiler.tools.inference.loaded import limit_threads, load_model
 
     model = load_model(source, args.dtype or "", average=args.average, progress=show)
-    divide_work(model)
+    limit_threads(model)
     return loss_of(model, streams, show)
 
 

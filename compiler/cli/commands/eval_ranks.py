@@ -45,7 +45,7 @@ def loss_on_ranks(
 
     Raises InferenceError, or RanksFailedError.
     """
-    spec = _with_validation(source)
+    spec = _spec_with_validation(source)
     with tempfile.TemporaryDirectory(prefix="dsc-eval-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         np.save(folder / SAMPLES, samples(streams, spec.train.sequence))
@@ -66,7 +66,7 @@ def loss_on_ranks(
     return EvaluatedLoss(losses["loss"] * losses["tokens"], losses["tokens"])
 
 
-def _with_validation(source: ModelSource) -> Spec:
+def _spec_with_validation(source: ModelSource) -> Spec:
     """The run's spec with `validate`, and with the contents of the files that it names; without initial weights,
     rewards and prompts."""
     train, data = source.spec.train, source.spec.data

@@ -1,4 +1,5 @@
-"""`dsc explain [CODE | KEY | WORD]`: explain an error code, a key, a block, a word or a unit; without one, list all.
+"""`dsc explain [CODE | KEY | WORD]`: explain an error code, a key, a block, a word or a unit; without an argument,
+list all.
 
 dsc explain E0802                  the rule, its reason, a wrong and a right example
 dsc explain parallel.expert        its type, bounds and default, and the rules that read it
@@ -15,13 +16,12 @@ import json
 import sys
 from dataclasses import asdict
 
-from compiler.cli.commands.common import wrong
+from compiler.cli.commands.common import report_error
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
-from dsl.rules.codes import CODES, DETAILS
-from dsl.rules.codes import FILE_CODES as FILE_CODES
+from dsl.rules.codes import CODES, DETAILS, FILE_CODES
 
 VERSION = 1  # of the JSON, docs/json.md
-SHOWN = 4  # topics printed in full; more than these are listed, one line each
+MAX_FULL_TOPICS = 4  # if more topics match, each is printed as one line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,36 +37,38 @@ def run(args: argparse.Namespace) -> int:
         listed = {"version": VERSION, "codes": CODES, "keys": {path: key.meaning for path, key in keys().items()}}
         print(json.dumps(listed, indent=2, ensure_ascii=False) if args.format == "json" else index())
         return 0
-    topics = find(args.topic) or _of_files(args.topic)
+    topics = find(args.topic) or _topics_of_file_code(args.topic)
     if not topics:
         close = " or ".join(f"`{name}`" for name in suggestions(args.topic))
         hint = f"did you mean {close}?" if close else "`dsc explain` lists codes and keys"
-        return wrong(f"there is no code, key or word `{_printable(args.topic)}`", hint, args.format)
+        return report_error(f"there is no code, key or word `{_printable_prefix(args.topic)}`", hint, args.format)
     if args.format == "json":
         print(
             json.dumps(
-                {"version": VERSION, "topics": [_plain(topic) for topic in topics]}, indent=2, ensure_ascii=False
+                {"version": VERSION, "topics": [_topic_as_json(topic) for topic in topics]},
+                indent=2,
+                ensure_ascii=False,
             )
         )
-    elif len(topics) > SHOWN:
+    elif len(topics) > MAX_FULL_TOPICS:
         print("\n".join(f"{topic.name}: {topic.summary}" for topic in topics))
     else:
-        _print("\n\n".join(text_of(topic) for topic in topics))
+        _print_styled("\n\n".join(text_of(topic) for topic in topics))
     return 0
 
 
-def _of_files(word: str) -> tuple[Topic, ...]:
-    """The topic of an error code for other files than specs."""
+def _topics_of_file_code(word: str) -> tuple[Topic, ...]:
+    """Return the topic of an error code about files that are not specs, or () if `word` is no such code."""
     code = word.strip().strip("`").upper()
     return (Topic("code", code, FILE_CODES[code], DETAILS[code]),) if code in FILE_CODES else ()
 
 
-def _plain(topic: Topic) -> dict[str, object]:
+def _topic_as_json(topic: Topic) -> dict[str, object]:
     """A topic as JSON: facts by name, each a list of lines."""
     return asdict(topic) | {"facts": {label: list(values) for label, values in topic.facts}}
 
 
-def _print(text: str) -> None:
+def _print_styled(text: str) -> None:
     """Print a text. On a terminal, titles are bold, wrong examples red and right ones green."""
     if not sys.stdout.isatty():
         print(text)
@@ -86,5 +88,5 @@ def _print(text: str) -> None:
     Console().print(styled, soft_wrap=True)
 
 
-def _printable(text: str) -> str:
+def _printable_prefix(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:60])

@@ -29,7 +29,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.cli.commands.common import add_overrides, wrong
+from compiler.cli.commands.common import add_overrides, report_error
 
 PLANS = ("torchtitan", "megatron-bridge", "chakra")
 OF_WEIGHTS = {"dtype": None, "adapter": False, "average": False}  # options of hf only, and their defaults
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
     if args.system in PLANS:
         refused = [name for name, absent in OF_WEIGHTS.items() if getattr(args, name) != absent]
         if refused:
-            return wrong(f"--{refused[0]} is an option of hf, not of {args.system}", "leave it out", args.format)
+            return report_error(f"--{refused[0]} is an option of hf, not of {args.system}", "leave it out", args.format)
         from compiler.cli.commands import export_plan
 
         return export_plan.run(args)
     if args.lossy or args.set or args.format != "text":
-        return wrong("--lossy, --set and --format are options for plans, not for hf", "leave them out")
+        return report_error("--lossy, --set and --format are options for plans, not for hf", "leave them out")
     from compiler.cli.commands import export_weights  # imported late: the exporters import much
 
     args.source, args.dtype = Path(args.source), args.dtype or "bf16"

@@ -7,22 +7,22 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from compiler.cli.commands.common import EXIT_SPEC, load_spec, progress, reason, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, load_spec, progress, reason, report_error, say
 from compiler.cli.commands.output_files import new_folder
 from compiler.cli.commands.schedule_spec import ScheduledRun, run_of
 from compiler.ir.stage_placement import BIDIRECTIONAL
 from compiler.tools.exporters import megatron_bridge, torchtitan
-from compiler.tools.exporters.planned import Exported, ExportError, LostValue, PlannedSpec, comments
+from compiler.tools.exporters.planned import ExportedFiles, ExportError, LostValue, PlannedSpec, comments
 from dsl.facts.layout import stages_of_layout
 from dsl.facts.schedules import PLAIN
-from dsl.messages.diagnostics import plural, visible
+from dsl.messages.diagnostics import make_visible, plural
 from dsl.schema import Spec
 from runtime.contract.actions import is_copy
 from runtime.system.outcome import refusal_code
 
 VERSION = 1  # of the JSON, docs/json.md
 MOST_NAMES = 4  # file names in the last line
-EXPORTERS: dict[str, Callable[[PlannedSpec], Exported]] = {
+EXPORTERS: dict[str, Callable[[PlannedSpec], ExportedFiles]] = {
     "torchtitan": torchtitan.export,
     "megatron-bridge": megatron_bridge.export,
 }
@@ -34,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
     if chosen is None:
         return EXIT_SPEC
     try:
-        exported = _exported(args.system, chosen.spec)
+        exported = _export(args.system, chosen.spec)
     except ExportError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
     changed = [loss for loss in exported.losses if loss.changes]
-    say("\n".join(map(visible, comments(exported.losses))))
+    say("\n".join(map(make_visible, comments(exported.losses))))
     if changed and not args.lossy:
         if args.format == "json":
             print(_as_json(args, (), exported.losses))
@@ -56,31 +56,31 @@ def run(args: argparse.Namespace) -> int:
             tell("")
             publish()
     except FileExistsError as error:
-        return wrong(str(error), "name a new folder", args.format)
+        return report_error(str(error), "name a new folder", args.format)
     except (OSError, ValueError) as error:
         cause = reason(error) if isinstance(error, OSError) else "the path is not valid"
-        wrong(f"{args.out} cannot be written: {cause}", "", args.format)
+        report_error(f"{args.out} cannot be written: {cause}", "", args.format)
         return refusal_code(error) if isinstance(error, OSError) else EXIT_SPEC
     if args.format == "json":
         print(_as_json(args, sorted(exported.files), exported.losses))
     names = list(exported.files)
     listed = ", ".join(names) if len(names) <= MOST_NAMES else f"{names[0]} to {names[-1]}"
-    say(visible(f"wrote {args.out}: {listed}"))
+    say(make_visible(f"wrote {args.out}: {listed}"))
     return 0
 
 
-def _exported(system: str, spec: Spec) -> Exported:
+def _export(system: str, spec: Spec) -> ExportedFiles:
     """The files for a system. Raises ExportError if the spec cannot be exported to it."""
     if system == "chakra":
-        from compiler.predict.predict import timed
+        from compiler.predict.predict import time_plan
         from compiler.tools.exporters import chakra
 
         chakra.needs_protobuf()  # check before computing times
-        return chakra.export(timed(spec))
-    return EXPORTERS[system](_planned(run_of(spec)))
+        return chakra.export(time_plan(spec))
+    return EXPORTERS[system](_plan_to_export(run_of(spec)))
 
 
-def _planned(run: ScheduledRun) -> PlannedSpec:
+def _plan_to_export(run: ScheduledRun) -> PlannedSpec:
     """The plan of a run. A schedule with two copies of a stage, or with copies to the host, is replaced by 1F1B on the
     same stages, as the other systems do not support these."""
     spec, mtp = run.spec, run.spec.model.mtp

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import progress, reason, say, wrong
+from compiler.cli.commands.common import progress, reason, report_error, say
 from compiler.cli.commands.output_files import new_folder
-from compiler.plan.read_files import once_published
+from compiler.plan.read_files import published_model
 from compiler.tools.importers.huggingface import LATENT_EPS
 from compiler.tools.processes import ask
 from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG
@@ -18,7 +18,7 @@ from compiler.tools.weights.adapter import Adapters, adapter_config, published_a
 from compiler.tools.weights.checkpoint import ModelError, check_tensors, model_of, published_name, sequence_of
 from compiler.tools.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.tools.weights.tokenizer import files_for
-from dsl.messages.diagnostics import visible
+from dsl.messages.diagnostics import make_visible
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, base_of, find_manifest
 from runtime.contract.weights import ONE, Export
 from runtime.data.files import DataError
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the folder. Returns the exit code."""
     try:
         folder, manifest = find_manifest(args.source)
-        model_type, context = once_published(manifest.meta)
+        model_type, context = published_model(manifest.meta)
         context = max(context, sequence_of(manifest), 1)
         model = model_of(manifest)
         base = base_of(folder, manifest)
@@ -43,20 +43,20 @@ def run(args: argparse.Namespace) -> int:
         if args.dtype == "fp8" and any(tensor.stacked for tensor in published.tensors):
             raise ModelError(f"{published.model_type} does not support FP8 blocks: choose --dtype bf16")
     except CheckpointError as error:
-        return wrong(str(error), "name a run, or a checkpoint of one")
+        return report_error(str(error), "name a run, or a checkpoint of one")
     except (ModelError, NoFamilyError) as error:
-        return wrong(f"{args.source}: {error}")
+        return report_error(f"{args.source}: {error}")
     try:
         if adapters is None:
             return _write(args, folder, manifest, published, context)
         loads = published_name(base[1]) if base else None
         return _write(args, folder, manifest, published, context, (adapters, adapter_config(manifest, adapters, loads)))
     except DataError as error:
-        return wrong(str(error), "correct that file of the tokenizer, or remove it")
+        return report_error(str(error), "correct that file of the tokenizer, or remove it")
     except FileExistsError as error:
-        return wrong(str(error), "name a new folder")
+        return report_error(str(error), "name a new folder")
     except OSError as error:
-        wrong(f"{args.out} cannot be written: {reason(error)}")
+        report_error(f"{args.out} cannot be written: {reason(error)}")
         return refusal_code(error)
 
 
@@ -99,7 +99,7 @@ def _write(
     for note in notes:
         say(f"note: {note}")
     size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
-    say(visible(f"wrote {args.out}: {published.model_type}, {size}, from {folder}"))
+    say(make_visible(f"wrote {args.out}: {published.model_type}, {size}, from {folder}"))
     return 0
 
 

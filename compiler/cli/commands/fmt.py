@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, say, wrong
+from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, report_error, say
 from compiler.cli.commands.output_files import refuse_replacing, replace
-from dsl.messages.diagnostics import Diagnostic, SpecError, render_all, visible
+from dsl.messages.diagnostics import Diagnostic, SpecError, make_visible, render_all
 from dsl.resolve.files import content_of
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from dsl.text.parser import MAX_BYTES, decode
 
 STDIN = "-"
@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if STDIN in args.paths:
         if args.paths != [STDIN] or args.check or args.diff:
-            return wrong("`-` takes no other arguments", "write `dsc fmt - < spec.dsc`")
+            return report_error("`-` takes no other arguments", "write `dsc fmt - < spec.dsc`")
         return _filter()
     files: list[FormattedFile] = []
     mistakes: list[Diagnostic] = []
     for path in dict.fromkeys(_files(args.paths or ["."])):
         try:
-            files.append(_formatted(path))
+            files.append(_format_file(path))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
@@ -68,20 +68,20 @@ def run(args: argparse.Namespace) -> int:
     different = [file for file in files if file.differs]
     if args.check or args.diff:
         for file in different:
-            print(_diff(file) if args.diff else visible(file.path))
+            print(_diff(file) if args.diff else make_visible(file.path))
         return EXIT_DIFFERS if different else 0
-    refused = [fault for file in different if (fault := _fault(refuse_replacing, file.path))]
+    refused = [fault for file in different if (fault := _error_of(refuse_replacing, file.path))]
     if refused:
         return _refuse(refused)
     for file in different:
-        fault = _fault(partial(replace, content=file.text.encode()), file.path)
+        fault = _error_of(partial(replace, content=file.text.encode()), file.path)
         if fault:
             return _refuse([fault])
-        print(f"formatted {visible(file.path)}")
+        print(f"formatted {make_visible(file.path)}")
     return 0
 
 
-def _fault(write: Callable[[Path], None], path: str) -> Diagnostic | None:
+def _error_of(write: Callable[[Path], None], path: str) -> Diagnostic | None:
     """Call `write` and return its error, or None."""
     try:
         write(Path(path))
@@ -106,7 +106,7 @@ def _filter() -> int:
     return 0
 
 
-def _formatted(path: str) -> FormattedFile:
+def _format_file(path: str) -> FormattedFile:
     """Read and format a file. Raises SpecError. A link is refused, as it would be replaced by a file."""
     content, mistakes = content_of(path)
     if not mistakes and Path(path).is_symlink():
@@ -120,7 +120,7 @@ def _text(name: str, content: bytes) -> str:
     source, mistakes = decode(name, content)
     if mistakes:
         raise SpecError(mistakes)
-    return formatted(source)
+    return format_source(source)
 
 
 def _files(paths: list[str]) -> Iterator[str]:
@@ -142,4 +142,4 @@ def _diff(file: FormattedFile) -> str:
 
     before, after = (text.splitlines() for text in (file.content.decode("utf-8"), file.text))
     lines = difflib.unified_diff(before, after, file.path, f"{file.path} formatted", lineterm="")
-    return "\n".join(visible(line) for line in lines)
+    return "\n".join(make_visible(line) for line in lines)

@@ -5,8 +5,8 @@ dsc generate runs/quickstart 'import' --temperature 0.8 --top-p 0.95 --seed 7
 echo 'class Tree:' | dsc generate runs/quickstart -
 dsc generate runs/assistant --chat 'Who wrote Faust?'
 
-The text goes to stdout, notes about it to stderr. The model runs in this process with a KV cache. If it has multi-token
-prediction, that is used for speculative decoding: it drafts the token after the next one.
+The text goes to stdout, notes about it to stderr. The model runs in this process with a KV cache. A model with
+multi-token prediction uses it for speculative decoding: it drafts the token after the next one.
 
 Exit codes: 0 done · 2 the run, the checkpoint or the command line is wrong
 """
@@ -21,13 +21,13 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import progress, refused, say, wrong
+from compiler.cli.commands.common import progress, report_error, report_mistakes, say
 from compiler.cli.commands.eval import add_model_arguments
 from dsl.messages.diagnostics import SpecError
 
 if TYPE_CHECKING:
     from compiler.tools.inference.sources import ModelSource
-    from compiler.tools.inference.writing import Written
+    from compiler.tools.inference.writing import GeneratedText
 
 JSON_VERSION = 1
 STDIN = "-"
@@ -70,17 +70,17 @@ def run(args: argparse.Namespace) -> int:
     """Write text. Returns the exit code."""
     from compiler.tools.inference.sources import InferenceError
 
-    if fault := _fault(args):
-        return wrong(fault, output_format=args.format)
+    if error_message := _argument_error(args):
+        return report_error(error_message, output_format=args.format)
     try:
         return _run(args)
     except SpecError as error:
-        return refused(error.diagnostics, args.format)
+        return report_mistakes(error.diagnostics, args.format)
     except InferenceError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
 
 
-def _fault(args: argparse.Namespace) -> str:
+def _argument_error(args: argparse.Namespace) -> str:
     """An error message if a number is out of range, or ""."""
     if args.tokens < 1:
         return "--tokens must be at least 1"
@@ -94,21 +94,24 @@ def _fault(args: argparse.Namespace) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compiler.cli.commands.model_source import opened
+    from compiler.cli.commands.model_source import open_model_source
 
-    with opened(args.source, args.spec) as source:
-        return _written(args, source)
+    with open_model_source(args.source, args.spec) as source:
+        return _generate(args, source)
 
 
-def _written(args: argparse.Namespace, source: ModelSource) -> int:
+def _generate(args: argparse.Namespace, source: ModelSource) -> int:
     from compiler.tools.inference.conversations import conversation_of
     from compiler.tools.inference.generation import Sampler
-    from compiler.tools.inference.loaded import divide_work
+    from compiler.tools.inference.loaded import limit_threads
     from compiler.tools.inference.sources import InferenceError
     from compiler.tools.inference.writing import open_writer
 
     if source.spec.model.customs:
-        message = "generation is token by token, but modules of this model were traced for whole sequences only"
+        message = (
+            "this model cannot generate: its custom modules were traced for whole sequences, and generation computes "
+            "one token at a time"
+        )
         raise InferenceError(message, "`dsc eval` computes its loss")
     prompt = _prompt(args.prompt)
     conversation = conversation_of(prompt) if args.chat else None
@@ -120,7 +123,7 @@ def _written(args: argparse.Namespace, source: ModelSource) -> int:
         drafts=not args.no_drafts,
         progress=progress("generate"),
     )
-    divide_work(writer.model)
+    limit_threads(writer.model)
     ids = writer.prompt(prompt) if conversation is None else writer.reply_prompt(conversation)
     sampler = Sampler(args.temperature, args.top_p, args.seed)
     begin = perf_counter()
@@ -132,7 +135,7 @@ def _written(args: argparse.Namespace, source: ModelSource) -> int:
     written = writer.write(ids, args.tokens, sampler, lambda text: print(text, end="", flush=True))
     print(flush=True)
     seconds = perf_counter() - begin
-    say(summary_line(written, seconds, writer.model.sequence))
+    say(summary_text(written, seconds, writer.model.sequence))
     if not written.tokens and conversation is None and writer.conversations.template is not None:
         say("the model has a chat template: `--chat` applies it to the prompt")
     return 0
@@ -150,8 +153,8 @@ def _prompt(argument: str) -> str:
     return text
 
 
-def document(prompt: str, written: Written, seconds: float) -> dict[str, object]:
-    """The document that docs/json.md describes."""
+def document(prompt: str, written: GeneratedText, seconds: float) -> dict[str, object]:
+    """Return a generated text as the JSON document of docs/json.md."""
     return {
         "version": JSON_VERSION,
         "prompt": prompt,
@@ -165,8 +168,8 @@ def document(prompt: str, written: Written, seconds: float) -> dict[str, object]
     }
 
 
-def summary_line(written: Written, seconds: float, sequence: int) -> str:
-    """Notes for the user on a generated text."""
+def summary_text(written: GeneratedText, seconds: float, sequence: int) -> str:
+    """Return the speed, the share of accepted drafts, and a warning if the text is longer than a training sequence."""
     count, drafts = len(written.tokens), written.drafts
     lines = [f"{count:,} tokens in {seconds:.2f} s: {count / seconds:.0f} per second"]
     if not count:
@@ -176,5 +179,5 @@ def summary_line(written: Written, seconds: float, sequence: int) -> str:
             f"; {drafts.accepted:,} of {drafts.drafted:,} drafts accepted ({drafts.accepted / drafts.drafted:.0%})"
         )
     if len(written.prompt) + count > sequence:
-        lines.append(f"longer than the sequences that the model was trained on ({sequence:,} tokens)")
+        lines.append(f"the text is longer than the sequences that the model was trained on ({sequence:,} tokens)")
     return "\n".join(lines)

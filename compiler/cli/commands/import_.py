@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_SPEC, progress, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, progress, report_error, say
 from compiler.cli.commands.output_files import replace, write_new
 from compiler.emit.folder import put_folder
 from compiler.tools.importers import huggingface
@@ -47,12 +47,12 @@ from compiler.tools.processes import ask
 from compiler.tools.weights.checkpoint import imported_meta
 from compiler.tools.weights.families import FAMILIES
 from compiler.tools.weights.folder import FolderError, StoredTensor, check, has_weights, lacks_mtp, read_folder
-from compiler.tools.weights.tensors import DERIVED, copies_of, mtp_block, published
+from compiler.tools.weights.tensors import DERIVED, copies_of, mtp_block, publish_tensors
 from compiler.tools.weights.tokenizer import NAME, published_files
-from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
+from dsl.messages.diagnostics import Diagnostic, Source, SpecError, make_visible, plural, render_all
 from dsl.resolve.files import read
 from dsl.schema import Model
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from runtime.contract.weights import FP4_DATA, ImportRequest
 from runtime.system.outcome import refusal_code
 from runtime.system.strict_json import pretty
@@ -95,13 +95,13 @@ def find(folder: Path, root: JsonValue, model: Model, model_type: str) -> Weight
     stored = read_folder(folder)
     remarks = []
     rotates = "halves" if family.reads_order and _value_at(root, "rope_interleave") is False else ""
-    tensors = (*published(model, family, rotates), *copies_of(model))
+    tensors = (*publish_tensors(model, family, rotates), *copies_of(model))
     if model.mtp is not None and lacks_mtp(tensors, stored, mtp_block(model, 0)):
         remarks.append(
             "the configuration has multi-token prediction, but the weights do not: it is left out of the spec"
         )
         model = model.model_copy(update={"mtp": None})
-        tensors = published(model, family, rotates)
+        tensors = publish_tensors(model, family, rotates)
     if not published_files(folder):
         text = f"there is no {NAME} beside the weights: a run would use other tokens; name their tokenizer in `data`"
         remarks.append(text)
@@ -128,7 +128,7 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
     place = spec.absolute().with_name(spec.stem + SUFFIX)
     if place.exists() and not (force and _is_ours(place)):
         hint = "--force replaces a folder written by dsc" if not force else "it has files that dsc did not write"
-        raise WeightsExitError(wrong(f"{place.name} exists beside {spec}", hint))
+        raise WeightsExitError(report_error(f"{place.name} exists beside {spec}", hint))
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
@@ -143,7 +143,7 @@ def write(weights: Weights, spec: Path, *, force: bool) -> None:
             raise WeightsExitError(code)
         put_folder(new, place)
     size = f"{plural(result['tensors'], 'tensor')}, {result['bytes']:,} bytes"
-    say(visible(f"wrote {spec.with_name(place.name)}: {size}"))
+    say(make_visible(f"wrote {spec.with_name(place.name)}: {size}"))
 
 
 def _is_ours(place: Path) -> bool:
@@ -225,16 +225,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.out != STDOUT and not args.out.endswith(".dsc"):
-        return wrong(f"{args.out} is not a .dsc file", "name the spec like -o model.dsc", args.format)
+        return report_error(f"{args.out} is not a .dsc file", "name the spec like -o model.dsc", args.format)
     if args.name is not None and identifier(args.name) != args.name:
-        return wrong(f"`{args.name}` is not a valid model name", f"write `--name {identifier(args.name)}`", args.format)
+        return report_error(
+            f"`{args.name}` is not a valid model name", f"write `--name {identifier(args.name)}`", args.format
+        )
     if args.system != "hf":
         if args.model_only or args.config_only:
-            return wrong("--model-only and --config-only are options of hf", "leave them out", args.format)
+            return report_error("--model-only and --config-only are options of hf", "leave them out", args.format)
         if args.system == "torchtitan" and (args.vocab or args.define):
-            return wrong(f"--vocab and -D are not options of {args.system}", "leave them out", args.format)
+            return report_error(f"--vocab and -D are not options of {args.system}", "leave them out", args.format)
         if args.config and args.path.suffix != ".py":
-            return wrong("--config is only for Python modules", "leave it out", args.format)
+            return report_error("--config is only for Python modules", "leave it out", args.format)
         from compiler.cli.commands import import_plan  # imports the checks of specs
 
         spelled = import_plan.spec_of(args, args.name or identifier(args.path.stem))
@@ -244,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
         code = 0 if is_printed else _write(args.out, spelled.text, force=args.force)
         return code or spelled.exit_code()
     if args.devices or args.vocab or args.define or args.config or args.format != "text":
-        return wrong(
+        return report_error(
             "--devices, --vocab, -D, --config and --format are options for plans, not for hf", "leave them out"
         )
     try:
@@ -273,7 +275,7 @@ def run(args: argparse.Namespace) -> int:
         if not begin:
             say("warning: no cluster of up to 32,768 devices is expected to hold this model: the spec has no run")
         text = f"{begin}\n{text}" if begin else text
-    content = formatted(Source(args.out, text))
+    content = format_source(Source(args.out, text))
     if weights is not None and (code := _write_weights(weights, Path(args.out), args.force)):
         return code
     return _write(args.out, content, force=args.force)
@@ -282,20 +284,22 @@ def run(args: argparse.Namespace) -> int:
 def _wrong_weights(error: FolderError) -> int:
     """Print what is wrong with the weights, one line each. Returns the exit code."""
     for line in str(error).splitlines():
-        wrong(line)
+        report_error(line)
     return EXIT_SPEC
 
 
 def _write_weights(weights: Weights, spec: Path, force: bool) -> int:
     """Write the weights, if the spec beside them can be written too. Returns the exit code."""
     if os.path.lexists(spec) and not (force and spec.is_file() and not spec.is_symlink()):
-        return wrong(f"{spec} is not a regular file" if force else f"{spec} exists", "" if force else "see --force")
+        return report_error(
+            f"{spec} is not a regular file" if force else f"{spec} exists", "" if force else "see --force"
+        )
     try:
         write(weights, spec, force=force)
     except WeightsExitError as error:
         return error.code
     except OSError as error:
-        wrong(f"{spec} cannot be written: {error.strerror}")
+        report_error(f"{spec} cannot be written: {error.strerror}")
         return refusal_code(error)
     return 0
 
@@ -339,9 +343,11 @@ def _write(name: str, text: str, *, force: bool) -> int:
         else:
             write_new(Path(name), text)
     except FileExistsError:
-        return wrong(f"{name} is not a regular file" if force else f"{name} exists", "" if force else "see --force")
+        return report_error(
+            f"{name} is not a regular file" if force else f"{name} exists", "" if force else "see --force"
+        )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
-        return wrong(f"{name} cannot be written: {reason}")
-    say(visible(f"wrote {name}"))
+        return report_error(f"{name} cannot be written: {reason}")
+    say(make_visible(f"wrote {name}"))
     return 0

@@ -8,18 +8,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_DIFFERS, refused, say, wrong
+from compiler.cli.commands.common import EXIT_DIFFERS, report_error, report_mistakes, say
 from compiler.files.text import TextFileError, read_text
 from compiler.schedule.spec_schedule import MAX_BYTES
 from compiler.tools.importers import key_files, megatron, shell_words, torchtitan
 from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, LedgerEntry, Members
-from compiler.tools.importers.python_calls import returned
+from compiler.tools.importers.python_calls import read_returned_call
 from compiler.tools.importers.torchtitan import SideFiles
 from compiler.tools.importers.write import identifier
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, Source, SpecError, plural, render_all, visible
+from dsl.messages.diagnostics import Diagnostic, Source, SpecError, make_visible, plural, render_all
 from dsl.resolve.files import read
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 
 VERSION = 1  # of the JSON, docs/json.md
 Read = tuple[ImportedPlan, list[Diagnostic]]  # the plan, and what could not be read
@@ -46,7 +46,7 @@ def spec_of(args: argparse.Namespace, name: str) -> WrittenSpec | None:
     try:
         variables = dict(definition.split("=", 1) for definition in args.define)
     except ValueError:
-        wrong("-D takes NAME=VALUE", "write `-D TP=1`", args.format)
+        report_error("-D takes NAME=VALUE", "write `-D TP=1`", args.format)
         return None
     try:
         source, mistakes = read(str(args.path))
@@ -54,12 +54,12 @@ def spec_of(args: argparse.Namespace, name: str) -> WrittenSpec | None:
             raise SpecError(mistakes)
         plan, computed = READERS[args.system](args, name, source, variables)
     except SpecError as error:
-        refused(error.diagnostics, args.format)
+        report_mistakes(error.diagnostics, args.format)
         return None
-    text = formatted(Source(args.out, plan.text)) if not plan.mistakes else ""
+    text = format_source(Source(args.out, plan.text)) if not plan.mistakes else ""
     changed = [entry for entry in plan.ledger if entry.kind in CHANGES]
     say(render_all((*computed, *plan.mistakes)))
-    say("\n".join(visible(_line(entry)) for entry in plan.ledger if entry.kind not in ("said", "no effect")))
+    say("\n".join(make_visible(_line(entry)) for entry in plan.ledger if entry.kind not in ("said", "no effect")))
     is_refused = bool(plan.mistakes or (changed and not args.lossy))
     if args.format == "json":
         value = {"version": VERSION, "from": args.system, "spec": None if is_refused else text}
@@ -74,13 +74,13 @@ def spec_of(args: argparse.Namespace, name: str) -> WrittenSpec | None:
 def _megatron(args: argparse.Namespace, name: str, source: Source, variables: dict[str, str]) -> Read:
     """Read a Megatron configuration; the suffix of the file tells its kind."""
     if args.path.suffix == ".py":
-        function, recipe, computed = returned(source, megatron.CONFIG, args.config)
-        members, name = megatron.from_recipe(recipe), args.name or identifier(function)
+        function, recipe, computed = read_returned_call(source, megatron.CONFIG, args.config)
+        members, name = megatron.keys_of_recipe(recipe), args.name or identifier(function)
     elif args.path.suffix in (".yaml", ".yml"):
         members, computed = key_files.yaml_keys(source, variables)
     else:
         members, computed = shell_words.script(source, variables)
-    return megatron.imported(members, name, args.devices, args.vocab), computed
+    return megatron.import_keys(members, name, args.devices, args.vocab), computed
 
 
 def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str, str]) -> Read:
@@ -88,17 +88,17 @@ def _torchtitan(args: argparse.Namespace, name: str, source: Source, _: dict[str
     members: Members
     computed: list[Diagnostic]
     if args.path.suffix == ".toml":
-        members, computed = torchtitan.from_toml(key_files.toml_keys(source)), []
+        members, computed = torchtitan.keys_of_job_file(key_files.toml_keys(source)), []
     else:
-        function, members, computed = returned(source, torchtitan.CONFIG, args.config)
+        function, members, computed = read_returned_call(source, torchtitan.CONFIG, args.config)
         name = args.name or identifier(function)
-    return torchtitan.imported(members, name, args.devices, _beside(args.path, args.out)), computed
+    return torchtitan.import_keys(members, name, args.devices, _side_files(args.path, args.out)), computed
 
 
 READERS = {"megatron-bridge": _megatron, "torchtitan": _torchtitan}
 
 
-def _beside(path: Path, spec_path: str) -> SideFiles:
+def _side_files(path: Path, spec_path: str) -> SideFiles:
     """Access to files in the folder of a configuration and below, and their names relative to a spec at `spec_path`."""
 
     def text(name: str) -> str | None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, report_error, say
 from compiler.cli.commands.output_files import replace, write_new
 from compiler.tools.templates import STARTER, names, template
 from dsl.load import analyse
-from dsl.messages.diagnostics import SpecError, visible
+from dsl.messages.diagnostics import SpecError, make_visible
 from dsl.rules import train_refusals
 
 DEFAULT = "train.dsc"
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file, and print the next commands."""
     path = Path(args.file)
     if path.suffix != ".dsc":
-        return wrong(f"{args.file} is not a .dsc file", f"write {path.name or 'train'}.dsc")
+        return report_error(f"{args.file} is not a .dsc file", f"write {path.name or 'train'}.dsc")
     try:
         text = template(args.template, path)
         if args.force:
@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     except FileExistsError:
         hint = "" if args.force else "--force replaces it; or name another file: dsc init mine.dsc"
-        return wrong(f"{args.file} exists" if not args.force else f"{args.file} is not a regular file", hint)
+        return report_error(f"{args.file} exists" if not args.force else f"{args.file} is not a regular file", hint)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
-        return wrong(f"{args.file} cannot be written: {reason}")
-    print(f"wrote {visible(args.file)}\n\n{_next_commands(args.file)}")
+        return report_error(f"{args.file} cannot be written: {reason}")
+    print(f"wrote {make_visible(args.file)}\n\n{_next_commands(args.file)}")
     return 0
 
 
@@ -64,4 +64,4 @@ def _next_commands(file: str) -> str:
         *([(f"dsc train {file}", "compile and train it")] if trains else []),
     ]
     width = max(len(command) for command, _ in rows)
-    return "\n".join(visible(f"  {command:<{width}}   {meaning}") for command, meaning in rows)
+    return "\n".join(make_visible(f"  {command:<{width}}   {meaning}") for command, meaning in rows)

@@ -18,8 +18,8 @@ from rich.text import Text
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.labels import num_bytes
 from compiler.tools.picture.palette import DARK
-from compiler.tools.picture.terminal import console_of, printed
-from dsl.messages.diagnostics import SpecError, visible
+from compiler.tools.picture.terminal import console_of, text_of_console
+from dsl.messages.diagnostics import SpecError, make_visible
 from runtime.build.files import read as read_build
 from runtime.contract import KernelList
 from runtime.system.strict_json import tree
@@ -99,16 +99,16 @@ def text(name: str, report: dict[str, Any], screen: Screen | None = None, on_cpu
     console = console_of(screen or Screen(), UNBOUNDED)
     for part in _parts(name, report, max(screen.width, MIN_WIDTH) if screen else UNBOUNDED, on_cpus):
         console.print(part, soft_wrap=isinstance(part, Text))
-    return "\n".join(line.rstrip() for line in printed(console, screen or Screen()).splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text_of_console(console, screen or Screen()).splitlines()) + "\n"
 
 
 def _parts(name: str, report: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
     updates = [row for row in (report["optimizer"], report["rest"]) if row]
     files = {row["kernel"] for row in (*report["kernels"], *report["quantised"], *updates)} - {None}
-    yield Text(visible(f"{name}: {len(files)} kernel files"), style=Style(bold=True))
-    yield Text("calls and bytes are per micro-batch, forward and backward", style=_quiet())
+    yield Text(make_visible(f"{name}: {len(files)} kernel files"), style=Style(bold=True))
+    yield Text("calls and bytes are per micro-batch, forward and backward", style=_quiet_style())
     if on_cpus:
-        yield Text(_wrapped(ON_CPUS.split(" "), " ", width), style=_quiet())
+        yield Text(_wrap_names(ON_CPUS.split(" "), " ", width), style=_quiet_style())
     yield Text()
     if report["fused"]:
         rows: list[Cells] = [
@@ -130,18 +130,18 @@ def _parts(name: str, report: dict[str, Any], width: int, on_cpus: bool) -> Iter
     for row in report["without"]:
         reasons.setdefault(row["reason"], []).append(row["op"])
     for reason, (first, *rest) in reasons.items():
-        yield Text(_wrapped([f"by torch: {first}", *rest], ", ", width))
-        yield Text(_wrapped(f"  {reason}".split(" "), " ", width), style=_quiet())
+        yield Text(_wrap_names([f"by torch: {first}", *rest], ", ", width))
+        yield Text(_wrap_names(f"  {reason}".split(" "), " ", width), style=_quiet_style())
     if not reasons:
         yield Text("every op has a kernel")
     yield Text()
     for row in report["quantised"]:
         line = f"quantized weights: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls per step"
-        yield Text(_wrapped(line.split(" "), " ", width))
+        yield Text(_wrap_names(line.split(" "), " ", width))
     for row in updates:
         step = f"{row['elements']:,} elements and {num_bytes(row['bytes'])} per step"
         line = f"optimizer: {row['op']} by {row['kernel'] or 'torch'}, {step} on the pipeline rank that updates most"
-        yield Text(_wrapped(line.split(" "), " ", width))
+        yield Text(_wrap_names(line.split(" "), " ", width))
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:
@@ -152,7 +152,7 @@ def _table(headers: tuple[str, ...], rows: Sequence[Cells], separator: str, widt
     """A table whose cells are texts or lists of names. Texts are not wrapped. Columns with lists share the remaining
     width equally; `separator` stands between the names of a list."""
     lists = {column for row in rows for column, cell in enumerate(row) if isinstance(cell, list)}
-    table = Table(box=None, pad_edge=False, header_style=_quiet())
+    table = Table(box=None, pad_edge=False, header_style=_quiet_style())
     used_width = 2 * (len(headers) - 1)
     for column, header in enumerate(headers):
         table.add_column(header, justify="right" if header in ("calls", "saves") else "left", no_wrap=True)
@@ -160,17 +160,19 @@ def _table(headers: tuple[str, ...], rows: Sequence[Cells], separator: str, widt
     list_width = (width - used_width) // max(1, len(lists))
     for row in rows:
         cells = (
-            _wrapped([*map(visible, cell)], separator, list_width) if isinstance(cell, list) else visible(cell)
+            _wrap_names([*map(make_visible, cell)], separator, list_width)
+            if isinstance(cell, list)
+            else make_visible(cell)
             for cell in row
         )
         table.add_row(*map(Text, cells))
     return table
 
 
-def _wrapped(names: Sequence[str], separator: str, width: int) -> str:
+def _wrap_names(names: Sequence[str], separator: str, width: int) -> str:
     """Join names into lines of at most `width` columns. Lines break only between names."""
     return fill(separator.join(names), max(width, 1), break_long_words=False, break_on_hyphens=False)
 
 
-def _quiet() -> Style:
+def _quiet_style() -> Style:
     return Style(color=DARK.quiet)

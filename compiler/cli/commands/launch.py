@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import reason, wrong
+from compiler.cli.commands.common import reason, report_error
 from compiler.cli.commands.output_files import replace
 from compiler.tools.launch import options
 from compiler.tools.launch.files import LAUNCHERS, LaunchFiles
-from compiler.tools.launch.job import Elastic, Job, LaunchError, Needs, needs_of_phases
+from compiler.tools.launch.job import ElasticSettings, Job, LaunchError, Needs, needs_of_phases
 from runtime.contract.options import run_name
 from runtime.system.outcome import printable
 
@@ -146,27 +146,29 @@ def run(args: argparse.Namespace) -> int:
         name = run_name(needs[0].run) if len(needs) > 1 else needs[0].run
         folder = Path(os.path.abspath(args.out or Path("launch") / name))  # noqa: PTH100 - links stay as they are
         if any(folder.is_relative_to(build.resolve()) for build in args.builds):
-            return wrong(
+            return report_error(
                 f"{folder} is inside the build, which may hold only what was compiled",
                 "name another --out",
                 args.format,
             )
         if len(needs) > 1 and args.build_path is not None:
-            return wrong(
+            return report_error(
                 "--build-path is for a single build",
                 "leave it out, or write the files of each phase separately",
                 args.format,
             )
         if args.elastic is not None and (refusal := _no_elastic(args.elastic, needs)):
-            return wrong(*refusal, args.format)
+            return report_error(*refusal, args.format)
         job = _job(args, needs, is_remote=launcher.is_remote)
         files = launcher.write(job, args, folder)
     except LaunchError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
     try:
         _write(folder, files)
     except OSError as error:
-        return wrong(f"{folder} cannot be written: {reason(error)}", "name another folder with --out", args.format)
+        return report_error(
+            f"{folder} cannot be written: {reason(error)}", "name another folder with --out", args.format
+        )
     print(_as_json(args.launcher, job, folder, files) if args.format == "json" else _as_text(folder, files))
     if (last := needs[-1]).phase < last.phases:
         text = f"the files end with phase {last.phase} of {last.phases}: append the builds of the later phases"
@@ -183,18 +185,20 @@ def check_options(args: argparse.Namespace) -> int | None:
     for name in {name for candidate in LAUNCHERS.values() for name in candidate.takes} - {*launcher.takes}:
         if getattr(args, name) is not None:
             owners = " and ".join(owner for owner, candidate in LAUNCHERS.items() if name in candidate.takes)
-            return wrong(f"--{name} is an option of {owners}, not of {args.launcher}", "leave it out", args.format)
+            return report_error(
+                f"--{name} is an option of {owners}, not of {args.launcher}", "leave it out", args.format
+            )
     for name, meaning in (launcher.needs or {}).items():
         if getattr(args, name) is None:
-            return wrong(f"{args.launcher} needs --{name}: {meaning}", f"add --{name}", args.format)
+            return report_error(f"{args.launcher} needs --{name}: {meaning}", f"add --{name}", args.format)
     if args.elastic is None and args.gather is not None:
-        return wrong("--gather needs --elastic", "leave it out, or add --elastic 1", args.format)
+        return report_error("--gather needs --elastic", "leave it out, or add --elastic 1", args.format)
     if args.elastic is not None and args.restarts is None:
         args.restarts = OFTEN
     if launcher.is_remote and args.mount is None:
         args.mount = VOLUME
     if args.mount is not None and args.image is None:
-        return wrong("--mount needs a container", "leave it out, or add --image", args.format)
+        return report_error("--mount needs a container", "leave it out, or add --image", args.format)
     for name, value in DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -236,7 +240,7 @@ def _job(args: argparse.Namespace, needs: Sequence[Needs], *, is_remote: bool) -
         port=args.port,
         environment=environment,
         arguments=(("--steps", str(args.steps)),) if args.steps is not None else (),
-        elastic=None if args.elastic is None else Elastic(args.elastic, args.restarts, args.gather),
+        elastic=None if args.elastic is None else ElasticSettings(args.elastic, args.restarts, args.gather),
     )
 
 

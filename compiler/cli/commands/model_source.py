@@ -16,7 +16,7 @@ from compiler.tools.inference.sources import InferenceError, ModelSource, find_s
 
 
 @contextmanager
-def opened(argument: str, spec: str | None) -> Iterator[ModelSource]:
+def open_model_source(argument: str, spec: str | None) -> Iterator[ModelSource]:
     """Open a trained model. Published weights are imported into a temporary folder, removed on exit.
 
     Raises InferenceError or SpecError.

@@ -33,7 +33,7 @@ def refuse_output(path: Path, *inputs: str | Path | None) -> None:
         raise FileExistsError(errno.EEXIST, "it is an input file or a spec: name another file", str(path))
     if is_folder(path):
         raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it", str(path))
-    place = _resolved(path)
+    place = _resolve_links(path)
     if _is_special(place):
         return
     refuse_replacing(place)
@@ -54,7 +54,7 @@ def write(path: Path, content: bytes) -> None:
 
     Raises the OSErrors of `replace`. If nobody reads a pipe, raises OSError instead of waiting for a reader.
     """
-    place = _resolved(path)
+    place = _resolve_links(path)
     if not _is_special(place):
         replace(place, content)
         return
@@ -131,7 +131,7 @@ def _umask() -> int:
     return mask
 
 
-def _resolved(path: Path) -> Path:
+def _resolve_links(path: Path) -> Path:
     """The path with links resolved. The path of a device or pipe is returned unchanged."""
     try:
         return path if _is_special(path) else Path(os.path.realpath(path))

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, report_error, say
 from compiler.cli.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
 from compiler.ir.expert_placement import to_text
 from compiler.plan.experts.layout import ExpertLayout, Floats, PlacementError
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             replace(args.out, to_text(file_layers(rows)).encode())
     except PlacementError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
     except OSError as error:
-        return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
+        return report_error(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
     if args.format == "json":
         print(json.dumps(document(rows), allow_nan=False))
         return 0
@@ -107,10 +107,10 @@ def _tasks(args: argparse.Namespace) -> list[LayerTask] | None:
                 f"{source} is not a run of a model with experts, or has not saved a checkpoint with the load yet",
             )
     loads = read_load(path)
-    return _of_flags(args, path, loads) if spec is None else _of_spec(args, path, loads, spec)
+    return _tasks_of_flags(args, path, loads) if spec is None else _tasks_of_spec(args, path, loads, spec)
 
 
-def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[LayerTask]:
+def _tasks_of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -> list[LayerTask]:
     if args.set:
         raise PlacementError("-s overrides keys of a spec, and no spec is named", f"dsc place {path} SPEC -s …")
     if args.devices is None:
@@ -122,7 +122,9 @@ def _of_flags(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...]) -
     return [LayerTask(str(index), load, layout, current_placement(layout)) for index, load in enumerate(loads)]
 
 
-def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str) -> list[LayerTask] | None:
+def _tasks_of_spec(
+    args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], spec: str
+) -> list[LayerTask] | None:
     chosen = load_spec(spec, args.set, args.format)
     if chosen is None:
         return None

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, progress, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, progress, report_error
 from compiler.cli.commands.output_files import refuse_output, write_or_print
-from compiler.predict.choose import Chosen
+from compiler.predict.choose import ChosenSpec
 from compiler.predict.prediction import OrderGain
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
     from compiler.predict.predict import TimedPlan
     from compiler.predict.prediction import Prediction, RankMemory
-    from compiler.predict.why_shown import Why
+    from compiler.predict.why_shown import Misfit
     from runtime.data.samples import AnySamples
 
 
@@ -52,7 +52,7 @@ def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path,
     several sources. `folder`: base of the data's relative paths."""
     if spec.schedule.order != "cost" or not cache.is_dir():
         return None
-    text = _prepared(spec, folder, cache)
+    text = _prepared_folder(spec, folder, cache)
     if text is None:
         return None
     from compiler.predict.micro_batch_order import gain_on
@@ -74,7 +74,7 @@ def samples_in(spec: Spec, text: Path) -> AnySamples:
     return samples_of(text, "train", spec.train.sequence, EXTRA_TOKENS, seed=spec.train.seed, chat=chat)
 
 
-def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
+def _prepared_folder(spec: Spec, folder: Path, cache: Path) -> Path | None:
     """The folder in a cache with the prepared text of a spec, or None if it is missing or has changed."""
     from compiler.emit.recipe import data_request
     from runtime.data import store
@@ -92,7 +92,7 @@ def _prepared(spec: Spec, folder: Path, cache: Path) -> Path | None:
         text = cache / task_of(request, folder, lambda *_: None).key
     except (DataError, OSError):  # the run will report it
         return None
-    return text if store.verified(text) is not None else None
+    return text if store.verified_meta(text) is not None else None
 
 
 # --- plan
@@ -104,10 +104,10 @@ CACHE = Path("build/.data")  # where `dsc train` keeps prepared data
 class PlannedRun:
     """A run, or one phase of it, with its prediction, and why it does not fit (None if it fits)."""
 
-    chosen: Chosen
+    chosen: ChosenSpec
     timed: TimedPlan
     prediction: Prediction
-    why: Why | None
+    why: Misfit | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,58 +130,60 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             refuse_output(args.out, args.spec, args.rates)  # before the work
     except OSError as error:
-        return _unwritten(args, error)
+        return _report_write_error(args, error)
     from compiler.machine.rates import RateError
 
     try:
         table = _table(args.rates) if args.rates is not None else None
     except RateError as error:
-        return wrong(str(error), output_format=args.format)
+        return report_error(str(error), output_format=args.format)
     phases = load_phases(args.spec, args.set, args.format, table)
     if phases is None:
         return EXIT_SPEC
     if len(phases) > 1 and args.format == "html":
         listed = ", ".join(f"`{phase.argument}`" for phase in phases)
-        return wrong("a page shows one phase, and this run has several", f"name one: {listed}")
-    planned = [_planned(args, phase) for phase in phases]
+        return report_error("a page shows one phase, and this run has several", f"name one: {listed}")
+    planned = [_plan_run(args, phase) for phase in phases]
     try:
         write_or_print(RENDERERS[args.format](args, planned), args.out)
     except OSError as error:
         if args.out is None:
             raise
-        return _unwritten(args, error)
+        return _report_write_error(args, error)
     return 0
 
 
-def _planned(args: argparse.Namespace, chosen: Chosen) -> PlannedRun:
+def _plan_run(args: argparse.Namespace, chosen: ChosenSpec) -> PlannedRun:
     """Plan a run, or one phase of it."""
     timed, prediction = plan_of(chosen)
-    why = None if prediction.fits else _why(args, chosen, timed, prediction.ranks)
+    why = None if prediction.fits else _explain_misfit(args, chosen, timed, prediction.ranks)
     return PlannedRun(chosen, timed, prediction, why)
 
 
-def plan_of(chosen: Chosen) -> tuple[TimedPlan, Prediction]:
+def plan_of(chosen: ChosenSpec) -> tuple[TimedPlan, Prediction]:
     """The timed plan of a run, or of one phase of it, and the prediction."""
     from compiler.plan.plan import make_plan
     from compiler.plan.spec_rates import rank_rates
-    from compiler.predict.predict import memories, predicted, timed_on
+    from compiler.predict.predict import memories, predict_timed_plan, time_schedule
     from compiler.program.lower import Lowering
     from compiler.program.lower.scheduler import Scheduler
 
     lowering = Lowering(make_plan(chosen.spec), rank_rates(chosen.spec))
-    timed = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
+    timed = time_schedule(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
     gain = order_gain(chosen.spec, lowering, timed.schedule, chosen.path.parent, CACHE)
-    return timed, replace(predicted(timed, memories(timed)), order_gain=gain)
+    return timed, replace(predict_timed_plan(timed, memories(timed)), order_gain=gain)
 
 
-def _unwritten(args: argparse.Namespace, error: OSError) -> int:
-    return wrong(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
+def _report_write_error(args: argparse.Namespace, error: OSError) -> int:
+    return report_error(f"{args.out} cannot be written: {error.strerror}", output_format=args.format)
 
 
-def _why(args: argparse.Namespace, chosen: Chosen, timed: TimedPlan, ranks: Sequence[RankMemory]) -> Why:
+def _explain_misfit(
+    args: argparse.Namespace, chosen: ChosenSpec, timed: TimedPlan, ranks: Sequence[RankMemory]
+) -> Misfit:
     """Why the plan does not fit, and edits that make it fit."""
     from compiler.predict.why import fitting_edits
-    from compiler.predict.why_shown import why_of
+    from compiler.predict.why_shown import misfit_of
     from dsl.load import variants
 
     choice = chosen.ranking.best.choice if chosen.ranking else {}
@@ -192,7 +194,7 @@ def _why(args: argparse.Namespace, chosen: Chosen, timed: TimedPlan, ranks: Sequ
         edits = fitting_edits(timed, ranks, legal, chosen.origins, tuple(choice))
     finally:
         tell("")
-    return why_of(timed, ranks, edits, chosen.origins)
+    return misfit_of(timed, ranks, edits, chosen.origins)
 
 
 def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
@@ -236,10 +238,12 @@ RENDERERS = {"text": _text, "json": _json, "html": _html}
 
 def _table(name: str) -> RateTable:
     """A rate table that comes with dsc, or one in a file. Raises RateError if there is none."""
-    from compiler.machine.rates import RateError, read_table, shipped_table, shipped_tables
+    from compiler.machine.rates import RateError, read_table, shipped_table, shipped_table_names
 
-    if name in shipped_tables():
+    if name in shipped_table_names():
         return shipped_table(name)
     if "/" not in name and not name.endswith(".json") and not Path(name).exists():
-        raise RateError(f"there is no rate table {name[:80]!r}: use a file, or one of {', '.join(shipped_tables())}")
+        raise RateError(
+            f"there is no rate table {name[:80]!r}: use a file, or one of {', '.join(shipped_table_names())}"
+        )
     return read_table(Path(name))

@@ -38,12 +38,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_DIFFERS, say, wrong
-from compiler.cli.commands.replay_verdict import RecordedTraining, Suspect, Verdict, compared, suspects, verdict
+from compiler.cli.commands.common import EXIT_DIFFERS, report_error, say
+from compiler.cli.commands.replay_verdict import RecordedTraining, Suspect, Verdict, compare_steps, suspects, verdict
 from compiler.files.text import TextFileError, json_of, read_text
 from compiler.tools.processes import call
 from runtime.build.files import read
-from runtime.build.run_copy import FILES, described
+from runtime.build.run_copy import FILES, folder_of_phase
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, CheckpointError, Manifest, manifests
 from runtime.system.outcome import printable
 from runtime.system.regular_files import write
@@ -120,26 +120,28 @@ def run(args: argparse.Namespace) -> int:
     """Train the step again and compare. Returns the exit code."""
     folder, step = args.run_folder, args.step
     if not folder.is_dir():
-        return wrong(f"there is no folder {printable(str(folder))}", "`dsc train` writes run folders", args.format)
+        return report_error(
+            f"there is no folder {printable(str(folder))}", "`dsc train` writes run folders", args.format
+        )
     try:
         trained = RecordedTraining.read(folder)
     except TextFileError as error:
-        return wrong(printable(str(error)), output_format=args.format)
+        return report_error(printable(str(error)), output_format=args.format)
     rows = trained.rows
     if step not in rows and not any(bad_step == step for bad_step, _ in trained.bad):
         extent = f"its steps are {min(rows)} to {max(rows)}" if rows else "it has trained no step"
-        return wrong(f"{printable(str(folder))} has no row for step {step}: {extent}", output_format=args.format)
+        return report_error(f"{printable(str(folder))} has no row for step {step}: {extent}", output_format=args.format)
     replay = Replay(args, trained, args.out or folder / f"replay-{step}")
     try:
         replay.out.mkdir(parents=True)
     except FileExistsError:
         hint = "remove it, or name another with --out"
-        return wrong(f"{printable(str(replay.out))} already exists", hint, args.format)
+        return report_error(f"{printable(str(replay.out))} already exists", hint, args.format)
     except OSError as error:
-        return wrong(printable(str(error)), output_format=args.format)
+        return report_error(printable(str(error)), output_format=args.format)
     code = EXIT_DIFFERS
     try:
-        code, keeps = _replayed(replay)
+        code, keeps = _replay(replay)
     except KeyboardInterrupt:
         keeps = False
         raise
@@ -151,37 +153,37 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _replayed(replay: Replay) -> tuple[int, bool]:
+def _replay(replay: Replay) -> tuple[int, bool]:
     """Train and compare. Returns the exit code, and whether to keep the folder."""
     args, step = replay.args, replay.step
     row = replay.run.rows.get(step, {})
     phase = row.get("phase", replay.run.start_of(step).get("phase"))
-    spec = described(args.run_folder, phase if isinstance(phase, int) else None) / FILES[0]
+    spec = folder_of_phase(args.run_folder, phase if isinstance(phase, int) else None) / FILES[0]
     if code := call(["compiler.cli.main", "compile", str(spec), "-o", str(replay.out / "build")], quiet=True):
         return code, False
     _say_other_build(replay)
     trainings = list[RecordedTraining]()
     for name, slots in (("swapped", args.swap), (TRAINED, ON_THEIRS)) if args.swap else ((TRAINED, "any"),):
-        code, training = _trained(replay, name, slots)
+        code, training = _train(replay, name, slots)
         if training is None:
             return code, code in (1, 3)
         trainings.insert(0, training)
     if args.swap and (third := third_slots(args.swap, trainings)):
-        code, training = _trained(replay, "third", third)
+        code, training = _train(replay, "third", third)
         if training is None:
             return code, code in (1, 3)
         trainings.append(training)
     return _report(replay, trainings)
 
 
-def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraining | None]:
+def _train(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraining | None]:
     """Train up to the step, with ranks on the devices of `slots`. Returns the exit code, and the training if it
     succeeds."""
     args, folder = replay.args, replay.out / name
     try:
         _prepare(args.run_folder, replay.step, folder, _earlier_rollbacks(replay))
     except (CheckpointError, OSError) as error:
-        return wrong(printable(str(error)), output_format=args.format), None
+        return report_error(printable(str(error)), output_format=args.format), None
     say(f"training step {replay.step} again{_placement_text(slots)}")
     words = ["--out", str(folder), "--data", str(args.data), "--steps", str(replay.step), "--resume"]
     words += ["--device", replay.device, "--replay", slots]
@@ -191,20 +193,20 @@ def _trained(replay: Replay, name: str, slots: str) -> tuple[int, RecordedTraini
     try:
         return 0, RecordedTraining.read(folder)
     except TextFileError as error:
-        return wrong(printable(str(error)), output_format=args.format), None
+        return report_error(printable(str(error)), output_format=args.format), None
 
 
 def _placement_text(slots: str) -> str:
     if slots == "any":
         return ""
     if "," in slots:
-        return f", {_exchanged(slots)}"
+        return f", {_exchange_text(slots)}"
     return (
         ", each rank on its own device" if slots == ON_THEIRS else f", each rank on the device {slots[1:]} further on"
     )
 
 
-def _exchanged(slots: str) -> str:
+def _exchange_text(slots: str) -> str:
     return f"with the devices of ranks {slots.replace(',', ' and ')} exchanged"
 
 
@@ -315,7 +317,7 @@ def other_surroundings(run: RecordedTraining, replayed: RecordedTraining, step: 
 def _report(replay: Replay, trainings: Sequence[RecordedTraining]) -> tuple[int, bool]:
     """Write and print the comparison. Returns the exit code, and whether it is not 0."""
     args, step, first = replay.args, replay.step, trainings[0]
-    differing, ranks = compared(replay.run, first, step)
+    differing, ranks = compare_steps(replay.run, first, step)
     surroundings = other_surroundings(replay.run, first, step)
     outcome, suspected = None, list[Suspect]()
     if args.swap:
@@ -374,7 +376,7 @@ def text(document: Mapping[str, Any], swap: str | None) -> str:
 def _verdict_lines(
     outcome: Verdict, suspected: Sequence[Mapping[str, Any]], swap: str, *, comparable: bool
 ) -> list[str]:
-    swapped = "with each rank on the device of another" if swap == ALL else _exchanged(swap)
+    swapped = "with each rank on the device of another" if swap == ALL else _exchange_text(swap)
     if outcome == "real":
         return [f"verdict: real: the same bits {swapped}, so the number comes from the weights and the data"]
     if outcome == "transient":
@@ -382,7 +384,7 @@ def _verdict_lines(
     if outcome == "unknown":
         cause = "no two trainings agree" if comparable else "the run cannot be compared, and no device differs now"
         return [f"verdict: unknown: {cause}"]
-    names = [f"{suspect['device']} of {suspect['host']}{_of_rank(suspect['rank'])}" for suspect in suspected]
+    names = [f"{suspect['device']} of {suspect['host']}{_rank_suffix(suspect['rank'])}" for suspect in suspected]
     first = suspected[0]
     lines = [f"verdict: device: {' or '.join(names)} computes other bits from the same inputs than another device"]
     lines += [f"  first as rank {first['as']}, in {first['first']!r} of step {first['step']}"]
@@ -390,5 +392,5 @@ def _verdict_lines(
     return lines
 
 
-def _of_rank(rank: int | None) -> str:
+def _rank_suffix(rank: int | None) -> str:
     return "" if rank is None else f" (rank {rank})"

@@ -95,7 +95,7 @@ class RecordedTraining:
         """The step from which the training resumed; 0 if it started afresh."""
         return next((row["step"] for row in self.events if row.get("event") == "resume"), 0)
 
-    def computed(self, step: int) -> dict[int, ComputedStep]:
+    def last_computations(self, step: int) -> dict[int, ComputedStep]:
         """The last computation of a step on each rank."""
         return {
             rank: steps[-1]
@@ -140,10 +140,10 @@ def differences(
     return {"step": step, "keys": differs} if differs else None
 
 
-def compared(run: RecordedTraining, replay: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
+def compare_steps(run: RecordedTraining, replay: RecordedTraining, step: int) -> tuple[list[dict[str, Any]], list[int]]:
     """Compare a run and a replay: the steps up to `step` that differ, with their keys, and the ranks whose numbers
     differ (if the run recorded them)."""
-    last = next((computation.last_sample for computation in replay.computed(step).values()), -1)
+    last = next((computation.last_sample for computation in replay.last_computations(step).values()), -1)
     bad = run.bad.get((step, last))
     end = step if bad is None else min(step, (step if bad.get("to") is None else bad["to"] + 1))
     rows = [
@@ -156,7 +156,7 @@ def compared(run: RecordedTraining, replay: RecordedTraining, step: int) -> tupl
         rows.append((step, _numbers(bad), _numbers(replay.bad.get((step, last)) or replay.rows.get(step))))
     differing = [differs for row in rows if (differs := differences(*row))]
     prints = (bad or {}).get("prints") or ()
-    numbers = {rank: computation.numbers for rank, computation in replay.computed(step).items()}
+    numbers = {rank: computation.numbers for rank, computation in replay.last_computations(step).items()}
     return differing, [rank for rank, recorded in enumerate(prints) if numbers.get(rank) not in (None, recorded)]
 
 
@@ -254,7 +254,7 @@ def verdict(
     """The verdict on a number of the run, and the suspect devices. `trainings`: the replays, the first on the devices
     of the run. `comparable`: whether they have the build and versions of the run."""
     replay, swapped, *_ = trainings
-    as_run, swapped_as_run = (not any(compared(run, training, step)) for training in (replay, swapped))
+    as_run, swapped_as_run = (not any(compare_steps(run, training, step)) for training in (replay, swapped))
     if are_equal(replay, swapped):
         return ("real" if as_run else "transient" if comparable else "unknown"), []
     if comparable and swapped_as_run and not as_run:

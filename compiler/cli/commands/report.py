@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, refused, wrong
+from compiler.cli.commands.common import EXIT_SPEC, is_missing, reason, report_error, report_mistakes
 from compiler.tools.report.run_page import write_run_report
 from compiler.tools.report.summary import summary_of
 from dsl.messages.diagnostics import SpecError
@@ -32,11 +32,13 @@ def run(args: argparse.Namespace) -> int:
         path, report = write_run_report(args.run_folder)
     except SpecError as error:
         if args.format == "text":
-            refused(error.diagnostics)
+            report_mistakes(error.diagnostics)
         message = f"{args.run_folder} holds no run that can be reported: its spec.resolved is damaged or missing"
-        return wrong(message, output_format=args.format)
+        return report_error(message, output_format=args.format)
     except (OSError, ValueError) as error:
-        return wrong(f"{args.run_folder} holds no run that can be reported: {reason(error)}", output_format=args.format)
+        return report_error(
+            f"{args.run_folder} holds no run that can be reported: {reason(error)}", output_format=args.format
+        )
     summary = summary_of(report)
     assert summary is not None, "a report of a run has a summary"
     if args.format == "json":

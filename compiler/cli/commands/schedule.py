@@ -33,14 +33,14 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, report_error, say
 from compiler.cli.commands.output_files import refuse_output, write_or_print
 from compiler.cli.commands.schedule_formats import FORMATS, summary
 from compiler.cli.commands.schedule_input import InputError, answer_to
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.memory import parse_bytes
 from compiler.tools.picture.formats import TooMuchError
-from dsl.facts.schedules import CHUNKED, in_words
+from dsl.facts.schedules import CHUNKED, join_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks",
         type=int,
         metavar="V",
-        help=f"stages per rank for {in_words(CHUNKED)}, or the only number that auto tries; "
+        help=f"stages per rank for {join_names(CHUNKED)}, or the only number that auto tries; "
         f"default: {DEFAULT_CHUNKS}; several for auto",
     )
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
@@ -113,18 +113,18 @@ def run(args: argparse.Namespace) -> int:
         if answer is None:  # the mistakes of the spec were printed
             return EXIT_SPEC
         if args.order:
-            from compiler.cli.commands.schedule_order import in_best_order  # imports numpy
+            from compiler.cli.commands.schedule_order import search_orders  # imports numpy
 
-            answer = in_best_order(answer)
+            answer = search_orders(answer)
         write_or_print(FORMATS[args.format](answer), args.out)
     except InputError as error:
-        return wrong(str(error), error.hint)
+        return report_error(str(error), error.hint)
     except TooMuchError as error:
-        return wrong(str(error))
+        return report_error(str(error))
     except OSError as error:
         if args.out is None:
             raise
-        return wrong(f"{args.out} cannot be written: {error.strerror}")
+        return report_error(f"{args.out} cannot be written: {error.strerror}")
     if args.format == "text" and not answer.compared:
         sys.stdout.flush()
         say("\n".join(summary(answer)))  # to stderr: stdout has only the schedule, which can be read back

@@ -17,7 +17,7 @@ from compiler.schedule.memory import gigabytes
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.schedule.weights import StageWeight, Weight
 from compiler.tools.picture.formats import TooMuchError
-from dsl.facts.schedules import in_words
+from dsl.facts.schedules import join_names
 
 
 def as_text(answer: Answer) -> str:
@@ -34,7 +34,7 @@ def as_json(answer: Answer) -> str:
     if answer.compared:
         assert answer.costs is not None
         cap = [*map(number, answer.cap)] if isinstance(answer.cap, tuple) else answer.cap and number(answer.cap)
-        schedules = [_compared_value(entry) for entry in answer.entries]
+        schedules = [_comparison_value(entry) for entry in answer.entries]
         memory = None if answer.memory is None else number(answer.memory)
         value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": cap, "memory": memory}
         return json.dumps({**value, "schedules": schedules}) + "\n"
@@ -77,12 +77,12 @@ def as_megatron_layout(answer: Answer) -> str:
 def as_picture(name: str) -> Callable[[Answer], str]:
     """A function that draws an answer in a format of compiler/tools/picture, imported only when called."""
 
-    def drawn(answer: Answer) -> str:
+    def draw(answer: Answer) -> str:
         from compiler.cli.commands import schedule_pictures
 
-        return schedule_pictures.drawn(answer, name)
+        return schedule_pictures.draw(answer, name)
 
-    return drawn
+    return draw
 
 
 FORMATS: dict[str, Callable[[Answer], str]] = {
@@ -143,7 +143,7 @@ def _bound(entry: ScheduleAnswer, measured: MeasuredSchedule, cap: str, unit: st
     """The line of the lower bound, what it covers, and the gap to it."""
     placements = [str(placement) for placement in entry.bounded or (measured.schedule.stage_placement,)]
     several = len(placements) > 1
-    named = f"placement{'s' if several else ''} {in_words(placements)}"
+    named = f"placement{'s' if several else ''} {join_names(placements)}"
     line = f"lower bound {number_text(measured.lower_bound)}{unit} for {named} and at most {cap}"
     if measured.gap:
         return f"{line} · gap {percent(measured.gap)}"
@@ -220,7 +220,7 @@ def _order_value(entry: ScheduleAnswer) -> dict[str, Any]:
     return {"order": list(entry.order), "unordered": None if entry.unordered is None else number(entry.unordered)}
 
 
-def _compared_value(entry: ScheduleAnswer) -> dict[str, Any]:
+def _comparison_value(entry: ScheduleAnswer) -> dict[str, Any]:
     measured = entry.measured
     if measured is None:
         keys = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from compiler.cli.commands.common import progress
 from compiler.cli.commands.output_files import is_file
 from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, number_text
-from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, TriedSettings, tried_of
+from compiler.cli.commands.schedule_tried import ANYTHING, MAX_CHUNKS, TriedSettings, settings_of
 from compiler.files.text import TextFileError, read_text
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V
 from compiler.schedule import AUTO, DEFAULT_CHUNKS, SCHEDULES
@@ -29,8 +29,8 @@ from compiler.schedule.costs import (
     costs_of_json,
     parse_costs,
     parse_time,
-    shipped,
-    shipped_names,
+    shipped_cost_names,
+    shipped_costs,
     with_every_pair_gaining,
 )
 from compiler.schedule.measure import measure
@@ -38,7 +38,7 @@ from compiler.schedule.memory import gigabytes
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import held_at_most
 from compiler.schedule.torch_csv import NO_COPIES
-from dsl.facts.schedules import CHUNKED, PLAIN, in_words
+from dsl.facts.schedules import CHUNKED, PLAIN, join_names
 
 # --- Sizes, costs and caps of the requested schedules
 
@@ -77,7 +77,7 @@ class Sizes:
             return tuple(cap * parts for cap in self.cap)
         return None if self.cap is None else self.cap * parts
 
-    def within(self, memory: Fraction | None) -> Sizes:
+    def with_caps(self, memory: Fraction | None) -> Sizes:
         """The sizes with the caps that follow from `memory` bytes. Raises InputError if they leave no room."""
         if memory is None:
             return self
@@ -138,7 +138,7 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     if len(missing) == len(sizes_given):
         if args.spec is None:
             _check_here(args)
-        return _of_spec(args) if args.spec is None or _is_spec(args.spec) else _of_file(args)
+        return _answer_of_spec(args) if args.spec is None or _is_spec(args.spec) else _answer_of_file(args)
     if args.spec is not None:
         options = " and ".join(option for option in sizes_given if option not in missing)
         raise InputError(
@@ -154,24 +154,26 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     names = _names(args)
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
     try:
-        tried = tried_of(args, names)
+        tried = settings_of(args, names)
     except ValueError as error:
         raise InputError(str(error)) from None
     sizes = Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args), tried=tried)
     _check_sizes(args, sizes)
-    sizes = sizes.within(args.memory)
+    sizes = sizes.with_caps(args.memory)
     if args.format == "torch-csv" and names == (AUTO,):
-        sizes = _in_torch(sizes)
+        sizes = _restrict_to_torch(sizes)
     if args.compare is not None:
-        return _compared(names, sizes, _unit(args))
-    return Answer((_named(names[0], sizes),), sizes.costs, cap=sizes.cap, memory=sizes.memory, unit=_unit(args))
+        return _compare(names, sizes, _unit(args))
+    return Answer(
+        (_named_schedule(names[0], sizes),), sizes.costs, cap=sizes.cap, memory=sizes.memory, unit=_unit(args)
+    )
 
 
-def _in_torch(sizes: Sizes) -> Sizes:
+def _restrict_to_torch(sizes: Sizes) -> Sizes:
     """Restrict `auto` to what torch supports: a V placement (no copies), only F&B pairs, and no copies to the host."""
     costs = sizes.costs or Costs()
     pairs = tuple(pair for pair in costs.pairs if pair[0] == "BF")
-    return replace(sizes, costs=replace(costs.on_device(), pairs=pairs), num_stages=sizes.num_ranks, held_by=V)
+    return replace(sizes, costs=replace(costs.without_offload(), pairs=pairs), num_stages=sizes.num_ranks, held_by=V)
 
 
 def _check_here(args: argparse.Namespace) -> None:
@@ -190,7 +192,7 @@ def _check_here(args: argparse.Namespace) -> None:
         raise InputError(f"--ranks and --micro-batches are missing, and {message}", SIZES) from None
 
 
-def _of_spec(args: argparse.Namespace) -> Answer | None:
+def _answer_of_spec(args: argparse.Namespace) -> Answer | None:
     """The schedule of a spec's run, or several schedules of its size. Default costs are those of its plan."""
     from compiler.cli.commands.common import load_spec
 
@@ -218,20 +220,20 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if plan_costs else (given_costs, None, _unit(args))
     capped = args.cap is not None or args.memory is not None
     cap = args.cap if capped else run.cap
-    sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages, tried=run.tried)
+    sizes = Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages, tried=run.tried_settings)
     _check_sizes(args, sizes)
-    sizes = sizes.within(args.memory)
+    sizes = sizes.with_caps(args.memory)
     if args.compare is not None:
-        return _compared(names, sizes, unit)
+        return _compare(names, sizes, unit)
     searched = run.name == AUTO and (given_costs is not None or capped)  # with other costs or caps than the run's
     if searched and args.name is None:
-        entry = _named(AUTO, replace(sizes, held_by=run.plan.stage_placement))
+        entry = _named_schedule(AUTO, replace(sizes, held_by=run.plan.stage_placement))
     elif args.name is None:
         with searching() as progress:
             schedule = run.schedule(progress)
         entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
-        entry = _named(names[0], sizes)
+        entry = _named_schedule(names[0], sizes)
     layout, lanes, notes = (None, None, ()) if args.name else (run.layout, run.lanes, run.notes)
     return Answer(
         (entry,), costs, cap=sizes.cap, memory=sizes.memory, unit=unit, layout=layout, lanes=lanes, notes=notes
@@ -243,7 +245,7 @@ def _is_spec(argument: str) -> bool:
     return re.search(r"\.dsc(:|$)", Path(argument).name) is not None or not is_file(argument)
 
 
-def _of_file(args: argparse.Namespace) -> Answer:
+def _answer_of_file(args: argparse.Namespace) -> Answer:
     """The schedule in a file, checked to be valid and free of deadlocks."""
     has_search_options = args.copies is not None or args.placement is not None
     if args.name is not None or args.compare is not None or args.chunks is not None or args.set or has_search_options:
@@ -257,7 +259,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
         raise InputError(str(error)) from None
     sizes = Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
-    sizes = sizes.within(args.memory)
+    sizes = sizes.with_caps(args.memory)
     return Answer((_entry(schedule, sizes),), sizes.costs, cap=sizes.cap, memory=sizes.memory, unit=_unit(args))
 
 
@@ -294,17 +296,17 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
 
 def _unit(args: argparse.Namespace) -> str:
     """The unit of --costs; "" if unknown."""
-    return UNIT_OF_SHIPPED if args.costs in shipped_names() else ""
+    return UNIT_OF_SHIPPED if args.costs in shipped_cost_names() else ""
 
 
 def _read_costs(text: str) -> Costs:
-    if text in shipped_names():
-        return shipped(text)
+    if text in shipped_cost_names():
+        return shipped_costs(text)
     if os.path.lexists(text):
         return costs_of_json(read_text(Path(text), MOST_BYTES), text)
     if "=" in text:
         return parse_costs(text)
-    raise ValueError(f"no such file or cost table: write F=1,I=1,W=1 or {' or '.join(shipped_names())}")
+    raise ValueError(f"no such file or cost table: write F=1,I=1,W=1 or {' or '.join(shipped_cost_names())}")
 
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -339,7 +341,7 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         )
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
-        raise InputError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
+        raise InputError(f"--chunks is for {join_names(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     parts_of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
     parts = [parts_of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
     limit = MAX_CELLS // sum(parts) // sizes.num_ranks
@@ -354,7 +356,7 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
 
 
 # ---------------------------------------------------------------- schedules
-def _named(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
+def _named_schedule(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
     """The schedule of a name, checked. Raises InputError if it does not exist in this size, or exceeds the cap.
 
     `parts`: how many of its activations, each of one stage, count as one for the cap. For `auto` the cap counts
@@ -362,7 +364,7 @@ def _named(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
     """
     try:
         if name == AUTO:
-            return _searched(sizes)
+            return _search(sizes)
         schedule = SCHEDULES[name].generate(sizes.num_ranks, sizes.num_micro_batches, sizes.chunks)
     except ValueError as error:  # the schedule has no such size, or nothing fits the cap
         raise InputError(str(error)) from None
@@ -370,10 +372,10 @@ def _named(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
     return _entry(schedule, sizes, parts)
 
 
-def _searched(sizes: Sizes) -> ScheduleAnswer:
+def _search(sizes: Sizes) -> ScheduleAnswer:
     """Search for `auto`; the result is always measured. Raises ValueError if nothing fits the cap, or if costs have
     another number of stages or ranks."""
-    from compiler.schedule.solver import Solution, Solver, solved_with_copies
+    from compiler.schedule.solver import Solution, Solver, solve_with_copies
 
     P, N, held_by, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.held_by, sizes.tried
     stages = P if held_by is None else held_by.num_stages(P)
@@ -384,24 +386,24 @@ def _searched(sizes: Sizes) -> ScheduleAnswer:
         return solver.solve_on(held_by, P, N)
 
     if sizes.costs is not None and sizes.costs.micro_batches:
-        return _searched_unequal(sizes, sizes.costs)
+        return _search_unequal(sizes, sizes.costs)
     with searching() as progress:
 
         def report(share: float) -> None:
             progress(f"search for auto: {share:.0%}")
 
         solver = Solver(_recut_costs(sizes, stages), sizes.cap_of(Fraction(stages, P)), report=report)
-        solution = solved_with_copies(solver, P, stages, search) if solver.costs.can_offload else search(solver)
+        solution = solve_with_copies(solver, P, stages, search) if solver.costs.can_offload else search(solver)
     solution.schedule.check()
-    measured = solution.measured()
+    measured = solution.measure_schedule()
     return ScheduleAnswer(AUTO, solution.schedule, measured, parts=measured.stages_a_rank, bounded=solution.searched)
 
 
-def _searched_unequal(sizes: Sizes, costs: Costs) -> ScheduleAnswer:
+def _search_unequal(sizes: Sizes, costs: Costs) -> ScheduleAnswer:
     """`auto` for micro-batches of unequal costs: the schedule searched for at their mean, or a shorter named one."""
     P, N, tried = sizes.num_ranks, sizes.num_micro_batches, sizes.tried
     mean = sum(costs.micro_batches, Fraction(0)) / len(costs.micro_batches)
-    at_mean = _searched(replace(sizes, costs=replace(costs, micro_batches=()).scaled(mean))).schedule
+    at_mean = _search(replace(sizes, costs=replace(costs, micro_batches=()).scale_times(mean))).schedule
     assert at_mean is not None
     sizes_of_all = replace(sizes, num_stages=sizes.num_stages or P)
     entries = [_entry(at_mean, sizes_of_all, at_mean.stage_placement.stages_per_rank)]
@@ -447,13 +449,13 @@ def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
     try:
         costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
         cap = sizes.cap_of(parts)
-        limit = tuple(map(costs.in_parts, cap)) if isinstance(cap, tuple) else cap and costs.in_parts(cap)
+        limit = tuple(map(costs.round_cap, cap)) if isinstance(cap, tuple) else cap and costs.round_cap(cap)
         return ScheduleAnswer(schedule.name, schedule, measure(schedule, costs, limit), parts=parts)
     except ValueError as error:  # the costs have weights for another number of stages
         raise InputError(str(error)) from None
 
 
-def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
+def _compare(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
     """One entry for each name. Costs and cap are for 1/P of the model."""
     base = _recut_costs(sizes, sizes.num_ranks)
     entries = []
@@ -461,7 +463,7 @@ def _compared(names: Sequence[str], sizes: Sizes, unit: str) -> Answer:
         parts = 1 if name == AUTO else _parts(name, sizes.chunks)
         sizes_of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks)
         try:
-            entries.append(_named(name, sizes_of_one, parts))
+            entries.append(_named_schedule(name, sizes_of_one, parts))
         except InputError as error:
             entries.append(ScheduleAnswer(name, fault=str(error)))
     if all(entry.fault for entry in entries):

@@ -13,7 +13,7 @@ from runtime.contract.actions import actions_of
 UNIT = "forwards of a stage, where F, I and W cost the same"
 
 
-def drawn(answer: Answer, name: str) -> str:
+def draw(answer: Answer, name: str) -> str:
     """Draw an answer in a format of compiler/tools/picture. Raises ValueError if it has too many actions."""
     schedules = [entry.schedule for entry in answer.entries if entry.schedule is not None]
     check_size(sum(len(actions_of(step)) for s in schedules for steps in s.actions for step in steps), name)

@@ -67,7 +67,7 @@ class ScheduledRun:
         return self.spec.schedule.cap
 
     @property
-    def tried(self) -> TriedSettings:
+    def tried_settings(self) -> TriedSettings:
         """The copies and placements that `auto` searches when it is compared with other schedules."""
         schedule, placement = self.spec.schedule, self.plan.stage_placement
         if schedule.name != AUTO:

@@ -33,7 +33,7 @@ class TriedSettings:
 ANYTHING = TriedSettings()
 
 
-def tried_of(args: argparse.Namespace, names: Sequence[str]) -> TriedSettings:
+def settings_of(args: argparse.Namespace, names: Sequence[str]) -> TriedSettings:
     """The settings of --chunks, --copies and --placement. Raises ValueError with what to change."""
     if args.copies is None and args.placement is None:
         return TriedSettings(args.chunks)

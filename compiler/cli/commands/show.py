@@ -14,11 +14,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, wrong
-from compiler.predict.choose import Chosen
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, report_error
+from compiler.predict.choose import ChosenSpec
 from dsl.canonical import TextLine, text_lines
 from dsl.leaves import Leaf, Origin, leaves, origin_of
-from dsl.messages.diagnostics import visible
+from dsl.messages.diagnostics import make_visible
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
 from dsl.schema.base import fields_of
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     all_leaves = leaves(chosen.spec)
     for key in keys:
         if not any(_is_under(leaf.path, key) for leaf in all_leaves):
-            return wrong(f"{chosen.spec.name} has no value `{key[:80]}`", _suggestion(key, all_leaves), args.format)
+            return report_error(
+                f"{chosen.spec.name} has no value `{key[:80]}`", _suggestion(key, all_leaves), args.format
+            )
     if args.format == "json":
         import json
 
@@ -85,41 +87,41 @@ def _is_under(path: str, key: str) -> bool:
     return path == key or path.startswith(f"{key}.")
 
 
-def _print_spec(chosen: Chosen, with_origin: bool) -> None:
+def _print_spec(chosen: ChosenSpec, with_origin: bool) -> None:
     lines = text_lines(chosen.spec)
     if not with_origin:
         print("\n".join(line.text for line in lines))
         return
     comments = [_comment(chosen, line) for line in lines]
-    print("\n".join(_aligned([line.text for line in lines], comments)))
+    print("\n".join(_align_comments([line.text for line in lines], comments)))
 
 
-def _print_key(chosen: Chosen, selected: list[Leaf], key: str, with_origin: bool) -> None:
+def _print_key(chosen: ChosenSpec, selected: list[Leaf], key: str, with_origin: bool) -> None:
     """Print a single value, or the values of a block with their keys."""
     alone = len(selected) == 1 and selected[0].path == key
     texts = [leaf.text if alone else f"{leaf.path} = {leaf.text}" for leaf in selected]
     comments = [
-        visible(str(origin_of(leaf.path, chosen.spec, chosen.origins))) if with_origin else "" for leaf in selected
+        make_visible(str(origin_of(leaf.path, chosen.spec, chosen.origins))) if with_origin else "" for leaf in selected
     ]
-    print("\n".join(_aligned(texts, comments)))
+    print("\n".join(_align_comments(texts, comments)))
 
 
-def _comment(chosen: Chosen, line: TextLine) -> str:
+def _comment(chosen: ChosenSpec, line: TextLine) -> str:
     """Where a line comes from. "" for a block that no file spells out."""
     if not line.text.strip(" }"):
         return ""
     origin = origin_of(line.path, chosen.spec, chosen.origins)
-    return visible(str(origin)) if origin.kind == "written" or not line.text.endswith("{") else ""
+    return make_visible(str(origin)) if origin.kind == "written" or not line.text.endswith("{") else ""
 
 
-def _aligned(texts: list[str], comments: list[str]) -> list[str]:
+def _align_comments(texts: list[str], comments: list[str]) -> list[str]:
     """Lines with their comments aligned."""
     width = max((len(text) for text, comment in zip(texts, comments, strict=True) if comment), default=0)
     pairs = zip(texts, comments, strict=True)
     return [f"{text:<{width}}{BEFORE_COMMENT}{comment}" if comment else text for text, comment in pairs]
 
 
-def document(chosen: Chosen, selected: list[Leaf]) -> dict[str, Any]:
+def document(chosen: ChosenSpec, selected: list[Leaf]) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     values = {
         leaf.path: {

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, say, wrong
+from compiler.cli.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, report_error, say
 from compiler.cli.commands.output_files import write_or_print
 from compiler.cli.commands.replay import SHOWN, TRAINED, step_number
 from compiler.files.text import TextFileError
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if is_missing(args.run_folder):
         return EXIT_SPEC
     try:
-        return _written(args, args.run_folder, step_of(args.run_folder, args.step))
+        return _write_trace(args, args.run_folder, step_of(args.run_folder, args.step))
     except (TraceError, OSError) as error:
         if not args.again:
-            return wrong(f"{args.run_folder}: {reason(error)}", "--again trains the step again, and traces it")
+            return report_error(f"{args.run_folder}: {reason(error)}", "--again trains the step again, and traces it")
     with TemporaryDirectory(prefix="dsc-trace-", ignore_cleanup_errors=True) as folder:
         replay_folder = Path(folder) / "again"
         words = ["replay", str(args.run_folder), str(args.step), "--out", str(replay_folder), "--data", str(args.data)]
@@ -66,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         if differs:
             say(f"the numbers of step {args.step} differ from the run: `dsc replay` shows which")
         try:
-            code = _written(args, replay_folder / TRAINED, step_of(replay_folder / TRAINED, args.step))
+            code = _write_trace(args, replay_folder / TRAINED, step_of(replay_folder / TRAINED, args.step))
             return code or (EXIT_OTHER if differs else 0)
         except (TraceError, OSError) as error:
-            return wrong(f"{args.run_folder}: {reason(error)}")
+            return report_error(f"{args.run_folder}: {reason(error)}")
 
 
-def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
+def _write_trace(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
     """Write the trace of a step, with its metrics row in the folder `trained`. Returns the exit code."""
     row: Mapping[str, Any] = {}
     with suppress(TextFileError):  # the breakdown of the time is optional
@@ -82,5 +82,5 @@ def _written(args: argparse.Namespace, trained: Path, lines: list[Line]) -> int:
     except OSError as error:
         if args.out is None:
             raise
-        return wrong(f"{args.out} cannot be written: {error.strerror}")
+        return report_error(f"{args.out} cannot be written: {error.strerror}")
     return 0

@@ -37,9 +37,9 @@ from compiler.cli.commands.common import (
     phases_of,
     progress,
     reason,
-    refused,
+    report_error,
+    report_mistakes,
     say,
-    wrong,
 )
 from compiler.cli.commands.output_files import replace
 from compiler.cli.commands.sweep_variants import SweepError, Variant, variants
@@ -105,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         args.spec = str(find()) if args.spec is None else args.spec
     except SpecError as error:
-        refused(error.diagnostics, args.format)
+        report_mistakes(error.diagnostics, args.format)
         return EXIT_SPEC
     try:
         all_variants = variants(args.set)
         options = _options(args)
     except SweepError as error:
-        return wrong(str(error), error.hint, args.format)
+        return report_error(str(error), error.hint, args.format)
     planned = _plan(args, all_variants)
     if planned is None:
         return EXIT_SPEC
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
             _launch_all(args, fitting, options) if args.launch is not None else _train_all(args, top, planned, options)
         )
     except OSError as error:
-        return wrong(f"{top} cannot be written: {reason(error)}", "name another folder with --out", args.format)
+        return report_error(f"{top} cannot be written: {reason(error)}", "name another folder with --out", args.format)
     return code or (0 if len(fitting) == len(planned) else EXIT_DIFFERS)
 
 
@@ -184,7 +184,7 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
             if new := [
                 diagnostic for diagnostic in error.diagnostics if diagnostic not in printed
             ]:  # variants share mistakes of the spec
-                refused(new)
+                report_mistakes(new)
             printed += new
             is_size = {diagnostic.code for diagnostic in error.diagnostics} == {TOO_LARGE}
             mistakes += not is_size
@@ -213,7 +213,9 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
     tell_progress("")
     if top is None or (mistakes and not args.legal):
         hint = "see above, and correct -s" if top is None else "see above; correct -s, or leave them out with --legal"
-        wrong(f"{mistakes or len(all_variants)} of {len(all_variants)} variants cannot be trained", hint, args.format)
+        report_error(
+            f"{mistakes or len(all_variants)} of {len(all_variants)} variants cannot be trained", hint, args.format
+        )
         return None
     for trial in planned:
         trial.folder = top / trial.folder
@@ -222,7 +224,7 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
 
 def _table(planned: Sequence[PlannedVariant]) -> str:
     """The plans as a table, and the total time of all runs."""
-    from compiler.cli.commands.compare import aligned
+    from compiler.cli.commands.compare import align_columns
     from compiler.predict.prediction import count, seconds, size, span
 
     rows = []
@@ -239,7 +241,7 @@ def _table(planned: Sequence[PlannedVariant]) -> str:
     total_s = sum(trial.whole_s or 0 for trial in planned if trial.fits)
     num_fitting = sum(trial.fits for trial in planned)
     fit = "run that fits" if num_fitting == 1 else "runs that fit"
-    return f"{aligned(heads, rows)}\n\n{num_fitting} {fit}, {span(total_s)} one after the other"
+    return f"{align_columns(heads, rows)}\n\n{num_fitting} {fit}, {span(total_s)} one after the other"
 
 
 def document(spec: str, planned: Sequence[PlannedVariant]) -> dict[str, Any]:
@@ -332,14 +334,14 @@ def _compare(top: Path, finished: Sequence[PlannedVariant]) -> None:
 
 def _launch_all(args: argparse.Namespace, fitting: Sequence[PlannedVariant], options: Sequence[str]) -> int:
     """Compile each variant and write its launch files into its folder. Prints the commands that start them."""
-    from compiler.tools.processes import compiled
+    from compiler.tools.processes import run_compiler
 
     commands = []
     for number, trial in enumerate(fitting, 1):
         tell(f"sweep: {number} of {len(fitting)}, {trial.variant.name}")
         build = trial.folder / "build"
         words = ["compiler.cli.main", "compile", args.spec, "-o", str(build)]
-        code, _ = compiled(
+        code, _ = run_compiler(
             [*words, *(word for override in trial.variant.overrides for word in ("-s", override))], quiet=True
         )
         if code:

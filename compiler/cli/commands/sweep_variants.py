@@ -51,29 +51,31 @@ def variants(settings: Sequence[str]) -> tuple[Variant, ...]:
     for values in product(*choices):
         pairs = [key if value is None else f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         varied = tuple(pair for pair, options in zip(pairs, choices, strict=True) if len(options) > 1)
-        differ = [_differing(value or key, options) for key, value, options in zip(keys, values, choices, strict=True)]
-        label = ", ".join(f"{_last(pair)} {words}" for pair, words in zip(pairs, differ, strict=True) if words)
+        differ = [
+            _differing_words(value or key, options) for key, value, options in zip(keys, values, choices, strict=True)
+        ]
+        label = ", ".join(f"{_last_name(pair)} {words}" for pair, words in zip(pairs, differ, strict=True) if words)
         combinations.append(Variant(_name(varied), tuple(pairs), varied, label))
     return tuple(combinations)
 
 
-def _last(pair: str) -> str:
+def _last_name(pair: str) -> str:
     """The last part of a key that is not a number: `rate` of train.rate.0=…"""
     return next(word for word in reversed(pair.partition("=")[0].split(".")) if not word.isdigit())
 
 
-def _differing(value: str, choices: Sequence[str | None]) -> str:
+def _differing_words(value: str, choices: Sequence[str | None]) -> str:
     """The words of a value without the common first and last words of all choices of its key."""
     if len(choices) < 2:
         return ""
     words, lists = value.split(), [str(choice).split() for choice in choices]
     limit = min(map(len, lists)) - 1
-    first = _alike(lists, limit)
-    last = _alike([word_list[::-1] for word_list in lists], limit - first)
+    first = _num_equal_words(lists, limit)
+    last = _num_equal_words([word_list[::-1] for word_list in lists], limit - first)
     return " ".join(words[first : len(words) - last])
 
 
-def _alike(lists: Sequence[Sequence[str]], limit: int) -> int:
+def _num_equal_words(lists: Sequence[Sequence[str]], limit: int) -> int:
     """How many of the first `limit` words are the same in all lists."""
     return next((index for index in range(limit) if len({words[index] for words in lists}) > 1), max(0, limit))
 

@@ -25,7 +25,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, is_refused, load_phases, wrong
+from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, is_refused, load_phases, report_error
 from compiler.cli.commands.compile import add_cache
 from compiler.tools.training import Training, train_build, train_phases
 from runtime.build.files import MANIFEST
@@ -58,5 +58,5 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     if len(phases) > 1 and args.expect is not None:
         first = phases[0].argument
-        return wrong("--expect names one build, and this run has several phases", f"name one: `{first}`")
+        return report_error("--expect names one build, and this run has several phases", f"name one: `{first}`")
     return train_phases(training, phases).code

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from compiler.cli.commands.common import wrong
+from compiler.cli.commands.common import report_error
 from runtime.observe.watch.dashboard import dashboard, rules
 from runtime.observe.watch.follow import FollowedItem, Follower
 from runtime.observe.watch.run_state import RunState, is_held
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Follow the run to its end. Returns the exit code."""
     if args.dashboard or args.rules:
         if args.run_folder or (args.dashboard and args.rules):
-            return wrong(
+            return report_error(
                 "--dashboard and --rules each print one file, and take no run",
                 "give only one of the three",
                 args.format,
@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(dashboard(), indent=1) if args.dashboard else rules(), end="" if args.rules else "\n")
         return 0
     if args.run_folder is None:
-        return wrong("which run?", "name its folder: `dsc watch runs/quickstart`", args.format)
+        return report_error("which run?", "name its folder: `dsc watch runs/quickstart`", args.format)
     folder = args.run_folder
     if not args.wait and not any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl")):
         state = "has no run" if folder.is_dir() else "does not exist"
         hint = "`dsc train` writes run folders; --wait waits for a run that has not started"
-        return wrong(f"{printable(str(folder))} {state}", hint, args.format)
+        return report_error(f"{printable(str(folder))} {state}", hint, args.format)
     return RunWatcher(folder, _view(args.format)).watch_to_end()
 
 
@@ -90,21 +90,21 @@ class RunWatcher:
     def watch_to_end(self) -> int:
         """Follow the run until it ends. Returns its exit code."""
         is_first = True
-        with self.view.opened():
+        with self.view.open():
             while True:
                 items = self.follower.poll()
                 for item in items:
                     self.state.take(item)
                 if items:
                     self.last_item_s = time.monotonic()
-                code = self._code_if_ended(is_first=is_first)
+                code = self._exit_code_of_ended_run(is_first=is_first)
                 self.view.show(items, self.state, is_first=is_first, is_last=code is not None)
                 if code is not None:
                     return code
                 is_first = False
                 time.sleep(POLL_S)
 
-    def _code_if_ended(self, *, is_first: bool) -> int | None:
+    def _exit_code_of_ended_run(self, *, is_first: bool) -> int | None:
         """The exit code of the run if it has ended, else None."""
         state = self.state
         if state.end is not None and state.is_over:
@@ -140,7 +140,7 @@ def _exit_code(end: Mapping[str, Any]) -> int:
 class JsonView:
     """Prints each row and each event as a line of JSON."""
 
-    def opened(self) -> AbstractContextManager[object]:
+    def open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
@@ -158,7 +158,7 @@ class PlainView:
     def __init__(self) -> None:
         self.shown_s, self.step = -PLAIN_EVERY_S, 0
 
-    def opened(self) -> AbstractContextManager[object]:
+    def open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:
@@ -183,7 +183,7 @@ class PanelView:
         self.console = console
         self.live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
-    def opened(self) -> AbstractContextManager[object]:
+    def open(self) -> AbstractContextManager[object]:
         return self.live
 
     def show(self, items: Iterable[FollowedItem], state: RunState, *, is_first: bool, is_last: bool) -> None:

@@ -73,10 +73,10 @@ def _argument(action: argparse.Action) -> Argument:
     elif action.type is Path or action.dest in ("file", "path", "out"):
         kind = "files"
     takes_value = action.nargs != 0
-    return Argument(tuple(action.option_strings), _short(action.help or ""), kind, words, takes_value)
+    return Argument(tuple(action.option_strings), _first_clause(action.help or ""), kind, words, takes_value)
 
 
-def _short(text: str) -> str:
+def _first_clause(text: str) -> str:
     """The first clause of a help text, without characters that are special in shells."""
     clause = text.partition(";")[0].partition(": ")[0]
     return "".join(c for c in clause if c not in "'\"[]\\`$:").strip()

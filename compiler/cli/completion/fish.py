@@ -45,7 +45,7 @@ def _lines(line: CommandLine) -> Iterator[str]:
     names = " ".join(command.name for command in line.commands)
     outside = f"not __fish_seen_subcommand_from {names}"
     for command in line.commands:
-        yield f"complete -c dsc -n '{outside}' -a {command.name} -d '{_quoted(command.help)}'"
+        yield f"complete -c dsc -n '{outside}' -a {command.name} -d '{_quote(command.help)}'"
     yield f"complete -c dsc -n '{outside}' -l version -d 'print the version'"
     for command in line.commands:
         yield from _command(command)
@@ -75,5 +75,5 @@ def _values(argument: Argument) -> str:
     }[argument.kind]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -52,7 +52,7 @@ def _lines(line: CommandLine) -> Iterator[str]:
     yield "    local -a commands"
     yield "    commands=("
     for command in line.commands:
-        yield f"        '{command.name}:{_quoted(command.help)}'"
+        yield f"        '{command.name}:{_quote(command.help)}'"
     yield "    )"
     yield "    if ((CURRENT == 2)); then"
     yield "        _describe command commands"
@@ -100,5 +100,5 @@ def _values(argument: Argument) -> str:
     return table[argument.kind]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("'", "'\\''").replace(":", "\\:")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, in_name, power_of_two
+from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, identifier_part, power_of_two
 from compiler.ir import Buffer
 
 STREAMS = {
@@ -29,7 +29,7 @@ def choose(op: str, h: Buffer, *constants: float) -> KernelChoice | None:
     block = min(2048, power_of_two(inner))
     limit, alpha, shift = constants or (None, None, None)
     return KernelChoice(
-        name="_".join([op, f"i{inner}", *map(in_name, constants), h.dtype]),
+        name="_".join([op, f"i{inner}", *map(identifier_part, constants), h.dtype]),
         template="activation",
         values=(
             ("op", op),

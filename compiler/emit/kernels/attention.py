@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice, VariableName, in_name, places, power_of_two
+from compiler.emit.kernels.kernel import (
+    BYTES,
+    FUSION,
+    LEGS,
+    KernelChoice,
+    VariableName,
+    identifier_part,
+    places,
+    power_of_two,
+)
 from compiler.ir import Buffer
 
 _ONCE = "ld.global.L1::evict_first"  # for queries, or keys and values, that only one tile reads
@@ -34,7 +43,7 @@ class Bounds(NamedTuple):
 
     def __str__(self) -> str:
         """The suffix of a kernel's name."""
-        return f"_w{self.window}" + f"_c{in_name(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
+        return f"_w{self.window}" + f"_c{identifier_part(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
 
 
 class Shape(NamedTuple):
@@ -247,7 +256,9 @@ def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Ker
     return _choose(op, {q.dtype, k.dtype, v.dtype}, sms, Shape(S, H, H // G, 0, width, width), options)
 
 
-def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> KernelChoice | None:
+def _choose_bounded(
+    sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any
+) -> KernelChoice | None:
     S, H, G, _, window, softcap, *_ = sizes
     bounds, width = Bounds(min(window or S, S), softcap, sinks), int(q.shape[1]) // H
     options = _options(op, q, k, S, sizes)._replace(bounds=bounds)
@@ -267,10 +278,10 @@ OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),
     "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
     "gqa_attention_peaks": lambda sms, *args: _gqa(sms, "gqa_attention_peaks", *args),
-    "bounded_attention": lambda sms, q, k, v, sinks, *sizes: _bounded(
+    "bounded_attention": lambda sms, q, k, v, sinks, *sizes: _choose_bounded(
         sms, "bounded_attention", q, k, v, sinks is not None, *sizes
     ),
-    "bounded_attention_peaks": lambda sms, q, k, v, sinks, *sizes: _bounded(
+    "bounded_attention_peaks": lambda sms, q, k, v, sinks, *sizes: _choose_bounded(
         sms, "bounded_attention_peaks", q, k, v, sinks is not None, *sizes
     ),
     "mla_attention_dgrad": _of_result(_mla, "mla_attention_dgrad"),
@@ -280,7 +291,7 @@ OPS: dict[str, Callable[..., KernelChoice | None]] = {
         _mla, "dequantise_mla_attention_dgrad_quantise_both_e5m6", 3
     ),
     "gqa_attention_dgrad": _of_result(_gqa, "gqa_attention_dgrad"),
-    "bounded_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _bounded(
+    "bounded_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _choose_bounded(
         sms, "bounded_attention_dgrad", q, k, v, False, *sizes
     ),
 }

@@ -68,10 +68,10 @@ def _update(spec: Spec, optimizer: Optimizer) -> KernelCall:
     from compiler.ir.dtypes import TORCH_DTYPE
 
     p = spec.precision
-    apart = (p.parameter,) if p.parameter != p.master else ()
-    dtypes = (p.master, p.gradients, *(getattr(p, tensor.role) for tensor in optimizer.state), *apart)
+    parameter = (p.parameter,) if p.parameter != p.master else ()
+    dtypes = (p.master, p.gradients, *(getattr(p, tensor.role) for tensor in optimizer.state), *parameter)
     flat: list[Argument] = [(Buffer("flat", ("R",), TORCH_DTYPE[dtype]), None) for dtype in dtypes]
-    rounded: list[Argument] = [] if apart else [(None, None)]
+    rounded: list[Argument] = [] if parameter else [(None, None)]
     settings = optimizer.settings().values()
     numbers: list[Argument] = [(number, None) for number in (1.0, 1e-3, *settings, 0.1, 1)]
     return _call(optimizer.kind, [*flat, *rounded, *numbers])
@@ -82,24 +82,24 @@ def calls_of(segment: Segment) -> Iterator[KernelCall]:
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.joint import ADD_TO
     from compiler.model.segments.split import split
-    from compiler.model.segments.unpack import unpacked
+    from compiler.model.segments.unpack import unpack_tensors
 
-    joint = unpacked(interpret(segment))
-    yield from (call for _, call in quantising(segment))
+    joint = unpack_tensors(interpret(segment))
+    yield from (call for _, call in quantising_calls(segment))
     for nodes in split(joint).functions.values():
         yield from (call_of(joint, node) for node in nodes if not node.call and node.op != ADD_TO)
 
 
-def quantising(segment: Segment) -> Iterator[tuple[str, KernelCall]]:
+def quantising_calls(segment: Segment) -> Iterator[tuple[str, KernelCall]]:
     """(parameter, the call that quantises it) for each parameter that products of a segment read quantised."""
-    from compiler.ir.dtypes import packed_of
+    from compiler.ir.dtypes import parse_packed
     from compiler.model.segments.interpret import interpret
     from compiler.model.segments.storage import operand_weights
 
     weights = dict(segment.stored).get("weights")
     if weights is None:
         return
-    form = packed_of(weights).form
+    form = parse_packed(weights).form
     params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
     for name in operand_weights(interpret(segment)):
         if form is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.emit.kernels.kernel import LEGS, KernelChoice, power_of_two
-from compiler.emit.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, turned
+from compiler.emit.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, transpose_weight
 from compiler.ir import Buffer
 
 __all__ = ["OPS", "STREAMS", "choose"]
@@ -41,6 +41,6 @@ def _choose(weights: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _choose(w, x, sms),
-    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _choose(turned(w), dy, sms),
+    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _choose(transpose_weight(w), dy, sms),
     "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _choose(acc, x, sms),
 }

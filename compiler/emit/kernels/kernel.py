@@ -69,7 +69,7 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def in_name(number: float) -> str:
+def identifier_part(number: float) -> str:
     """A number as part of an identifier, distinct for distinct numbers: 1.5 -> 1p5, 1e-07 -> 1em07."""
     return repr(number).replace(".", "p").replace("-", "m").replace("+", "")
 

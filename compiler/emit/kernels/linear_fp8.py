@@ -76,13 +76,13 @@ def _choose(weight: Buffer, rows: Buffer, num_sms: int) -> KernelChoice | None:
     return choose(N, K, num_sms) if rows.dtype == FP8 else None
 
 
-def turned(weight: Buffer) -> Buffer:
+def transpose_weight(weight: Buffer) -> Buffer:
     """The weight [.., N, K] for a transposed copy [.., K, N]."""
     return replace(weight, shape=(*weight.shape[:-2], weight.shape[-1], weight.shape[-2]))
 
 
 OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "linear_fp8": lambda sms, x, xs, w, ws: _choose(w, x, sms),
-    "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _choose(turned(w), dy, sms),
+    "linear_fp8_dgrad": lambda sms, dy, dys, w, ws: _choose(transpose_weight(w), dy, sms),
     "linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs: _choose(acc, x, sms),
 }

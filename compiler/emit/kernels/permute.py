@@ -29,7 +29,7 @@ def _permute(x: Buffer, scales: Buffer | None, expert: Buffer, experts: int) -> 
         template="permute",
         values=(
             ("routed", False),
-            *_placing(experts, top_k, columns, x.dtype),
+            *_placement_constants(experts, top_k, columns, x.dtype),
             ("COUNT", {**_lanes(experts, top_k), "TOKENS": 2, "num_warps": 4, **FUSION}),
         ),
     )
@@ -46,7 +46,7 @@ class RoutingArguments(NamedTuple):
     scale: float
 
 
-def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingArguments) -> KernelChoice | None:
+def _choose_routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingArguments) -> KernelChoice | None:
     """A block is routed in tiles of at most 4096 scores, 8 per thread: 83 to 106 registers; 8192 take up to 175."""
     softmax, groups, top_groups, top_k, normalize, _ = settings
     experts, columns = int(logits.shape[1]), int(x.shape[1])
@@ -63,7 +63,7 @@ def _routed(logits: Buffer, x: Buffer, scales: Buffer | None, settings: RoutingA
             ("routed", True),
             ("permuted", True),
             *routing(experts, softmax, groups, top_groups, top_k, normalize),
-            *_placing(experts, top_k, columns, x.dtype),
+            *_placement_constants(experts, top_k, columns, x.dtype),
             ("ROWS", rows),
             ("ROUTE", {**launch, "num_warps": min(16, max(4, rows * width // 256)), **FUSION}),
         ),
@@ -74,7 +74,7 @@ def _can_move(x: Buffer, scales: Buffer | None) -> bool:
     return x.dtype in BYTES and (scales is not None) == (x.dtype == "float8_e4m3fn")
 
 
-def _placing(experts: int, top_k: int, columns: int, dtype: str) -> tuple[tuple[str, Any], ...]:
+def _placement_constants(experts: int, top_k: int, columns: int, dtype: str) -> tuple[tuple[str, Any], ...]:
     """Tiles of rows have at least 16 bytes per thread. Places are found with 8 comparisons per thread at a time, in 62
     to 80 registers, so that three programs fit on an SM; 16 or 32 comparisons take 112 to 128, or spill.
     """
@@ -110,10 +110,10 @@ OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "permute_fp8": lambda sms, x, scales, gate, expert, num_experts: _permute(x, scales, expert, num_experts),
     "permute_placed": lambda sms, x, gate, expert, slots: _permute(x, None, expert, int(slots.shape[0])),
     "permute_placed_fp8": lambda sms, x, scales, gate, expert, slots: _permute(x, scales, expert, int(slots.shape[0])),
-    "route_permute": lambda sms, logits, bias, x, slots, *settings: _routed(
+    "route_permute": lambda sms, logits, bias, x, slots, *settings: _choose_routed(
         logits, x, None, RoutingArguments(*settings)
     ),
-    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *settings: _routed(
+    "route_permute_fp8": lambda sms, logits, bias, x, scales, slots, *settings: _choose_routed(
         logits, x, scales, RoutingArguments(*settings)
     ),
 }

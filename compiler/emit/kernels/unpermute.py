@@ -41,7 +41,7 @@ def choose(x: Buffer, top_k: int, scaled: bool = False) -> KernelChoice | None:
     )
 
 
-def quantised(x: Buffer, top_k: int) -> KernelChoice | None:
+def choose_quantised(x: Buffer, top_k: int) -> KernelChoice | None:
     """Choose the kernel of the fused quantising copy. A program has whole tiles."""
     if x.dtype not in WIDE or top_k > 16:
         return None
@@ -69,6 +69,6 @@ OPS: dict[str, Callable[..., KernelChoice | None]] = {
     "unpermute": lambda sms, y, order, top_k: choose(y, top_k),
     "unpermute_add": lambda sms, h, shared, y, order, top_k: choose(y, top_k),
     "unpermute_dgrad": lambda sms, dy, order, top_k: choose(dy, top_k),
-    "unpermute_dgrad_quantise": lambda sms, dy, order, top_k, pow2=False: quantised(dy, top_k),
+    "unpermute_dgrad_quantise": lambda sms, dy, order, top_k, pow2=False: choose_quantised(dy, top_k),
     "unpermute_fp8_dgrad": lambda sms, dy, scales, order, top_k: choose(dy, top_k, scaled=True),
 }

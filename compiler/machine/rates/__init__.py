@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.machine.rates.rates import Rates
-from compiler.machine.rates.table import RateError, RateTable, read_table, shipped_table, shipped_tables
+from compiler.machine.rates.table import RateError, RateTable, read_table, shipped_table, shipped_table_names
 
 __all__ = [
     "RateError",
@@ -11,5 +11,5 @@ __all__ = [
     "Rates",
     "read_table",
     "shipped_table",
-    "shipped_tables",
+    "shipped_table_names",
 ]

@@ -58,7 +58,7 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[CalibrationTask
                 kind = kernel_class(op)
                 dtype = rates.dtype_of(segment.kind, op, work) if kind in FLOPS else "any"
                 amount = _flops(work, rows) if kind in FLOPS else work.bytes + work.bytes_row * rows
-                tensors = {name: _sized(tensor, rows) for name, tensor in joint.tensors.items()}
+                tensors = {name: _set_rows(tensor, rows) for name, tensor in joint.tensors.items()}
                 args = _arguments(op, node.args, node.outputs, tensors)
                 counts[CalibrationTask(op, kind, dtype, shape_at(work.shape, rows), float(amount), args)] += num_uses[
                     key
@@ -70,7 +70,7 @@ def _flops(work: Cost, rows: int) -> int:
     return work.flops + work.flops_row * rows
 
 
-def _sized(tensor: Tensor, rows: int) -> Tensor:
+def _set_rows(tensor: Tensor, rows: int) -> Tensor:
     return Tensor(tuple(rows if extent == "R" else extent for extent in tensor.shape), tensor.dtype)
 
 

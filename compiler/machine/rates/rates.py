@@ -33,7 +33,7 @@ BLOCK = 128  # rows and columns of attention in a block, as in FlashAttention-2 
 
 
 @cache
-def filled_share(kind: str, dtype: str, shape: tuple[int, ...], sms: int | None) -> float:
+def tile_efficiency(kind: str, dtype: str, shape: tuple[int, ...], sms: int | None) -> float:
     """The share of the rate of full tiles that a kernel of this shape reaches on `sms` SMs: above 0, at most 1.
 
     It is 1 if the shape or the number of SMs is unknown, for memory-bound classes, and for FP8 and FP4.
@@ -90,12 +90,12 @@ class Rates:
     # ------------------------------------------------------------ compute
 
     @cached_property
-    def undivided(self) -> Rates:
+    def without_exchange(self) -> Rates:
         """Rates while no exchange runs: products have all SMs."""
         return self._with_product_share(1.0)
 
     @cached_property
-    def beside(self) -> Rates:
+    def beside_exchange(self) -> Rates:
         """Rates beside an exchange: products have the SMs that the exchange does not use."""
         return self._with_product_share(self.beside_share)
 
@@ -147,7 +147,9 @@ class Rates:
         """FLOP/s or byte/s of a class at a shape."""
         key = (kind, dtype, shape)
         if key not in self._rates_at:
-            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * filled_share(kind, dtype, shape, self.sms)
+            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * tile_efficiency(
+                kind, dtype, shape, self.sms
+            )
         return self._rates_at[key]
 
     @property
@@ -167,7 +169,7 @@ class Rates:
         """Seconds of `flops` FLOPs in large matrix products of dtype `plain`."""
         return flops / self.rate("gemm", self.plain, ()) if flops else 0.0
 
-    def shared_s(self, makespan_s: float, busy_s: Iterable[float]) -> float:
+    def makespan_on_shared_cores(self, makespan_s: float, busy_s: Iterable[float]) -> float:
         """A makespan of ranks that share the cores of a node: no shorter than their work divided by the cores.
 
         `busy_s`: seconds that each rank of a node computes and copies. A rank that waits leaves its core to another.

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from compiler.files import text as textfile
 from dsl.messages.diagnostics import is_hidden
-from dsl.schema import Strict
+from dsl.schema import StrictModel
 
 # --- Kernel classes: the units of their rates, and the classes that stand in for a class without rows. The class of an
 # op comes from its rule (`compiler.model.ops`)
@@ -142,7 +142,7 @@ class RateError(ValueError):
     """A rate table or trace that cannot be used. The message is for its author."""
 
 
-class TableModel(Strict):
+class TableModel(StrictModel):
     """Base of every object in a table or trace: strict types, and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -225,8 +225,8 @@ class RateTable(TableModel):
         kinds = [(factor.kind, factor.dtype) for factor in self.factors]
         if len(set(kinds)) < len(kinds):
             raise ValueError("a class has two factors in one dtype")
-        if self.base is not None and self.base not in shipped_tables():
-            raise ValueError(f"there is no table {self.base[:40]!r}: use one of {', '.join(shipped_tables())}")
+        if self.base is not None and self.base not in shipped_table_names():
+            raise ValueError(f"there is no table {self.base[:40]!r}: use one of {', '.join(shipped_table_names())}")
         return self
 
     def factor_of(self, kind: str, dtype: str = "any") -> float:
@@ -240,17 +240,17 @@ class RateTable(TableModel):
         head |= {"tiles": True} if self.tiles else {}
         head["device"] = self.device.model_dump(exclude_none=True)
         lines = [f"  {json.dumps(key)}: {_text(value)}" for key, value in head.items()]
-        lines += [f'  "rows": {_listed(self.rows)}', f'  "factors": {_listed(self.factors)}']
+        lines += [f'  "rows": {_list_text(self.rows)}', f'  "factors": {_list_text(self.factors)}']
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _listed(entries: Iterable[RateRow | Factor]) -> str:
-    dumped = [_dumped(entry) for entry in entries]
+def _list_text(entries: Iterable[RateRow | Factor]) -> str:
+    dumped = [_entry_fields(entry) for entry in entries]
     lines = [f"    {_text(fields)}" for fields in dumped]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
 
 
-def _dumped(entry: RateRow | Factor) -> dict[str, object]:
+def _entry_fields(entry: RateRow | Factor) -> dict[str, object]:
     dumped: dict[str, object] = entry.model_dump(by_alias=True, exclude_none=True, mode="json")
     return {key: value for key, value in dumped.items() if value is not False}
 
@@ -272,7 +272,7 @@ def _extents(kind: str) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- files
-def shipped_tables() -> tuple[str, ...]:
+def shipped_table_names() -> tuple[str, ...]:
     """The names of the tables that come with dsc."""
     return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
 
@@ -301,24 +301,24 @@ def read_text(path: Path, display_name: str = "") -> str:
 
 def table_of_json(text: str, display_name: str) -> RateTable:
     """Parse a table and merge it with its base. `display_name` names the file in messages."""
-    return with_base(parsed(RateTable, text, display_name))
+    return merge_base(parse_model(RateTable, text, display_name))
 
 
-def with_base(table: RateTable) -> RateTable:
+def merge_base(table: RateTable) -> RateTable:
     """The table merged with its base, if it has one."""
     if table.base is None:
         return table
     base = shipped_table(table.base)
     stated = {(row.kind, row.dtype) for row in table.rows}
-    device = _completed(table.device, base.device)
-    inherited = (_scaled_row(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
+    device = _inherit_facts(table.device, base.device)
+    inherited = (_scale_row(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
     rows = (*table.rows, *inherited)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
     return table.model_copy(update={"base": None, "device": device, "rows": rows, "factors": factors})
 
 
-def _completed(device: MeasuredDevice, base: MeasuredDevice) -> MeasuredDevice:
+def _inherit_facts(device: MeasuredDevice, base: MeasuredDevice) -> MeasuredDevice:
     """The device with missing facts from its base. If it states `bf16`, it does not inherit `fp8` and `fp4`."""
     inherited = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
     return inherited.model_copy(update=device.model_dump(exclude_none=True))
@@ -346,7 +346,7 @@ def scale(kind: str, dtype: str, measured: MeasuredDevice, device: MeasuredDevic
     return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
 
 
-def _scaled_row(row: RateRow, measured: MeasuredDevice, device: MeasuredDevice) -> RateRow:
+def _scale_row(row: RateRow, measured: MeasuredDevice, device: MeasuredDevice) -> RateRow:
     """A row of a base, scaled to a table's own peaks and to the same share of its SMs."""
     share = device.sms / measured.sms if device.sms and measured.sms else 1.0
     sms = row.sms and max(1, round(row.sms * share))
@@ -354,7 +354,7 @@ def _scaled_row(row: RateRow, measured: MeasuredDevice, device: MeasuredDevice) 
     return row.model_copy(update={"rate": rate, "sms": sms})
 
 
-def parsed(model: type[Model], text: str, display_name: str) -> Model:
+def parse_model(model: type[Model], text: str, display_name: str) -> Model:
     """Parse a JSON text. Raises RateError with file and line if it is not JSON, or with the key that is wrong."""
     try:
         textfile.json_of(text, display_name)

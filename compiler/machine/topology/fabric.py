@@ -83,11 +83,11 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
     by_ranks = []
     for size in sizes:
         of_size = sorted((shape[1], rate) for shape, rate in points if shape and shape[0] == size)
-        by_ranks.append((size, _interpolated(of_size, num_bytes)))
-    return _interpolated(by_ranks, ranks)
+        by_ranks.append((size, _interpolate(of_size, num_bytes)))
+    return _interpolate(by_ranks, ranks)
 
 
-def _interpolated(points: Sequence[tuple[int, float]], size: float) -> float:
+def _interpolate(points: Sequence[tuple[int, float]], size: float) -> float:
     """The value at `size`: linear in its logarithm between neighbours, and constant beyond the ends."""
     right = bisect_left([x for x, _ in points], size)
     if right == 0 or right == len(points):
@@ -184,7 +184,7 @@ class Fabric:
 
     def link(self, a: int, b: int, num_bytes: float = LARGE) -> LinkRate | None:
         """The path of a message as one link, with the least bandwidth and the sum of latencies; None on one device."""
-        return _joined(_route(self.place(a), self.place(b)), num_bytes) if a != b else None
+        return _join_links(_route(self.place(a), self.place(b)), num_bytes) if a != b else None
 
     def message_s(self, a: int, b: int, num_bytes: float, count: int = 1) -> float:
         """Seconds until the messages from a + i to b + i, for i < count, have all arrived if they are sent at once.
@@ -194,7 +194,7 @@ class Fabric:
         if a == b:
             return 0.0
         routes = {_route(self.place(a + start), self.place(b + start)) for start, _ in self._runs(a, b, count)}
-        return max(_joined(route, num_bytes).time_s(num_bytes) for route in routes)
+        return max(_join_links(route, num_bytes).time_s(num_bytes) for route in routes)
 
     # ------------------------------------------------------------ groups
 
@@ -301,7 +301,7 @@ def _route(a: DevicePosition, b: DevicePosition) -> TransferRoute:
     return TransferRoute((level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices))
 
 
-def _joined(route: TransferRoute, num_bytes: float) -> LinkRate:
+def _join_links(route: TransferRoute, num_bytes: float) -> LinkRate:
     """A route as one link for messages of a size. A change of rails happens at the end where it takes less time."""
     level = route.levels[0]
     bandwidth = min(links.rate("message", level, num_bytes) for links in route.ends)

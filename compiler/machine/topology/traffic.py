@@ -132,7 +132,7 @@ def _group_levels(fabric: Fabric, first: int, members: int, copies_per_row: floa
 
 
 def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
-    sent = _summed(plan)
+    sent = _summed_bytes(plan)
     for stage in plan.stages:
         ranks = plan.ranks_of_stage(stage.index)
         for use in (step for step in stage.steps if isinstance(step, Use) and step.site in plan.sharded):
@@ -154,7 +154,7 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
     return by_level
 
 
-def _summed(plan: Plan) -> Counter[Holders]:
+def _summed_bytes(plan: Plan) -> Counter[Holders]:
     """Bytes of gradients and weights that are summed and gathered after the last action, by holders."""
     by_key = {replica.key: replica for replica in plan.replicas}
     by_holders: Counter[Holders] = Counter()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler import ir
-from compiler.ir.dtypes import is_packed, packed_of
+from compiler.ir.dtypes import is_packed, parse_packed
 from compiler.ir.segment import SUM
 from compiler.model.layers import attention, dense, ends, hyper, indexer, moe, padding, residual
-from compiler.model.layers.adapter import adapted
+from compiler.model.layers.adapter import add_adapters
 from compiler.model.layers.builder import Place
-from compiler.model.layers.value_dtypes import stored
+from compiler.model.layers.value_dtypes import storage_dtypes
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 from runtime.contract.weights import matrix_of, weight_of
 
@@ -41,12 +41,14 @@ class Layer:
     def _new(self, place: Place) -> ir.Segment:
         names = tuple(name for name in self.recompute if name in place.recompute)
         plain, lora = padding.around(place, self.plain(place)), place.spec.adapter
-        plain = adapted(plain, lora) if lora else plain
+        plain = add_adapters(plain, lora) if lora else plain
         indexer_only = place.spec.train.only == "indexer"
-        plain = indexer.with_only_indexer_trained(plain) if indexer_only else plain
-        dtypes = stored(place, plain.kind)
+        plain = indexer.freeze_all_but_indexer(plain) if indexer_only else plain
+        dtypes = storage_dtypes(place, plain.kind)
         unfused = {*place.spec.unfused, *self.recompute} - {*names}  # `recompute` turns on the pass of its name
-        unfused |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in dtypes) else {"quantise"}
+        unfused |= (
+            set() if any(is_packed(dtype) and not parse_packed(dtype).form for _, dtype in dtypes) else {"quantise"}
+        )
         unfused |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
         unfused |= (
             {"residual_norm", "norm_gradient"} if hyper.mixing(place) else set()

@@ -30,7 +30,7 @@ ON: dict[str, dict[str, str]] = {
 }
 
 
-def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
+def add_adapters(segment: ir.Segment, lora: Lora) -> ir.Segment:
     """The segment with frozen weights, and with adapters for the weights that `lora` names."""
     targets = ON.get(segment.kind, {})
     frozen = tuple(
@@ -41,7 +41,7 @@ def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:
         return replace(segment, params=frozen)
     return replace(
         segment,
-        function=partial(_with_adapters, segment.function, names=tuple(pairs), factor=lora.factor),
+        function=partial(_call_with_adapters, segment.function, names=tuple(pairs), factor=lora.factor),
         params=(*frozen, *(param for pair in pairs.values() for param in pair)),
         constants=(*segment.constants, ("adapter_factor", lora.factor)),
     )
@@ -73,15 +73,15 @@ def _pair(weight: ir.Param, rank: int) -> tuple[ir.Param, ir.Param]:
     )
 
 
-def _with_adapters(
+def _call_with_adapters(
     function: Callable[..., tuple[Any, ...]], ops: Any, p: Any, *inputs: Any, names: tuple[str, ...], factor: float
 ) -> tuple[Any, ...]:
     """Call a layer's function with an op table that adds the outputs of adapters."""
-    return function(_Adapted(ops, p, names, factor), p, *inputs)
+    return function(_AdapterOps(ops, p, names, factor), p, *inputs)
 
 
 @dataclass(frozen=True)
-class _Adapted:
+class _AdapterOps:
     """An op table that adds an adapter's output to each product of its weight."""
 
     _ops: Any

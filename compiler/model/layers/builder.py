@@ -136,9 +136,9 @@ class Place:
 
     def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """Parameters sharded by rows: a rank has `parts` rows of each part of a fused product."""
-        return tuple(self._split(param, 0, parts) for param in self.fused(params, *parts))
+        return tuple(self._split(param, 0, parts) for param in self.fused_params(params, *parts))
 
-    def fused(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
+    def fused_params(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
         """Parameters of a product that fuses several matrices, stacked by rows, with `parts` rows of each on a rank."""
         ranks = self.slices if params and params[0].stack else self.tensor_shards
         matrix_rows = tuple(ranks * part for part in parts)
@@ -217,6 +217,6 @@ def bias_of(name: str) -> str:
     return f"{name}_bias"
 
 
-def named(paths: dict[str, str], *names: str) -> dict[str, str]:
+def add_bias_paths(paths: dict[str, str], *names: str) -> dict[str, str]:
     """`paths` and the paths of the biases of `names`."""
     return paths | {bias_of(name): bias_of(paths[name]) for name in names}

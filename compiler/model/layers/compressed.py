@@ -45,11 +45,11 @@ class Entries:
     def __call__(self, ops: Any, pool_T: Any, bias: Any, gain: Any) -> Any:
         """Values and gates -> entries, normed and rotated."""
         entries_EC = ops.rmsnorm(ops.compress(pool_T, bias, self.rotate.sequence, self.overlap), gain, self.eps)
-        return self.rotate.with_stride(ops, entries_EC, self.rate, 1, self.rotate.first_of(self.columns))
+        return self.rotate.rotate_with_stride(ops, entries_EC, self.rate, 1, self.rotate.first_of(self.columns))
 
 
 @dataclass(frozen=True)
-class Windowed:
+class WindowAttention:
     """Attention to a window of tokens only."""
 
     sequence: int
@@ -63,7 +63,7 @@ class Windowed:
 
 
 @dataclass(frozen=True)
-class WithEntries(Windowed):
+class EntriesAttention(WindowAttention):
     """Attention to a window of tokens, and to all entries before a token (HCA)."""
 
     entries: Entries
@@ -79,7 +79,7 @@ class WithEntries(Windowed):
 
 
 @dataclass(frozen=True)
-class WithChosenEntries(WithEntries):
+class ChosenEntriesAttention(EntriesAttention):
     """Attention to a window of tokens, and to the entries that an indexer chooses (CSA). Returns its loss last."""
 
     index: indexer.Index
@@ -114,7 +114,7 @@ class CompressedAttention:
     heads: int
     head_dim: int
     rotate: Rotate
-    attend: Windowed
+    attend: WindowAttention
 
     def __call__(self, ops: Any, p: Any, x_TD: Any) -> tuple[Any, ...]:
         first, rotate = self.rotate.first_of(self.head_dim), self.rotate
@@ -123,7 +123,7 @@ class CompressedAttention:
         q_T = rotate(ops, q_T, (), self.heads, first)
         kv_TC = rotate(ops, ops.rmsnorm(ops.linear(x_TD, p.kv), p.kv_norm, self.eps), (), 1, first)
         o_T, *loss = self.attend(ops, p, x_TD, latent_TC, q_T, kv_TC)
-        o_T = rotate.with_stride(ops, o_T, -1, self.heads, first)
+        o_T = rotate.rotate_with_stride(ops, o_T, -1, self.heads, first)
         return ops.linear(ops.block_linear(o_T, p.group_out), p.out), *loss
 
 
@@ -148,16 +148,16 @@ def build(place: Place, sizes: Compressed) -> ir.Segment:
     )
 
 
-def _attending(place: Place, sizes: Compressed, rotate: Rotate) -> Windowed:
+def _attending(place: Place, sizes: Compressed, rotate: Rotate) -> WindowAttention:
     """The attention step: to a window, and to entries if the layer has them."""
     window = rotate.sequence, sizes.heads, sizes.window, sizes.sinks
     if sizes.compress is None:
-        return Windowed(*window)
+        return WindowAttention(*window)
     index, rate, eps = indexer.index_of(place), sizes.compress.rate, place.model.norm_eps
     entries = Entries(sizes.head_dim, rate, index is not None, rotate, eps)
     if index is None:
-        return WithEntries(*window, entries)
-    return WithChosenEntries(*window, entries, index, Entries(index.width, rate, True, rotate, eps))
+        return EntriesAttention(*window, entries)
+    return ChosenEntriesAttention(*window, entries, index, Entries(index.width, rate, True, rotate, eps))
 
 
 def _parameters(place: Place, sizes: Compressed) -> tuple[ir.Param, ...]:
@@ -171,7 +171,7 @@ def _parameters(place: Place, sizes: Compressed) -> tuple[ir.Param, ...]:
         place.gain("kv_norm", C),
         *(_pools(place, "pool", C, series, sizes.compress.rate) if sizes.compress else ()),
         *((place.vector("sinks", heads, place.model.init_std),) if sizes.sinks else ()),
-        *place.fused((place.weight("group_out", sum(blocks), heads * C // sizes.groups),), *blocks),
+        *place.fused_params((place.weight("group_out", sum(blocks), heads * C // sizes.groups),), *blocks),
         place.weight("out", D, sum(blocks)),
         *_index_weights(place, sizes),
     )
@@ -193,7 +193,7 @@ def _pools(place: Place, name: str, columns: int, series: int, rate: int) -> tup
     """The parameters of entries of `columns` columns, with one or two `series` of values and gates."""
     width = series * columns
     return (
-        *place.fused((place.weight(name, 2 * width, place.D),), width, width),
+        *place.fused_params((place.weight(name, 2 * width, place.D),), width, width),
         place.positions(f"{name}_bias", rate, width),
         place.gain(f"{name}_norm", columns),
     )

@@ -20,7 +20,7 @@ from dsl.schema import Custom, CustomAttention, Spec
 
 
 @dataclass(frozen=True)
-class Through:
+class ModuleStep:
     """Applies a module to x, with the parameters of the segment."""
 
     module: Module
@@ -59,11 +59,11 @@ def _build(
     kind, role, text = names
     modules: SpecModules | None = getattr(place.spec.files, "modules", None)
     assert modules is not None, "the modules of a spec are read first: compiler/plan/read_files.py"
-    module = modules.module(wanted(place.spec, role, text))
+    module = modules.module(wanted_module(place.spec, role, text))
     named = zip(module.locals, module.parameters, strict=True)
     plain = segment_of(
         kind,
-        around(place, Through(module)),
+        around(place, ModuleStep(module)),
         (*pre_gain(place), *(_param(place, role, name, param) for name, param in named), *post_gain(place)),
         inputs,
         outputs,
@@ -85,7 +85,7 @@ def _param(place: Place, role: str, name: str, parameter: ModuleParameter) -> ir
     return ir.Param(name, parameter.shape, dtype, **first, decay=decay, path=path, matrices=matrices)
 
 
-def wanted(spec: Spec, role: str, text: str) -> WantedModule:
+def wanted_module(spec: Spec, role: str, text: str) -> WantedModule:
     """A module with the sizes and dtypes of a run."""
     precision = spec.precision
     return WantedModule(
@@ -99,7 +99,7 @@ def wanted(spec: Spec, role: str, text: str) -> WantedModule:
     )
 
 
-def all_wanted(spec: Spec) -> dict[str, WantedModule]:
+def wanted_modules(spec: Spec) -> dict[str, WantedModule]:
     """The modules of a spec, by the path of the key that names them."""
     parts = ((path, "ffn" if isinstance(part, Custom) else "attention", part) for path, part in spec.model.customs)
-    return {f"{path}.module": wanted(spec, role, part.module) for path, role, part in parts}
+    return {f"{path}.module": wanted_module(spec, role, part.module) for path, role, part in parts}

@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.model.layers import custom, hyper
-from compiler.model.layers.builder import Constant, Place, linear, named, segment_of, weights
+from compiler.model.layers.builder import Constant, Place, add_bias_paths, linear, segment_of, weights
 from compiler.model.layers.residual import entrance, exit_of, of_sum, post_gain, pre_gain, sum_of
 from dsl.schema import Custom, Dense, Moe
 from dsl.schema.model import is_gated
@@ -67,7 +67,7 @@ def up_parts(ffn: Dense | Moe, inner: int) -> tuple[int, ...]:
 
 # --- dense
 
-PARAMETERS = named(
+PARAMETERS = add_bias_paths(
     {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down"
 ) | hyper.paths("ffn")
 

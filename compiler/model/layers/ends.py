@@ -25,10 +25,10 @@ LOGP = "logp"  # log-probabilities of targets; the trainer reads them after each
 
 def embed(ops: Any, p: Any, tokens_T: Any, *, factor: float = 1.0) -> tuple[Any, ...]:
     """The rows of the embedding, times a factor."""
-    return (embedded(ops, p, tokens_T, factor),)
+    return (embed_tokens(ops, p, tokens_T, factor),)
 
 
-def embedded(ops: Any, p: Any, tokens_T: Any, factor: float) -> Any:
+def embed_tokens(ops: Any, p: Any, tokens_T: Any, factor: float) -> Any:
     """The embeddings of tokens as the model reads them."""
     y_TD = ops.embedding(tokens_T, p.table)
     return y_TD if factor == 1 else ops.scale(y_TD, factor)
@@ -60,7 +60,7 @@ def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple
 def final_collapse(ops: Any, p: Any, h_TN: Any, *, eps: float, copies: int, streams: hyper.Streams) -> tuple[Any, ...]:
     """The normed mix of several residual streams for the head, and the streams themselves for the MTP block, if there
     is one."""
-    return ops.rmsnorm(hyper.collapsed(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
+    return ops.rmsnorm(hyper.collapse_streams(ops, p, h_TN, streams), p.norm, eps), *((h_TN,) * (copies - 1))
 
 
 def build_final_norm(place: Place) -> ir.Segment:
@@ -117,7 +117,7 @@ def head_part(
     return (ops.place_parts(lse_T, picked_T, rank, ranks),)
 
 
-def sampled(grpo: Grpo | None) -> tuple[str, ...]:
+def sample_inputs(grpo: Grpo | None) -> tuple[str, ...]:
     """The inputs of the head per sampled token besides its target; none in a run that learns from text."""
     return () if grpo is None else SAMPLED if grpo.kl else SAMPLED[:-1]
 
@@ -135,7 +135,7 @@ def build_head(place: Place) -> ir.Segment:
         **({"cap": model.logit_cap / temperature} if model.logit_cap is not None else {}),
     }
     if grpo:
-        samples = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sampled(grpo))
+        samples = (ir.Input(name, (place.T,), place.wide_dtype, grad=False) for name in sample_inputs(grpo))
         outputs, bounds = ("loss", ir.Output(LOGP, grad=False)), {"low": grpo.clip_low, "high": grpo.clip_high}
         corrected = grpo.kl_form == "corrected"
         policy = PolicyHead(grpo.clip_low, grpo.clip_high, grpo.kl, corrected, **constants)
@@ -175,15 +175,15 @@ PARAMETERS = {
 
 def mtp_input(ops: Any, p: Any, tokens_T: Any, h_TD: Any, *, eps: float, factor: float = 1.0) -> tuple[Any, ...]:
     """projection([rmsnorm(embedding of the next token) | rmsnorm(hidden state)])"""
-    return _projected(ops, p, embedded(ops, p, tokens_T, factor), h_TD, eps)
+    return _project_pair(ops, p, embed_tokens(ops, p, tokens_T, factor), h_TD, eps)
 
 
-def mtp_embedded(ops: Any, p: Any, e_TD: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
+def mtp_input_of_embeddings(ops: Any, p: Any, e_TD: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
     """`mtp_input` on embeddings computed before it, where the vocabulary is split over tensor ranks."""
-    return _projected(ops, p, e_TD, h_TD, eps)
+    return _project_pair(ops, p, e_TD, h_TD, eps)
 
 
-def _projected(ops: Any, p: Any, e_TD: Any, h_TD: Any, eps: float) -> tuple[Any, ...]:
+def _project_pair(ops: Any, p: Any, e_TD: Any, h_TD: Any, eps: float) -> tuple[Any, ...]:
     next_TD, hidden_TD = ops.rmsnorm(e_TD, p.embedding_norm, eps), ops.rmsnorm(h_TD, p.hidden_norm, eps)
     return (ops.linear(ops.cat2(next_TD, hidden_TD), p.projection),)
 
@@ -192,15 +192,15 @@ def mtp_streams(
     ops: Any, p: Any, tokens_T: Any, h_TN: Any, *, eps: float, streams: int, factor: float = 1.0
 ) -> tuple[Any, ...]:
     """For each stream: the projection of the normed embedding of the next token plus that of the normed stream."""
-    return _projected_streams(ops, p, embedded(ops, p, tokens_T, factor), h_TN, eps, streams)
+    return _project_streams(ops, p, embed_tokens(ops, p, tokens_T, factor), h_TN, eps, streams)
 
 
-def mtp_embedded_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, *, eps: float, streams: int) -> tuple[Any, ...]:
+def mtp_streams_of_embeddings(ops: Any, p: Any, e_TD: Any, h_TN: Any, *, eps: float, streams: int) -> tuple[Any, ...]:
     """`mtp_streams` on embeddings computed before it, where the vocabulary is split over tensor ranks."""
-    return _projected_streams(ops, p, e_TD, h_TN, eps, streams)
+    return _project_streams(ops, p, e_TD, h_TN, eps, streams)
 
 
-def _projected_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, eps: float, streams: int) -> tuple[Any, ...]:
+def _project_streams(ops: Any, p: Any, e_TD: Any, h_TN: Any, eps: float, streams: int) -> tuple[Any, ...]:
     e_TD = ops.linear(ops.rmsnorm(e_TD, p.embedding_norm, eps), p.embedding_projection)
     width = h_TN.shape[1] // streams
     joined: Any = None
@@ -222,7 +222,7 @@ def build(place: Place) -> ir.Segment:
     h = place.input("h", place.T, place.N)
     if place.spec.splits_vocabulary:
         inputs = (place.input("e", place.T, D), h)
-        function = mtp_embedded_streams if hyper else mtp_embedded
+        function = mtp_streams_of_embeddings if hyper else mtp_input_of_embeddings
         return segment("mtp_input", function, params, inputs, ("y",), eps=place.model.norm_eps, **streams)
     return segment(
         "mtp_input",

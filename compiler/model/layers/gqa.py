@@ -20,7 +20,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.model.layers import qk_clip
-from compiler.model.layers.builder import Constant, Place, linear, named, segment, segment_of, weights
+from compiler.model.layers.builder import Constant, Place, add_bias_paths, linear, segment, segment_of, weights
 from compiler.model.layers.residual import (
     entrance,
     exit_of,
@@ -31,11 +31,11 @@ from compiler.model.layers.residual import (
     pre_gain,
     through_stream,
 )
-from compiler.model.layers.rotation import Rotate, placed, turning
+from compiler.model.layers.rotation import Rotate, query_key_rotation, starts_and_positions
 from dsl.schema import Gqa
 
 NAMES = ("norm", "qkv", "q_norm", "k_norm", "sinks", "out", "post_norm")
-PARAMETERS = named({name: f"attention.{name}" for name in NAMES}, "qkv", "out")
+PARAMETERS = add_bias_paths({name: f"attention.{name}" for name in NAMES}, "qkv", "out")
 Values = tuple[Any, ...]
 
 
@@ -141,7 +141,7 @@ class GqaSoftmax:
 
     def __call__(self, ops: Any, p: Any, q_T: Any, k_K: Any, v_K: Any, places_T: Values) -> tuple[Any, Values]:
         sizes = self.sizes.sequence, self.sizes.heads, self.sizes.kv_heads, self.theta
-        return qk_clip.attended(ops, "gqa_attention", self.peaks, q_T, k_K, v_K, *sizes, *places_T)
+        return qk_clip.attend(ops, "gqa_attention", self.peaks, q_T, k_K, v_K, *sizes, *places_T)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class BoundedSoftmax(GqaSoftmax):
     def __call__(self, ops: Any, p: Any, q_T: Any, k_K: Any, v_K: Any, places_T: Values) -> tuple[Any, Values]:
         sizes = self.sizes.sequence, self.sizes.heads, self.sizes.kv_heads, self.theta
         bounds = p.sinks if self.sinks else None, *sizes, self.window, self.softcap
-        return qk_clip.attended(ops, "bounded_attention", self.peaks, q_T, k_K, v_K, *bounds, *places_T)
+        return qk_clip.attend(ops, "bounded_attention", self.peaks, q_T, k_K, v_K, *bounds, *places_T)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class GqaAttention:
     def __call__(self, ops: Any, p: Any, x_TD: Any, *rest_T: Any) -> Values:
         q_T, k_T, v_T, gate_T, places_T = self.project(ops, p, x_TD, rest_T)
         o_T, peaks_H = self.attend(ops, p, q_T, k_T, v_T, places_T)
-        return linear(ops, p, "out", gated(ops, o_T, gate_T), self.out_biased), *peaks_H
+        return linear(ops, p, "out", apply_gate(ops, o_T, gate_T), self.out_biased), *peaks_H
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ class GqaAttend:
         sizes = self.attend.sizes
         q_T, *gate_T = ops.split2(q_T, sizes.queries) if self.gated else (q_T,)
         k_K, v_K = ops.split2(kv_K, sizes.keys)
-        o_T, peaks_H = self.attend(ops, p, q_T, k_K, v_K, placed(places_T))
-        return linear(ops, p, "out", gated(ops, o_T, tuple(gate_T)), self.out_biased), *peaks_H
+        o_T, peaks_H = self.attend(ops, p, q_T, k_K, v_K, starts_and_positions(places_T))
+        return linear(ops, p, "out", apply_gate(ops, o_T, tuple(gate_T)), self.out_biased), *peaks_H
 
 
-def gated(ops: Any, o_T: Any, gate_T: Values) -> Any:
+def apply_gate(ops: Any, o_T: Any, gate_T: Values) -> Any:
     """o times the sigmoid of the gate, if there is one."""
     return ops.gate_columns(o_T, *gate_T, False) if gate_T else o_T
 
@@ -225,7 +225,7 @@ def build_products(place: Place, sizes: Gqa) -> ir.Segment:
         heads=heads.heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
-        **_biased(sizes),
+        **_bias_constants(sizes),
     )
 
 
@@ -234,7 +234,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
     clip the largest logit of each head. A tensor-parallel shard takes normed rows, and returns only its part of the
     value."""
     params, inputs, options = _first(place, sizes)
-    turn = turning(sizes)
+    turn = query_key_rotation(sizes)
     attention = GqaAttention(_projection(place, sizes), _softmax(place, sizes, turn.theta), _has_out_bias(place, sizes))
     return segment_of(
         "attention",
@@ -255,7 +255,7 @@ def build_project(place: Place, sizes: Gqa) -> ir.Segment:
     """The segment before the gather of keys under context parallelism: h (T·D) -> the residual stream, [queries | gate]
     and [keys | values]."""
     params, inputs, options = _first(place, sizes)
-    turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
+    turn = {name: value for name, value in query_key_rotation(sizes, apart=True).constants.items() if name != "theta"}
     project = GqaProject(_projection(place, sizes, apart=True))
     return segment_of(
         "project",
@@ -301,7 +301,7 @@ def _heads(place: Place, sizes: Gqa) -> Heads:
 
 def _projection(place: Place, sizes: Gqa, apart: bool = False) -> GqaProjection:
     """`apart`: queries and keys are of different rows, so attention does not rotate them."""
-    heads, eps, turn = _heads(place, sizes), place.model.norm_eps, turning(sizes, apart)
+    heads, eps, turn = _heads(place, sizes), place.model.norm_eps, query_key_rotation(sizes, apart)
     norms: HeadNorms | SharedNorms | None = HeadNorms(eps) if sizes.qk_norm else None
     if norms_across_ranks(place, sizes):
         norms = SharedNorms(eps, (place.tensor_shards * heads.queries, place.tensor_shards * heads.keys))
@@ -338,7 +338,7 @@ def _first(place: Place, sizes: Gqa) -> tuple[tuple[ir.Param, ...], tuple[ir.Inp
         squares = ir.Input("squares", (place.T, 2), place.wide_dtype)
         return norms, (qkv, squares), {"ways": place.tensor_shards, **gate}
     h = place.input("h", place.T, place.D)
-    return (*pre_gain(place), *_products(place, sizes), *norms), (h,), _biased(sizes) | gate
+    return (*pre_gain(place), *_products(place, sizes), *norms), (h,), _bias_constants(sizes) | gate
 
 
 def _columns(place: Place, sizes: Gqa) -> tuple[int, ...]:
@@ -380,7 +380,7 @@ def _sizes(place: Place, sizes: Gqa) -> dict[str, Constant]:
     return asdict(_heads(place, sizes))
 
 
-def _biased(sizes: Gqa) -> dict[str, Constant]:
+def _bias_constants(sizes: Gqa) -> dict[str, Constant]:
     return {"biased": True} if sizes.bias is not None else {}
 
 

@@ -26,13 +26,13 @@ def paths(part: str) -> dict[str, str]:
     return {f"hyper_{name}": f"{part}_hyper.{name}" for name in ("fn", "base", "scale")}
 
 
-def mixed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> tuple[Any, Any, Any]:
+def mix_streams(ops: Any, p: Any, h_TN: Any, streams: Streams) -> tuple[Any, Any, Any]:
     """The input of a part from the streams h, and `post` and `comb`, by which its output is added."""
     rounds, eps, norm_eps = streams
     return ops.hyper_mix(h_TN, _logits(ops, p, h_TN, norm_eps), rounds, eps)
 
 
-def collapsed(ops: Any, p: Any, h_TN: Any, streams: Streams) -> Any:
+def collapse_streams(ops: Any, p: Any, h_TN: Any, streams: Streams) -> Any:
     """The weighted sum of the streams h that the end of the model reads."""
     _, eps, norm_eps = streams
     return ops.hyper_collapse(h_TN, _logits(ops, p, h_TN, norm_eps), eps)
@@ -71,8 +71,8 @@ def mixers(place: Place) -> tuple[ir.Param, ...]:
 
 
 def collapsers(place: Place) -> tuple[ir.Param, ...]:
-    """The parameters of `collapsed`, if there are several streams. Its matrix belongs to the head: it is not a matrix
-    of a layer."""
+    """The parameters of `collapse_streams`, if there are several streams. Its matrix belongs to the head: it is not a
+    matrix of a layer."""
     hyper = place.model.hyper_connections
     return tuple(replace(param, matrices=()) for param in _params(place, hyper.streams)) if hyper else ()
 
@@ -116,7 +116,7 @@ def around(place: Place, plain: ir.Segment) -> ir.Segment:
 
 
 def _around(function: Any, ops: Any, p: Any, h_TN: Any, *arguments: Any, streams: Streams) -> tuple[Any, ...]:
-    x_TD, post_Tn, comb_TC = mixed(ops, p, h_TN, streams)
+    x_TD, post_Tn, comb_TC = mix_streams(ops, p, h_TN, streams)
     _, *outputs = function(ops, p, x_TD, *arguments)
     return h_TN, *outputs, post_Tn, comb_TC
 

@@ -55,7 +55,7 @@ def queries(
     return q_T, ops.scale(ops.linear_detached(x_T, p.index_weights), 1 / sqrt(index.heads * index.width))
 
 
-def attended(
+def attend(
     ops: Any,
     index: Index,
     scoring: tuple[Any, ...],
@@ -132,7 +132,7 @@ def weights(place: Place, rank: int | None) -> tuple[ir.Param, ...]:
     )
 
 
-def with_only_indexer_trained(segment: ir.Segment) -> ir.Segment:
+def freeze_all_but_indexer(segment: ir.Segment) -> ir.Segment:
     """The segment with only the indexer trained. Other parameters keep their values and optimizer state."""
     params = (
         param if param.name in PARAMETERS or param.role != "parameter" else replace(param, grad=False, role="still")

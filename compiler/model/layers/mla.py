@@ -33,7 +33,7 @@ from compiler.model.layers.residual import (
     pre_gain,
     through_stream,
 )
-from compiler.model.layers.rotation import Rotate, placed, turning
+from compiler.model.layers.rotation import Rotate, query_key_rotation, starts_and_positions
 from dsl.schema import Mla
 
 PARAMETERS = {
@@ -103,9 +103,9 @@ class MlaSoftmax:
         """scoring: queries, keys and weights of the indexer."""
         sizes = self.heads.heads, self.heads.nope, self.heads.rope, self.heads.value
         if self.index:
-            return indexer.attended(ops, self.index, scoring, (q_T, kv_K, k_rope_K), places_T, self.sequence, sizes)
+            return indexer.attend(ops, self.index, scoring, (q_T, kv_K, k_rope_K), places_T, self.sequence, sizes)
         inside = self.sequence, *sizes, self.theta
-        return qk_clip.attended(ops, "mla_attention", self.peaks, q_T, kv_K, k_rope_K, *inside, *places_T)
+        return qk_clip.attend(ops, "mla_attention", self.peaks, q_T, kv_K, k_rope_K, *inside, *places_T)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class MlaAttend:
         if self.attend.index:
             (index_q, index_w), rest_T = rest_T[:2], rest_T[2:]
             scoring = index_q, index_k, index_w
-        o_T, extras = self.attend(ops, q_T, up_K, k_rope_K, scoring, placed(rest_T))
+        o_T, extras = self.attend(ops, q_T, up_K, k_rope_K, scoring, starts_and_positions(rest_T))
         return ops.linear(o_T, p.out), *extras
 
 
@@ -173,7 +173,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
     """The segment of multi-head latent attention: h (T·D) -> the residual stream and the value to add to it, both T·D,
     and the loss of the indexer if there is one. A tensor-parallel shard takes normed rows, and returns only its part of
     the value."""
-    turn = turning(sizes, apart=indexer.indexer_of(place) is not None)
+    turn = query_key_rotation(sizes, apart=indexer.indexer_of(place) is not None)
     attention = MlaAttention(_projection(place, sizes, apart=False), _softmax(place, sizes, turn.theta))
     return segment_of(
         "attention",
@@ -201,7 +201,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
 def build_project(place: Place, sizes: Mla) -> ir.Segment:
     """The segment before the gather of latents under context parallelism: h (T·D) -> the residual stream, queries,
     [latents | RoPE keys], and the tensors of the indexer if there is one."""
-    turn = {name: value for name, value in turning(sizes, apart=True).constants.items() if name != "theta"}
+    turn = {name: value for name, value in query_key_rotation(sizes, apart=True).constants.items() if name != "theta"}
     heads = _heads(place, sizes)
     project = MlaProject(_projection(place, sizes, apart=True), indexer.index_of(place))
     return segment_of(
@@ -258,7 +258,7 @@ def _ranks(sizes: Mla) -> dict[str, Constant]:
 
 def _projection(place: Place, sizes: Mla, *, apart: bool) -> MlaProjection:
     """`apart`: queries and keys are of different rows, as under context parallelism."""
-    turn = turning(sizes, apart=apart or indexer.indexer_of(place) is not None)
+    turn = query_key_rotation(sizes, apart=apart or indexer.indexer_of(place) is not None)
     rotate = Rotate(place.spec.train.sequence, turn.angles, apart)
     heads = _heads(place, sizes)
     return MlaProjection(place.model.norm_eps, sizes.query_rank or 0, sizes.kv_rank, heads, rotate, turn.query_scale)

@@ -17,22 +17,22 @@ from typing import Any
 from compiler import ir
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.model.layers import hyper
-from compiler.model.layers.builder import Place, grouped_linear, index, linear, named, segment_of, weights
+from compiler.model.layers.builder import Place, add_bias_paths, grouped_linear, index, linear, segment_of, weights
 from compiler.model.layers.dense import Activation, activation_of, constants_of, up_parts
 from compiler.model.layers.padding import real_rows
 from compiler.model.layers.residual import (
-    Arriving,
-    Leaving,
-    arriving,
+    StreamEntry,
+    StreamExit,
+    add_to_stream,
     entrance,
     exit_of,
     has_post,
     has_pre,
-    leaving_of,
     post_gain,
     pre_gain,
+    stream_entry,
+    stream_exit,
     sum_of,
-    summed,
 )
 from dsl.schema.model import Score
 
@@ -123,14 +123,14 @@ ROUTER_PARAMETERS = {
     "slots": "ffn.router.slots",
     "table": "ffn.router.table",
 } | hyper.paths("ffn")
-SHARED_PARAMETERS = named(
+SHARED_PARAMETERS = add_bias_paths(
     {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
 )
 LOAD = "load"  # output of routers if rows may be padding: how many tokens each expert gets
 TABLE_DTYPE = "int32"  # of the table of the experts for each token
 SUMMED = ("stream", "attended", "attended_post", "attended_comb")  # inputs of a join that recomputes the residual
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
-EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
+EXPERTS_PARAMETERS = add_bias_paths({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class ExpertChoice:
 
     def __call__(self, ops: Any, p: Any, logits_TE: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
         """Return the gate weights and the experts. `inputs`: further inputs of the router, if the choice has any."""
-        return self.by_score(ops, p, logits_TE)
+        return self.choose_by_score(ops, p, logits_TE)
 
-    def by_score(self, ops: Any, p: Any, logits_TE: Any) -> tuple[Any, Any]:
+    def choose_by_score(self, ops: Any, p: Any, logits_TE: Any) -> tuple[Any, Any]:
         """Return the gate weights [T, K] and the experts [T, K] with the best scores."""
         bias_E, sizes = p.bias if self.biased else None, (self.groups, self.top_groups, self.top_k)
         if self.score == "sqrt_softplus":
@@ -186,7 +186,7 @@ class ReplayedChoice(ExpertChoice):
     """The choices that were made when the completions were generated. They are an input."""
 
     def __call__(self, ops: Any, p: Any, logits_TE: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-        _, expert_TK = self.by_score(ops, p, logits_TE)
+        _, expert_TK = self.choose_by_score(ops, p, logits_TE)
         expert_TK = ops.replay_choices(expert_TK, *inputs)
         return self.weigh(ops, logits_TE, expert_TK), expert_TK
 
@@ -238,7 +238,9 @@ class Loads:
             return logits_TE, ops.choice_counts(expert_TK, self.order.experts, self.loss.rows)
         return (self.loss.of_choices(ops, logits_TE, expert_TK),)
 
-    def of_padded(self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int) -> tuple[Any, ...]:
+    def without_padding(
+        self, ops: Any, p: Any, logits_TE: Any, expert_TK: Any, real_T: Any, rows: int
+    ) -> tuple[Any, ...]:
         """Return the number of tokens of each expert, then the outputs, computed without padding rows."""
         order, slots = self.order, p.slots if self.order.by_slots else None
         load_E = ops.real_counts(expert_TK, real_T, slots, order.slices * order.experts, rows)
@@ -260,7 +262,7 @@ class Router:
     tokens is an input before those of the choice.
     """
 
-    arrive: Arriving
+    arrive: StreamEntry
     score: Scores
     choose: ExpertChoice
     order: RowOrder
@@ -278,7 +280,7 @@ class Router:
             expert_TK = ops.spread_padding(expert_TK, *real, self.order.experts, self.choose.groups)
         routed = self.order(ops, p, x_TD, gate_TK, expert_TK)
         if real:
-            loads = self.loads.of_padded(ops, p, logits_TE, expert_TK, real[0], self.padded)
+            loads = self.loads.without_padding(ops, p, logits_TE, expert_TK, real[0], self.padded)
         else:
             loads = self.loads(ops, p, logits_TE, expert_TK)
         return (residual_TD, *((x_TD,) if self.shared else ()), *routed, *loads, *following)
@@ -316,7 +318,7 @@ def build_router(place: Place) -> ir.Segment:
     rows = rows_of_sequence(place) if counted else place.spec.train.sequence
     loss = SequenceLoss(moe.score, moe.top_k, rows, place.spec.train.sequence) if balance else None
     router = Router(
-        arrive=arriving(place),
+        arrive=stream_entry(place),
         score=Scores(moe.score, moe.router_bias),
         choose=_choice(place),
         order=order,
@@ -362,7 +364,11 @@ def build_router(place: Place) -> ir.Segment:
         | entrance(place),
     )
     return replace(
-        segment, remade=(*(_normed(place, "residual") if shared else ()), *_summed(place, "residual", sum_of(place)))
+        segment,
+        remade=(
+            *(_recomputed_norm(place, "residual") if shared else ()),
+            *_recomputed_residual(place, "residual", sum_of(place)),
+        ),
     )
 
 
@@ -374,7 +380,7 @@ def _choice(place: Place) -> ExpertChoice:
     return kind(moe.score, moe.balance.bias_rate is not None, *groups, moe.normalize, moe.scale)
 
 
-def _normed(place: Place, residual: str) -> tuple[ir.RecomputedValue, ...]:
+def _recomputed_norm(place: Place, residual: str) -> tuple[ir.RecomputedValue, ...]:
     """How to recompute the normed `x`, which the router and the shared experts read. If norms are recomputed, each
     does so for its own backward and `x` is not saved. With several residual streams it cannot be recomputed, as their
     sum is not saved."""
@@ -382,7 +388,7 @@ def _normed(place: Place, residual: str) -> tuple[ir.RecomputedValue, ...]:
     return (remade,) if "rmsnorm" in place.recompute and has_pre(place) and not hyper.mixing(place) else ()
 
 
-def _summed(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.RecomputedValue, ...]:
+def _recomputed_residual(place: Place, residual: str, inputs: tuple[ir.Input, ...]) -> tuple[ir.RecomputedValue, ...]:
     """How to recompute the residual, which the router and the join read. If the sums of several streams are recomputed,
     each does so for its own backward, from values that are saved in any case."""
     recomputes_residual = "hyper" in place.recompute and hyper.mixing(place)
@@ -421,13 +427,13 @@ def build_shared(place: Place) -> ir.Segment:
     parts = up_parts(moe, inner)
     gate = (place.weight("gate", 1, D),) if moe.shared_gate else ()
     params: tuple[ir.Param, ...] = (
-        *place.fused(weights(place, "up", sum(parts), D, moe.bias), *parts),
+        *place.fused_params(weights(place, "up", sum(parts), D, moe.bias), *parts),
         *gate,
         *weights(place, "down", D, inner, moe.bias),
     )
     constants = {**({"gated": True} if gate else {}), **constants_of(moe)}
     inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
-    remade = _normed(place, "h")
+    remade = _recomputed_norm(place, "h")
     if remade:  # the norm's gradients are the router's
         params = (place.gain("norm", D, grad=False), *params)
         inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))
@@ -494,7 +500,7 @@ class JoinApart:
     recomputed from."""
 
     top_k: int
-    leave: Leaving
+    leave: StreamExit
     mixed: bool
     recomputes_residual: bool
 
@@ -505,7 +511,7 @@ class JoinApart:
         y_TD = ops.unpermute(y_SD, order_S, self.top_k)
         for x_TD in shared_TD:
             y_TD = ops.add(x_TD, y_TD)
-        return (summed(ops, h_TD, self.leave(ops, p, y_TD), mixing),)
+        return (add_to_stream(ops, h_TD, self.leave(ops, p, y_TD), mixing),)
 
 
 def build_join(place: Place) -> ir.Segment:
@@ -514,12 +520,12 @@ def build_join(place: Place) -> ir.Segment:
     T, S, D = place.T, place.S, place.D
     shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
     sources = tuple(replace(part, name=name, grad=False) for part, name in zip(sum_of(place), SUMMED, strict=False))
-    remade = _summed(place, "h", sources)
+    remade = _recomputed_residual(place, "h", sources)
     top_k, mixed = place.moe.top_k * place.slices, bool(hyper.mixing(place))
     apart = mixed or bool(exit_of(place))
     segment = segment_of(
         "join",
-        JoinApart(top_k, leaving_of(place), mixed, bool(remade)) if apart else Join(top_k),
+        JoinApart(top_k, stream_exit(place), mixed, bool(remade)) if apart else Join(top_k),
         post_gain(place),
         (
             place.input("h", T, place.N),

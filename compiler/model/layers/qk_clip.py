@@ -44,7 +44,7 @@ def outputs(place: Place) -> tuple[ir.Output, ...]:
     return (ir.Output(OUTPUT, grad=False),) if is_clipped(place) else ()
 
 
-def attended(ops: Any, op: str, peaks: bool, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+def attend(ops: Any, op: str, peaks: bool, *args: Any) -> tuple[Any, tuple[Any, ...]]:
     """Call an attention op. Returns its output and, with `peaks`, the largest logit of each head."""
     if not peaks:
         return getattr(ops, op)(*args), ()

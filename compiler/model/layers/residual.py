@@ -21,7 +21,7 @@ from dsl.schema import Dense, Gqa
 
 
 @dataclass(frozen=True)
-class Arriving:
+class StreamEntry:
     """Adds the output y of the previous part to the residual stream. Returns the stream, the input of the next part
     (normed if `pre`), and the mixing of that part."""
 
@@ -32,20 +32,20 @@ class Arriving:
     def __call__(
         self, ops: Any, p: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]
     ) -> tuple[Any, Any, tuple[Any, ...]]:
-        residual_TN, following = summed(ops, h_TN, y_TD, mixing), tuple[Any, ...]()
+        residual_TN, following = add_to_stream(ops, h_TN, y_TD, mixing), tuple[Any, ...]()
         x_TD = residual_TN
         if self.streams:
-            x_TD, *mixed = hyper.mixed(ops, p, residual_TN, self.streams)
+            x_TD, *mixed = hyper.mix_streams(ops, p, residual_TN, self.streams)
             following = tuple(mixed)
         return residual_TN, entering(ops, p, x_TD, self.eps, self.pre), following
 
 
-def arriving(place: Place) -> Arriving:
+def stream_entry(place: Place) -> StreamEntry:
     """The first step of a segment that adds the output of the previous part."""
-    return Arriving(place.model.norm_eps, has_pre(place), hyper.streams_of(place).get("streams", ()))
+    return StreamEntry(place.model.norm_eps, has_pre(place), hyper.streams_of(place).get("streams", ()))
 
 
-def summed(ops: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]) -> Any:
+def add_to_stream(ops: Any, h_TN: Any, y_TD: Any, mixing: tuple[Any, ...]) -> Any:
     """The residual stream h plus the output y of a part."""
     return ops.hyper_add(h_TN, y_TD, *mixing) if mixing else ops.add(h_TN, y_TD)
 
@@ -56,7 +56,7 @@ def entering(ops: Any, p: Any, h_TD: Any, eps: float, pre: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class StreamExit:
     """Prepares the output y of a part for the residual stream: normed if `post`, and scaled."""
 
     eps: float
@@ -68,16 +68,16 @@ class Leaving:
         return y_TD if self.factor == 1 else ops.scale(y_TD, self.factor)
 
 
-def leaving_of(place: Place) -> Leaving:
+def stream_exit(place: Place) -> StreamExit:
     """The last step of a part at a place in the model. On a tensor-parallel shard it does not scale."""
     post = has_post(place)
-    return Leaving(
+    return StreamExit(
         place.model.norm_eps if post else 0.0, post, 1.0 if place.is_tensor_shard else place.model.residual_scale
     )
 
 
 @dataclass(frozen=True)
-class _InStream:
+class _PreNormPart:
     """Calls a part on the normed residual stream. Returns the stream, then the outputs of the part."""
 
     part: Callable[..., tuple[Any, ...]]
@@ -89,11 +89,11 @@ class _InStream:
 
 
 @dataclass(frozen=True)
-class _OutOfStream:
+class _PostNormPart:
     """Calls a part, and norms and scales its first output for the residual stream."""
 
     part: Callable[..., tuple[Any, ...]]
-    leave: Leaving
+    leave: StreamExit
 
     def __call__(self, ops: Any, p: Any, *inputs: Any) -> tuple[Any, ...]:
         y_TD, *extras = self.part(ops, p, *inputs)
@@ -101,31 +101,31 @@ class _OutOfStream:
 
 
 @dataclass(frozen=True)
-class _OfSum:
+class _SumPart:
     """Adds the previous part's output y to the residual stream, calls a part on the sum, and adds its output, too."""
 
-    arrive: Arriving
+    arrive: StreamEntry
     part: Callable[..., tuple[Any, ...]]
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
         residual_TD, x_TD, following = self.arrive(ops, p, h_TD, y_TD, mixing)
         (y_TD,) = self.part(ops, p, x_TD)
-        return (summed(ops, residual_TD, y_TD, following),)
+        return (add_to_stream(ops, residual_TD, y_TD, following),)
 
 
 def of_sum(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """The part, which first adds the previous part's output to the residual stream, and then its own."""
-    return _OfSum(arriving(place), out_of_stream(place, part))
+    return _SumPart(stream_entry(place), out_of_stream(place, part))
 
 
 def in_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """The part, reading the residual stream through its pre-norm."""
-    return _InStream(part, place.model.norm_eps, has_pre(place))
+    return _PreNormPart(part, place.model.norm_eps, has_pre(place))
 
 
 def out_of_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """The part, with its output normed and scaled for the residual stream."""
-    return _OutOfStream(part, leaving_of(place))
+    return _PostNormPart(part, stream_exit(place))
 
 
 def through_stream(place: Place, part: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -186,24 +186,24 @@ def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple
 
 
 @dataclass(frozen=True)
-class Added:
+class StreamAddend:
     """From the sum y over tensor ranks to the value that is added to the residual stream: plus the bias of this name,
     if any, normed and scaled."""
 
     bias: str
-    leave: Leaving
+    leave: StreamExit
 
     def __call__(self, ops: Any, p: Any, y_TD: Any) -> tuple[Any, ...]:
         return (self.leave(ops, p, ops.add_bias(y_TD, getattr(p, self.bias)) if self.bias else y_TD),)
 
 
 @dataclass(frozen=True)
-class Between:
+class MidLayerSum:
     """Adds the output y of attention to the residual stream. Returns the stream and the input of the feed-forward
     part."""
 
-    add: Added
-    arrive: Arriving
+    add: StreamAddend
+    arrive: StreamEntry
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
         (y_TD,) = self.add(ops, p, y_TD)
@@ -212,14 +212,14 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Leave:
+class FeedForwardExit:
     """Adds the output y of the feed-forward part to the residual stream."""
 
-    add: Added
+    add: StreamAddend
 
     def __call__(self, ops: Any, p: Any, h_TD: Any, y_TD: Any, *mixing: Any) -> tuple[Any, ...]:
         (y_TD,) = self.add(ops, p, y_TD)
-        return (summed(ops, h_TD, y_TD, mixing),)
+        return (add_to_stream(ops, h_TD, y_TD, mixing),)
 
 
 def build_enter(place: Place) -> ir.Segment:
@@ -240,8 +240,8 @@ def build_added(place: Place) -> ir.Segment:
     scaled."""
     bias = _out_bias(place)
     y = (place.input("y", place.T, place.D),)
-    constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)
-    return segment_of("added", _added(place, bias), (*bias, *post_gain(place)), y, ("out",), constants)
+    constants = {"eps": place.model.norm_eps} | _bias_constants(bias) | exit_of(place)
+    return segment_of("added", _addition_of(place, bias), (*bias, *post_gain(place)), y, ("out",), constants)
 
 
 def build_between(place: Place) -> ir.Segment:
@@ -250,11 +250,15 @@ def build_between(place: Place) -> ir.Segment:
     bias = _out_bias(place)
     return segment_of(
         "between",
-        Between(_added(place, bias), arriving(place)),
+        MidLayerSum(_addition_of(place, bias), stream_entry(place)),
         (*bias, *post_gain(place), *hyper.mixers(place), *pre_gain(place)),
         sum_of(place),
         ("residual", "x", *hyper.following(place)),
-        {"eps": place.model.norm_eps} | _biased(bias) | hyper.streams_of(place) | entrance(place) | exit_of(place),
+        {"eps": place.model.norm_eps}
+        | _bias_constants(bias)
+        | hyper.streams_of(place)
+        | entrance(place)
+        | exit_of(place),
     )
 
 
@@ -263,14 +267,19 @@ def build_leave(place: Place) -> ir.Segment:
     layer."""
     biased = isinstance(place.ffn, Dense) and place.ffn.bias
     bias = (place.vector("down_bias", place.D),) if biased else ()
-    constants = {"eps": place.model.norm_eps} | _biased(bias) | exit_of(place)
+    constants = {"eps": place.model.norm_eps} | _bias_constants(bias) | exit_of(place)
     return segment_of(
-        "leave", Leave(_added(place, bias)), (*bias, *post_gain(place)), sum_of(place), ("out",), constants
+        "leave",
+        FeedForwardExit(_addition_of(place, bias)),
+        (*bias, *post_gain(place)),
+        sum_of(place),
+        ("out",),
+        constants,
     )
 
 
-def _added(place: Place, bias: tuple[ir.Param, ...]) -> Added:
-    return Added(bias[0].name if bias else "", leaving_of(place))
+def _addition_of(place: Place, bias: tuple[ir.Param, ...]) -> StreamAddend:
+    return StreamAddend(bias[0].name if bias else "", stream_exit(place))
 
 
 def _out_bias(place: Place) -> tuple[ir.Param, ...]:
@@ -279,5 +288,5 @@ def _out_bias(place: Place) -> tuple[ir.Param, ...]:
     return (place.vector("out_bias", place.D),) if isinstance(sizes, Gqa) and sizes.bias == "all" else ()
 
 
-def _biased(bias: tuple[ir.Param, ...]) -> dict[str, Constant]:
+def _bias_constants(bias: tuple[ir.Param, ...]) -> dict[str, Constant]:
     return {"biased": True} if bias else {}

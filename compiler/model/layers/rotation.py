@@ -40,7 +40,7 @@ def rotation_of_last(attention: Compressed) -> Rotation:
 
 
 @dataclass(frozen=True)
-class Turning:
+class QueryKeyRotation:
     """The rotation of queries and keys: by theta inside attention, or by `angles` before it. query_scale: a factor of
     queries in the latter case."""
 
@@ -57,14 +57,14 @@ class Turning:
         return constants if self.query_scale == 1 else {**constants, "query_scale": self.query_scale}
 
 
-def turning(attention: Mla | Gqa, apart: bool = False) -> Turning:
+def query_key_rotation(attention: Mla | Gqa, apart: bool = False) -> QueryKeyRotation:
     """The rotation at attention. `apart`: attention never rotates, as its queries and keys are of different rows."""
     angles, scale = rotation(attention), query_scale(attention)
     if apart and not angles and attention.rope is not None:
         angles = (_rotated_width(attention), attention.rope.theta, *_PLAIN)
     if not angles:
-        return Turning(attention.rope.theta if attention.rope else 0.0)
-    return Turning(0.0, angles, scale)
+        return QueryKeyRotation(attention.rope.theta if attention.rope else 0.0)
+    return QueryKeyRotation(0.0, angles, scale)
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,21 @@ class Rotate:
         """x with the columns of each head from `first` on rotated, and all columns scaled."""
         if not self.angles or (scale == 1 and not self.angles[0]):
             return x_T
-        places_T = placed(places_T) if self.apart else places_T
+        places_T = starts_and_positions(places_T) if self.apart else places_T
         return ops.rotate(x_T, self.sequence, heads, first, *self.angles, scale, *places_T)
 
     def first_of(self, columns: int) -> int:
         """The first rotated column of a head with this many columns, whose last columns are rotated."""
         return columns - int(self.angles[0]) if self.angles else 0
 
-    def with_stride(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
+    def rotate_with_stride(self, ops: Any, x_T: Any, stride: int, heads: int, first: int = 0) -> Any:
         """x rotated likewise, where rows are `stride` tokens apart. A stride of −1 rotates back."""
         if not self.angles or not self.angles[0]:
             return x_T
         return ops.rotate(x_T, self.sequence, heads, first, *self.angles, 1.0, None, None, stride)
 
 
-def placed(places_T: tuple[Any, ...]) -> tuple[Any, ...]:
+def starts_and_positions(places_T: tuple[Any, ...]) -> tuple[Any, ...]:
     """(starts, positions) of a context rank. Its segments always take positions, and starts before them if sequences
     hold several documents."""
     return (None, *places_T) if len(places_T) == 1 else places_T

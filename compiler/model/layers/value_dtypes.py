@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.ir.dtypes import TORCH_DTYPE, WHOLE_TENSOR, Packed
+from compiler.ir.dtypes import TORCH_DTYPE, WHOLE_TENSOR, PackedDtype
 from compiler.model.layers.builder import Place
 from dsl.facts.formats import E5M6, FP8
 from dsl.schema import DeltaNet, Dtype, Precision, Tile
@@ -15,7 +15,7 @@ TO_EXPERTS = {"router": ("rows",), "experts": ("rows", "d_y"), "join": ("d_rows"
 BACK = {"router": ("d_rows",), "experts": ("y", "d_rows"), "join": ("rows",)}
 
 
-def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
+def storage_dtypes(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
     """(value or role, dtype) of a segment's values that are stored in another dtype than they are computed in."""
     precision = place.spec.precision
     result: list[tuple[str, str]] = []
@@ -27,7 +27,7 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
         result += [("columns", word) for word in _flags(precision)]
     softmax = not is_module and not isinstance(place.attention or place.model.attention, DeltaNet)
     if precision.attention_output == E5M6.element and kind in ("attention", "attend") and softmax:
-        result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
+        result += [("attention_output", str(PackedDtype(E5M6.name, *E5M6.tile)))]
     if kind == "head" and precision.logits and "logits" not in place.spec.recompute:  # not if block by block
         result += [("logits", TORCH_DTYPE[precision.logits])]
     result += [(value, dispatch_dtype_of(place)) for value in TO_EXPERTS.get(kind, ())]
@@ -54,11 +54,11 @@ def combine_dtype_of(place: Place) -> str:
 def _operand(precision: Precision, tile: Tile | None) -> str:
     """The dtype of operands: E4M3 in tiles of any size or with one scale, or a format."""
     if precision.scales_tensors:
-        return str(Packed(TORCH_DTYPE[precision.linear], WHOLE_TENSOR, WHOLE_TENSOR))
+        return str(PackedDtype(TORCH_DTYPE[precision.linear], WHOLE_TENSOR, WHOLE_TENSOR))
     assert tile, "the rules require a tile"
     form = format_of(precision)
     element = TORCH_DTYPE[precision.linear] if form in (None, FP8) else form.name
-    return str(Packed(element, tile.rows, tile.columns))
+    return str(PackedDtype(element, tile.rows, tile.columns))
 
 
 def _flags(precision: Precision) -> tuple[str, ...]:
@@ -71,4 +71,4 @@ def _dtype(dtype: Dtype, tile: Tile | None, pow2: bool = False) -> str:
     if dtype != "e4m3":
         return TORCH_DTYPE[dtype]
     assert tile, "the rules require a tile"
-    return str(Packed(TORCH_DTYPE[dtype], tile.rows, tile.columns, ("pow2",) * pow2))
+    return str(PackedDtype(TORCH_DTYPE[dtype], tile.rows, tile.columns, ("pow2",) * pow2))

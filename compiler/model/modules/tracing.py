@@ -27,7 +27,7 @@ from compiler.ir.dtypes import ITEMSIZE
 from compiler.ir.module import INPUT, TANGENT, Module, ModuleParameter, WantedModule
 from compiler.model.modules.named import ModuleError
 from compiler.model.ops.torch_calls import is_torch_view
-from compiler.model.segments.convert import IDENTITIES, PARTS, Conversion, needed, producer_of
+from compiler.model.segments.convert import IDENTITIES, PARTS, Conversion, ancestors_of, producer_of
 from compiler.model.segments.joint import Draft
 
 # --- Checks while a user's module runs on fake tensors, and the initial values of its parameters
@@ -140,13 +140,13 @@ def trace(path: Path, name: str, source: str, wanted: WantedModule) -> Module:
         x_TD = torch.empty(wanted.tokens, wanted.hidden, dtype=getattr(torch, wanted.dtype))
         arguments = {f"the parameter {key}": weight for key, weight in weights.items()} | {"its input": x_TD}
         with UserCode(path, FORWARD), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), ForwardWatch(arguments):
-            _refuse_output(torch.func.functional_call(module, weights, (_shaped(x_TD, wanted),)), wanted)
+            _refuse_output(torch.func.functional_call(module, weights, (_to_module_shape(x_TD, wanted),)), wanted)
 
         def forward(x_TD: Tensor, *traced: Tensor) -> tuple[Tensor]:
-            """Return a contiguous copy of y_TD. `_uncopied` removes the copy where it is not needed."""
+            """Return a contiguous copy of y_TD. `_copied_node` removes the copy where it is not needed."""
             x_TD = x_TD.view_as(x_TD)
             x_TD.register_hook(lambda d_x_TD: d_x_TD.contiguous())  # our ops take contiguous rows
-            x = _shaped(x_TD, wanted)
+            x = _to_module_shape(x_TD, wanted)
             y = torch.func.functional_call(module, dict(zip(weights, traced, strict=True)), (x,))
             return (y.reshape(wanted.tokens, wanted.hidden).clone(memory_format=torch.contiguous_format),)
 
@@ -185,7 +185,7 @@ def _parameter(values: FirstValues, key: str, parameter: nn.Parameter) -> Module
     return ModuleParameter(key, tuple(parameter.shape), constant)
 
 
-def _shaped(x_TD: Tensor, wanted: WantedModule) -> Tensor:
+def _to_module_shape(x_TD: Tensor, wanted: WantedModule) -> Tensor:
     """x as the module takes it: [tokens, hidden] for feed-forward, [sequences, sequence, hidden] for attention."""
     return x_TD.view(wanted.sequences, wanted.sequence, -1) if wanted.role == "attention" else x_TD
 
@@ -203,13 +203,13 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
     """Convert a joint graph of forward and backward, whose results are y and the gradients of x and of the weights."""
     *body, output = graph.nodes
     copy, *results = [result and producer_of(result) for result in output.args[0]]
-    results = [_uncopied(copy), *results]
+    results = [_copied_node(copy), *results]
     unused = [parameter.name for parameter, result in zip(parameters, results[2:], strict=True) if result is None]
     if unused or results[1] is None:
         source = f"parameter {unused[0]}" if unused else "its input"
         raise ModuleError(f"the result of forward does not depend on {source}", "use it or remove it")
     roots = [result for result in results if result is not None]
-    conversion = Conversion(needed(roots), Draft(_PLAIN))
+    conversion = Conversion(ancestors_of(roots), Draft(_PLAIN))
     outline = Module(parameters, (), (), (), "", "", ())
     placeholders = (node for node in body if node.op == "placeholder")
     for name, node in zip((INPUT, *outline.locals, TANGENT), placeholders, strict=True):
@@ -253,7 +253,7 @@ def _module(graph: fx.Graph, parameters: tuple[ModuleParameter, ...]) -> Module:
     )
 
 
-def _uncopied(copy: fx.Node) -> fx.Node:
+def _copied_node(copy: fx.Node) -> fx.Node:
     """The node that the result of forward copies, if it owns a contiguous tensor of the same shape; else the copy."""
     node = copy.args[0]
     while isinstance(node, fx.Node) and (node.target in RESHAPED or node.target in IDENTITIES):

@@ -257,7 +257,7 @@ BOUNDED_ATTENTION = Rule(
 )
 
 
-def _with_peaks(rule: Rule) -> Rule:
+def _add_peaks(rule: Rule) -> Rule:
     """The rule of the `_peaks` variant of an op."""
 
     def infer(*args: Any) -> tuple[Tensor, ...]:
@@ -269,4 +269,4 @@ def _with_peaks(rule: Rule) -> Rule:
 
 
 _OPS = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION, "bounded_attention": BOUNDED_ATTENTION}
-RULES = _OPS | {f"{op}_peaks": _with_peaks(rule) for op, rule in _OPS.items()} | _ROTATION
+RULES = _OPS | {f"{op}_peaks": _add_peaks(rule) for op, rule in _OPS.items()} | _ROTATION

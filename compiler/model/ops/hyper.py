@@ -55,7 +55,7 @@ def _product_flops(sizes: SimpleNamespace) -> int:
     return 2 * T * M * N + 3 * T * N
 
 
-def _mixed(times: int) -> Callable[[SimpleNamespace], int]:
+def _mix_flops(times: int) -> Callable[[SimpleNamespace], int]:
     """FLOPs of a sum over streams and of the rounds on each token's matrix: `times` those of the forward."""
 
     def flops(sizes: SimpleNamespace) -> int:
@@ -65,7 +65,7 @@ def _mixed(times: int) -> Callable[[SimpleNamespace], int]:
     return flops
 
 
-def _summed(products: int) -> Callable[[SimpleNamespace], int]:
+def _stream_product_flops(products: int) -> Callable[[SimpleNamespace], int]:
     """FLOPs of `products` products of each token's streams with a matrix, and as many with a vector."""
     return lambda sizes: products * 2 * sizes.h[0] * sizes.h[1] * (sizes.post[1] + 1)
 
@@ -113,12 +113,12 @@ MIX = Rule(
     differentiable=("x", "post", "comb"),
     infer=_infer_mix,
     kernel_class="norm",
-    flops=_mixed(1),
+    flops=_mix_flops(1),
     dgrad=Gradient(
         "hyper_mix_dgrad",
         reads=("d_x", "d_post", "d_comb", "h", "logits", "rounds", "eps"),
         gives=("h", "logits"),
-        flops=_mixed(3),
+        flops=_mix_flops(3),
     ),
 )
 
@@ -143,12 +143,12 @@ ADD = Rule(
     differentiable=("out",),
     infer=_infer_add,
     kernel_class="add",
-    flops=_summed(1),
+    flops=_stream_product_flops(1),
     dgrad=Gradient(
         "hyper_add_dgrad",
         reads=("d_out", "h", "y", "post", "comb"),
         gives=("h", "y", "post", "comb"),
-        flops=_summed(2),
+        flops=_stream_product_flops(2),
     ),
 )
 

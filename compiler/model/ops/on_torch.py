@@ -7,26 +7,24 @@ from dsl.facts.formats import FP8, PRODUCTS
 # Formats of products whose ops run only on CPUs, on torch: `dsl.rules.training` refuses accelerators.
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
-MISSING = "no kernel yet"
 PRODUCT = "a matrix product: torch calls cuBLAS"
-COMPRESSED = f"{MISSING}: torch computes the scores of a few queries at a time, in products of cuBLAS"
+COMPRESSED = "no kernel yet: torch computes the scores of a few queries at a time, in products of cuBLAS"
 PASS = "one pass over its operands, as in a kernel"
 VIEW = "a view, which computes nothing"
 SCORES = "small compared to the matrix products around it"
 SUM = "a sum of rows, in I where I returns its operand: between parts that tensor ranks split"
 
 NORM = "small compared to attention: the norm of queries and keys in models that norm all heads together"
-INDEX = f"{MISSING}: products of the indexer, the selection of keys, and attention over them"
+INDEX = "no kernel yet: products of the indexer, the selection of keys, and attention over them"
 STREAMS = "one pass over the residual streams, as in a kernel, with small matrices for each token"
-POLICY = f"{MISSING}: a cross entropy of each row, and a few numbers per token"
+POLICY = "no kernel yet: a cross entropy of each row, and a few numbers per token"
 PARTS = "a few numbers per row: one of each tensor rank, and the logit of the target"
-
-
-RECURRENCE = f"{MISSING}: batched products of chunks, with a state passed from chunk to chunk"
+RECURRENCE = "no kernel yet: batched products of chunks, with a state passed from chunk to chunk"
 AROUND = "one pass over its operands, beside a delta rule that has no kernel"
+WITHOUT_KERNEL = (COMPRESSED, INDEX, POLICY, RECURRENCE)
 
 
-def _with_gradients(*ops: str) -> tuple[str, ...]:
+def _names_with_gradients(*ops: str) -> tuple[str, ...]:
     return tuple(f"{op}{end}" for op in ops for end in ("", "_dgrad"))
 
 
@@ -35,33 +33,33 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("block_linear", "block_linear_dgrad", "block_linear_wgrad_"), PRODUCT),
     **dict.fromkeys(("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"), PRODUCT),
     **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
-    **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
+    **dict.fromkeys((*_names_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
     **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
-    **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
-    **dict.fromkeys(_with_gradients("policy_loss"), POLICY),
-    **dict.fromkeys(_with_gradients("two_squares", "shared_rmsnorm"), NORM),
-    **dict.fromkeys((*_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
-    **dict.fromkeys((*_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
-    **dict.fromkeys(_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
-    **dict.fromkeys(_with_gradients("delta_rule"), RECURRENCE),
+    **dict.fromkeys(_names_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
+    **dict.fromkeys(_names_with_gradients("policy_loss"), POLICY),
+    **dict.fromkeys(_names_with_gradients("two_squares", "shared_rmsnorm"), NORM),
+    **dict.fromkeys((*_names_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
+    **dict.fromkeys((*_names_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
+    **dict.fromkeys(_names_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
+    **dict.fromkeys(_names_with_gradients("delta_rule"), RECURRENCE),
     **dict.fromkeys(
-        (*_with_gradients("convolve", "log_decay", "gate_columns"), "convolve_wgrad_", "log_decay_wgrad_"), AROUND
+        (*_names_with_gradients("convolve", "log_decay", "gate_columns"), "convolve_wgrad_", "log_decay_wgrad_"), AROUND
     ),
     "columns": VIEW,
-    **dict.fromkeys(_with_gradients("compressed_attention"), COMPRESSED),
-    **dict.fromkeys((*_with_gradients("compress"), "compress_wgrad_"), SCORES),
-    **dict.fromkeys(_with_gradients("unweighted_rmsnorm"), PASS),
-    **dict.fromkeys(("select_keys", *_with_gradients("chosen_attention", "indexer_loss")), INDEX),
+    **dict.fromkeys(_names_with_gradients("compressed_attention"), COMPRESSED),
+    **dict.fromkeys((*_names_with_gradients("compress"), "compress_wgrad_"), SCORES),
+    **dict.fromkeys(_names_with_gradients("unweighted_rmsnorm"), PASS),
+    **dict.fromkeys(("select_keys", *_names_with_gradients("chosen_attention", "indexer_loss")), INDEX),
     "linear_detached": PRODUCT,
-    **dict.fromkeys(_with_gradients("center", "gate_rows", "sigmoid_gate", "scale"), PASS),
+    **dict.fromkeys(_names_with_gradients("center", "gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(
-        _with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
+        _names_with_gradients("sqrt_softplus", "route_scores", "balance_scores", "slice_choices", "softcap"), SCORES
     ),
     **dict.fromkeys(("replay_choices", "table_choices", "weigh_chosen", "weigh_chosen_scores"), SCORES),
-    **dict.fromkeys(("choice_counts", *_with_gradients("counted_balance", "counted_balance_scores")), SCORES),
+    **dict.fromkeys(("choice_counts", *_names_with_gradients("counted_balance", "counted_balance_scores")), SCORES),
     **dict.fromkeys(("spread_padding", "real_counts"), SCORES),
-    **dict.fromkeys(_with_gradients("blank_rows"), PASS),
-    **dict.fromkeys(_with_gradients("real_balance", "real_balance_scores"), SCORES),
+    **dict.fromkeys(_names_with_gradients("blank_rows"), PASS),
+    **dict.fromkeys(_names_with_gradients("real_balance", "real_balance_scores"), SCORES),
 }
 
 
@@ -72,4 +70,4 @@ def is_cpu_only(op: str) -> bool:
 
 def lacks_kernel(op: str) -> bool:
     """Whether torch takes much longer for an op on a GPU than a kernel would."""
-    return ON_TORCH.get(op, "").startswith(MISSING)
+    return ON_TORCH.get(op) in WITHOUT_KERNEL

@@ -77,13 +77,13 @@ def torch_flops(op: str, reads: Shapes, gives: Shapes) -> int:
     if op in PRODUCTS:
         return 2 * prod(PRODUCTS[op](reads))
     if op == CONVOLUTION:
-        return _convolved(gives[0], reads[1])
+        return _convolution_flops(gives[0], reads[1])
     if op == CONVOLUTION_BACKWARD:  # reads d_y, x and the weight: one product each for the gradients of x and w
-        return 2 * _convolved(reads[0], reads[2])
+        return 2 * _convolution_flops(reads[0], reads[2])
     return 0 if is_torch_view(op) else sum(map(prod, gives))
 
 
-def _convolved(y: Shape, w: Shape) -> int:
+def _convolution_flops(y: Shape, w: Shape) -> int:
     """FLOPs of a convolution: each element of y is a sum over the input channels and kernel positions of w."""
     return 2 * prod(y) * prod(w[1:])
 

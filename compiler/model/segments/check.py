@@ -20,8 +20,8 @@ def base_graph(traced: Joint, interpreted: Joint) -> None:
     the same shape and dtype for every value, and the same values as outputs and gradients.
     """
     kind = interpreted.segment.kind
-    torch_has = {node.outputs: node for node in traced.needed}
-    rules_have = {node.outputs: node for node in interpreted.needed}
+    torch_has = {node.outputs: node for node in traced.needed_nodes}
+    rules_have = {node.outputs: node for node in interpreted.needed_nodes}
     for outputs in (*rules_have, *torch_has):
         rule, torch = rules_have.get(outputs), torch_has.get(outputs)
         assert rule == torch, f"segment {kind}: the op rules give {_node_text(rule)}, torch traced {_node_text(torch)}"

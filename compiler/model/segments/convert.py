@@ -38,7 +38,7 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
     results = [None if node is None else producer_of(node) for node in output.args[0]]
     nodes = dict(zip(labels, results, strict=True))
     roots = [node for label, node in nodes.items() if label.role in ("output", "gradient", "weight") and node]
-    conversion = Conversion(needed(roots), Draft(segment))
+    conversion = Conversion(ancestors_of(roots), Draft(segment))
     for name, node in zip(arguments, (n for n in body if n.op == "placeholder"), strict=True):
         conversion.argument(name, node)
     for node in body:
@@ -60,7 +60,7 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
 
     draft.outputs = [value for _, value in chosen("output")]
     draft.gradients, draft.weights = chosen("gradient"), chosen("weight")
-    return draft.named()
+    return draft.with_final_names()
 
 
 def producer_of(node: fx.Node) -> fx.Node:
@@ -70,7 +70,7 @@ def producer_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def needed(roots: Sequence[fx.Node]) -> set[fx.Node]:
+def ancestors_of(roots: Sequence[fx.Node]) -> set[fx.Node]:
     """The roots and all their ancestors."""
     seen: set[fx.Node] = set()
     todo = list(roots)

@@ -4,7 +4,7 @@ A pass is a rewrite: a pattern of nodes to find, and the nodes that replace them
 replaces and rounds where that rounds, so turning a pass off (`unfused` in a run) changes no result. Values that only
 matched nodes read disappear: they never reach memory. `compiler.model.segments.node_costs` counts the bytes saved.
 
-Each pass states, from the segment alone, how often it must match, and `fused` asserts it: a pattern that silently
+Each pass states, from the segment alone, how often it must match, and `fuse_ops` asserts it: a pattern that silently
 stopped matching would cost speed.
 """
 
@@ -22,13 +22,13 @@ Bound = Mapping[str, str | Constant]  # names in a pattern → values or constan
 COMMUTATIVE = ("add",)
 
 
-def fused(joint: Joint) -> Joint:
+def fuse_ops(joint: Joint) -> Joint:
     """Apply the passes that the segment names in `fused`."""
     for name in joint.segment.fused:
         for rewrite in PASSES[name]:
             if not rewrite.applies(joint.segment):
                 continue
-            joint, count = _rewritten(joint, rewrite)
+            joint, count = _rewrite_all(joint, rewrite)
             expected = rewrite.matches(joint.segment)
             assert expected is None or count == expected, (
                 f"{name}: {count} matches in {joint.segment.kind}, not {int(expected)}"
@@ -52,11 +52,11 @@ def _behind(result: OpNode, matched: Sequence[OpNode]) -> tuple[OpNode, ...]:
 # ---------------------------------------------------------------- rewriting
 
 
-def _rewritten(joint: Joint, rewrite: Pass) -> tuple[Joint, int]:
+def _rewrite_all(joint: Joint, rewrite: Pass) -> tuple[Joint, int]:
     """Rewrite all matches. Returns the graph and the number of matches."""
     count = 0
     while bound := next(_matches(joint, rewrite), None):
-        joint, count = _applied(joint, rewrite.find, rewrite.make, bound), count + 1
+        joint, count = _apply_rewrite(joint, rewrite.find, rewrite.make, bound), count + 1
     return joint, count
 
 
@@ -72,11 +72,11 @@ def _matches(joint: Joint, rewrite: Pass) -> Iterator[dict[str, str | Constant]]
         replaced = [
             [matched[rewrite.find.index(part)] for part in _behind(node, rewrite.find)] for node in rewrite.make
         ]
-        apart = any(
+        is_split = any(
             len({phase_of.get(node) for node in parts}) > 1 or depends_through_others(joint, parts)
             for parts in replaced
         )
-        if not lost & (read | results) and (rewrite.may_recompute or not apart):
+        if not lost & (read | results) and (rewrite.may_recompute or not is_split):
             yield bound
 
 
@@ -118,7 +118,7 @@ def _bound(
     return extended
 
 
-def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], bound: Bound) -> Joint:
+def _apply_rewrite(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], bound: Bound) -> Joint:
     def actual(node: OpNode) -> OpNode:
         args = tuple(bound[arg] if isinstance(arg, str) else arg for arg in node.args)
         return OpNode(node.op, args, tuple(str(bound[value]) for value in node.outputs))
@@ -135,7 +135,7 @@ def _applied(joint: Joint, find: tuple[OpNode, ...], make: tuple[OpNode, ...], b
     lost = results - {value for node in fused for value in node.outputs}
     recomputed = tuple(value for value in joint.recomputed if value not in lost)
     after = replace(
-        joint, nodes=_in_order([*unfused, *fused], joint), parts=(*unmatched, *parts), recomputed=recomputed
+        joint, nodes=_sort_nodes([*unfused, *fused], joint), parts=(*unmatched, *parts), recomputed=recomputed
     )
     old, new = _phases(joint), _phases(after)
     assert all(new[node] == old[node] for node in unfused if node in old), "a fusion moves no other node"
@@ -146,7 +146,7 @@ def _phases(joint: Joint) -> dict[OpNode, str]:
     return {joint.nodes[index]: phase for index, phase in phases(joint).items()}
 
 
-def _in_order(nodes: Sequence[OpNode], joint: Joint) -> tuple[OpNode, ...]:
+def _sort_nodes(nodes: Sequence[OpNode], joint: Joint) -> tuple[OpNode, ...]:
     """Sort topologically, and otherwise by where the graph had each node's last result."""
     place = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     waiting = sorted(nodes, key=lambda node: max(place[value] for value in node.outputs))

@@ -19,21 +19,23 @@ from compiler.ir.module import INPUT, TANGENT, Module
 from compiler.ir.names import gradient_of, is_gradient, value_of
 from compiler.model.ops import RULES, Extent, Gradient, Rule, Tensor
 from compiler.model.segments import storage
-from compiler.model.segments.fuse import fused
+from compiler.model.segments.fuse import fuse_ops
 from compiler.model.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, OpNode
 from compiler.model.segments.node_costs import costs
-from compiler.model.segments.printer import inside
-from compiler.model.segments.recompute import recomputed
+from compiler.model.segments.printer import inner_peaks
+from compiler.model.segments.recompute import recompute_values
 from compiler.model.segments.split import split
-from compiler.model.segments.unpack import quantised, unpacked
+from compiler.model.segments.unpack import quantised_parameters, unpack_tensors
 
 
 def cut(segment: ir.Segment) -> ir.Cut:
     """Cut a segment: what F saves for I and W, what I defers to W, and what each function costs."""
     joint = interpret(segment)
-    flat = unpacked(joint)
+    flat = unpack_tensors(joint)
     parts = split(flat)
-    return replace(parts.cut, costs=costs(joint), inside=inside(flat, parts), quantised=quantised(joint))
+    return replace(
+        parts.cut, costs=costs(joint), inside=inner_peaks(flat, parts), quantised=quantised_parameters(joint)
+    )
 
 
 # ---------------------------------------------------------------- forward
@@ -85,7 +87,7 @@ class ModuleCall:
     outputs: tuple[SymbolicValue]
 
     @property
-    def named(self) -> dict[str, str]:
+    def names_of_values(self) -> dict[str, str]:
         """The values of the graph by the module's names for its inputs and its output."""
         names = dict(zip((INPUT, *self.module.locals), (arg.name for arg in self.args), strict=True))
         return names | {self.module.y: self.outputs[0].name}
@@ -138,7 +140,7 @@ class _Backward:
         self.module_values: dict[str, dict[str, str]] = {}  # by the output of a module: names in the module → values
         for call in calls:
             if isinstance(call, ModuleCall):
-                self._inline(call, call.module.forward, call.named)
+                self._inline(call, call.module.forward, call.names_of_values)
             else:
                 self.draft.nodes += _forward_nodes(call)
         self.draft.tensors |= {value.name: value.tensor for call in calls for value in call.outputs}
@@ -237,7 +239,7 @@ def interpret(segment: ir.Segment) -> Joint:
 
 def rewritten(base: Joint) -> Joint:
     """Apply the recompute, storage and fusion passes to a base graph."""
-    return fused(storage.in_storage(recomputed(base)))
+    return fuse_ops(storage.apply_storage_dtypes(recompute_values(base)))
 
 
 def base_graph(segment: ir.Segment) -> Joint:
@@ -266,4 +268,4 @@ def base_graph(segment: ir.Segment) -> Joint:
     draft.totals = {value.name: graph.totals[value.name] for value in values if value.name in graph.totals}
     draft.outputs = [value.name for value in outputs]
     draft.gradients, draft.weights = gradients(inputs), gradients(params)
-    return draft.named()
+    return draft.with_final_names()

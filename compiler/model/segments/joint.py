@@ -76,7 +76,7 @@ class Joint:
         return tuple(gradient_of(output.name) for output in self.segment.outputs if output.grad)
 
     @property
-    def needed(self) -> tuple[OpNode, ...]:
+    def needed_nodes(self) -> tuple[OpNode, ...]:
         """The nodes, views included, that a result of the segment or a gradient depends on."""
         todo = {value for _, value in (*self.outputs, *self.gradients, *self.weights)}
         needed = []
@@ -94,7 +94,7 @@ def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
 
 @dataclass
 class Draft:
-    """A joint graph under construction, with provisional names that `named` replaces.
+    """A joint graph under construction, with provisional names that `with_final_names` replaces.
 
     `names`: provisional → final names of values of the forward. `totals`: the provisional name of the gradient of each
     value of the forward, in forward order. `outputs`, `gradients` and `weights` are those of `Joint` under provisional
@@ -110,20 +110,20 @@ class Draft:
     gradients: list[tuple[str, str]] = field(default_factory=list)
     weights: list[tuple[str, str]] = field(default_factory=list)
 
-    def named(self) -> Joint:
+    def with_final_names(self) -> Joint:
         """The joint graph under the names that this module's docstring states."""
         names = self._names()
 
         def final(value: str) -> str:
             return names.get(value, value)
 
-        def renamed(node: OpNode) -> OpNode:
+        def rename_node(node: OpNode) -> OpNode:
             args = tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args)
             return replace(node, args=args, outputs=tuple(final(value) for value in node.outputs))
 
         return Joint(
             self.segment,
-            tuple(renamed(node) for node in self.nodes),
+            tuple(rename_node(node) for node in self.nodes),
             {final(value): tensor for value, tensor in self.tensors.items()},
             tuple(
                 (output.name, final(value)) for output, value in zip(self.segment.outputs, self.outputs, strict=True)

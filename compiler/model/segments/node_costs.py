@@ -11,12 +11,12 @@ from math import prod
 from types import SimpleNamespace
 
 from compiler import ir
-from compiler.ir.dtypes import ITEMSIZE, is_packed, packed_of, tensor_bytes
+from compiler.ir.dtypes import ITEMSIZE, is_packed, parse_packed, tensor_bytes
 from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
 from compiler.model.segments.joint import Joint, OpNode
-from compiler.model.segments.split import base_of, duplicated_nodes, phases, view_nodes, with_views
+from compiler.model.segments.split import base_of, duplicated_nodes, insert_views, phases, view_nodes
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
@@ -34,23 +34,27 @@ def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cos
     for index, phase in phases(joint).items():
         works = []
         for node in no_rows.parts.get(joint.nodes[index], (joint.nodes[index],)):
-            flops, moved = no_rows.flops(node), no_rows.moved(node)
-            per_row = one_row.flops(node) - flops, one_row.moved(node) - moved
+            flops, moved = no_rows.flops(node), no_rows.moved_bytes(node)
+            per_row = one_row.flops(node) - flops, one_row.moved_bytes(node) - moved
             shape, dtype = no_rows.kernel(node)
             works.append((node.op, ir.Cost(flops, moved, *per_row, shape=shape, dtype=dtype)))
         yield phase, joint.nodes[index], works
     for phase, node in _made_of_no_tensor(joint):
         shape, dtype = no_rows.kernel(node)
-        yield phase, node, [(node.op, ir.Cost(no_rows.flops(node), no_rows.moved(node), shape=shape, dtype=dtype))]
+        yield (
+            phase,
+            node,
+            [(node.op, ir.Cost(no_rows.flops(node), no_rows.moved_bytes(node), shape=shape, dtype=dtype))],
+        )
 
 
 def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, OpNode]]:
     """(function, node) of constants, nodes that depend on no tensor: once for each function that reads them."""
-    phase_of, apart = phases(joint), duplicated_nodes(joint)
-    constants = apart.keys() - view_nodes(joint).keys()
+    phase_of, duplicated = phases(joint), duplicated_nodes(joint)
+    constants = duplicated.keys() - view_nodes(joint).keys()
     for phase in "FIW" if constants else "":
         nodes = [joint.nodes[index] for index, node_phase in phase_of.items() if node_phase == phase]
-        yield from ((phase, node) for node in with_views(nodes, apart) if constants.intersection(node.outputs))
+        yield from ((phase, node) for node in insert_views(nodes, duplicated) if constants.intersection(node.outputs))
 
 
 def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:
@@ -58,7 +62,9 @@ def bytes_saved(joint: Joint) -> dict[OpNode, tuple[int, int]]:
     saved = []
     for rows in (0, 1):
         sized = _SizedNodes(joint, rows)
-        saved.append([sum(sized.moved(part) for part in parts) - sized.moved(node) for node, parts in joint.parts])
+        saved.append(
+            [sum(sized.moved_bytes(part) for part in parts) - sized.moved_bytes(node) for node, parts in joint.parts]
+        )
     return {node: (no_rows, one_row - no_rows) for (node, _), no_rows, one_row in zip(joint.parts, *saved, strict=True)}
 
 
@@ -93,10 +99,12 @@ class _SizedNodes:
             return torch_flops(node.op, reads, gives)
         return _rule(node).flops(_extents(node, self.sized))
 
-    def moved(self, node: OpNode) -> int:
+    def moved_bytes(self, node: OpNode) -> int:
         """Bytes read and written. A fused op moves only its own arguments and results."""
         if node.call:
-            return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
+            return sum(
+                self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)
+            ) + self._accumulated_bytes(node)
         if node not in self.parts and (touched := _rule(node).touched):
             return touched(_extents(node, self.sized)) * ITEMSIZE[self.sized[node.outputs[0]].dtype]
         twice = node.outputs if node.is_weight_gradient else ()  # the accumulator is read too
@@ -106,9 +114,9 @@ class _SizedNodes:
     def _seeks_a_scale(self, node: OpNode) -> bool:
         """Whether a cast reads its operand twice: a per-tensor scale depends on its largest element."""
         dtype = self.tensors[node.outputs[0]].dtype
-        return node.op in ("quantise", "quantise_both") and is_packed(dtype) and packed_of(dtype).is_whole
+        return node.op in ("quantise", "quantise_both") and is_packed(dtype) and parse_packed(dtype).is_whole
 
-    def _added(self, node: OpNode) -> int:
+    def _accumulated_bytes(self, node: OpNode) -> int:
         """Bytes moved by adding its results to gradient accumulators: both are read, the accumulator is written."""
         added = [self.tensors[name] for name in self.ends if base_of(self.views, name) in node.outputs]
         wide = sum(2 * prod(tensor.shape) * ITEMSIZE[statistics_dtype(tensor.dtype)] for tensor in added)

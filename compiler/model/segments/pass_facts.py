@@ -10,7 +10,7 @@ from runtime.contract.weights import is_adapter
 TILE = 128  # elements in a tile of E4M3 or E5M6
 
 
-def attended(segment: Segment) -> int | None:
+def num_normed_sums(segment: Segment) -> int | None:
     """How often a segment norms the sum of the residual stream and attention's output. None if adapters, whose sums
     may be normed too, make the number unknown."""
     if any(is_adapter(param.name) for param in segment.params):
@@ -30,17 +30,17 @@ def has_pre(segment: Segment) -> bool:
     return bool(dict(segment.constants).get("pre", True))
 
 
-def joined(segment: Segment, shared: bool) -> int:
+def adds_expert_rows(segment: Segment, shared: bool) -> int:
     """1 if a join adds the experts' rows to two values in turn, h and the shared experts' output (`shared`), or to one
     value (not `shared`); else 0."""
     has_shared = any(argument.name == "shared" for argument in segment.inputs)
-    apart = {"post", "factor", "mixed"} & {*dict(segment.constants)}
-    # apart: the sum of the parts is normed or scaled before it is added to the residual stream
-    has_pattern = has_shared and not shared if apart else has_shared == shared
+    sum_constants = {"post", "factor", "mixed"} & {*dict(segment.constants)}
+    # with these, the sum of the parts is normed or scaled before it is added to the residual stream
+    has_pattern = has_shared and not shared if sum_constants else has_shared == shared
     return segment.kind == "join" and has_pattern
 
 
-def routed(segment: Segment, shared: bool) -> int:
+def reads_router_input(segment: Segment, shared: bool) -> int:
     """1 if the input of a router's product and permutation has a third reader (`shared`), or has none (not `shared`);
     else 0."""
     is_stream = not has_pre(segment) and "streams" not in dict(segment.constants)

@@ -14,7 +14,7 @@ from compiler.ir import Segment
 from compiler.ir.names import gradient_of
 from compiler.model.segments.joint import OpNode
 from compiler.model.segments.pass_facts import (
-    attended,
+    adds_expert_rows,
     can_quantise_latents,
     gets_packed,
     has_biases,
@@ -22,14 +22,14 @@ from compiler.model.segments.pass_facts import (
     has_slots,
     has_unknown_matches,
     has_wide_norms,
-    joined,
     latent,
     logits,
+    num_normed_sums,
     quantised_norms,
+    reads_router_input,
     recomputes_activation,
     requantises_attention,
     residual,
-    routed,
     routes_in_one_op,
     saves_swiglu_input,
     sends_packed,
@@ -213,7 +213,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
         Pass(
             find=(OpNode("add", ("h", "x"), ("sum",)), OpNode("rmsnorm", ("sum", "w", "eps"), ("y", "rstd"))),
             make=(OpNode("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),),
-            matches=attended,
+            matches=num_normed_sums,
         ),
         Pass(
             find=(OpNode("rmsnorm_dgrad", ("dy", "x", "w", "rstd"), ("dx",)), OpNode("add", ("dx", "other"), ("sum",))),
@@ -245,7 +245,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("add", ("both", "more"), ("sum",)),
             ),
             make=(OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
-            matches=lambda segment: routed(segment, shared=True),
+            matches=lambda segment: reads_router_input(segment, shared=True),
         ),
         Pass(
             find=(
@@ -253,7 +253,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("add", ("other", "dx"), ("sum",)),
             ),
             make=(OpNode("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
-            matches=lambda segment: routed(segment, shared=False),
+            matches=lambda segment: reads_router_input(segment, shared=False),
         ),
     ),
     "join": (
@@ -264,7 +264,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("add", ("both", "routed"), ("sum",)),
             ),
             make=(OpNode("unpermute_add", ("h", "shared", "rows", "order", "top_k"), ("sum",)),),
-            matches=lambda segment: joined(segment, shared=True),
+            matches=lambda segment: adds_expert_rows(segment, shared=True),
         ),
         Pass(
             find=(
@@ -272,7 +272,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("add", ("h", "routed"), ("sum",)),
             ),
             make=(OpNode("unpermute_add", ("h", None, "rows", "order", "top_k"), ("sum",)),),
-            matches=lambda segment: joined(segment, shared=False),
+            matches=lambda segment: adds_expert_rows(segment, shared=False),
         ),
     ),
     "logits": tuple(_logits(trained, part) for trained in (True, False) for part in (False, True)),
@@ -285,7 +285,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 OpNode("quantise", ("y",), ("q",)),
             ),
             make=(OpNode("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
-            matches=lambda s: attended(s) if s.kind == "dense" and "residual_norm" in s.fused else 0,
+            matches=lambda s: num_normed_sums(s) if s.kind == "dense" and "residual_norm" in s.fused else 0,
         ),
         Pass(
             find=(OpNode("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), OpNode("quantise", ("y",), ("q",))),

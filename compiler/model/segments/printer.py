@@ -26,14 +26,14 @@ from compiler.model.segments.split import CutFunctions, base_of, view_nodes
 # in the order of the nodes, each value from the node that makes it to the last that reads it.
 
 
-def inside(joint: Joint, parts: CutFunctions) -> Inside:
+def inner_peaks(joint: Joint, parts: CutFunctions) -> Inside:
     """For F, I and W: the peaks of (bytes, bytes per received row) that are live besides the returned values."""
     return tuple(
-        (name, _peaks(joint, nodes, _names_returned(joint, parts, name))) for name, nodes in parts.functions.items()
+        (name, _peaks(joint, nodes, _returned_names(joint, parts, name))) for name, nodes in parts.functions.items()
     )
 
 
-def _names_returned(joint: Joint, parts: CutFunctions, name: str) -> set[str]:
+def _returned_names(joint: Joint, parts: CutFunctions, name: str) -> set[str]:
     """The values a function returns, each by its own name."""
     values = dict(joint.outputs) if name == "F" else {gradient_of(source): value for source, value in joint.gradients}
     return {values.get(returned, returned) for returned in getattr(parts.cut, name).returns}
@@ -63,10 +63,10 @@ def _peaks(joint: Joint, nodes: tuple[OpNode, ...], returned: set[str]) -> tuple
     for change in changes[:-1]:
         live = [live[k] + change[k] for k in (0, 1)]
         points.append((live[0], live[1]))
-    return _undominated(points)
+    return _pareto_points(points)
 
 
-def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _pareto_points(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The pairs (bytes, bytes per row) that are the largest for some number of rows."""
     largest: list[tuple[int, int]] = []
     for point in sorted(set(points), reverse=True):
@@ -151,10 +151,10 @@ def aliases(parts: CutFunctions, kernel_of: KernelOf) -> dict[tuple[str, str], A
     pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
     several = {op for op, file in pairs if any(op == other_op and file != other_file for other_op, other_file in pairs)}
     with_file = sorted((op, file) for op, file in pairs if file is not None)
-    return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in with_file}
+    return {(op, file): Alias(_name_with_sizes(op, file) if op in several else op, file, op) for op, file in with_file}
 
 
-def _sized(op: str, file: str) -> str:
+def _name_with_sizes(op: str, file: str) -> str:
     """`rmsnorm_wgrad_` in file `rmsnorm_d192_float32` → `rmsnorm_wgrad_d192_`."""
     sizes = [word for word in file.split("_") if word[:1].isalpha() and word[1:].isdecimal()]
     return "_".join([op.rstrip("_"), *sizes]) + "_" * op.endswith("_")
@@ -253,14 +253,14 @@ def function(joint: Joint, parts: CutFunctions, name: str, nodes: tuple[OpNode, 
     lines += ["):", f'    """{PURPOSE[name]}{recomputes * f" {AGAIN}"}"""']
     lines += [f"    {line}" for line in device_of(signature, nodes)]
     for node in nodes:
-        lines += wrapped(print_node(node, callee(node)), [shape(value) for value in node.outputs])
+        lines += wrap_statement(print_node(node, callee(node)), [shape(value) for value in node.outputs])
     returned = returned_values(joint, parts, name)
     if returned:
-        lines += _returned(returned)
+        lines += _return_lines(returned)
     return lines
 
 
-def wrapped(statement: str, shapes: list[str]) -> list[str]:
+def wrap_statement(statement: str, shapes: list[str]) -> list[str]:
     """A statement of a function, with the shapes of its results. Arguments of a long call get lines of their own; if
     that is not enough, so does each result."""
     comment = f"  # {', '.join(shapes)}" if shapes else ""
@@ -277,7 +277,7 @@ def wrapped(statement: str, shapes: list[str]) -> list[str]:
     return ["    (", *listed, f"    ) = {call}(", *inner, "    )"]
 
 
-def _returned(values: tuple[str, ...]) -> list[str]:
+def _return_lines(values: tuple[str, ...]) -> list[str]:
     line = f"    return {', '.join(values)}"
     if len(line) <= WIDTH:
         return [line]

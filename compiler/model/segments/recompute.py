@@ -54,7 +54,7 @@ def is_named(segment: Segment, node: OpNode) -> bool:
     return segment.recomputes_all or node.op in ops or multiplied in weights
 
 
-def recomputed(joint: Joint) -> Joint:
+def recompute_values(joint: Joint) -> Joint:
     """The joint graph whose backward reads recomputed copies of the values that its segment recomputes."""
     if not joint.segment.recompute:
         return joint
@@ -63,7 +63,7 @@ def recomputed(joint: Joint) -> Joint:
     tensors = joint.tensors | {value: tensor for node in remade for value, tensor in _results(joint, node)}
     forward = [*remade, *(joint.nodes[index] for index, phase in phase_of.items() if phase == "F")]
     backward = {index for index, phase in phase_of.items() if phase != "F"}
-    repeated = _repeated(joint, forward, [joint.nodes[index] for index in backward])
+    repeated = _nodes_to_recompute(joint, forward, [joint.nodes[index] for index in backward])
 
     held_values = _resident_outputs(joint)
     copy_of = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held_values}
@@ -117,7 +117,7 @@ def _results(joint: Joint, node: OpNode) -> Iterable[tuple[str, Tensor]]:
     return zip(node.outputs, RULES[node.op].infer(*args), strict=True)
 
 
-def _repeated(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
+def _nodes_to_recompute(joint: Joint, forward: Sequence[OpNode], backward: Sequence[OpNode]) -> list[OpNode]:
     """The named nodes of the forward with a result that is not held and that the backward, or another such node,
     reads."""
     views, held_values = view_nodes(joint), _resident_outputs(joint)

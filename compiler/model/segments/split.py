@@ -47,7 +47,7 @@ class CutFunctions:
 
 def phases(joint: Joint) -> dict[int, str]:
     """The phase of each needed node, by its index. Views and constants have none: each function takes its own."""
-    views, apart = view_nodes(joint), duplicated_nodes(joint)
+    views, duplicated = view_nodes(joint), duplicated_nodes(joint)
     producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     params = {*joint.params}
     weights = params | {value for value in views if base_of(views, value) in params}
@@ -85,7 +85,7 @@ def phases(joint: Joint) -> dict[int, str]:
     chained = [index for index in recomputed & needed if ancestors(joint.nodes[index].reads) & recomputed & inward]
     inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
     phase_of = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
-    return {index: phase_of[index] for index in sorted(phase_of) if joint.nodes[index].outputs[0] not in apart}
+    return {index: phase_of[index] for index in sorted(phase_of) if joint.nodes[index].outputs[0] not in duplicated}
 
 
 def view_nodes(joint: Joint) -> dict[str, OpNode]:
@@ -111,12 +111,12 @@ def base_of(views: Mapping[str, OpNode], value: str) -> str:
 
 def split(joint: Joint) -> CutFunctions:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
-    views, apart, phase_of = view_nodes(joint), duplicated_nodes(joint), phases(joint)
+    views, duplicated, phase_of = view_nodes(joint), duplicated_nodes(joint), phases(joint)
     functions = {name: [joint.nodes[index] for index, phase in phase_of.items() if phase == name] for name in "FIW"}
     functions["W"] = accumulating(functions["W"], joint)
     results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
     read = {
-        name: {value for node in with_views(nodes, apart) for value in node.reads} - apart.keys()
+        name: {value for node in insert_views(nodes, duplicated) for value in node.reads} - duplicated.keys()
         for name, nodes in functions.items()
     }
     gradients = tuple((gradient_of(name), value) for name, value in joint.gradients)
@@ -161,7 +161,7 @@ def split(joint: Joint) -> CutFunctions:
         deferred=buffers(((value, value) for value in deferred), {}),
         costs=(),
     )
-    F, I, W = (tuple(with_views(functions[name], apart)) for name in "FIW")
+    F, I, W = (tuple(insert_views(functions[name], duplicated)) for name in "FIW")
     return CutFunctions(F, I, W, cut)
 
 
@@ -202,17 +202,17 @@ def _sums(value: str, producer: Mapping[str, OpNode]) -> list[OpNode]:
     return [node, *(add for read in node.reads for add in _sums(read, producer))] if node.op == "add" else []
 
 
-def with_views(nodes: Iterable[OpNode], apart: Mapping[str, OpNode]) -> list[OpNode]:
-    """The nodes, with each view and constant (`apart`) right before the first node that reads it."""
+def insert_views(nodes: Iterable[OpNode], duplicated: Mapping[str, OpNode]) -> list[OpNode]:
+    """The nodes, with each view and constant (`duplicated`) right before the first node that reads it."""
     result: list[OpNode] = []
     placed: set[str] = set()
 
     def take(value: str) -> None:
-        if value in apart and value not in placed:
-            placed.update(apart[value].outputs)
-            for read in apart[value].reads:
+        if value in duplicated and value not in placed:
+            placed.update(duplicated[value].outputs)
+            for read in duplicated[value].reads:
                 take(read)
-            result.append(apart[value])
+            result.append(duplicated[value])
 
     for node in nodes:
         for value in node.reads:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.ir.dtypes import Packed, is_packed, packed_of, turned
+from compiler.ir.dtypes import PackedDtype, is_packed, parse_packed, transpose_tiles
 from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.split import phases
 from runtime.contract.weights import is_adapter
@@ -65,12 +65,12 @@ def is_wide(joint: Joint, node: OpNode) -> bool:
     return is_adapter(node.reads[1])
 
 
-def in_storage(joint: Joint) -> Joint:
+def apply_storage_dtypes(joint: Joint) -> Joint:
     """Apply the segment's storage dtypes to its joint graph."""
     stored = dict(joint.segment.stored)
-    joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
+    joint = _quantise_sent_values(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
     if "attention_output" in stored:
-        joint = _with_attention_copy(joint, stored["attention_output"])
+        joint = _copy_attention_output(joint, stored["attention_output"])
     if "logits" in stored:
         joint = _wide_logits(joint, stored["logits"])
     if "operands" not in stored:
@@ -79,7 +79,7 @@ def in_storage(joint: Joint) -> Joint:
     return _Products(joint, stored["operands"], stored["weights"], flags).rewritten()
 
 
-def _with_attention_copy(joint: Joint, dtype: str) -> Joint:
+def _copy_attention_output(joint: Joint, dtype: str) -> Joint:
     """The joint graph whose backward reads the output of attention from a copy in `dtype`. I and W each dequantise
     it."""
     phase_of = phases(joint)
@@ -125,7 +125,7 @@ def _wide_logits(joint: Joint, dtype: str) -> Joint:
     return replace(joint, nodes=tuple(nodes), tensors=tensors)
 
 
-def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
+def _quantise_sent_values(joint: Joint, dtypes: dict[str, str]) -> Joint:
     """The joint graph with values that are sent or received in another dtype. They are quantised by their producer,
     before it moves rows."""
     tensors, nodes = dict(joint.tensors), []
@@ -151,7 +151,7 @@ class _Products:
 
     def __init__(self, joint: Joint, dtype: str, weights: str, flags: tuple[str, ...]) -> None:
         self.joint, self.dtype, self.flags = joint, dtype, flags
-        self.form = packed_of(dtype).form
+        self.form = parse_packed(dtype).form
         phase_of = phases(joint)
         backward = [joint.nodes[index] for index, phase in phase_of.items() if phase != "F"]
         self.forward = {index for index, phase in phase_of.items() if phase == "F"}
@@ -198,19 +198,19 @@ class _Products:
             for name in results:
                 by_columns = name == columns or op in ("requantise", "quantise_columns")
                 dtype = self._dtype(value, op == "quantise_both", by_columns)
-                self.tensors[name] = replace(self.tensors[value], dtype=turned(dtype) if by_columns else dtype)
+                self.tensors[name] = replace(self.tensors[value], dtype=transpose_tiles(dtype) if by_columns else dtype)
         return result
 
     def _dtype(self, value: str, gradient: bool, by_columns: bool) -> str:
         """The dtype of a value once it is quantised: the one it arrived in, else that of operands."""
         if is_packed(self.tensors[value].dtype):
             return self.tensors[value].dtype
-        packed = packed_of(self.dtype)
+        packed = parse_packed(self.dtype)
         if self.form is None:
-            return str(Packed(packed.element, packed.rows, packed.columns, ("pow2",) * (value in self.exact)))
+            return str(PackedDtype(packed.element, packed.rows, packed.columns, ("pow2",) * (value in self.exact)))
         wanted = {"columns": by_columns, "hadamard": by_columns, "stochastic": gradient}
         flags = tuple(word for word in ("columns", *self.flags) if wanted[word])
-        return str(Packed(packed.element, packed.rows, packed.columns, flags))
+        return str(PackedDtype(packed.element, packed.rows, packed.columns, flags))
 
     def _operand(self, value: str) -> str:
         """The name of the value as a product of the forward, or a recomputed one, reads it."""

@@ -130,7 +130,7 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         values = dict(zip((*rule.args, *rule.outputs), (*inputs, *outputs), strict=True))
-        ctx.wanted = _wanted(rule, ctx.needs_input_grad[: len(inputs)])  # torch adds an argument of its own
+        ctx.wanted = _needed_gradients(rule, ctx.needs_input_grad[: len(inputs)])  # torch adds an argument of its own
         ctx.tangents = {gradient_of(name): (values[name].shape, values[name].dtype) for name in rule.differentiable}
         reads = {read for gradient in ctx.wanted for read in (*gradient.reads, *gradient.gives)} - ctx.tangents.keys()
         saved = {
@@ -168,7 +168,7 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
     return setup_context, backward
 
 
-def _wanted(rule: Rule, needed: tuple[bool, ...]) -> tuple[Gradient, ...]:
+def _needed_gradients(rule: Rule, needed: tuple[bool, ...]) -> tuple[Gradient, ...]:
     """The gradient ops of a rule that return a gradient that is needed."""
     names = {name for name, need in zip(rule.args, needed, strict=False) if need}  # optional ones may be left out
     return tuple(gradient for gradient in rule.gradients if names.intersection(gradient.gives))

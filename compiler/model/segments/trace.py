@@ -27,7 +27,7 @@ from compiler.model.segments.torch_calls import compute
 ROWS_HINT = 7  # any size for R but 0 and 1, which torch would specialise
 
 
-class Replayed(torch.autograd.Function):
+class ModuleReplay(torch.autograd.Function):
     """Executes a traced module node by node, with the module's own backward."""
 
     @staticmethod
@@ -56,7 +56,7 @@ class Recorder:
 
     def module(self, module: Module, x_TD: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
         """x_TD and the parameters of a traced module -> y_TD."""
-        y_TD: torch.Tensor = Replayed.apply(module, x_TD, *params)
+        y_TD: torch.Tensor = ModuleReplay.apply(module, x_TD, *params)
         self.results.append(((MODULE, self.calls[MODULE], 0), y_TD))
         self.calls[MODULE] += 1
         return y_TD

@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from compiler.ir import Buffer, Quantised
-from compiler.ir.dtypes import SCALES, Packed, flat_tensors, is_packed, packed_of, tiles_of
+from compiler.ir import Buffer, QuantisedParameter
+from compiler.ir.dtypes import SCALES, PackedDtype, flat_tensors, is_packed, parse_packed, tiles_of
 from compiler.model.ops import Tensor
 from compiler.model.segments.joint import Constant, GivenTensors, Joint, OpNode
 from compiler.model.segments.storage import operand_weights
@@ -31,9 +31,9 @@ from compiler.model.segments.storage import operand_weights
 _OP = re.compile(r"(?P<base>\w+?)(?P<suffix>(_dgrad|_wgrad|_quantise)\w*|)")  # linear, _dgrad
 
 
-def unpacked(joint: Joint) -> Joint:
+def unpack_tensors(joint: Joint) -> Joint:
     """The joint graph with plain tensors only. Nodes keep their order and their functions."""
-    weights = {weight.param: weight for weight in quantised(joint)}
+    weights = {weight.param: weight for weight in quantised_parameters(joint)}
     flat = {name: flat_tensors(t.shape, t.dtype) for name, t in joint.tensors.items() if name not in weights}
     masters = {param.name: Tensor(param.shape, param.dtype) for param in joint.segment.params if param.name in weights}
     tensors = {f"{name}{t.suffix}": Tensor(t.shape, t.dtype) for name, stored in flat.items() for t in stored}
@@ -63,7 +63,9 @@ def unpacked(joint: Joint) -> Joint:
                 args += names[count : 2 * count] if suffix == "_dgrad" else names[:count]
             else:
                 args += parts(arg)
-        packed = [packed_of(dtype) for v in (*node.reads, *node.outputs) if is_packed(dtype := joint.tensors[v].dtype)]
+        packed = [
+            parse_packed(dtype) for v in (*node.reads, *node.outputs) if is_packed(dtype := joint.tensors[v].dtype)
+        ]
         form = next((dtype.form for dtype in packed if dtype.form), None)
         if form is not None:
             op = f"{node.op}_{form.name}" if "quantise" in node.op else f"{base}_{form.name}{suffix}"
@@ -93,7 +95,7 @@ def unpacked(joint: Joint) -> Joint:
         columns=frozenset(
             f"{name}{SCALES}"
             for name in flat
-            if is_packed(dtype := joint.tensors[name].dtype) and packed_of(dtype).form is None
+            if is_packed(dtype := joint.tensors[name].dtype) and parse_packed(dtype).form is None
         ),
     )
 
@@ -102,7 +104,7 @@ def _exactness(joint: Joint, node: OpNode) -> tuple[bool, ...]:
     """The flag of a quantising node: whether FP32 scales of its results are powers of two. () if there are none."""
     if "quantise" not in node.op:
         return ()
-    packed = [packed_of(dtype) for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)]
+    packed = [parse_packed(dtype) for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)]
     pow2 = {dtype.has_pow2_scales for dtype in packed if dtype.form is None}
     assert len(pow2) < 2, f"{node} quantises to scales of two kinds"
     return tuple(pow2)
@@ -113,7 +115,7 @@ def _manner(joint: Joint, node: OpNode) -> tuple[bool | str, ...]:
     for stochastic rounding."""
     if node.op not in ("quantise_columns", "quantise_both"):
         return ()
-    flags = packed_of(joint.tensors[node.outputs[-1]].dtype).flags
+    flags = parse_packed(joint.tensors[node.outputs[-1]].dtype).flags
     if "stochastic" not in flags:
         return ("hadamard" in flags,)
     (rows, _), dgrads = node.outputs, (dgrad for dgrad in joint.nodes if dgrad.is_input_gradient)
@@ -122,11 +124,11 @@ def _manner(joint: Joint, node: OpNode) -> tuple[bool | str, ...]:
     return "hadamard" in flags, f"{weights[0]}_key"
 
 
-def quantised(joint: Joint) -> tuple[Quantised, ...]:
+def quantised_parameters(joint: Joint) -> tuple[QuantisedParameter, ...]:
     """The parameters that products read quantised, and the tensors of their quantised copies."""
     keyed = ("columns", "stochastic") in joint.segment.stored
     return tuple(
-        Quantised(
+        QuantisedParameter(
             name, _tensors(name, joint.tensors[name]) + ((Buffer(f"{name}_key", (3,), "int64"),) if keyed else ())
         )
         for name in operand_weights(joint)
@@ -134,7 +136,7 @@ def quantised(joint: Joint) -> tuple[Quantised, ...]:
 
 
 def _tensors(name: str, weight: Tensor) -> tuple[Buffer, ...]:
-    packed, (*experts, N, K) = packed_of(weight.dtype), weight.shape
+    packed, (*experts, N, K) = parse_packed(weight.dtype), weight.shape
     if packed.form is not None:
         return _tensors_in(packed, name, weight)
     rows, columns = tiles_of(N, packed.rows), tiles_of(K, packed.columns)
@@ -146,7 +148,7 @@ def _tensors(name: str, weight: Tensor) -> tuple[Buffer, ...]:
     )
 
 
-def _tensors_in(packed: Packed, name: str, weight: Tensor) -> tuple[Buffer, ...]:
+def _tensors_in(packed: PackedDtype, name: str, weight: Tensor) -> tuple[Buffer, ...]:
     """The tensors of a weight in a format, `up_mxfp8` and `up_scales`, and of the separately quantised transpose."""
     *experts, N, K = weight.shape
     return tuple(

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, StageStep, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, ShardedTensors, Stage, StageStep, Use
 from compiler.ir.dtypes import ITEMSIZE, SCALES
-from compiler.ir.expert_placement import Received, even_rows
+from compiler.ir.expert_placement import ReceivedRows, even_rows
 from compiler.ir.names import accumulator_of, gradient_of
 from compiler.ir.program import GATHERS
 from compiler.machine.rates import Rates
@@ -83,7 +83,7 @@ def nanoseconds(time_s: float) -> int:
 # for the scatter, so the gradients of two segments exist at a time.
 
 
-def with_sharded(chain: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> list[ChainNode]:
+def add_collectives(chain: Sequence[ChainNode], sharded: Mapping[str, ShardedTensors], rates: Rates) -> list[ChainNode]:
     """The chain with the gathers, zeros and scatters of its segments. `sharded`: by site."""
     taking = [node for node in chain if _reads_gathered(node.instruction, sharded)]
     gathers = [
@@ -128,13 +128,13 @@ def weights_name(weights: Buffer, phase: str) -> str:
     return f"{weights.name}_{phase}"
 
 
-def moved_s(sharded: Sharded, kind: ReductionKind, dtype: str, rates: Rates) -> float:
+def transfer_s(sharded: ShardedTensors, kind: ReductionKind, dtype: str, rates: Rates) -> float:
     """Seconds to gather or scatter the tensors of a segment."""
     size = ITEMSIZE[dtype]
     return sum(rates.fabric.reduce_s(elements * size, holders, kind) for holders, elements in sharded.buckets)
 
 
-def _reads_gathered(i: Instruction, sharded: Mapping[str, Sharded]) -> bool:
+def _reads_gathered(i: Instruction, sharded: Mapping[str, ShardedTensors]) -> bool:
     """Whether a segment reads sharded weights."""
     shards = sharded.get(i.site)
     if i.kind != "run" or shards is None or shards.weights is None:
@@ -142,23 +142,25 @@ def _reads_gathered(i: Instruction, sharded: Mapping[str, Sharded]) -> bool:
     return not shards.tensors.isdisjoint(i.weights if i.phase == "W" else i.params)
 
 
-def _places(tensors: tuple[str, ...], shards: Sharded, value: str) -> tuple[str, ...]:
+def _places(tensors: tuple[str, ...], shards: ShardedTensors, value: str) -> tuple[str, ...]:
     values = tuple(value if tensor in shards.tensors else "" for tensor in tensors)
     return values if any(values) else ()
 
 
-def _gather(run: ChainNode, behind: Sequence[ChainNode], sharded: Mapping[str, Sharded], rates: Rates) -> ChainNode:
+def _gather(
+    run: ChainNode, behind: Sequence[ChainNode], sharded: Mapping[str, ShardedTensors], rates: Rates
+) -> ChainNode:
     i, shards = run.instruction, sharded[run.instruction.site]
     assert shards.weights is not None
     weights = replace(shards.weights, name=weights_name(shards.weights, i.phase))
     start = Instruction("gather", 0, UNPLACED, i.phase, i.site)
-    time_s = moved_s(shards, "all_gather", weights.dtype, rates)
+    time_s = transfer_s(shards, "all_gather", weights.dtype, rates)
     return ChainNode(start, nanoseconds(time_s), (weights,), tuple(node.key for node in behind))
 
 
-def _scatter(run: ChainNode, shards: Sharded, rates: Rates) -> ChainNode:
+def _scatter(run: ChainNode, shards: ShardedTensors, rates: Rates) -> ChainNode:
     start = Instruction("scatter", 0, UNPLACED, "W", run.instruction.site, reads=(shards.gradients.name,))
-    time_s = moved_s(shards, "reduce_scatter", shards.gradients.dtype, rates)
+    time_s = transfer_s(shards, "reduce_scatter", shards.gradients.dtype, rates)
     return ChainNode(start, nanoseconds(time_s), (), (run.key,))
 
 
@@ -186,7 +188,7 @@ class ValueNames:
         values |= {f"{local}{SCALES}": f"{value}{SCALES}" for local, value in values.items()}
         written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
-        buffers = {b.name: b.named(values[b.name], values[b.alias] if b.alias else "") for b in written}
+        buffers = {b.name: b.with_name(values[b.name], values[b.alias] if b.alias else "") for b in written}
         return ValueNames(values, buffers)
 
 
@@ -197,7 +199,7 @@ class Chains:
     stage: Stage
     cuts: Mapping[str, Cut]  # by site
     rates: Rates
-    sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site
+    sharded: Mapping[str, ShardedTensors] = field(default_factory=dict, repr=False)  # by site
     _chains: dict[str, list[ChainNode]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _runs: dict[tuple[str, str], ChainNode] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -221,7 +223,7 @@ class Chains:
         """The chain of an action of a kind: F, B, I or W. Made once."""
         if kind not in self._chains:
             chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
-            self._chains[kind] = with_sharded(chain, self.sharded, self.rates) if self.sharded else chain
+            self._chains[kind] = add_collectives(chain, self.sharded, self.rates) if self.sharded else chain
         return self._chains[kind]
 
     def read_later(self, kind: str) -> frozenset[str]:
@@ -233,7 +235,7 @@ class Chains:
         written = {buffer.name for node in later for buffer in node.writes}
         return frozenset(value for node in later for value in node.instruction.reads if value not in written)
 
-    def saved(self) -> tuple[Buffer, ...]:
+    def offloaded_values(self) -> tuple[Buffer, ...]:
         """The values that an O copies to the host: those that F writes and a backward reads.
 
         Loaded data stays on the device, where it is kept anyway, and so do counts and offsets, which are a few bytes.
@@ -242,26 +244,28 @@ class Chains:
         written = [buffer for node in self.chain("F") if node.instruction.kind != "load" for buffer in node.writes]
         return tuple(sorted((b for b in written if b.name in later and b.dtype not in INTEGERS), key=lambda b: b.name))
 
-    def copied_bytes(self, rows: Received) -> int:
-        """Bytes of the storages of `saved`, each counted once, for a rank that receives `rows`."""
+    def offloaded_bytes(self, rows: ReceivedRows) -> int:
+        """Bytes of the storages of `offloaded_values`, each counted once, for a rank that receives `rows`."""
         written = {buffer.name: buffer for node in self.chain("F") for buffer in node.writes}
 
         def storage(name: str) -> str:
             return storage(written[name].alias) if written[name].alias in written else name
 
-        return sum(written[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.saved()})
+        return sum(
+            written[name].bytes_at(*rows) for name in {storage(buffer.name) for buffer in self.offloaded_values()}
+        )
 
     def forward(self) -> list[ChainNode]:
         stage = self.stage
-        nodes = [self._plain("load", "F", writes=(b,), site=b.name) for b in stage.loads]
+        nodes = [self._node("load", "F", writes=(b,), site=b.name) for b in stage.loads]
         if stage.input:
-            nodes.append(self._plain("receive", "F", writes=(stage.input,)))
+            nodes.append(self._node("receive", "F", writes=(stage.input,)))
         for step in stage.steps:
             nodes += self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
-        nodes += [self._plain("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
-        nodes += [self._plain("tell", "F", reads=(value,), site=name) for name, value in stage.tells]
+        nodes += [self._node("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
+        nodes += [self._node("tell", "F", reads=(value,), site=name) for name, value in stage.tells]
         if stage.output:
-            nodes.append(self._plain("send", "F", reads=(stage.output.name,)))
+            nodes.append(self._node("send", "F", reads=(stage.output.name,)))
         return nodes
 
     def backward(self, kinds: str) -> list[ChainNode]:
@@ -271,12 +275,10 @@ class Chains:
         """
         stage, nodes = self.stage, []
         if "I" in kinds and stage.output:
-            nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),)))
+            nodes.append(self._node("receive", "I", writes=(self._gradient(stage.output),)))
         if "I" in kinds:
             nodes += [
-                self._plain(
-                    "constant", "I", writes=(Buffer(gradient_of(value), (), self._dtype(value)),), site=constant
-                )
+                self._node("constant", "I", writes=(Buffer(gradient_of(value), (), self._dtype(value)),), site=constant)
                 for value, constant in stage.tangents
             ]
         for step in reversed(stage.steps):
@@ -287,7 +289,7 @@ class Chains:
                 continue
             nodes += [self._run(step, k) for k in kinds if self._signature(step, k) != ((), ())]
         if "I" in kinds and stage.input:
-            nodes.append(self._plain("send", "I", reads=(gradient_of(stage.input.name),)))
+            nodes.append(self._node("send", "I", reads=(gradient_of(stage.input.name),)))
         return nodes
 
     def _recomputed_forward(self, site: str, before: Sequence[ChainNode]) -> list[ChainNode]:
@@ -325,7 +327,7 @@ class Chains:
             and any(not written.isdisjoint(self._run(step, kind).instruction.reads) for kind in "IW")
         )
 
-    def _plain(self, kind: str, phase: str, **fields: object) -> ChainNode:
+    def _node(self, kind: str, phase: str, **fields: object) -> ChainNode:
         writes = fields.pop("writes", ())
         instruction = Instruction(kind, 0, UNPLACED, phase, writes=writes, **fields)  # type: ignore[arg-type]
         return ChainNode(instruction, 0, writes)  # type: ignore[arg-type]
@@ -361,7 +363,7 @@ class Chains:
         )
         beside, alone = (
             nanoseconds(rates.compute_s(use.segment.kind, cost, self.rows))
-            for rates in (self.rates.beside, self.rates.undivided)
+            for rates in (self.rates.beside_exchange, self.rates.without_exchange)
         )
         return ChainNode(instruction, beside, writes, faster_ns=beside - alone, keeps_share=self.rates.keeps_share)
 
@@ -423,7 +425,7 @@ class Chains:
         return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
-        return buffer.named(gradient_of(buffer.name))
+        return buffer.with_name(gradient_of(buffer.name))
 
     def _dtype(self, value: str) -> str:
         for step in self.stage.steps:

@@ -183,25 +183,25 @@ def best_order(jobs: Jobs) -> tuple[int, ...]:
     """
     least, base = least_end(jobs), tuple(range(len(jobs)))
     if end_of(jobs, base) == least:
-        return _with_work_for_waits(jobs, base)
+        return _fill_waits(jobs, base)
     best = base
     for order in _candidates(jobs, base):
         best = min(best, order, key=lambda order: end_of(jobs, order))
         if end_of(jobs, best) == least:
             break
-    return _with_work_for_waits(jobs, _settled(jobs, best))
+    return _fill_waits(jobs, _free_memory_early(jobs, best))
 
 
 def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Orders, the ones that are cheapest to find first. Each annealing starts from the best order before it."""
     listed = base
     for rule in _rules(jobs):
-        order = tuple(_listed(jobs, rule))
+        order = tuple(_list_schedule(jobs, rule))
         listed = min(listed, order, key=lambda order: end_of(jobs, order))
         yield order
     failures, single_slot = 0, len(set(jobs.slot)) == 1
     for seed in range(SEEDS):
-        annealed = _annealed(jobs, listed, Random(seed))
+        annealed = _anneal(jobs, listed, Random(seed))
         failures = 0 if end_of(jobs, annealed) < end_of(jobs, listed) else failures + 1
         if single_slot and failures == IN_VAIN:
             break
@@ -253,7 +253,7 @@ def _rules(jobs: Jobs) -> Iterator[Rule]:
     yield lambda job: (-slot_time[job], -tails[job], job)
 
 
-def _listed(jobs: Jobs, rule: Rule) -> list[int]:
+def _list_schedule(jobs: Jobs, rule: Rule) -> list[int]:
     """List scheduling: jobs that can start without waiting go first, exchanges before compute, by urgency."""
     missing = [len(earlier) for earlier in jobs.after]
     ready = [job for job in range(len(jobs)) if not missing[job]]
@@ -282,7 +282,7 @@ def _listed(jobs: Jobs, rule: Rule) -> list[int]:
 # ---------------------------------------------------------------- improving
 
 
-def _annealed(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ...]:
+def _anneal(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ...]:
     """The best order that an annealing from `start` meets. It ends early at the bound."""
     order, best = list(start), start
     time = least_time = end_of(jobs, start)
@@ -296,7 +296,7 @@ def _annealed(jobs: Jobs, start: tuple[int, ...], draw: Random) -> tuple[int, ..
         if low == high:
             continue
         target = low + _below(draw, high - low)
-        moved = _moved(order, position, target + (target >= position))
+        moved = _move_job(order, position, target + (target >= position))
         end = end_of(jobs, moved)
         if end <= time or draw.random() < math.exp((time - end) / heat):
             order, time = moved, end
@@ -316,18 +316,20 @@ def _below(draw: Random, count: int) -> int:
     return number
 
 
-def _settled(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
+def _free_memory_early(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
     """The order with jobs that free memory moved as early as possible without a later end."""
     settled, time = list(order), end_of(jobs, order)
     for job in (job for job in order if jobs.early[job]):
         position = settled.index(job)
         low, _ = _room(jobs, settled, position)
-        candidates = (_moved(settled, position, target) for target in range(low, position, 1 + (position - low) // 8))
+        candidates = (
+            _move_job(settled, position, target) for target in range(low, position, 1 + (position - low) // 8)
+        )
         settled = next((moved for moved in candidates if end_of(jobs, moved) <= time), settled)
     return tuple(settled)
 
 
-def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
+def _fill_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
     """The order with compute between an exchange and the next one that reads its result, unless it then ends later.
 
     A dispatch waits on the host for its counts, and meanwhile the device runs what was launched before.
@@ -338,7 +340,7 @@ def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
         if result[position - 1] in jobs.awaits[job]:
             _, high = _room(jobs, result, position)
             later = (
-                _moved(result, position, target)
+                _move_job(result, position, target)
                 for target in range(position + 1, high + 1)
                 if not jobs.exchange[result[target]]
             )
@@ -357,7 +359,7 @@ def _room(jobs: Jobs, order: Sequence[int], position: int) -> tuple[int, int]:
     return low, high
 
 
-def _moved(order: Sequence[int], position: int, target: int) -> list[int]:
+def _move_job(order: Sequence[int], position: int, target: int) -> list[int]:
     moved = [*order[:position], *order[position + 1 :]]
     moved.insert(target, order[position])
     return moved

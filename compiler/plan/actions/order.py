@@ -102,7 +102,7 @@ def interleave(chains: Sequence[Sequence[ChainNode]], orders: Orders) -> list[Pl
     jobs = jobs_of(chains)
     order = _early_exchanges(jobs, orders.best(jobs))
     beside = [pair for pair in placed if not pair[1].uses_lane]
-    return _with_beside([nodes[job] for job in order], beside)
+    return _insert_instant_instructions([nodes[job] for job in order], beside)
 
 
 def jobs_of(chains: Sequence[Sequence[ChainNode]]) -> Jobs:
@@ -165,7 +165,7 @@ def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
     return result
 
 
-def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Placed]:
+def _insert_instant_instructions(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Placed]:
     """Insert instructions that take no time: receives before their first reader, sends right after their operand."""
     makers = {(slot, b.name) for slot, node in order for b in node.writes}
     waiting = {(slot, b.name): (slot, node) for slot, node in beside for b in node.writes}
@@ -189,7 +189,7 @@ def finish(
     order: Sequence[Placed], actions: Sequence[ActionName], read_later: Sequence[frozenset[str]]
 ) -> tuple[Instruction, ...]:
     """Insert waits and frees. `read_later[slot]`: values that later actions of the stage and micro-batch read."""
-    waited = _with_waits(order, actions)
+    waited = _insert_waits(order, actions)
     last: dict[tuple[int, str], int] = {}
     for index, instruction in enumerate(waited):
         names = (*instruction.reads, *(b.name for b in instruction.writes))
@@ -205,7 +205,7 @@ def finish(
     return tuple(result)
 
 
-def _with_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[Instruction]:
+def _insert_waits(order: Sequence[Placed], actions: Sequence[ActionName]) -> list[Instruction]:
     """The instructions with the waits for exchanges: each before the first instruction that needs it, or at the end.
 
     A wait for a scatter comes after waits for all earlier ones, so that results are added in the order of their starts.

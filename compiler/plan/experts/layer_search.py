@@ -19,7 +19,7 @@ from compiler.plan.experts.layout import (
     Ints,
     LoadBalance,
     PlacementError,
-    aligned,
+    align_placement,
     balance_of,
     device_loads,
     keeps_groups,
@@ -28,13 +28,13 @@ from compiler.plan.experts.pack import (
     CLOSE,
     STEP,
     WorkLeft,
-    descended,
+    descend,
     global_,
     hierarchical,
-    kicked,
+    kick_and_descend,
     lower_bound,
     pack,
-    packed,
+    pack_bins,
     quick,
 )
 
@@ -100,7 +100,7 @@ MAX_PLACED = 256  # experts over all ways that are placed, so small layers try m
 PlaceNode = Callable[[Floats, ExpertLayout, int], Ints]
 
 
-def on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) -> tuple[Ints, float]:
+def place_on_nodes(load: Floats, layout: ExpertLayout, place: PlaceNode, work: int) -> tuple[Ints, float]:
     """The best placement found with every group on one node and equally many groups on each.
 
     Also returns a lower bound of the busiest device of such placements, in tokens. Each node is placed like a layer.
@@ -151,7 +151,7 @@ def _divisions(load: Floats, layout: ExpertLayout, work: int) -> list[tuple[Grou
     return list(
         dict.fromkeys(
             tuple(sorted(map(tuple, np.sort(bins, axis=1).tolist())))
-            for bins in (even_bins, packed(group, layout.nodes))
+            for bins in (even_bins, pack_bins(group, layout.nodes))
         )
     )
 
@@ -226,7 +226,7 @@ def place_layer(
     bound = _over_mean(lower_bound(load, layout), load, layout)
     grouped = free = None
     if layout.groups_divide and rule != "ignore":
-        placement, least = on_nodes(load, layout, _free, WORK // 2)
+        placement, least = place_on_nodes(load, layout, _free, WORK // 2)
         grouped = _best(load, layout, [placement, published[0]])
     if rule == "keep":
         bound = max(bound, _over_mean(least, load, layout))
@@ -236,13 +236,13 @@ def place_layer(
     chosen = grouped if free is None else free
     assert chosen is not None
     if grouped is not None and free is not None:
-        chosen = _preferred(load, layout, free, grouped, best_published, KEEP_TOLERANCE)
+        chosen = _preferred_placement(load, layout, free, grouped, best_published, KEEP_TOLERANCE)
     if current is not None and steady:
         enough = balance_of(load, chosen, layout).device * NEAR_TOLERANCE * load.sum() / layout.devices
         for near in _near(load, layout, current, float(enough) * (1 - CLOSE), keep=chosen is grouped):
-            chosen = _preferred(load, layout, chosen, near, best_published, NEAR_TOLERANCE)
+            chosen = _preferred_placement(load, layout, chosen, near, best_published, NEAR_TOLERANCE)
     if current is not None:
-        chosen = aligned(chosen, current, layout)
+        chosen = align_placement(chosen, current, layout)
     whole_groups = keeps_groups(chosen, layout)
     reached, greedy = balance_of(load, chosen, layout), balance_of(load, published[0], layout)
     return FoundPlacement(chosen, reached, bound, whole_groups, greedy, None if whole_groups else grouped)
@@ -263,7 +263,7 @@ def _reaches_bound(load: Floats, layout: ExpertLayout, grouped: Ints, bound: flo
     return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(published)
 
 
-def _preferred(
+def _preferred_placement(
     load: Floats, layout: ExpertLayout, first: Ints, candidate: Ints, published: LoadBalance, tolerance: float
 ) -> Ints:
     """`candidate` if it is hardly worse than `first`, and better than the greedy algorithm if `first` is."""
@@ -283,7 +283,7 @@ def _free(load: Floats, layout: ExpertLayout, budget: int) -> Ints:
     """A placement that ignores groups."""
     bound = lower_bound(load, layout)
     packing = quick(load, layout.devices, bound, WorkLeft(budget // 2))
-    bins = kicked(load, packing, bound, WorkLeft(budget // 2)).bins
+    bins = kick_and_descend(load, packing, bound, WorkLeft(budget // 2)).bins
     bins = onto_nodes(load, bins, layout, WorkLeft(budget // 4))
     return even_nodes(load, bins, layout, WorkLeft(budget // 4)).reshape(-1)
 
@@ -295,8 +295,8 @@ def _near(load: Floats, layout: ExpertLayout, current: Ints, enough: float, keep
     share, bins = load[current], np.arange(layout.experts, dtype=np.int64).reshape(layout.devices, -1)
     if keep:
         parts = bins.reshape(layout.nodes, -1, layout.slots)
-        bins = np.concatenate([descended(share, part, enough, WorkLeft(WORK // 8)).bins for part in parts])
+        bins = np.concatenate([descend(share, part, enough, WorkLeft(WORK // 8)).bins for part in parts])
     else:
-        bins = even_nodes(share, descended(share, bins, enough, WorkLeft(WORK // 8)).bins, layout, WorkLeft(WORK // 8))
+        bins = even_nodes(share, descend(share, bins, enough, WorkLeft(WORK // 8)).bins, layout, WorkLeft(WORK // 8))
     yield current[bins].reshape(-1)
     yield current

@@ -122,7 +122,7 @@ class ExpertMove:
         return f"expert {self.expert}: device {self.source} → device {self.destination}"
 
 
-def aligned(physical: Ints, current: Ints, layout: ExpertLayout) -> Ints:
+def align_placement(physical: Ints, current: Ints, layout: ExpertLayout) -> Ints:
     """Renumber nodes, and devices within nodes, so that few experts have to move from the placement `current`.
 
     Nodes and devices take the numbers of those in `current` with which they share the most experts. The experts of each
@@ -133,8 +133,8 @@ def aligned(physical: Ints, current: Ints, layout: ExpertLayout) -> Ints:
     per_node = layout.devices // layout.nodes
     blocks = shared.reshape(layout.nodes, per_node, layout.nodes, per_node)
     devices = np.empty(layout.devices, dtype=np.int64)  # device in `current` → device in `physical`
-    for new_node, old_node in _matched(blocks.max(axis=3).sum(axis=1)):
-        for new_device, old_device in _matched(blocks[new_node, :, old_node, :]):
+    for new_node, old_node in _match_greedily(blocks.max(axis=3).sum(axis=1)):
+        for new_device, old_device in _match_greedily(blocks[new_node, :, old_node, :]):
             devices[old_node * per_node + old_device] = new_node * per_node + new_device
     return in_order(physical.reshape(layout.devices, -1)[devices].reshape(-1), layout)
 
@@ -159,7 +159,7 @@ def _expert_matrix(physical: Ints, layout: ExpertLayout) -> Ints:
     return has_expert
 
 
-def _matched(alike: Ints) -> list[tuple[int, int]]:
+def _match_greedily(alike: Ints) -> list[tuple[int, int]]:
     """Pair rows and columns of a square matrix greedily: the largest entry with a free row and column is next."""
     size = len(alike)
     rows, columns, pairs = set(range(size)), set(range(size)), []

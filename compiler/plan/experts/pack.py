@@ -32,7 +32,7 @@ def hierarchical(load: Floats, layout: ExpertLayout) -> Ints:
     """The logical expert of each slot, with every group on one node. Groups must divide over the nodes."""
     assert layout.groups_divide, layout
     size = layout.experts // layout.groups
-    nodes = packed(load.reshape(layout.groups, size).sum(axis=1), layout.nodes)
+    nodes = pack_bins(load.reshape(layout.groups, size).sum(axis=1), layout.nodes)
     experts = (nodes[:, :, None] * size + np.arange(size)).reshape(layout.nodes, -1)
     return np.concatenate([_of_node(load, row, layout) for row in experts])
 
@@ -49,11 +49,11 @@ def greedy(load: Floats, layout: ExpertLayout) -> Ints:
 
 def _of_node(load: Floats, experts: Ints, layout: ExpertLayout) -> Ints:
     """The slots of a node that has these experts."""
-    physical: Ints = experts[packed(load[experts], layout.devices // layout.nodes)]
+    physical: Ints = experts[pack_bins(load[experts], layout.devices // layout.nodes)]
     return physical.reshape(-1)
 
 
-def packed(weights: Floats, num_bins: int) -> Ints:
+def pack_bins(weights: Floats, num_bins: int) -> Ints:
     """[bin, place] → item: by descending weight, each into the lightest bin with a free place. All end equally full."""
     places = len(weights) // num_bins
     if places == 1:
@@ -137,7 +137,7 @@ class Packing:
 
 def pack(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
     """The best packing found. The search ends early if no bin is above `target`."""
-    return kicked(weights, quick(weights, num_bins, target, work), target, work)
+    return kick_and_descend(weights, quick(weights, num_bins, target, work), target, work)
 
 
 def quick(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Packing:
@@ -146,8 +146,8 @@ def quick(weights: Floats, num_bins: int, target: float, work: WorkLeft) -> Pack
     if places == 1 or num_bins == 1:
         return _packing(weights, np.arange(len(weights), dtype=np.int64).reshape(num_bins, places))
     best: Packing | None = None
-    for start in (packed, differenced):
-        packing = descended(weights, start(weights, num_bins), target, work)
+    for start in (pack_bins, largest_differencing):
+        packing = descend(weights, start(weights, num_bins), target, work)
         if best is None or packing.heaviest < best.heaviest * (1 - STEP):
             best = packing
         if best.heaviest <= target * (1 + CLOSE):
@@ -160,7 +160,7 @@ def _packing(weights: Floats, bins: Ints) -> Packing:
     return Packing(bins, float(weights[bins].sum(axis=1).max()))
 
 
-def differenced(weights: Floats, num_bins: int) -> Ints:
+def largest_differencing(weights: Floats, num_bins: int) -> Ints:
     """Balanced largest differencing: combine the partial packings that differ most, heaviest bin with lightest."""
     items = np.argsort(-weights, kind="stable").reshape(-1, num_bins)  # rows of similar weights, an item for each bin
     parts = [(row[:, None], weights[row]) for row in items]
@@ -177,7 +177,7 @@ def differenced(weights: Floats, num_bins: int) -> Ints:
     return bins
 
 
-def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Packing:
+def descend(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Packing:
     """Exchange items while the heaviest bin and its partner both end lighter than the heaviest bin was."""
     bins = bins.copy()
     pairs = np.triu_indices(bins.shape[1], k=1)
@@ -193,7 +193,7 @@ def descended(weights: Floats, bins: Ints, target: float, work: WorkLeft) -> Pac
     return _packing(weights, bins)
 
 
-def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Packing:
+def kick_and_descend(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Packing:
     """Shuffle the heaviest bin with a few others and descend again. Keeps a result that is not heavier."""
     random = np.random.default_rng(len(weights))
     num_bins, places = best.bins.shape
@@ -203,7 +203,7 @@ def kicked(weights: Floats, best: Packing, target: float, work: WorkLeft) -> Pac
         chosen = random.permutation(num_bins)[: SHUFFLED - 1]
         chosen = np.unique(np.append(chosen, weights[bins].sum(axis=1).argmax()))
         bins[chosen] = random.permutation(bins[chosen].reshape(-1)).reshape(len(chosen), places)
-        packing = descended(weights, bins, target, work)
+        packing = descend(weights, bins, target, work)
         if packing.heaviest <= best.heaviest:
             best = packing
     return best

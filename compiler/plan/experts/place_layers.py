@@ -75,7 +75,7 @@ class TokenTraffic:
 
 
 @dataclass(frozen=True)
-class Overall:
+class OverallBalance:
     """The balance of all layers: the sum of their busiest devices' loads over the sum of their mean loads.
 
     Layers run one after the other, and each waits for its busiest device.
@@ -88,12 +88,12 @@ class Overall:
     groups_whole: float | None  # if all groups were kept on their nodes; None if they are
 
 
-def overall(rows: Sequence[LayerRow]) -> Overall:
+def overall(rows: Sequence[LayerRow]) -> OverallBalance:
     """The balance of all layers together; 1 if there is no load."""
     busiest = [row.busiest for row in rows]
     mean = sum(tokens.mean for tokens in busiest)
     if mean == 0:
-        return Overall(1.0, 1.0, 1.0, 1.0, None)
+        return OverallBalance(1.0, 1.0, 1.0, 1.0, None)
     groups_whole = None
     if any(row.groups_whole for row in rows):
         pairs = zip(rows, busiest, strict=True)
@@ -101,7 +101,7 @@ def overall(rows: Sequence[LayerRow]) -> Overall:
             tokens.after if row.groups_whole is None else row.groups_whole.device * tokens.mean for row, tokens in pairs
         )
         groups_whole = sum(loads) / mean
-    return Overall(
+    return OverallBalance(
         before=sum(tokens.before for tokens in busiest) / mean,
         greedy=sum(tokens.greedy for tokens in busiest) / mean,
         after=sum(tokens.after for tokens in busiest) / mean,

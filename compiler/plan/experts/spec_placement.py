@@ -58,12 +58,12 @@ def expert_placement_for(spec: Spec, path: Path, any_degree: bool = False) -> Ex
     """
     layers = read_placement(path)
     try:
-        return _fitted(spec, layers, ExpertPlacement(layers).num_ranks if any_degree else spec.parallel.expert)
+        return _build_placement(spec, layers, ExpertPlacement(layers).num_ranks if any_degree else spec.parallel.expert)
     except PlacementError as error:
         raise PlacementError(f"{path}: {error}", error.hint) from None
 
 
-def _fitted(spec: Spec, layers: Mapping[str, LayerPlacement], num_ranks: int) -> ExpertPlacement:
+def _build_placement(spec: Spec, layers: Mapping[str, LayerPlacement], num_ranks: int) -> ExpertPlacement:
     wanted = dict(layers_with_experts(spec))
     if missing := [name for name in wanted if name not in layers]:
         raise PlacementError(f"{missing[0]} is missing, but it has experts to place")

@@ -15,14 +15,14 @@ from itertools import combinations_with_replacement
 from statistics import mean
 
 from compiler.ir import Body, Instruction, Plan, Program
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.machine.topology.traffic import Messages, messages_of
 from compiler.plan.actions.chains import EXCHANGES, ChainNode, Chains, Key
 from compiler.plan.actions.lanes import Lanes
 from compiler.plan.actions.order import paces, run_of_chains
 from compiler.program.lower.lowering import Lowering
 from compiler.schedule.costs import PAIR_KINDS, Costs
-from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, by_kind, rounded
+from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, as_weight, round_weights
 from runtime.contract.actions import COPIES
 from runtime.contract.names import ProgramName
 
@@ -43,24 +43,27 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
     """
     plan = lowering.plan
     messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
-    alone = []
+    lone_times = []
     for stage in range(len(plan.stages)):
         kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
         times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
-        alone.append(max(times, key=lambda by_kind: sum(by_kind.values())))
-    rank = _common_rank(plan, alone)
+        lone_times.append(max(times, key=lambda by_kind: sum(by_kind.values())))
+    rank = _common_rank(plan, lone_times)
     stages = plan.stages_of(rank)
     gained = {}
     stage_pairs = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
-        together = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in stage_pairs)
-        apart = sum(_time(lowering, messages, rank, side) for a, b in stage_pairs for side in ((first, a), (second, b)))
-        if together < apart:
-            lone = mean(times[first] + times[second] for times in alone)
-            gained[first + second] = _ms(Fraction(lone) * together / apart)
-    F, B, I, W = mean_times = [_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS]
+        joint_time = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in stage_pairs)
+        separate_time = sum(
+            _time(lowering, messages, rank, side) for a, b in stage_pairs for side in ((first, a), (second, b))
+        )
+        if joint_time < separate_time:
+            lone = mean(times[first] + times[second] for times in lone_times)
+            gained[first + second] = _ms(Fraction(lone) * joint_time / separate_time)
+    F, B, I, W = mean_times = [_ms(mean(Fraction(times[kind]) for times in lone_times)) for kind in KINDS]
     weights = [
-        [_ms(times[kind]) / (mean_ms or 1) for kind, mean_ms in zip(KINDS, mean_times, strict=True)] for times in alone
+        [_ms(times[kind]) / (mean_ms or 1) for kind, mean_ms in zip(KINDS, mean_times, strict=True)]
+        for times in lone_times
     ]
     return Costs(
         F=F,
@@ -79,15 +82,15 @@ def costs_of_searches(lowering: Lowering) -> Costs:
     own time on each rank.
     """
     costs, plan = stage_costs(lowering), lowering.plan
-    stages = rounded(costs.stages, _PARTS)
+    stages = round_weights(costs.stages, _PARTS)
     shares = _shares_of_pairs(lowering, costs)
     labels = _labels(plan, stages, shares)
-    pairs = _labelled(shares, labels)
+    pairs = _shares_by_label(shares, labels)
     if pairs is None:  # stages that are alike have unlike pairs
         labels = [*range(1, len(stages) + 1)]
-        pairs = _labelled(shares, labels)
+        pairs = _shares_by_label(shares, labels)
     assert pairs is not None
-    of_label = tuple(by_kind(weight)._replace(label=label) for weight, label in zip(stages, labels, strict=True))
+    of_label = tuple(as_weight(weight)._replace(label=label) for weight, label in zip(stages, labels, strict=True))
     return replace(costs, stages=of_label, stage_pairs=StagePairs(pairs))
 
 
@@ -100,11 +103,11 @@ def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side]
         # In the order in which a search writes them: which action is first may decide which order of jobs it finds.
         sides = [(kind, stage) for kind in KINDS for stage in sorted(plan.stages_of(rank))]
         lone = {
-            (kind, stage): costs.lone_time(kind) * by_kind(costs.stages[stage]).factor(kind) for kind, stage in sides
+            (kind, stage): costs.lone_time(kind) * as_weight(costs.stages[stage]).factor(kind) for kind, stage in sides
         }
         for pair in combinations_with_replacement(sides, 2):
-            apart = sum(lone[side] for side in pair)
-            share = _ms(_time(lowering, messages, rank, *pair)) / apart if apart else Fraction(1)
+            separate_time = sum(lone[side] for side in pair)
+            share = _ms(_time(lowering, messages, rank, *pair)) / separate_time if separate_time else Fraction(1)
             shares[pair] = max(shares.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
     return shares
 
@@ -129,7 +132,7 @@ def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Sid
     return [alike.index(key) + 1 for key in keys]
 
 
-def _labelled(
+def _shares_by_label(
     shares: Mapping[tuple[Side, Side], Fraction], labels: Sequence[int]
 ) -> tuple[tuple[Side, Side, Fraction], ...] | None:
     """The shares by label; None if pairs with the same labels have different shares."""
@@ -160,7 +163,7 @@ def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str
 
 def copy_ns(chains: Chains) -> int:
     """Nanoseconds to copy the tensors that a forward saves to the host, or back."""
-    return round(10**9 * chains.rates.host_time_s(chains.copied_bytes(Received(chains.rows))))
+    return round(10**9 * chains.rates.host_time_s(chains.offloaded_bytes(ReceivedRows(chains.rows))))
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:

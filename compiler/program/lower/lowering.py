@@ -15,7 +15,7 @@ from typing import TypedDict
 from compiler.ir import Body, BucketCollective, Buffer, Instruction, Invocation, Kind, Message, Plan, Program
 from compiler.plan.actions.chains import Chains
 from compiler.plan.actions.order import Orders, finish, interleave
-from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, on_ranks
+from compiler.plan.spec_rates import OnRanks, core_rates, kinds_of, rates_by_rank
 from compiler.schedule.schedule import Schedule
 from runtime.contract import Reduction
 from runtime.contract.actions import Action, Step, actions_of, is_copy
@@ -145,7 +145,9 @@ def invocations_of(
     channels: list[dict[int, _SentChannel]] = [
         defaultdict(_SentChannel) for _ in calls
     ]  # by source, then by destination
-    exchanged = [{body.name: _exchanged(rank, body, channels) for body in row} for rank, row in enumerate(bodies)]
+    exchanged = [
+        {body.name: _sent_and_received(rank, body, channels) for body in row} for rank, row in enumerate(bodies)
+    ]
     for row, talks in zip(calls, exchanged, strict=True):
         for index, (name, micro_batches) in enumerate(row):
             for channel, position, action, slot in talks[name][0]:
@@ -173,7 +175,7 @@ def invocations_of(
     )
 
 
-def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _SentChannel]]) -> tuple[Talk, Talk]:
+def _sent_and_received(rank: int, body: Body, channels: Sequence[dict[int, _SentChannel]]) -> tuple[Talk, Talk]:
     """The messages that a body sends to other ranks, and those that it receives from them."""
     sends: list[tuple[_SentChannel, int, ActionName, int]] = []
     receives: list[tuple[_SentChannel, int, ActionName, int]] = []
@@ -227,7 +229,7 @@ class Lowering:
         The order of a body's instructions depends on the rates of its device. `orders` finds and caches these orders.
         """
         self.plan = plan
-        self.rates = on_ranks(rates or core_rates(), plan.mesh.pp)
+        self.rates = rates_by_rank(rates or core_rates(), plan.mesh.pp)
         self.kinds = kinds_of(self.rates)  # for each rank, the first rank on the same kind of device
         self.orders = orders or Orders()
         self._chains: dict[tuple[int, int], Chains] = {}  # by stage and kind of device
@@ -286,13 +288,13 @@ class Lowering:
         if key not in self._on_ranks:
             if key[:2] not in self._bodies:
                 self._bodies[key[:2]] = self._body(step, name, rank)
-            self._on_ranks[key] = _between(self._bodies[key[:2]], peers)
+            self._on_ranks[key] = _add_peers(self._bodies[key[:2]], peers)
         return self._on_ranks[key]
 
     def _body(self, step: Step, name: BodyName, rank: int) -> Body:
         actions = tuple(ActionName.of(action.kind, action.stage) for action in actions_of(step))
         if isinstance(step, Action) and is_copy(step):
-            return Body(name, actions, copy_instructions(step, self.chains(step.stage, rank).saved()))
+            return Body(name, actions, copy_instructions(step, self.chains(step.stage, rank).offloaded_values()))
         chains = [(self.chains(action.stage, rank), action.kind) for action in actions_of(step)]
         order = interleave([of_stage.chain(kind) for of_stage, kind in chains], self.orders)
         evaluates = name.actions[0].kind == EVALUATION
@@ -340,7 +342,7 @@ class _BodyNames:
         return self._names[key], micro_batches
 
 
-def _between(body: Body, peers: Peers) -> Body:
+def _add_peers(body: Body, peers: Peers) -> Body:
     """The body with its peers: forwards come from the first of a slot's peers, backwards from the second."""
 
     def with_peer(i: Instruction) -> Instruction:

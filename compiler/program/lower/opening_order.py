@@ -30,10 +30,10 @@ def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
 
 def opening_order(plan: Plan, programs: Iterable[Program]) -> tuple[Opening, ...]:
     """Every channel that the programs of a plan use, in the order in which ranks open them."""
-    return tuple(_in_rounds([*_needed(plan, programs)]))
+    return tuple(_order_in_rounds([*_needed_channels(plan, programs)]))
 
 
-def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
+def _needed_channels(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
     mesh = plan.mesh
     for edge in edges(programs):
         yield Opening("edge", edge, "each")
@@ -93,7 +93,7 @@ def _columns(plan: Plan, holders: Holders) -> Columns:
     return "slice" if plan.mesh.tp > 1 and num_columns * plan.mesh.tp == all_columns else "member"
 
 
-def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:
+def _order_in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:
     """The channels in rounds: each takes the first channel that is left, and all that are disjoint from those taken."""
     waiting = list(openings)
     while waiting:

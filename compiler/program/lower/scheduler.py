@@ -60,12 +60,12 @@ class Scheduler:
             short = stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
             return short.deferring_at_most(self._spec.schedule.deferred)
         if name == AUTO:
-            return self._searched(num_micro_batches).deferring_at_most(self._spec.schedule.deferred)
+            return self._search_schedule(num_micro_batches).deferring_at_most(self._spec.schedule.deferred)
         return schedule_of_block(self._spec.schedule, plan.mesh.pp, num_micro_batches)
 
-    def _searched(self, num_micro_batches: int) -> Schedule:
+    def _search_schedule(self, num_micro_batches: int) -> Schedule:
         # Imported here: a schedule that is named needs no solver.
-        from compiler.schedule.solver import is_long, solved_with_copies
+        from compiler.schedule.solver import is_long, solve_with_copies
 
         placement, ranks = self._lowering.plan.stage_placement, self._lowering.plan.mesh.pp
         minor = num_micro_batches < self._largest and not is_long(placement, ranks, num_micro_batches)
@@ -81,7 +81,7 @@ class Scheduler:
 
         if not solver.costs.can_offload:
             return search(solver).schedule
-        return solved_with_copies(solver, ranks, len(self._lowering.plan.stages), search).schedule
+        return solve_with_copies(solver, ranks, len(self._lowering.plan.stages), search).schedule
 
     @cached_property
     def _solver(self) -> Solver:

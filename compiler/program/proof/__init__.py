@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from compiler.ir import BucketCollective, Plan, Program
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.program.proof.certificate import ProofError, ProofFacts
 from compiler.program.proof.channels import check_channels
 from compiler.program.proof.collectives import check_collectives, check_reductions
@@ -25,12 +25,12 @@ __all__ = ["ProofError", "ProofFacts", "Prover", "Rows", "prove"]
 class Prover:
     """Proves the programs of one plan. Parts that programs have in common are checked once.
 
-    `rows` is the number of rows that a rank receives in each dispatch, or a `Received` that also counts the rows it
+    `rows` is the number of rows that a rank receives in each dispatch, or a `ReceivedRows` that also counts the rows it
     forwards. It is one value, or a function of (pipeline rank, layer as in "L17", micro-batch) for recorded rows. Only
     `peak_bytes` depends on it.
     """
 
-    def __init__(self, plan: Plan, rows: int | Received | Rows = 0) -> None:
+    def __init__(self, plan: Plan, rows: int | ReceivedRows | Rows = 0) -> None:
         self._plan, self._rows = plan, rows
         self._structure = Structure(plan)
         self._effects = Effects(self._structure.bodies)
@@ -77,6 +77,6 @@ class Prover:
         )
 
 
-def prove(program: Program, plan: Plan, rows: int | Received | Rows = 0) -> ProofFacts:
+def prove(program: Program, plan: Plan, rows: int | ReceivedRows | Rows = 0) -> ProofFacts:
     """Prove a single program: see `Prover`."""
     return Prover(plan, rows).prove(program)

@@ -84,7 +84,7 @@ def message_of(instruction: Instruction, micro_batch: int) -> Message:
     return Message(instruction.producer, micro_batch)
 
 
-def exchanged(body: Body) -> Exchanged:
+def exchanged_messages(body: Body) -> Exchanged:
     """Every message that a body sends or receives."""
     return tuple((i.kind, i.peer, i.producer, i.slot) for _, i in body.messages)
 
@@ -108,7 +108,7 @@ def read_lines(program: Program, schedule: Schedule) -> EventLines:
     """The messages and events of every rank. Raises ProofError if a message names a rank that does not exist."""
     lines = EventLines(program, schedule)
     for rank, bodies in enumerate(program.bodies):
-        lines.events.append(_line(lines, rank, {body.name: exchanged(body) for body in bodies}))
+        lines.events.append(_line(lines, rank, {body.name: exchanged_messages(body) for body in bodies}))
     return lines
 
 
@@ -122,7 +122,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
     in_flight: set[int] = set()  # sent, not yet released
     handed_over: dict[Message, int] = {}  # sent to the rank itself and not yet received -> the invocation
 
-    def fault(index: int, text: str) -> None:
+    def add_fault(index: int, text: str) -> None:
         lines.faults.setdefault(rank, (len(events), f"{lines.label(rank, index)}: {text}"))
 
     for index, (body, micro_batches, posts, releases) in enumerate(lines.program.invocations[rank]):
@@ -140,7 +140,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
             named = producer, micro_batches[slot]
             if peer == rank:
                 if text := _hand_over(kind, Message(*named), index, handed_over):
-                    fault(index, text)
+                    add_fault(index, text)
             elif kind == "send":
                 if peer not in going:
                     going[peer] = lines.channel(rank, index, rank, peer, f"send {Message(*named)}")
@@ -163,7 +163,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
                 if number in posted:
                     posted.remove(number)
                 else:
-                    fault(index, f"recv {Message(*named)} has no posted receive, or was awaited already")
+                    add_fault(index, f"recv {Message(*named)} has no posted receive, or was awaited already")
         for peer, message in releases:
             if peer not in going:
                 going[peer] = lines.channel(rank, index, rank, peer, f"release {message}")
@@ -173,7 +173,7 @@ def _line(lines: EventLines, rank: int, bodies: dict[str, Exchanged]) -> list[Ev
                 in_flight.remove(number)
                 events.append((RELEASE, number, channel, index))
             else:
-                fault(index, f"releases {message}, which was not sent, or was released already")
+                add_fault(index, f"releases {message}, which was not sent, or was released already")
     for unreceived, index in handed_over.items():
         lines.ends.append(f"{lines.label(rank, index)}: send {unreceived} is never received by the rank itself")
     for source, channel in coming.items():
@@ -248,7 +248,7 @@ def _proves_releases(lines: EventLines) -> bool:
             if fault:
                 raise ProofError(fault)
         done[rank] = count
-    _check_ended(lines, done)
+    _check_all_ended(lines, done)
     return True
 
 
@@ -283,10 +283,10 @@ def _run_with_clocks(lines: EventLines) -> None:
         else:
             if fault:
                 raise ProofError(fault)
-    _check_ended(lines, [clock[rank] for rank, clock in enumerate(clocks)])
+    _check_all_ended(lines, [clock[rank] for rank, clock in enumerate(clocks)])
 
 
-def _check_ended(lines: EventLines, done: list[int]) -> None:
+def _check_all_ended(lines: EventLines, done: list[int]) -> None:
     stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
     waits = [
         f"{lines.label(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from compiler.ir import Buffer, Instruction
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.program.proof.structure import Bodies
 
 Name: TypeAlias = tuple[int, str]  # (stage, name of a value in it)
-Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
+Rows: TypeAlias = Callable[
+    [int, str, int], int | ReceivedRows
+]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 _STAGED = "_staged"
 
 
-def staged_name(site: str) -> str:
+def staging_name(site: str) -> str:
     """The name of the staging buffers of a layer's exchanges."""
     return f"{site}{_STAGED}"
 
@@ -29,7 +31,7 @@ def is_staged(name: str) -> bool:
     return name.endswith(_STAGED)
 
 
-class Staged(NamedTuple):
+class StagingBytes(NamedTuple):
     """Bytes of staging that an exchange holds from its start to its wait, and that its wait then needs instead."""
 
     held_bytes: int = 0
@@ -37,7 +39,7 @@ class Staged(NamedTuple):
 
 
 # (start of an exchange, buffers it reads, buffers its wait writes, rows) -> staging
-Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]
+Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], ReceivedRows], StagingBytes]
 Change: TypeAlias = tuple[int, int, int, int]  # of memory: fixed bytes, bytes, and the peaks of both on the way
 Transitions: TypeAlias = dict[
     tuple[int, ...], tuple[tuple[int, ...], Change]

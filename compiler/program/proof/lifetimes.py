@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
 from compiler.program.proof.effects import (
@@ -29,7 +29,7 @@ from compiler.program.proof.effects import (
     Rows,
     Storage,
     Transitions,
-    staged_name,
+    staging_name,
 )
 from compiler.program.proof.structure import EXCHANGES, Waits
 from compiler.schedule.schedule import Schedule
@@ -38,7 +38,7 @@ from runtime.contract.names import BodyName, Site
 
 
 def check_values(
-    program: Program, schedule: Schedule, rank: int, rows: int | Received | Rows, effects: Effects
+    program: Program, schedule: Schedule, rank: int, rows: int | ReceivedRows | Rows, effects: Effects
 ) -> LiveMemory:
     """Check every read, write and free of `rank`; returns its memory with the peak bytes. Raises ProofError."""
     state = RankValues(program, schedule, rank, rows, effects)
@@ -60,13 +60,13 @@ class RankValues:
         program: Program,
         schedule: Schedule,
         rank: int,
-        rows: int | Received | Rows,
+        rows: int | ReceivedRows | Rows,
         effects: Effects,
-        fixed_rows: int | Received = 0,
+        fixed_rows: int | ReceivedRows = 0,
     ) -> None:
         """`fixed_rows`: the received rows that count as fixed bytes; the same for all users of one `effects`."""
-        self.schedule, self.fixed_rows = schedule, received(fixed_rows)
-        self.rows = rows if callable(rows) else received(rows)
+        self.schedule, self.fixed_rows = schedule, received_rows(fixed_rows)
+        self.rows = rows if callable(rows) else received_rows(rows)
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.places = _places(schedule, rank)
@@ -88,7 +88,7 @@ class RankValues:
             self._post(invocation, step, self.memory)
         # Most of a proof's time is spent here and in `_release`.
         places, slots = _different([places[k] for places, k in zip(self.slots[name], micro_batches, strict=True)])
-        if isinstance(self.rows, Received):
+        if isinstance(self.rows, ReceivedRows):
             transitions = self.transitions.get((name, slots))
             if transitions is None:
                 transitions = self.transitions[name, slots] = self._transitions(name, self.rows, slots)
@@ -179,7 +179,7 @@ class RankValues:
                 if self.effects.staging:
                     read = [names.live[action.stage, name][0] for name in instruction.reads]
                     writes = body.instructions[waits[index]].writes
-                    staged[waits[index]] = self._staged(instruction, read, writes, action.micro_batch)
+                    staged[waits[index]] = self._staging_of(instruction, read, writes, action.micro_batch)
                     memory.hold(staged[waits[index]][0])
             elif instruction.kind == "to_host":
                 _copy_to_host(action.stage, instruction, names)
@@ -214,14 +214,14 @@ class RankValues:
                     memory.hold(at_wait)
                     memory.drop(at_wait)
 
-    def _staged(
+    def _staging_of(
         self, start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], micro_batch: int
     ) -> tuple[Storage, Storage]:
         """The staging that an exchange holds until its wait, and the staging that the wait needs."""
         assert self.effects.staging
         fixed = self.effects.staging(start, read, written, self.fixed_rows)
         actual = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
-        name = staged_name(start.site)
+        name = staging_name(start.site)
         return Storage(fixed.held_bytes, actual.held_bytes, name=name), Storage(
             fixed.wait_bytes, actual.wait_bytes, name=name
         )
@@ -233,11 +233,11 @@ class RankValues:
         num_bytes = buffer.bytes_at(*self._rows(site, micro_batch))
         return Storage(buffer.bytes_at(*self.fixed_rows), num_bytes, name=buffer.name)
 
-    def _rows(self, site: str, micro_batch: int) -> Received:
+    def _rows(self, site: str, micro_batch: int) -> ReceivedRows:
         """The rows that the rank receives in the layer of a site; the recorded ones if rows are recorded."""
-        if isinstance(self.rows, Received):
+        if isinstance(self.rows, ReceivedRows):
             return self.rows
-        return received(self.rows(self.rank, Site(site).block, micro_batch))
+        return received_rows(self.rows(self.rank, Site(site).block, micro_batch))
 
     def _write(
         self,
@@ -315,9 +315,9 @@ def _copy_to_host(stage: int, instruction: Instruction, names: Namespace) -> Non
         names.away[stage, name] = copy
 
 
-def received(rows: int | Received) -> Received:
-    """Rows as a `Received`; a plain number stands for rows that no rank forwards."""
-    return rows if isinstance(rows, Received) else Received(rows)
+def received_rows(rows: int | ReceivedRows) -> ReceivedRows:
+    """Rows as a `ReceivedRows`; a plain number stands for rows that no rank forwards."""
+    return rows if isinstance(rows, ReceivedRows) else ReceivedRows(rows)
 
 
 def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, ShardedTensors, Signature, Stage, Use
 from compiler.ir.names import accumulator_of, gradient_of
 from compiler.ir.program import GATHERS
 
@@ -71,13 +71,13 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -
         use = steps[instruction.site, "run"]
         assert isinstance(use, Use)
         run_operands = _of_run(use, instruction.phase, plan.cuts)
-        return _with_values(run_operands, instruction.phase, shards) if shards else run_operands
+        return _read_gathered_values(run_operands, instruction.phase, shards) if shards else run_operands
     if shards and (instruction.wait or instruction.kind) in ("zeros", "gather", "scatter"):
         return _of_sharded(instruction, shards)
     return _of_other(instruction, stage, steps, plan.cuts)
 
 
-def _with_values(operands_of_run: Operands, phase: str, shards: Sharded) -> Operands:
+def _read_gathered_values(operands_of_run: Operands, phase: str, shards: ShardedTensors) -> Operands:
     """The operands of a segment with sharded tensors, which it reads from gathered values."""
     params, weights = operands_of_run.params, operands_of_run.weights
     gathered = f"{shards.weights.name}_{phase}" if shards.weights else ""
@@ -87,13 +87,13 @@ def _with_values(operands_of_run: Operands, phase: str, shards: Sharded) -> Oper
     return operands_of_run._replace(reads=(*operands_of_run.reads, *values), params_in=params_in, weights_in=weights_in)
 
 
-def _places(names: Names, shards: Sharded, value: str) -> Names:
+def _places(names: Names, shards: ShardedTensors, value: str) -> Names:
     """For each tensor, the value that holds it, or ""; empty if no value holds any of them."""
     values = tuple([value if name in shards.tensors else "" for name in names])
     return values if any(values) else ()
 
 
-def _of_sharded(instruction: Instruction, shards: Sharded) -> Operands:
+def _of_sharded(instruction: Instruction, shards: ShardedTensors) -> Operands:
     """The operands of an instruction on sharded tensors: the wait of a gather writes weights, zeros write gradients,
     and a scatter reads gradients until its wait."""
     kind = instruction.wait or instruction.kind
@@ -102,7 +102,7 @@ def _of_sharded(instruction: Instruction, shards: Sharded) -> Operands:
     if kind == "zeros":
         return Operands(writes=(shards.gradients,))
     assert shards.weights is not None
-    weights = shards.weights.named(f"{shards.weights.name}_{instruction.phase}", shards.weights.alias)
+    weights = shards.weights.with_name(f"{shards.weights.name}_{instruction.phase}", shards.weights.alias)
     return Operands(writes=(weights,) if instruction.wait else ())
 
 
@@ -155,7 +155,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
     return Operands(
         tuple(values[local] for local in signature.args if local not in params),
         *((added, read) if phase == "W" else (read, ())),
-        tuple(b.named(values[b.name], values[b.alias] if b.alias else "") for b in writes),
+        tuple(b.with_name(values[b.name], values[b.alias] if b.alias else "") for b in writes),
     )
 
 
@@ -193,7 +193,7 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
 
 
 def _gradient(buffer: Buffer) -> Buffer:
-    return buffer.named(gradient_of(buffer.name))
+    return buffer.with_name(gradient_of(buffer.name))
 
 
 def _dtype(stage: Stage, value: str, cuts: Cuts) -> str:

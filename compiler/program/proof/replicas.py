@@ -29,7 +29,7 @@ def check_holders(plan: Plan) -> None:
             checked.add(common)
     _check_slices(plan, params)
     _check_buckets(plan, stages)
-    _check_divided(plan)
+    _check_sharded_buckets(plan)
 
 
 def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, Param]]:
@@ -110,7 +110,7 @@ def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
             raise ProofError(f"reduce {name}: bucket {bucket.name} mixes trained and frozen parameters")
 
 
-def _check_divided(plan: Plan) -> None:
+def _check_sharded_buckets(plan: Plan) -> None:
     """Check that a bucket is sharded if several columns hold it, and gathered by exactly the segments that read it.
 
     A gathered bucket is padded so that all holders have shards of one size.

@@ -27,7 +27,7 @@ def check_start(plan: Plan, openings: Sequence[Opening], programs: Iterable[Prog
     for opening in openings:
         if not opening.ranks or not set(opening.ranks) <= set(ranks):
             raise ProofError(f"{name_of(opening)}: there is no such rank")
-    check_lines([[o for o in openings if rank in o.ranks] for rank in ranks], used(plan, programs))
+    check_lines([[o for o in openings if rank in o.ranks] for rank in ranks], used_channels(plan, programs))
 
 
 def check_lines(lines: Sequence[Line], needed: Iterable[Opening]) -> None:
@@ -46,7 +46,7 @@ def check_lines(lines: Sequence[Line], needed: Iterable[Opening]) -> None:
     _run(lines)
 
 
-def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
+def used_channels(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     """The channels that programs use: for messages, for the exchanges of expert groups, and for collectives."""
     programs = list(programs)
     bodies = {(rank, id(b)): b for program in programs for rank, row in enumerate(program.bodies) for b in row}
@@ -65,7 +65,7 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     if plan.mesh.sq > 1:
         channels |= {Opening("choices", (rank,), "sequence") for rank in range(plan.mesh.pp)}
     calls = {(call.kind, id(call.bucket)): call.bucket for program in programs for call in program.collectives}
-    groups = {_meeting(plan, kind, bucket) if bucket else None for (kind, _), bucket in calls.items()}
+    groups = {_reducing_ranks(plan, kind, bucket) if bucket else None for (kind, _), bucket in calls.items()}
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
     for bucket in plan.buckets:
         if not sites.isdisjoint(bucket.sites):
@@ -75,7 +75,7 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     return channels
 
 
-def _meeting(plan: Plan, kind: str, bucket: Bucket) -> Holders:
+def _reducing_ranks(plan: Plan, kind: str, bucket: Bucket) -> Holders:
     """The ranks that reduce a bucket in the epilogue, or gather its weights with the update.
 
     These are all of its holders or, if it is sharded, the holders of one shard: those of the first column stand for

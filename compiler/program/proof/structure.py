@@ -45,7 +45,7 @@ class Bodies:
         """The number of a body on a rank."""
         entry = self._numbers.get(id(body))
         if entry is None:
-            content = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
+            content = body.name, body.actions, tuple([_key_without_peer(rank, i) for i in body.instructions])
             entry = self._numbers[id(body)] = body, self._alike.setdefault(content, len(self._alike))
         return entry[1]
 
@@ -64,7 +64,7 @@ class Bodies:
         return self._counts[number]
 
 
-def _but_peer(rank: int, instruction: Instruction) -> Hashable:
+def _key_without_peer(rank: int, instruction: Instruction) -> Hashable:
     """All of an instruction but its peer. Bodies share most instructions without a peer: identity stands for these."""
     i = instruction
     if i.peer < 0:
@@ -124,7 +124,7 @@ class Structure:
             steps = steps_of(stage)
             of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
             if action.kind in COPIES:
-                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action.kind], saved_of(stage, self._plan))
+                _check_copy(f"rank {rank}, {action}", of_slot, COPIES[action.kind], saved_values(stage, self._plan))
                 continue
             _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action.kind], self._plan))
             for i in of_slot:
@@ -132,7 +132,7 @@ class Structure:
                 actual = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)
                 if actual != operands(i, stage, steps, self._plan):
                     raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
-            _check_scattered(f"rank {rank}, {action}", of_slot)
+            _check_scatters(f"rank {rank}, {action}", of_slot)
         self.bodies.waits(rank, body)
 
     def _steps(self, program: Program, rank: int) -> Iterator[Step]:
@@ -206,9 +206,9 @@ def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
                 needs += keys if phase in phases else [key for key in keys if "counts" not in key]
             elif has_work(step, phase, plan.cuts):
                 needs.append(("run", phase, step.site, ""))
-                needs += _started("gather", phase, step.site) if needs_gather(step, phase, plan) else []
+                needs += _start_and_wait("gather", phase, step.site) if needs_gather(step, phase, plan) else []
                 if phase == "W" and needs_scatter(step, plan):
-                    needs += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
+                    needs += [("zeros", "W", step.site, ""), *_start_and_wait("scatter", "W", step.site)]
     return frozenset(needs)
 
 
@@ -222,17 +222,17 @@ def _exchange_keys(step: Communication, phase: str) -> list[Key]:
         return []
     if step.moves_rows:
         moved = step.outputs if phase == "F" else step.returned
-        return _started(step.rows_kind(phase), phase, step.site) if moved else []
+        return _start_and_wait(step.rows_kind(phase), phase, step.site) if moved else []
     kinds = ("counts", step.kind) if (step.kind, phase) == ("dispatch", "F") else (step.kind,)
-    return [key for kind in kinds for key in _started(kind, phase, step.site)]
+    return [key for kind in kinds for key in _start_and_wait(kind, phase, step.site)]
 
 
-def _started(kind: str, phase: str, site: str) -> list[Key]:
+def _start_and_wait(kind: str, phase: str, site: str) -> list[Key]:
     """The start and the wait of an exchange."""
     return [(kind, phase, site, ""), ("wait", phase, site, kind)]
 
 
-def saved_of(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
+def saved_values(stage: Stage, plan: Plan) -> tuple[Buffer, ...]:
     """The values that a forward of a stage keeps for the backward: those it reads and does not recompute.
 
     Loaded data is not among them, nor are integers, which count and place rows.
@@ -261,7 +261,7 @@ def _check_copy(location: str, instructions: list[Instruction], kind: str, saved
         raise ProofError(f"{location}: {kind} has other operands than a forward of its stage saves")
 
 
-def _check_scattered(location: str, instructions: list[Instruction]) -> None:
+def _check_scatters(location: str, instructions: list[Instruction]) -> None:
     """Check that gradients are scattered after the W that adds to them. Other checks ensure that each is there once."""
     added: set[str] = set()
     for i in instructions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.schedule.solver.offload import solved_with_copies
+from compiler.schedule.solver.offload import solve_with_copies
 from compiler.schedule.solver.solve import Solution, Solver, default_cap, is_long
 
-__all__ = ["Solution", "Solver", "default_cap", "is_long", "solved_with_copies"]
+__all__ = ["Solution", "Solver", "default_cap", "is_long", "solve_with_copies"]

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from compiler.schedule.solver.cycle import COPIES, makespan_of, marked, stretched, unrolled, waves, with_periods
-from compiler.schedule.solver.filled import anneal_filled, filled, fills_pauses
+from compiler.schedule.solver.cycle import (
+    COPIES,
+    makespan_of,
+    mark_periods,
+    repeat_best_period,
+    stretch_slots,
+    unroll_period,
+    waves,
+)
+from compiler.schedule.solver.filled import anneal_filled, fill_with_w, fills_pauses
 from compiler.schedule.solver.moves import anneal
-from compiler.schedule.solver.problem import ScheduleProblem, Slots, resized
+from compiler.schedule.solver.problem import ScheduleProblem, Slots, resize_problem
 from compiler.schedule.solver.seeds import greedy_seeds, seeds
 from compiler.schedule.solver.timing import FIXED
 
@@ -54,7 +62,7 @@ def solve_core(
     If the best start takes longer than `worth`, it is the result. With `periodic`, a period of the steady state is
     marked; the search leaves it unchanged, and it can be repeated. The search stops at the bound.
     """
-    candidates = _from_initial(problem, initial) if initial else _starts(problem, periodic, bound, effort)
+    candidates = _cores_of_initial(problem, initial) if initial else _starts(problem, periodic, bound, effort)
     starts = sorted(candidates, key=lambda core: core.value)
     if not starts:
         return None
@@ -104,48 +112,48 @@ def _starts(problem: ScheduleProblem, periodic: bool, bound: Bound, effort: floa
         if not periodic and any(core.value <= bound(problem.count) for core in cores):
             return
         new_cores = list(make(problem, periodic, effort))
-        new_cores += list(_with_filled_pauses(new_cores))
+        new_cores += list(_fill_cores(new_cores))
         yield from new_cores
         cores += new_cores
 
 
-def _with_filled_pauses(cores: Sequence[Core]) -> Iterator[Core]:
+def _fill_cores(cores: Sequence[Core]) -> Iterator[Core]:
     for core in cores:
-        slots = filled(core.problem, core.slots) if fills_pauses(core.problem) else None
+        slots = fill_with_w(core.problem, core.slots) if fills_pauses(core.problem) else None
         new_core = slots and _core("search", core.problem, slots)
         if new_core and new_core.value < core.value:
             yield new_core
 
 
 def _named_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    return _from_slots(problem, periodic, seeds(problem))
+    return _cores_of_slots(problem, periodic, seeds(problem))
 
 
 def _greedy_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    return _from_slots(problem, periodic, greedy_seeds(problem))
+    return _cores_of_slots(problem, periodic, greedy_seeds(problem))
 
 
 def _few_greedy_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
-    return _from_slots(problem, periodic, islice(greedy_seeds(problem), _FEW))
+    return _cores_of_slots(problem, periodic, islice(greedy_seeds(problem), _FEW))
 
 
-def _from_slots(problem: ScheduleProblem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
+def _cores_of_slots(problem: ScheduleProblem, periodic: bool, named: Iterable[tuple[str, Slots]]) -> Iterator[Core]:
     for name, slots in named:
-        start = with_periods(problem, slots) if periodic else (problem, slots)
+        start = repeat_best_period(problem, slots) if periodic else (problem, slots)
         if start and (core := _core(name, *start)):
             yield core
 
 
 def _wave_starts(problem: ScheduleProblem, periodic: bool, effort: float) -> Iterator[Core]:
     """Starts that repeat a period, with parts of it at the beginning and the end of the run."""
-    larger = resized(problem, problem.count + COPIES - 1) if periodic else problem
+    larger = resize_problem(problem, problem.count + COPIES - 1) if periodic else problem
     for period in islice(waves(problem), _WAVES):
-        slots = marked(larger, period) if periodic else unrolled(larger, period)
+        slots = mark_periods(larger, period) if periodic else unroll_period(larger, period)
         if slots and (core := _core("wave", larger, slots)):
             yield core
 
 
-def _from_initial(problem: ScheduleProblem, initial: Sequence[Slots]) -> Iterator[Core]:
+def _cores_of_initial(problem: ScheduleProblem, initial: Sequence[Slots]) -> Iterator[Core]:
     return (core for slots in initial if (core := _core("search", problem, slots)))
 
 
@@ -153,7 +161,7 @@ def _core(origin: str, problem: ScheduleProblem, slots: Slots) -> Core | None:
     """The core of some slots, with its value; None if they are not legal."""
     periodic = any(slot >= FIXED for row in slots for slot in row)
     count = _LONG * problem.count if periodic else problem.count
-    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if periodic else slots)
+    value = makespan_of(resize_problem(problem, count), stretch_slots(problem, slots, count) if periodic else slots)
     return None if value is None else Core(value, origin, problem, slots)
 
 
@@ -169,6 +177,6 @@ def _steady(problem: ScheduleProblem, work: float, bound: Bound, effort: float) 
     starts = sorted(_starts(problem, False, bound, effort), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):
         slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots
-        periodic = with_periods(problem, slots)
+        periodic = repeat_best_period(problem, slots)
         if periodic and (core := _core("search", *periodic)):
             yield core

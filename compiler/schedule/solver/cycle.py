@@ -26,7 +26,7 @@ from compiler.schedule.solver.problem import (
     chunk_of,
     kind_of,
     pair,
-    resized,
+    resize_problem,
     slot_of,
     tokens_of,
 )
@@ -42,9 +42,9 @@ _LONGEST = 4  # the most slots of a period, per chunk
 _TRIALS = 24
 
 
-def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProblem, Slots] | None:
+def repeat_best_period(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProblem, Slots] | None:
     """The slots with a period repeated where that costs least, marked as fixed slots; None if there is no period."""
-    larger = resized(problem, problem.count + COPIES - 1)
+    larger = resize_problem(problem, problem.count + COPIES - 1)
     best: tuple[int, Slots] | None = None
     for place in _places(problem, slots):
         new = tuple(
@@ -57,7 +57,7 @@ def with_periods(problem: ScheduleProblem, slots: Slots) -> tuple[ScheduleProble
     return (larger, best[1]) if best else None
 
 
-def stretched(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
+def stretch_slots(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
     """Slots for `count` micro-batches per chunk: the marked period is repeated for each additional one."""
     rows = []
     for row in slots:
@@ -166,7 +166,7 @@ def fits(problem: ScheduleProblem, period: Period) -> bool:
     return all(row_peak is not None and row_peak <= cap for row_peak, cap in zip(peaks, problem.caps, strict=True))
 
 
-def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
+def unroll_period(problem: ScheduleProblem, period: Period) -> Slots:
     """The problem's run: the endless repetition of the period, restricted to the problem's micro-batches.
 
     No remaining action waits for one that is left out, and those free what they hold. So the run is legal and under the
@@ -181,7 +181,7 @@ def unrolled(problem: ScheduleProblem, period: Period) -> Slots:
     return tuple(rows)
 
 
-def marked(problem: ScheduleProblem, period: Period) -> Slots | None:
+def mark_periods(problem: ScheduleProblem, period: Period) -> Slots | None:
     """The problem's run with some periods marked as fixed slots; None if a row has too few whole periods."""
     rows = []
     for row in range(problem.num_rows):
@@ -285,7 +285,7 @@ def _orders(problem: ScheduleProblem) -> set[Order]:
         else:
             for _ in range(_ORDERS // 2**problem.num_chunks + 1):
                 draw.shuffle(tokens)
-                orders.add(_paired((F, *tokens), offered))
+                orders.add(_pair_tokens((F, *tokens), offered))
     return orders
 
 
@@ -305,7 +305,7 @@ def _all_orders(begun: Order, tokens: tuple[int, ...], offered: frozenset[int]) 
 _LONE = frozenset(range(W + 1))
 
 
-def _paired(tokens: Sequence[int], offered: frozenset[int]) -> Order:
+def _pair_tokens(tokens: Sequence[int], offered: frozenset[int]) -> Order:
     """The order in which each token is paired with the next one if that pair is offered."""
     slots: list[int] = []
     for token in tokens:

@@ -28,7 +28,7 @@ _Fills = list[list[tuple[int, int]]]  # by row, (index of a slot, number of W th
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareRows:
     """Rows without W, except for marked ones."""
 
     rows: tuple[tuple[int, ...], ...]
@@ -40,11 +40,11 @@ def fills_pauses(problem: ScheduleProblem) -> bool:
     return problem.has_equal_w and all(slot <= W for offered in problem.offered for slot in offered)
 
 
-def filled(problem: ScheduleProblem, slots: Slots) -> Slots | None:
+def fill_with_w(problem: ScheduleProblem, slots: Slots) -> Slots | None:
     """The slots with each W where its row would wait; None if a forward then has no room."""
     bare = _bare(problem, slots)
-    timed = _timed(problem, _steps(problem), bare, [_initial_state(problem, bare)])
-    return None if timed is None else _with_fills(bare, timed.states[-1].fills)
+    timed = _time_rows(problem, _steps(problem), bare, [_initial_state(problem, bare)])
+    return None if timed is None else _insert_fills(bare, timed.states[-1].fills)
 
 
 def anneal_filled(
@@ -52,7 +52,7 @@ def anneal_filled(
 ) -> FoundSlots:
     """Walk as `anneal` does, on rows whose W fill pauses."""
     bare, steps = _bare(problem, slots), _steps(problem)
-    timed = _timed(problem, steps, bare, [_initial_state(problem, bare)])
+    timed = _time_rows(problem, steps, bare, [_initial_state(problem, bare)])
     if timed is None:
         return anneal(problem, slots, work, heat, seed, goal)
     draw, num_rows, value = random.Random(seed).random, problem.num_rows, timed.value()
@@ -62,25 +62,25 @@ def anneal_filled(
     works = _works(problem, steps, bare)
     while spent < work and best[0] > goal:
         spent += _DRAWN
-        changed = _changed(problem.num_chunks, steps, bare, draw)
+        changed = _move_slot(problem.num_chunks, steps, bare, draw)
         if changed is None:
             continue
         spent += _CHANGED
         new, places = changed
-        states = timed.before(places)
+        states = timed.states_before(places)
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
         spent += _SLOT * (size - sum(states[-1].positions))
         limit = max(timed.ends) + int(allowed / num_rows)
-        new_timed = _timed(problem, steps, new, states, [limit - work for work in works])
+        new_timed = _time_rows(problem, steps, new, states, [limit - work for work in works])
         if new_timed is None or new_timed.value() - value > allowed:
             continue
         bare, timed, value = new, new_timed, new_timed.value()
         if (max(timed.ends), value) < best:
             best, best_rows = (max(timed.ends), value), (bare, timed)
-    return FoundSlots(*best, _with_fills(best_rows[0], best_rows[1].states[-1].fills))
+    return FoundSlots(*best, _insert_fills(best_rows[0], best_rows[1].states[-1].fills))
 
 
-def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
+def _bare(problem: ScheduleProblem, slots: Slots) -> BareRows:
     """Rows without W. A B that takes as long as its two halves becomes an I."""
     rows, spares = [], []
     for times, row in zip(problem.times, slots, strict=True):
@@ -97,7 +97,7 @@ def _bare(problem: ScheduleProblem, slots: Slots) -> Bare:
             bare_row.append(slot)
         rows.append(tuple(bare_row))
         spares.append((spare[0], spare[1]))
-    return Bare(tuple(rows), tuple(spares))
+    return BareRows(tuple(rows), tuple(spares))
 
 
 def _steps(problem: ScheduleProblem) -> list[_Steps]:
@@ -146,7 +146,7 @@ class _TimedRows:
     def value(self) -> int:
         return len(self.ends) * max(self.ends) + sum(self.ends)
 
-    def before(self, places: Sequence[int]) -> list[_FillState]:
+    def states_before(self, places: Sequence[int]) -> list[_FillState]:
         """The states that do not depend on the slots of the rows after these places."""
         return [
             state
@@ -155,7 +155,7 @@ class _TimedRows:
         ]
 
 
-def _initial_state(problem: ScheduleProblem, bare: Bare) -> _FillState:
+def _initial_state(problem: ScheduleProblem, bare: BareRows) -> _FillState:
     events, zeros = [-1] * problem.num_events, [0] * len(bare.rows)
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
     needs, makes, spare = ([list(row) for row in rows] for rows in (problem.needs, problem.makes, bare.spare))
@@ -163,10 +163,10 @@ def _initial_state(problem: ScheduleProblem, bare: Bare) -> _FillState:
     return _FillState(events, needs, makes, positions, clocks, due, live, idle, spare, [[] for _ in zeros])
 
 
-def _timed(
+def _time_rows(
     problem: ScheduleProblem,
     steps: Sequence[_Steps],
-    bare: Bare,
+    bare: BareRows,
     states: list[_FillState],
     pauses: Sequence[int] | None = None,
 ) -> _TimedRows | None:
@@ -236,7 +236,7 @@ def _timed(
     return _TimedRows(state.clocks, [*states, state])
 
 
-def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> list[int]:
+def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: BareRows) -> list[int]:
     """By row, the total time of its slots and W."""
     works = []
     for table, row, spare, times in zip(steps, bare.rows, bare.spare, problem.times, strict=True):
@@ -244,9 +244,9 @@ def _works(problem: ScheduleProblem, steps: Sequence[_Steps], bare: Bare) -> lis
     return works
 
 
-def _changed(
-    num_chunks: int, steps: Sequence[_Steps], bare: Bare, draw: Callable[[], float]
-) -> tuple[Bare, list[int]] | None:
+def _move_slot(
+    num_chunks: int, steps: Sequence[_Steps], bare: BareRows, draw: Callable[[], float]
+) -> tuple[BareRows, list[int]] | None:
     """The rows with a slot moved, and for each row the first place that differs.
 
     The slots of the same micro-batch in some neighbouring rows move equally far.
@@ -276,7 +276,7 @@ def _changed(
         rows[row], places[row] = tuple(new), min(position, target)
         row += step
         if not 0 <= row < len(rows) or draw() >= _GO_ON or rows[row].count(slot) <= number:
-            return Bare(tuple(rows), bare.spare), places
+            return BareRows(tuple(rows), bare.spare), places
         position = -1
         for _ in range(number + 1):
             position = rows[row].index(slot, position + 1)
@@ -293,7 +293,7 @@ def _is_legal(num_chunks: int, steps: _Steps, row: Sequence[int]) -> bool:
     return True
 
 
-def _with_fills(bare: Bare, fills: _Fills) -> Slots:
+def _insert_fills(bare: BareRows, fills: _Fills) -> Slots:
     """The rows with their W."""
     rows = []
     for row, fill in zip(bare.rows, fills, strict=True):

@@ -24,11 +24,11 @@ from compiler.schedule.solver.timing import (
     FIXED,
     TimedRow,
     Timing,
-    changed,
-    in_time_order,
+    change_row,
     is_longer,
     line_of,
-    retimed,
+    retime_rows,
+    sort_by_time,
     timing_of,
 )
 
@@ -108,7 +108,7 @@ def swap_chunks(slots: list[int], position: int, draw: Draw, offered: Offered) -
         if match is not None:
             new = slots[:]
             for place, old, replacement in ((position, token, match), (target, match, token)):
-                new[place] = _replaced(slots[place], old, replacement)
+                new[place] = _replace_token(slots[place], old, replacement)
                 if new[place] not in offered:
                     return None
             return new, min(position, target), len(slots) - 1 - max(position, target)
@@ -126,7 +126,7 @@ def split(slots: list[int], position: int, draw: Draw) -> Change | None:
     if _is_inside(slots, target):
         return None
     new = slots[:]
-    new[position] = _replaced(slots[position], back, back + MOST_CHUNKS)
+    new[position] = _replace_token(slots[position], back, back + MOST_CHUNKS)
     new.insert(target, W)
     return new, position, len(slots) - target
 
@@ -141,7 +141,7 @@ def unsplit(slots: list[int], position: int, draw: Draw) -> Change | None:
     if target is None:
         return None
     new = slots[:]
-    new[position] = _replaced(slots[position], back, back - MOST_CHUNKS)
+    new[position] = _replace_token(slots[position], back, back - MOST_CHUNKS)
     remaining = list(TOKENS[slots[target]])
     remaining.remove(W)
     new[target : target + 1] = remaining
@@ -171,7 +171,7 @@ def _is_inside(slots: list[int], gap: int) -> bool:
     return 0 < gap < len(slots) and slots[gap - 1] >= FIXED and slots[gap] >= FIXED
 
 
-def _replaced(slot: int, old: int, new: int) -> int:
+def _replace_token(slot: int, old: int, new: int) -> int:
     """The slot with one token replaced by another."""
     if slot < NUM_TOKENS:
         return new
@@ -197,7 +197,7 @@ _GO_ON = 0.9  # probability of another row after that
 _LATE, _HOW_LATE = 0.5, 0.25  # share of changes near the end of a row, where most is gained; exponent of their place
 _NEAR = 12  # slots within which an equal slot is searched for in the next row
 _SORTED = 50  # accepted changes between two sorts of the order in which slots are timed
-Changed = tuple[list[TimedRow], int, int, dict[int, int]]  # see _changed
+RowChange = tuple[list[TimedRow], int, int, dict[int, int]]  # see _change_rows
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def anneal(
     spent, accepted = 0.0, 0
     while spent < work and best.makespan > goal:
         spent += _DRAWN
-        candidate = _changed(problem, lines, timing, draw)
+        candidate = _change_rows(problem, lines, timing, draw)
         if candidate is None:
             continue
         new, first, last, added = candidate
@@ -240,13 +240,13 @@ def anneal(
             if is_longer(problem, timing, new, first, last, added, limit):
                 continue
         spent += _SLOT * (size - begin)
-        timed = retimed(problem, timing, new, first, limit)
+        timed = retime_rows(problem, timing, new, first, limit)
         if timed is None or (new_value := _value(timed)) - value > allowed:
             continue
         spent += _SLOT * size  # for its tails
         lines, timing, value, accepted = new, timed, new_value, accepted + 1
         if accepted % _SORTED == 0:
-            timing = in_time_order(problem, timing, lines)
+            timing = sort_by_time(problem, timing, lines)
         if (timing.makespan, value) < (best.makespan, best.value):
             best = FoundSlots(timing.makespan, value, tuple(tuple(line.slots) for line in lines))
     return best
@@ -256,9 +256,9 @@ def _value(timing: Timing) -> int:
     return len(timing.ends) * timing.makespan + sum(timing.ends)
 
 
-def _changed(
+def _change_rows(
     problem: ScheduleProblem, lines: list[TimedRow], timing: Timing, draw: Callable[[], float]
-) -> Changed | None:
+) -> RowChange | None:
     """The timed rows with a random change to one of them, or the same change to some neighbouring ones.
 
     Also returns the marks between which they differ, where the second may be one beyond the last mark, and by changed
@@ -279,7 +279,7 @@ def _changed(
     while True:
         old = lines[row]
         new = change(old.slots, position, draws, problem.offered[row])
-        line = new and changed(problem, row, old, *new)
+        line = new and change_row(problem, row, old, *new)
         if not new or not line:
             return None
         candidate[row] = line

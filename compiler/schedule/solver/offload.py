@@ -17,7 +17,7 @@ from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, held_at_most, simulate
-from compiler.schedule.solver.solve import Cap, ScheduleRequest, Solution, Solver, checked, default_cap
+from compiler.schedule.solver.solve import Cap, ScheduleRequest, Solution, Solver, check_request, default_cap
 from runtime.contract.actions import Action, Step, actions_of, is_copy
 
 # --- Place copies to the host in a schedule whose ranks exceed the cap, so that they do not
@@ -32,18 +32,18 @@ _ROUNDS = 4  # rounds of placing and timing
 _Key = tuple[int, int]  # a stage and a micro-batch
 
 
-def with_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> tuple[Schedule, Timeline] | None:
+def add_copies(schedule: Schedule, costs: Costs, caps: Sequence[Fraction]) -> tuple[Schedule, Timeline] | None:
     """Add copies to a schedule so that each rank stays under its cap; returns it with its times.
 
     Returns None if no such choice of copies exists or was found.
     """
     if all(peak <= cap for peak, cap in zip(held_at_most(schedule, costs.keeps), caps, strict=True)):
         return schedule, simulate(schedule, costs)
-    results = [result for eager in (False, True) if (result := _with_copies(schedule, costs, caps, eager))]
+    results = [result for eager in (False, True) if (result := _add_copies(schedule, costs, caps, eager))]
     return min(results, key=lambda result: result[1].makespan, default=None)
 
 
-def _with_copies(
+def _add_copies(
     schedule: Schedule, costs: Costs, caps: Sequence[Fraction], eager: bool
 ) -> tuple[Schedule, Timeline] | None:
     placed, timeline, best = schedule, simulate(schedule, costs), None
@@ -52,9 +52,9 @@ def _with_copies(
         for rank, cap in enumerate(caps):
             steps, ticks = placed.actions[rank], timeline.ticks[rank]
             spans = [span for span, step in zip(ticks, steps, strict=True) if not is_copy(step)]
-            row = _OffloadRow([step for step in steps if not is_copy(step)], spans, timeline.unit, costs, cap).placed(
-                eager
-            )
+            row = _OffloadRow(
+                [step for step in steps if not is_copy(step)], spans, timeline.unit, costs, cap
+            ).place_copies(eager)
             if row is None:
                 return best
             rows.append(row)
@@ -129,7 +129,7 @@ class _OffloadRow:
                 return True
         return False
 
-    def placed(self, eager: bool) -> tuple[Step, ...] | None:
+    def place_copies(self, eager: bool) -> tuple[Step, ...] | None:
         """The steps with their copies; None if no choice of copies makes room."""
         away: set[_Key] = set()  # activations that go to the host
         stay: set[_Key] = set()  # those that need not go, as they would be back before room is missing
@@ -238,16 +238,18 @@ _LARGER = (Fraction(2), Fraction(3, 2), Fraction(5, 4))  # other caps, as multip
 Search = Callable[[Solver], Solution]
 
 
-def solved_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: Search) -> Solution:
+def solve_with_copies(solver: Solver, num_ranks: int, num_stages: int, search: Search) -> Solution:
     """The best result of `search` under the solver's cap, or under other caps with copies.
 
     `num_stages`: the number of stages that the costs and the cap of the solver refer to. Without a cap, no copies are
     needed. Raises ValueError as the search does.
     """
-    device = replace(solver, costs=solver.costs.on_device())
+    device = replace(solver, costs=solver.costs.without_offload())
     if solver.cap is None:
         return search(device)
-    results = _FoundOffloads(checked(ScheduleRequest(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap)
+    results = _FoundOffloads(
+        check_request(ScheduleRequest(num_ranks, 1, solver.costs, num_stages, solver.cap)), solver.cap
+    )
     results.add(search(replace(device, cap=None, effort=_SHARE * solver.effort)))
     if results.best is None or results.bound(device.costs) <= results.key()[0]:
         results.add(search(device))
@@ -290,7 +292,7 @@ class _FoundOffloads:
         self.request = replace(self.request, num_micro_batches=schedule.num_micro_batches)
         self.searched |= dict.fromkeys(solution.searched)
         costs, caps = self.request.costs_on(placement), self.request.caps_on(placement, self.cap)
-        placed = with_copies(schedule, costs, caps)
+        placed = add_copies(schedule, costs, caps)
         if placed is None:
             return
         makespan, copies = placed[1].makespan, sum(map(len, placed[1].copies))

@@ -19,7 +19,7 @@ from itertools import combinations_with_replacement, product
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement
 from compiler.schedule.costs import Costs
-from compiler.schedule.numbering import numbered
+from compiler.schedule.numbering import number_micro_batches
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.slots import Home, Slot, homes
 from compiler.schedule.weights import Weight
@@ -199,10 +199,10 @@ def make_problem(
         (),
         (),
     )
-    return resized(problem, count)
+    return resize_problem(problem, count)
 
 
-def resized(problem: ScheduleProblem, count: int) -> ScheduleProblem:
+def resize_problem(problem: ScheduleProblem, count: int) -> ScheduleProblem:
     """The problem with another number of micro-batches."""
     problem = replace(problem, count=count)
     C, rows = problem.num_chunks, range(problem.num_rows)
@@ -290,7 +290,7 @@ def schedule_of_slots(problem: ScheduleProblem, slots: Slots) -> Schedule:
     def of_rank(rank: int) -> list[Slot]:
         return [named_slots[slot] for slot in slots[problem.row_of(rank)]]
 
-    return numbered("auto", P, N, problem.placement, of_rank)
+    return number_micro_batches("auto", P, N, problem.placement, of_rank)
 
 
 def _named_slot(slot: int) -> Slot:

@@ -181,15 +181,15 @@ def seeds(problem: ScheduleProblem) -> Iterator[tuple[str, Slots]]:
     if problem.num_chunks == 1:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
-        yield "capped", capped(problem)
+        yield "capped", one_f_one_b_under_cap(problem)
         if max(problem.room) > P and pair(F, B) in frozenset.intersection(*problem.offered):
-            yield "paired", _paired(problem)
+            yield "paired", _one_f_one_b_in_pairs(problem)
         return
     if problem.placement not in (V, BIDIRECTIONAL):
         for make in (interleaved, interleaved_pairs, interleaved_zb):
             schedule = make(P, N, problem.num_chunks)
             yield schedule.name, slots_of_schedule(problem, schedule)
-        yield "groups", in_groups(problem)
+        yield "groups", slots_in_groups(problem)
         return
     half = problem.num_stages // 2
     for schedule in (dualpipev(half, max(N, 2 * half)), zbv(half, N), vhalf(half, N), vmin(half, N)):
@@ -253,7 +253,7 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(result)
 
 
-def capped(problem: ScheduleProblem) -> Slots:
+def one_f_one_b_under_cap(problem: ScheduleProblem) -> Slots:
     """1f1b of one chunk under any cap: a rank begins with at most as many forwards as it and earlier ranks may hold."""
     rows = []
     for rank in range(problem.num_ranks):
@@ -262,7 +262,7 @@ def capped(problem: ScheduleProblem) -> Slots:
     return tuple(rows)
 
 
-def in_groups(problem: ScheduleProblem) -> Slots:
+def slots_in_groups(problem: ScheduleProblem) -> Slots:
     """Rows under any cap: as many micro-batches as fit pass all stages and return before the next ones start."""
     limit, remaining, chunks = max(1, min(problem.room) // problem.num_chunks), problem.count, range(problem.num_chunks)
     row: list[int] = []
@@ -274,7 +274,7 @@ def in_groups(problem: ScheduleProblem) -> Slots:
     return (tuple(row),) * problem.num_rows
 
 
-def _paired(problem: ScheduleProblem) -> Slots:
+def _one_f_one_b_in_pairs(problem: ScheduleProblem) -> Slots:
     """1f1b with overlapped forwards and backwards, and more forwards before the first backward."""
     rows = []
     for rank in range(problem.num_ranks):

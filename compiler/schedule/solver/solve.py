@@ -20,16 +20,16 @@ from compiler.schedule.measure import MeasuredSchedule, measure
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most, simulate
 from compiler.schedule.solver.core import Bound, Core, Report, solve_core
-from compiler.schedule.solver.cycle import COPIES, stretched, unrolled, waves
+from compiler.schedule.solver.cycle import COPIES, stretch_slots, unroll_period, waves
 from compiler.schedule.solver.problem import (
     MOST_CHUNKS,
     ScheduleProblem,
     Slots,
     make_problem,
-    resized,
+    resize_problem,
     schedule_of_slots,
 )
-from compiler.schedule.solver.seeds import capped, in_groups, without_last
+from compiler.schedule.solver.seeds import one_f_one_b_under_cap, slots_in_groups, without_last
 from compiler.schedule.zero_bubble import zbv_both_ways
 from runtime.contract.actions import Pair, Step, actions_of
 
@@ -60,7 +60,7 @@ class ScheduleRequest:
     def caps_on(self, placement: StagePlacement, cap: Cap) -> tuple[Fraction, ...]:
         """A cap by rank, in activations of a placement's stages."""
         stages = placement.num_stages(self.num_ranks)
-        return tuple(self.costs.in_parts(rank_cap * stages / self.num_stages) for rank_cap in self.caps(cap))
+        return tuple(self.costs.round_cap(rank_cap * stages / self.num_stages) for rank_cap in self.caps(cap))
 
     def cap_on(self, placement: StagePlacement, cap: Cap | None) -> Fraction | None:
         """The most that a rank may hold, in activations of a placement's stages."""
@@ -81,7 +81,7 @@ class ScheduleRequest:
         peaks = held_at_most(schedule, self.costs.keeps)
         return tuple(peak * self.num_stages / schedule.num_stages for peak in peaks)
 
-    def timed(self, origin: str, schedule: Schedule) -> FoundSchedule:
+    def time_schedule(self, origin: str, schedule: Schedule) -> FoundSchedule:
         makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
         return FoundSchedule(makespan, self.held_activations(schedule), origin, schedule)
 
@@ -100,7 +100,7 @@ class FoundSchedule:
         return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
 
 
-def checked(request: ScheduleRequest) -> ScheduleRequest:
+def check_request(request: ScheduleRequest) -> ScheduleRequest:
     """The same request. Raises ValueError if nothing can run with its sizes, weights or caps."""
     if request.num_ranks < 1 or request.num_micro_batches < 1:
         raise ValueError(
@@ -145,7 +145,7 @@ class Solution:
     origin: str  # "search", or the name of the schedule that it is
     searched: tuple[StagePlacement, ...]  # its placement, and those that could have had a better schedule
 
-    def measured(self) -> MeasuredSchedule:
+    def measure_schedule(self) -> MeasuredSchedule:
         """The schedule with the measures that are printed, and with the lower bound of the solution."""
         return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
 
@@ -210,7 +210,7 @@ class Solver:
         ValueError for sizes, weights or a cap with which nothing can run.
         """
         P, N = num_ranks, num_micro_batches
-        request = checked(ScheduleRequest(P, N, self.costs, P, self.cap))
+        request = check_request(ScheduleRequest(P, N, self.costs, P, self.cap))
         small = P * N <= _MOST_STEPS  # otherwise, several stages per rank are too many
         counts: tuple[int, ...] = (_CHUNKS if small else (DEFAULT_CHUNKS,)) if chunks is None else (chunks,)
         if placement is not None:
@@ -221,8 +221,8 @@ class Solver:
             two_way = copies > 1 and P % 2 == 0
             placements = (BIDIRECTIONAL, V) if two_way else (V, ONE_STAGE)
             placements += tuple(loop(count) for count in counts if small)
-        named = _named(request, counts, placement, copies)
-        return _solved(request, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
+        named = _named_schedules(request, counts, placement, copies)
+        return _solve_placements(request, placements, named, _ScheduleSearch(self.effort, self.cores, self.report))
 
     def solve_on(
         self,
@@ -236,15 +236,15 @@ class Solver:
 
         Costs and cap are for one of its stages. `effort` and `report` replace those of the solver.
         """
-        request = checked(
+        request = check_request(
             ScheduleRequest(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap)
         )
         search = _ScheduleSearch(self.effort if effort is None else effort, self.cores, report or self.report)
         counts = (placement.loops,) if placement.loops > 1 else ()
-        return _solved(request, (placement,), _named(request, counts, placement), search)
+        return _solve_placements(request, (placement,), _named_schedules(request, counts, placement), search)
 
 
-def _named(
+def _named_schedules(
     request: ScheduleRequest, counts: Sequence[int], held_by: StagePlacement | None = None, copies: int = 2
 ) -> Iterator[FoundSchedule]:
     """All named schedules that fit the cap and have at most `copies` copies, with `counts` as chunks of `loop(v)`.
@@ -259,10 +259,10 @@ def _named(
             if runs and (held_by is None or held_by.supports(placement, P)):
                 schedule = row.generate(P, N, chunks)
                 if request.cap is None or request.is_within(request.held_activations(schedule), request.cap):
-                    yield request.timed(name, schedule)
+                    yield request.time_schedule(name, schedule)
 
 
-def _solved(
+def _solve_placements(
     request: ScheduleRequest,
     placements: Sequence[StagePlacement],
     named: Iterator[FoundSchedule],
@@ -278,7 +278,7 @@ def _solved(
         if best is None or request.bound(placement, cap) < best.makespan:
             part = search.part(sum(shares[:index]), shares[index], sum(shares), shares[index])
             part = replace(part, worth=_WORTH * best.makespan if best else None)
-            timed = (request.timed(*result) for result in _searched(placement, request, cap, part))
+            timed = (request.time_schedule(*result) for result in _search_placement(placement, request, cap, part))
             tried[placement] = min(timed, key=FoundSchedule.key)
             best = min((candidate for candidate in (best, tried[placement]) if candidate), key=FoundSchedule.key)
     assert best is not None
@@ -297,7 +297,7 @@ def _solved(
     )
 
 
-def _searched(
+def _search_placement(
     placement: StagePlacement, request: ScheduleRequest, cap: Cap, search: _ScheduleSearch
 ) -> Iterator[tuple[str, Schedule]]:
     """(origin, schedule) of a search on a placement, and of a start under any cap; one at a time, as they are large."""
@@ -306,7 +306,7 @@ def _searched(
     folded = placement == BIDIRECTIONAL and costs.is_mirrored(P) and caps == caps[::-1]
     one_way = placement in (BIDIRECTIONAL, ONE_STAGE)
     fallback = make_problem(ONE_STAGE if one_way else placement, P, N, costs, caps)
-    slots = capped(fallback) if one_way else in_groups(fallback)
+    slots = one_f_one_b_under_cap(fallback) if one_way else slots_in_groups(fallback)
     yield "capped" if one_way else "groups", schedule_of_slots(fallback, slots)
     if placement == BIDIRECTIONAL:
         unfolded = zbv_both_ways(P, N)
@@ -319,7 +319,7 @@ def _searched(
         yield core.origin, _first(_schedule(problem, core), N)
     else:  # too large for a search
         for period in islice(waves(problem), _WAVES):
-            yield "wave", _first(schedule_of_slots(problem, unrolled(problem, period)), N)
+            yield "wave", _first(schedule_of_slots(problem, unroll_period(problem, period)), N)
     if core is not None and is_odd:  # search on, as a pair may take less than the action that is left of it
         odd_problem = make_problem(placement, P, N, costs, caps)
         slots = (*core.slots, *reversed(core.slots)) if folded else core.slots
@@ -358,7 +358,7 @@ def _core(
     worth = None if long or search.worth is None else math.floor(search.worth / problem.unit)
     key = (placement, problem.is_folded, problem.is_odd, P, count, long, costs, problem.caps, search.effort, worth)
     if key not in search.cores:
-        short = resized(problem, count)
+        short = resize_problem(problem, count)
         search.cores[key] = solve_core(short, search.effort, bound, long, search.report, initial, worth)
     return search.cores[key]
 
@@ -369,7 +369,7 @@ def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
 
     @cache
     def bound(count: int) -> int:
-        least = lower_bound_of(placement, P, resized(problem, count).num_micro_batches, costs, caps)
+        least = lower_bound_of(placement, P, resize_problem(problem, count).num_micro_batches, costs, caps)
         return math.ceil(least / problem.unit)
 
     return bound
@@ -378,7 +378,7 @@ def _bound(problem: ScheduleProblem, costs: Costs) -> Bound:
 def _schedule(problem: ScheduleProblem, core: Core) -> Schedule:
     """The schedule of the problem's size that a core gives."""
     short, count = core.problem, problem.count
-    slots = stretched(short, core.slots, count) if short.count < count else core.slots
+    slots = stretch_slots(short, core.slots, count) if short.count < count else core.slots
     return schedule_of_slots(problem, slots)
 
 

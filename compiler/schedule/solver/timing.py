@@ -49,12 +49,12 @@ class TimedRow:
 def line_of(problem: ScheduleProblem, row: int, slots: Sequence[int]) -> TimedRow | None:
     """The `TimedRow` of a whole row; None if the row alone is illegal or exceeds the cap."""
     empty = TimedRow([], [END], [(0,) * (2 * problem.num_chunks + 3)], [0], [])
-    line = changed(problem, row, empty, list(slots), 0, 0)
+    line = change_row(problem, row, empty, list(slots), 0, 0)
     full = problem.counts[row] * 2
     return line if line and line.states[-1][:-3] == full and line.states[-1][-1] == 0 else None
 
 
-def changed(
+def change_row(
     problem: ScheduleProblem, row: int, old: TimedRow, slots: list[int], first: int, num_equal: int
 ) -> TimedRow | None:
     """The `TimedRow` of `slots`: the tokens of `old`, with equal slots before `first` and in the last `num_equal`.
@@ -150,7 +150,7 @@ def changed(
     end = len(old.slots) - num_equal
     if not one_w and num_equal:
         if chunks[before:] != old.chunks[before : old.states[end][-2]]:  # then later W are for other chunks
-            return changed(problem, row, old, slots, first, 0)
+            return change_row(problem, row, old, slots, first, 0)
         chunks = old.chunks
     works.append(work)
     added = work - old.work[end]
@@ -210,8 +210,8 @@ def timing_of(problem: ScheduleProblem, lines: Sequence[TimedRow]) -> Timing | N
     events = [-1] * problem.num_events
     events[NOW : FIRST + problem.count] = [0] * (FIRST + problem.count - NOW)
     first = Timing([], [Mark(0, events, [0 for _ in rows], [0 for _ in rows])], [])
-    timing = retimed(problem, first, lines, 0, None)
-    return timing and in_time_order(problem, timing, lines)
+    timing = retime_rows(problem, first, lines, 0, None)
+    return timing and sort_by_time(problem, timing, lines)
 
 
 def starts_of(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> list[list[int]]:
@@ -229,13 +229,13 @@ def starts_of(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow
     return starts
 
 
-def in_time_order(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> Timing:
+def sort_by_time(problem: ScheduleProblem, timing: Timing, lines: Sequence[TimedRow]) -> Timing:
     """The same timing with its slots in order of their starts, and with evenly spaced marks."""
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), index, row) for index, row in enumerate(timing.order))
     zero = timing.marks[0]
     marks = [Mark(index, zero.events, zero.positions, zero.clocks) for index in range(0, len(timed), _gap(problem))]
-    result = retimed(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
+    result = retime_rows(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
     assert result and result.ends == timing.ends
     return result
 
@@ -244,7 +244,7 @@ def _gap(problem: ScheduleProblem) -> int:
     return max(_GAP, problem.num_events // _EVENTS)
 
 
-def retimed(
+def retime_rows(
     problem: ScheduleProblem, old: Timing, lines: Sequence[TimedRow], first: int, limit: int | None
 ) -> Timing | None:
     """The timing of `lines`, which equal those of `old` up to its mark `first`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.tools.editor.outline import OpenDocument
 from dsl.load import analyse
-from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, before_value
+from dsl.messages.diagnostics import Diagnostic, Edit, Source, Span, text_before_value
 from dsl.text.edits import apply, corrects_spelling, edit_of, is_mended
 
 
@@ -60,10 +60,10 @@ def _is_sure(document: OpenDocument, item: Diagnostic, edit: Edit) -> bool:
 
 def _title(edits: tuple[Edit, ...], source: Source) -> str:
     """A description of edits, with the file of each if it is not `source`."""
-    return " and ".join(f"{_description(edit)}{_elsewhere(edit.span.source, source)}" for edit in edits)
+    return " and ".join(f"{_description(edit)}{_in_other_file(edit.span.source, source)}" for edit in edits)
 
 
-def _elsewhere(edited: Source, source: Source) -> str:
+def _in_other_file(edited: Source, source: Source) -> str:
     if edited.name == source.name:
         return ""
     return f" in {os.path.relpath(edited.name, os.path.dirname(source.name) or '.')}"  # noqa: PTH120
@@ -72,13 +72,13 @@ def _elsewhere(edited: Source, source: Source) -> str:
 def _description(edit: Edit) -> str:
     """An edit in a few words, with the whole statement, as a number alone says little."""
     if not edit.text:
-        return f"remove `{_short(edit.span.text.strip())}`"
-    before = before_value(edit.span)
+        return f"remove `{_shorten(edit.span.text.strip())}`"
+    before = text_before_value(edit.span)
     statement = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
-    return f"{'write' if edit.span.text else 'add'} `{_short(statement.strip().rstrip(','))}`"
+    return f"{'write' if edit.span.text else 'add'} `{_shorten(statement.strip().rstrip(','))}`"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = "; ".join(part.strip() for part in text.splitlines())
     return line if len(line) <= 80 else f"{line[:79]}…"
 

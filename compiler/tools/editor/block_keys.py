@@ -53,7 +53,7 @@ NUMBER = re.compile(r"(?<= )[0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
-class Inside:
+class BlockKind:
     """The kind of a block: the file, a block with a schema class, one of named blocks of a class, or a special form."""
 
     form: Literal["file", "class", "names", "batch", "rate", "unknown"]
@@ -66,26 +66,26 @@ class Inside:
         return f"{self.path}.{key}".lstrip(".")
 
 
-def inside(path: Sequence[outline.OutlineNode]) -> Inside:
+def kind_of_block(path: Sequence[outline.OutlineNode]) -> BlockKind:
     """The kind of the innermost of some nested blocks."""
     if not path:
-        return Inside("file")
+        return BlockKind("file")
     root = path[0].key
     if root not in KINDS:
-        return Inside("unknown")
-    around = Inside("class", Spec) if root == "run" else Inside("class", fields_of(Spec)[root].nodes[0], root)
+        return BlockKind("unknown")
+    around = BlockKind("class", Spec) if root == "run" else BlockKind("class", fields_of(Spec)[root].nodes[0], root)
     for node in path[1:]:
         is_phase = around.cls is Spec and node.key == PHASE and not around.is_in_phase
-        around = replace(around, is_in_phase=True) if is_phase else _within(around, node)
+        around = replace(around, is_in_phase=True) if is_phase else _kind_of_inner_block(around, node)
     return around
 
 
-def _within(around: Inside, node: outline.OutlineNode) -> Inside:
+def _kind_of_inner_block(around: BlockKind, node: outline.OutlineNode) -> BlockKind:
     if around.form == "names":
         return replace(around, form="class")
     kind = fields_of(around.cls).get(node.key) if around.form == "class" else None
     if kind is None or not is_block(kind):
-        return Inside("unknown")
+        return BlockKind("unknown")
     path = around.path_of(node.key)
     if kind.form in ("batch", "rate"):
         return replace(around, form="batch" if kind.form == "batch" else "rate", cls=Node, path=path)
@@ -95,7 +95,7 @@ def _within(around: Inside, node: outline.OutlineNode) -> Inside:
         return replace(around, form="names", cls=kind.entry, path=path)
     cls = class_of(kind, node.labels)
     if cls is None:
-        return Inside("unknown")
+        return BlockKind("unknown")
     return replace(around, cls=cls, path=f"{path}.{node.labels[0]}" if kinds_of(kind) else path)
 
 
@@ -138,7 +138,7 @@ def keys(cls: type[Node]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: not is_required(cls, name)))
 
 
-def keys_in(block: Inside) -> tuple[str, ...]:
+def keys_in(block: BlockKind) -> tuple[str, ...]:
     """The keys allowed in a block. A phase lacks the keys of the whole run and of runs without phases."""
     train_keys = (*FIXED_TRAIN_KEYS, GRPO) if block.path == "train" else ()
     excluded = (FIXED_KEYS if block.cls is Spec else train_keys) if block.is_in_phase else ()
@@ -195,12 +195,12 @@ def placeholders(text: str, places: re.Pattern[str] = VALUE) -> str:
     """A snippet with a placeholder for each value of a text."""
     parts, last = [], 0
     for number, match in enumerate(places.finditer(text), 1):
-        parts += [escaped(text[last : match.start()]), f"${{{number}:{escaped(match[0])}}}"]
+        parts += [escape_snippet(text[last : match.start()]), f"${{{number}:{escape_snippet(match[0])}}}"]
         last = match.end()
-    return "".join(parts) + escaped(text[last:])
+    return "".join(parts) + escape_snippet(text[last:])
 
 
-def escaped(text: str) -> str:
+def escape_snippet(text: str) -> str:
     """A text escaped for use in a snippet."""
     return re.sub(r"[$}\\]", r"\\\g<0>", text)
 
@@ -222,10 +222,10 @@ def default(cls: type[Node], key: str) -> str:
     info = cls.model_fields[key]
     if info.is_required() or info.default is None or isinstance(info.default, Node):
         return ""
-    return written(fields_of(cls)[key], info.default)
+    return value_text_of(fields_of(cls)[key], info.default)
 
 
-def written(kind: FieldType, value: Any) -> str:
+def value_text_of(kind: FieldType, value: Any) -> str:
     """A value of a field in spec syntax on one line; "" if it needs a block."""
     if isinstance(value, Batch):
         return f"{value.start}" if value.start == value.end else ""

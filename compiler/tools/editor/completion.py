@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import get_origin
 
 from compiler.tools.editor import block_keys, outline, texts
-from compiler.tools.editor.block_keys import CompletionItem, Inside
+from compiler.tools.editor.block_keys import BlockKind, CompletionItem
 from compiler.tools.editor.outline import LET, CursorPlace, OpenDocument, OutlineToken
 from dsl.facts import units
 from dsl.resolve import derive
@@ -25,7 +25,7 @@ TOKENS, STEPS = StoredUnit("token", bare=True), StoredUnit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
 
 
-def value_items(document: OpenDocument, block: Inside, place: CursorPlace) -> Iterable[CompletionItem]:
+def value_items(document: OpenDocument, block: BlockKind, place: CursorPlace) -> Iterable[CompletionItem]:
     """Proposals after the `=` of a statement."""
     statement = place.statement
     assert statement is not None and statement.equals is not None
@@ -39,11 +39,11 @@ def value_items(document: OpenDocument, block: Inside, place: CursorPlace) -> It
     if statement.key == "steps":
         return _numbers(document, place, before, STEPS)
     kind = fields_of(block.cls).get(statement.key)
-    return _of_field(document, block, statement.key, kind, place, before) if kind is not None else ()
+    return _complete_value(document, block, statement.key, kind, place, before) if kind is not None else ()
 
 
-def _of_field(
-    document: OpenDocument, block: Inside, key: str, kind: FieldType, place: CursorPlace, before: list[OutlineToken]
+def _complete_value(
+    document: OpenDocument, block: BlockKind, key: str, kind: FieldType, place: CursorPlace, before: list[OutlineToken]
 ) -> Iterator[CompletionItem]:
     first = not before
     if key in NAMED and block.cls is Spec:
@@ -131,7 +131,7 @@ def _references(document: OpenDocument, place: CursorPlace) -> Iterator[Completi
     """`let`s and keys of the enclosing blocks; after a dot, the keys of the block before it."""
     typed = place.token.text if place.token is not None else ""
     if "." in typed:
-        yield from _dotted(place, typed.split(".")[:-1])
+        yield from _complete_dotted_name(place, typed.split(".")[:-1])
         return
     items: dict[str, CompletionItem] = {}
     for block in [*reversed(place.block.path()), document.file]:
@@ -146,10 +146,10 @@ def _references(document: OpenDocument, place: CursorPlace) -> Iterator[Completi
     yield from items.values()
 
 
-def _dotted(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
+def _complete_dotted_name(place: CursorPlace, parts: list[str]) -> Iterator[CompletionItem]:
     """The keys of the block that a dotted name refers to, from the schema."""
     path = place.block.path()
-    enclosing = [block_keys.inside(path[: index + 1]).cls for index in range(len(path))]
+    enclosing = [block_keys.kind_of_block(path[: index + 1]).cls for index in range(len(path))]
     classes: tuple[type[Node], ...] = ()
     for cls in (*reversed(enclosing), Spec):
         if parts[0] in fields_of(cls):
@@ -233,7 +233,7 @@ def complete(document: OpenDocument, offset: int, lister: Lister) -> tuple[Compl
 
 
 def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: Lister) -> Iterable[CompletionItem]:
-    inside, statement = block_keys.inside(place.block.path()), place.statement
+    inside, statement = block_keys.kind_of_block(place.block.path()), place.statement
     if inside.form == "rate":
         return rate_items(place)
     if statement is None or not place.before:
@@ -247,7 +247,7 @@ def _items(document: OpenDocument, place: CursorPlace, offset: int, lister: List
     return value_items(document, inside, place)
 
 
-def _keys(block: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
+def _keys(block: BlockKind, place: CursorPlace) -> Iterator[CompletionItem]:
     """The keys that a block lacks; only the word if the rest of the statement exists already."""
     statement = place.statement
     is_complete = statement is not None and (
@@ -260,7 +260,7 @@ def _keys(block: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
             yield replace(item, snippet="") if is_complete else item
 
 
-def _all_keys(block: Inside) -> Iterator[CompletionItem]:
+def _all_keys(block: BlockKind) -> Iterator[CompletionItem]:
     if block.form == "file":
         for name, text in STATEMENTS.items():
             yield CompletionItem(name, "block" if name in KINDS else "word", snippet=text)
@@ -278,7 +278,7 @@ def _all_keys(block: Inside) -> Iterator[CompletionItem]:
             yield CompletionItem(PHASE, "block", "", texts.word(PHASE), PHASE_SNIPPET)
 
 
-def _labels(document: OpenDocument, block: Inside, place: CursorPlace) -> Iterator[CompletionItem]:
+def _labels(document: OpenDocument, block: BlockKind, place: CursorPlace) -> Iterator[CompletionItem]:
     """Words between a key and its brace: the kind of a block, or `extends` and a name."""
     assert place.statement is not None
     key, before = place.statement.key, [token.text for token in place.before]
@@ -306,5 +306,7 @@ def _imports(document: OpenDocument, place: CursorPlace, offset: int, lister: Li
     for name in lister(directory):
         if name.endswith((".dsc", "/")) and posixpath.join(directory, name) != document.source.name:
             path = f'"{posixpath.join(folder, name)}"'
-            snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # continue after the slash
+            snippet = (
+                f'{block_keys.escape_snippet(path[:-1])}$0"' if name.endswith("/") else ""
+            )  # continue after the slash
             yield CompletionItem(path, "file", snippet=snippet)

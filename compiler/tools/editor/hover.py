@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.tools.editor import block_keys, outline, resolved, texts
-from compiler.tools.editor.block_keys import Inside
+from compiler.tools.editor.block_keys import BlockKind
 from compiler.tools.editor.outline import LET, CursorPlace, OpenDocument, OutlineToken
 from dsl.closed_forms import counts, ramp
 from dsl.facts import units
@@ -105,19 +105,19 @@ def hover(document: OpenDocument, offset: int) -> Hover | None:
     token, statement = place.token, place.statement
     if place.comment or token is None or statement is None:
         return None
-    text = _about(document, block_keys.inside(place.block.path()), place, statement, token)
+    text = _hover_text(document, block_keys.kind_of_block(place.block.path()), place, statement, token)
     return Hover(text, token.start, token.end) if text else None
 
 
-def _about(
-    document: OpenDocument, block: Inside, place: CursorPlace, statement: outline.OutlineNode, token: OutlineToken
+def _hover_text(
+    document: OpenDocument, block: BlockKind, place: CursorPlace, statement: outline.OutlineNode, token: OutlineToken
 ) -> str:
     if statement.key == "import":
         return ""
     if block.form == "file":
-        return _of_file(document, statement, token)
+        return _text_at_top_level(document, statement, token)
     if block.form == "rate":
-        return _with_values(document, statement, statement.key)
+        return _values_text(document, statement, statement.key)
     if token in statement.head[:1]:
         return _key(document, block, statement)
     if token in statement.head:
@@ -125,23 +125,23 @@ def _about(
     return _value(document, block, statement, token)
 
 
-def _of_file(document: OpenDocument, statement: outline.OutlineNode, token: OutlineToken) -> str:
+def _text_at_top_level(document: OpenDocument, statement: outline.OutlineNode, token: OutlineToken) -> str:
     kind, words = statement.key, [word.text for word in statement.head]
     if kind == LET:
         if token in statement.value and token.kind == "word":
             return _reference(document, token)
         value = resolved.let(document.analysis, document.source, statement)
-        return _joined(texts.title(" ".join(words), ""), f"= {value}" if value else "")
+        return _join_paragraphs(texts.title(" ".join(words), ""), f"= {value}" if value else "")
     if kind not in KINDS:
         return ""
     if token in statement.head[:1]:
         return texts.title(kind, texts.block(kind))
     if token.text in words[1:2] or (token.text in words[3:4] and words[2] == "extends"):
-        return _named(document, kind, token.text)
+        return _name_text(document, kind, token.text)
     return ""
 
 
-def _named(document: OpenDocument, kind: str, name: str) -> str:
+def _name_text(document: OpenDocument, kind: str, name: str) -> str:
     if kind == "precision" and name in BUILT_IN and (kind, name) not in document.names:
         return texts.title(f"precision {name}", "built in")
     if (kind, name) not in document.names:
@@ -149,7 +149,7 @@ def _named(document: OpenDocument, kind: str, name: str) -> str:
     return texts.title(f"{kind} {name}", summary(document.analysis, kind, name))
 
 
-def _key(document: OpenDocument, block: Inside, statement: outline.OutlineNode) -> str:
+def _key(document: OpenDocument, block: BlockKind, statement: outline.OutlineNode) -> str:
     key = statement.key
     if block.form == "batch":
         meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
@@ -160,23 +160,23 @@ def _key(document: OpenDocument, block: Inside, statement: outline.OutlineNode) 
     if not is_key:
         return ""
     about = texts.key(block.path_of(key)) or texts.block(block.path_of(key))
-    return _joined(texts.title(key, ""), *_values(document, statement), about)
+    return _join_paragraphs(texts.title(key, ""), *_values(document, statement), about)
 
 
-def _label(document: OpenDocument, block: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
+def _label(document: OpenDocument, block: BlockKind, statement: outline.OutlineNode, token: OutlineToken) -> str:
     """The text for a label: the kind of a block, or a range of layers."""
     if statement.key == "layers":
-        return _joined(*_values(document, statement))
+        return _join_paragraphs(*_values(document, statement))
     if statement.key == PHASE and block.cls is Spec and not block.is_in_phase:
         return texts.title(f"phase {token.text}", resolved.phase(document.analysis, statement))
     meaning = texts.block(f"{block.path_of(statement.key)}.{token.text}")
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""
 
 
-def _value(document: OpenDocument, block: Inside, statement: outline.OutlineNode, token: OutlineToken) -> str:
+def _value(document: OpenDocument, block: BlockKind, statement: outline.OutlineNode, token: OutlineToken) -> str:
     key = statement.key
     if block.form == "class" and block.cls is Spec and key in NAMED:
-        return _named(document, key, token.text)
+        return _name_text(document, key, token.text)
     if token.kind == "word":
         reference = _reference(document, token)
         if reference:
@@ -186,7 +186,7 @@ def _value(document: OpenDocument, block: Inside, statement: outline.OutlineNode
             return texts.title(
                 token.text, texts.choice(block.path_of(key), token.text) or texts.key(block.path_of(key))
             )
-    return _with_values(document, statement, f"{key} = {' '.join(word.text for word in statement.value)}")
+    return _values_text(document, statement, f"{key} = {' '.join(word.text for word in statement.value)}")
 
 
 def _reference(document: OpenDocument, token: OutlineToken) -> str:
@@ -195,7 +195,7 @@ def _reference(document: OpenDocument, token: OutlineToken) -> str:
         return ""
     target, value = resolution
     text = f"{target.span.text}"
-    return _joined(
+    return _join_paragraphs(
         f"```dsc\n{text}\n```",
         f"= {value}" if value else "",
         f"{posixpath.basename(target.span.source.name)}:{target.span.line}",
@@ -206,11 +206,11 @@ def _values(document: OpenDocument, statement: outline.OutlineNode) -> tuple[str
     return tuple(f"= {text}" for text in resolved.values(document.analysis, document.source, statement))
 
 
-def _with_values(document: OpenDocument, statement: outline.OutlineNode, title: str) -> str:
+def _values_text(document: OpenDocument, statement: outline.OutlineNode, title: str) -> str:
     """The values of a statement; "" if its source text already says them."""
     values = _values(document, statement)
-    return _joined(texts.title(title, ""), *values) if values else ""
+    return _join_paragraphs(texts.title(title, ""), *values) if values else ""
 
 
-def _joined(*parts: str) -> str:
+def _join_paragraphs(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)

@@ -43,7 +43,7 @@ def definition(document: OpenDocument, offset: int) -> Span | None:
         return document.names.get(name)
     if token.kind != "word" or token in statement.head[:1]:
         return None
-    return _resolved(document, token) or _visible(document, place.block, token)
+    return _definition_of_reference(document, token) or _visible(document, place.block, token)
 
 
 def references(documents: Iterator[OpenDocument] | list[OpenDocument], definition_span: Span) -> tuple[Span, ...]:
@@ -101,7 +101,7 @@ def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:
                 yield span(source, token), name
 
 
-def _resolved(document: OpenDocument, token: OutlineToken) -> Span | None:
+def _definition_of_reference(document: OpenDocument, token: OutlineToken) -> Span | None:
     """The definition that a name in an expression was resolved to."""
     for view in document.analysis.views:
         for used, item in view.context.uses.items():

@@ -217,19 +217,19 @@ def symbol(client: Client, source: Source, entry: Symbol) -> lsp.DocumentSymbol:
     )
 
 
-def replaced(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
+def text_edits(client: Client, source: Source, text: str) -> list[lsp.TextEdit]:
     """The edit that turns a source into `text`. It replaces only the lines that differ, to keep marks in the rest."""
     old, new = source.text.splitlines(keepends=True), text.splitlines(keepends=True)
     if old == new:
         return []
-    leading = _num_shared(old, new)
-    trailing = _num_shared(old[leading:][::-1], new[leading:][::-1])
+    leading = _num_equal_lines(old, new)
+    trailing = _num_equal_lines(old[leading:][::-1], new[leading:][::-1])
     start = sum(map(len, old[:leading]))
     end = sum(map(len, old[: len(old) - trailing]))
     return [lsp.TextEdit(range=client.range(source, start, end), new_text="".join(new[leading : len(new) - trailing]))]
 
 
-def _num_shared(left: list[str], right: list[str]) -> int:
+def _num_equal_lines(left: list[str], right: list[str]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
@@ -249,15 +249,15 @@ def _workspace_edit(client: Client, edits: Iterable[Edit]) -> lsp.WorkspaceEdit:
         range_ = client.range(edit.span.source, edit.span.start, edit.span.end)
         by_source.setdefault(edit.span.source, []).append(lsp.TextEdit(range=range_, new_text=edit.text))
     if not client.document_changes:
-        return lsp.WorkspaceEdit(changes={client.uri(source): text_edits for source, text_edits in by_source.items()})
+        return lsp.WorkspaceEdit(changes={client.uri(source): range_edits for source, range_edits in by_source.items()})
     return lsp.WorkspaceEdit(
         document_changes=[
             lsp.TextDocumentEdit(
                 text_document=lsp.OptionalVersionedTextDocumentIdentifier(
                     uri=client.uri(source), version=client.open.get(os.path.realpath(source.name), ("", None))[1]
                 ),
-                edits=list(text_edits),
+                edits=list(range_edits),
             )
-            for source, text_edits in by_source.items()
+            for source, range_edits in by_source.items()
         ]
     )

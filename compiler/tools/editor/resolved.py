@@ -111,7 +111,7 @@ def _value(view: ResolvedView, path: str, statement: Statement) -> str:
             value = getattr(value, part, None)  # values that failed are absent
         if value is None:
             return ""
-    ramp = derive.ramp_of(view.context.silent())
+    ramp = derive.ramp_of(view.context.silent_copy())
     name = path.rpartition(".")[2]
     if isinstance(value, RatePhase):
         return _rate(value, ramp)

@@ -25,7 +25,7 @@ from compiler.tools.editor.outline import OpenDocument, document
 from compiler.tools.editor.protocol import Client
 from dsl.messages.diagnostics import Span, SpecError
 from dsl.resolve.files import reader_of_texts
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 
 DELAY_S = 0.15  # from a keystroke to publishing diagnostics
 MAX_LISTED = 1000  # proposed entries of a folder
@@ -71,7 +71,7 @@ class EditorSession:
             )
         return await asyncio.shield(self.analyses[uri])
 
-    def changed(self, delay: float) -> None:
+    def drop_analyses(self, delay: float) -> None:
         """A text has changed: drop all analyses and schedule publishing."""
         self.generation += 1
         self.analyses.clear()
@@ -80,7 +80,7 @@ class EditorSession:
         self.waiting = asyncio.get_running_loop().call_later(delay, self._start)
 
     def _start(self) -> None:
-        task = asyncio.get_running_loop().create_task(guarded(self.server, self.publish)())
+        task = asyncio.get_running_loop().create_task(guard_handler(self.server, self.publish)())
         self.tasks.add(task)  # an unreferenced task may be garbage-collected
         task.add_done_callback(self.tasks.discard)
 
@@ -89,7 +89,7 @@ class EditorSession:
         generation, client = self.generation, self.client()
         diagnostics: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
         for uri in tuple(diagnostics):
-            current = await guarded(self.server, self.document)(uri)
+            current = await guard_handler(self.server, self.document)(uri)
             if generation != self.generation:
                 return  # a later state will be published
             if current is None:  # the failure was logged; publish the others
@@ -109,22 +109,22 @@ class EditorSession:
 
     # ------------------------------------------------------------ notifications
 
-    async def opened(self, params: lsp.DidOpenTextDocumentParams) -> None:
-        self.changed(0)
+    async def did_open(self, params: lsp.DidOpenTextDocumentParams) -> None:
+        self.drop_analyses(0)
 
-    async def edited(self, params: lsp.DidChangeTextDocumentParams) -> None:
-        self.changed(DELAY_S)
+    async def did_change(self, params: lsp.DidChangeTextDocumentParams) -> None:
+        self.drop_analyses(DELAY_S)
 
-    async def saved(self, params: lsp.DidSaveTextDocumentParams) -> None:
-        self.changed(0)
+    async def did_save(self, params: lsp.DidSaveTextDocumentParams) -> None:
+        self.drop_analyses(0)
 
-    async def closed(self, params: lsp.DidCloseTextDocumentParams) -> None:
-        self.changed(0)
+    async def did_close(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        self.drop_analyses(0)
 
-    async def files_changed(self, params: lsp.DidChangeWatchedFilesParams) -> None:
-        self.changed(DELAY_S)
+    async def did_change_files(self, params: lsp.DidChangeWatchedFilesParams) -> None:
+        self.drop_analyses(DELAY_S)
 
-    async def initialized(self, params: lsp.InitializedParams) -> None:
+    async def watch_specs(self, params: lsp.InitializedParams) -> None:
         """Ask the client to report specs that change on disk, if it can."""
         workspace = self.server.client_capabilities.workspace
         watching = workspace and workspace.did_change_watched_files
@@ -145,7 +145,7 @@ class EditorSession:
         line = current.source.text[:offset].rpartition("\n")[2]
         if typed == " " and not line.strip():
             return None  # only indented so far
-        return protocol.completion(client, current.source, complete(current, offset, listed))
+        return protocol.completion(client, current.source, complete(current, offset, list_folder))
 
     async def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
         current, client = await self.document(params.text_document.uri), self.client()
@@ -173,10 +173,10 @@ class EditorSession:
     async def format(self, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
         current, client = await self.document(params.text_document.uri), self.client()
         try:
-            text = formatted(current.source)
+            text = format_source(current.source)
         except SpecError:
             return None  # it does not parse, which is published as a diagnostic
-        return protocol.replaced(client, current.source, text)
+        return protocol.text_edits(client, current.source, text)
 
     async def actions(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
         current, client = await self.document(params.text_document.uri), self.client()
@@ -200,7 +200,7 @@ def server() -> LanguageServer:
     )
     session = EditorSession(language_server)
     for method, (handler, options) in _features(session).items():
-        language_server.feature(method, options)(guarded(language_server, handler))
+        language_server.feature(method, options)(guard_handler(language_server, handler))
     return language_server
 
 
@@ -209,12 +209,12 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 def _features(session: EditorSession) -> dict[str, tuple[Handler, Any]]:
     return {
-        lsp.INITIALIZED: (session.initialized, None),
-        lsp.TEXT_DOCUMENT_DID_OPEN: (session.opened, None),
-        lsp.TEXT_DOCUMENT_DID_CHANGE: (session.edited, None),
-        lsp.TEXT_DOCUMENT_DID_SAVE: (session.saved, None),
-        lsp.TEXT_DOCUMENT_DID_CLOSE: (session.closed, None),
-        lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES: (session.files_changed, None),
+        lsp.INITIALIZED: (session.watch_specs, None),
+        lsp.TEXT_DOCUMENT_DID_OPEN: (session.did_open, None),
+        lsp.TEXT_DOCUMENT_DID_CHANGE: (session.did_change, None),
+        lsp.TEXT_DOCUMENT_DID_SAVE: (session.did_save, None),
+        lsp.TEXT_DOCUMENT_DID_CLOSE: (session.did_close, None),
+        lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES: (session.did_change_files, None),
         lsp.TEXT_DOCUMENT_COMPLETION: (session.complete, lsp.CompletionOptions(trigger_characters=TRIGGERS)),
         lsp.TEXT_DOCUMENT_HOVER: (session.hover, None),
         lsp.TEXT_DOCUMENT_DEFINITION: (session.definition, None),
@@ -229,7 +229,7 @@ def _features(session: EditorSession) -> dict[str, tuple[Handler, Any]]:
     }
 
 
-def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+def guard_handler(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     """Wrap a handler to log exceptions and return None: an error costs the editor one answer, not the server."""
 
     @wraps(handler)
@@ -246,7 +246,7 @@ def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> C
     return safe
 
 
-def listed(folder: str) -> list[str]:
+def list_folder(folder: str) -> list[str]:
     """The names in a folder, with a `/` after subfolders; [] if it cannot be read."""
     try:
         with os.scandir(folder) as entries:

@@ -14,8 +14,8 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from compiler.predict.predict import TimedPlan
-from compiler.tools.exporters.chakra_nodes import Traced, TraceNode, groups_on
-from compiler.tools.exporters.planned import Exported, ExportError, LostValue
+from compiler.tools.exporters.chakra_nodes import ProgramTrace, TraceNode, groups_on
+from compiler.tools.exporters.planned import ExportedFiles, ExportError, LostValue
 
 # --- The file format: length-prefixed messages of the MLCommons Chakra 0.0.4 schema
 #
@@ -90,7 +90,7 @@ def attributes(values: Values) -> list[Any]:
     return [kind(name=name, **{field: value}) for name, (field, value) in values.items()]
 
 
-def framed(message: Any) -> bytes:
+def frame_message(message: Any) -> bytes:
     """A serialized message, prefixed with its length as a varint."""
     content: bytes = message.SerializeToString(deterministic=True)
     length, head = len(content), bytearray()
@@ -103,7 +103,7 @@ def framed(message: Any) -> bytes:
 
 def metadata(values: Values) -> bytes:
     """The first message of a file."""
-    return framed(messages()["GlobalMetadata"](version=VERSION, attr=attributes(values)))
+    return frame_message(messages()["GlobalMetadata"](version=VERSION, attr=attributes(values)))
 
 
 def node(
@@ -122,7 +122,7 @@ def node(
     that it waits for only because a lane runs one node at a time.
     """
     start, end = span
-    return framed(
+    return frame_message(
         messages()["Node"](
             id=number,
             name=name,
@@ -146,10 +146,10 @@ NOTES = (
 class TraceFiles(Mapping[str, bytes]):
     """The files of all ranks, each built when it is read, so that thousands of ranks do not fill the memory."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: ProgramTrace) -> None:
         self._traced, self._mesh = traced, traced.plan.mesh
         self._names = {f"{traced.timed.spec.name}.{rank}.et": rank for rank in range(self._mesh.world)}
-        self._encoded = lru_cache(1)(self._new_encoded)  # files are read in the order of pipeline ranks
+        self._nodes_of_rank = lru_cache(1)(self._encode_rank)  # files are read in the order of pipeline ranks
         self._groups = cache(partial(groups_on, traced))
 
     def __getitem__(self, name: str) -> bytes:
@@ -161,7 +161,8 @@ class TraceFiles(Mapping[str, bytes]):
             "process_groups": ("string_val", json.dumps(groups)),
         }
         nodes = (
-            entry if isinstance(entry, bytes) else self._message(*entry, rank, column) for entry in self._encoded(rank)
+            entry if isinstance(entry, bytes) else self._message(*entry, rank, column)
+            for entry in self._nodes_of_rank(rank)
         )
         return b"".join((metadata(header), *nodes))
 
@@ -171,12 +172,12 @@ class TraceFiles(Mapping[str, bytes]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def _new_encoded(self, rank: int) -> list[bytes | tuple[int, TraceNode]]:
+    def _encode_rank(self, rank: int) -> list[bytes | tuple[int, TraceNode]]:
         """The nodes of a pipeline rank: as bytes, or as (number, node) for messages, which differ between columns."""
         return [
             (number, trace_node)
             if trace_node.kind.startswith("COMM_")
-            else _encoded(number, trace_node, trace_node.kind, _values(trace_node))
+            else _encode_node(number, trace_node, trace_node.kind, _values(trace_node))
             for number, trace_node in enumerate(self._traced.rank(rank))
         ]
 
@@ -189,7 +190,7 @@ class TraceFiles(Mapping[str, bytes]):
             "comm_dst": ("int32_val", target),
             "comm_tag": ("int32_val", trace_node.tag),
         }
-        return _encoded(number, trace_node, trace_node.kind, values)
+        return _encode_node(number, trace_node, trace_node.kind, values)
 
 
 def _values(trace_node: TraceNode) -> Values:
@@ -205,7 +206,7 @@ def _values(trace_node: TraceNode) -> Values:
     return {"tensor_size": ("uint64_val", trace_node.size)}
 
 
-def _encoded(number: int, trace_node: TraceNode, kind: str, values: Values) -> bytes:
+def _encode_node(number: int, trace_node: TraceNode, kind: str, values: Values) -> bytes:
     return node(
         number,
         trace_node.name,
@@ -230,6 +231,6 @@ def needs_protobuf() -> None:
         raise ExportError("protobuf is not installed", "pip install 'dsc-trainer[chakra]'") from None
 
 
-def export(timed: TimedPlan) -> Exported:
+def export(timed: TimedPlan) -> ExportedFiles:
     """The traces of a timed plan. Reading a file needs protobuf."""
-    return Exported(TraceFiles(Traced(timed)), NOTES)
+    return ExportedFiles(TraceFiles(ProgramTrace(timed)), NOTES)

@@ -47,7 +47,7 @@ class TraceNode:
     tag: int = 0
 
 
-class Traced:
+class ProgramTrace:
     """A timed plan with its program."""
 
     def __init__(self, timed: TimedPlan) -> None:
@@ -76,13 +76,13 @@ class Traced:
         return reduction_spans(self.plan, self.schedule, timed.times, timed.timeline, seconds)
 
 
-def groups_on(traced: Traced, rank: int) -> dict[str, Callable[[int], Iterator[int]]]:
+def groups_on(traced: ProgramTrace, rank: int) -> dict[str, Callable[[int], Iterator[int]]]:
     """The process groups of a pipeline rank by name, each as a function from a column to the group's world ranks."""
     plan, mesh = traced.plan, traced.plan.mesh
     groups: dict[str, Callable[[int], Iterator[int]]] = {}
 
     def add(name: str, ranks: Sequence[int], columns: Columns) -> None:
-        groups[name] = lambda column: (mesh.rank(p, c) for p in ranks for c in shifted(columns, column))
+        groups[name] = lambda column: (mesh.rank(p, c) for p in ranks for c in group_of_column(columns, column))
 
     pipeline_ranks = (rank,)
     for axis, columns in axes_of(mesh).items():
@@ -118,7 +118,7 @@ def _text(columns: Columns) -> str:
     return f"{columns[0]}..{columns[-1]} of {len(columns)}"
 
 
-def shifted(columns: Columns, column: int) -> Iterator[int]:
+def group_of_column(columns: Columns, column: int) -> Iterator[int]:
     """The group of `column`, by analogy to `columns`, the group of column 0."""
     if isinstance(columns, range) and len(columns) == 1:
         return iter((column,))
@@ -131,7 +131,7 @@ def shifted(columns: Columns, column: int) -> Iterator[int]:
 class _TraceRank:
     """Builds the nodes of one pipeline rank in the order of its steps."""
 
-    def __init__(self, traced: Traced, rank: int) -> None:
+    def __init__(self, traced: ProgramTrace, rank: int) -> None:
         self._t, self._number = traced, rank
         self._nodes: list[TraceNode] = []
         self._makers: dict[tuple[int, int, str], int] = {}  # (stage, micro-batch, value) → the node that produces it
@@ -178,7 +178,7 @@ class _TraceRank:
         stages = [action.stage for action in body.actions]
         started: dict[tuple[int, str, str, str], int] = {}
 
-        def mapped(time: int) -> int:
+        def scale_time(time: int) -> int:
             return start + (time * (end - start) // length if length else 0)
 
         for i in body.instructions:
@@ -187,7 +187,7 @@ class _TraceRank:
                 _, begins, ends = next(on_lanes)
                 nodes = self._run(i, stage, micro_batch) if i.kind == "run" else self._exchange(i, stage, micro_batch)
                 for index, (node, share) in enumerate(nodes):
-                    first, last = (mapped(begins + (ends - begins) * share[k] // 10**6) for k in (0, 1))
+                    first, last = (scale_time(begins + (ends - begins) * share[k] // 10**6) for k in (0, 1))
                     added = self._add(node, first, last, step, i.kind in EXCHANGES)
                     if index == len(nodes) - 1:
                         started[i.slot, i.kind, i.phase, i.site] = added
@@ -199,7 +199,7 @@ class _TraceRank:
                 for buffer in i.writes:
                     self._makers[stage, micro_batch, buffer.name] = exchange
             elif i.kind == "send":
-                self._send(i, stage, micro_batch, step, on_lanes, mapped)
+                self._send(i, stage, micro_batch, step, on_lanes, scale_time)
             elif i.kind == "receive":
                 self._receive(i, stage, micro_batch, step, start)
 
@@ -245,7 +245,7 @@ class _TraceRank:
     def _exchange(self, i: Instruction, stage: int, micro_batch: int) -> list[tuple[TraceNode, tuple[int, int]]]:
         name, reads = f"{i.kind} {i.phase}{stage}.{micro_batch} {i.site}", self._reads(i, stage, micro_batch)
         if i.kind in ("gather", "scatter"):
-            return self._sharded(i, name, reads)
+            return self._sharded_collectives(i, name, reads)
         writes = self._times[i.kind, i.phase, i.site].writes
         if i.kind == "counts":
             size, group, kind = writes[0].fixed_bytes // 2, "ep", "ALL_TO_ALL"
@@ -261,7 +261,9 @@ class _TraceRank:
             size = degree * sum(buffer.fixed_bytes for buffer in writes)
         return [(_blank(name, kind, reads, size=size, group=group), (0, 10**6))]
 
-    def _sharded(self, i: Instruction, name: str, reads: tuple[int, ...]) -> list[tuple[TraceNode, tuple[int, int]]]:
+    def _sharded_collectives(
+        self, i: Instruction, name: str, reads: tuple[int, ...]
+    ) -> list[tuple[TraceNode, tuple[int, int]]]:
         """The collectives of sharded weights or gradients, one after the other, one per group of holders."""
         site = self._t.plan.sharded[i.site]
         buffer = site.weights if i.kind == "gather" else site.gradients
@@ -284,7 +286,7 @@ class _TraceRank:
         micro_batch: int,
         step: int,
         on_lanes: Iterator[tuple[Instruction, int, int]],
-        mapped: Callable[[int], int],
+        scale_time: Callable[[int], int],
     ) -> None:
         tag = self._tag(i.phase, stage, micro_batch)
         reads = self._reads(i, stage, micro_batch)
@@ -296,7 +298,7 @@ class _TraceRank:
         assert message is not None
         name = f"send {i.phase}{stage}.{micro_batch}"
         node = _blank(name, "COMM_SEND", reads, size=message.fixed_bytes, peer=i.peer, tag=tag)
-        self._add(node, mapped(begins), mapped(ends), step, exchanges=True)
+        self._add(node, scale_time(begins), scale_time(ends), step, exchanges=True)
 
     def _receive(self, i: Instruction, stage: int, micro_batch: int, step: int, start: int) -> None:
         """A receive takes no time: the step starts only once its message has arrived."""
@@ -328,7 +330,7 @@ class _TraceRank:
             set() if action.kind == "O" else {*self._compute, *self._waited}
         )
         kind = "MEM_STORE" if action.kind == "O" else "MEM_LOAD"
-        size = sum(buffer.bytes_at(saved.rows) for buffer in saved.saved())
+        size = sum(buffer.bytes_at(saved.rows) for buffer in saved.offloaded_values())
         order = tuple(sorted(needs)), tuple(sorted(behind - needs))
         self._nodes.append(TraceNode(str(action), kind, start, end, step, *order, size=size))
         self._copied[action.kind] = (len(self._nodes) - 1,)

@@ -11,18 +11,18 @@ from typing import Any
 from compiler.ir.stage_placement import loop
 from compiler.tools.exporters.planned import (
     Code,
-    Exported,
+    ExportedFiles,
+    ExportedRate,
     ExportError,
     PlannedSpec,
-    Ramped,
     SpecLedger,
+    approximate_rate,
     comments,
-    exported_optimizer,
     free_name,
     latent_attention,
     layers_of,
-    ramped,
-    rendered,
+    optimizer_to_export,
+    render_python,
     say_run,
     say_sizes,
 )
@@ -204,7 +204,7 @@ BLOCKWISE = {  # precision values that match Megatron's FP8 recipe `blockwise`
 }  # fmt: skip
 
 
-def export(planned: PlannedSpec) -> Exported:
+def export(planned: PlannedSpec) -> ExportedFiles:
     """The recipe, the layout and the losses. Raises ExportError for a model that Megatron cannot build."""
     spec, ledger = planned.spec, SpecLedger(planned.spec)
     say_run(ledger)
@@ -217,15 +217,15 @@ def export(planned: PlannedSpec) -> Exported:
         name=free_name(spec.name, TEMPLATE),
         lost="".join(f"# {line}\n" for line in comments(losses)) or "# Nothing of the spec is lost.\n",
         world=spec.cluster.world,
-        model="".join(f"        {key}={rendered(value, '        ')},\n" for key, value in model.items()),
-        precision="".join(f"        {key}={rendered(value)},\n" for key, value in precision.items()),
+        model="".join(f"        {key}={render_python(value, '        ')},\n" for key, value in model.items()),
+        precision="".join(f"        {key}={render_python(value)},\n" for key, value in precision.items()),
         parts="".join(
-            f"    cfg.{part}.{key} = {rendered(value, '    ')}\n"
+            f"    cfg.{part}.{key} = {render_python(value, '    ')}\n"
             for part, settings in parts.items()
             for key, value in settings.items()
         ),
     )
-    return Exported({MODULE: text.encode(), LAYOUT: f"{planned.layout}\n".encode()}, losses)
+    return ExportedFiles({MODULE: text.encode(), LAYOUT: f"{planned.layout}\n".encode()}, losses)
 
 
 def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
@@ -324,7 +324,7 @@ def _precision(spec: Spec, ledger: SpecLedger) -> tuple[Settings, Settings]:
 def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[str, Settings]:
     """The settings of each part of a configuration."""
     spec, train = planned.spec, planned.spec.train
-    rate, adam = ramped(planned, ledger, SYSTEM), exported_optimizer(spec, ledger, SYSTEM)
+    rate, adam = approximate_rate(planned, ledger, SYSTEM), optimizer_to_export(spec, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"this recipe has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
@@ -376,7 +376,7 @@ def _run(planned: PlannedSpec, optimizer: Settings, ledger: SpecLedger) -> dict[
     return parts
 
 
-def _scheduler(rate: Ramped) -> Settings:
+def _scheduler(rate: ExportedRate) -> Settings:
     """The learning rate, in iterations."""
     settings: Settings = {"lr_warmup_iters": rate.warmup, "lr_decay_iters": rate.steps, "lr_warmup_init": 0.0}
     if not rate.decay:

@@ -74,11 +74,12 @@ class SpecLedger:
 def comments(losses: Iterable[LostValue]) -> list[str]:
     """One line of printable ASCII for each loss."""
     return [
-        plain(f"{'CHANGED' if loss.changes else 'note'}: {loss.path} = {loss.value}: {loss.why}") for loss in losses
+        to_printable_ascii(f"{'CHANGED' if loss.changes else 'note'}: {loss.path} = {loss.value}: {loss.why}")
+        for loss in losses
     ]
 
 
-def plain(text: str, limit: int = 2000) -> str:
+def to_printable_ascii(text: str, limit: int = 2000) -> str:
     """A text as one line of printable ASCII, cut to `limit` characters."""
     line = text.encode("ascii", "backslashreplace").decode("ascii")
     line = "".join(character if character.isprintable() else "?" for character in line)
@@ -105,17 +106,17 @@ class PythonCall:
     arguments: Mapping[str, Any]
 
 
-def rendered(value: Any, indent: str = "") -> str:
+def render_python(value: Any, indent: str = "") -> str:
     """The Python text of a value. Raises TypeError unless it is plain data, a `PythonCall` or a `Code`."""
     if isinstance(value, Code):
         return value.text
     if isinstance(value, PythonCall):
-        return _wrapped(f"{value.function}(", [(f"{k}=", v) for k, v in value.arguments.items()], ")", indent)
+        return _wrap_items(f"{value.function}(", [(f"{k}=", v) for k, v in value.arguments.items()], ")", indent)
     if isinstance(value, Mapping):
-        return _wrapped("{", [(f"{rendered(key)}: ", item) for key, item in value.items()], "}", indent)
+        return _wrap_items("{", [(f"{render_python(key)}: ", item) for key, item in value.items()], "}", indent)
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-        return _wrapped(ends[0], [("", item) for item in value], ends[1], indent)
+        return _wrap_items(ends[0], [("", item) for item in value], ends[1], indent)
     if type(value) is float and not math.isfinite(value):
         raise TypeError(f"{value} has no Python literal")
     if value is None or type(value) in (bool, int, float, str):
@@ -123,13 +124,13 @@ def rendered(value: Any, indent: str = "") -> str:
     raise TypeError(f"{type(value).__name__} is not a value of a configuration")
 
 
-def _wrapped(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str) -> str:
+def _wrap_items(head: str, items: Sequence[tuple[str, Any]], tail: str, indent: str) -> str:
     """The items on one line if they fit, else one per line."""
-    line = head + ", ".join(prefix + rendered(value) for prefix, value in items) + tail
+    line = head + ", ".join(prefix + render_python(value) for prefix, value in items) + tail
     if "\n" not in line and len(indent) + len(line) <= WIDTH:
         return line
     inner = indent + INDENT
-    lines = "".join(f"{inner}{prefix}{rendered(value, inner)},\n" for prefix, value in items)
+    lines = "".join(f"{inner}{prefix}{render_python(value, inner)},\n" for prefix, value in items)
     return f"{head}\n{lines}{indent}{tail.lstrip(',')}"
 
 
@@ -169,7 +170,7 @@ class PlannedSpec:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFiles:
     """The exported files by name, and the losses."""
 
     files: Mapping[str, bytes]
@@ -184,7 +185,7 @@ class ExportError(ValueError):
         self.hint = hint
 
 
-def exported_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
+def optimizer_to_export(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
     """The AdamW settings to export. If matrices have another optimizer, AdamW of the other parameters is used for all.
 
     Raises ExportError if there is no AdamW.
@@ -204,7 +205,7 @@ def exported_optimizer(spec: Spec, ledger: SpecLedger, system: str) -> AdamW:
 
 # ---------------------------------------------------------------- the learning rate
 @dataclass(frozen=True)
-class Ramped:
+class ExportedRate:
     """A learning rate with a linear warm-up from 0, a plateau and one decay to the end of the run. Lengths in steps."""
 
     peak: float
@@ -220,7 +221,7 @@ class Ramped:
         return self.warmup + self.stable + self.decay
 
 
-def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
+def approximate_rate(planned: PlannedSpec, ledger: SpecLedger, system: str) -> ExportedRate:
     """The learning rate as a warm-up, a plateau and a decay. Another shape is approximated and recorded as lost.
 
     torchtitan and Megatron count steps, and a warm-up reaches its peak at its last step, as here.
@@ -244,9 +245,9 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     decays = [phase for phase in later if phase.shape != "constant"]
     shape: Literal["cosine", "linear"] = "cosine" if not decays or decays[0].shape == "cosine" else "linear"
     least = phases[-1].end if decays else peak
-    rate = Ramped(peak, warmup, plateau - warmup, steps - plateau if decays else 0, shape, least)
+    rate = ExportedRate(peak, warmup, plateau - warmup, steps - plateau if decays else 0, shape, least)
     if not decays and rate.steps != steps:
-        rate = Ramped(peak, warmup, steps - warmup, 0, shape, peak)
+        rate = ExportedRate(peak, warmup, steps - warmup, 0, shape, peak)
     ledger.say("train.rate.*")
     written = ", ".join(rate_text(phase) for phase in phases)
     shift = _steps_off(spec, rate, tokens)
@@ -259,7 +260,7 @@ def ramped(planned: PlannedSpec, ledger: SpecLedger, system: str) -> Ramped:
     return rate
 
 
-def _steps_off(spec: Spec, exported_rate: Ramped, tokens: int) -> int | None:
+def _steps_off(spec: Spec, exported_rate: ExportedRate, tokens: int) -> int | None:
     """The largest shift in steps between the spec's and the exported rate: 0, 1, or None for more. Compares steps over
     the whole run, corners included."""
     if spec.train.batch.start != spec.train.batch.end:
@@ -278,7 +279,7 @@ def _steps_off(spec: Spec, exported_rate: Ramped, tokens: int) -> int | None:
     return shift
 
 
-def rate_at(exported_rate: Ramped, step: int) -> float:
+def rate_at(exported_rate: ExportedRate, step: int) -> float:
     """The exported learning rate at a step, counted from 1."""
     if step <= exported_rate.warmup:
         return exported_rate.peak * step / exported_rate.warmup

@@ -12,20 +12,20 @@ from compiler.ir.stage_placement import V
 from compiler.schedule.torch_csv import to_torch_csv
 from compiler.tools.exporters.planned import (
     Code,
-    Exported,
+    ExportedFiles,
     ExportedLayers,
+    ExportedRate,
     ExportError,
     PlannedSpec,
     PythonCall,
-    Ramped,
     SpecLedger,
+    approximate_rate,
     comments,
-    exported_optimizer,
     free_name,
     latent_attention,
     layers_of,
-    ramped,
-    rendered,
+    optimizer_to_export,
+    render_python,
     say_run,
     say_sizes,
 )
@@ -97,7 +97,7 @@ def {name}() -> Trainer.Config:
 UNDECAYED = r"(norm[^.]*\.weight|\.bias)$"  # names of parameters without weight decay
 
 
-def export(planned: PlannedSpec) -> Exported:
+def export(planned: PlannedSpec) -> ExportedFiles:
     """The module, the schedule and the losses. Raises ExportError for a model that torchtitan cannot build."""
     spec, ledger = planned.spec, SpecLedger(planned.spec)
     attention, layers = latent_attention(spec, SYSTEM), layers_of(spec, SYSTEM)
@@ -108,7 +108,7 @@ def export(planned: PlannedSpec) -> Exported:
     files = {MODULE: _module(planned, model, config, comments(losses)).encode()}
     if spec.parallel.pipeline > 1:
         files[CSV] = to_torch_csv(planned.schedule).encode()
-    return Exported(files, losses)
+    return ExportedFiles(files, losses)
 
 
 # ---------------------------------------------------------------- the model
@@ -209,7 +209,7 @@ def _rope(spec: Spec, rope: Rope | None, ledger: SpecLedger) -> PythonCall:
 def _config(planned: PlannedSpec, ledger: SpecLedger) -> dict[str, Any]:
     """The arguments of `Trainer.Config`."""
     spec = planned.spec
-    train, rate = spec.train, ramped(planned, ledger, SYSTEM)
+    train, rate = spec.train, approximate_rate(planned, ledger, SYSTEM)
     if train.batch.start != train.batch.end:
         ledger.lose("train.batch", f"torchtitan has no batch ramp: the batch is {train.batch.end}")
     ledger.say("train.batch", "train.sequence", "train.micro_batch", "train.tokens", "train.seed")
@@ -257,9 +257,9 @@ def _lost_mtp(spec: Spec, ledger: SpecLedger) -> tuple[str, ...]:
     return ()
 
 
-def _optimizer(spec: Spec, exported_rate: Ramped, ledger: SpecLedger) -> PythonCall:
+def _optimizer(spec: Spec, exported_rate: ExportedRate, ledger: SpecLedger) -> PythonCall:
     """AdamW with two groups: norms and biases without weight decay, and all other parameters."""
-    adam = exported_optimizer(spec, ledger, SYSTEM)
+    adam = optimizer_to_export(spec, ledger, SYSTEM)
     kwargs = {"lr": exported_rate.peak, "betas": (adam.beta1, adam.beta2), "eps": adam.eps}
 
     def group(pattern: str, decay: float) -> PythonCall:
@@ -272,7 +272,7 @@ def _optimizer(spec: Spec, exported_rate: Ramped, ledger: SpecLedger) -> PythonC
     return PythonCall("OptimizersContainer.Config", groups)
 
 
-def _scheduler(planned: PlannedSpec, exported_rate: Ramped, ledger: SpecLedger) -> PythonCall:
+def _scheduler(planned: PlannedSpec, exported_rate: ExportedRate, ledger: SpecLedger) -> PythonCall:
     """The learning rate. torchtitan decays as if there were one more step; `total_steps` compensates for it."""
     total, early = exported_rate.steps, int(exported_rate.decay > 0 and exported_rate.stable > 0)
     if exported_rate.decay and not exported_rate.stable:
@@ -401,7 +401,7 @@ def _module(planned: PlannedSpec, model: dict[str, Any], config: dict[str, Any],
     moe = layers_of(spec, SYSTEM).moe
     assert moe is not None
     bias = moe.balance.bias_rate
-    mtp = spec.model.mtp if "MTPLoss.Config" in rendered(config["loss"]) else None
+    mtp = spec.model.mtp if "MTPLoss.Config" in render_python(config["loss"]) else None
     vocab, hidden = spec.model.vocab, spec.model.hidden
     embedding = {"num_embeddings": vocab, "embedding_dim": hidden, "param_init": Code("LINEAR")}
     norm = {"normalized_shape": hidden, "eps": spec.model.norm_eps, "param_init": Code("NORM")}
@@ -428,10 +428,10 @@ def _module(planned: PlannedSpec, model: dict[str, Any], config: dict[str, Any],
         version=VERSION,
         name=name,
         lost="".join(f"# {line}\n" for line in lost) or "# Nothing of the spec is lost.\n",
-        std=rendered(spec.model.init_std),
-        layers=rendered(PythonCall("build_mla_moe_layers", model), "    "),
-        eps=rendered(spec.model.norm_eps),
-        bias=rendered(bias[0].value if bias and bias[0].value else None),
-        spec=rendered(PythonCall("ModelSpec", registered), "    "),
-        config=rendered(PythonCall("Trainer.Config", config), "    "),
+        std=render_python(spec.model.init_std),
+        layers=render_python(PythonCall("build_mla_moe_layers", model), "    "),
+        eps=render_python(spec.model.norm_eps),
+        bias=render_python(bias[0].value if bias and bias[0].value else None),
+        spec=render_python(PythonCall("ModelSpec", registered), "    "),
+        config=render_python(PythonCall("Trainer.Config", config), "    "),
     )

@@ -43,7 +43,7 @@ BIAS_RATE = 0.001  # from the DeepSeek-V4 report
 def layers(reader: ConfigReader) -> tuple[LayerRange, ...]:
     """All layers as ranges: experts are chosen by a table in the first layers, and by scores in the others."""
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
-    kinds = _listed(reader, "mlp_layer_types", num_layers, (TABLE, SCORES), "ffn")
+    kinds = _read_layer_list(reader, "mlp_layer_types", num_layers, (TABLE, SCORES), "ffn")
     by_table = reader.count("num_hash_layers", 0, MAX_LAYER + 1, 3)
     kinds = kinds or [TABLE] * min(num_layers, by_table) + [SCORES] * max(0, num_layers - by_table)
     by_scores = _moe(reader)
@@ -129,7 +129,7 @@ def attentions(reader: ConfigReader, num_layers: int) -> tuple[tuple[Compressed,
 
 def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     """The kind of each layer: a window only, or also entries compressed by CSA or HCA."""
-    listed = _listed(reader, "layer_types", num_layers, (WINDOW, CSA, HCA), "attention")
+    listed = _read_layer_list(reader, "layer_types", num_layers, (WINDOW, CSA, HCA), "attention")
     ratios = reader.get("compress_ratios")
     if listed is not None or ratios is None:
         usual = [CSA if layer % 2 else HCA for layer in range(max(0, num_layers - 2))]
@@ -144,7 +144,9 @@ def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
     return kinds
 
 
-def _listed(reader: ConfigReader, name: str, num_layers: int, words: tuple[str, ...], place: Any) -> list[str] | None:
+def _read_layer_list(
+    reader: ConfigReader, name: str, num_layers: int, words: tuple[str, ...], place: Any
+) -> list[str] | None:
     """The entries of a list key with one of `words` for each layer; None if the key is absent."""
     listed = reader.get(name)
     if listed is None:

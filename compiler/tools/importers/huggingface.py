@@ -14,7 +14,7 @@ from compiler.tools.importers.deepseek_v4 import hyper_connections
 from compiler.tools.importers.ends import model_fields
 from compiler.tools.importers.families import FAMILIES, OTHER_TYPES
 from compiler.tools.importers.json_text import JsonValue
-from compiler.tools.importers.layers import layers, with_attention
+from compiler.tools.importers.layers import assign_attention, layers
 from compiler.tools.importers.reader import IRRELEVANT, OF_TYPES, REFUSED, REPEATED, ConfigReader, Remark, value_text
 from dsl import rules
 from dsl.messages.diagnostics import Diagnostic, Span, in_order
@@ -56,7 +56,7 @@ def read(root: JsonValue, name: str, *, lossy: bool = False) -> ImportedConfig:
     vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")
     spans = layers(reader, family, model_type)
     by_layer, original, of_mtp = attentions(reader, family, hidden, context, spans[-1].last + 1)
-    usual, spans = with_attention(spans, by_layer)
+    usual, spans = assign_attention(spans, by_layer)
     fields = {
         "name": name,
         "vocab": vocab,

@@ -36,7 +36,7 @@ class ComputedValue:
     text: str
 
 
-def replaced(text: str, variables: Mapping[str, str]) -> str:
+def replace_variables(text: str, variables: Mapping[str, str]) -> str:
     """A text with its variables replaced. A variable without value and default stays, as does one whose value would
     exceed `MOST_CHARACTERS`."""
     remaining = MOST_CHARACTERS
@@ -45,7 +45,7 @@ def replaced(text: str, variables: Mapping[str, str]) -> str:
         nonlocal remaining
         replacement, default = variables.get(match[1] or match[3]), match[2]
         if default is not None and (replacement is None or (replacement == "" and default[0] == ":")):
-            replacement = replaced(default.lstrip(":")[1:], variables)
+            replacement = replace_variables(default.lstrip(":")[1:], variables)
         if replacement is None or len(replacement) > remaining:
             return match[0]
         remaining -= len(replacement)
@@ -59,7 +59,7 @@ def is_known(text: str) -> bool:
     return UNKNOWN.search(text) is None
 
 
-def typed(text: str) -> Any:
+def parse_word(text: str) -> Any:
     """A word as a number, boolean or None if it looks like one, else as a string."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
@@ -139,7 +139,7 @@ class _Yaml:
 
     def _add_value(self, name: str, place: Span, node: Any) -> None:
         value = self._value(node, 0)
-        if open_text := _computed(value):
+        if open_text := _first_computed_text(value):
             self.mistakes.append(unknown(name, open_text, place, open_text))
             value = ComputedValue(open_text)
         self.members.setdefault(name, []).append(JsonValue(value, place, place))
@@ -157,17 +157,17 @@ class _Yaml:
             return None
         if node.tag == TRUTH:
             return node.value.lower() in ("true", "yes", "on")
-        text = replaced(node.value, self.variables)
-        return typed(text) if is_known(text) else ComputedValue(text)
+        text = replace_variables(node.value, self.variables)
+        return parse_word(text) if is_known(text) else ComputedValue(text)
 
     def _too(self, excess: str, node: Any) -> SpecError:
         return _too("YAML", excess, self.source, node.start_mark.index)
 
 
-def _computed(value: Any) -> str:
+def _first_computed_text(value: Any) -> str:
     """The text of the first `ComputedValue` in a value; "" if there is none."""
     if isinstance(value, list):
-        return next((text for item in value if (text := _computed(item))), "")
+        return next((text for item in value if (text := _first_computed_text(item))), "")
     return value.text if isinstance(value, ComputedValue) else ""
 
 

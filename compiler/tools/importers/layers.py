@@ -20,7 +20,7 @@ from dsl.schema.model import MAX_LAYER, Act, Clamp
 Attention = Mla | Gqa | Compressed | DeltaNet
 
 
-def with_attention(
+def assign_attention(
     spans: Sequence[LayerRange], by_layer: Sequence[Attention]
 ) -> tuple[Attention, tuple[LayerRange, ...]]:
     """The most frequent attention, and the layer ranges, in the order of a spec, with the attention of the others.
@@ -29,11 +29,11 @@ def with_attention(
     """
     count = Counter(map(repr, by_layer))
     usual = max(by_layer, key=lambda attention: count[repr(attention)])
-    ranges = [part for span in spans for part in _divided(span, by_layer, usual)]
+    ranges = [part for span in spans for part in _divide_by_attention(span, by_layer, usual)]
     return usual, tuple(sorted(ranges, key=lambda span: (span.first, span.last, span.by)))
 
 
-def _divided(span: LayerRange, by_layer: Sequence[Attention], usual: Attention) -> Iterator[LayerRange]:
+def _divide_by_attention(span: LayerRange, by_layer: Sequence[Attention], usual: Attention) -> Iterator[LayerRange]:
     """Divide a range by attention: the range plus one over every N-th layer, or else one range per run of layers."""
     differing = [layer for layer in span.layers if by_layer[layer] != usual]
     step = differing[1] - differing[0] if len(differing) > 1 else 0
@@ -62,9 +62,9 @@ def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -
     if not family.linear:
         return set(), None
     nested = reader.part("linear_attn_config") if family.linear == "kimi" else {}
-    linear = _listed(reader, num_layers)
+    linear = _linear_layers_of_types(reader, num_layers)
     if nested and linear is None:
-        linear = _counted(reader, nested, num_layers)
+        linear = _linear_layers_of_kimi(reader, nested, num_layers)
     if linear is None and family.linear == "qwen":
         interval = reader.count("full_attention_interval", 1, 2**20, 4)
         linear = {layer for layer in range(num_layers) if (layer + 1) % interval}
@@ -74,7 +74,7 @@ def linear_layers(reader: ConfigReader, family: ConfigFamily, num_layers: int) -
     return linear, _kimi(reader, nested) if family.linear == "kimi" else _qwen(reader)
 
 
-def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
+def _linear_layers_of_types(reader: ConfigReader, num_layers: int) -> set[int] | None:
     """The linear-attention layers that `layer_types` lists; None if it is absent."""
     listed = reader.get("layer_types")
     if listed is None:
@@ -88,7 +88,7 @@ def _listed(reader: ConfigReader, num_layers: int) -> set[int] | None:
     return {layer for layer, kind in enumerate(values[:num_layers]) if kind == LINEAR}
 
 
-def _counted(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: int) -> set[int] | None:
+def _linear_layers_of_kimi(reader: ConfigReader, nested: Mapping[str, JsonValue], num_layers: int) -> set[int] | None:
     """The linear-attention layers from Kimi's `kda_layers`, which counts from 1; None if it is absent."""
     listed = nested.get("kda_layers")
     if listed is None or not isinstance(listed.value, tuple):

@@ -253,7 +253,7 @@ IDLE = (
 )
 
 
-def from_recipe(recipe: Members) -> Members:
+def keys_of_recipe(recipe: Members) -> Members:
     """The keys of a recipe by Megatron-LM's names: `model.num_moe_experts` becomes `num_experts`.
 
     A named precision becomes the keys that it stands for. `config.train` is the class of the part `train`.
@@ -264,7 +264,7 @@ def from_recipe(recipe: Members) -> Members:
         name = f"config.{path}" if path in PARTS else RENAMED.get(name, name)
         members.setdefault(name, []).extend(values)
     for entry in recipe.get("mixed_precision", ()):
-        for key, value in (_named(entry.value) or {}).items():
+        for key, value in (_keys_of_precision(entry.value) or {}).items():
             if f"mixed_precision.{key}" not in recipe:
                 members.setdefault(key, []).append(JsonValue(value, entry.span, entry.key))
     for entry in recipe.get("model", ()):
@@ -274,7 +274,7 @@ def from_recipe(recipe: Members) -> Members:
     return members
 
 
-def _named(precision: Any) -> dict[str, Any] | None:
+def _keys_of_precision(precision: Any) -> dict[str, Any] | None:
     """The keys that a named precision, given as a string or a call, stands for; None if the name is unknown."""
     name = precision.text.removesuffix("()") if isinstance(precision, DottedName) else precision
     base, _, variant = name.replace("-", "_").partition("_") if isinstance(name, str) else ("", "", "")
@@ -283,7 +283,7 @@ def _named(precision: Any) -> dict[str, Any] | None:
     return {base: True, "grad_reduce_in_fp32": base == "bf16"} | PRECISIONS[variant]
 
 
-def imported(members: Members, name: str, devices: int | None, vocab: int | None) -> ImportedPlan:
+def import_keys(members: Members, name: str, devices: int | None, vocab: int | None) -> ImportedPlan:
     """Import the keys as a run `name`. `devices`, `vocab`: sizes that launcher and tokenizer would supply."""
     keys = Keys(members)
     model = model_lines(keys, name, vocab)
@@ -363,7 +363,7 @@ def _recompute(keys: Keys) -> list[str]:
 def _precision(keys: Keys) -> tuple[str, list[str]]:
     """A built-in precision, and the lines of a block that changes it."""
     named = keys.take("mixed_precision", "precision", None, object) if keys.has("mixed_precision") else None
-    if named not in (None, DottedName("MixedPrecisionConfig()")) and _named(named) is None:
+    if named not in (None, DottedName("MixedPrecisionConfig()")) and _keys_of_precision(named) is None:
         keys.note("not expressible", "mixed_precision", named, "not known in Megatron-Bridge: imported as BF16 or FP32")
     bf16 = keys.take("bf16", "precision.compute", False)
     keys.lose("fp32", "`bf16` is set too", (not bf16,))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Any, Literal
 
-from compiler.tools.exporters.planned import plain
+from compiler.tools.exporters.planned import to_printable_ascii
 from compiler.tools.importers.first_run import DEVICES, NODE
 from compiler.tools.importers.json_text import JsonValue
 from compiler.tools.importers.key_files import ComputedValue
 from compiler.tools.importers.write import comment, number
-from dsl.canonical import quoted
+from dsl.canonical import quote
 from dsl.messages.diagnostics import Diagnostic, Span
 
 Kind = Literal["said", "approximated", "not expressible", "computed", "no effect", "unknown", "default", "assumed"]
@@ -34,7 +34,7 @@ class LedgerEntry:
     place: Span | None = None
 
     def __str__(self) -> str:
-        return plain(f"{self.kind}: {self.key} = {self.value}: {self.why}", 400)
+        return to_printable_ascii(f"{self.kind}: {self.key} = {self.value}: {self.why}", 400)
 
 
 class Keys:
@@ -144,7 +144,7 @@ class Keys:
 def value_text(value: Any) -> str:
     """A value on one line of ASCII."""
     text = getattr(value, "text", None)
-    return plain(text if isinstance(text, str) else str(value), 80)
+    return to_printable_ascii(text if isinstance(text, str) else str(value), 80)
 
 
 # --- Shared by the plan importers: the text of a spec from the blocks of a run, its learning rate, its optimizer
@@ -219,7 +219,7 @@ def spec_of(
 
 def string(text: str) -> str:
     """A text as a string literal of a spec. Unprintable characters, line ends among them, become `?`."""
-    return quoted("".join(character if character.isprintable() else "?" for character in text))
+    return quote("".join(character if character.isprintable() else "?" for character in text))
 
 
 def adam(settings: Mapping[str, float], clip: float | None) -> str:

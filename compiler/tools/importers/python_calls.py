@@ -101,7 +101,7 @@ MAX_DEPTH = 40
 Members = dict[str, list[JsonValue]]
 
 
-def returned(source: Source, kind: str, chosen: str | None) -> tuple[str, Members, list[Diagnostic]]:
+def read_returned_call(source: Source, kind: str, chosen: str | None) -> tuple[str, Members, list[Diagnostic]]:
     """The name of the function that returns a `kind(…)`, the call's arguments by path, and warnings.
 
     `chosen`: the name of the function, needed if several return one. Raises SpecError if there is no such function, or
@@ -193,14 +193,14 @@ class _CallReader:
                 case ast.Import() | ast.ImportFrom():
                     pass
                 case _:
-                    self._computed(ast.unparse(statement), "this statement", span_of(self.source, statement))
+                    self._report_computed(ast.unparse(statement), "this statement", span_of(self.source, statement))
 
     def follow(self, path: str, node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> None:
         """Record the values of a node under `path`."""
         self.steps += 1
         if depth > MAX_DEPTH or self.steps > MOST_STEPS:
             if not self.ended:
-                self._computed("names that refer to each other", path, span_of(self.source, node))
+                self._report_computed("names that refer to each other", path, span_of(self.source, node))
             self.ended = True
             return
         match node:
@@ -234,11 +234,11 @@ class _CallReader:
         try:
             value = value_of(node)
         except (NotLiteralError, RecursionError) as error:
-            self._computed(str(error), path, span)
+            self._report_computed(str(error), path, span)
             value = ComputedValue(str(error))
         self.members.setdefault(path or "return", []).append(JsonValue(value, span, span))
 
-    def _computed(self, text: str, path: str, span: Span) -> None:
+    def _report_computed(self, text: str, path: str, span: Span) -> None:
         message = f"`{path}` is computed, and nothing is executed here: {text[:80]}"
         self.mistakes.append(Diagnostic("I0104", message, span, "write its value", severity="warning"))
 

@@ -32,16 +32,16 @@ class Remark:
 
 def value_text(value: Any) -> str:
     """A value of a configuration as one line of ASCII JSON, shortened if it is long."""
-    text = json.dumps(_plain(value), ensure_ascii=True)
+    text = json.dumps(_python_value(value), ensure_ascii=True)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     if isinstance(value, JsonValue):
-        return _plain(value.value)
+        return _python_value(value.value)
     if isinstance(value, Mapping):
-        return {key: _plain(member) for key, member in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: _python_value(member) for key, member in value.items()}
+    return [_python_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 class ConfigReader:
@@ -277,7 +277,7 @@ REMOTE = ("deepseek", "kimi_k2")  # types whose code is published with the weigh
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnsupportedKey:
     """A key for a feature that a spec cannot express.
 
     `harmless`: values that turn the feature off. `place`: where the comment belongs. `types`: model types whose classes
@@ -297,29 +297,31 @@ class Refused:
 _DROPOUT = "dropout; a spec has none"
 _NORMS = "norms on queries and keys that this model type does not have"
 REFUSED = {
-    "attention_bias": Refused(
+    "attention_bias": UnsupportedKey(
         (False,), "biases on the projections of latent attention; a spec has none", "attention", MLA
     ),
-    "attention_dropout": Refused((0, 0.0), _DROPOUT, "attention"),
-    "attn_logit_softcapping": Refused((), "attention logits capped by tanh", "attention", ()),
-    "clip_qkv": Refused((), "queries, keys and values clipped to a bound", "attention", ("olmoe",)),
-    "embd_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
-    "final_logit_softcapping": Refused((), "output logits capped by tanh", "model", ()),
-    "hidden_dropout": Refused((0, 0.0), _DROPOUT, "model", ()),
-    "index_topk": Refused((), "attention to chosen tokens only", "attention", ()),
-    "mlp_bias": Refused((False,), "biases in the feed-forward layers", "ffn", ("deepseek_v2", "deepseek_v4")),
-    "partial_rotary_factor": Refused(
+    "attention_dropout": UnsupportedKey((0, 0.0), _DROPOUT, "attention"),
+    "attn_logit_softcapping": UnsupportedKey((), "attention logits capped by tanh", "attention", ()),
+    "clip_qkv": UnsupportedKey((), "queries, keys and values clipped to a bound", "attention", ("olmoe",)),
+    "embd_pdrop": UnsupportedKey((0, 0.0), _DROPOUT, "model", ()),
+    "final_logit_softcapping": UnsupportedKey((), "output logits capped by tanh", "model", ()),
+    "hidden_dropout": UnsupportedKey((0, 0.0), _DROPOUT, "model", ()),
+    "index_topk": UnsupportedKey((), "attention to chosen tokens only", "attention", ()),
+    "mlp_bias": UnsupportedKey((False,), "biases in the feed-forward layers", "ffn", ("deepseek_v2", "deepseek_v4")),
+    "partial_rotary_factor": UnsupportedKey(
         (1, 1.0), "rotates only a part of each head, which this model type does not do", "rope"
     ),
-    "qk_layernorm": Refused((False,), _NORMS, "attention", ()),
-    "resid_pdrop": Refused((0, 0.0), _DROPOUT, "model", ()),
-    "router_jitter_noise": Refused((0, 0.0), "noise on the router's input; a spec has none", "ffn", ("mixtral",)),
-    "shared_expert_intermediate_size": Refused((0,), "a shared expert of its own width", "ffn", ()),
-    "use_bidirectional_attention": Refused(
+    "qk_layernorm": UnsupportedKey((False,), _NORMS, "attention", ()),
+    "resid_pdrop": UnsupportedKey((0, 0.0), _DROPOUT, "model", ()),
+    "router_jitter_noise": UnsupportedKey(
+        (0, 0.0), "noise on the router's input; a spec has none", "ffn", ("mixtral",)
+    ),
+    "shared_expert_intermediate_size": UnsupportedKey((0,), "a shared expert of its own width", "ffn", ()),
+    "use_bidirectional_attention": UnsupportedKey(
         (False,), "attention to later tokens; attention in a spec is causal", "attention", ("gemma3_text",)
     ),
-    "use_mrope": Refused(
+    "use_mrope": UnsupportedKey(
         (False,), "positions in height and width as well; a spec has positions in time only", "rope", ()
     ),
-    "use_qk_norm": Refused((False,), _NORMS, "attention", ()),
+    "use_qk_norm": UnsupportedKey((False,), _NORMS, "attention", ()),
 }

@@ -24,7 +24,7 @@ def rotations(
     parameters = reader.part("rope_parameters")
     if any(isinstance(value.value, Mapping) for value in parameters.values()):
         if family.local_theta:
-            return _by_kind(reader, family, parameters)
+            return _ropes_by_layer_kind(reader, family, parameters)
         reader.refuse("rope", "rope_parameters", "different RoPE settings for each kind of layer; write them by hand")
         rope, original = Rope(theta=1.0), None
     else:
@@ -35,7 +35,7 @@ def rotations(
     return {FULL: rope, SLIDING: local}, original
 
 
-def _by_kind(
+def _ropes_by_layer_kind(
     reader: ConfigReader, family: ConfigFamily, parameters: Mapping[str, JsonValue]
 ) -> tuple[Mapping[str, Rope], int | None]:
     """RoPE by kind of layer, where `rope_parameters` has one entry for each kind."""
@@ -88,7 +88,7 @@ def _rope(
         defaults = parse(Source("the defaults of this type", json.dumps(dict(family.rope))))
         factor, start = (defaults.value[key].value for key in ("factor", "original_max_position_embeddings"))
         reader.filled["rope_parameters"] = f"yarn by {factor:g} from {start} tokens"
-        scaled = _scaled(ConfigReader(defaults, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
+        scaled = _read_scaling(ConfigReader(defaults, lossy=reader.lossy), YarnScaling, SCALINGS["yarn"][1])
         return rope.model_copy(update={"scaling": scaled}), start
     for name, part in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if part:
@@ -177,13 +177,13 @@ def scaling_of(
     context = reader.get("max_position_embeddings")
     if context is not None:  # `transformers` uses it if the original length is absent
         inner.defaults = {"original_max_position_embeddings": context.value}
-    scaled = _scaled(inner, cls, keys)
+    scaled = _read_scaling(inner, cls, keys)
     reader.mistakes += inner.mistakes
     reader.origins |= {path: span for path, span in inner.origins.items() if path}
     return scaled, max(0, start)
 
 
-def _scaled(
+def _read_scaling(
     inner: ConfigReader, cls: type[Node], keys: tuple[str, ...]
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     """The scaling in an object of a config; None if it has errors, which are in `inner.mistakes`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from compiler.tools.importers.json_text import JsonValue
-from compiler.tools.importers.key_files import ComputedValue, is_known, replaced, typed, unknown
+from compiler.tools.importers.key_files import ComputedValue, is_known, parse_word, replace_variables, unknown
 from dsl.messages.diagnostics import Diagnostic, Source, Span, SpecError
 
 MOST_CHARACTERS = 10_000_000  # in all words together, because variables may refer to each other
@@ -95,7 +95,7 @@ class _ScriptReader:
         if name in self.overrides:
             return
         place = self._place(f"{name}{plus}=")
-        previous, text = self.variables.get(name, ""), replaced(text, self.variables)
+        previous, text = self.variables.get(name, ""), replace_variables(text, self.variables)
         if previous and not plus and previous not in text:
             message = f"`{name}` is {text[:80]} from here on, and was {previous[:80]}: branches are not followed"
             self.mistakes.append(Diagnostic("I0104", message, place, f"set it: -D {name}=VALUE", severity="warning"))
@@ -106,7 +106,7 @@ class _ScriptReader:
 
     def _word(self, word: str, has_program: bool) -> bool:
         """Read a word of a command. Returns whether the program has been named; words before it are the launcher's."""
-        text = replaced(word, self.variables)
+        text = replace_variables(word, self.variables)
         self.characters += len(text)
         if self.characters > MOST_CHARACTERS:
             raise ValueError("its variables are too long")
@@ -140,7 +140,7 @@ class _ScriptReader:
         if self.name is not None:
             (name, place), text = self.name, " ".join(self.values)
             is_read = is_known(text)
-            value = (typed(text) if self.values else True) if is_read else ComputedValue(text)
+            value = (parse_word(text) if self.values else True) if is_read else ComputedValue(text)
             values = self.members.setdefault(name, [])
             if all(earlier.value != value for earlier in values):  # scripts often print a command and then run it
                 values.append(JsonValue(value, place, place))

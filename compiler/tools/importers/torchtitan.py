@@ -243,7 +243,7 @@ class SideFiles:
     name: Callable[[str], str] = lambda name: name
 
 
-def from_toml(tables: Mapping[str, JsonValue]) -> Members:
+def keys_of_job_file(tables: Mapping[str, JsonValue]) -> Members:
     """The keys of a job file by their `Trainer.Config` paths."""
     members: dict[str, list[JsonValue]] = {}
     for path, value in tables.items():
@@ -251,7 +251,7 @@ def from_toml(tables: Mapping[str, JsonValue]) -> Members:
     return members
 
 
-def imported(members: Members, name: str, devices: int | None, beside: SideFiles | None = None) -> ImportedPlan:
+def import_keys(members: Members, name: str, devices: int | None, beside: SideFiles | None = None) -> ImportedPlan:
     """Import the keys as a run `name`. `devices`: cluster size, used if `data_parallel_shard_degree` is open."""
     keys = Keys(members)
     members = with_flavour(members, keys)
@@ -388,7 +388,7 @@ def _schedule(keys: Keys, pp: int, stages: int, beside: SideFiles) -> str:
             )
         else:
             keys.take(key, "schedule", "", object)
-            name = _named(schedule, _ours(torch_name), chunks)
+            name = _schedule_name(schedule, _ours(torch_name), chunks)
             return _block(name, chunks) if name else f"schedule {{ file = {string(beside.name(path))} }}"
     keys.lose(key, "there is no such file", ("",))
     name = _ours(torch_name)
@@ -403,7 +403,7 @@ def _block(name: str, chunks: int) -> str:
     return f"schedule {{ name = {name}{option} }}"
 
 
-def _named(schedule: Schedule, first: str | None, chunks: int) -> str | None:
+def _schedule_name(schedule: Schedule, first: str | None, chunks: int) -> str | None:
     """The name of a schedule among `SCHEDULES`, or None. `first` is tried before the others."""
     text = to_torch_csv(schedule)
     for name in dict.fromkeys([*([first] if first else []), PLAIN, PLAIN_CHUNKED, *SCHEDULES]):

@@ -82,7 +82,7 @@ def comment(text: str, indent: str = "") -> Iterator[str]:
         yield f"{indent}# {line}"
 
 
-def _remarked(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterator[str]:
+def _remark_lines(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterator[str]:
     texts = [remark.text for remark in remarks if remark.place == place]
     for text in texts[:MAX_REMARKS]:
         yield from comment(text, indent)
@@ -94,7 +94,7 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     count = parameters(model)
     mtp_count = f", and {count.mtp:,} of multi-token prediction" if count.mtp else ""
     yield from comment(f"From a Hugging Face config of type {model_type}: {count.total:,} parameters{mtp_count}.")
-    yield from _remarked(remarks, "model", "")
+    yield from _remark_lines(remarks, "model", "")
     yield f"model {model.name} {{"
     sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
     yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
@@ -102,16 +102,16 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         yield f"  {options}"
     if hyper := model.hyper_connections:
         yield f"  hyper_connections {{ streams = {hyper.streams}, rounds = {hyper.rounds}, eps = {number(hyper.eps)} }}"
-    yield from _remarked(remarks, "attention", INDENT)
+    yield from _remark_lines(remarks, "attention", INDENT)
     attention = model.attention
     yield from _attention(attention, remarks)
-    yield from _remarked(remarks, "ffn", INDENT)
+    yield from _remark_lines(remarks, "ffn", INDENT)
     has_remarks = False  # whether the remarks on balancing are written
     for span in model.layers:
         ffn = span.ffn
         assert not isinstance(ffn, Custom), "no configuration has a user-defined module"
         head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
-        parts = [] if span.attention is None else [*_of_range(attention, span.attention)]
+        parts = [] if span.attention is None else [*_range_attention_lines(attention, span.attention)]
         if isinstance(ffn, Dense) and span.by == 1:  # every N-th layer keeps the FFN of the surrounding range
             act = _non_default(ffn, "activation", "bias")
             parts.append(f"  ffn dense {{ inner = {number(ffn.inner)}{', ' + act if act else ''} }}")
@@ -127,7 +127,7 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
             has_remarks = has_remarks or writes_remarks
         yield "  }"
     if model.mtp is not None:
-        yield from _remarked(remarks, "mtp", INDENT)
+        yield from _remark_lines(remarks, "mtp", INDENT)
         override = model.mtp.attention
         changes = "" if override is None else f", attention {{ {_changes(attention, override)} }}"
         yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)}{changes} }}"
@@ -141,13 +141,13 @@ def _attention(attention: AnyAttention, remarks: tuple[Remark, ...]) -> Iterator
     elif isinstance(attention, Mla):
         yield from _mla(attention, remarks)
     elif isinstance(attention, Compressed):
-        yield from _compressed(attention, remarks)
+        yield from _compressed_attention_lines(attention, remarks)
     else:
         assert isinstance(attention, Gqa), "no configuration has a user-defined module"
         yield from _gqa(attention, remarks)
 
 
-def _of_range(usual: AnyAttention, other: AnyAttention) -> Iterator[str]:
+def _range_attention_lines(usual: AnyAttention, other: AnyAttention) -> Iterator[str]:
     """The attention of a range: only the differences from the model's, or all of it if it is of another kind."""
     if type(usual) is type(other):
         yield f"  attention {{ {_changes(usual, other)} }}"
@@ -163,7 +163,7 @@ def _deltanet(net: DeltaNet) -> Iterator[str]:
     yield "  }"
 
 
-def _compressed(sizes: Compressed, remarks: tuple[Remark, ...]) -> Iterator[str]:
+def _compressed_attention_lines(sizes: Compressed, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "  attention compressed {"
     heads = f"heads = {number(sizes.heads)}, head_dim = {sizes.head_dim}, query_rank = {number(sizes.query_rank)}"
     yield f"    {heads}, window = {number(sizes.window)}, sinks = {_value(sizes.sinks)}"
@@ -203,7 +203,7 @@ def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
 
 
 def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
-    yield from _remarked(remarks, "rope", INDENT * 2)
+    yield from _remark_lines(remarks, "rope", INDENT * 2)
     if rope is None:
         yield "    rope = none"
     elif rope.scaling is None:
@@ -274,7 +274,7 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
         yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
     normalize = "true" if moe.normalize else "false"
     yield f"      score = {moe.score}, normalize = {normalize}, scale = {number(moe.scale)}"
-    yield from _remarked(remarks, "balance", INDENT * 3)
+    yield from _remark_lines(remarks, "balance", INDENT * 3)
     if moe.balance != Balance():
         yield f"      balance {{ {', '.join(_balance(moe.balance))} }}"
     yield "    }"

@@ -10,7 +10,15 @@ from weakref import finalize
 
 from compiler.tools.inference.sources import InferenceError
 from runtime.contract import ChatRecipe, PromptsRecipe
-from runtime.data.chat import NO_TEMPLATE, PUT_IT, Settings, messages_fault, more_fault, names_of, read_settings
+from runtime.data.chat import (
+    NO_TEMPLATE,
+    PUT_IT,
+    Settings,
+    messages_fault,
+    names_of,
+    read_settings,
+    template_arguments_fault,
+)
 from runtime.data.files import DataError
 from runtime.data.template_process import TemplateProcess
 
@@ -30,7 +38,7 @@ def conversation_of(text: str) -> Conversation:
         conversation = {"messages": conversation}
     if not (isinstance(conversation, dict) and "messages" in conversation):
         return {"messages": [{"role": "user", "content": text}]}
-    if fault := messages_fault("messages", conversation["messages"]) or more_fault(conversation):
+    if fault := messages_fault("messages", conversation["messages"]) or template_arguments_fault(conversation):
         raise InferenceError(f"the prompt: {fault}")
     return conversation
 
@@ -55,7 +63,7 @@ class Conversations:
         return self._settings.template
 
     @property
-    def required(self) -> str:
+    def required_template(self) -> str:
         """The text of the template. Raises InferenceError if there is none."""
         if self.template is None:
             raise InferenceError(f"{self._folder}: {NO_TEMPLATE}", PUT_IT)
@@ -67,7 +75,7 @@ class Conversations:
 
         Raises InferenceError if there is no template, or it rejects the messages.
         """
-        _ = self.required
+        _ = self.required_template
         messages = conversation["messages"]
         try:
             if self._process is None:

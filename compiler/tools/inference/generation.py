@@ -82,7 +82,7 @@ class Drafts:
     accepted: int = 0
 
 
-def plain(model: LanguageModel, prompt: Sequence[int], sampler: Sampler) -> Iterator[int]:
+def generate_tokens(model: LanguageModel, prompt: Sequence[int], sampler: Sampler) -> Iterator[int]:
     """Endlessly generate the tokens that follow a prompt, one per forward."""
     cache, new = model.cache(), list(prompt)
     while True:
@@ -91,8 +91,10 @@ def plain(model: LanguageModel, prompt: Sequence[int], sampler: Sampler) -> Iter
         yield new[0]
 
 
-def drafted(model: LanguageModel, prompt: Sequence[int], sampler: Sampler, drafts: Drafts) -> Iterator[int]:
-    """Endlessly generate tokens with the same distribution as `plain`; if greedy, the same tokens.
+def generate_with_drafts(
+    model: LanguageModel, prompt: Sequence[int], sampler: Sampler, drafts: Drafts
+) -> Iterator[int]:
+    """Endlessly generate tokens with the same distribution as `generate_tokens`; if greedy, the same tokens.
 
     `drafts` is updated.
     """

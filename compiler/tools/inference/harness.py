@@ -61,19 +61,19 @@ class DscModel:
         """For each (context, continuation): the log probability of the continuation, and whether greedy decoding would
         produce it."""
         sums = self._sums([self._after(*request.args) for request in requests])
-        return self._cached("loglikelihood", requests, sums)
+        return self._cache_results("loglikelihood", requests, sums)
 
     def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[float]:
         """For each (text,): its log probability, in windows of at most `max_length` tokens."""
         parts = [list(self._rolling(request.args[0])) for request in requests]
         sums = iter(self._sums([window for windows in parts for window in windows]))
         totals = [sum(next(sums)[0] for _ in windows) for windows in parts]
-        return self._cached("loglikelihood_rolling", requests, totals)
+        return self._cache_results("loglikelihood_rolling", requests, totals)
 
     def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = True) -> list[str]:
         """For each (context, settings): the generated text, up to a word of `until` or `max_gen_toks` tokens."""
-        texts = [self._written(context, settings) for context, settings in (request.args for request in requests)]
-        return self._cached("generate_until", requests, texts)
+        texts = [self._generate(context, settings) for context, settings in (request.args for request in requests)]
+        return self._cache_results("generate_until", requests, texts)
 
     @property
     def eot_token_id(self) -> int:
@@ -88,7 +88,7 @@ class DscModel:
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The text of the chat template, or "" if `chat_template` is false. Raises InferenceError if there is none."""
-        return self._writer.conversations.required if chat_template else ""
+        return self._writer.conversations.required_template if chat_template else ""
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """Render a conversation, ending with the header of the assistant's turn or, without `add_generation_prompt`,
@@ -153,7 +153,7 @@ class DscModel:
             sums |= zip(members, zip((-nats_BL.sum(dim=1)).tolist(), greedy_B.tolist(), strict=True), strict=True)
         return [sums[index] for index in range(len(windows))]
 
-    def _written(self, context: str, settings: Mapping[str, Any]) -> str:
+    def _generate(self, context: str, settings: Mapping[str, Any]) -> str:
         stop_words = settings.get("until") or ()
         max_tokens = int(settings.get("max_gen_toks") or self.max_gen_toks)
         sampled = settings.get("do_sample", True)
@@ -163,7 +163,7 @@ class DscModel:
         begin, body = self._writer.begun(self._writer.encode(context), is_whole=self._is_chat)
         return self._writer.write([*begin, *body][-self.max_length :], max_tokens, sampler, until=tuple(words)).text
 
-    def _cached(self, name: str, requests: Sequence[Request], results: list[Any]) -> list[Any]:
+    def _cache_results(self, name: str, requests: Sequence[Request], results: list[Any]) -> list[Any]:
         """Add results to the harness's cache, if it has set one, and return them."""
         for request, result in zip(requests, results, strict=True):
             if self.cache_hook is not None:

@@ -15,18 +15,18 @@ from torch import Tensor
 from compiler import ir
 from compiler.ir import StageStep
 from compiler.plan.blocks import StageBlock, model_blocks
-from compiler.tools.inference.op_tables import Continued, Forward
+from compiler.tools.inference.op_tables import CachedForward, Forward
 from compiler.tools.inference.sources import InferenceError
 from dsl.schema import BUILT_IN, Parallel, Spec
 from runtime.ops import OPS
-from runtime.ops.cross_entropy import picked
+from runtime.ops.cross_entropy import logits_at_targets
 from runtime.ops.product import wide
 
 LOGITS = 2**22  # computed at a time
 DTYPES = ("fp64", "fp32", "bf16")  # supported compute dtypes
 
 
-def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
+def spec_for_one_rank(spec: Spec, dtype: str = "") -> Spec:
     """A spec changed for inference on one rank: all experts local, and all matrix products in the dtype of activations.
 
     `dtype`: one of `DTYPES`, or "" for the run's dtype of activations.
@@ -44,11 +44,11 @@ def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
 class Cache:
     """The cache of some blocks for one sequence of `length` tokens. Decreasing `length` drops the last tokens."""
 
-    def __init__(self, tables: Mapping[str, Continued]) -> None:
+    def __init__(self, tables: Mapping[str, CachedForward]) -> None:
         self._tables = tables  # site → op table
         self.length = 0
 
-    def table(self, site: str, new: int) -> Continued:
+    def table(self, site: str, new: int) -> CachedForward:
         """The op table of a segment for the next `new` tokens."""
         table = self._tables[site]
         table.begin(self.length, new)
@@ -58,7 +58,7 @@ class Cache:
 class LanguageModel:
     """A model and its weights. `tensors`: by the names that segments use, with all experts of a layer in one tensor.
 
-    `spec` must be for one rank: see `on_one_rank`.
+    `spec` must be for one rank: see `spec_for_one_rank`.
     """
 
     def __init__(self, spec: Spec, tensors: Mapping[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, h_TN: Tensor) -> Tensor:
         """h_TN of the main model -> logits_TV."""
-        return self._logits(self._head, self._ended(h_TN, self._end.output))
+        return self._logits(self._head, self._apply_end(h_TN, self._end.output))
 
     @torch.inference_mode()
     def score(self, tokens_BL: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ class LanguageModel:
         for h_tN, targets_t in zip(h_TN.split(rows), targets_T.split(rows), strict=True):
             logits_tV = self.logits(h_tN)
             lse_t = OPS["cross_entropy"](logits_tV, targets_t)[1]
-            nats.append((lse_t - picked(wide(logits_tV), targets_t)).double().masked_fill_(targets_t < 0, 0))
+            nats.append((lse_t - logits_at_targets(wide(logits_tV), targets_t)).double().masked_fill_(targets_t < 0, 0))
             best.append(logits_tV.argmax(dim=1) == targets_t)
         return torch.cat(nats).view_as(targets_BL), torch.cat(best).view_as(targets_BL)
 
@@ -156,7 +156,7 @@ class LanguageModel:
         assert self._drafter, "the model has no MTP block"
         block, head = self._drafter
         new = next_T.shape[0]
-        values = {"mtp_tokens": next_T, "final_h_mtp": self._ended(h_TN, "final_h_mtp")}
+        values = {"mtp_tokens": next_T, "final_h_mtp": self._apply_end(h_TN, "final_h_mtp")}
         out_TD = self._run([block], values, lambda site: cache.table(site, new))
         cache.length += new
         return self._logits(head, out_TD[-1:])[0]
@@ -165,9 +165,9 @@ class LanguageModel:
 
     def _cache(self, blocks: Iterable[StageBlock]) -> Cache:
         sites = [use.site for block in blocks for use in block.uses]
-        return Cache({site: Continued(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
+        return Cache({site: CachedForward(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
 
-    def _ended(self, h_TN: Tensor, output: str) -> Tensor:
+    def _apply_end(self, h_TN: Tensor, output: str) -> Tensor:
         """Apply the end of the main model to the residual stream. `output`: the value to return, the input of the head
         or of the MTP block."""
         end = StageBlock(self._end.steps, output)
@@ -187,12 +187,14 @@ class LanguageModel:
                     outputs = step.segment.function(ops(step.site), self._params[step.site], *inputs)
                     values |= zip(step.outputs, outputs, strict=True)
                 else:
-                    values |= zip((buffer.name for buffer in step.outputs), _exchanged(step, inputs), strict=True)
+                    values |= zip(
+                        (buffer.name for buffer in step.outputs), _exchange_locally(step, inputs), strict=True
+                    )
             values = {**data, block.output: values[block.output]}  # drop values internal to the block
         return values[block.output]
 
 
-def _exchanged(step: ir.Communication, inputs: list[Tensor]) -> list[Tensor]:
+def _exchange_locally(step: ir.Communication, inputs: list[Tensor]) -> list[Tensor]:
     """The result of an exchange if all experts are local: the same rows, and the end offset of each expert's rows."""
     if step.kind != "dispatch":
         return inputs

@@ -12,7 +12,7 @@ from compiler import ir
 from compiler.model.modules.named import ModuleError
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import tensors
-from compiler.tools.inference.language_model import LanguageModel, on_one_rank
+from compiler.tools.inference.language_model import LanguageModel, spec_for_one_rank
 from compiler.tools.inference.sources import InferenceError, ModelSource
 from dsl.schema import Spec
 from runtime.checkpoint.loading import LoadedCheckpoint
@@ -52,8 +52,8 @@ def read_weights(
     if mismatched:
         omitted = f" and {len(mismatched) - SHOWN} more" if len(mismatched) > SHOWN else ""
         raise InferenceError(
-            f"{checkpoint.path} does not fit the spec's model: {', '.join(map(_plain, mismatched[:SHOWN]))}{omitted}"
-            " are missing or have another shape"
+            f"{checkpoint.path} does not fit the spec's model: {', '.join(map(_name_in_model, mismatched[:SHOWN]))}"
+            f"{omitted} are missing or have another shape"
         )
     weights: dict[str, Tensor] = {}
     for row in rows:
@@ -66,7 +66,7 @@ def read_weights(
     return weights
 
 
-def _plain(name: str) -> str:
+def _name_in_model(name: str) -> str:
     return name.partition("/")[2]
 
 
@@ -82,7 +82,7 @@ def load_model(source: ModelSource, dtype: str, *, average: bool, progress: Call
 
     `dtype`: "" for the run's dtype. `average`: use the moving average of the weights.
     """
-    spec = on_one_rank(source.spec, dtype)
+    spec = spec_for_one_rank(source.spec, dtype)
     try:
         return LanguageModel(spec, read_weights(spec, source.checkpoint, progress, average))
     except ModuleError as error:
@@ -91,7 +91,7 @@ def load_model(source: ModelSource, dtype: str, *, average: bool, progress: Call
         raise InferenceError(str(error), "`dsc verify` says which files are damaged") from None
 
 
-def divide_work(model: LanguageModel) -> None:
+def limit_threads(model: LanguageModel) -> None:
     """Use one thread for a small model, unless the user has set OMP_NUM_THREADS."""
     if model.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

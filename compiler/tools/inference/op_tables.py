@@ -22,7 +22,7 @@ from runtime.ops.causal import angles, rotate
 from runtime.ops.delta_rule import continued_delta_rule
 from runtime.ops.indexer import is_chosen
 from runtime.ops.product import wide
-from runtime.ops.rotate import ramped_angles, rotated_by
+from runtime.ops.rotate import ramped_angles, rotate_columns
 
 # --- The caches of segments: rows of tokens, and states of a delta rule
 
@@ -140,7 +140,7 @@ class Forward:
         """Does nothing: this loss is for training only."""
 
 
-class Continued(Forward):
+class CachedForward(Forward):
     """The forward ops of one segment on the next tokens of one sequence, whose first `start` tokens are cached.
 
     Grouped-query attention caches rotated keys and values, 2·G·C numbers per token, and reads only those in the window.
@@ -199,7 +199,7 @@ class Continued(Forward):
         turns_Tr = None
         if width:
             turns_Tr = ramped_angles(self._room, width, *frequencies, x.dtype, x.device, stride)[rows]
-        return rotated_by(x, x.shape[0], heads, first, width, turns_Tr, magnitude, scale)
+        return rotate_columns(x, x.shape[0], heads, first, width, turns_Tr, magnitude, scale)
 
     # ------------------------------------------------------------ grouped queries
 
@@ -207,7 +207,7 @@ class Continued(Forward):
         self, q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
     ) -> Tensor:
         """q [T, H·C], k and v [T, G·C] of the new tokens -> o [T, H·C]."""
-        output = self._grouped(q, k, v, None, heads, kv_heads, theta)
+        output = self._grouped_query_attention(q, k, v, None, heads, kv_heads, theta)
         return OPS["gqa_attention"](q, k, v, self.length, heads, kv_heads, theta)[0] if output is None else output
 
     def bounded_attention(
@@ -224,12 +224,12 @@ class Continued(Forward):
         softcap: float,
     ) -> Tensor:
         """q [T, H·C], k and v [T, G·C] of the new tokens, sinks [H] -> o [T, H·C]."""
-        output = self._grouped(q, k, v, sinks, heads, kv_heads, theta, window, softcap)
+        output = self._grouped_query_attention(q, k, v, sinks, heads, kv_heads, theta, window, softcap)
         if output is not None:
             return output
         return OPS["bounded_attention"](q, k, v, sinks, self.length, heads, kv_heads, theta, window, softcap)[0]
 
-    def _grouped(
+    def _grouped_query_attention(
         self,
         q: Tensor,
         k: Tensor,

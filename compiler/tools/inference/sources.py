@@ -11,9 +11,9 @@ from dsl.load import load
 from dsl.messages.diagnostics import SpecError
 from dsl.resolve.chosen import split
 from dsl.schema import Spec
-from runtime.build.run_copy import described
+from runtime.build.run_copy import folder_of_phase
 from runtime.checkpoint.durable_files import num_published
-from runtime.checkpoint.loading import LoadedCheckpoint, published, with_base
+from runtime.checkpoint.loading import LoadedCheckpoint, published_checkpoints, with_base
 from runtime.checkpoint.loading import load as load_checkpoint
 from runtime.checkpoint.shard_manifest import AT_STEP, MANIFEST, CheckpointError, find_manifest, phase_of
 from runtime.data import store
@@ -63,7 +63,7 @@ def find_source(argument: str, spec: str | None = None) -> ModelSource:
     if not path.exists() and (named := AT_STEP.fullmatch(argument)):
         path, step = Path(named[1]), int(named[2])
     if not path.is_dir() and (path.suffix == ".dsc" or ".dsc:" in argument):
-        return _of_spec(argument)
+        return _source_of_spec(argument)
     if not path.is_dir():
         raise InferenceError(
             f"there is no folder {path}", "name the folder of a run, RUN@STEP, or a checkpoint in RUN/checkpoints"
@@ -76,7 +76,7 @@ def find_source(argument: str, spec: str | None = None) -> ModelSource:
         elif step is None and num_published(path):
             checkpoint, run = load_checkpoint(path), path.absolute().parent
         else:
-            checkpoint, run = _of_run(path, step), path
+            checkpoint, run = _checkpoint_of_run(path, step), path
         checkpoint = with_base(checkpoint)
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints of a run are whole") from None
@@ -85,10 +85,12 @@ def find_source(argument: str, spec: str | None = None) -> ModelSource:
     beside = checkpoint.path.parent / TOKENIZER
     file = data / TOKENIZER if data else beside
     tokenizer = file if file.is_file() else None
-    return ModelSource(_spec(described(run, phase_of(checkpoint.meta)), spec), checkpoint, run_folder, data, tokenizer)
+    return ModelSource(
+        _spec(folder_of_phase(run, phase_of(checkpoint.meta)), spec), checkpoint, run_folder, data, tokenizer
+    )
 
 
-def _of_spec(argument: str) -> ModelSource:
+def _source_of_spec(argument: str) -> ModelSource:
     """The initial checkpoint of a spec's run."""
     spec, folder = load(argument), Path(split(argument)[0]).parent
     if spec.model.customs:
@@ -111,9 +113,9 @@ def _of_spec(argument: str) -> ModelSource:
     )
 
 
-def _of_run(run: Path, step: int | None) -> LoadedCheckpoint:
+def _checkpoint_of_run(run: Path, step: int | None) -> LoadedCheckpoint:
     """The newest good checkpoint of a run, or the newest at `step`. Raises CheckpointError if that is damaged."""
-    checkpoints, refused = published(run / "checkpoints")
+    checkpoints, refused = published_checkpoints(run / "checkpoints")
     if not checkpoints and not refused and (run / "config.json").is_file():
         raise InferenceError(f"{run} is a published model", f"import it: dsc import hf {run} -o model.dsc")
     if not checkpoints and not refused:

@@ -35,7 +35,7 @@ class Streams:
     bytes: int | None = None
 
 
-def required(path: Path | None) -> Path:
+def require_tokenizer(path: Path | None) -> Path:
     """The path of a tokenizer.json. Raises InferenceError if it is None."""
     if path is None:
         raise InferenceError("the run's tokenizer is missing", "name a tokenizer.json: --tokenizer FILE")
@@ -64,7 +64,7 @@ def end_ids(path: Path, bpe: Tokenizer) -> tuple[int, ...]:
     return (end, *sorted(tokenizer_files.stops(path) - {end}))
 
 
-def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
+def read_token_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
     """The ids of a .npy file of integers [tokens] or [rows, tokens], each row a stream. An id below 0 is not a target:
     ~id is read as id, as in training, and ids below -vocab as padding."""
     try:
@@ -116,7 +116,7 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
     return _streams(tuple(streams), str(readers[0].data_path), named)
 
 
-def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:
+def tokenize_files(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:
     """The documents matching a glob pattern as one stream, encoded with a tokenizer.json. The end-of-document token
     comes before each and at the end, so that every token of text is a target."""
     try:

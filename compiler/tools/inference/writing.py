@@ -9,16 +9,16 @@ from pathlib import Path
 from tokenizers.decoders import DecodeStream
 
 from compiler.tools.inference.conversations import Conversation, Conversations
-from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
+from compiler.tools.inference.generation import Drafts, Sampler, generate_tokens, generate_with_drafts
 from compiler.tools.inference.language_model import LanguageModel
 from compiler.tools.inference.loaded import load_model
 from compiler.tools.inference.sources import InferenceError, ModelSource
-from compiler.tools.inference.token_streams import end_ids, read_tokenizer, required
+from compiler.tools.inference.token_streams import end_ids, read_tokenizer, require_tokenizer
 from runtime.data import tokenizer as bpe
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """A completion. `stop`: the end token or stop word that ended it; "" if it reached the length limit."""
 
     prompt: tuple[int, ...]
@@ -42,7 +42,7 @@ class TextWriter:
         bpe.parse_special(self.tokenizer)
         self.end, *other_ends = end_ids(path, self.tokenizer)
         self._ends = frozenset((self.end, *other_ends))
-        self._start = bpe.in_front(self.tokenizer)
+        self._start = bpe.prefix_ids(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without a start token."""
@@ -82,11 +82,15 @@ class TextWriter:
         sampler: Sampler,
         show: Callable[[str], None] = lambda _: None,
         until: Sequence[str] = (),
-    ) -> Written:
+    ) -> GeneratedText:
         """Generate at most `max_tokens` tokens after a prompt. `show` receives the text piece by piece. The text ends
         before the first occurrence of a word of `until`."""
         drafts = Drafts()
-        source = drafted(self.model, begin, sampler, drafts) if self.uses_drafts else plain(self.model, begin, sampler)
+        source = (
+            generate_with_drafts(self.model, begin, sampler, drafts)
+            if self.uses_drafts
+            else generate_tokens(self.model, begin, sampler)
+        )
         stream, tokens, stop = DecodeStream(skip_special_tokens=False), list[int](), ""
         text = ""
         for token in source:
@@ -103,7 +107,7 @@ class TextWriter:
                 break
             if len(tokens) == max_tokens:
                 break
-        return Written(tuple(begin), tuple(tokens), text, stop, drafts)
+        return GeneratedText(tuple(begin), tuple(tokens), text, stop, drafts)
 
 
 def open_writer(
@@ -117,6 +121,6 @@ def open_writer(
 ) -> TextWriter:
     """Open a writer for a source. `tokenizer`: a tokenizer.json that replaces the source's, with the chat template next
     to it. The other arguments are those of `load_model` and `TextWriter`. Raises InferenceError."""
-    path = required(tokenizer or source.tokenizer)
+    path = require_tokenizer(tokenizer or source.tokenizer)
     model = load_model(source, dtype, average=average, progress=progress)
     return TextWriter(model, path, None if tokenizer is not None else source.template, drafts)

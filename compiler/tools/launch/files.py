@@ -15,24 +15,24 @@ import jinja2
 from compiler.tools.launch import manifests
 from compiler.tools.launch.job import Job, LaunchError
 from compiler.tools.launch.manifests import Pods, Sky, documents
-from compiler.tools.launch.options import checked_line, enroot_image, includes_devices, registry_image, seconds_of
+from compiler.tools.launch.options import check_line, enroot_image, includes_devices, registry_image, seconds_of
 
 # --- Shell scripts from templates. A template can print only numbers and quoted words, so that no name in a spec, path
 # or option becomes code
 
 
-class Quoted(str):
+class QuotedText(str):
     """Text that is already quoted for a shell: one word, or several."""
 
 
-def quoted(text: str) -> Quoted:
+def quote(text: str) -> QuotedText:
     """Quote a text as one shell word."""
     assert "\0" not in text, "an argument of a process cannot contain a NUL"
-    return Quoted(shlex.quote(text))
+    return QuotedText(shlex.quote(text))
 
 
 def script(template: str, **values: Any) -> str:
-    """Return the text of a script. All values of the template must be given; text must be `Quoted`."""
+    """Return the text of a script. All values of the template must be given; text must be `QuotedText`."""
     return _environment().get_template(template).render(**values)
 
 
@@ -41,18 +41,18 @@ def _environment() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
-        finalize=_checked,
+        finalize=_check_value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # it would escape for HTML; `_checked` refuses text that is not quoted for a shell
+        autoescape=False,  # it would escape for HTML; `_check_value` refuses text that is not quoted for a shell
     )
-    templates.filters["q"] = quoted
+    templates.filters["q"] = quote
     return templates
 
 
-def _checked(value: object) -> object:
-    assert isinstance(value, (Quoted, int)), f"{value!r} is not quoted"
+def _check_value(value: object) -> object:
+    assert isinstance(value, (QuotedText, int)), f"{value!r} is not quoted"
     return value
 
 
@@ -98,7 +98,7 @@ def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """Return a script to start on each node, by hand or over ssh."""
     several = job.needs.nodes > 1
     last = job.needs.nodes - 1
-    start = f"{quoted(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
+    start = f"{quote(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
     note = f"  # on every node: HOST is the first node, NODE is 0 on it, up to {last} on the others" if several else ""
     return LaunchFiles((_node_script(job, "words", restarts=args.restarts),), (start + note,))
 
@@ -119,33 +119,33 @@ def slurm(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
         "constraint": args.constraint,
         "gres": args.gres,
     }
-    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in values.items() if value is not None]
+    options = [f"--{name}={check_line(f'--{name}', value)}" for name, value in values.items() if value is not None]
     has_devices = args.gres is not None and includes_devices(args.gres, 0 if needs.is_cpu else needs.ranks_per_node)
     batch = script(
         "job.sbatch.j2",
-        job_name=Quoted(job.name),
+        job_name=QuotedText(job.name),
         nodes=needs.nodes,
         least=job.elastic.least if job.elastic else 0,
         gpus=0 if needs.is_cpu or has_devices else needs.ranks_per_node,
-        time=Quoted(args.time),
+        time=QuotedText(args.time),
         lead=args.lead,
-        options=[Quoted(option) for option in (*options, *args.sbatch)],
+        options=[QuotedText(option) for option in (*options, *args.sbatch)],
         container=_container(job, args, folder),
         node_script=str(folder / NODE_SCRIPT),
         run=job.run,
         restarts=args.restarts,
     )
     job_file = LaunchFile("job.sbatch", batch, "the script that sbatch submits", is_program=True)
-    return LaunchFiles((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
+    return LaunchFiles((job_file, _node_script(job, "slurm")), (f"sbatch {quote(str(folder / job_file.name))}",))
 
 
-def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
+def _container(job: Job, args: argparse.Namespace, folder: Path) -> QuotedText:
     """Return the words before a task that make srun run it in the image: Apptainer for a .sif, else options of Pyxis.
 
     The container mounts the folders of the job at their own paths, and the folder of --mount.
     """
     if args.image is None:
-        return Quoted("")
+        return QuotedText("")
     folders = dict.fromkeys([str(folder), *(build for build, _ in job.builds), job.run, job.data])
     if args.mount is not None:
         folders |= {args.mount: None}
@@ -158,20 +158,20 @@ def _container(job: Job, args: argparse.Namespace, folder: Path) -> Quoted:
     mounts = ",".join(f"{path}:{path}" for path in folders)
     if not args.image.endswith(".sif"):
         image = f"--container-image={enroot_image(args.image)}"
-        return Quoted(shlex.join([image, f"--container-mounts={mounts}"]))
+        return QuotedText(shlex.join([image, f"--container-mounts={mounts}"]))
     devices = [] if job.needs.is_cpu else ["--rocm" if job.needs.is_amd else "--nv"]
-    return Quoted(shlex.join(["apptainer", "exec", *devices, "--bind", mounts, args.image]))
+    return QuotedText(shlex.join(["apptainer", "exec", *devices, "--bind", mounts, args.image]))
 
 
 def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
     """Return a JobSet, with the script of a node in a ConfigMap."""
     resources = dict(args.resource)
-    fields = manifests.checked_fields(dict(args.field), manifests.POD_FIELDS, "a pod")
+    fields = manifests.check_fields(dict(args.field), manifests.POD_FIELDS, "a pod")
     image = registry_image(args.image)
     pods = Pods(image, args.namespace, args.volume, args.mount, resources, fields, args.grace, args.restarts)
     values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
     manifest = LaunchFile("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
-    return LaunchFiles((manifest,), (f"kubectl apply -f {quoted(str(folder / manifest.name))}",))
+    return LaunchFiles((manifest,), (f"kubectl apply -f {quote(str(folder / manifest.name))}",))
 
 
 def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
@@ -182,11 +182,11 @@ def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> LaunchFiles:
             f"dsc knows no SkyPilot name for the spec's device {job.needs.device}",
             "name it with --accelerator: `sky show-gpus` lists them",
         )
-    fields = manifests.checked_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
+    fields = manifests.check_fields(dict(args.field), manifests.SKY_FIELDS, "resources of SkyPilot")
     sky = Sky(registry_image(args.image), args.infra, accelerator, args.volume, args.mount, fields, args.restarts)
     task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
     manifest = LaunchFile("task.yaml", documents(task), "a task of SkyPilot")
-    return LaunchFiles((manifest,), (f"sky jobs launch {quoted(str(folder / manifest.name))}",))
+    return LaunchFiles((manifest,), (f"sky jobs launch {quote(str(folder / manifest.name))}",))
 
 
 def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> LaunchFile:
@@ -210,9 +210,9 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Lau
         ranks=needs.ranks_per_node,
         port=job.port,
         python=job.python,
-        builds=[Quoted(shlex.join(build)) for build in job.builds],
+        builds=[QuotedText(shlex.join(build)) for build in job.builds],
         environment=sorted(job.environment.items()),
-        arguments=[Quoted(line) for line in lines],
+        arguments=[QuotedText(line) for line in lines],
     )
     return LaunchFile(NODE_SCRIPT, text, "the script that every node runs", is_program=True)
 

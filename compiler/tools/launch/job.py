@@ -55,7 +55,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Elastic:
+class ElasticSettings:
     """Settings of a run that continues without lost nodes. `least`: minimum nodes; `restarts`: maximum restarts of the
     ranks and of each node; `gather_s`: seconds to wait for more nodes once `least` are there."""
 
@@ -83,7 +83,7 @@ class Job:
     port: int
     environment: Mapping[str, str]
     arguments: tuple[tuple[str, ...], ...]
-    elastic: Elastic | None = None
+    elastic: ElasticSettings | None = None
 
 
 def needs_of_phases(builds: Sequence[Path]) -> tuple[Needs, ...]:

@@ -93,7 +93,7 @@ class Pods:
         return any(not name.endswith("/gpu") for name in self.resources)
 
 
-def checked_fields(fields: Mapping[str, Any], settable: Sequence[str], owner: str) -> Mapping[str, Any]:
+def check_fields(fields: Mapping[str, Any], settable: Sequence[str], owner: str) -> Mapping[str, Any]:
     """Return the fields. Raises LaunchError if one is not settable."""
     for name in fields:
         if name not in settable:

@@ -128,12 +128,12 @@ def seconds_of(time: str) -> int | None:
 def number(low: int, high: int, meaning: str) -> type[int]:
     """Return an argparse type for an integer in a range."""
 
-    def parsed(text: str) -> int:
+    def parse(text: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", text, re.ASCII) or not low <= int(text) <= high:
             raise argparse.ArgumentTypeError(f"{text!r} is not {meaning}, from {low:,} to {high:,}")
         return int(text)
 
-    return parsed  # type: ignore[return-value]  # argparse calls it as a type
+    return parse  # type: ignore[return-value]  # argparse calls it as a type
 
 
 def sbatch(text: str) -> str:
@@ -175,7 +175,7 @@ def _no_number(text: str) -> Any:
 
 def includes_devices(text: str, devices: int) -> bool:
     """Whether --gres includes the devices. Raises LaunchError if their number differs from the build's."""
-    words = [word.split(":") for word in checked_line("--gres", text).split(",")]
+    words = [word.split(":") for word in check_line("--gres", text).split(",")]
     counts = [int(fields[-1]) if fields[-1].isdecimal() else 1 for fields in words if fields[0] == "gpu"]
     if counts and sum(counts) != devices:
         raise LaunchError(
@@ -185,7 +185,7 @@ def includes_devices(text: str, devices: int) -> bool:
     return bool(counts)
 
 
-def checked_line(option: str, value: str) -> str:
+def check_line(option: str, value: str) -> str:
     """Check a value for an #SBATCH line, which has its own quoting and comments. Raises LaunchError."""
     if not _LINE.fullmatch(value):
         raise LaunchError(f"{option} {value!r} has characters that a line of #SBATCH cannot hold")

@@ -123,13 +123,13 @@ def _numbers(picture: Picture, panel: Panel, row: BoxRow) -> tuple[str, tuple[st
 
 def _json(value: Any) -> str:
     """Return JSON in which no HTML parser can find the end of the element."""
-    text = json.dumps(_cleaned(value), ensure_ascii=True, separators=(",", ":"))
+    text = json.dumps(_clean_values(value), ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _cleaned(value: Any) -> Any:
+def _clean_values(value: Any) -> Any:
     if isinstance(value, str):
         return labels.clean(value)
     if isinstance(value, dict):
-        return {key: _cleaned(item) for key, item in value.items()}
-    return [_cleaned(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _clean_values(item) for key, item in value.items()}
+    return [_clean_values(item) for item in value] if isinstance(value, list | tuple) else value

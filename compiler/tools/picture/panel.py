@@ -119,17 +119,17 @@ def _messages(
 # the error of each action
 
 
-def measured_picture(
-    title: str, schedule: Schedule, costs: Costs, measured: RecordedTimes, source: str, left_out: int = 0
+def picture_of_measurement(
+    title: str, schedule: Schedule, costs: Costs, measured: RecordedTimes, source: str, num_other_steps: int = 0
 ) -> Picture:
-    """Return the picture, with times in ms. `costs`: in ms; `source`: their origin in words; `left_out`: number of
-    traced steps of other programs, which it does not show."""
+    """Return the picture, with times in ms. `costs`: in ms; `source`: their origin in words; `num_other_steps`:
+    number of traced steps of other programs, which it does not show."""
     planned = panel_of(schedule, costs)
     spans = [tuple((start / 1000, end / 1000) for start, end in rank) for rank in measured.spans]
     rows: list[BoxRow] = []
     for row in planned.rows:
         cells = cells_of(schedule, row.rank, spans[row.rank])
-        judged = tuple(_judged(a, b) for a, b in zip(row.cells, cells, strict=True))
+        judged = tuple(_compare_cells(a, b) for a, b in zip(row.cells, cells, strict=True))
         rows += [replace(row, track="planned", activation=0.0), BoxRow(row.rank, "measured", judged)]
     panel = Panel(planned.name, tuple(rows), directions_of(schedule), _messages_of_both(planned, rows))
     took, plan = measured.makespan / 1000, planned.makespan
@@ -141,8 +141,8 @@ def measured_picture(
         ("traced steps", str(measured.num_steps)),
     )
     notes = [f"Planned from {source}. Measured times are medians over steps and the devices of each pipeline rank."]
-    if left_out:
-        steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
+    if num_other_steps:
+        steps = "1 traced step is" if num_other_steps == 1 else f"{num_other_steps:,} traced steps are"
         notes.append(f"{steps} left out: they ran other programs, of another phase or of a plan before a resume.")
     table = _table(schedule, costs, measured)
     return Picture(title, "ms", (replace(panel, facts=facts),), tuple(notes), us=1000.0, given_table=table)
@@ -153,7 +153,7 @@ def percent(share: float) -> str:
     return f"{share:+.0%}".replace("-", "−")
 
 
-def _judged(planned: StepCell, measured: StepCell) -> StepCell:
+def _compare_cells(planned: StepCell, measured: StepCell) -> StepCell:
     plan, took = planned.end - planned.start, measured.end - measured.start
     error = took / plan - 1 if plan else None
     late = measured.start - planned.start

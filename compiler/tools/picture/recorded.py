@@ -20,7 +20,7 @@ from typing import Any
 from compiler.files.text import TextFileError, read_text
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.weights import by_kind
+from compiler.schedule.weights import as_weight
 from runtime.build.run_copy import PROGRAM
 from runtime.contract.actions import Action, actions_of
 from runtime.contract.names import ProgramName
@@ -74,7 +74,7 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
     return ranks
 
 
-def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
+def steps_of_current_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
     """Keep the steps of a trace that ran the run's last programs, and count all other steps.
 
     A run that was resumed with another plan has steps of both. If the run folder has no digest, all steps are kept.
@@ -136,7 +136,7 @@ def measure(schedule: Schedule, trace: Sequence[Mapping[int, Line]], program: st
     )
 
 
-def fitted(schedule: Schedule, measured: RecordedTimes) -> Costs:
+def fit_costs(schedule: Schedule, measured: RecordedTimes) -> Costs:
     """Fit costs in ms to the medians: a time per kind of action, a weight per stage, a time per kind of pair.
 
     The fit is least squares of logarithms. Kinds that did not run are filled in, with I and W as halves of B. Latency
@@ -175,7 +175,7 @@ def json_of_costs(costs: Costs) -> str:
     table["pairs"] = {kinds: float(time) for kinds, time in costs.pairs}
     table["latency"] = float(costs.latency)
     if costs.stages:
-        table["stages"] = [float(by_kind(weight).F) for weight in costs.stages]  # the same for all kinds
+        table["stages"] = [float(as_weight(weight).F) for weight in costs.stages]  # the same for all kinds
     return json.dumps(table, indent=2) + "\n"
 
 

@@ -82,7 +82,7 @@ def sheet_of(picture: Picture, page: float = PAGE, max_width: float = MAX_PAGE, 
             words.append(Words(PADDING, y, 13, "heading", panel.name))
             y += 4
         figure = figure_of(panel, unit, style or Style(), makespan, highest)
-        words += _beside(figure, PADDING + NAMES, y)
+        words += _row_labels(figure, PADDING + NAMES, y)
         figures.append((PADDING + NAMES, y, figure))
         y += figure.height
     words.append(Words(PADDING + NAMES, y + 12, 11, "quiet", f"time in {picture.unit}"))
@@ -165,7 +165,7 @@ def legend_entries(
     return entries
 
 
-def _beside(figure: Figure, x: float, y: float) -> list[Words]:
+def _row_labels(figure: Figure, x: float, y: float) -> list[Words]:
     """Return names at the left of the rows, and idle times and peak activations at the right."""
     right = x + figure.width + 2
     words = []

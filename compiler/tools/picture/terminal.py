@@ -26,14 +26,14 @@ _ASCII = str.maketrans({
 
 
 def console_of(screen: Screen, width: int) -> Console:
-    """Return a console to print on. `printed` returns its text."""
+    """Return a console to print on. `text_of_console` returns its text."""
     return Console(
         file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
         color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},
     )  # fmt: skip
 
 
-def printed(console: Console, screen: Screen) -> str:
+def text_of_console(console: Console, screen: Screen) -> str:
     """Return the printed text, in ASCII if the screen shows only that."""
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.translate(_ASCII) if screen.ascii else text
@@ -53,7 +53,7 @@ def terminal(picture: Picture, screen: Screen | None = None) -> str:
     for line in _lines(picture, width, screen, DARK):
         line.truncate(width)
         console.print(line, soft_wrap=True, end="\n")
-    return printed(console, screen)
+    return text_of_console(console, screen)
 
 
 def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[Text]:
@@ -69,7 +69,7 @@ def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[T
             lines.append(Text(labels.clean(panel.name), style=Style(bold=True)))
         for row in panel.rows:
             line = Text(f"{_name(row):<{name_width}}", style=quiet)
-            line.append(_drawn(row, panel, math.ceil(picture.makespan * scale - 1e-9), scale, screen, theme))
+            line.append(_draw_row(row, panel, math.ceil(picture.makespan * scale - 1e-9), scale, screen, theme))
             line.append(f" {panel.idle_of(row):4.0%}", style=quiet)
             lines.append(line)
         lines.append(Text(" " * name_width + _axis(picture.makespan, scale), style=quiet))
@@ -83,7 +83,7 @@ def _name(row: BoxRow) -> str:
     return f"rank {row.rank}{f' {labels.clean(row.track)}' if row.track else ''}"
 
 
-def _drawn(row: BoxRow, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
+def _draw_row(row: BoxRow, panel: Panel, columns: int, scale: float, screen: Screen, theme: Theme) -> Text:
     """Draw a row. Each column shows the step at its middle, and the number of an action if there is room in colours."""
     line, index, end = Text(), 0, panel.end_of(row.track)
     for column in range(columns):

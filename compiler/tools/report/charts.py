@@ -156,7 +156,7 @@ def chart(
 
     x_marks, x_step = labels.ticks(x_low, x_high, max(2, int((right - left) / 80)))
     y_marks, y_step = labels.ticks(y_low, y_high, max(4, int((bottom - top) / 34)))
-    placed = [thinned([place(point) for point in s.points]) for s in series]
+    placed = [thin_curve([place(point) for point in s.points]) for s in series]
     ends = _spread([points[-1][1] for points in placed], bottom)
     return Chart(
         title=title,
@@ -186,7 +186,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - max(abs(low), 1.0) * 0.5, high + max(abs(high), 1.0) * 0.5
 
 
-def thinned(points: Sequence[tuple[float, float]]) -> Points:
+def thin_curve(points: Sequence[tuple[float, float]]) -> Points:
     """Keep the first, lowest, highest and last point of each pixel column, which draw the same curve."""
     columns: dict[int, list[int]] = {}
     for i, (x, _) in enumerate(points):

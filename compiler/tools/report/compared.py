@@ -17,8 +17,8 @@ from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.charts import Points, column
 from compiler.tools.report.lost_time import LostTime, lost_time
-from compiler.tools.report.run_page import Rows, events_of, replaced_rows, step_rows
-from dsl.load import Resolved, resolve
+from compiler.tools.report.run_page import Rows, events_of, rows_before_resumes, step_rows
+from dsl.load import ResolvedSpec, resolve
 from dsl.messages.diagnostics import SpecError
 
 LAST_STEPS = 10  # a training loss is the mean of the last 10 steps, since one step is noisy
@@ -34,7 +34,7 @@ class ComparedRun:
     metrics: Rows
     damaged: int  # lines of metrics.jsonl that are no rows
     lost: LostTime | None
-    spec: Resolved | None
+    spec: ResolvedSpec | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class KeyDifference:
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """Runs, their results, and the differences of their specs. `common_tokens`: tokens that all runs have trained on,
     None if a run does not record tokens. `unread`: names of the runs without a readable spec."""
 
@@ -81,15 +81,15 @@ def read_run(folder: Path, name: str) -> ComparedRun:
         spec = resolve(str(folder / "spec.resolved"))
     except (OSError, ValueError, SpecError):
         spec = None
-    lost = lost_time(metrics, replaced_rows(folder), events) if events else None
+    lost = lost_time(metrics, rows_before_resumes(folder), events) if events else None
     return ComparedRun(name, folder, metrics, damaged, lost, spec)
 
 
-def compare(runs: Sequence[ComparedRun]) -> Compared:
+def compare(runs: Sequence[ComparedRun]) -> RunComparison:
     """Compare runs. Pure."""
-    totals = [_last(column(run.metrics, "tokens")) for run in runs]
+    totals = [_last_value(column(run.metrics, "tokens")) for run in runs]
     common = min(int(total) for total in totals if total is not None) if None not in totals else None
-    return Compared(
+    return RunComparison(
         runs=tuple(runs),
         figures=tuple(_figures(run, common) for run in runs),
         common_tokens=common,
@@ -125,20 +125,20 @@ def _figures(run: ComparedRun, common_tokens: int | None) -> Figures:
     tokens, speed = column(run.metrics, "tokens"), column(run.metrics, "tokens_per_s")
     steps = {step for step, num_tokens in tokens if common_tokens is not None and num_tokens <= common_tokens}
     rows = [row for row in run.metrics if row["step"] in steps]
-    last = _last(tokens)
+    last = _last_value(tokens)
     return Figures(
         steps=run.metrics[-1]["step"],
         tokens=None if last is None else int(last),
         loss=_mean(column(run.metrics, "loss")),
         loss_at=_mean(column(rows, "loss")),
-        validation_loss=_last(column(run.metrics, "validation_loss")),
+        validation_loss=_last_value(column(run.metrics, "validation_loss")),
         tokens_per_s=statistics.median(value for _, value in speed) if speed else None,
         trained_s=points_over([*run.metrics, {"x": 0}], "x", "time")[-1][0],
         goodput=run.lost.goodput if run.lost else None,
     )
 
 
-def _last(points: Points) -> float | None:
+def _last_value(points: Points) -> float | None:
     return points[-1][1] if points else None
 
 
@@ -189,7 +189,7 @@ class ComparisonView:
     notes: tuple[str, ...]
 
 
-def compare_html(compared: Compared, title: str = "Runs compared") -> str:
+def compare_html(compared: RunComparison, title: str = "Runs compared") -> str:
     """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
     # The style is safe: it contains nothing of the runs.
     style = Markup(palette.css(with_series=True) + (FOLDER / "style.css").read_text("utf-8"))
@@ -197,7 +197,7 @@ def compare_html(compared: Compared, title: str = "Runs compared") -> str:
     return template.render(view=view_of(compared), style=style, title=title)
 
 
-def view_of(compared: Compared) -> ComparisonView:
+def view_of(compared: RunComparison) -> ComparisonView:
     """Return curves, table and differences."""
     runs = compared.runs
     cells = [cells_of(figures) for figures in compared.figures]
@@ -238,7 +238,7 @@ def cells_of(figures: Figures) -> tuple[str, ...]:
     )
 
 
-def notes_of(compared: Compared) -> tuple[str, ...]:
+def notes_of(compared: RunComparison) -> tuple[str, ...]:
     """Return warnings about run folders."""
     notes = [
         f"{name}: its spec.resolved is missing or damaged, so its keys are not compared" for name in compared.unread
@@ -253,7 +253,7 @@ def _css(index: int) -> str:
     return f"r{index % COLOURS}" + " again" * (index >= COLOURS)
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     return name if len(name) <= NAME else "…" + name[1 - NAME :]
 
 
@@ -265,7 +265,9 @@ def _curves(runs: Sequence[ComparedRun], key: str, title: str, axis: str) -> cha
         return None
     scale, unit = next((pair for pair in (SCALES if axis == "tokens" else TIMES) if longest >= pair[0]), (1, "seconds"))
     series = [
-        charts.ChartSeries(_css(i), _short(run.name), tuple((x / scale, y) for x, y in points), dots=key != "loss")
+        charts.ChartSeries(
+            _css(i), _shorten_name(run.name), tuple((x / scale, y) for x, y in points), dots=key != "loss"
+        )
         for i, (run, points) in enumerate(zip(runs, curves, strict=True))
         if points
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.predict.planned_step import PURPOSES, Level, PlannedNetwork, PlannedStep, StageDrawn
+from compiler.predict.planned_step import PURPOSES, Level, PlannedNetwork, PlannedStage, PlannedStep
 from compiler.predict.prediction import CALIBRATE, RankMemory, RankTime, ranges, seconds
 from compiler.tools.picture import labels
 from compiler.tools.report.charts import Chart, ChartSeries, chart
@@ -77,7 +77,7 @@ def step_bars(ranks: Sequence[RankTime]) -> Bars:
     return _bars(rows, tuple((css, name) for _, css, name in used), 56.0, 74.0)
 
 
-def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
+def stage_bars(stages: Sequence[PlannedStage]) -> Bars:
     """Draw the time of a micro-batch in each segment of each stage, and the size of the message to the next stage."""
     rows = []
     for stage in stages:

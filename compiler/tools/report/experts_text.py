@@ -13,7 +13,7 @@ from compiler.plan.experts.layer_search import GroupRule
 from compiler.plan.experts.place_layers import LayerRow, TokenTraffic, overall
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
-from compiler.tools.picture.terminal import console_of, printed
+from compiler.tools.picture.terminal import console_of, text_of_console
 
 NARROWEST, WIDEST, SHOWN = 72, 160, 8
 RULES = {
@@ -30,10 +30,10 @@ def text(rows: Sequence[LayerRow], rule: GroupRule, written: str | None, screen:
     console = console_of(screen, width)
     for part in (*_head(rows), _table(rows), *_notes_after_table(rows, rule, written, width)):
         console.print(part)
-    return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text_of_console(console, screen).splitlines()) + "\n"
 
 
-def _quiet() -> Style:
+def _quiet_style() -> Style:
     return Style(color=DARK.quiet)
 
 
@@ -58,7 +58,7 @@ def _table(rows: Sequence[LayerRow]) -> Table:
     """A row per layer. A balance is the load of the busiest device or node over the mean."""
     with_nodes = any(row.layout.nodes > 1 for row in rows)
     with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet_style(), pad_edge=False)
     heads = ["layer", "device now", "greedy", "placed", "above bound"]
     heads += [*(["node now", "node placed"] if with_nodes else []), *(["groups"] if with_groups else []), "moved"]
     for index, head in enumerate(heads):
@@ -68,14 +68,14 @@ def _table(rows: Sequence[LayerRow]) -> Table:
         cells = [Text(row.layer), _number(row.before.device)]
         better = placement.balance.device < placement.greedy.device - 5e-4
         cells += [
-            Text(f"{placement.greedy.device:.3f}", style=_quiet()),
+            Text(f"{placement.greedy.device:.3f}", style=_quiet_style()),
             Text(f"{placement.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
             Text("best" if placement.gap < 1e-6 else f"{placement.gap:.2%}" if placement.gap >= 5e-5 else "<0.01%"),
         ]
         if with_nodes:
             cells += [_number(row.before.node), _number(placement.balance.node)]
         if with_groups:
-            cells.append(Text("whole" if placement.keeps_groups else "split", style=_quiet()))
+            cells.append(Text("whole" if placement.keeps_groups else "split", style=_quiet_style()))
         table.add_row(*cells, Text(str(len(row.moved))))
     return table
 
@@ -107,7 +107,7 @@ def _notes_after_table(rows: Sequence[LayerRow], rule: GroupRule, written: str |
         )
     for note in notes:
         yield from (
-            Text(f"{'· ' if not index else '  '}{part}", style=_quiet())
+            Text(f"{'· ' if not index else '  '}{part}", style=_quiet_style())
             for index, part in enumerate(textwrap.wrap(note, width - 2))
         )
 

@@ -45,7 +45,7 @@ def lost_time(metrics: Sequence[Row], replaced: Sequence[Row], events: Sequence[
     wall, restart, failed = 0.0, 0.0, False
     lost_at: dict[int, float] = {}
     before_s = last_s = None  # times of the previous row, and of the last step, save or start
-    for at_s, row in sorted(_timed(chain(metrics, replaced, events)), key=lambda timed_row: timed_row[0]):
+    for at_s, row in sorted(_rows_with_times(chain(metrics, replaced, events)), key=lambda timed_row: timed_row[0]):
         event = row.get("event")
         if before_s is not None and (event != "start" or failed):
             wall += at_s - before_s
@@ -63,7 +63,7 @@ def lost_time(metrics: Sequence[Row], replaced: Sequence[Row], events: Sequence[
     return LostTime(wall, steps, repeated, checkpoint, restart, lost_at)
 
 
-def _timed(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
+def _rows_with_times(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
     """Yield rows with their times in seconds. Rows without a valid time are left out."""
     for row in rows:
         try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compiler.files.text import read_form
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.predict.memory import gib, rank_memories
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower import Lowering
@@ -42,7 +42,7 @@ class MeasuredMemory:
     measured: int
 
 
-def measured_memories(
+def peaks_of_ranks(
     run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[ProgramName, Schedule]
 ) -> tuple[MeasuredMemory, ...]:
     """Return the planned and measured peak of every rank of a run; empty if no step of its build was measured.
@@ -54,19 +54,19 @@ def measured_memories(
     if not all(path.exists() for path in paths):
         return ()
     ledgers = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
-    digest = run_copy.digest(run_copy.of_run(run))
+    digest = run_copy.digest(run_copy.files_of_run(run))
     if any(ledger.of != digest for ledger in ledgers):  # measured with an earlier build of the run
         return ()
     result: dict[int, MeasuredMemory] = {}
     for column in range(mesh.columns):
         world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
-        def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> Received:
+        def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> ReceivedRows:
             name, world_rank = f"{layer} {micro_batch}", world[rank]
             if name not in ledgers[world_rank].rows:
                 raise ValueError(f"{paths[world_rank]} has no `rows` for {name}")
             received = ledgers[world_rank].rows[name]
-            return Received(received) if isinstance(received, int) else Received(*received)
+            return ReceivedRows(received) if isinstance(received, int) else ReceivedRows(*received)
 
         program = ProgramName(ledgers[world[0]].program)
         if program not in schedules:
@@ -79,7 +79,7 @@ def measured_memories(
     return tuple(result[rank] for rank in sorted(result))
 
 
-def measured_line(ranks: tuple[MeasuredMemory, ...]) -> str:
+def summarize_peaks(ranks: tuple[MeasuredMemory, ...]) -> str:
     """Return one line of text for the report."""
     fullest = max(ranks, key=lambda memory: memory.measured)
     peak = f"{gib(fullest.measured)} on rank {fullest.rank}"

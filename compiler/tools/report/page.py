@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from compiler.predict.planned_step import PlannedStep, PredictedStep
 from compiler.predict.prediction import seconds
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.tools.picture import labels, palette
 from compiler.tools.picture.geometry import Style, figure_of, pixels
 from compiler.tools.picture.sheet import bulk, figure_css
@@ -29,7 +29,7 @@ STEP_ROWS = 100  # the measured step is the median of at most this many steps, a
 LAST_STEPS = 10  # the training loss of the summary is the mean of this many steps, since one step is noisy
 
 
-def build_pages(spec: Spec, lowered: Lowered, step: PredictedStep) -> dict[str, str]:
+def build_pages(spec: Spec, lowered: LoweredPlan, step: PredictedStep) -> dict[str, str]:
     """Return the pages of a build by file name, for `compile_spec(pages=…)`."""
     return {"report.html": report_html(report_of(spec, lowered, step=step))}
 
@@ -141,7 +141,7 @@ def _run(report: Report) -> RunView:
     facts = _summary(run.metrics, unigram)
     if measured:
         facts += (("step, measured", seconds(measured.seconds)),)
-        facts += ((_named(planned), seconds(planned.seconds)),) if planned else ()
+        facts += ((_step_label(planned), seconds(planned.seconds)),) if planned else ()
     summary = summary_of(report)
     facts += tuple(summary.facts()) if summary else ()
     facts += _health(run.events)
@@ -161,7 +161,7 @@ def _run(report: Report) -> RunView:
     )
 
 
-def _named(planned: PlannedStep) -> str:
+def _step_label(planned: PlannedStep) -> str:
     """Return the label of the planned time of a step."""
     generation = " with its completions" if planned.generation else ""
     return f"step{generation}, planned{'' if planned.calibrated else ' but not calibrated for this machine'}"

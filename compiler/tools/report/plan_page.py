@@ -8,10 +8,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from compiler.emit.build_summary import count as count_of
-from compiler.predict.planned_step import PARTS, planned_of
+from compiler.predict.planned_step import PARTS, planned_step_of
 from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import Prediction, StageRow, count, ranges, seconds, size, span
-from compiler.predict.why_shown import Why, gain
+from compiler.predict.why_shown import Misfit, gain
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import palette, panel_of
 from compiler.tools.picture.geometry import Style, figure_of, pixels
@@ -40,7 +40,7 @@ class Page:
     assumptions: tuple[str, ...]
 
 
-def plan_html(timed: TimedPlan, prediction: Prediction, why: Why | None = None) -> str:
+def plan_html(timed: TimedPlan, prediction: Prediction, why: Misfit | None = None) -> str:
     """Return the page. Pure: equal values give equal bytes, and every text is escaped."""
     schedule = timed.schedule
     sizes = count_of(schedule.num_ranks, "rank"), count_of(schedule.num_micro_batches, "micro-batch")
@@ -52,7 +52,7 @@ def plan_html(timed: TimedPlan, prediction: Prediction, why: Why | None = None) 
         .get_template("plan.html.j2")
         .render(
             page=page_of(prediction, name, why),
-            view=view_of(planned_of(timed, prediction)),
+            view=view_of(planned_step_of(timed, prediction)),
             style=Markup(palette.css(with_series=True) + figure_css() + (FOLDER / "style.css").read_text("utf-8")),
             timeline=figure_of(panel, unit, Style()),
             bulk=bulk,
@@ -60,7 +60,7 @@ def plan_html(timed: TimedPlan, prediction: Prediction, why: Why | None = None) 
     )
 
 
-def page_of(p: Prediction, schedule: str, why: Why | None) -> Page:
+def page_of(p: Prediction, schedule: str, why: Misfit | None) -> Page:
     """Return the text and numbers of the page."""
     placed_edits = zip(why.edits, why.places, strict=True) if why else ()
     return Page(

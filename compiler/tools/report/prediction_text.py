@@ -23,10 +23,10 @@ from compiler.predict.prediction import (
     span,
 )
 from compiler.predict.search import Ranking, table
-from compiler.predict.why_shown import Why, lines_of
+from compiler.predict.why_shown import Misfit, lines_of
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
-from compiler.tools.picture.terminal import console_of, printed
+from compiler.tools.picture.terminal import console_of, text_of_console
 from dsl.messages.diagnostics import plural
 
 __all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases"]
@@ -48,7 +48,7 @@ PARTS = (
 
 
 def text(
-    prediction: Prediction, screen: Screen | None = None, ranking: Ranking | None = None, why: Why | None = None
+    prediction: Prediction, screen: Screen | None = None, ranking: Ranking | None = None, why: Misfit | None = None
 ) -> str:
     """Return the text, with escape codes if the screen has colours. Lines fit the screen, but have at least 60 columns.
 
@@ -61,7 +61,7 @@ def text(
         line.truncate(width)
         line.rstrip()
         console.print(line, soft_wrap=True)
-    return printed(console, screen)
+    return text_of_console(console, screen)
 
 
 def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
@@ -76,7 +76,7 @@ def text_of_phases(phases: Sequence[Prediction], screen: Screen) -> str:
         line.truncate(width)
         line.rstrip()
         console.print(line, soft_wrap=True)
-    return printed(console, screen)
+    return text_of_console(console, screen)
 
 
 def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
@@ -98,18 +98,18 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
     return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in rest))
 
 
-def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:
+def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: int) -> Iterable[Text]:
     yield from _heading(p)
     yield Text()
     yield from _headline(p)
     yield Text()
     if ranking is not None:
-        yield from _chosen(ranking)
+        yield from _text_of_ranking(ranking)
         yield Text()
     if why is not None:
         yield _title("why it does not fit")
         for line, is_edit in lines_of(why, width - 2):
-            yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet())
+            yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet_style())
         yield Text()
     yield from _breakdown(p.step, width)
     yield Text()
@@ -121,15 +121,15 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) 
     for line in p.assumptions:
         wrapped = textwrap.wrap(line, width - 4)
         yield from (
-            Text(f"  {'· ' if not index else '  '}{part}", style=_quiet()) for index, part in enumerate(wrapped)
+            Text(f"  {'· ' if not index else '  '}{part}", style=_quiet_style()) for index, part in enumerate(wrapped)
         )
 
 
 def _title(words: str, note: str = "") -> Text:
-    return Text(words, style=Style(bold=True)).append(f"  {note}" if note else "", style=_quiet())
+    return Text(words, style=Style(bold=True)).append(f"  {note}" if note else "", style=_quiet_style())
 
 
-def _quiet() -> Style:
+def _quiet_style() -> Style:
     return Style(color=DARK.quiet, bold=False)
 
 
@@ -143,8 +143,8 @@ def _heading(p: Prediction) -> Iterable[Text]:
     trained = f", {count(p.adapter_parameters)} of adapters trained" if p.adapter_parameters else ""
     yield _title(f"{p.run}: {p.model} on {p.num_devices:,} × {p.device}", f"({p.cluster})")
     schedule = f"{p.step.schedule}, {plural(p.step.num_micro_batches, 'micro-batch')}"
-    yield Text(f"{count(p.parameters)} parameters{active}{in_mtp}{trained}", style=_quiet())
-    yield Text(f"{degrees}; {schedule}", style=_quiet())
+    yield Text(f"{count(p.parameters)} parameters{active}{in_mtp}{trained}", style=_quiet_style())
+    yield Text(f"{degrees}; {schedule}", style=_quiet_style())
 
 
 def _headline(p: Prediction) -> Iterable[Text]:
@@ -154,7 +154,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
     yield _fact("step", seconds(step.seconds), between)
     if not p.calibrated:
-        yield Text(f"          `{CALIBRATE}` measures it", style=_quiet())
+        yield Text(f"          `{CALIBRATE}` measures it", style=_quiet_style())
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} per step")
     if p.generation is not None:
         yield from _generation(p, p.generation)
@@ -165,7 +165,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     if p.order_gain is not None:
         gain = p.order_gain
         note = f"{p.step.schedule} with micro-batches by cost, not as drawn: {gain.steps} steps of {gain.data}"
-        yield _fact("order", f"saves {gain.saved:.1%}", note)
+        yield _fact("order", f"saves {gain.saved_share:.1%}", note)
     if p.goodput is not None:
         yield _goodput(p, p.goodput)
     yield _fact("hours", count(p.device_hours_per_trillion_tokens), "device hours per trillion tokens")
@@ -181,7 +181,9 @@ def _headline(p: Prediction) -> Iterable[Text]:
     place = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
     verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
     line = _fact("memory", "fits" if p.fits else "does not fit", "")
-    yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {place}", style=_quiet())
+    yield line.append(
+        f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {place}", style=_quiet_style()
+    )
     if p.host_bytes:
         host_bytes = max(rank.host_bytes for rank in p.ranks)
         note = f"of the memory of a node: at most {size(host_bytes)} per device"
@@ -207,21 +209,21 @@ def _goodput(p: Prediction, goodput: Goodput) -> Text:
 
 
 def _fact(name: str, value: str, note: str) -> Text:
-    line = Text(f"  {name:<8}", style=_quiet())
-    return line.append(f"{value:<27} ", style=Style(bold=True, color=DARK.ink)).append(note, style=_quiet())
+    line = Text(f"  {name:<8}", style=_quiet_style())
+    return line.append(f"{value:<27} ", style=Style(bold=True, color=DARK.ink)).append(note, style=_quiet_style())
 
 
 # ---------------------------------------------------------------- what was chosen
 
 
-def _chosen(ranking: Ranking) -> Iterable[Text]:
+def _text_of_ranking(ranking: Ranking) -> Iterable[Text]:
     tried = len(ranking.candidates)
     yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
     rows = list(table(ranking))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for index, row in enumerate(rows):
         cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield Text(f"  {cells}", style=_quiet() if index != 1 else Style(bold=True))
+        yield Text(f"  {cells}", style=_quiet_style() if index != 1 else Style(bold=True))
 
 
 # ---------------------------------------------------------------- time
@@ -234,12 +236,12 @@ def _breakdown(step: StepPrediction, width: int) -> Iterable[Text]:
         "where the step goes", f"pipeline rank 0; at the right the mean of {len(step.ranks)}" if several else ""
     )
     for row, name, tint in ROWS:
-        value, mean = getattr(step.first, row), getattr(step.mean, row)
+        value, mean = getattr(step.first_rank, row), getattr(step.mean, row)
         if value or mean or row in ("bubble_s", "optimizer_s"):
             line = Text(f"  {name:<24}").append(f"{seconds(value):>9} {value / step.seconds:>6.1%}  ")
             line.append(_bar(value / step.seconds, columns, tint))
-            yield line.append(f"{seconds(mean):>11}", style=_quiet()) if several else line
-    yield Text(f"  no order of these actions takes less than {seconds(step.bound_s)}", style=_quiet())
+            yield line.append(f"{seconds(mean):>11}", style=_quiet_style()) if several else line
+    yield Text(f"  no order of these actions takes less than {seconds(step.bound_s)}", style=_quiet_style())
 
 
 def _bar(share: float, columns: int, tint: str) -> Text:
@@ -258,9 +260,9 @@ def _memory(p: Prediction, width: int) -> Iterable[Text]:
     heads = ("ranks", *(part for part, _ in PARTS), "peak")
     columns = max(8, width - 82)
     yield Text(
-        "  " + f"{heads[0]:<12}" + "".join(f"{head:>12}" for head in heads[1:-1]) + f"{'peak':>7}", style=_quiet()
+        "  " + f"{heads[0]:<12}" + "".join(f"{head:>12}" for head in heads[1:-1]) + f"{'peak':>7}", style=_quiet_style()
     )
-    for ranks, rank in _alike(p.ranks, unit_bytes):
+    for ranks, rank in _group_equal_ranks(p.ranks, unit_bytes):
         values = "".join(f"{getattr(rank, part) / unit_bytes:>12.2f}" for part, _ in PARTS)
         line = Text(f"  {ranges(ranks):<12}{values}{rank.peak_bytes / unit_bytes:>7.1f} ")
         if not rank.fits:
@@ -279,7 +281,7 @@ def _parts(rank: RankMemory, columns: int) -> Text:
     return bar.append(REST * (columns - drawn), style=Style(color=DARK.rule))
 
 
-def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
+def _group_equal_ranks(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
     """Group ranks whose rows print the same, each group under its first rank."""
     rows: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in ranks:
@@ -293,7 +295,9 @@ def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int
 
 def _stages(p: Prediction, width: int) -> Iterable[Text]:
     yield _title("stages", "time of a micro-batch, forward and backward")
-    yield Text(f"  {'stage':<7}{'ranks':<9}{'parameters':>11}{'compute':>10}{'exchange':>10}  layers", style=_quiet())
+    yield Text(
+        f"  {'stage':<7}{'ranks':<9}{'parameters':>11}{'compute':>10}{'exchange':>10}  layers", style=_quiet_style()
+    )
     for row in p.stages:
         layers = ", ".join(
             ([*row.other_blocks[:1]] if "embedding" in row.other_blocks else [])

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
-from compiler.tools.picture.terminal import console_of, printed
+from compiler.tools.picture.terminal import console_of, text_of_console
 from compiler.tools.report.profile import Document
 
 NARROWEST, WIDEST, SHOWN, BAR = 72, 160, 24, 16
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Sum:
+class RowSums:
     """Sums over rows: calls, milliseconds and FLOPs per step, as a mean of the ranks."""
 
     calls: float
@@ -43,7 +43,7 @@ def text(document: Document, screen: Screen | None = None) -> str:
     console = console_of(screen, min(max(screen.width, NARROWEST), WIDEST))
     for part in _parts(document):
         console.print(part)
-    return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text_of_console(console, screen).splitlines()) + "\n"
 
 
 def _parts(document: Document) -> Iterator[RenderableType]:
@@ -54,12 +54,12 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     plain = [max(rank["plain"][field] for rank in ranks) / 1e6 for field in ("clock_ns", "processor_ns")]
     ranks_text = f"{len(ranks)} ranks, their mean" if len(ranks) > 1 else "1 rank"
     total, python, profiling = (
-        _sum(group, per) for group in (rows, _of_kinds(rows, "python"), _of_kinds(rows, "profile"))
+        _sum(group, per) for group in (rows, _rows_of_kinds(rows, "python"), _rows_of_kinds(rows, "profile"))
     )
     yield _bold(f"{step_ms:.1f} ms per step, {total.processor:.1f} of the processor", f"{steps} steps, {ranks_text}")
-    yield Text(f"without the profile: {plain[0]:.1f} and {plain[1]:.1f}, the better of two steps", style=_quiet())
+    yield Text(f"without the profile: {plain[0]:.1f} and {plain[1]:.1f}, the better of two steps", style=_quiet_style())
     shares = f"{python.clock / total.clock:.1%} by the clock, {python.processor / total.processor:.1%} of the processor"
-    yield Text(f"Python: {shares}; the profile itself: {profiling.clock:.1f} ms", style=_quiet())
+    yield Text(f"Python: {shares}; the profile itself: {profiling.clock:.1f} ms", style=_quiet_style())
     yield Text()
     yield _ranks(ranks, steps)
     yield Text()
@@ -70,8 +70,8 @@ def _parts(document: Document) -> Iterator[RenderableType]:
     yield _bold(
         "ops", f"ms per step; GFLOP/s by {timer}" + (", and as a share of the machine's" * bool(_gemm(document)))
     )
-    yield _ops(_of_kinds(rows, "op"), per, step_ms, document)
-    if _of_kinds(rows, *COMMUNICATION):
+    yield _ops(_rows_of_kinds(rows, "op"), per, step_ms, document)
+    if _rows_of_kinds(rows, *COMMUNICATION):
         yield Text()
         yield _bold("communication", "ms per step; waits are for other ranks")
         yield _communication(rows, per)
@@ -85,20 +85,20 @@ def _gemm(document: Document) -> float | None:
     return rate
 
 
-def _sum(rows: Iterable[Row], per: int) -> Sum:
+def _sum(rows: Iterable[Row], per: int) -> RowSums:
     listed = list(rows)
 
     def total(name: str) -> float:
         return sum(row.get(name, 0) for row in listed) / per
 
-    return Sum(total("calls"), total("clock_ns") / 1e6, total("processor_ns") / 1e6, total("flops"))
+    return RowSums(total("calls"), total("clock_ns") / 1e6, total("processor_ns") / 1e6, total("flops"))
 
 
-def _kinds(rows: Sequence[Row], per: int, *kinds: str) -> Sum:
-    return _sum(_of_kinds(rows, *kinds), per)
+def _kinds(rows: Sequence[Row], per: int, *kinds: str) -> RowSums:
+    return _sum(_rows_of_kinds(rows, *kinds), per)
 
 
-def _of_kinds(rows: Sequence[Row], *kinds: str) -> list[Row]:
+def _rows_of_kinds(rows: Sequence[Row], *kinds: str) -> list[Row]:
     return [row for row in rows if row["kind"] in kinds]
 
 
@@ -120,7 +120,7 @@ def _ranks(ranks: Sequence[Document], steps: int) -> Table:
 
 def _places(rows: Sequence[Row], per: int, step_ms: float, actions: set[str]) -> Table:
     table = _table("", "clock", "processor", "of step", "ops", "comm.", "bubble", "Python")
-    groups = _grouped(rows, lambda row: row["place"])
+    groups = _group_rows(rows, lambda row: row["place"])
     for place in sorted(groups, key=lambda place: (place not in actions, place == "metrics")):
         group = groups[place]
         total = _sum(group, per)
@@ -134,7 +134,7 @@ def _places(rows: Sequence[Row], per: int, step_ms: float, actions: set[str]) ->
 def _ops(rows: Sequence[Row], per: int, step_ms: float, document: Document) -> Table:
     gemm = _gemm(document)
     table = _table("", "calls", "clock", "processor", "of step", "GFLOP/s", *(["of GEMM"] if gemm else []))
-    sums = {name: _sum(group, per) for name, group in _grouped(rows, lambda row: row["name"]).items()}
+    sums = {name: _sum(group, per) for name, group in _group_rows(rows, lambda row: row["name"]).items()}
     for name, total in sorted(sums.items(), key=lambda item: -item[1].clock)[:SHOWN]:
         rate = total.rate(document["device"])
         cells: list[str | Text] = [f"{rate / 1e9:.1f}" if rate else "", *([_share(rate, gemm)] if gemm else [])]
@@ -144,7 +144,7 @@ def _ops(rows: Sequence[Row], per: int, step_ms: float, document: Document) -> T
 
 def _communication(rows: Sequence[Row], per: int) -> Table:
     table = _table("", "calls", "copies", "waits", "processor")
-    for name, group in _grouped(_of_kinds(rows, *COMMUNICATION), lambda row: row["name"]).items():
+    for name, group in _group_rows(_rows_of_kinds(rows, *COMMUNICATION), lambda row: row["name"]).items():
         copies, waits = _kinds(group, per, "copy"), _kinds(group, per, "wait", "bubble")
         processor = copies.processor + waits.processor
         table.add_row(name, f"{copies.calls:g}", f"{copies.clock:.2f}", f"{waits.clock:.2f}", f"{processor:.2f}")
@@ -153,7 +153,7 @@ def _communication(rows: Sequence[Row], per: int) -> Table:
 
 def _segments(rows: Sequence[Row], per: int, step_ms: float) -> Table:
     table = _table("", "calls", "clock", "of step", "ops", "Python")
-    groups = _grouped(rows, lambda row: f"{row['segment']}.{row['function']}")
+    groups = _group_rows(rows, lambda row: f"{row['segment']}.{row['function']}")
     ordered = sorted(groups.items(), key=lambda item: -_sum(item[1], per).clock)
     for name, group in ordered[:SHOWN]:
         total, python = _sum(group, per), _kinds(group, per, "python")
@@ -163,7 +163,7 @@ def _segments(rows: Sequence[Row], per: int, step_ms: float) -> Table:
     return _cut(table, len(ordered))
 
 
-def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> dict[str, list[Row]]:
+def _group_rows(rows: Iterable[Row], name: Callable[[Row], str]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(name(row), []).append(row)
@@ -174,7 +174,7 @@ def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> dict[str, list[
 
 
 def _table(*heads: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet_style(), pad_edge=False)
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "of step" else "left", no_wrap=True)
     return table
@@ -182,17 +182,17 @@ def _table(*heads: str) -> Table:
 
 def _cut(table: Table, number: int) -> Table:
     if number > SHOWN:
-        table.add_row(Text(f"and {number - SHOWN} more: profile.json", style=_quiet()))
+        table.add_row(Text(f"and {number - SHOWN} more: profile.json", style=_quiet_style()))
     return table
 
 
-def _times(total: Sum) -> tuple[str, str]:
+def _times(total: RowSums) -> tuple[str, str]:
     return f"{total.clock:.2f}", f"{total.processor:.2f}"
 
 
 def _share(part: float, total: float) -> Text:
     share = part / total if total else 0.0
-    return Text(f"{share:.0%}" if share >= 0.005 else "·", style=_quiet() if share < 0.005 else Style())
+    return Text(f"{share:.0%}" if share >= 0.005 else "·", style=_quiet_style() if share < 0.005 else Style())
 
 
 def _bar(part: float, total: float) -> Text:
@@ -200,7 +200,7 @@ def _bar(part: float, total: float) -> Text:
     return Text(f"{share:>6.1%} ").append("█" * round(BAR * share), style=Style(color=DARK.accent))
 
 
-def _quiet() -> Style:
+def _quiet_style() -> Style:
     return Style(color=DARK.quiet)
 
 

@@ -12,7 +12,7 @@ from compiler.files.text import TextFileError, read_bytes, read_form
 from compiler.pipeline import lower_spec
 from compiler.plan.read_files import load_with_files
 from compiler.tools.report.lost_time import lost_time
-from compiler.tools.report.measured_memory import measured_memories
+from compiler.tools.report.measured_memory import peaks_of_ranks
 from compiler.tools.report.page import report_html
 from compiler.tools.report.sections import Report, RunFigures, report_of
 from runtime.system.regular_files import write
@@ -86,9 +86,9 @@ def run_report(run: Path) -> Report:
         metrics=metrics,
         data=_meta(run),
         load=_load(run / "load.json"),
-        memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
+        memory=peaks_of_ranks(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
-        lost=lost_time(metrics, replaced_rows(run), events) if events else None,
+        lost=lost_time(metrics, rows_before_resumes(run), events) if events else None,
         events=events,
     )
     return report_of(spec, lowered, figures)
@@ -125,7 +125,7 @@ def step_rows(path: Path) -> StepRows:
     return StepRows(tuple(rows), damaged)
 
 
-def replaced_rows(run: Path) -> Rows:
+def rows_before_resumes(run: Path) -> Rows:
     """Return the rows of steps that were trained again, from the files that a resume moved them to."""
     return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path).rows)
 

@@ -13,12 +13,12 @@ from compiler.plan.plan import HELD
 from compiler.predict.planned_step import PARTS, PlannedStep, PredictedStep, predict_step
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower.estimate import rank_times
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
 from compiler.tools.report.lost_time import LostTime
-from compiler.tools.report.measured_memory import MeasuredMemory, device_line, measured_line
+from compiler.tools.report.measured_memory import MeasuredMemory, device_line, summarize_peaks
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
 from runtime.contract.mesh import Mesh
@@ -95,7 +95,9 @@ class Report:
 # --- sections
 
 
-def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step: PredictedStep | None = None) -> Report:
+def report_of(
+    spec: Spec, lowered: LoweredPlan, run: RunFigures | None = None, step: PredictedStep | None = None
+) -> Report:
     """Return the report of a build, or of a run of it if `run` is given. Times of the schedule are predicted.
 
     `step`: the predicted step, if it is known already.
@@ -121,7 +123,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, step:
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
             ("idle in the schedule, predicted", f"{panel.idle:.1%}"),
-            *((("values, measured", measured_line(run.memory)),) if run and run.memory else ()),
+            *((("values, measured", summarize_peaks(run.memory)),) if run and run.memory else ()),
             *((("memory of a device, measured", device),) if device else ()),
         ),
         schedule=panel,

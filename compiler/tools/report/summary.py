@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 Seconds = Mapping[str, float]  # by part
 
 
-def spent(rows: Sequence[Row]) -> dict[str, float]:
+def seconds_of_parts(rows: Sequence[Row]) -> dict[str, float]:
     """Return the seconds of each part, summed over rows, as a mean of the ranks. Empty if no row has them."""
     totals: dict[str, float] = {}
     for row in rows:
@@ -51,7 +51,7 @@ def spent(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def planned_parts(planned: PlannedStep) -> dict[str, float]:
-    """Return the seconds of a planned step by the parts of `spent`, as a mean of the pipeline ranks.
+    """Return the seconds of a planned step by the parts of `seconds_of_parts`, as a mean of the pipeline ranks.
 
     The compute of an action is the time of its segments; the rest of its time is an exposed exchange.
     """
@@ -98,7 +98,7 @@ class PartsChart:
 def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: PlannedStep | None) -> PartsChart | None:
     """Draw the parts of the steps. Returns None if no row has them. `rows`: of the metrics; `lost_at`: seconds lost to
     failures before a step."""
-    rows = [row for row in rows if spent([row])]
+    rows = [row for row in rows if seconds_of_parts([row])]
     if not rows:
         return None
     size = -(-len(rows) // MOST_BARS)
@@ -108,20 +108,20 @@ def parts_chart(rows: Sequence[Row], lost_at: Mapping[int, float], planned: Plan
     blocks, ticks, used = [], [], dict[str, None]()
     between = -(-len(groups) // 12)  # every so many bars, one has a label
     for number, group in enumerate(groups):
-        times = spent(group)
+        times = seconds_of_parts(group)
         if lost := sum(lost_at.get(row["step"], 0.0) for row in group):
             times["lost"] = lost
         first, last = group[0]["step"], group[-1]["step"]
         name = f"step {first}" if first == last else f"steps {first} to {last}"
         used |= dict.fromkeys(part for part, value in times.items() if value > 0)
-        blocks += _stacked(times, LEFT + number * bar_width, bar_width, name)
+        blocks += _stack_parts(times, LEFT + number * bar_width, bar_width, name)
         if number % between == 0:
             ticks.append((LEFT + (number + 0.5) * bar_width, f"{first:,}"))
     if planned:
         times = planned_parts(planned)
         used |= dict.fromkeys(part for part, value in times.items() if value > 0)
         x = WIDTH - RIGHT - PLANNED
-        blocks += _stacked(times, x, PLANNED, "planned")
+        blocks += _stack_parts(times, x, PLANNED, "planned")
         ticks.append((x + PLANNED / 2, "planned"))
     return PartsChart(
         width=WIDTH,
@@ -142,7 +142,7 @@ def _y(share: float) -> float:
     return BOTTOM - share * (BOTTOM - TOP)
 
 
-def _stacked(times: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
+def _stack_parts(times: Seconds, x: float, width: float, name: str) -> list[DrawnBlock]:
     """Stack the parts of a bar upwards from compute."""
     blocks, below, total = [], 0.0, sum(times.values()) or 1.0
     for part, css, meaning in PARTS:
@@ -154,7 +154,7 @@ def _stacked(times: Seconds, x: float, width: float, name: str) -> list[DrawnBlo
     return blocks
 
 
-def described(times: Seconds) -> str:
+def describe_shares(times: Seconds) -> str:
     """Return shares as text: compute 80.1%, exposed communication 19.0% (…), data 0.0%."""
     total = sum(times.values())
     words = [f"compute {times.get('compute', 0.0) / total:.1%}"]
@@ -221,7 +221,7 @@ class Summary:
         speed += [f"MFU {self.mfu:.1%}"] if self.mfu is not None else []
         lines = [f"speed: {', '.join(speed)}"] if speed else []
         if self.spent and sum(self.spent.values()):
-            lines.append(f"time: {described(self.spent)}")
+            lines.append(f"time: {describe_shares(self.spent)}")
         return lines + [
             f"{name.partition(',')[0]}: {text}" for name, text in self.facts() if name != "time of the steps"
         ]
@@ -237,7 +237,7 @@ class Summary:
             if lost := ", ".join(f"{name} {value:.1f} s" for name, value in parts.items() if value >= 0.05):
                 facts.append(("time lost", lost))
         if self.spent and sum(self.spent.values()):
-            facts.append(("time of the steps", described(self.spent)))
+            facts.append(("time of the steps", describe_shares(self.spent)))
         return facts
 
 
@@ -258,6 +258,6 @@ def summary_of(report: Report) -> Summary | None:
         tokens_per_s=speed,
         mfu=mfu,
         lost=run.lost,
-        spent=spent(run.metrics),
+        spent=seconds_of_parts(run.metrics),
         planned=planned,
     )

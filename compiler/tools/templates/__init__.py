@@ -28,10 +28,10 @@ def template(name: str, target: Path) -> str:
     The run of the starter is named after the file. Raises SpecError if the installation is damaged.
     """
     if name == STARTER:
-        text = inlined(HERE / f"{STARTER}.dsc")
+        text = inline_imports(HERE / f"{STARTER}.dsc")
         return text.replace(f"{STARTER}.dsc", target.name).replace(STARTER, run_name(target))
     path = next(folder / f"{name}.dsc" for folder in SHIPPED if (folder / f"{name}.dsc").exists())
-    return inlined(path).replace(f"specs/{name}.dsc", target.name)
+    return inline_imports(path).replace(f"specs/{name}.dsc", target.name)
 
 
 def run_name(file: Path) -> str:
@@ -40,12 +40,12 @@ def run_name(file: Path) -> str:
     return name if re.match("[A-Za-z_]", name) and name != "train" else f"run_{name}" if name[:1].isdigit() else "first"
 
 
-def inlined(path: Path) -> str:
+def inline_imports(path: Path) -> str:
     """Return the text of a spec in which imports are replaced by the imported text, once each. Comments are kept."""
-    return _inlined(path, set())
+    return _inline_imports(path, set())
 
 
-def _inlined(path: Path, seen: set[str]) -> str:
+def _inline_imports(path: Path, seen: set[str]) -> str:
     seen.add(os.path.realpath(path))
     source, mistakes = read(str(path))
     parsed = parse(source)
@@ -55,7 +55,7 @@ def _inlined(path: Path, seen: set[str]) -> str:
     edits = []
     for statement in imports:
         imported = path.parent / statement.path.value
-        text = "" if os.path.realpath(imported) in seen else _inlined(imported, seen).strip("\n")
+        text = "" if os.path.realpath(imported) in seen else _inline_imports(imported, seen).strip("\n")
         before = "" if source.text[: statement.span.start].endswith("\n\n") or not text else "\n"
         edits.append(Edit(statement.span, f"{before}{text}\n" if text else ""))
     return apply(source.text, edits)

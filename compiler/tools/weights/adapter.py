@@ -69,7 +69,7 @@ def published_adapters(manifest: Manifest, tensors: Iterable[PublishedTensor], f
     pairs = [
         pair for name, tensor in zip(modules, plain, strict=True) for pair in _pair(name, tensor.pieces[0], shapes)
     ]
-    experts, parameters = _of_experts(fused, shapes)
+    experts, parameters = _expert_adapters(fused, shapes)
     if has_experts:  # PEFT treats modules with these names as experts, wherever they are
         parameters = (*(f"{module}{BEHIND}" for module in modules if module.endswith(_LIKE_EXPERTS)), *parameters)
         modules = tuple(module for module in modules if not module.endswith(_LIKE_EXPERTS))
@@ -102,7 +102,9 @@ def _pair(module: str, piece: RowPiece, shapes: Shapes) -> Iterator[PublishedTen
     yield PublishedTensor(f"{INSIDE}{module}.lora_B{BEHIND}", (piece.end - piece.start, rank), "plain", (b,))
 
 
-def _of_experts(matrices: Iterable[PublishedTensor], shapes: Shapes) -> tuple[list[PublishedTensor], tuple[str, ...]]:
+def _expert_adapters(
+    matrices: Iterable[PublishedTensor], shapes: Shapes
+) -> tuple[list[PublishedTensor], tuple[str, ...]]:
     """A and B for the parameters that hold all experts of a layer, and the names of these parameters."""
     in_turn_of: dict[tuple[int, str], dict[int, bool]] = {}  # (layer, matrix) → expert → whether rows are interleaved
     for piece in (piece for tensor in matrices for piece in tensor.pieces):
@@ -116,11 +118,11 @@ def _of_experts(matrices: Iterable[PublishedTensor], shapes: Shapes) -> tuple[li
         is_inside = matrix == "up" and (layer, "down") in in_turn_of
         in_turn = in_turn_of[layer, matrix][experts[0]]
         names.append(f"{module}.{PARAMETERS[matrix]}")
-        tensors += _fused(f"{INSIDE}{module}{'.base_layer' if is_inside else ''}", stored, shapes, in_turn)
+        tensors += _fused_matrices(f"{INSIDE}{module}{'.base_layer' if is_inside else ''}", stored, shapes, in_turn)
     return tensors, tuple(names)
 
 
-def _fused(module: str, stored: Sequence[str], shapes: Shapes, in_turn: bool) -> Iterator[PublishedTensor]:
+def _fused_matrices(module: str, stored: Sequence[str], shapes: Shapes, in_turn: bool) -> Iterator[PublishedTensor]:
     rank, columns = shapes[f"{stored[0]}{A}"]
     rows = shapes[f"{stored[0]}{B}"][0]
     a = tuple(RowPiece(f"{name}{A}", 0, rank) for name in stored)

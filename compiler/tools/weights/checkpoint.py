@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from compiler.emit import recipe
-from compiler.plan.parameters import model_parameters, stored
+from compiler.plan.parameters import model_parameters, stored_name
 from dsl.schema import Model
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.contract.names import StoredName, has_average
@@ -79,7 +79,7 @@ def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Mani
     """
     entries = [entry for source in (manifest, base) if source for shard in source.shards for entry in shard.entries]
     shapes = {entry.name: entry.shape for entry in entries}
-    expected = {stored(parameter): parameter.shape for parameter in model_parameters(model)}
+    expected = {stored_name(parameter): parameter.shape for parameter in model_parameters(model)}
     if average:
         if base is None:
             expected = {StoredName(name).averaged: shape for name, shape in expected.items()}

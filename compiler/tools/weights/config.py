@@ -21,7 +21,7 @@ from compiler.tools.importers.json_text import parse
 from compiler.tools.importers.layers import LINEAR
 from compiler.tools.importers.rotation import FULL, SLIDING
 from compiler.tools.weights.families import FAMILIES, PublishedFamily
-from compiler.tools.weights.tensors import UnnamedError, experts_of, published
+from compiler.tools.weights.tensors import UnnamedError, experts_of, publish_tensors
 from dsl.messages.diagnostics import Source
 from dsl.schema import Compressed, Csa, Custom, DeltaNet, Dense, Gqa, Hca, Mla, Model, Moe
 from dsl.schema.attention import Indexer
@@ -224,7 +224,7 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
         config = model_config(model, model_type, context)
         differences = _mismatches(model, model_type, config)
         if not differences:
-            return Publication(model_type, config, published(model, FAMILIES[model_type]))
+            return Publication(model_type, config, publish_tensors(model, FAMILIES[model_type]))
         is_foreign = importable.FAMILIES[model_type].attention != kind or UNREADABLE in differences
         refused.append((is_foreign, len(differences), model_type, differences))
     *_, nearest, reasons = min(refused)
@@ -247,17 +247,17 @@ def _mismatches(model: Model, model_type: str, config: Config) -> list[str]:
         return [*differences, UNREADABLE]
     differences += [
         f"{path.partition('.')[2] or path} is {ours}, but {theirs} there"
-        for path, ours, theirs in _differences(_plain(model), _plain(read))
+        for path, ours, theirs in _differences(_computing_settings(model), _computing_settings(read))
     ]
     if not differences:
         try:
-            published(model, row)
+            publish_tensors(model, row)
         except UnnamedError as error:
             differences.append(f"tensors that it lacks: {error}")
     return list(dict.fromkeys(differences))
 
 
-def _plain(model: Model) -> Mapping[str, Any]:
+def _computing_settings(model: Model) -> Mapping[str, Any]:
     """The settings that determine what a model computes, without those of training, by layer and key."""
     values = model.model_dump(mode="json", exclude={"name", "init_std", "attention", "layers", "mtp"})
     values["mtp"] = None if model.mtp is None else model.mtp.depth

@@ -150,7 +150,7 @@ def check(
     for tensor in tensors:
         stored = stored_tensors.get(tensor.name)
         if stored is None and tensor.stacked and tensor.name + FP4_DATA in stored_tensors:
-            errors += _in_fp4(folder, tensor, stored_tensors)
+            errors += _errors_of_fp4_stack(folder, tensor, stored_tensors)
             names = (tensor.name + FP4_DATA, tensor.name + FP4_SCALE)
             files |= {name: stored_tensors[name].file for name in names if name in stored_tensors}
             continue
@@ -162,7 +162,7 @@ def check(
         if stored.shape != tensor.shape:
             errors.append(f"{place} is {_extents(stored.shape)}, but {_extents(tensor.shape)} by the config")
         if stored.dtype == BLOCKS and tensor.kind != "table":
-            errors += _blocked(folder, tensor, stored, stored_tensors, block)
+            errors += _errors_of_fp8_blocks(folder, tensor, stored, stored_tensors, block)
             if scale := stored_tensors.get(tensor.name + SCALE):
                 files[tensor.name + SCALE] = scale.file
         elif tensor.kind == "table" and stored.dtype not in INTEGERS:
@@ -185,7 +185,7 @@ def lacks_mtp(tensors: Sequence[PublishedTensor], stored_names: Iterable[str], b
     )
 
 
-def _blocked(
+def _errors_of_fp8_blocks(
     folder: Path,
     tensor: PublishedTensor,
     stored: StoredTensor,
@@ -207,7 +207,9 @@ def _blocked(
             yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; such blocks need F32 of {_extents(expected)}"
 
 
-def _in_fp4(folder: Path, tensor: PublishedTensor, stored_tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _errors_of_fp4_stack(
+    folder: Path, tensor: PublishedTensor, stored_tensors: Mapping[str, StoredTensor]
+) -> Iterator[str]:
     """Errors of a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
     experts, columns, rows = tensor.shape
     blocks = (experts, rows, -(-columns // FP4_BLOCK))

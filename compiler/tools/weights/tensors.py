@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from math import gcd
 
-from compiler.plan.parameters import LogicalParameter, model_parameters, num_experts, stored
+from compiler.plan.parameters import LogicalParameter, model_parameters, num_experts, stored_name
 from compiler.tools.weights.families import PublishedFamily
 from dsl.schema import Compressed, DeltaNet, Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, PublishedTensor, RowPiece
@@ -77,7 +77,7 @@ class UnnamedError(ValueError):
     """The family has no names for some tensors of the model. The message lists them."""
 
 
-def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple[PublishedTensor, ...]:
+def publish_tensors(model: Model, family: PublishedFamily, rotates: str = "") -> tuple[PublishedTensor, ...]:
     """The tensors of a model as its family publishes them, in the order of the model.
 
     `rotates`: overrides the family's order of rotated columns. Raises UnnamedError.
@@ -89,16 +89,18 @@ def published(model: Model, family: PublishedFamily, rotates: str = "") -> tuple
     tensors: dict[str, PublishedTensor] = {}
     for tensor in (tensor for parameter in parameters for tensor in naming.tensors_of(parameter)):
         before = tensors.get(tensor.name)
-        tensors[tensor.name] = tensor if before is None else (_stacked if tensor.stacked else _joined)(before, tensor)
-    return (*tensors.values(), *_added(model, family, parameters))
+        tensors[tensor.name] = (
+            tensor if before is None else (_append_expert if tensor.stacked else _interleave_by_head)(before, tensor)
+        )
+    return (*tensors.values(), *_additional_tensors(model, family, parameters))
 
 
-def _stacked(before: PublishedTensor, expert: PublishedTensor) -> PublishedTensor:
+def _append_expert(before: PublishedTensor, expert: PublishedTensor) -> PublishedTensor:
     """A published tensor of stacked experts, extended by one expert."""
     return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *expert.pieces))
 
 
-def _joined(before: PublishedTensor, after: PublishedTensor) -> PublishedTensor:
+def _interleave_by_head(before: PublishedTensor, after: PublishedTensor) -> PublishedTensor:
     """A published tensor with the rows of both, interleaved by key head."""
     heads = gcd(len(before.pieces), len(after.pieces))
     by_head = [
@@ -127,7 +129,7 @@ class _Naming:
     def tensors_of(self, parameter: LogicalParameter) -> Iterator[PublishedTensor]:
         """The published tensors that hold the rows of a parameter."""
         if parameter.name in self._ends:
-            end_tensor = _published(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            end_tensor = _published_tensor(self._ends[parameter.name], "plain", parameter, 0, parameter.shape[0])
             yield replace(end_tensor, from_one=self._is_from_one(parameter))
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
@@ -141,9 +143,13 @@ class _Naming:
         start = 0
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             full = f"{block}.{name}".replace("*", str(parameter.expert))
-            halves = _rotated(local, attention, index) if self._halves else _rotated_by_indexers(local, attention)
-            tensor = _published(full, kind, parameter, start, start + size, halves)
-            tensor = _by_heads(tensor, local, index, attention, parameter, tuple(self._linear.values()).count(names))
+            halves = (
+                _rotated_rows(local, attention, index) if self._halves else _rotated_rows_of_indexer(local, attention)
+            )
+            tensor = _published_tensor(full, kind, parameter, start, start + size, halves)
+            tensor = _reorder_by_head(
+                tensor, local, index, attention, parameter, tuple(self._linear.values()).count(names)
+            )
             if local in PUBLISHED_IN:
                 tensor = replace(
                     tensor, kind="plain", shape=PUBLISHED_IN[local](name, *tensor.shape), rows=tensor.shape
@@ -162,7 +168,7 @@ class _Naming:
         return self._from_one and parameter.init is None and _local(parameter.name) != "attention.out_norm"
 
 
-def _by_heads(
+def _reorder_by_head(
     tensor: PublishedTensor, local: str, index: int, attention: Attention, parameter: LogicalParameter, together: int
 ) -> PublishedTensor:
     """Reorder the rows of a tensor that is published head by head: queries with their gates, or linear-attention
@@ -222,7 +228,7 @@ def _sizes(local: str, attention: Attention, parameter: LogicalParameter, count:
     return (parameter.shape[0] // count,) * count
 
 
-def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
+def _rotated_rows(local: str, attention: Attention, index: int) -> Halves | None:
     """The rotated rows of part `index` of a tensor; None if no row is rotated."""
     if isinstance(attention, DeltaNet) or attention.rope is None:
         return None
@@ -233,14 +239,14 @@ def _rotated(local: str, attention: Attention, index: int) -> Halves | None:
             return Halves(nope + rope, nope, rope)
         if local == "attention.kv_down":
             return Halves(attention.kv_rank + rope, attention.kv_rank, rope)
-        return _rotated_by_indexers(local, attention)
+        return _rotated_rows_of_indexer(local, attention)
     norm, part = ("attention.q_norm", "attention.k_norm"), ("attention.qkv", "attention.qkv_bias")
     if local in norm or (local in part and index < 2):
         return Halves(attention.head_dim, 0, attention.rope.width or attention.head_dim)
     return None
 
 
-def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
+def _rotated_rows_of_indexer(local: str, attention: Attention) -> Halves | None:
     """The rotated rows of an indexer tensor: the first of each head."""
     if not isinstance(attention, Mla) or attention.indexer is None or attention.rope is None:
         return None
@@ -249,14 +255,16 @@ def _rotated_by_indexers(local: str, attention: Attention) -> Halves | None:
     return Halves(attention.indexer.head_dim, 0, attention.head_dim.rope)
 
 
-def _added(model: Model, family: PublishedFamily, parameters: Sequence[LogicalParameter]) -> Iterator[PublishedTensor]:
+def _additional_tensors(
+    model: Model, family: PublishedFamily, parameters: Sequence[LogicalParameter]
+) -> Iterator[PublishedTensor]:
     """Published tensors without a counterpart in the checkpoint: copies for MTP, absent biases and empty experts."""
     by_name = {parameter.name: parameter for parameter in parameters}
     for k in range(model.mtp.depth if model.mtp else 0):
         for name, theirs in SHARED.items():
             original = by_name.get(name, by_name["embedding"])  # a tied head
             full = f"{_published_block(model, f'mtp.{k}.')}.{theirs}"
-            yield _published(full, "plain", original, 0, original.shape[0], optional=True)
+            yield _published_tensor(full, "plain", original, 0, original.shape[0], optional=True)
     if family.fixed.get("score") is None:
         return
     for parameter in parameters:
@@ -273,7 +281,7 @@ def _added(model: Model, family: PublishedFamily, parameters: Sequence[LogicalPa
                     yield PublishedTensor(f"{block}.{name}", shape, "plain", (), optional=True)
 
 
-def _published(
+def _published_tensor(
     name: str,
     kind: str,
     parameter: LogicalParameter,
@@ -282,7 +290,7 @@ def _published(
     halves: Halves | None = None,
     optional: bool = False,
 ) -> PublishedTensor:
-    piece = RowPiece(stored(parameter), start, end, halves)
+    piece = RowPiece(stored_name(parameter), start, end, halves)
     shape = (end - start, *parameter.shape[1:])
     return PublishedTensor(name, shape, kind, (piece,), optional)  # type: ignore[arg-type]
 
@@ -305,7 +313,7 @@ def copies_of(model: Model) -> tuple[PublishedTensor, ...]:
     if not model.tied:
         return ()
     embedding = next(parameter for parameter in model_parameters(model) if parameter.name == "embedding")
-    return (_published(ENDS["head"], "plain", embedding, 0, embedding.shape[0], optional=True),)
+    return (_published_tensor(ENDS["head"], "plain", embedding, 0, embedding.shape[0], optional=True),)
 
 
 def mtp_block(model: Model, index: int) -> str:

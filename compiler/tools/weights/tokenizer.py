@@ -40,13 +40,13 @@ def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str,
             with suppress(TextFileError):
                 content = read_bytes(path, MAX_FILE_BYTES)
             if hashlib.sha256(content).hexdigest() == digest:
-                return _configured(path, content, context)
+                return _add_default_config(path, content, context)
         return {}, None
     files = published_files(checkpoint.parent)
     return files, _end(checkpoint.with_name(NAME), files[NAME])[1] if files else None
 
 
-def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
+def _add_default_config(path: Path, content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
     """The tokenizer files of a run, with a default tokenizer_config.json if it has none."""
     token, number = _end(path, content)
     config: dict[str, object] = {

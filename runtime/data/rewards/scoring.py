@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.contract import RewardRecipe
-from runtime.system.limited import DeadError, FaultError, LateError, Limited
-from runtime.system.outcome import ReportedError, shortened
+from runtime.system.limited import DeadError, FaultError, LateError, LimitedProcess
+from runtime.system.outcome import ReportedError, shorten
 from runtime.system.regular_files import read_bytes
 
 # --- Errors of rewards: the message names the reward, the place and the edit
@@ -52,7 +52,7 @@ def is_right(completion: str, answer: object) -> bool:
     """
     if isinstance(answer, list):
         return any(is_right(completion, accepted) for accepted in answer)
-    given_answer, wanted = plain(answer_in(completion)), plain(answer_in(f"{answer}"))
+    given_answer, wanted = normalise_answer(answer_in(completion)), normalise_answer(answer_in(f"{answer}"))
     if given_answer == wanted:
         return True
     number = number_of(given_answer)
@@ -62,7 +62,7 @@ def is_right(completion: str, answer: object) -> bool:
 def answer_in(text: str) -> str:
     """Return the answer in a text: the contents of the last `\\boxed{…}`, else of the last `<answer>…</answer>`, else
     the first line after the last `####`, else the whole text."""
-    if (answer := _last_boxed(text)) is not None:
+    if (answer := _last_boxed_contents(text)) is not None:
         return answer
     head, closed, _ = text.rpartition(TAGS[3])
     _, opened, answer = head.rpartition(TAGS[2])
@@ -72,7 +72,7 @@ def answer_in(text: str) -> str:
     return answer.strip().partition("\n")[0] if marked else text
 
 
-def plain(answer: str) -> str:
+def normalise_answer(answer: str) -> str:
     """Normalise an answer: remove what does not count in comparisons."""
     answer_text = " ".join(answer.split()).removesuffix(".")
     if answer_text.startswith("\\(") and answer_text.endswith("\\)"):
@@ -104,7 +104,7 @@ def has_format(completion: str) -> bool:
     )
 
 
-def _last_boxed(text: str) -> str | None:
+def _last_boxed_contents(text: str) -> str | None:
     """Return the contents of the closed `\\boxed{…}` that begins last."""
     opened: list[tuple[int, bool]] = []  # (start of the contents of braces, whether they are boxed)
     last, contents = -1, None
@@ -135,7 +135,7 @@ class RewardProcess:
 
     def __init__(self, name: str, place: str, code: Mapping[str, Any], folder: Path | None, quicker: str) -> None:
         self.name, self.place, self.quicker = name, place, quicker
-        self._process = Limited("runtime.data.rewards.worker", DATA_BYTES, folder)
+        self._process = LimitedProcess("runtime.data.rewards.worker", DATA_BYTES, folder)
         self._code = code
 
     def begin(self) -> None:
@@ -166,7 +166,7 @@ class RewardProcess:
             fault, hint = f"{self.place}: {dead}", "correct it"
         except FaultError as error:
             fault, hint = str(error), error.hint
-        raise RewardError(f"reward `{self.name}`: {shortened(fault, 2000)}\n = hint: {hint}")
+        raise RewardError(f"reward `{self.name}`: {shorten(fault, 2000)}\n = hint: {hint}")
 
 
 # --- scoring

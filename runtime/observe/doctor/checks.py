@@ -147,10 +147,10 @@ def check(node: NodeFacts, plan: RunPlan | None) -> list[CheckFinding]:
         _memory(node, plan, kind),
         _versions(node, kind),
         _native(node, kind),
-        _shared(node, kind),
+        _shared_memory(node, kind),
         _disk(node, plan),
         _files(node, plan, ranks),
-        _locked(node),
+        _locked_memory(node),
         _network(node, plan),
         _clock(node),
         _links(node),
@@ -190,7 +190,7 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
         )
         return
     wanted = 0 if kind is None or kind.sms is None else kind.devices
-    text = _listed(devices) or f"no GPU, {node.cpus} cores"
+    text = _devices_text(devices) or f"no GPU, {node.cpus} cores"
     if len(devices) < wanted:
         mend = (
             f"the plan has {wanted} ranks on a node, and each needs a GPU: use another node, or set devices of the spec"
@@ -211,7 +211,7 @@ def _devices(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> It
         yield CheckFinding("cores", "warning", text, f"ranks share cores: a node with {kind.devices} is faster")
 
 
-def _listed(devices: tuple[CudaDevice, ...]) -> str:
+def _devices_text(devices: tuple[CudaDevice, ...]) -> str:
     kinds = dict.fromkeys((device.name, device.sms, device.memory_bytes) for device in devices)
     counts = {kind: sum((d.name, d.sms, d.memory_bytes) == kind for d in devices) for kind in kinds}
     return ", ".join(f"{n} × {name}, {sms} SMs, {size / GIB:.1f} GiB" for (name, sms, size), n in counts.items())
@@ -223,7 +223,7 @@ def _count(node: NodeFacts) -> int:
 
 def _memory(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> CheckFinding:
     if isinstance(node.memory, CheckProblem):
-        return _unknown("memory", node.memory)
+        return _unknown_finding("memory", node.memory)
     text = f"{node.memory.free_bytes / GB:.1f} GB free on the host"
     if plan is None or kind is None:
         return CheckFinding("memory", "ok", text)
@@ -241,7 +241,7 @@ def _memory(node: NodeFacts, plan: RunPlan | None, kind: NodeKind | None) -> Che
 
 def _versions(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     if isinstance(node.drivers, CheckProblem):
-        return _unknown("versions", node.drivers)
+        return _unknown_finding("versions", node.drivers)
     drivers = node.drivers
     named = {
         "torch": drivers.torch,
@@ -265,7 +265,7 @@ def _versions(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
 
 def _native(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     if isinstance(node.native, CheckProblem):
-        return _unknown("ops in C++", node.native)
+        return _unknown_finding("ops in C++", node.native)
     if not node.native:
         return CheckFinding("ops in C++", "ok", "compiled for this processor")
     status: Status = "warning" if kind is None or kind.sms is None else "ok"
@@ -273,9 +273,9 @@ def _native(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     return CheckFinding("ops in C++", status, f"on torch, which takes about twice as long on CPUs: {reason}", mend)
 
 
-def _shared(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
+def _shared_memory(node: NodeFacts, kind: NodeKind | None) -> CheckFinding:
     if isinstance(node.memory, CheckProblem):
-        return _unknown("/dev/shm", node.memory)
+        return _unknown_finding("/dev/shm", node.memory)
     size = node.memory.shared_bytes
     devices = _count(node) if kind is None else kind.devices if kind.sms is not None else 0
     if size < devices * SHARED_A_DEVICE:
@@ -304,7 +304,7 @@ def _disk(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
 
 def _files(node: NodeFacts, plan: RunPlan | None, ranks: int) -> CheckFinding:
     if isinstance(node.limits, CheckProblem):
-        return _unknown("open files", node.limits)
+        return _unknown_finding("open files", node.limits)
     peers = len({rank for bucket in plan.buckets for rank in bucket.holders}) if plan else ranks
     needed = max(LEAST_FILES, min(peers, 1024) * FILES_A_RANK)
     text = f"ulimit -n is {node.limits.files}"
@@ -313,9 +313,9 @@ def _files(node: NodeFacts, plan: RunPlan | None, ranks: int) -> CheckFinding:
     return CheckFinding("open files", "ok", text)
 
 
-def _locked(node: NodeFacts) -> CheckFinding:
+def _locked_memory(node: NodeFacts) -> CheckFinding:
     if isinstance(node.limits, CheckProblem):
-        return _unknown("locked memory", node.limits)
+        return _unknown_finding("locked memory", node.limits)
     size = node.limits.locked_bytes
     text = "ulimit -l is unlimited" if size < 0 else f"ulimit -l is {size // 1024}"
     if size >= 0 and _count(node):
@@ -326,7 +326,7 @@ def _locked(node: NodeFacts) -> CheckFinding:
 
 def _network(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
     if isinstance(node.network, CheckProblem):
-        return _unknown("network", node.network)
+        return _unknown_finding("network", node.network)
     network = node.network
     text = f"{network.host} is {network.address or 'not an address'}, port {network.port} is "
     if network.port_problem:
@@ -341,7 +341,7 @@ def _network(node: NodeFacts, plan: RunPlan | None) -> CheckFinding:
 
 def _clock(node: NodeFacts) -> CheckFinding:
     if isinstance(node.clock, CheckProblem):
-        return _unknown("clock", node.clock)
+        return _unknown_finding("clock", node.clock)
     if node.clock.now_s < EARLIEST_S:
         return CheckFinding("clock", "error", "it is set to a time before 2025", "set it, and start chrony or ntpd")
     if not node.clock.is_synchronised:
@@ -368,5 +368,5 @@ def _links(node: NodeFacts) -> CheckFinding:
     return CheckFinding("links", "ok", text)
 
 
-def _unknown(name: str, problem: CheckProblem) -> CheckFinding:
+def _unknown_finding(name: str, problem: CheckProblem) -> CheckFinding:
     return CheckFinding(name, "warning", f"not known: {problem.why}", "look by hand")

@@ -101,15 +101,15 @@ def _all_reduce(count: int) -> float:
     """Return the bus bandwidth of an all-reduce as NCCL defines it: 2 (n - 1) / n of a tensor, per device."""
     tensors = [torch.ones(DEVICE_BYTES // 4, device=f"cuda:{index}") for index in range(count)]
 
-    def once() -> None:
+    def all_reduce_once() -> None:
         torch.cuda.nccl.all_reduce(tensors)
         for index in range(count):
             torch.cuda.synchronize(index)
 
-    once()
+    all_reduce_once()
     start = time.monotonic()
     for _ in range(ROUNDS):
-        once()
+        all_reduce_once()
     return ROUNDS * 2 * (count - 1) / count * DEVICE_BYTES / (time.monotonic() - start)
 
 
@@ -123,7 +123,7 @@ Value = TypeVar("Value")
 
 def look(run: Path, port: int) -> NodeFacts:
     """Return all facts of this node. `run`: folder of a run. CUDA is not initialised in this process."""
-    listed = within(_devices, "devices")
+    listed = run_with_limit(_devices, "devices")
     devices = listed if isinstance(listed, CheckProblem) else tuple(CudaDevice(**device) for device in listed)
     return NodeFacts(
         cpus=len(os.sched_getaffinity(0)),
@@ -135,11 +135,11 @@ def look(run: Path, port: int) -> NodeFacts:
         clock=_read(Clock, _clock, "clock"),
         network=_read(HostNetwork, lambda: _network(port), "network"),
         links=_read(LinkSpeeds, measure, "links"),
-        native=within(lambda: missing() or "", "C++ of the ops"),
+        native=run_with_limit(lambda: missing() or "", "C++ of the ops"),
     )
 
 
-def within(probe: Callable[[], Any], topic: str, limit_s: float = LIMIT_S) -> Any:
+def run_with_limit(probe: Callable[[], Any], topic: str, limit_s: float = LIMIT_S) -> Any:
     """Run a probe in a separate process. Return its JSON value; a CheckProblem if it raises, dies or hangs."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -149,7 +149,7 @@ def within(probe: Callable[[], Any], topic: str, limit_s: float = LIMIT_S) -> An
         _answer(probe, writing)
     os.close(writing)
     try:
-        return _heard(reading, topic, limit_s)
+        return _receive(reading, topic, limit_s)
     finally:
         os.close(reading)
         with suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def _answer(probe: Callable[[], Any], descriptor: int) -> None:
         os._exit(0)
 
 
-def _heard(descriptor: int, topic: str, limit_s: float) -> Any:
+def _receive(descriptor: int, topic: str, limit_s: float) -> Any:
     start, data, has_said = time.monotonic(), b"", False
     while (left_s := limit_s - (time.monotonic() - start)) > 0:
         if select.select([descriptor], [], [], min(left_s, SAY_S))[0]:
@@ -199,7 +199,7 @@ def _collect(pid: int) -> None:
 
 
 def _read(kind: type[Value], probe: Callable[[], Any], topic: str) -> Value | CheckProblem:
-    answer = within(lambda: asdict(probe()), topic)
+    answer = run_with_limit(lambda: asdict(probe()), topic)
     return answer if isinstance(answer, CheckProblem) else kind(**answer)
 
 

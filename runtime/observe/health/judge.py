@@ -28,7 +28,7 @@ class JudgedStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentSteps:
     """The memory of a run, which its checkpoints hold: its last steps, oldest first; the steps at which it skipped a
     batch or rolled back; and the number of rollbacks so far."""
 
@@ -36,25 +36,25 @@ class Recent:
     acted: tuple[int, ...] = ()
     rollbacks: int = 0
 
-    def after(self, step: JudgedStep, health: HealthRecipe) -> Recent:
+    def after(self, step: JudgedStep, health: HealthRecipe) -> RecentSteps:
         """Return the memory after one more step."""
         limit = max(health.window, health.back)
         return replace(self, steps=(*self.steps, step)[-limit:])
 
-    def acting(self, step: int) -> Recent:
+    def after_action(self, step: int) -> RecentSteps:
         """Return the memory after a skip or a rollback at a step."""
         return replace(self, acted=(*self.acted, step)[-MOST_STEPS:])
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; empty if there is nothing to remember."""
         fields = {"steps": [[*step] for step in self.steps], "acted": [*self.acted], "rollbacks": self.rollbacks}
-        return fields if self != Recent() else {}
+        return fields if self != RecentSteps() else {}
 
     @staticmethod
-    def from_json(value: Any) -> Recent:
+    def from_json(value: Any) -> RecentSteps:
         """Parse the result of `to_json`. ValueError for anything else."""
         if value in (None, {}):
-            return Recent()
+            return RecentSteps()
         try:
             steps, acted, rollbacks = value["steps"], value["acted"], value["rollbacks"]
             sound = len(value) == 3 and len(steps) <= MOST_STEPS >= len(acted)
@@ -64,7 +64,7 @@ class Recent:
             sound = False
         if not sound:
             raise ValueError("does not say what its run remembers of its steps")
-        return Recent(tuple(JudgedStep(*row) for row in steps), tuple(acted), rollbacks)
+        return RecentSteps(tuple(JudgedStep(*row) for row in steps), tuple(acted), rollbacks)
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ class BadStepError(ReportedError):
         self.step, self.verdict, self.loss, self.norm = step, verdict, loss, norm
         self.samples, self.target_step = samples, target_step
 
-    def after(self, before: tuple[int, int] | None) -> BadStepError:
+    def with_earlier_failure(self, before: tuple[int, int] | None) -> BadStepError:
         """Return this error for the case that the same step failed before, on other samples."""
         if before is None or self.target_step is not None:
             return self
         return BadStepError(self.step, self.verdict, self.loss, self.norm, self.samples, before=before)
 
 
-def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, norm: float) -> Verdict | None:
+def judge(health: HealthRecipe | None, recent: RecentSteps, step: int, loss: float, norm: float) -> Verdict | None:
     """Return why a step must not change the weights, and the action; None if it may. `health`: None without such a
     block.
 
@@ -146,7 +146,7 @@ def judge(health: HealthRecipe | None, recent: Recent, step: int, loss: float, n
     return Verdict("stop", f"{verdict.reason}; {lately} skips or rollbacks in {health.window} steps were not enough")
 
 
-def _spike(health: HealthRecipe, recent: Recent, loss: float, norm: float) -> str:
+def _spike(health: HealthRecipe, recent: RecentSteps, loss: float, norm: float) -> str:
     """Return why these numbers are a spike, or ""."""
     steps, spike = recent.steps[-health.window :], health.spike
     if spike is None or len(steps) < max(2, health.window // 2):

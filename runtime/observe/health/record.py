@@ -21,7 +21,7 @@ from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.shard_manifest import CHECKPOINTS, Manifest, manifests
 from runtime.data.cuts import Ranges
 from runtime.data.position import Position
-from runtime.observe.health.judge import BadStepError, Recent
+from runtime.observe.health.judge import BadStepError, RecentSteps
 from runtime.system.regular_files import read_bytes
 
 FILE = "health.json"
@@ -70,7 +70,7 @@ def read(run: Path, order: Mapping[str, Any]) -> Ranges:
     return tuple(_samples(row) for row in _rows(run, "batches") if row["order"] == order)
 
 
-def failed_before(run: Path, order: Mapping[str, Any], bad: BadStepError) -> tuple[int, int] | None:
+def earlier_failed_samples(run: Path, order: Mapping[str, Any], bad: BadStepError) -> tuple[int, int] | None:
     """Return other samples [first, end) on which the run failed at the same step, if there are any."""
     rows = (row for row in _rows(run, "batches") if row["order"] == order and row["step"] == bad.step)
     return next((samples for row in rows if (samples := _samples(row)) != bad.samples), None)
@@ -97,7 +97,9 @@ def give_up(run: Path) -> None:
         files.sync(opened)
 
 
-def going_back(run: Path, position: Position, recent: Recent, data: str) -> tuple[Position, Recent, str]:
+def restore_with_rollbacks(
+    run: Path, position: Position, recent: RecentSteps, data: str
+) -> tuple[Position, RecentSteps, str]:
     """Return position and memory after a checkpoint without the samples of later rollbacks, and a note about them."""
     later = rollbacks(run)[recent.rollbacks :]
     if not later:
@@ -106,7 +108,7 @@ def going_back(run: Path, position: Position, recent: Recent, data: str) -> tupl
     spans = [rollback.samples for rollback in later if rollback.order == order]
     recent = replace(recent, rollbacks=recent.rollbacks + len(later))
     for rollback in later:
-        recent = recent.acting(rollback.step)
+        recent = recent.after_action(rollback.step)
     samples = ", ".join(f"{first:,} to {end - 1:,}" for first, end in spans)
     return (
         position.skipping(spans),

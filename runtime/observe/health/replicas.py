@@ -49,15 +49,15 @@ class ReplicaDifference:
 
     def __str__(self) -> str:
         if not self.other_ranks:
-            return f"ranks {listed(self.ranks)} have different bits of {self.tensor}"
+            return f"ranks {ranks_text(self.ranks)} have different bits of {self.tensor}"
         verb = "ranks {} have" if len(self.ranks) > 1 else "rank {} has"
         noun = "ranks {}" if len(self.other_ranks) > 1 else "rank {}"
-        other_ranks = noun.format(listed(self.other_ranks))
-        return f"{verb.format(listed(self.ranks))} other bits of {self.tensor} than {other_ranks}"
+        other_ranks = noun.format(ranks_text(self.other_ranks))
+        return f"{verb.format(ranks_text(self.ranks))} other bits of {self.tensor} than {other_ranks}"
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _ReplicatedTensors:
     """Tensors of a bucket, or a balancing bias, that `ranks` have as replicas, by name."""
 
     ranks: tuple[int, ...]
@@ -74,11 +74,11 @@ def fingerprint(tensor: Tensor) -> Tensor:
     factors = _factors(min(_CHUNK, words.numel()), words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for chunk in words.split(_CHUNK):
-        total = total * _FACTOR + _mixed(chunk, factors)
+        total = total * _FACTOR + _mix(chunk, factors)
     return total
 
 
-def _mixed(words: Tensor, factors: Tensor | None = None) -> Tensor:
+def _mix(words: Tensor, factors: Tensor | None = None) -> Tensor:
     """Return the sum of words times odd factors, modulo 2^64."""
     factors = _factors(words.numel(), words.device) if factors is None else factors
     return (words * factors[: words.numel()]).sum()
@@ -90,10 +90,10 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list[ReplicaDifference]:
     """Return the replicated tensors that differ, equal on all ranks. All ranks call it. Empty if there are none."""
-    table = [*_alike(plan)]
+    table = [*_replicated_tensors(plan)]
     tensors = _held_tensors(state)
     mine = [_fingerprints(tensors, entry, rank, state.device) for entry in table]
-    rows = _exchange([_mixed(prints).view(1) for prints in mine], table, rank, sums)
+    rows = _exchange([_mix(prints).view(1) for prints in mine], table, rank, sums)
     differing = [index for index, row in enumerate(rows) if len({*row.view(-1).tolist()}) > 1]
     if not differing:
         return []
@@ -105,7 +105,7 @@ def compare(state: State, plan: contract.RunPlan, rank: int, sums: Sums) -> list
     return differences
 
 
-def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
+def _replicated_tensors(plan: contract.RunPlan) -> Iterator[_ReplicatedTensors]:
     """Yield the replicated tensors, in the same order on all ranks."""
     average = ["moving average"] * (plan.train.ema is not None)
     master = ["master weights"] * (plan.precision.master != plan.precision.parameter)
@@ -116,13 +116,15 @@ def _alike(plan: contract.RunPlan) -> Iterator[_Alike]:
         names = tuple(f"{parameter.name} ({kind})" for kind in kinds for parameter in bucket.parameters)
         if plan.gathers(bucket):
             parts = dict.fromkeys(plan.peers(bucket, holder) for holder in bucket.holders)
-            yield from (_Alike(ranks, (f"weights of {bucket.name}",)) for ranks in parts if len(ranks) > 1)
+            yield from (_ReplicatedTensors(ranks, (f"weights of {bucket.name}",)) for ranks in parts if len(ranks) > 1)
         elif len(bucket.holders) > 1:
-            yield _Alike(bucket.holders, names)
-    yield from (_Alike(tensor.holders, (tensor.name,)) for tensor in plan.untrained if len(tensor.holders) > 1)
+            yield _ReplicatedTensors(bucket.holders, names)
+    yield from (
+        _ReplicatedTensors(tensor.holders, (tensor.name,)) for tensor in plan.untrained if len(tensor.holders) > 1
+    )
 
 
-def _fingerprints(tensors: Mapping[str, Tensor], alike: _Alike, rank: int, device: torch.device) -> Tensor:
+def _fingerprints(tensors: Mapping[str, Tensor], alike: _ReplicatedTensors, rank: int, device: torch.device) -> Tensor:
     """Return the fingerprints of replicated tensors in the order of names; zeros if this rank does not have them."""
     if rank not in alike.ranks:
         return torch.zeros(len(alike.names), dtype=torch.int64, device=device)
@@ -130,7 +132,7 @@ def _fingerprints(tensors: Mapping[str, Tensor], alike: _Alike, rank: int, devic
 
 
 def _held_tensors(state: State) -> dict[str, Tensor]:
-    """Return the tensors of a rank by the names of `_alike`."""
+    """Return the tensors of a rank by the names of `_replicated_tensors`."""
     tensors = {**state.biases, **state.tables}
     for bucket in state.all_buckets:
         if bucket.is_gathered:
@@ -139,13 +141,13 @@ def _held_tensors(state: State) -> dict[str, Tensor]:
         for entry in bucket.entries:
             tensors[f"{entry.name} (weights)"] = bucket.parameters[entry.start : entry.end]
             if not bucket.shares:
-                tensors |= {f"{entry.name} ({kind})": flat for kind, flat in _owned(bucket, entry)}
+                tensors |= {f"{entry.name} ({kind})": flat for kind, flat in _owned_tensors(bucket, entry)}
     return tensors
 
 
-def _owned(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor]]:
+def _owned_tensors(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor]]:
     """Yield master weights, optimizer state and moving average of a parameter that the rank owns completely."""
-    if (owned := bucket.owned_of(entry)) is None:
+    if (owned := bucket.owned_part(entry)) is None:
         return
     _, piece, part = owned
     kinds = {"master weights": piece.master, **piece.state}
@@ -153,7 +155,7 @@ def _owned(bucket: FlatBucket, entry: BucketEntry) -> Iterator[tuple[str, Tensor
     yield from ((kind, flat[part]) for kind, flat in kinds.items())
 
 
-def _exchange(mine: Sequence[Tensor], table: Sequence[_Alike], rank: int, sums: Sums) -> list[Tensor]:
+def _exchange(mine: Sequence[Tensor], table: Sequence[_ReplicatedTensors], rank: int, sums: Sums) -> list[Tensor]:
     """All-gather the numbers of each row of the table: [ranks, numbers]. `mine`: the numbers of this rank."""
     rows = []
     for entry, values in zip(table, mine, strict=True):
@@ -182,7 +184,7 @@ def _difference(name: str, ranks: tuple[int, ...], values: Sequence[int]) -> Ite
     yield ReplicaDifference(name, tuple(rank for rank in ranks if rank not in alike), alike)
 
 
-def listed(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return numbers as text: `0, 1 and 3`."""
     *first, last = map(str, ranks)
     return f"{', '.join(first)} and {last}" if first else last

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
-from runtime.observe.health.replicas import fingerprint, listed
+from runtime.observe.health.replicas import fingerprint, ranks_text
 from runtime.state.state import State
 
 
@@ -45,7 +45,7 @@ class Fault:
     reason: str
 
 
-def computed_again(
+def recompute_step(
     step: int,
     sums: Mapping[str, Tensor],
     compute: Callable[[], dict[str, Tensor]],
@@ -65,7 +65,7 @@ def computed_again(
     place.sums.all_reduce(table)
     rows = table.tolist()
     other_records, other_gradients = ([rank for rank, row in enumerate(rows) if row[n] != row[n + 2]] for n in (0, 1))
-    prints = tuple(_combined(*row[2:]) for row in rows)
+    prints = tuple(_combine(*row[2:]) for row in rows)
     if not other_records and not other_gradients and all(_are_same(sums[name], repeated[name]) for name in sums):
         return RerunStep(repeated, prints, None)
     numbers, ranks = ("losses or loads", other_records) if other_records else ("gradients", other_gradients)
@@ -74,7 +74,7 @@ def computed_again(
 
 def print_of(records: Tensor, state: State) -> int:
     """Return a fingerprint of the losses, loads and gradients of a rank in the last computed step."""
-    return _combined(*_prints(records, state).tolist())
+    return _combine(*_prints(records, state).tolist())
 
 
 def _prints(records: Tensor, state: State) -> Tensor:
@@ -83,7 +83,7 @@ def _prints(records: Tensor, state: State) -> Tensor:
     return torch.stack([fingerprint(torch.where(records.isnan(), math.nan, records)), fingerprint(gradients)])
 
 
-def _combined(of_records: int, of_gradients: int) -> int:
+def _combine(of_records: int, of_gradients: int) -> int:
     """Combine two fingerprints into one of 64 bits."""
     return (of_records * 3 + of_gradients * 5) & (1 << 64) - 1
 
@@ -95,5 +95,5 @@ def _are_same(first: Tensor, second: Tensor) -> bool:
 def _reason(numbers: str, ranks: Sequence[int]) -> str:
     if not ranks:
         return "sums over all ranks had other bits when the step was computed again"
-    subject = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    subject = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks_text(ranks)}"
     return f"{subject} had other {numbers} when the step was computed again"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from runtime.contract.recipe import TrainRecipe
-from runtime.observe.health.judge import BadStepError, JudgedStep, Recent, Verdict, judge
+from runtime.observe.health.judge import BadStepError, JudgedStep, RecentSteps, Verdict, judge
 from runtime.observe.health.rerun import Fault, RerunStep
 
 
 class HealthWatch:
     """Judges the steps of a rank. `recent`: its memory; `faults`: faults that are not reported yet."""
 
-    def __init__(self, train: TrainRecipe, recent: Recent) -> None:
+    def __init__(self, train: TrainRecipe, recent: RecentSteps) -> None:
         self._health, self._first_step = train.health, train.first_step
         self.recent, self.faults = recent, list[Fault]()
         self._left_out = 0  # batches skipped since the last trained step
@@ -27,7 +27,7 @@ class HealthWatch:
         """Return why a step must not change the weights; None if it may."""
         return judge(self._health, self.recent, step, loss, norm)
 
-    def computed(self, rerun: RerunStep) -> dict[str, Tensor]:
+    def record_rerun(self, rerun: RerunStep) -> dict[str, Tensor]:
         """Record a recomputed step, and return its sums."""
         self.faults += [rerun.fault] if rerun.fault else []
         self._prints = rerun.prints
@@ -48,7 +48,7 @@ class HealthWatch:
 
     def leave_out(self, step: int) -> None:
         """Record that the batch of a step was skipped."""
-        self.recent, self._left_out = self.recent.acting(step), self._left_out + 1
+        self.recent, self._left_out = self.recent.after_action(step), self._left_out + 1
 
     def _bad(self, step: int, verdict: Verdict, numbers: tuple[float, float], drawn: tuple[int, int]) -> BadStepError:
         if verdict.action != "rollback" or self._health is None:

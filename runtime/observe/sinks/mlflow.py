@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.watch.run_state import seconds_of
 
 URI = "MLFLOW_TRACKING_URI"
@@ -27,7 +27,7 @@ class MLflow:
         self.destination = ""
         self.key: str | None = None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Start the MLflow run, or continue it."""
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import seconds_of
 
@@ -21,7 +21,7 @@ class OpenTelemetry:
         self.destination = ""
         self.key: str | None = None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Create the tracer, without sending anything."""
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.watch.series import SERIES
 
 
@@ -19,7 +19,7 @@ class Prometheus:
         self._families: list[Any] = []  # replaced as a whole, so that a scrape sees a single row
         self._server: Any = None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Start the server. OSError that names the port if it cannot be used."""
         from prometheus_client import CollectorRegistry, start_http_server
 

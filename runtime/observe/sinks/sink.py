@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Opened:
+class SinkContext:
     """The arguments of `Sink.open`. `key`: identifies the run on a server, from an earlier start; None for a new run.
     `step`: rows up to this step were exported by earlier starts."""
 
@@ -44,13 +44,13 @@ class Opened:
 class Sink(Protocol):
     """An exporter. After an exception, `open`, or `send` with the same points, is retried later.
 
-    `destination`: of the numbers, for messages; known after `open`. `key`: as in `Opened`.
+    `destination`: of the numbers, for messages; known after `open`. `key`: as in `SinkContext`.
     """
 
     destination: str
     key: str | None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Connect. Imports the library of the exporter."""
 
     def send(self, points: Sequence[Point]) -> None:

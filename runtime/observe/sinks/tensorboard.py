@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.watch.run_state import seconds_of
 
 FOLDER = "tensorboard"
@@ -21,7 +21,7 @@ class TensorBoard:
         self.destination = ""
         self.key: str | None = None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Open a file. OSError if the folder cannot be written."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 
 FAILED = 1  # exit code
 
@@ -22,7 +22,7 @@ class WandB:
         self.key: str | None = None
         self._exit_code = FAILED
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: SinkContext) -> None:
         """Start the W&B run, or continue it."""
         import wandb
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from runtime.contract import MetricsSinks, WatchFacts
 from runtime.observe.events import Events
-from runtime.observe.sinks.sink import Opened, Point, Sink, numbers
+from runtime.observe.sinks.sink import Point, Sink, SinkContext, numbers
 from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import RunState
-from runtime.system.lines import to_stderr
+from runtime.system.lines import print_to_stderr
 from runtime.system.outcome import printable
 from runtime.system.regular_files import read_bytes, write
 
@@ -39,7 +39,9 @@ class Worker(threading.Thread):
         self._sink, self._exports, self._events = sink, exports, events
         earlier = exports.entries_of(name)
         state = RunState(run, watch, since)
-        self._opened = Opened(run, watch.metrics or MetricsSinks(), state, earlier.get("key"), earlier.get("step", 0))
+        self._opened = SinkContext(
+            run, watch.metrics or MetricsSinks(), state, earlier.get("key"), earlier.get("step", 0)
+        )
         self._queue: queue.SimpleQueue[Sequence[FollowedItem] | None] = queue.SimpleQueue()
         self._waiting: deque[FollowedItem] = deque()
         self._pending: list[Point] = []  # not sent yet
@@ -161,7 +163,7 @@ class Worker(threading.Thread):
     def fail(self, reason: str) -> None:
         """Report why numbers are not exported: in the log always, as an event for the first failure in a row."""
         first, *_ = reason.strip().splitlines() or [""]
-        to_stderr(f"{self.name}: {printable(reason)}")
+        print_to_stderr(f"{self.name}: {printable(reason)}")
         if not self._is_told:
             self._is_told = True
             self._events.write("export_failed", exporter=self.name, reason=printable(first))
@@ -196,4 +198,4 @@ class Exports:
             except OSError as error:
                 if time.monotonic() - self._written_s > RETRY_S[-1]:
                     self._written_s = time.monotonic()
-                    to_stderr(f"{self._path}: {error.strerror}")
+                    print_to_stderr(f"{self._path}: {error.strerror}")

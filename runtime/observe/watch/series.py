@@ -30,7 +30,7 @@ class Series(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def _single(read: Callable[[RunState], float | None]) -> Callable[[RunState], Iterator[Sample]]:
+def _sample_without_labels(read: Callable[[RunState], float | None]) -> Callable[[RunState], Iterator[Sample]]:
     """Return the samples of a series without labels, which is left out while its number is unknown."""
 
     def samples(state: RunState) -> Iterator[Sample]:
@@ -40,25 +40,25 @@ def _single(read: Callable[[RunState], float | None]) -> Callable[[RunState], It
     return samples
 
 
-def _of_row(name: str) -> Callable[[RunState], Iterator[Sample]]:
-    return _single(lambda state: state.number(name))
+def _row_value(name: str) -> Callable[[RunState], Iterator[Sample]]:
+    return _sample_without_labels(lambda state: state.number(name))
 
 
 def _count(event: str) -> Callable[[RunState], Iterator[Sample]]:
-    return _single(lambda state: state.counts[event])
+    return _sample_without_labels(lambda state: state.counts[event])
 
 
-def _by_label(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
+def _labelled_samples(read: Callable[[RunState], Mapping[Any, float]]) -> Callable[[RunState], list[Sample]]:
     """Return the samples of a series with a label for each key."""
     return lambda state: [(key if isinstance(key, tuple) else (str(key),), float(n)) for key, n in read(state).items()]
 
 
-def _predicted(read: Callable[[Any], float | None]) -> Callable[[RunState], Iterator[Sample]]:
-    return _single(lambda state: read(state.forecast) if state.forecast else None)
+def _prediction(read: Callable[[Any], float | None]) -> Callable[[RunState], Iterator[Sample]]:
+    return _sample_without_labels(lambda state: read(state.forecast) if state.forecast else None)
 
 
-def _of_ranks(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list[Sample]]:
-    return _by_label(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
+def _prediction_by_rank(read: Callable[[Any], Iterable[int]]) -> Callable[[RunState], list[Sample]]:
+    return _labelled_samples(lambda state: dict(enumerate(read(state.forecast))) if state.forecast else {})
 
 
 def _is_finite(state: RunState) -> float | None:
@@ -87,86 +87,86 @@ SERIES: tuple[Series, ...] = (
     Series("dsc_run_info", "gauge", "What is trained, as labels; always 1.", TRAINING, "Run", "short", _info,
            ("model", "cluster", "device", "build")),
     Series("dsc_step", "gauge", "Steps that were trained.", TRAINING, "Step", "short",
-           _single(lambda s: s.row.get("step"))),
+           _sample_without_labels(lambda s: s.row.get("step"))),
     Series("dsc_last_step", "gauge", "Step with which the run or its phase ends.", TRAINING, "Last step", "short",
-           _single(lambda s: s.last_step)),
-    Series("dsc_loss", "gauge", "Loss of the last step, in nats.", TRAINING, "Loss", "short", _of_row("loss")),
+           _sample_without_labels(lambda s: s.last_step)),
+    Series("dsc_loss", "gauge", "Loss of the last step, in nats.", TRAINING, "Loss", "short", _row_value("loss")),
     Series("dsc_validation_loss", "gauge", "Loss of the last validation, in nats.", TRAINING, "Validation loss",
-           "short", _single(lambda s: s.validation.loss if s.validation else None)),
+           "short", _sample_without_labels(lambda s: s.validation.loss if s.validation else None)),
     Series("dsc_gradient_norm", "gauge", "Norm of the gradients of the last step.", TRAINING, "Gradient norm", "short",
-           _of_row("grad_norm")),
+           _row_value("grad_norm")),
     Series("dsc_learning_rate", "gauge", "Learning rate of the last step.", TRAINING, "Learning rate", "sci",
-           _of_row("rate")),
+           _row_value("rate")),
     Series("dsc_reward", "gauge", "Mean reward of the completions of the last step.", TRAINING, "Reward", "short",
-           _of_row("reward")),
+           _row_value("reward")),
     Series("dsc_completion_tokens", "gauge", "Mean tokens of the completions of the last step.", TRAINING,
-           "Tokens of a completion", "short", _of_row("completion_tokens")),
+           "Tokens of a completion", "short", _row_value("completion_tokens")),
     Series("dsc_entropy", "gauge", "Mean entropy of the distributions that tokens are sampled from, in nats.",
            TRAINING,
-           "Entropy", "short", _of_row("entropy")),
+           "Entropy", "short", _row_value("entropy")),
     Series("dsc_finite", "gauge", "1 if loss and gradient norm of the last step are finite, else 0.", TRAINING,
-           "Numbers are finite", "bool", _single(_is_finite)),
+           "Numbers are finite", "bool", _sample_without_labels(_is_finite)),
     Series("dsc_seen_tokens", "gauge", "Tokens that the weights of the last step were trained on.", TRAINING,
-           "Tokens seen", "short", _of_row("tokens")),
+           "Tokens seen", "short", _row_value("tokens")),
     Series("dsc_trained_tokens_total", "counter", "Tokens of all steps of this start, discarded ones too.", SPEED,
-           "Tokens per second", "short", _single(lambda s: s.trained_tokens)),
+           "Tokens per second", "short", _sample_without_labels(lambda s: s.trained_tokens)),
     Series("dsc_tokens_per_second", "gauge", "Tokens per second of the last step.", SPEED,
-           "Tokens per second of a step", "short", _of_row("tokens_per_s")),
-    Series("dsc_step_duration_seconds", "gauge", "Time of the last step.", SPEED, "Step", "s", _of_row("step_s")),
+           "Tokens per second of a step", "short", _row_value("tokens_per_s")),
+    Series("dsc_step_duration_seconds", "gauge", "Time of the last step.", SPEED, "Step", "s", _row_value("step_s")),
     Series("dsc_predicted_step_duration_seconds", "gauge", "Predicted time of a step, if the plan is calibrated.",
            SPEED,
-           "Step, planned", "s", _predicted(lambda f: f.step_s if f.calibrated else None)),
+           "Step, planned", "s", _prediction(lambda f: f.step_s if f.calibrated else None)),
     Series("dsc_remaining_seconds", "gauge", "Time to the last step at the pace of the last steps.", SPEED,
-           "Time left", "s", _single(lambda s: s.left_s)),
+           "Time left", "s", _sample_without_labels(lambda s: s.left_s)),
     Series("dsc_spent_seconds_total", "counter",
            "Time of all steps of this start on the mean rank, by part (docs/json.md).", TIME, "Share of the time",
-            "percentunit", _by_label(lambda s: s.spent_s), ("part",)),
+            "percentunit", _labelled_samples(lambda s: s.spent_s), ("part",)),
     Series("dsc_message_wait_ratio", "gauge",
            "Share of the last steps in which the mean rank waited for pipeline messages, including the bubble.",
-           TIME, "Waiting in the pipeline", "percentunit", _single(lambda s: s.shares.get("message"))),
+           TIME, "Waiting in the pipeline", "percentunit", _sample_without_labels(lambda s: s.shares.get("message"))),
     Series("dsc_predicted_bubble_ratio", "gauge", "Predicted share of a step that the mean rank idles in the pipeline.",
-           TIME, "Bubble, planned", "percentunit", _predicted(lambda f: f.bubble)),
+           TIME, "Bubble, planned", "percentunit", _prediction(lambda f: f.bubble)),
     Series("dsc_mfu_ratio", "gauge", "Share of the BF16 peak of all devices, with masked attention.", DEVICES, "MFU",
-           "percentunit", _single(lambda s: s.mfu)),
+           "percentunit", _sample_without_labels(lambda s: s.mfu)),
     Series("dsc_predicted_mfu_ratio", "gauge", "Predicted MFU.", DEVICES, "MFU, planned", "percentunit",
-           _predicted(lambda f: f.mfu)),
+           _prediction(lambda f: f.mfu)),
     Series("dsc_device_use_ratio", "gauge", "Share of the last steps in which the mean rank computed.", DEVICES,
-           "Device use", "percentunit", _single(lambda s: s.shares.get("compute"))),
+           "Device use", "percentunit", _sample_without_labels(lambda s: s.shares.get("compute"))),
     Series("dsc_memory_bytes", "gauge", "Peak bytes of tensors on the fullest device.", DEVICES,
-           "Memory of the fullest device", "bytes", _of_row("memory_bytes")),
+           "Memory of the fullest device", "bytes", _row_value("memory_bytes")),
     Series("dsc_reserved_memory_bytes", "gauge", "Peak bytes that torch's allocator reserved on the fullest device.",
-           DEVICES, "Memory reserved", "bytes", _of_row("reserved_bytes")),
+           DEVICES, "Memory reserved", "bytes", _row_value("reserved_bytes")),
     Series("dsc_process_memory_bytes", "gauge",
            "Peak bytes of the largest process of a rank on CPUs, with Python and its libraries.", DEVICES,
-           "Memory of the largest process", "bytes", _of_row("process_bytes")),
+           "Memory of the largest process", "bytes", _row_value("process_bytes")),
     Series("dsc_predicted_memory_bytes", "gauge", "Predicted peak bytes of tensors on a device of a pipeline rank.",
-           DEVICES, "Memory, planned", "bytes", _of_ranks(lambda f: f.memory_bytes), ("pp_rank",)),
+           DEVICES, "Memory, planned", "bytes", _prediction_by_rank(lambda f: f.memory_bytes), ("pp_rank",)),
     Series("dsc_memory_capacity_bytes", "gauge", "Memory of a device of a pipeline rank.", DEVICES, "Memory capacity",
-           "bytes", _of_ranks(lambda f: f.capacity_bytes), ("pp_rank",)),
+           "bytes", _prediction_by_rank(lambda f: f.capacity_bytes), ("pp_rank",)),
     Series("dsc_link_bytes_total", "counter",
            "Planned bytes of all steps of this start over all links of a class, by purpose, with balanced experts.",
            LINKS,
-           "Traffic, by plan", "Bps", _by_label(lambda s: s.link_bytes), ("level", "purpose")),
+           "Traffic, by plan", "Bps", _labelled_samples(lambda s: s.link_bytes), ("level", "purpose")),
     Series("dsc_expert_load_ratio", "gauge", "Tokens of the busiest expert of a layer over the mean.", EXPERTS,
-           "Busiest expert over the mean", "short", _by_label(lambda s: s.layers), ("layer",)),
+           "Busiest expert over the mean", "short", _labelled_samples(lambda s: s.layers), ("layer",)),
     Series("dsc_saves_total", "counter", "Checkpoints that were published.", SAVES, "Saves", "short", _count("save")),
     Series("dsc_save_failures_total", "counter", "Checkpoints that could not be published.", SAVES, "Failed saves",
            "short", _count("save_failed")),
     Series("dsc_copy_failures_total", "counter", "Copies of checkpoints that failed.", SAVES, "Failed copies", "short",
            _count("copy_failed")),
     Series("dsc_failing_copy_places", "gauge", "Places that the newest checkpoint was not copied to.", SAVES,
-           "Places without a copy", "short", _single(lambda s: len(s.failing) if s.row else None)),
+           "Places without a copy", "short", _sample_without_labels(lambda s: len(s.failing) if s.row else None)),
     Series("dsc_saved_step", "gauge", "Step of the newest checkpoint.", SAVES, "Step saved", "short",
-           _single(lambda s: s.save.get("step") if s.save else None)),
+           _sample_without_labels(lambda s: s.save.get("step") if s.save else None)),
     Series("dsc_save_duration_seconds", "gauge", "Time for which training waited for the newest save.", SAVES,
-           "Time of a save", "s", _single(lambda s: s.save.get("seconds") if s.save else None)),
+           "Time of a save", "s", _sample_without_labels(lambda s: s.save.get("seconds") if s.save else None)),
     Series("dsc_bad_steps_total", "counter", "Steps with a bad loss or gradient norm, which changed no weights.",
            SAVES, "Bad steps",
            "short", _count("bad_step")),
     Series("dsc_restarts_total", "counter", "Starts after a failure.", SAVES, "Restarts", "short", _count("restart")),
     Series("dsc_running", "gauge", "1 while the run trains; the endpoint ends with the run.", SAVES, "Running", "bool",
-           _single(lambda s: float(s.end is None))),
+           _sample_without_labels(lambda s: float(s.end is None))),
     Series("dsc_last_row_timestamp_seconds", "gauge", 
            "When the last step ended, or the run was started if that is later, since 1970.", SAVES,
-           "Time since the last step", "s", _single(_last_sign_s)),
+           "Time since the last step", "s", _sample_without_labels(_last_sign_s)),
 )  # fmt: skip

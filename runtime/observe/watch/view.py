@@ -105,7 +105,7 @@ def _lines(state: RunState, unigram_nats: float | None, *, blocks: bool) -> list
     if "rate" in row:
         loss.append(f"rate {number(row, 'rate', '.3g')}")
     lines = [("loss", "  ".join(loss)), ("speed", _speed(state)), ("time", _time(state))]
-    lines += [("load", _load(state.layers, blocks=blocks)), ("memory", _memory(state)), ("saved", _saved(state))]
+    lines += [("load", _load(state.layers, blocks=blocks)), ("memory", _memory(state)), ("saved", _last_save(state))]
     return [(name, words) for name, words in lines if words]
 
 
@@ -165,7 +165,7 @@ def _memory(state: RunState) -> str:
     return "  ".join(words)
 
 
-def _saved(state: RunState) -> str:
+def _last_save(state: RunState) -> str:
     words = []
     if state.save is not None:
         words.append(f"step {state.save.get('step')}")

@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    from runtime.state.huggingface.exporting import write_published
+    from runtime.state.huggingface.exporting import export_weights
     from runtime.state.huggingface.importing import write_checkpoint
 
     text = sys.stdin.buffer.read()
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         result = (
             write_checkpoint(ImportRequest.from_json(text))
             if argv == ["import"]
-            else write_published(Export.from_json(text))
+            else export_weights(Export.from_json(text))
         )
     except KeyboardInterrupt:  # the calling command removes partial files
         return EXIT_INTERRUPTED

@@ -16,15 +16,15 @@ from runtime.ops.quantise import quantise_blocks
 
 def to_pairs(rows: Tensor, halves: Halves | None) -> Tensor:
     """Reorder published rows as a checkpoint has them."""
-    return rows if halves is None else _reordered(rows, halves, (2, halves.width // 2))
+    return rows if halves is None else _reorder(rows, halves, (2, halves.width // 2))
 
 
 def to_halves(rows: Tensor, halves: Halves | None) -> Tensor:
     """Reorder rows of a checkpoint as they are published; the inverse of `to_pairs`."""
-    return rows if halves is None else _reordered(rows, halves, (halves.width // 2, 2))
+    return rows if halves is None else _reorder(rows, halves, (halves.width // 2, 2))
 
 
-def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
+def _reorder(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
     heads = rows.unflatten(0, (-1, halves.head)).clone()
     rotated = slice(halves.first, halves.first + halves.width)
     # clone: with two rotated columns the right side is a view of the left, which torch refuses to copy onto itself
@@ -64,14 +64,14 @@ def from_mxfp4(data: Tensor, scales: Tensor) -> Tensor:
     return torch.ldexp(values, exponents.repeat_interleave(FP4_BLOCK, 1)).to(torch.bfloat16)
 
 
-def dequantised(data: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+def dequantise_e4m3(data: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
     """Dequantise E4M3 data [N, K] with block scales [⌈N / rows⌉, ⌈K / columns⌉] to FP32, rounded once."""
     rows, columns = block
     wide = scales.repeat_interleave(rows, 0)[: data.shape[0]].repeat_interleave(columns, 1)[:, : data.shape[1]]
     return data.to(torch.float32) * wide
 
 
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_e4m3(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise a matrix [N, K] to E4M3 data and one FP32 scale per block of 128 × 128."""
     data, scales, _ = quantise_blocks(weight.to(torch.float32))
     return data, scales.contiguous()

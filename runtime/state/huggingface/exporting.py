@@ -17,23 +17,23 @@ from runtime.checkpoint.loading import LoadedCheckpoint, load, with_base
 from runtime.contract.names import StoredName
 from runtime.contract.weights import INDEX, ONE, SCALE, A, B, Export, Format, PublishedTensor, factor_of, is_adapter
 from runtime.ops.quantise import TILE
-from runtime.state.huggingface.convert import quantised, rows_of
-from runtime.state.huggingface.progress import reporting
+from runtime.state.huggingface.convert import quantise_e4m3, rows_of
+from runtime.state.huggingface.progress import make_reporter
 
 FILE_BYTES = 4 << 30  # most bytes of a file with several tensors
 KINDS = {"buffer": torch.float32, "table": torch.int64}  # dtypes that are the same in all formats
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}  # of tensors without block scales
 
 
-def write_published(request: Export) -> dict[str, Any]:
+def export_weights(request: Export) -> dict[str, Any]:
     """Write the files and the index. Return the numbers of tensors, files and bytes.
 
     Raises CheckpointError if the checkpoint is damaged.
     """
     checkpoint, folder = with_base(load(Path(request.checkpoint))), Path(request.out)
     groups = list(_files(request.tensors, request.format))
-    names = [ONE] if len(groups) == 1 else [_numbered(i + 1, len(groups)) for i in range(len(groups))]
-    report = reporting(len(request.tensors))
+    names = [ONE] if len(groups) == 1 else [_shard_name(i + 1, len(groups)) for i in range(len(groups))]
+    report = make_reporter(len(request.tensors))
     tensors = Tensors(checkpoint, request)
     file_of: dict[str, str] = {}
     size = 0
@@ -62,7 +62,7 @@ class Tensors:
     def publish(self, published: PublishedTensor) -> dict[str, Tensor]:
         """Return a published tensor in the requested format, and the scales of its blocks."""
         if published.stacked:
-            return {published.name: self._stacked(published)}
+            return {published.name: self._stack_pieces(published)}
         rows = [rows_of(piece, self._read(piece.tensor)) for piece in published.pieces]
         format: Format = self._request.format
         if not rows:
@@ -72,12 +72,12 @@ class Tensors:
             values = torch.stack(rows, dim=-1).flatten(1)
         values = values.to(torch.float64) - 1 if published.from_one else values
         if published.kind == "linear" and format == "fp8":
-            data, scales = quantised(values)
+            data, scales = quantise_e4m3(values)
             return {published.name: data, published.name + SCALE: scales}
         dtype = KINDS.get(published.kind, DTYPES[format])
         return {published.name: values.to(dtype, copy=True).contiguous().view(published.shape)}
 
-    def _stacked(self, published: PublishedTensor) -> Tensor:
+    def _stack_pieces(self, published: PublishedTensor) -> Tensor:
         """Stack the pieces of a tensor, with one piece in memory at a time besides the result."""
         stacked = torch.empty(published.shape, dtype=DTYPES[self._request.format])
         for slot, piece in zip(stacked, published.pieces, strict=True):
@@ -87,17 +87,17 @@ class Tensors:
     def _read(self, name: str) -> Tensor:
         if self._last[0] != name:
             self._last = ("", None)  # frees the tensor before the next is read
-            self._last = (name, self._merged(name))
+            self._last = (name, self._read_merged(name))
         tensor = self._last[1]
         assert tensor is not None
         return tensor
 
-    def _merged(self, name: str) -> Tensor:
+    def _read_merged(self, name: str) -> Tensor:
         """Read a tensor of the checkpoint, merged with its adapter: W + factor · B · A, summed in FP32 or wider."""
-        a, b = (self._averaged(f"{name}{end}") for end in (A, B))
+        a, b = (self._stored_name(f"{name}{end}") for end in (A, B))
         if a not in self._checkpoint.shapes:
             trained = self._checkpoint.base is None or is_adapter(name)
-            name = self._averaged(name) if trained else name
+            name = self._stored_name(name) if trained else name
             return self._checkpoint.read([name])[name]
         tensors = self._checkpoint.read([name, a, b])
         wide = torch.promote_types(tensors[name].dtype, torch.float32)
@@ -107,7 +107,7 @@ class Tensors:
             .addmm(tensors[b].to(wide), tensors[a].to(wide), alpha=factor_of(self._checkpoint.meta))
         )
 
-    def _averaged(self, name: str) -> str:
+    def _stored_name(self, name: str) -> str:
         """Return the name of a tensor, or of its moving average if the request asks for that."""
         stored = StoredName(name)
         return stored.averaged if self._request.average else stored
@@ -137,7 +137,7 @@ def num_bytes(published: PublishedTensor, format: Format) -> int:
     return elements * DTYPES[format].itemsize
 
 
-def _numbered(number: int, count: int) -> str:
+def _shard_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from runtime.checkpoint import publish
 from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, ImportRequest, PublishedTensor, RowPiece
-from runtime.state.huggingface.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of
-from runtime.state.huggingface.progress import reporting
+from runtime.state.huggingface.convert import FP4_NAN, dequantise_e4m3, from_mxfp4, gain_of, piece_of
+from runtime.state.huggingface.progress import make_reporter
 from runtime.system.outcome import ReportedError
 
 SHARD_BYTES = 2 << 30  # a shard ends with the first tensor that reaches this size
@@ -46,7 +46,7 @@ class TensorReader:
         if published.stacked:
             tensor = self._slice(published.name, index)
         else:
-            values = self._logical(published.name)
+            values = self._read_logical(published.name)
             tensor = (values.view(published.rows) if published.rows else values)[start:]
         if published.kind == "table":
             return self._table(published, tensor)
@@ -67,23 +67,23 @@ class TensorReader:
     def _slice(self, name: str, index: int) -> Tensor:
         """Return the rows of one piece of a stacked tensor, dequantised if it is MXFP4."""
         if name in self.files:
-            return self._stored(name, index).t()  # .t() leaves a vector unchanged
-        scales = self._stored(name + FP4_SCALE, index)
+            return self._read_stored(name, index).t()  # .t() leaves a vector unchanged
+        scales = self._read_stored(name + FP4_SCALE, index)
         if (scales == FP4_NAN).any():
             raise WeightsError(f"{self._place(name + FP4_SCALE)}: a scale is not a number")
-        return from_mxfp4(self._stored(name + FP4_DATA, index), scales)
+        return from_mxfp4(self._read_stored(name + FP4_DATA, index), scales)
 
-    def _logical(self, name: str) -> Tensor:
+    def _read_logical(self, name: str) -> Tensor:
         """Return a published tensor, dequantised if it is FP8."""
-        tensor = self._stored(name)
+        tensor = self._read_stored(name)
         if tensor.dtype == torch.float8_e4m3fn:
-            scales = self._stored(name + SCALE)
+            scales = self._read_stored(name + SCALE)
             if not (torch.isfinite(scales) & (scales >= 0)).all():
                 raise WeightsError(f"{self._place(name + SCALE)}: a scale is negative or not finite")
-            tensor = dequantised(tensor, scales, self.block)
+            tensor = dequantise_e4m3(tensor, scales, self.block)
         return tensor
 
-    def _stored(self, name: str, index: int | None = None) -> Tensor:
+    def _read_stored(self, name: str, index: int | None = None) -> Tensor:
         """Read a tensor from its file, or one index of its first dimension."""
         file = self.files[name]
         try:
@@ -106,15 +106,15 @@ def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
     Raises WeightsError if the numbers cannot be used, CheckpointError if the checkpoint cannot be written.
     """
     reader = TensorReader(Path(request.folder), request.files, request.block)
-    sources = _by_tensor(request)
+    sources = _pieces_by_tensor(request)
     counts = {"tensors": len(sources), "bytes": 0}
-    report = reporting(len(sources))
+    report = make_reporter(len(sources))
 
     def shards() -> Iterator[dict[str, Tensor]]:
         shard: dict[str, Tensor] = {}
         size = 0
         for name, parts in sources.items():
-            shard[name] = _assembled(name, parts, reader)
+            shard[name] = _assemble(name, parts, reader)
             size += shard[name].nbytes
             counts["bytes"] += shard[name].nbytes
             report(1)
@@ -128,7 +128,7 @@ def write_checkpoint(request: ImportRequest) -> dict[str, Any]:
     return counts
 
 
-def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
+def _pieces_by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
     """Return the pieces of each tensor of the checkpoint, in the order of the request."""
     pieces: dict[str, list[Part]] = {}
     for published in request.tensors:
@@ -139,11 +139,11 @@ def _by_tensor(request: ImportRequest) -> dict[str, list[Part]]:
     return pieces
 
 
-def _assembled(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
+def _assemble(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor:
     """Assemble a tensor of the checkpoint. WeightsError if an optional repetition of it differs."""
     required = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
     rows = [reader.rows(part) for part in required]
-    values = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
+    values = rows[0].contiguous() if len(rows) == 1 else torch.cat(_to_common_dtype(rows))
     repetitions = (part for part in parts if part[0].optional and part[0].name in reader.files)
     for part in repetitions:
         published, piece, *_ = part
@@ -153,7 +153,7 @@ def _assembled(name: str, parts: Sequence[Part], reader: TensorReader) -> Tensor
     return values
 
 
-def _alike(rows: Sequence[Tensor]) -> list[Tensor]:
+def _to_common_dtype(rows: Sequence[Tensor]) -> list[Tensor]:
     """Convert tensors to one dtype that holds all their numbers."""
     dtype = rows[0].dtype
     for tensor in rows[1:]:

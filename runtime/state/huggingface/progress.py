@@ -9,7 +9,7 @@ from time import monotonic
 EVERY_S = 0.2
 
 
-def reporting(total: int) -> Callable[[int], None]:
+def make_reporter(total: int) -> Callable[[int], None]:
     """Return a function that adds a number of finished tensors and reports progress towards `total`."""
     num_done, last = 0, monotonic()
 

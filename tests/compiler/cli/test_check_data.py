@@ -50,7 +50,7 @@ def test_check_warns_exactly_where_training_refuses(source: str, folder: Path) -
         refused = ""
     except DataError as error:
         refused = str(error)
-    assert corpus.why_nothing(source, folder) == refused and bool(refused) == (source in NOTHING)
+    assert corpus.reason_for_no_files(source, folder) == refused and bool(refused) == (source in NOTHING)
 
 
 def test_the_warning_names_the_source_and_is_not_an_error(folder: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from compiler.tools.templates import STARTER, inlined, names, run_name
+from compiler.tools.templates import STARTER, inline_imports, names, run_name
 from dsl.load import load
 from dsl.messages.diagnostics import Source, SpecError
 from dsl.resolve.chosen import runs_in
 from dsl.rules import train_refusals
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from tests import forks
 
 ROOT = Path(__file__).parents[3]
@@ -47,21 +47,21 @@ def test_mistakes_in_inlined_files_are_reported_at_their_place(text: bytes) -> N
     Path("part.dsc").write_bytes(text)
     Path("whole.dsc").write_bytes(b'import "part.dsc"\n')
     with pytest.raises(SpecError, match=r"error\[E\d{4}\]: (.|\n)*part\.dsc:1"):
-        inlined(Path("whole.dsc"))
+        inline_imports(Path("whole.dsc"))
 
 
 def test_a_text_is_inlined_once() -> None:
     Path("last.dsc").write_text("cluster c { }\n", "utf-8")
     Path("part.dsc").write_text('# of the model\nimport "last.dsc"\nmodel m { }\n', "utf-8")
     Path("whole.dsc").write_text('import "part.dsc"\nimport "last.dsc"\n\nrun r { }\n', "utf-8")
-    text = inlined(Path("whole.dsc"))
+    text = inline_imports(Path("whole.dsc"))
     assert " ".join(text.split()) == "# of the model cluster c { } model m { } run r { }"
 
 
 def test_the_starter_is_formatted_and_names_its_file() -> None:
     assert main(["init", "my-run 2.dsc"]) == 0
     text = Path("my-run 2.dsc").read_text("utf-8")
-    assert text == formatted(Source("x", text)) and STARTER not in text
+    assert text == format_source(Source("x", text)) and STARTER not in text
     assert runs_in("my-run 2.dsc") == ("my_run_2",)
     for line in text.splitlines():
         if line.startswith("#   dsc "):
@@ -96,7 +96,7 @@ def test_imports_are_written_once_and_cycles_end(tmp_path: Path) -> None:
     Path("a.dsc").write_text('import "sub/b.dsc"\nimport "c.dsc"\nrun a { }\n', "utf-8")
     Path("sub/b.dsc").write_text('import "../c.dsc"\nmodel b { }\n', "utf-8")
     Path("c.dsc").write_text('import "sub/b.dsc"\n# of c\nmodel c { }', "utf-8")
-    text = inlined(Path("a.dsc"))
+    text = inline_imports(Path("a.dsc"))
     assert [text.count(part) for part in ("run a", "model b", "model c", "# of c", "import")] == [1, 1, 1, 1, 0]
     assert text.index("model c") < text.index("model b") < text.index("run a")  # with the values that are read
 
@@ -107,7 +107,7 @@ def test_specs_with_errors_are_not_inlined(text: str) -> None:
     Path("b.dsc").write_text('import "a.dsc"\nrun b { }\n', "utf-8")
     for name in ("a.dsc", "b.dsc"):
         with pytest.raises(SpecError):
-            inlined(Path(name))
+            inline_imports(Path(name))
 
 
 def test_existing_files_are_not_overwritten(capsys: Captured) -> None:

@@ -71,7 +71,7 @@ def test_an_unwritable_output_is_reported_before_the_work(
     def work(*_: object) -> None:
         raise AssertionError("it has begun")
 
-    for name in ("plan.load_phases", "schedule.answer_to", "place.place_all", "calibrate._measured"):
+    for name in ("plan.load_phases", "schedule.answer_to", "place.place_all", "calibrate._measure_machine"):
         monkeypatch.setattr(f"compiler.cli.commands.{name}", work)
     words = ["calibrate", "spec.dsc"] if command == "calibrate" else COMMANDS[command]
     (folder / "circle").symlink_to("circle")
@@ -154,7 +154,7 @@ def test_the_printed_path_is_relative_to_the_spec(
 
         return read_table(TABLES / "cpu.json")
 
-    monkeypatch.setattr(calibrate, "_measured", measured)
+    monkeypatch.setattr(calibrate, "_measure_machine", measured)
     assert main(["calibrate", os.path.relpath(spec), "-o", os.path.relpath(place)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("plan with it:  cluster one { rates = ")
@@ -173,7 +173,7 @@ def test_far_from_the_spec_the_path_is_absolute(
     deep = folder / "a" / "b" / "c"
     deep.mkdir(parents=True)
     shutil.move("spec.dsc", deep / "spec.dsc")
-    monkeypatch.setattr(calibrate, "_measured", lambda *_: calibrate.read_table(folder / "table.json"))
+    monkeypatch.setattr(calibrate, "_measure_machine", lambda *_: calibrate.read_table(folder / "table.json"))
     assert main(["calibrate", str(deep / "spec.dsc"), "-o", "out.json"]) == 0
     assert f'{{ rates = "{folder}/out.json" }}' in capsys.readouterr().out
     assert main(["calibrate", "-o", "out.json"]) == 0, "without a spec, it will be in one that is not known"
@@ -191,7 +191,7 @@ def test_an_imported_cluster_is_named_by_its_file(
     (folder / "lib").mkdir()
     Path("lib/one.dsc").write_text(text[start:])
     Path("spec.dsc").write_text('import "lib/one.dsc"\n' + text[:start])
-    monkeypatch.setattr(calibrate, "_measured", lambda *_: calibrate.read_table(folder / "table.json"))
+    monkeypatch.setattr(calibrate, "_measure_machine", lambda *_: calibrate.read_table(folder / "table.json"))
     assert main(["calibrate", "spec.dsc", "-o", "out.json"]) == 0
     assert 'cluster one { rates = "../out.json" }  in lib/one.dsc\n' in capsys.readouterr().out
     extended = re.sub("cluster += one", "cluster = mine", Path("spec.dsc").read_text())

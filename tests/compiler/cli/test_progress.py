@@ -61,7 +61,7 @@ def test_an_error_during_the_work_ends_the_progress(monkeypatch: pytest.MonkeyPa
     def fails(_: object) -> int:
         tell = progress("plan", (1e6,))
         tell("one")
-        return common.wrong("the disk is full") if sys.stderr.isatty() else 1 // 0
+        return common.report_error("the disk is full") if sys.stderr.isatty() else 1 // 0
 
     monkeypatch.setattr(plan, "run", fails)
     terminal = Terminal()

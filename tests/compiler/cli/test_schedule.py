@@ -14,7 +14,7 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.schedule import SCHEDULES
-from compiler.schedule.costs import costs_of_json, shipped
+from compiler.schedule.costs import costs_of_json, shipped_costs
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
@@ -86,7 +86,7 @@ def test_a_table_in_a_file_and_a_shipped_one(capsys: Captured, tmp_path: Path) -
     assert first["makespan"] == 17_978.3 and first["excess"] == pytest.approx(17_978.3 - 120 * 129)
     table = tmp_path / "mine=1.json"
     table.write_text(json.dumps(first["costs"]))  # the printed text is read back
-    assert costs_of_json(table.read_text()).pair_time("FF") == shipped("deepseek-v3-low").pair_time("FF")
+    assert costs_of_json(table.read_text()).pair_time("FF") == shipped_costs("deepseek-v3-low").pair_time("FF")
     assert run(*sizes, "--costs", str(table)) == 0
     assert parsed(capsys.readouterr().out, "simulated") == first | {"unit": None}  # a file has no default schedule
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.failures import assumed, best_steps, goodput_share
+from compiler.predict.failures import best_steps, failure_assumptions, goodput_share
 from runtime.contract import RunPlan
 from runtime.launch.room import checkpoint_bytes
 from tests.compiler.predict.test_predict import plan_of, spec_of
@@ -95,8 +95,8 @@ def test_cpus_have_failures_if_the_cluster_states_them() -> None:
 
 def test_assumptions_about_failures_are_listed() -> None:
     goodput = plan_of("quickstart", "cluster.failures.mtbf=10h").goodput
-    (assumption,) = assumed(spec_of("quickstart", "cluster.failures.mtbf=10h"), goodput)
+    (assumption,) = failure_assumptions(spec_of("quickstart", "cluster.failures.mtbf=10h"), goodput)
     assert "as frequent as the cluster states" in assumption
-    (assumption,) = assumed(spec_of("quickstart"), goodput)
+    (assumption,) = failure_assumptions(spec_of("quickstart"), goodput)
     assert "a device fails once in 50,000 hours" in assumption and "`failures` in the cluster" in assumption
-    assert assumed(spec_of("quickstart"), None) == ()
+    assert failure_assumptions(spec_of("quickstart"), None) == ()

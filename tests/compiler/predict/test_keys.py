@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.predict import share_of_keys, timed
+from compiler.predict.predict import share_of_keys, time_plan
 from dsl.load import load
 
 LLAMA = Path(__file__).parents[3] / "specs" / "llama3-8b.dsc"
@@ -16,7 +16,7 @@ LLAMA = Path(__file__).parents[3] / "specs" / "llama3-8b.dsc"
 def test_the_time_that_a_ring_saves_is_at_most_that_of_the_exchanges(context: int, sequence: int) -> None:
     """On one pipeline rank, gathers of forwards are exposed; weight gradients may hide those of backwards."""
     words = ["parallel.pipeline=1", f"parallel.context={context}", f"train.sequence={sequence}"]
-    timed_plan = timed(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
+    timed_plan = time_plan(load(LLAMA, overrides=[*words, "schedule.name=1f1b"]))
     chains = timed_plan.lowering.chains(0, 0)
     forward, backward = (
         sum(node.time_ns for node in chains.chain(kind) if node.instruction.kind == exchange)
@@ -27,4 +27,4 @@ def test_the_time_that_a_ring_saves_is_at_most_that_of_the_exchanges(context: in
 
 
 def test_without_context_ranks_no_keys_are_exchanged() -> None:
-    assert share_of_keys(timed(load(LLAMA))) == 0
+    assert share_of_keys(time_plan(load(LLAMA))) == 0

@@ -10,7 +10,7 @@ from compiler.pipeline import lower_spec
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates, rates_of
 from compiler.plan.split_blocks import held_rows
-from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_held_rows
+from compiler.predict.memory import MAX_POINTS, rank_memories, thin_points, worst_held_rows
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import stage_costs
@@ -147,7 +147,7 @@ def test_over_time() -> None:
 @pytest.mark.parametrize("count", [3, 399, 400, 401, 5000])
 def test_thinning_keeps_both_extremes(count: int) -> None:
     points = [(float(k), (k * 7919) % 1009 + (10**6 if k == count // 3 else 0)) for k in range(count)]
-    thin = thinned(points, MAX_POINTS)
+    thin = thin_points(points, MAX_POINTS)
     assert len(thin) <= MAX_POINTS and thin == sorted(thin)
     assert set(thin) <= set(points) and (thin[0], thin[-1]) == (points[0], points[-1])
     assert max(h for _, h in thin) == max(h for _, h in points)

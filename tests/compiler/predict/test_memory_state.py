@@ -16,12 +16,12 @@ from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.interval import interval_of
 from compiler.predict.memory import explain_memory, gib, host_buffers, memory_assumptions, overflows, rank_memories
-from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
+from compiler.predict.memory_state import device_of, proven_memories, quantised_weight_bytes, rank_states
 from compiler.predict.predict import predict
 from compiler.predict.prediction import HeldTensor, RankMemory
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
-from compiler.tools.report.measured_memory import MeasuredMemory, device_line, measured_line
+from compiler.tools.report.measured_memory import MeasuredMemory, device_line, summarize_peaks
 from dsl.load import load
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
@@ -64,8 +64,10 @@ def test_eight_bit_copies_of_deepseek_v3() -> None:
     attention = 187_107_328 - 1536 - 512
     layer = attention + 5 * 44_040_192
     scales = 4 * layer // 128**2 + 4 * 56 // 2  # of the 576 rows of one product, the last 64 fill half a tile
-    assert quantised_weights(plan)[5] == 8 * 2 * (layer + scales)
-    assert quantised_weights(make_plan(shipped("llama3-8b.dsc"))) == (0,) * shipped("llama3-8b.dsc").parallel.pipeline
+    assert quantised_weight_bytes(plan)[5] == 8 * 2 * (layer + scales)
+    assert (
+        quantised_weight_bytes(make_plan(shipped("llama3-8b.dsc"))) == (0,) * shipped("llama3-8b.dsc").parallel.pipeline
+    )
 
 
 def test_the_published_set_up_fits() -> None:
@@ -129,8 +131,8 @@ def test_explains_why_a_plan_does_not_fit() -> None:
 
 def test_warns_if_a_ranks_memory_differs_from_the_plan() -> None:
     even = (MeasuredMemory(0, 1024, 1024), MeasuredMemory(1, 4096, 4096))
-    assert measured_line(even).startswith("4.0 KiB on rank 1; every rank matches the plan")
-    line = measured_line((*even, MeasuredMemory(2, 1000, 1024), MeasuredMemory(3, 1050, 1024)))
+    assert summarize_peaks(even).startswith("4.0 KiB on rank 1; every rank matches the plan")
+    line = summarize_peaks((*even, MeasuredMemory(2, 1000, 1024), MeasuredMemory(3, 1050, 1024)))
     assert line == (
         "4.0 KiB on rank 1; 2 of 4 ranks differ from their plan, rank 3 the most: planned 1,050 bytes, measured 1,024"
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from compiler import ir
-from compiler.ir.dtypes import is_packed, packed_of, tensor_bytes, turned
+from compiler.ir.dtypes import is_packed, parse_packed, tensor_bytes, transpose_tiles
 from compiler.model.segments.interpret import cut, interpret
 from compiler.model.segments.split import split
 from compiler.model.segments.storage import PRODUCTS
-from compiler.model.segments.unpack import unpacked
+from compiler.model.segments.unpack import unpack_tensors
 from compiler.plan.blocks import model_steps
 from dsl.load import load
 from dsl.schema import BUILT_IN, Spec
@@ -59,8 +59,8 @@ def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
 
 
 def test_tiles_are_transposed() -> None:
-    assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
-    assert turned(turned("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
+    assert transpose_tiles("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
+    assert transpose_tiles(transpose_tiles("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
 
 
 # ---------------------------------------------------------------- as published
@@ -122,9 +122,9 @@ def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
         if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
             assert all(is_packed(joint.tensors[value].dtype) for value in node.reads[:2]), node
         if node.op.endswith("_wgrad") and "linear" in node.op:
-            tiles = [packed_of(joint.tensors[value].dtype) for value in node.reads[:2]]
+            tiles = [parse_packed(joint.tensors[value].dtype) for value in node.reads[:2]]
             assert [(tile.rows, tile.columns) for tile in tiles] == [(128, 1)] * 2
-    cut_segment = split(unpacked(joint)).cut
+    cut_segment = split(unpack_tensors(joint)).cut
     saved = {b.name for b in (*cut_segment.saved, *cut_segment.deferred)}
     assert not any(name.removesuffix("_fp8") in saved for name in saved if name.endswith("_fp8"))
     assert not any(f"{name}_fp8" in saved for name in cut_segment.W.args)
@@ -137,7 +137,7 @@ def test_scales_that_are_powers_of_two() -> None:
         for node in interpret(use_of(deepseek(), kind).segment).nodes:
             if "quantise" in node.op:
                 tensors = interpret(use_of(deepseek(), kind).segment).tensors
-                packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
+                packed = [parse_packed(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
                 pow2 = {packing.has_pow2_scales for packing in packed if packing.form is None}
                 casts |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert casts == {

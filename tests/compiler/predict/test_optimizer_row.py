@@ -13,7 +13,7 @@ from compiler.pipeline import lower_spec
 from compiler.plan.sharding import work_of
 from compiler.predict.memory import UPDATE
 from compiler.predict.memory_state import rank_states
-from compiler.predict.predict import memories, timed
+from compiler.predict.predict import memories, time_plan
 from dsl.schema import AdamW, Muon, Spec, StateTensor
 from dsl.schema.optimizers import Unit
 from runtime.contract import RunPlan
@@ -118,7 +118,7 @@ def test_work_is_balanced() -> None:
 
 def test_prediction_includes_products_and_scratch_memory() -> None:
     base = small_spec(2, 1, 2, 4, zero=1, schedule="1f1b")
-    elements, matrices, roomy = (timed(with_row(base, row)) for row in (AdamW, Whole, Roomy))
+    elements, matrices, roomy = (time_plan(with_row(base, row)) for row in (AdamW, Whole, Roomy))
     assert matrices.step.tail.update_s > 10 * elements.step.tail.update_s
     assert roomy.step.tail == matrices.step.tail
     for small, large in zip(memories(matrices), memories(roomy), strict=True):

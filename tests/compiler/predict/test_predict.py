@@ -20,7 +20,7 @@ from compiler.plan.sharding import crossing_of
 from compiler.plan.spec_rates import rank_rates
 from compiler.predict.assumed import assumptions
 from compiler.predict.memory import gib
-from compiler.predict.predict import predict, shared_by
+from compiler.predict.predict import core_sharing_factor, predict
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of
 from dsl.closed_forms.counts import parameters
@@ -215,14 +215,14 @@ def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
     """Times of actions are in milliseconds. Ranks of a column work equally long."""
     calls = list[tuple[float, list[float]]]()
 
-    def shared_s(alone_s: float, busy: list[float]) -> float:
+    def makespan_on_shared_cores(alone_s: float, busy: list[float]) -> float:
         calls.append((alone_s, busy))
         return 2 * alone_s
 
-    times = SimpleNamespace(of=lambda step, rank: step + rank)
+    times = SimpleNamespace(step_time=lambda step, rank: step + rank)
     factors = [
-        shared_by(
-            SimpleNamespace(cores=cores, shared_s=shared_s),  # type: ignore[arg-type]
+        core_sharing_factor(
+            SimpleNamespace(cores=cores, makespan_on_shared_cores=makespan_on_shared_cores),  # type: ignore[arg-type]
             SimpleNamespace(mesh=SimpleNamespace(columns=3)),  # type: ignore[arg-type]
             SimpleNamespace(actions=((1000, 2000), (2999,))),  # type: ignore[arg-type]
             times,  # type: ignore[arg-type]

@@ -18,8 +18,8 @@ from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import _CellBytes, _fullest, missing_anywhere
-from compiler.predict.predict import memories, predict, timed, timed_on
-from compiler.predict.search import Outline, Ranking, Shared, document, search, table
+from compiler.predict.predict import memories, predict, time_plan, time_schedule
+from compiler.predict.search import Outline, Ranking, SharedParts, document, search, table
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.load import alternatives, check, load, resolve
@@ -75,11 +75,11 @@ def test_the_choice_equals_the_best_of_all_plans(file: str, opened: tuple[str, .
 @pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, swiglu]"])
 def test_lacking_memory_is_bounded_from_below(file: str, recompute: str) -> None:
     spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
-    outline = Outline(spec, Shared())
+    outline = Outline(spec, SharedParts())
     missing, rank = outline.missing_as_split
     placement = stage_placement_of_spec(spec)
     splitting = Splitting(outline.model, placement.num_stages(spec.parallel.pipeline), placement)
-    ranks = memories(timed(spec))
+    ranks = memories(time_plan(spec))
     assert missing_anywhere(splitting.least_holding, splitting.placement) <= missing
     assert missing <= max(memory.peak_bytes - memory.capacity_bytes for memory in ranks)
     assert missing <= ranks[rank].peak_bytes - ranks[rank].capacity_bytes
@@ -104,7 +104,7 @@ def test_no_split_is_faster_than_the_floor(file: str, schedule: str, near: float
     """The lower bound of a step over all splits is at most the planned step, and close to it."""
     spec = load(SPECS / file, overrides=(f"schedule.name={schedule}",))
     lowering = Lowering(make_plan(spec), rank_rates(spec))
-    least = timed_on(spec, lowering, Scheduler(spec, lowering).largest(), least=True).step.seconds
+    least = time_schedule(spec, lowering, Scheduler(spec, lowering).largest(), least=True).step.seconds
     assert near * least <= least_step_s(cut_model(spec)) <= least
 
 

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compiler.ir import Buffer, Instruction
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.predict.memory import staging_of
-from compiler.program.proof.effects import Staged
+from compiler.program.proof.effects import StagingBytes
 from dsl.load import load
 from dsl.schema import Spec
 from runtime.comm.collective import CollectiveSwap, GlooParts
@@ -144,7 +144,9 @@ def test_staging_memory_of_exchanges_equals_the_plan(route: str, forward: bool, 
     start = Instruction(kind, 0, ActionName(), phase, "L1")  # type: ignore[arg-type]
     read, written = buffers_of(tensors, 12 if forward else "R"), buffers_of(tensors, "R" if forward else 12)
     copies, forwarded = (sum(COPIES), 10) if maps else (0, 0)
-    planned = staging(start, [*read, *buffers_of(maps, "X")], written, Received(RECEIVED.num_rows, copies, forwarded))
+    planned = staging(
+        start, [*read, *buffers_of(maps, "X")], written, ReceivedRows(RECEIVED.num_rows, copies, forwarded)
+    )
 
     with Live() as live:
         exchange.start(name, [*tensors, *maps], node_route, forward)
@@ -174,11 +176,11 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int, expert: int) -> None:
     assert staging
     flat = torch.ones(40)
     planned = staging(
-        Instruction("scatter", 0, ActionName(), "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0)
+        Instruction("scatter", 0, ActionName(), "W", "L1"), [Buffer("sums", (40,), "float32")], [], ReceivedRows(0)
     )
     with Live() as live:
         work = GlooParts(Nobody()).scatter("it", flat, flat)  # type: ignore[arg-type]
-        assert planned == Staged(live.bytes if nodes > 1 else 0)
+        assert planned == StagingBytes(live.bytes if nodes > 1 else 0)
         assert live.bytes == flat.nbytes
         del work
     room = torch.empty(40)
@@ -194,5 +196,6 @@ def test_nothing_is_staged_by_ranks_that_share_memory() -> None:
     staging = staging_of(spec)
     rows = buffers_of(tensors_of(True, True), "R")
     assert (
-        staging and staging(Instruction("dispatch", 0, ActionName(), "F", "L1"), rows, rows, Received(20)) == Staged()
+        staging
+        and staging(Instruction("dispatch", 0, ActionName(), "F", "L1"), rows, rows, ReceivedRows(20)) == StagingBytes()
     )

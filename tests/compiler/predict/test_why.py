@@ -10,21 +10,21 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.plan.read_files import with_files
-from compiler.predict.predict import memories, predict, timed
-from compiler.predict.search import Outline, Shared
+from compiler.predict.predict import memories, predict, time_plan
+from compiler.predict.search import Outline, SharedParts
 from compiler.predict.why import (
     MAX_SEARCHES,
     MAX_SHOWN,
     FittingEdit,
     FittingEdits,
-    Nearest,
+    NearestEdit,
     Setting,
     _EditSearch,
     _TriedCandidate,
     fitting_edits,
     ladders,
 )
-from compiler.predict.why_shown import lines_of, why_of
+from compiler.predict.why_shown import lines_of, misfit_of
 from compiler.schedule import SCHEDULES
 from dsl.load import resolve, variants
 from dsl.messages.diagnostics import Edit, Source, Span
@@ -53,7 +53,7 @@ CASES = {
 def ways(name: str, overrides: list[str], **more: Any) -> tuple[FittingEdit, ...]:
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
-    timed_plan = timed(resolved.spec)
+    timed_plan = time_plan(resolved.spec)
     return fitting_edits(
         timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins, **more
     ).fit
@@ -145,7 +145,7 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
     (tmp_path / "mine.schedule").write_text(SCHEDULES["1f1b"].generate(4, 8).to_text(), "utf-8")
     overrides = [f"{MEMORY}=40GiB"]
     resolved = resolve(tmp_path / "a.dsc", None, overrides)
-    timed_plan = timed(with_files(resolved.spec, resolved.origins, tmp_path))
+    timed_plan = time_plan(with_files(resolved.spec, resolved.origins, tmp_path))
     legal = variants(tmp_path / "a.dsc", None, overrides)
     fitting = fitting_edits(timed_plan, memories(timed_plan), legal, resolved.origins).fit
     assert fitting
@@ -159,7 +159,7 @@ def looking_at(name: str, *overrides: str) -> _EditSearch:
     """A search that has not tried anything yet."""
     path = SPECS / f"{name}.dsc"
     resolved = resolve(path, None, overrides)
-    timed_plan = timed(resolved.spec)
+    timed_plan = time_plan(resolved.spec)
     return _EditSearch(timed_plan, memories(timed_plan), variants(path, None, overrides), resolved.origins)
 
 
@@ -179,7 +179,7 @@ def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPat
         ("parallel.zero", "3"),
         ("recompute", "[rmsnorm]"),
     ]
-    outline = Outline(looking.base.spec, Shared())
+    outline = Outline(looking.base.spec, SharedParts())
     looking._combine_until_fit([_TriedCandidate((edit,), outline, least) for least, edit in enumerate(edits)])
     assert tried == [(edits[0],), (edits[0], edits[2]), (edits[0], edits[2], edits[3])]
 
@@ -187,7 +187,7 @@ def test_edits_are_combined_with_one_value_per_key(monkeypatch: pytest.MonkeyPat
 def test_schedules_are_searched_for_with_a_few_edits(monkeypatch: pytest.MonkeyPatch) -> None:
     looking = looking_at("laptop-gqa")
     of_auto = resolve(SPECS / "laptop-gqa.dsc", None, ["schedule.name=auto"]).spec
-    outline = Outline(of_auto, Shared())
+    outline = Outline(of_auto, SharedParts())
     planned: list[_TriedCandidate] = []
 
     def plan_whole(tried: _TriedCandidate) -> Any:
@@ -247,11 +247,11 @@ def test_the_text_names_the_place_of_edits(capsys: pytest.CaptureFixture[str]) -
 
 def test_reports_that_no_edit_fits() -> None:
     resolved = resolve(SPECS / "llama3-8b.dsc", None, [f"{MEMORY}=40GiB", RESERVE])
-    timed_plan = timed(resolved.spec)
+    timed_plan = time_plan(resolved.spec)
     ranks = memories(timed_plan)
     nothing = fitting_edits(timed_plan, ranks, lambda overrides: None, resolved.origins)
     assert nothing == FittingEdits()
-    lines = list(lines_of(why_of(timed_plan, ranks, nothing, resolved.origins), 60))
+    lines = list(lines_of(misfit_of(timed_plan, ranks, nothing, resolved.origins), 60))
     assert lines[-1] == ("none of the edits that dsc tried makes it fit", False)
     assert max(len(line) for line, _ in lines) <= 60
 
@@ -264,7 +264,7 @@ def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.Ca
     assert main(["plan", *words, "--format", "json"]) == 0
     plan = parsed(capsys.readouterr().out, "plan")
     assert plan["edits"] == [] and len(plan["nearest"]["settings"]) > 1, "one upon another"
-    near = Nearest(
+    near = NearestEdit(
         tuple((setting["key"], setting["value"]) for setting in plan["nearest"]["settings"]),
         plan["nearest"]["lacking_bytes"],
         plan["nearest"]["pp_rank"],
@@ -284,9 +284,12 @@ def test_the_nearest_edit_is_reported_with_the_memory_it_lacks(capsys: pytest.Ca
 @pytest.mark.parametrize(("num_devices", "more"), [(2, ""), (16, " on 16 devices")])
 def test_the_text_of_the_nearest_edit_states_the_lacking_memory(num_devices: int, more: str) -> None:
     settings = (("parallel.pipeline", "8"), ("train.micro_batch", "1"))
-    timed_plan, nearest = timed(resolve(SPECS / "laptop-gqa.dsc").spec), Nearest(settings, 3 * 2**29, 5, num_devices)
+    timed_plan, nearest = (
+        time_plan(resolve(SPECS / "laptop-gqa.dsc").spec),
+        NearestEdit(settings, 3 * 2**29, 5, num_devices),
+    )
     assert timed_plan.spec.cluster.world == 2
-    last, before = reversed(why_of(timed_plan, memories(timed_plan), FittingEdits((), nearest), {}).lines[-2:])
+    last, before = reversed(misfit_of(timed_plan, memories(timed_plan), FittingEdits((), nearest), {}).lines[-2:])
     assert before == "none of the edits that dsc tried makes it fit"
     lacking = f"the closest still lacks 1.5 GiB (1,610,612,736 bytes) on pipeline rank 5{more}: "
     assert last == lacking + "parallel.pipeline = 8, train.micro_batch = 1"

@@ -9,7 +9,7 @@ from compiler.schedule import schedule_of
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import held_at_most
-from compiler.schedule.solver.offload import with_copies
+from compiler.schedule.solver.offload import add_copies
 
 
 def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Schedule:
@@ -17,7 +17,7 @@ def offloading(name: str, ranks: int, micro_batches: int, share: Fraction) -> Sc
     plain = schedule_of(name, ranks, micro_batches, 2)
     peaks = held_at_most(plain, Fraction(1))
     caps = [max(Fraction(1), Fraction(int(peak * share))) for peak in peaks]
-    copied = with_copies(plain, replace(Costs(), O=Fraction(1), R=Fraction(1)), caps)
+    copied = add_copies(plain, replace(Costs(), O=Fraction(1), R=Fraction(1)), caps)
     assert copied is not None and sum(held_at_most(copied[0], Fraction(1))) < sum(peaks)
     copied[0].check()
     return copied[0]

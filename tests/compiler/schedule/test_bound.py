@@ -12,7 +12,7 @@ import pytest
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from compiler.schedule import SCHEDULES, bound
 from compiler.schedule.bound import least, lower_bound
-from compiler.schedule.costs import PAIR_KINDS, Costs, parse_costs, shipped, with_every_pair_gaining
+from compiler.schedule.costs import PAIR_KINDS, Costs, parse_costs, shipped_costs, with_every_pair_gaining
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.waits import Waits
@@ -35,8 +35,8 @@ GAIN = parse_costs("F=1,I=1,W=1,FB=1.8")
         (8, 10, GAIN, 9, "30.2"),
         (16, 32, GAIN, 17, "83"),
         (8, 20, with_every_pair_gaining(GAIN), 9, "43.2"),
-        (16, 120, shipped("deepseek-v3-low"), 17, "17375.5216"),
-        (16, 120, shipped("deepseek-v3-high"), 17, "18114.7216"),
+        (16, 120, shipped_costs("deepseek-v3-low"), 17, "17375.5216"),
+        (16, 120, shipped_costs("deepseek-v3-high"), 17, "18114.7216"),
     ],
 )
 def test_bidirectional(ranks: int, micro_batches: int, costs: Costs, cap: int, bound: str) -> None:
@@ -147,7 +147,7 @@ def test_at_least_the_bound_of_shares(ranks: int, micro_batches: int, costs: Cos
 
 def test_v3_is_above_the_bound_of_shares() -> None:
     for table, shares in (("deepseek-v3-low", 16_808), ("deepseek-v3-high", 17_252)):
-        assert lower_bound(BIDIRECTIONAL, 16, 120, shipped(table), 17) > shares
+        assert lower_bound(BIDIRECTIONAL, 16, 120, shipped_costs(table), 17) > shares
 
 
 # ---------------------------------------------------------------- it is a bound

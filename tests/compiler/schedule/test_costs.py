@@ -13,8 +13,8 @@ from compiler.schedule.costs import (
     Costs,
     costs_of_json,
     parse_costs,
-    shipped,
-    shipped_names,
+    shipped_cost_names,
+    shipped_costs,
     with_every_pair_gaining,
 )
 from runtime.contract.actions import Action, Pair
@@ -82,8 +82,8 @@ def test_the_bounds_of_times_are_times() -> None:
 
 def test_the_shipped_tables_are_the_published_numbers() -> None:
     """ms of four layers of V3; the pairs not measured by the lane rule, worked out by hand."""
-    assert shipped_names() == ("deepseek-v3-high", "deepseek-v3-low")
-    low, high = shipped("deepseek-v3-low"), shipped("deepseek-v3-high")
+    assert shipped_cost_names() == ("deepseek-v3-high", "deepseek-v3-low")
+    low, high = shipped_costs("deepseek-v3-low"), shipped_costs("deepseek-v3-high")
     assert [float(low.lone_time(kind)) for kind in "FBIW"] == [77.7, 133.9, 98.8, 35.1]
     assert [float(high.lone_time(kind)) for kind in "FBIW"] == [97.5, 146.8, 111.7, 35.1]
     assert low.pair_time("FB") == high.pair_time("BF") == 129  # measured, not the rule's 129.0024
@@ -185,7 +185,7 @@ def test_a_pair_of_unequal_weights_keeps_its_share_and_takes_as_long_as_the_long
 
 
 def test_every_step_has_a_time_in_any_order() -> None:
-    costs = shipped("deepseek-v3-low")
+    costs = shipped_costs("deepseek-v3-low")
     for a, b in product("FBIW", repeat=2):
         time = costs.step_time(Pair(Action(a, 0, 0), Action(b, 0, 1)), 0)
         assert time == costs.step_time(Pair(Action(b, 0, 1), Action(a, 0, 0)), 0) == costs.pair_time(a + b)

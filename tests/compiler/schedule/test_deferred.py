@@ -8,12 +8,12 @@ import pytest
 
 from compiler.schedule import SCHEDULES, schedule_of_block
 from compiler.schedule.costs import Costs
-from compiler.schedule.schedule import Schedule, most_deferred
+from compiler.schedule.schedule import Schedule, max_deferred_gradients
 from compiler.schedule.simulate import simulate
 from dsl.schema import ScheduleBlock
 from runtime.contract.actions import Action, actions_of
 
-SPLIT = [name for name, row in SCHEDULES.items() if most_deferred(row.generate(4, 12)) > 1]
+SPLIT = [name for name, row in SCHEDULES.items() if max_deferred_gradients(row.generate(4, 12)) > 1]
 
 
 def counted(schedule: Schedule) -> list[Counter[Action]]:
@@ -27,7 +27,7 @@ def test_a_rank_defers_no_more_than_it_may(name: str, most: int) -> None:
     unlimited = SCHEDULES[name].generate(4, 12)
     fewer = unlimited.deferring_at_most(most)
     fewer.check()
-    assert most_deferred(fewer) == min(most, most_deferred(unlimited))
+    assert max_deferred_gradients(fewer) == min(most, max_deferred_gradients(unlimited))
     assert counted(fewer) == counted(unlimited)
     for before, after in zip(unlimited.actions, fewer.actions, strict=True):
         other_steps = [[step for step in steps if "W" not in str(step)] for steps in (before, after)]
@@ -47,13 +47,15 @@ def test_a_rank_defers_no_more_than_it_may(name: str, most: int) -> None:
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_limit_that_is_not_reached_changes_nothing(name: str) -> None:
     unlimited = SCHEDULES[name].generate(4, 12)
-    assert unlimited.deferring_at_most(most_deferred(unlimited)) == unlimited.deferring_at_most(None) == unlimited
+    assert (
+        unlimited.deferring_at_most(max_deferred_gradients(unlimited)) == unlimited.deferring_at_most(None) == unlimited
+    )
 
 
 def test_a_spec_limits_its_schedule() -> None:
     block = ScheduleBlock(name="dualpipe", deferred=2)
     assert (
-        most_deferred(schedule_of_block(block, 8, 20))
+        max_deferred_gradients(schedule_of_block(block, 8, 20))
         == 2
-        < most_deferred(schedule_of_block(ScheduleBlock(name="dualpipe"), 8, 20))
+        < max_deferred_gradients(schedule_of_block(ScheduleBlock(name="dualpipe"), 8, 20))
     )

@@ -21,7 +21,7 @@ from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import simulate
-from compiler.schedule.solver import Solution, Solver, solved_with_copies
+from compiler.schedule.solver import Solution, Solver, solve_with_copies
 from compiler.schedule.spec_schedule import read_schedule
 from compiler.schedule.torch_csv import from_torch_csv, to_torch_csv
 from compiler.tools.picture.drawing import DrawnCopy
@@ -136,7 +136,7 @@ def test_bounds_and_searches_hold_against_all_orders(sizes: tuple[int, int], cap
         least = best_under(cap, costs, *sizes, whole)
         assert lower_bound(ONE_STAGE, *sizes, costs, cap) <= least
         solution = auto(costs, cap, *sizes)
-        assert solution.lower_bound <= solution.makespan <= auto(costs.on_device(), cap, *sizes).makespan
+        assert solution.lower_bound <= solution.makespan <= auto(costs.without_offload(), cap, *sizes).makespan
         assert whole or solution.makespan >= least
 
 
@@ -146,7 +146,7 @@ def auto(costs: Costs, cap: int, num_ranks: int, num_micro_batches: int) -> Solu
     def search(each: Solver) -> Solution:
         return each.solve(num_ranks, num_micro_batches, placement=ONE_STAGE)
 
-    return solved_with_copies(solver, num_ranks, num_ranks, search) if costs.can_offload else search(solver)
+    return solve_with_copies(solver, num_ranks, num_ranks, search) if costs.can_offload else search(solver)
 
 
 @pytest.mark.parametrize(("placement", "keeps"), [(ONE_STAGE, 1), (V, HALF), (BIDIRECTIONAL, 1)], ids=str)
@@ -159,13 +159,13 @@ def test_auto_copies_where_that_is_shorter(placement: StagePlacement, keeps: Fra
     def search(each: Solver) -> Solution:
         return each.solve(P, 7, placement=placement)
 
-    solution = solved_with_copies(solver, P, P, search)
+    solution = solve_with_copies(solver, P, P, search)
     solution.schedule.check()
-    without = search(replace(solver, costs=costs.on_device()))
+    without = search(replace(solver, costs=costs.without_offload()))
     timeline = simulate(solution.schedule, solution.costs)
     assert max(timeline.peak_activations) <= cap * solution.schedule.stage_placement.stages_per_rank
     assert solution.lower_bound <= timeline.makespan == solution.makespan < without.makespan
-    assert solved_with_copies(solver, P, P, search) == solution
+    assert solve_with_copies(solver, P, P, search) == solution
 
 
 def test_the_page_has_a_row_for_each_cap_and_time() -> None:

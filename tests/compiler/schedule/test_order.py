@@ -26,7 +26,7 @@ from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import bound_of_unequal
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
 from compiler.schedule.measure import measure
-from compiler.schedule.order import _TimedSteps, best_order, ordered
+from compiler.schedule.order import _TimedSteps, best_order, reorder_costs
 from compiler.schedule.simulate import simulate
 from dsl.load import load
 from runtime.contract.actions import Action, Pair
@@ -68,7 +68,7 @@ def test_agrees_with_a_plain_simulator_and_the_bound_is_below(name: str) -> None
         assert measure(schedule, costs).lower_bound <= timeline.makespan
         order = rng.sample(range(micro_batches), micro_batches)
         score = _TimedSteps(schedule, costs).scores([order])[0]
-        exact = simulate(schedule, ordered(costs, order))
+        exact = simulate(schedule, reorder_costs(costs, order))
         ends = [rank[-1][1] for rank in exact.spans]
         assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
 
@@ -80,12 +80,12 @@ def test_an_order_is_timed_with_its_copies(name: str) -> None:
     costs = random_costs(rng, schedule.num_stages, 4)
     costs = replace(costs, micro_batches=weights(10, 0.6, 4), O=Fraction(3), R=Fraction(5))
     order = rng.sample(range(10), 10)
-    exact = simulate(schedule, ordered(costs, order))
+    exact = simulate(schedule, reorder_costs(costs, order))
     ends = [rank[-1][1] for rank in exact.spans]
     score = _TimedSteps(schedule, costs).scores([order])[0]
     assert score == pytest.approx(float(exact.makespan + Fraction(1, 5) * sum(ends) / len(ends)))
     best = best_order(schedule, costs, effort=0.02)
-    assert simulate(schedule, ordered(costs, best)).makespan < simulate(schedule, costs).makespan
+    assert simulate(schedule, reorder_costs(costs, best)).makespan < simulate(schedule, costs).makespan
 
 
 def test_a_run_of_a_file_with_copies_has_an_order() -> None:
@@ -112,10 +112,10 @@ def test_the_bound_is_at_most_the_best_of_all_schedules(placement: StagePlacemen
 def test_orders_of_few_micro_batches_are_optimal(name: str) -> None:
     schedule = SCHEDULES[name].generate(3, 5)
     costs = Costs(micro_batches=weights(5, 0.6, 7))
-    best = min(simulate(schedule, ordered(costs, order)).makespan for order in permutations(range(5)))
+    best = min(simulate(schedule, reorder_costs(costs, order)).makespan for order in permutations(range(5)))
     order = best_order(schedule, costs)
     assert sorted(order) == [*range(5)]
-    assert simulate(schedule, ordered(costs, order)).makespan == best
+    assert simulate(schedule, reorder_costs(costs, order)).makespan == best
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_an_order_takes_less_than_a_random_one(name: str, sigma: float, less: fl
     schedule = SCHEDULES[name].generate(8, 24)
     costs = Costs(micro_batches=weights(24, sigma, 1))
     rng = random.Random(0)
-    random_makespans = [simulate(schedule, ordered(costs, rng.sample(range(24), 24))).makespan for _ in range(10)]
-    makespan = simulate(schedule, ordered(costs, best_order(schedule, costs, 0.3))).makespan
+    random_makespans = [simulate(schedule, reorder_costs(costs, rng.sample(range(24), 24))).makespan for _ in range(10)]
+    makespan = simulate(schedule, reorder_costs(costs, best_order(schedule, costs, 0.3))).makespan
     assert makespan <= (1 - less) * sum(random_makespans) / len(random_makespans)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.schedules import BEGIN, CASES, COLUMNS, END, PAGE, TABLE_PAGE, Case, row, with_column
 from compiler.cli.main import main
-from compiler.schedule.costs import costs_of_json, shipped
+from compiler.schedule.costs import costs_of_json, shipped_costs
 
 TEXT = PAGE.read_text("utf-8")
 TABLES = TABLE_PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]
@@ -33,7 +33,7 @@ def test_tables_match_the_printed_output(
 
 def test_the_tables_of_costs_are_read() -> None:
     assert costs_of_json(PLAIN).pair_time("FF") == costs_of_json(json.dumps(json.loads(PLAIN))).pair_time("FF")
-    assert costs_of_json(LANES) == shipped("deepseek-v3-low")
+    assert costs_of_json(LANES) == shipped_costs("deepseek-v3-low")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if (4, 8, 5) in case.sizes], ids=lambda case: case.title)

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 
 from compiler.schedule import SCHEDULES
-from compiler.schedule.costs import PAIR_KINDS, Costs, parse_costs, shipped
+from compiler.schedule.costs import PAIR_KINDS, Costs, parse_costs, shipped_costs
 from compiler.schedule.schedule import Schedule, ScheduleError
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.weights import StageWeight, Weight
@@ -34,7 +34,7 @@ def test_dualpipe_idles_six_units_everywhere() -> None:
 
 @pytest.mark.parametrize(("table", "tenths"), [("deepseek-v3-low", 179_783), ("deepseek-v3-high", 187_927)])
 def test_dualpipe_of_v3(table: str, tenths: int) -> None:
-    timeline = simulate(SCHEDULES["dualpipe"].generate(16, 120), shipped(table))
+    timeline = simulate(SCHEDULES["dualpipe"].generate(16, 120), shipped_costs(table))
     assert timeline.makespan == Fraction(tenths, 10)
 
 
@@ -48,7 +48,7 @@ def test_1f1b(ranks: int, micro_batches: int) -> None:
 
 
 def test_makespan_scales_with_the_unit() -> None:
-    schedule, costs = SCHEDULES["dualpipe"].generate(6, 14), shipped("deepseek-v3-high")
+    schedule, costs = SCHEDULES["dualpipe"].generate(6, 14), shipped_costs("deepseek-v3-high")
     seventh = replace(
         costs,
         F=costs.F / 7,

@@ -16,7 +16,7 @@ from compiler.schedule.costs import Costs, costs_of_json
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
-from compiler.schedule.weights import StagePairs, Weight, by_kind, cut_anew, rounded
+from compiler.schedule.weights import StagePairs, Weight, as_weight, cut_anew, round_weights
 from runtime.contract.actions import Action, Pair
 from tests.compiler.schedule.independent import judge
 from tests.compiler.schedule.optima import Case, case
@@ -32,7 +32,7 @@ def uneven(rng: random.Random, stages: int) -> tuple[Weight, ...]:
 
 def with_pairs(rng: random.Random, costs: Costs) -> Costs:
     """The costs with pairs per stage, each with a different gain."""
-    labelled = tuple(weight._replace(label=rng.randint(1, 3)) for weight in map(by_kind, costs.stages))
+    labelled = tuple(weight._replace(label=rng.randint(1, 3)) for weight in map(as_weight, costs.stages))
     sides = [(kind, label) for label in (1, 2, 3) for kind in "FBIW"]
     shares = (Fraction(rng.randint(5, 14), 10) for _ in range(200))
     pairs = [(a, b, share) for (a, b), share in zip(combinations_with_replacement(sides, 2), shares, strict=False)]
@@ -41,7 +41,7 @@ def with_pairs(rng: random.Random, costs: Costs) -> Costs:
 
 def judged(schedule, costs: Costs) -> Fraction:  # type: ignore[no-untyped-def]
     times = {kind: costs.lone_time(kind) for kind in "FBIW"} | dict(costs.pairs)
-    weights = [dict(zip("FBIW", by_kind(weight).factors, strict=True)) for weight in costs.stages]
+    weights = [dict(zip("FBIW", as_weight(weight).factors, strict=True)) for weight in costs.stages]
     return judge(schedule.to_text(), times, costs.latency, weights).makespan
 
 
@@ -77,14 +77,14 @@ def test_recutting_keeps_the_time_of_each_kind(wanted: int) -> None:
     anew = cut_anew(weights, wanted)
     for kind in "FBIW":
         old_total, new_total = (
-            sum(by_kind(weight).factor(kind) for weight in stage_weights) for stage_weights in (weights, anew)
+            sum(as_weight(weight).factor(kind) for weight in stage_weights) for stage_weights in (weights, anew)
         )
         assert old_total * wanted == new_total * len(weights)
 
 
 def test_rounded_in_parts() -> None:
     third = Fraction(1, 3)
-    assert rounded((third, Weight(third, 0 * third, 1 + third, third)), 10) == (
+    assert round_weights((third, Weight(third, 0 * third, 1 + third, third)), 10) == (
         Fraction(3, 10),
         Weight(Fraction(3, 10), Fraction(1, 10), Fraction(13, 10), Fraction(3, 10)),
     )
@@ -176,7 +176,7 @@ def test_the_search_of_weights_by_kind(seed: int) -> None:
     """Its makespan equals the judge's, and is shorter than that of the search with the mean weight of each stage."""
     rng = random.Random(seed)
     costs = Costs(pairs=(("BF", Fraction(12, 5)),), stages=uneven(rng, 4))
-    blurred = replace(costs, stages=tuple((w.F + w.B + w.I + w.W) / 4 for w in map(by_kind, costs.stages)))
+    blurred = replace(costs, stages=tuple((w.F + w.B + w.I + w.W) / 4 for w in map(as_weight, costs.stages)))
     makespans = []
     for table in (costs, blurred):
         solution = Solver(table, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 8)

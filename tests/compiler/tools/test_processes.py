@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from compiler.tools import processes
-from compiler.tools.processes import ask, call, call_both, compiled
+from compiler.tools.processes import ask, call, call_both, run_compiler
 
 Captured = pytest.CaptureFixture[str]
 
@@ -81,9 +81,9 @@ def test_answers_and_their_progress_are_received() -> None:
 
 def test_a_compilation_gives_its_digest(capfd: Captured) -> None:
     files = open_files()
-    assert compiled(["compiles", "0"], quiet=True) == (0, "abc")
-    assert compiled(["compiles", "2"], quiet=False) == (2, "abc")
-    assert compiled(["ends", "2"], quiet=False) == (2, "") and capfd.readouterr().out == "said\n"
+    assert run_compiler(["compiles", "0"], quiet=True) == (0, "abc")
+    assert run_compiler(["compiles", "2"], quiet=False) == (2, "abc")
+    assert run_compiler(["ends", "2"], quiet=False) == (2, "") and capfd.readouterr().out == "said\n"
     assert open_files() == files
 
 
@@ -119,7 +119,7 @@ def test_lines_are_shown_as_they_come_and_kept(capfd: Captured) -> None:
     lines, files = list[str](), open_files()
 
     def run() -> None:
-        with processes.Captured(lines.append) as output:
+        with processes.CapturedOutput(lines.append) as output:
             output.tell("before")
             assert call(["ends", "3"], output=output) == 3
             assert call(["killed", "9"], output=output) == 128 + 9

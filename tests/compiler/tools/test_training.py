@@ -47,7 +47,7 @@ class Processes:
         assert len(self.told) < 200, "it starts processes without end"
         return self.codes.pop(0) if self.codes else 0
 
-    def compiled(self, command: Sequence[str], *, output: OutputLines, quiet: bool = False) -> tuple[int, str]:
+    def run_compiler(self, command: Sequence[str], *, output: OutputLines, quiet: bool = False) -> tuple[int, str]:
         self.told.append(tuple(command))
         self.quiet.append(quiet)
         return self.compiler_code, "" if self.compiler_code else f"digest {len(self.told)}"
@@ -67,7 +67,7 @@ class Processes:
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
     """In a folder with two specs."""
     stand_in = Processes()
-    for name in ("call", "compiled", "call_both"):
+    for name in ("call", "run_compiler", "call_both"):
         monkeypatch.setattr(training, name, getattr(stand_in, name))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").mkdir()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.contract import DataRecipe, DataRequest, TrainedTokenizer
-from runtime.data.prepare import Prepared, prepare
+from runtime.data.prepare import PreparedFolder, prepare
 
 WORDS = (
     "while",
@@ -43,8 +43,8 @@ def spec_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def prepared(spec_folder: Path, tmp_path: Path) -> Callable[..., Prepared]:
-    def run(out: Path = tmp_path / "data", *, vocab: int = 400, seed: int = 7, **data: Any) -> Prepared:
+def prepared(spec_folder: Path, tmp_path: Path) -> Callable[..., PreparedFolder]:
+    def run(out: Path = tmp_path / "data", *, vocab: int = 400, seed: int = 7, **data: Any) -> PreparedFolder:
         request = DataRequest(replace(CORPUS, **data), vocab, seed)
         return prepare(request, spec_folder, out, lambda phase, done, total: None)
 

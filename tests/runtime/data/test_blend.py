@@ -23,11 +23,11 @@ from runtime.contract import BlendSource, DataRecipe, TrainedTokenizer
 from runtime.data.blend import Blend, SourceShare
 from runtime.data.order import Order
 from runtime.data.position import Move, Position
-from runtime.run.starting_position import order_of, position_in
+from runtime.run.starting_position import order_of, resume_position
 from tests.runtime.plans import small_plan
 
 WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
-SAME: Move = partial(Position.under, same_text=True)
+SAME: Move = partial(Position.convert_to, same_text=True)
 
 
 def blend(weights: Sequence[int], windows: Sequence[int] | int = 50, **changes: int) -> Blend:
@@ -82,7 +82,7 @@ def test_a_run_whose_sources_had_one_order_goes_on(build: Build, tmp_path: Path)
     shares = (replace(share, order=replace(share.order, seed=1)) for share in order.shares)
     before, windows = walk(Position(order=replace(order, shares=tuple(shares))), [8] * 15)
     checkpoint = cast(LoadedCheckpoint, SimpleNamespace(meta={"position": before.to_json()}))
-    position, notes = position_in(checkpoint, build, order, same_text=True)
+    position, notes = resume_position(checkpoint, build, order, same_text=True)
     assert notes == ["sources have other orders: samples not yet used in this epoch come first"]
     windows += walk(position, [8] * 22 + [4])[1]
     assert len(windows) == 300 == len({*windows})
@@ -121,7 +121,7 @@ def test_integer_weights_have_the_written_proportions(weights: list[object]) -> 
 @settings(deadline=None, max_examples=50)
 def test_no_window_twice_within_an_epoch_of_its_source(weights: list[int], sizes: list[int]) -> None:
     order = blend(weights, [3 + k for k in range(len(weights))])
-    position, windows = walk(Position().blended(order, SAME), sizes)
+    position, windows = walk(Position().continue_in_blend(order, SAME), sizes)
     epochs_read(order, windows)
     assert isinstance(position.order, Blend)
     drawn = Counter(name for name, _ in windows)
@@ -144,8 +144,8 @@ def test_other_weights_go_on_with_each_source(weights: list[int], random: object
     new_weights = [*weights]
     random.shuffle(new_weights)  # type: ignore[attr-defined]
     first, second = blend(weights, 7), blend(new_weights, 7)
-    position, earlier = walk(Position().blended(first, SAME), [1] * before)
-    position = position.blended(second, SAME)
+    position, earlier = walk(Position().continue_in_blend(first, SAME), [1] * before)
+    position = position.continue_in_blend(second, SAME)
     position, later = walk(position, [1] * after)
     epochs_read(first, [*earlier, *later])
     since = later if new_weights != weights else [*earlier, *later]  # equal weights continue within their period
@@ -155,9 +155,9 @@ def test_other_weights_go_on_with_each_source(weights: list[int], random: object
 
 
 def test_added_sources_begin_and_removed_ones_are_dropped() -> None:
-    position, _ = walk(Position().blended(blend([2, 1]), SAME), [9])
+    position, _ = walk(Position().continue_in_blend(blend([2, 1]), SAME), [9])
     order = blend([1, 1, 2])
-    position = position.blended(replace(order, shares=order.shares[1:]), SAME)
+    position = position.continue_in_blend(replace(order, shares=order.shares[1:]), SAME)
     assert isinstance(position.order, Blend)
     assert position.order.nexts(position.next) == {"s1": 3, "s2": 0}
 
@@ -166,16 +166,16 @@ def test_added_sources_begin_and_removed_ones_are_dropped() -> None:
 def test_another_seed_skips_windows_already_seen_in_the_epoch(seed: int) -> None:
     """The weights still hold, since a source continues with windows that it has not given yet."""
     first, second = blend([3, 1], 40), blend([3, 1], 40, seed=seed)
-    position, earlier = walk(Position().blended(first, SAME), [4] * 9)
-    position, later = walk(position.blended(second, SAME), [4] * 20)
+    position, earlier = walk(Position().continue_in_blend(first, SAME), [4] * 9)
+    position, later = walk(position.continue_in_blend(second, SAME), [4] * 20)
     epochs_read(first, [*earlier, *later])
     counts = Counter(name for name, _ in later)
     assert counts == {"s0": 60, "s1": 20}
 
 
 def test_an_equal_blend_keeps_the_position() -> None:
-    position, _ = walk(Position().blended(blend([2, 3]), SAME), [4, 4])
-    assert position.blended(blend([2, 3]), SAME) is position
+    position, _ = walk(Position().continue_in_blend(blend([2, 3]), SAME), [4, 4])
+    assert position.continue_in_blend(blend([2, 3]), SAME) is position
 
 
 @pytest.mark.parametrize("weights", [(7, 3), (1, 1, 1), (5, 0, 2)])
@@ -186,7 +186,7 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
     for phase, (sequence, samples) in enumerate([(8, 50), (16, 33), (32, 12), (8, 25)], 1):
         order = Order(sequence, pieces * piece // sequence, 1, piece)
         shares = tuple(SourceShare(f"s{k}", weight, order) for k, weight in enumerate(weights))
-        position = position.blended(Blend(shares, 0, samples if phase < 4 else None, phase), SAME)
+        position = position.continue_in_blend(Blend(shares, 0, samples if phase < 4 else None, phase), SAME)
         assert isinstance(position.order, Blend)
         for index in position.draw(samples).tolist():
             number, of_source = position.order.place(index)
@@ -202,7 +202,7 @@ def test_phases_of_other_sequences_read_no_token_twice(weights: tuple[int, ...])
 
 @pytest.mark.parametrize("change", [{"first": -1}, {"shares": []}, {"samples": "2"}, {"more": 1}, {"first": 9}])
 def test_an_invalid_blend_is_refused(change: dict[str, object]) -> None:
-    value = Position().blended(blend([1, 2]), SAME).to_json()
+    value = Position().continue_in_blend(blend([1, 2]), SAME).to_json()
     value["order"] |= change
     with pytest.raises(ValueError, match="no position in the data"):
         Position.from_json(value)

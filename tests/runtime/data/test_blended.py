@@ -14,13 +14,13 @@ from runtime.data.blend import Blend, SourceShare
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
 from runtime.data.order import Order
-from runtime.data.prepare import Prepared
+from runtime.data.prepare import PreparedFolder
 from runtime.data.samples import BlendSamples, Samples, samples_of
 from runtime.data.shards import ShardReader
 
 SOURCES = (BlendSource("web", "web/*.txt", 7), BlendSource("code", "code/*.txt", 3))
 REQUEST = DataRequest(DataRecipe(None, TrainedTokenizer(270), 0.3, sources=SOURCES), 400, 7)
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., PreparedFolder]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def prepare(tmp_path: Path) -> Prepare:
         for number in range(8):
             (tmp_path / name / f"{number}.txt").write_text(words * (9 + number) + f"{name} {number}")
 
-    def run(out: str = "run", request: DataRequest = REQUEST, **more: object) -> Prepared:
+    def run(out: str = "run", request: DataRequest = REQUEST, **more: object) -> PreparedFolder:
         cache = tmp_path / "cache"
         return prepare_data(request, tmp_path, tmp_path / out, lambda *_: None, cache=cache, **more)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, store, tokenizer
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
-from runtime.data.prepare import Prepared, prepare
+from runtime.data.prepare import PreparedFolder, prepare
 from tests.runtime.data.conftest import CORPUS
 
 
@@ -38,7 +38,7 @@ class Preparing:
         resumed: Sequence[str] = (),
         cached: bool = True,
         **data: Any,
-    ) -> Prepared:
+    ) -> PreparedFolder:
         self.encoded, self.trained, self.said = 0, 0, []
         request = DataRequest(replace(CORPUS, **data), 400, seed)
         target, cache = self.folder / "runs" / run / "data", self.cache if cached else None
@@ -59,7 +59,7 @@ class Preparing:
 @pytest.fixture
 def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     counter = Preparing(tmp_path)
-    by_library, by_process, train = tokenizer.encode, GivenTokenizer.encode, encode.trained
+    by_library, by_process, train = tokenizer.encode, GivenTokenizer.encode, encode.open_trained_tokenizer
 
     def library(bpe: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         counter.encoded += len(texts)
@@ -75,7 +75,7 @@ def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(tokenizer, "encode", library)
     monkeypatch.setattr(GivenTokenizer, "encode", process)
-    monkeypatch.setattr(encode, "trained", training)
+    monkeypatch.setattr(encode, "open_trained_tokenizer", training)
     yield counter
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_entry_is_found_and_made_again(preparing: Preparing, name: str
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     second = preparing("second")
     assert preparing.encoded == 24 and _bytes(second.folder) == _bytes(first.folder) == wanted
-    assert store.verified(entry) is not None
+    assert store.verified_meta(entry) is not None
     preparing("third")
     assert preparing.encoded == 0
 
@@ -178,7 +178,7 @@ def test_a_pipe_in_an_entry_is_not_waited_for(preparing: Preparing) -> None:
             os.mkfifo(damaged / name)
             assert not (damaged == folder and preparing("first", cached=False).reused)
             preparing("second")
-            assert store.verified(preparing.entries()[0]) is not None
+            assert store.verified_meta(preparing.entries()[0]) is not None
             shutil.rmtree(preparing.folder / "runs/second")
 
 

@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.contract import ChatRecipe
 from runtime.data import chat, tokenizer
-from runtime.data.chat import Encoded, RowEncoder, read_settings
+from runtime.data.chat import EncodedRow, RowEncoder, read_settings
 from runtime.data.chat_template import Template
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
@@ -272,7 +272,7 @@ def test_the_process_gives_the_results_of_the_encoder(tmp_path: Path) -> None:
     rows += [{"prompt": "an assist", "completion": "ant"}, {"prompt": "ab", "completion": "c"}]
     write_rows(file.path, rows)
     encoder = encoder_of(path)
-    wanted: list[Encoded] = [encoder.encode([json.dumps(row)])[0] for row in rows]
+    wanted: list[EncodedRow] = [encoder.encode([json.dumps(row)])[0] for row in rows]
     with GivenTokenizer(path, tokenizer.read(path), read_settings(SETTINGS, path, tmp_path)) as process:
         by_process = process.encode([(file, text) for text in chat.rows(file)])
         assert process.notices.unaligned == sum(not encoded.aligned for encoded in wanted) == 1

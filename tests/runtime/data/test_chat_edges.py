@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from runtime.data import tokenizer
-from runtime.data.chat import Encoded, RowEncoder
+from runtime.data.chat import EncodedRow, RowEncoder
 from runtime.data.files import DataError
 from tests.runtime.data.chats import END, START, said, train_tokenizer
 
@@ -38,7 +38,7 @@ def trimmed() -> Tokenizer:
     return bpe
 
 
-def texts_with_loss(bpe: Tokenizer, template: str | None, row: dict[str, Any]) -> tuple[str, list[str], Encoded]:
+def texts_with_loss(bpe: Tokenizer, template: str | None, row: dict[str, Any]) -> tuple[str, list[str], EncodedRow]:
     """The text of a row's tokens, each run of it that has a loss, and the encoded row."""
     settings = {
         "template": template,

@@ -22,7 +22,7 @@ from runtime.data import filters, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
 from runtime.data.files import DataError
 from runtime.data.filters import KEPT, NAMES
-from runtime.data.prepare import Prepared
+from runtime.data.prepare import PreparedFolder
 from runtime.data.shards import ShardReader
 from tests.compiler.cli.forms import parsed
 from tests.runtime.data import megatron
@@ -87,7 +87,7 @@ def request(source: str = "all/*.jsonl", chosen: FiltersRecipe | None = ALL, **d
     return DataRequest(replace(values, **data), 400, 7)
 
 
-def shared(folder: Path, cache: Path, jobs: int = 1, asked: DataRequest | None = None) -> Prepared:
+def shared(folder: Path, cache: Path, jobs: int = 1, asked: DataRequest | None = None) -> PreparedFolder:
     return prepare_shared(asked or request(), folder, cache, lambda *_: None, lambda _: None, jobs)
 
 
@@ -95,7 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def tokens(prepared: Prepared) -> dict[str, bytes]:
+def tokens(prepared: PreparedFolder) -> dict[str, bytes]:
     """The contents of the shards of a folder, by name."""
     files = contents(prepared.folder).items()
     return {name: content for name, content in files if name.endswith(SHARDS[:4])}
@@ -180,7 +180,7 @@ def test_filtering_resumes_after_stored_results(
 def test_a_run_finds_prepared_data_or_makes_the_same(spec_folder: Path, tmp_path: Path) -> None:
     before, messages = shared(spec_folder, tmp_path / "cache", 2), list[str]()
 
-    def run(name: str, cache: Path | None) -> Prepared:
+    def run(name: str, cache: Path | None) -> PreparedFolder:
         target = tmp_path / name
         return prepare_data(request(), spec_folder, target, lambda *_: None, messages.append, cache=cache)
 
@@ -199,7 +199,7 @@ def test_a_run_finds_prepared_data_or_makes_the_same(spec_folder: Path, tmp_path
 def test_a_resume_needs_no_text_for_the_same_filters(spec_folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "all", "one", [text for _, text in corpus()][:40])
 
-    def run(chosen: FiltersRecipe, *resumed: str) -> Prepared:
+    def run(chosen: FiltersRecipe, *resumed: str) -> PreparedFolder:
         data_request = request(chosen=chosen)
         return prepare_data(data_request, tmp_path, tmp_path / "run", lambda *_: None, resumed=resumed)
 
@@ -231,8 +231,8 @@ def test_a_text_is_filtered_once(spec_folder: Path, tmp_path: Path, monkeypatch:
     """Another tokenizer, share or seed uses the stored results. A damaged result is computed again."""
     first = shared(spec_folder, tmp_path)
     wanted = contents(shared(spec_folder, tmp_path / "other", asked=request(tokenizer=TrainedTokenizer(290))).folder)
-    judged, calls = filters.judged, list[int]()
-    monkeypatch.setattr(filters, "judged", lambda *args: calls.append(1) or judged(*args))
+    judge_batch, calls = filters.judge_batch, list[int]()
+    monkeypatch.setattr(filters, "judge_batch", lambda *args: calls.append(1) or judge_batch(*args))
     (spec_folder / "own.json").write_bytes((first.folder / "tokenizer.json").read_bytes())
     for data in ({"tokenizer": "own.json"}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(290)}):
         result = shared(spec_folder, tmp_path, asked=request(**data))
@@ -301,15 +301,15 @@ def test_token_ids_have_no_text(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_is_named(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = filters._Judge._send
+    send = filters._JudgeProcess._send
 
-    def ended(self: filters._Judge, value: Any) -> None:
+    def ended(self: filters._JudgeProcess, value: Any) -> None:
         if isinstance(value, list):
             self._process.kill()
             self._process.wait()
         send(self, value)
 
-    monkeypatch.setattr(filters._Judge, "_send", ended)
+    monkeypatch.setattr(filters._JudgeProcess, "_send", ended)
     with pytest.raises(DataError, match=r"one\.jsonl: a process that filters its documents was killed by SIGKILL"):
         shared(spec_folder, tmp_path, 2)
 
@@ -318,20 +318,20 @@ def test_a_process_answers_each_question_before_the_next(monkeypatch: pytest.Mon
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it would make flushing unnecessary
     file: Any = SimpleNamespace(path=Path("one.jsonl"))
     texts = [text for _, text in corpus()]
-    with filters._Judge(ALL) as judge:
+    with filters._JudgeProcess(ALL) as judge:
         for batch in (texts[:3], texts[3:9]):
-            assert judge.ask([(file, text) for text in batch]) == filters.judged(ALL, batch)
+            assert judge.ask([(file, text) for text in batch]) == filters.judge_batch(ALL, batch)
 
 
 def test_results_are_read_as_they_were_written() -> None:
     texts = [*(text for _, text in corpus()), "", "…"][-20:]
     for chosen in (ALL, replace(ALL, duplicates="exact"), FiltersRecipe(shortest=50), FiltersRecipe(duplicates="near")):
-        content = filters.judged(chosen, texts)
-        judged = filters.Judged.from_bytes(content)
+        content = filters.judge_batch(chosen, texts)
+        judged = filters.BatchJudgement.from_bytes(content)
         assert judged.to_bytes() == content and len(judged.fates) == len(texts)
         assert len(judged.digests) == (np.count_nonzero(judged.fates == KEPT) if chosen.duplicates else 0)
         assert len(judged.signatures) == (len(judged.digests) if chosen.duplicates == "near" else 0)
-    assert filters.Judged.from_bytes(filters.judged(ALL, [])).fates.size == 0
+    assert filters.BatchJudgement.from_bytes(filters.judge_batch(ALL, [])).fates.size == 0
 
 
 # ---------------------------------------------------------------- the command
@@ -370,8 +370,8 @@ def test_a_killed_command_goes_on(
     process.kill()
     process.communicate()
     assert parts() and not [*(tmp_path / "killed/data").glob(f"{filters.FATES_PREFIX}*")]
-    answers, judged, calls = [], filters.judged, list[int]()
-    monkeypatch.setattr(filters, "judged", lambda *args: calls.append(len(answers)) or judged(*args))
+    answers, judge_batch, calls = [], filters.judge_batch, list[int]()
+    monkeypatch.setattr(filters, "judge_batch", lambda *args: calls.append(len(answers)) or judge_batch(*args))
     for cache in ("killed", "whole"):
         assert main([*command, str(tmp_path / cache), "--jobs", "1", "--format", "json"]) == 0
         answers.append(parsed(capsys.readouterr().out, "data_prepare"))

@@ -15,7 +15,7 @@ from runtime.data import given, template_process, tokenizer
 from runtime.data.chat import Settings
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
-from runtime.data.prepare import Prepared
+from runtime.data.prepare import PreparedFolder
 from runtime.data.readers import SourceFile
 from tests.progress import children
 
@@ -149,7 +149,7 @@ def test_an_invalid_tokenizer_is_refused_by_name(content: bytes, message: str) -
 
 
 def test_unreadable_tokenizers_are_refused_by_name(
-    prepared: Callable[..., Prepared], spec_folder: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Callable[..., PreparedFolder], spec_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(spec_folder / "pipe.json")
     (spec_folder / "folder.json").mkdir()
@@ -165,7 +165,9 @@ def test_unreadable_tokenizers_are_refused_by_name(
             prepared(tokenizer=f"{name}.json")
 
 
-def test_a_failure_leaves_nothing_behind(prepared: Callable[..., Prepared], spec_folder: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_behind(
+    prepared: Callable[..., PreparedFolder], spec_folder: Path, tmp_path: Path
+) -> None:
     (spec_folder / "own.json").write_bytes(_changed(lambda bpe: setattr(bpe, "pre_tokenizer", BACKTRACKS)))
     (spec_folder / "corpus" / "bad.txt").write_text("x" * 60)
     with pytest.raises(DataError, match=r"own\.json: cannot encode .*corpus/bad\.txt: the tokenizers library fails"):

@@ -18,8 +18,8 @@ from runtime.contract import BlendSource, DataRecipe, DataRequest, TrainedTokeni
 from runtime.data import infill
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
-from runtime.data.infill import ADDED, SENTINELS, Infilled, is_infilled, sentinels
-from runtime.data.prepare import Prepared
+from runtime.data.infill import ADDED, SENTINELS, InfilledStream, is_infilled, sentinels
+from runtime.data.prepare import PreparedFolder
 from runtime.data.samples import Samples
 from runtime.data.shards import ShardReader, ShardWriter
 from runtime.data.token_files import open_split
@@ -68,7 +68,7 @@ def test_every_document_can_be_restored(
 ) -> None:
     """Any range of tokens equals that range of the whole stream, so lengths and positions agree."""
     reader = shard(tmp_path_factory.mktemp("shard"), documents)
-    infilled = Infilled(reader, rate, seed, (BEGIN, HOLE, END), LAST)
+    infilled = InfilledStream(reader, rate, seed, (BEGIN, HOLE, END), LAST)
     rearranged = [infilled.document(i).tolist() for i in range(infilled.num_documents)]
     assert [restored(ids) for ids in rearranged] == [[*document, LAST] for document in documents]
     moved = [len(ids) - len(plain) - 1 for ids, plain in zip(rearranged, documents, strict=True)]
@@ -84,7 +84,7 @@ def test_a_document_without_an_end_is_restored(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "train", 100) as writer:
         writer.add([5, 6, 7])
     for seed in range(20):
-        infilled = Infilled(ShardReader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
+        infilled = InfilledStream(ShardReader(tmp_path / "train"), 1.0, seed, (BEGIN, HOLE, END), LAST)
         assert restored(infilled.document(0).tolist()) == [5, 6, 7]
 
 
@@ -102,7 +102,7 @@ def test_the_share_of_infilled_documents_is_the_rate() -> None:
 def test_cuts_are_uniform(tmp_path: Path) -> None:
     """Each of 16 pairs of cuts has 1/16 of 4,000 documents of 3 tokens: χ² with 15 degrees of freedom, within 5σ."""
     reader = shard(tmp_path, [[1, 2, 3]] * 4000)
-    infilled = Infilled(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
+    infilled = InfilledStream(reader, 1.0, 3, (BEGIN, HOLE, END), LAST)
     pairs = np.array([[infilled._cut(i, draw, 3) for draw in (1, 2)] for i in range(4000)])
     counts = np.bincount(pairs[:, 0] * 4 + pairs[:, 1], minlength=16)
     assert ((counts - 250) ** 2 / 250).sum() < 15 + 5 * math.sqrt(30)
@@ -138,11 +138,11 @@ def texts(folder: Path, name: str, count: int = 40) -> None:
         (folder / name / f"{number:02}.txt").write_text(f"{' '.join(words)} {number}")
 
 
-def prepare(folder: Path, data: DataRecipe, out: str = "run") -> Prepared:
+def prepare(folder: Path, data: DataRecipe, out: str = "run") -> PreparedFolder:
     return prepare_data(DataRequest(data, 400, 7), folder, folder / out, lambda *_: None, cache=folder / "cache")
 
 
-def ids_of(found: Prepared) -> tuple[int, ...]:
+def ids_of(found: PreparedFolder) -> tuple[int, ...]:
     ids = sentinels((found.folder / "tokenizer.json").read_text("utf-8"))
     assert ids is not None
     return ids

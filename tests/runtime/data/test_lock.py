@@ -14,14 +14,14 @@ import pytest
 
 from runtime.data import store
 from runtime.data.files import DataError
-from runtime.data.store import locked, tried
+from runtime.data.store import hold_lock, hold_lock_if_free
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """
 import signal, sys
 from pathlib import Path
-from runtime.data.store import locked
-with locked(Path(sys.argv[1]), "runs/other", print):
+from runtime.data.store import hold_lock
+with hold_lock(Path(sys.argv[1]), "runs/other", print):
     print("held", flush=True)
     signal.pause()
 """
@@ -49,15 +49,15 @@ def test_the_holder_is_named_and_its_death_releases_the_lock(tmp_path: Path) -> 
             if len(messages) == 3:
                 process.send_signal(signal.SIGKILL)
 
-        with tried(path) as free:
+        with hold_lock_if_free(path) as free:
             assert not free
-        with locked(path, "runs/own", say):
+        with hold_lock(path, "runs/own", say):
             assert process.wait() == -signal.SIGKILL
-            with tried(path) as free:
+            with hold_lock_if_free(path) as free:
                 assert not free
     expected = f"waiting for process {process.pid}, which prepares data for runs/other (lock: {path})"
     assert len(messages) >= 3 and set(messages) == {expected}
-    with tried(path) as free:
+    with hold_lock_if_free(path) as free:
         assert free
 
 
@@ -68,16 +68,16 @@ def test_a_wait_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         os.kill(os.getpid(), signal.SIGINT)
 
     path = tmp_path / ".lock"
-    with holder(path), pytest.raises(KeyboardInterrupt), locked(path, "runs/own", interrupt):
+    with holder(path), pytest.raises(KeyboardInterrupt), hold_lock(path, "runs/own", interrupt):
         pass
 
 
 def test_an_invalid_lock_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="pipe: not a regular file"), locked(tmp_path / "pipe", "runs/own", print):
+    with pytest.raises(DataError, match="pipe: not a regular file"), hold_lock(tmp_path / "pipe", "runs/own", print):
         pass
-    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "link", "runs/own", print):
+    with pytest.raises(OSError, match="symbolic links"), hold_lock(tmp_path / "link", "runs/own", print):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -85,5 +85,5 @@ def test_an_invalid_lock_file_is_refused(tmp_path: Path) -> None:
 def test_a_purpose_that_is_not_unicode_is_printed_too(tmp_path: Path) -> None:
     """Runs may be in folders whose names are arbitrary bytes."""
     path = tmp_path / ".lock"
-    with locked(path, os.fsdecode(b"runs/\xff"), print):
+    with hold_lock(path, os.fsdecode(b"runs/\xff"), print):
         assert path.read_bytes().endswith(b" prepares data for runs/\xff")

@@ -35,7 +35,7 @@ def orders(phases: Sequence[tuple[int, int]], pieces: int, seed: int) -> list[Or
 def test_phases_read_each_token_of_an_epoch_once(phases: list[tuple[int, int]], pieces: int, seed: int) -> None:
     position, read = Position(), list[int]()
     for order, (sequence, tokens) in zip(orders(phases, pieces, seed), phases, strict=True):
-        position = position.under(order, same_text=True) if position.order else replace(position, order=order)
+        position = position.convert_to(order, same_text=True) if position.order else replace(position, order=order)
         assert not position.cuts and position.next * sequence == order.first, "it goes on without a seam"
         drawn = position.draw(tokens // sequence)
         position = position.after(drawn, sequence)
@@ -66,7 +66,7 @@ def test_a_run_with_skipped_samples_continues_with_unseen_ones() -> None:
     position = position.after(drawn, 16)
     assert position.tokens == 640 and position.next == 42
     read_tokens = {token for index in drawn.tolist() for token in range(*first.tokens_of(index))}
-    after = position.under(second, same_text=True)
+    after = position.convert_to(second, same_text=True)
     spans = [second.tokens_of(int(index)) for index in after.draw(20)]
     assert after.cuts and all(2 * len(read_tokens & {*range(*span)}) <= 64 for span in spans)
 

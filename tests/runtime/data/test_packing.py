@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.data import packing
-from runtime.data.packing import packed
+from runtime.data.packing import pack_rows
 from runtime.data.samples import PADDING, ChatSurvey, RowSamples, Samples
 from runtime.data.shards import RowWriter, ShardWriter
 
 
 def packs_of(sizes: Sequence[int], room: int, first: int = 0) -> list[list[int]]:
     rows = np.arange(first, first + len(sizes))
-    packs = packed(rows, np.array(sizes, np.int64), room)
+    packs = pack_rows(rows, np.array(sizes, np.int64), room)
     return [packs.rows(pack).tolist() for pack in range(len(packs))]
 
 
@@ -61,7 +61,7 @@ def test_windows_are_packed_by_themselves(sizes: list[int], window: int) -> None
 def test_half_of_the_padding_and_more_is_gone() -> None:
     """With row lengths typical of conversations, 99% of tokens belong to rows, and no row is lost or repeated."""
     sizes = np.clip(np.random.default_rng(1).lognormal(5.5, 0.8, 20_000), 1, 2048).astype(np.int64)
-    packs = packed(np.arange(len(sizes)), sizes, 2048)
+    packs = pack_rows(np.arange(len(sizes)), sizes, 2048)
     assert sorted(row for pack in range(len(packs)) for row in packs.rows(pack).tolist()) == list(range(len(sizes)))
     assert sizes.sum() / (len(packs) * 2048) > 0.99
     assert all(sizes[packs.rows(pack)].sum() <= 2048 for pack in range(len(packs)))

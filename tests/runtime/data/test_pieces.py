@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.data import store
-from runtime.data.pieces import Journal, in_order, journaled
+from runtime.data.pieces import Journal, compute_with_journal, in_order
 
 RESULTS = [b"", b"one", b"two" * 100, b"\0" * 17]
 
@@ -98,13 +98,13 @@ def test_results_of_earlier_processes_are_counted(tmp_path: Path) -> None:
         with Journal(tmp_path / "journal", "text") as journal:
             assert journal.num_found == 0
             assert [journal.next(), journal.next()] == RESULTS[:2] and journal.num_found == 2
-            assert list(journaled([3, 4], [lambda item: b"%d" % item], journal, lambda: None)) == [
+            assert list(compute_with_journal([3, 4], [lambda item: b"%d" % item], journal, lambda: None)) == [
                 (3, RESULTS[2]),
                 (4, RESULTS[3]),
             ]
             assert journal.num_found == 4
     with Journal(tmp_path / "journal", "text") as journal:
-        items = list(journaled(range(6), [lambda item: b"%d" % item], journal, lambda: None))
+        items = list(compute_with_journal(range(6), [lambda item: b"%d" % item], journal, lambda: None))
         assert [result for _, result in items] == [*RESULTS, b"4", b"5"] and journal.num_found == 4
     assert _found(tmp_path / "journal") == [*RESULTS, b"4", b"5"]
 

@@ -19,12 +19,12 @@ from runtime.data import tokenizer
 from runtime.data.corpus import SourceFile, find
 from runtime.data.encode import split
 from runtime.data.files import DataError
-from runtime.data.prepare import Prepared, prepare
+from runtime.data.prepare import PreparedFolder, prepare
 from runtime.data.readers import documents
 from runtime.data.samples import Samples
 from runtime.data.shards import ShardReader
 
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., PreparedFolder]
 ROOT = Path(__file__).parents[3]
 # argv: out folder, spec folder. Prints the key and whether the data was reused.
 SCRIPT = """

@@ -26,7 +26,7 @@ from runtime.data import encode, pieces, readers, store
 from runtime.data.blended import prepare_data, prepare_shared
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
-from runtime.data.prepare import Prepared
+from runtime.data.prepare import PreparedFolder
 from tests.compiler.cli.forms import parsed
 from tests.runtime.data.conftest import CORPUS
 from tests.runtime.processes import wait_for
@@ -38,7 +38,7 @@ BLEND: dict[str, Any] = {
 }
 
 
-def prepared(folder: Path, cache: Path, jobs: int = 1, **data: Any) -> Prepared:
+def prepared(folder: Path, cache: Path, jobs: int = 1, **data: Any) -> PreparedFolder:
     request = DataRequest(replace(CORPUS, **data), 400, 7)
     return prepare_shared(request, folder, cache, lambda *_: None, lambda _: None, jobs)
 
@@ -66,7 +66,7 @@ def test_a_run_finds_prepared_data(
     data: Any, spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepared(spec_folder, tmp_path / "cache", **data)
-    for name in ("write_shards", "trained", "given", "tokenizer_of"):
+    for name in ("write_shards", "open_trained_tokenizer", "open_tokenizer", "train_tokenizer"):
         monkeypatch.delattr(encode, name)
     request, messages = DataRequest(replace(CORPUS, **data), 400, 7), list[str]()
     result = prepare_data(

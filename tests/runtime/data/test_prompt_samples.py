@@ -17,11 +17,11 @@ from runtime.contract import DataRecipe, DataRequest, PromptsRecipe, RewardRecip
 from runtime.data.files import DataError
 from runtime.data.order import Order
 from runtime.data.position import Position
-from runtime.data.prepare import Prepared, prepare
+from runtime.data.prepare import PreparedFolder, prepare
 from runtime.data.prompts import PromptReader, PromptSamples, open_prompts
 from runtime.data.rewards.scoring import Rewards
 from runtime.data.shards import UNSTARTED
-from runtime.run.starting_position import position_in
+from runtime.run.starting_position import resume_position
 from tests.runtime.data.chats import CHATML, PLAIN, TOKENS, said, write_model, write_rows
 
 NUM = 23
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 class Preparing:
     folder: Path
 
-    def __call__(self, out: str = "data", *, seed: int = 7, vocab: int = 400, **more: Any) -> Prepared:
+    def __call__(self, out: str = "data", *, seed: int = 7, vocab: int = 400, **more: Any) -> PreparedFolder:
         cache = self.folder / "cache" if more.pop("cache", False) else None
         resumed, phases = more.pop("resumed", ()), more.pop("phases", [])
         fields = {
@@ -64,7 +64,7 @@ def prepared(folder: Path) -> Preparing:
     return Preparing(folder)
 
 
-def samples(found: Prepared, longest: int = 40, group: int = 4, seed: int = 3) -> PromptSamples:
+def samples(found: PreparedFolder, longest: int = 40, group: int = 4, seed: int = 3) -> PromptSamples:
     return PromptSamples(found.folder, longest, group, seed, found.meta["tokenizer"]["end_of_document"])
 
 
@@ -280,7 +280,7 @@ def test_a_folder_of_text_holds_no_prompts(folder: Path, prepared: Preparing) ->
 def gone_on(was: Position, order: Order) -> tuple[Position, list[str]]:
     checkpoint: Any = SimpleNamespace(meta={"position": json.loads(json.dumps(was.to_json()))})
     build: Any = SimpleNamespace(plan=plan())
-    return position_in(checkpoint, build, order, same_text=True)
+    return resume_position(checkpoint, build, order, same_text=True)
 
 
 def test_a_run_continues_with_the_next_prompt() -> None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from runtime.data.filters import RULES, fault
+from runtime.data.filters import RULES, broken_rule
 
 
 def broken(text: str) -> Iterator[str]:
@@ -92,7 +92,7 @@ def test_a_second_implementation_finds_the_same() -> None:
     for _ in range(700):
         text = document(draw)
         first = next(broken(text), "")
-        assert fault(text) == first, text
+        assert broken_rule(text) == first, text
         counts[first] += 1
     assert counts.keys() >= {"", "words", "word_length", "hash_signs", "ellipses", "bullet_lines", "ellipsis_lines"}
     assert counts.keys() >= {"letters", "repeated_lines", "repeated_line_characters", "repeated_5_grams"}
@@ -176,7 +176,7 @@ AT_AND_BEYOND = [
     ("rule", "at", "beyond"), AT_AND_BEYOND, ids=[f"{rule}{n}" for n, (rule, *_) in enumerate(AT_AND_BEYOND)]
 )
 def test_a_rule_holds_at_its_threshold_and_breaks_beyond(rule: str, at: str, beyond: str) -> None:
-    assert (fault(at), fault(beyond)) == ("", rule)
+    assert (broken_rule(at), broken_rule(beyond)) == ("", rule)
 
 
 def test_every_rule_has_its_texts() -> None:
@@ -184,4 +184,4 @@ def test_every_rule_has_its_texts() -> None:
 
 
 def test_texts_without_words_or_lines() -> None:
-    assert {fault(text) for text in ("", " \n \n", "\n", "…", "#")} == {"words"}
+    assert {broken_rule(text) for text in ("", " \n \n", "\n", "…", "#")} == {"words"}

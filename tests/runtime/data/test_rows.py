@@ -15,7 +15,7 @@ from runtime.contract import ChatRecipe, DataRecipe, DataRequest
 from runtime.data import tokenizer
 from runtime.data.chat import RowEncoder, read_settings
 from runtime.data.files import DataError
-from runtime.data.prepare import Prepared, prepare
+from runtime.data.prepare import PreparedFolder, prepare
 from runtime.data.samples import PADDING, RowSamples
 from runtime.data.shards import RowReader, RowWriter
 from tests.runtime.data.chats import CHATML, PLAIN, said, write_model, write_rows
@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def prepared(folder: Path) -> Callable[..., Prepared]:
-    def run(out: str = "data", *, seed: int = 3, cache: bool = False, **more: Any) -> Prepared:
+def prepared(folder: Path) -> Callable[..., PreparedFolder]:
+    def run(out: str = "data", *, seed: int = 3, cache: bool = False, **more: Any) -> PreparedFolder:
         data = DataRecipe(
             "chat/*.jsonl",
             "model/tokenizer.json",
@@ -74,12 +74,12 @@ def encoded(folder: Path) -> dict[str, list[int]]:
     return {line: row.ids for line, row in zip(lines, encoder.encode(lines), strict=True)}
 
 
-def all_rows(found: Prepared, split: str) -> list[list[int]]:
+def all_rows(found: PreparedFolder, split: str) -> list[list[int]]:
     reader = RowReader(found.folder / split)
     return [reader.row(index).tolist() for index in range(reader.num_rows)]
 
 
-def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[..., PreparedFolder]) -> None:
     data = prepared()
     sides = [all_rows(data, split) for split in ("train", "validation")]
     assert sorted(sides[0] + sides[1]) == sorted(encoded(folder).values()) and min(map(len, sides)) > 0
@@ -95,7 +95,7 @@ def test_every_encoded_row_is_in_one_split(folder: Path, prepared: Callable[...,
     )
 
 
-def test_the_unigram_loss_covers_only_tokens_with_loss(prepared: Callable[..., Prepared]) -> None:
+def test_the_unigram_loss_covers_only_tokens_with_loss(prepared: Callable[..., PreparedFolder]) -> None:
     data = prepared()
     vocab = data.meta["tokenizer"]["vocab"]
     counts = []
@@ -107,7 +107,7 @@ def test_the_unigram_loss_covers_only_tokens_with_loss(prepared: Callable[..., P
     assert data.meta["unigram_nats"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_everything_that_affects_tokens_affects_the_key(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_everything_that_affects_tokens_affects_the_key(folder: Path, prepared: Callable[..., PreparedFolder]) -> None:
     first = prepared("a").folder.name
     assert prepared("b", chat=ChatRecipe(None, "drop")).folder.name == first, "the length of a sequence comes later"
     (folder / "mine.jinja").write_text(PLAIN, "utf-8")
@@ -117,7 +117,7 @@ def test_everything_that_affects_tokens_affects_the_key(folder: Path, prepared: 
     assert len(keys | {prepared("d").folder.name}) == 3
 
 
-def test_rows_are_encoded_once_and_divided_anew(prepared: Callable[..., Prepared]) -> None:
+def test_rows_are_encoded_once_and_divided_anew(prepared: Callable[..., PreparedFolder]) -> None:
     notes: list[str] = []
     phases: list[str] = []
     first = prepared("a", cache=True)
@@ -128,7 +128,7 @@ def test_rows_are_encoded_once_and_divided_anew(prepared: Callable[..., Prepared
     assert "divide" in phases and "encode" not in phases and divided.meta["sha256"] == alone.meta["sha256"]
 
 
-def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[..., PreparedFolder]) -> None:
     first = prepared()
     (folder / "chat").rename(folder / "gone")
     (folder / "model").rename(folder / "no model")
@@ -138,14 +138,18 @@ def test_a_resumed_run_does_not_open_its_rows(folder: Path, prepared: Callable[.
         prepared(resumed=[first.meta["sha256"]], chat=ChatRecipe("other.jinja", "cut"))
 
 
-def test_prompts_that_tokenize_differently_alone_are_counted(folder: Path, prepared: Callable[..., Prepared]) -> None:
+def test_prompts_that_tokenize_differently_alone_are_counted(
+    folder: Path, prepared: Callable[..., PreparedFolder]
+) -> None:
     assert prepared().meta["chat"]["unaligned"] == 0
     write_rows(folder / "chat" / "three.jsonl", [{"prompt": "an assist", "completion": "ant"}] * 2)
     assert prepared().meta["chat"]["unaligned"] == 2
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows.parquet"])
-def test_other_files_are_refused_with_the_reason(folder: Path, prepared: Callable[..., Prepared], name: str) -> None:
+def test_other_files_are_refused_with_the_reason(
+    folder: Path, prepared: Callable[..., PreparedFolder], name: str
+) -> None:
     for path in (folder / "chat").iterdir():
         path.unlink()
     (folder / "chat" / name).write_bytes(b"PAR1")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data.files import DataError
-from runtime.data.permutation import permuted
+from runtime.data.permutation import permute
 from runtime.data.samples import Samples
 from runtime.data.shards import ShardWriter
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**6))
 def test_every_epoch_is_a_permutation(num: int, seed: int, epoch: int) -> None:
-    assert sorted(permuted(i, num, seed, epoch) for i in range(num)) == list(range(num))
+    assert sorted(permute(i, num, seed, epoch) for i in range(num)) == list(range(num))
 
 
 def test_permutations_look_random() -> None:
@@ -37,16 +37,16 @@ def test_permutations_look_random() -> None:
     counts = np.zeros((7, 7))
     for seed in range(4000):
         for place in range(7):
-            counts[place, permuted(place, 7, seed, 0)] += 1
+            counts[place, permute(place, 7, seed, 0)] += 1
     expected = 4000 / 7
     assert ((counts - expected) ** 2 / expected).sum() < 36 + 5 * (2 * 36) ** 0.5
-    distances = [abs(permuted(i + 1, 10_000, 3, 0) - permuted(i, 10_000, 3, 0)) for i in range(2000)]
+    distances = [abs(permute(i + 1, 10_000, 3, 0) - permute(i, 10_000, 3, 0)) for i in range(2000)]
     assert abs(np.mean(distances) - 10_000 / 3) < 5 * 2357 / 2000**0.5  # |a - b| of uniform a, b: mean n/3, σ n/√18
 
 
 def test_huge_corpora_need_no_table() -> None:
     num = 10**15 + 7
-    indices = [permuted(i, num, 1, 2) for i in range(200)]
+    indices = [permute(i, num, 1, 2) for i in range(200)]
     assert all(0 <= f < num for f in indices) and len(set(indices)) == 200
 
 
@@ -96,8 +96,8 @@ def test_order_depends_on_the_seed(folder: Path) -> None:
 
 def test_order_is_pinned() -> None:
     """A change would silently train every run in another order."""
-    assert [permuted(i, 10, seed=1, epoch=0) for i in range(10)] == [6, 0, 5, 8, 2, 7, 3, 9, 1, 4]
-    assert permuted(12345, 10**9, seed=1, epoch=3) == 475041832
+    assert [permute(i, 10, seed=1, epoch=0) for i in range(10)] == [6, 0, 5, 8, 2, 7, 3, 9, 1, 4]
+    assert permute(12345, 10**9, seed=1, epoch=3) == 475041832
 
 
 def test_a_text_shorter_than_a_sample_is_refused(folder: Path) -> None:

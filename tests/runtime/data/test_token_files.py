@@ -15,7 +15,7 @@ from runtime.contract import BlendSource, ChatRecipe, DataRecipe, DataRequest, T
 from runtime.data import corpus, store
 from runtime.data.blended import prepare_data
 from runtime.data.files import DataError
-from runtime.data.prepare import Prepared
+from runtime.data.prepare import PreparedFolder
 from runtime.data.samples import Samples
 from runtime.data.shards import ShardReader
 from runtime.data.token_files import open_split
@@ -33,7 +33,7 @@ def flat(found: list[list[list[int]]]) -> list[int]:
     return [id for document in found for sequence in document for id in sequence]
 
 
-def prepare(folder: Path, data: DataRecipe = DATA, vocab: int = 100, **more: Any) -> Prepared:
+def prepare(folder: Path, data: DataRecipe = DATA, vocab: int = 100, **more: Any) -> PreparedFolder:
     return prepare_data(DataRequest(data, vocab, 7), folder, folder / "run", lambda *_: None, **more)
 
 
@@ -132,9 +132,9 @@ def test_a_changed_file_is_read_again_and_is_other_data(tmp_path: Path) -> None:
     prefix = tmp_path / "corpus_text_document"
     write(prefix, documents(10))
     first = prepare(tmp_path)
-    assert store.verified(first.folder) is not None
+    assert store.verified_meta(first.folder) is not None
     os.utime(prefix.with_name("corpus_text_document.bin"), ns=(1, 1))
-    assert store.verified(first.folder) is None
+    assert store.verified_meta(first.folder) is None
     again = prepare(tmp_path, resumed=[first.meta["sha256"]])
     assert again.meta["sha256"] == first.meta["sha256"], "equal tokens are the same data, wherever and whenever"
     text = documents(10)
@@ -179,7 +179,7 @@ def test_text_beside_files_of_token_ids_is_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "corpus.d" / "a.txt").write_text("words")
     assert corpus.token_files("corpus.d", tmp_path) == corpus.token_files("corpus.d/*", tmp_path) == ()
     assert corpus.token_files("corpus", tmp_path) == (tmp_path / "corpus",)
-    assert corpus.why_nothing("corpus", tmp_path) == ""
+    assert corpus.reason_for_no_files("corpus", tmp_path) == ""
 
 
 def test_a_blend_of_text_and_token_ids(tmp_path: Path) -> None:

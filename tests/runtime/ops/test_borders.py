@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compiler.model.ops import RULES
 from compiler.model.ops.rule import PLACES
-from compiler.tools.inference.op_tables import Continued, Forward
+from compiler.tools.inference.op_tables import CachedForward, Forward
 from runtime.ops import OPS
 from runtime.ops.causal import BLOCK_ROWS
 from runtime.ops.delta_rule import CHUNK, continued_delta_rule
@@ -126,7 +126,7 @@ def test_caches_continue_at_any_token(kind: str) -> None:
     weights = [arg for arg in args if isinstance(arg, Tensor) and len(arg) != tokens]
     for first in range(1, tokens):
         for ends in ((first, tokens), tuple(range(first, tokens + 1))):
-            cached, rows, start = Continued(weights), [], 0
+            cached, rows, start = CachedForward(weights), [], 0
             for end in ends:
                 cached.begin(start, end - start)
                 new = (x[start:end] if isinstance(x, Tensor) and len(x) == tokens else x for x in args)

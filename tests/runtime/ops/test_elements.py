@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.ops.elements import E2M1, E4M3, E5M6, Element, decode, encode, pairs, unpaired
+from runtime.ops.elements import E2M1, E4M3, E5M6, Element, decode, encode, pairs, unpack_pairs
 from runtime.ops.stochastic import BITS
 
 ELEMENTS = {"e2m1": E2M1, "e4m3": E4M3, "e5m6": E5M6}
@@ -106,4 +106,4 @@ def test_pairs(columns: int) -> None:
     codes = torch.arange(3 * columns).reshape(3, columns) % 16
     data = pairs(codes)
     assert data.dtype == torch.uint8 and data.shape == (3, -(-columns // 2))
-    assert torch.equal(unpaired(data)[:, :columns], codes.int()) and not unpaired(data)[:, columns:].any()
+    assert torch.equal(unpack_pairs(data)[:, :columns], codes.int()) and not unpack_pairs(data)[:, columns:].any()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops import OPS
-from runtime.ops.formats import FORMATS, Format, dequantised, packed, unpacked
+from runtime.ops.formats import FORMATS, Format, dequantise_planes, pack_planes, unpack_planes
 from runtime.ops.hadamard import hadamard
 from tests.runtime.ops.test_elements import nearest, numbers
 
@@ -45,7 +45,7 @@ def check(planes: tuple[Tensor, ...], x: Tensor, form: Format, tile: tuple[int, 
     tensor_scale = whole_scale(x, form)
     if form.scale == "e4m3":
         assert abs(planes[-1].item() - tensor_scale) <= 2 * U * tensor_scale
-    wide = unpacked(planes, form, tile)[:, : x.shape[1]]
+    wide = unpack_planes(planes, form, tile)[:, : x.shape[1]]
     assert s.shape == (-(-x.shape[0] // tile[0]), -(-x.shape[1] // tile[1]))
     for r in range(s.shape[0]):
         for c in range(s.shape[1]):
@@ -70,8 +70,8 @@ def check(planes: tuple[Tensor, ...], x: Tensor, form: Format, tile: tuple[int, 
 def test_tiles_are_rounded_to_the_nearest(form: Format, shape: tuple[int, int]) -> None:
     x = random(*shape) * 2.0 ** (torch.arange(shape[0]) % 20 - 10)[:, None]
     x[-1, : shape[1] // 2] = 0
-    check(packed(x, form, form.tile), x, form, form.tile)
-    check(packed(x.bfloat16(), form, form.weight_tile), x.bfloat16(), form, form.weight_tile)
+    check(pack_planes(x, form, form.tile), x, form, form.tile)
+    check(pack_planes(x.bfloat16(), form, form.weight_tile), x.bfloat16(), form, form.weight_tile)
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "e5m6"])
@@ -81,9 +81,9 @@ def test_every_power_of_two_is_a_scale(name: str) -> None:
     exponents = torch.arange(-126, 128 - math.ceil(math.log2(largest)))
     values = (largest * 2.0 ** exponents.double()).float()
     for x, wanted in ((values, exponents), (torch.nextafter(values, values * 2), exponents + 1)):
-        *_, s = packed(x[:, None], form, form.tile)
+        *_, s = pack_planes(x[:, None], form, form.tile)
         assert s.dtype == torch.float8_e8m0fnu and (s.view(torch.uint8)[:, 0].long() - 127 == wanted).all()
-    *_, s = packed(torch.tensor([[0.0], [2.0**-149]]), form, form.tile)
+    *_, s = pack_planes(torch.tensor([[0.0], [2.0**-149]]), form, form.tile)
     assert s.float().flatten().tolist() == [1.0, 2.0**-126]
 
 
@@ -91,7 +91,7 @@ def test_numbers_of_every_e8m0_scale() -> None:
     form = FORMATS["mxfp8"]
     codes = torch.arange(1, 255, dtype=torch.uint8)[:, None].expand(254, 8)
     data = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).expand(254, 256)
-    wide = unpacked((data, codes.contiguous().view(torch.float8_e8m0fnu)), form, form.tile)
+    wide = unpack_planes((data, codes.contiguous().view(torch.float8_e8m0fnu)), form, form.tile)
     exact = data.double() * 2.0 ** (codes[:, :1].double() - 127)
     assert torch.equal(wide.nan_to_num(nan=7), exact.float().nan_to_num(nan=7))
 
@@ -102,9 +102,9 @@ def test_numbers_of_every_e4m3_scale() -> None:
     s = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, None]
     data = torch.tensor([[16 * (2 * i + 1) + 2 * i for i in range(8)]], dtype=torch.uint8).expand(127, 8)
     table = torch.cat((numbers(form.element), -numbers(form.element)))
-    wide = unpacked((data, s, torch.tensor(3.0)), form, form.tile)
+    wide = unpack_planes((data, s, torch.tensor(3.0)), form, form.tile)
     assert torch.equal(wide.double(), table * s.double())
-    assert torch.equal(dequantised((data, s, torch.tensor(3.0)), form, form.tile), wide * 3)
+    assert torch.equal(dequantise_planes((data, s, torch.tensor(3.0)), form, form.tile), wide * 3)
 
 
 @ALL
@@ -112,7 +112,7 @@ def test_nan_and_infinity(form: Format) -> None:
     rows, columns = form.tile
     x = random(4 * rows, 4 * columns)
     x[0, 3], x[rows, columns + 1], x[2 * rows : 3 * rows] = torch.nan, -torch.inf, 0
-    wide = dequantised(packed(x, form, form.tile), form, form.tile)
+    wide = dequantise_planes(pack_planes(x, form, form.tile), form, form.tile)
     assert wide[rows : 2 * rows, columns : 2 * columns].isnan().all() and not wide[2 * rows : 3 * rows].any()
     lost = wide.isnan()
     lost[rows : 2 * rows, columns : 2 * columns] = False
@@ -125,13 +125,13 @@ def test_nan_and_infinity(form: Format) -> None:
 @ALL
 def test_nothing_and_zero(form: Format) -> None:
     for x in (torch.zeros(0, 40), torch.zeros(3, 40)):
-        wide = dequantised(packed(x, form, form.tile), form, form.tile)
+        wide = dequantise_planes(pack_planes(x, form, form.tile), form, form.tile)
         assert wide.shape == x.shape and not wide.any()
 
 
 def test_bytes_are_exact() -> None:
     x = random(64, 256)
-    num_bytes = {name: sum(p.nbytes for p in packed(x, form, form.tile)) for name, form in FORMATS.items()}
+    num_bytes = {name: sum(p.nbytes for p in pack_planes(x, form, form.tile)) for name, form in FORMATS.items()}
     assert num_bytes == {
         "fp8_blocks": 64 * 256 + 2 * 4,
         "mxfp8": 64 * 256 + 64 * 8,
@@ -141,7 +141,7 @@ def test_bytes_are_exact() -> None:
 
 
 def wide(planes: tuple[Tensor, ...], form: Format, tile: tuple[int, int]) -> Tensor:
-    return dequantised(planes, form, tile).double()
+    return dequantise_planes(planes, form, tile).double()
 
 
 def within(found: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> None:
@@ -229,6 +229,6 @@ def test_e5m6_round_trips_within_half_a_unit() -> None:
     x = random(20, 300)
     back = OPS["dequantise_e5m6"](*OPS["quantise_e5m6"](x))
     assert back.dtype == torch.bfloat16, "E5M6 times a power of two has no more bits than BF16"
-    scale = packed(x, FORMATS["e5m6"], (1, 128))[-1].double().repeat_interleave(128, 1)[:, :300]
+    scale = pack_planes(x, FORMATS["e5m6"], (1, 128))[-1].double().repeat_interleave(128, 1)[:, :300]
     assert ((back.double() - x.double()).abs() <= 2.0**-7 * x.double().abs() + 2.0**-21 * scale).all()
     assert torch.equal(OPS["dequantise_e5m6"](*OPS["quantise_e5m6"](back)), back)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.ops import OPS
 from runtime.ops.elements import E2M1, magnitudes
-from runtime.ops.formats import FORMATS, dequantised
+from runtime.ops.formats import FORMATS, dequantise_planes
 from runtime.ops.hadamard import BLOCK, hadamard
 from runtime.ops.stochastic import BITS, thresholds
 
@@ -67,7 +67,7 @@ def test_gradients_are_exact_on_average() -> None:
     quantised = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step, 5])) for step in range(steps)]
     table = torch.tensor(magnitudes(E2M1), dtype=torch.float64)
     for half, source in ((slice(0, 3), dy), (slice(3, 6), hadamard(dy).t())):
-        wide = torch.stack([dequantised(planes[half], NVFP4, NVFP4.tile) for planes in quantised]).double()
+        wide = torch.stack([dequantise_planes(planes[half], NVFP4, NVFP4.tile) for planes in quantised]).double()
         _, s, tensor = quantised[0][half]
         unit = s.double().repeat_interleave(16, 1) * tensor.double()
         ratio = (source.double().abs() / unit).clamp(max=6.0)

@@ -49,7 +49,7 @@ def whole(trainer: Trainer, rollouts: Rollouts, mine: np.ndarray, program: str) 
         logits[lane[0]] = logits_TV
         return (logits_TV.new_zeros(()),) * 2
 
-    module = trainer.build.changed_module(
+    module = trainer.build.import_changed_module(
         f"stages.rank_{trainer.pp_rank}", lambda segment: replace_ops(segment, {id(OPS["cross_entropy"]): take})
     )
 

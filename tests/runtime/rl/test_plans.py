@@ -13,7 +13,7 @@ from compiler.ir import Program, Use
 from compiler.pipeline import compile_spec, lower_spec
 from compiler.plan.blocks import model_steps
 from compiler.schedule import SCHEDULES
-from compiler.tools.inference.language_model import on_one_rank
+from compiler.tools.inference.language_model import spec_for_one_rank
 from dsl.schema import Spec
 from runtime.build.build import Build
 from runtime.contract import check_programs
@@ -66,7 +66,7 @@ def test_inference_ignores_the_training_temperature() -> None:
     def keys(of: Spec) -> list[object]:
         return [(step.site, step.inputs, step.segment.key) for step in model_steps(of) if isinstance(step, Use)]
 
-    assert keys(on_one_rank(rewarded)) == keys(on_one_rank(plain)) != keys(rewarded)
+    assert keys(spec_for_one_rank(rewarded)) == keys(spec_for_one_rank(plain)) != keys(rewarded)
 
 
 @pytest.mark.parametrize("name", ["to a reference", "again", "hot"])

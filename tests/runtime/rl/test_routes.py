@@ -39,7 +39,7 @@ def test_routers_choose_the_same(tmp_path: Path, segments: Segments, of: str) ->
 
         return op
 
-    module = trainer.build.changed_module("stages.rank_0", lambda segment: replace_ops(segment, by_id(kept)))
+    module = trainer.build.import_changed_module("stages.rank_0", lambda segment: replace_ops(segment, by_id(kept)))
     functions = forward._functions()
     forward._functions = lambda: functions | {name: kept(name) for name in ROUTES if name in OPS}  # type: ignore[method-assign]
     policy.generator._bodies = forward.bodies()
@@ -97,7 +97,9 @@ def test_choices_are_replayed(tmp_path: Path, segments: Segments, of: str) -> No
         return choices_TK
 
     changes = {id(OPS["replay_choices"]): noted}
-    trainer.bodies = trainer.build.changed_module("stages.rank_0", lambda segment: replace_ops(segment, changes)).BODIES
+    trainer.bodies = trainer.build.import_changed_module(
+        "stages.rank_0", lambda segment: replace_ops(segment, changes)
+    ).BODIES
     trainer.train_step()
     assert all(map(torch.equal, chosen, replayed)) and sum(map(len, chosen)) > 100
     first = [*replayed]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.rl.policy import Scale, advantages, alike, token_weights, totals
+from runtime.rl.policy import Scale, advantages, have_equal_rewards, token_weights, totals
 from tests.compiler.model.segments.running import Result, by_segment, load
 from tests.compiler.model.segments.specs import DENSE, spec
 from tests.compiler.model.segments.test_segments import segment_of
@@ -78,7 +78,7 @@ def test_equal_rewards_have_zero_advantage(scale: Scale) -> None:
     """A mean of equal numbers is rounded: the mean of six times 0.1 is not 0.1."""
     rewards_NR = np.array([[0.1, 0.7]] * 6 + [[0.1, 0.7]] * 5 + [[0.2, 0.7]])
     totals_N = totals(rewards_NR, np.array([1.0, 0.3]))
-    assert alike(totals_N, 6).tolist() == [True, False]
+    assert have_equal_rewards(totals_N, 6).tolist() == [True, False]
     advantages_N = advantages(totals_N, 6, scale)
     assert not np.any(advantages_N[:6]) and np.all(advantages_N[6:11] < 0) and advantages_N[11] > 0
 

@@ -20,8 +20,8 @@ from dsl.load import load
 from runtime.build import run_copy
 from runtime.build.build import Build, BuildError, OtherBuildError
 from runtime.build.files import read
-from runtime.launch.room import lack
-from runtime.run.resume import _flat
+from runtime.launch.room import memory_shortage
+from runtime.run.resume import _flatten_plan
 from runtime.system.strict_json import tree
 from tests import copies
 from tests.runtime.run.place import ONE_RANK, Place, rows, spec_text
@@ -104,7 +104,7 @@ def test_only_verified_modules_are_run(place: Place) -> None:
     assert (run / "spec.resolved").read_bytes() == build.files["spec.resolved"]
     names = ["program.sha256", "schedule.txt", "spec.resolved", "watch.json"]
     assert sorted(path.name for path in run.iterdir()) == names
-    assert run_copy.digest(run_copy.of_run(run)) == run_copy.digest(build.files)
+    assert run_copy.digest(run_copy.files_of_run(run)) == run_copy.digest(build.files)
 
 
 def test_the_expected_digest_is_checked(place: Place) -> None:
@@ -310,8 +310,8 @@ def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> N
             assert str(error).isprintable() and len(str(error)) < 500, (number, name, error)
         else:
             assert fits or after == before or name == "manifest.json", (number, name)
-            lack(build.plan)
-            dict(_flat(tree(build.plan)))
+            memory_shortage(build.plan)
+            dict(_flatten_plan(tree(build.plan)))
             assert all(len(program.ranks) == build.plan.mesh.pp for program in build.programs.values())
         shutil.rmtree(folder)
     assert refused > (100 if fits else 250)

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.emit.folder import write_build
 from compiler.pipeline import compile_spec
-from compiler.predict.search import RefitError, refitted
+from compiler.predict.search import RefitError, refit_overrides
 from dsl.load import alternatives, load, variants
 from dsl.schema import Spec
 from runtime.system.lines import read_rows
@@ -72,7 +72,7 @@ def refit(spec: Path, nodes: int, devices: int) -> Spec | tuple[str, ...]:
     def can_be(more: tuple[str, ...]) -> bool:
         return next(alternatives(spec, None, more), None) is not None
 
-    overrides = refitted(load(spec), nodes, devices, variants(spec), can_be)
+    overrides = refit_overrides(load(spec), nodes, devices, variants(spec), can_be)
     return overrides if any(override.endswith("auto") for override in overrides) else load(spec, None, overrides)
 
 

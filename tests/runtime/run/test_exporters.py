@@ -30,7 +30,7 @@ from compiler.pipeline import compile_spec
 from dsl.load import load
 from runtime.contract import MetricsSinks, WatchFacts
 from runtime.observe.sinks.mlflow import MLflow
-from runtime.observe.sinks.sink import Opened, Point
+from runtime.observe.sinks.sink import Point, SinkContext
 from runtime.observe.sinks.wandb import WandB
 from runtime.observe.watch.follow import FollowedItem
 from runtime.observe.watch.run_state import RunState
@@ -337,7 +337,7 @@ def test_the_end_of_a_run_is_reported(
         points += [Point(FollowedItem("event", event), {}) for event in ({"event": "start"}, *ends)]
     sinks = WandB(), MLflow()
     for sink in sinks:
-        sink.open(Opened(tmp_path, MetricsSinks(wandb="here", mlflow="mine"), RunState(tmp_path)))
+        sink.open(SinkContext(tmp_path, MetricsSinks(wandb="here", mlflow="mine"), RunState(tmp_path)))
         sink.send(points)
         sink.close()
     assert [record.exit_code for record in wandb_records(tmp_path, "exit")] == [exit_code]

@@ -14,7 +14,7 @@ from runtime.build.build import Build
 from runtime.contract import Mesh
 from runtime.data.preparation import UsageError
 from runtime.launch import elastic
-from runtime.run.starts import Fewer
+from runtime.run.starts import FewerDevices
 from runtime.system.outcome import EXIT_USAGE, Outcome
 from tests.runtime.processes import is_gone, wait_for
 from tests.runtime.run.place import FOUR_RANKS, Place, rows, saved
@@ -62,7 +62,7 @@ def failed(rank: int, how: str = "killed by SIGKILL") -> Outcome:
 
 
 def test_a_loss_of_nan_is_not_blamed_on_a_device(place: Place) -> None:
-    fewer = Fewer(Build.open(place.folder / "build" / "tiny"))
+    fewer = FewerDevices(Build.open(place.folder / "build" / "tiny"))
     assert fewer.is_other(failed(3, "the loss of step 4 is nan"))
     assert not fewer.is_other(failed(1, "the loss of step 4 is nan"))
     assert fewer.is_other(failed(1, "killed by SIGKILL"))
@@ -71,7 +71,7 @@ def test_a_loss_of_nan_is_not_blamed_on_a_device(place: Place) -> None:
 def test_the_last_device_is_not_left_out(place: Place) -> None:
     build = Build.open(place.folder / "build" / "tiny")
     for ranks, is_left_out in ((2, True), (1, False)):
-        fewer = Fewer(replace(build, plan=replace(build.plan, mesh=Mesh(pp=ranks, dp=1, ep=1, tp=1, cp=1))))
+        fewer = FewerDevices(replace(build, plan=replace(build.plan, mesh=Mesh(pp=ranks, dp=1, ep=1, tp=1, cp=1))))
         assert fewer.is_other(failed(0)) is is_left_out
 
 

@@ -17,7 +17,7 @@ from compiler.cli.commands.replay_verdict import (
     Device,
     RecordedTraining,
     are_equal,
-    compared,
+    compare_steps,
     suspects,
     verdict,
 )
@@ -177,14 +177,14 @@ def test_differing_inputs_or_missing_results_blame_no_device() -> None:
 def test_a_bad_step_is_compared_with_its_event() -> None:
     """With its numbers, and those of each rank that the run recorded; never with a row of other samples."""
     bad = training(9.0, action="stop", to=None, prints=["a", "a"])
-    assert compared(bad, bad, 5) == ([], [])
-    assert compared(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
-    assert compared(bad, training(8.0, numbers="b"), 5)[1] == [0, 1]
-    (differs,), _ = compared(bad, training(8.0, numbers="b"), 5)
+    assert compare_steps(bad, bad, 5) == ([], [])
+    assert compare_steps(bad, training(9.0), 5) == ([], []), "it was no spike there, and has the same numbers"
+    assert compare_steps(bad, training(8.0, numbers="b"), 5)[1] == [0, 1]
+    (differs,), _ = compare_steps(bad, training(8.0, numbers="b"), 5)
     assert differs == {"step": 5, "keys": {"loss": {"run": 9.0, "replay": 8.0}}}
     retrained = replace(bad, rows={5: {"step": 5, "loss": 1.0, "grad_norm": 1.0}})
-    assert compared(retrained, training(1.0, sample=47), 5) == ([], []), "the run went on with other samples"
-    assert compared(retrained, bad, 5) == ([], [])
+    assert compare_steps(retrained, training(1.0, sample=47), 5) == ([], []), "the run went on with other samples"
+    assert compare_steps(retrained, bad, 5) == ([], [])
 
 
 # ---------------------------------------------------------------- real ranks
@@ -225,7 +225,7 @@ def test_a_rank_that_computes_something_else_is_found(runs: Runs, mesh: str) -> 
     }
     assert {*trainings["one"].logs} == {*range(last + 1)}
     assert are_equal(trainings["one"], trainings["two"])
-    assert not any(compared(trainings["one"], trainings["two"], 4))
+    assert not any(compare_steps(trainings["one"], trainings["two"], 4))
     suspected = suspects([trainings["one"], trainings["odd"]])
     assert {suspect.rank for suspect in suspected} == {last} and {suspect.step for suspect in suspected} == {3}
     assert not (Path(runs.place.folder) / f"{build.name}-one" / "checkpoints").exists()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.build.build import Build
-from runtime.checkpoint.publish import Keep, LoadedCheckpoint, Publisher, TensorPart, load
+from runtime.checkpoint.publish import LoadedCheckpoint, Publisher, RetentionPolicy, TensorPart, load
 from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import RunPlan
 from runtime.run.resume import expected_shapes, find
@@ -219,7 +219,7 @@ def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -
     folder, build, corpus = begun
     plain = without_average(build).plan
     tensors = snapshot.take(build_state(plain, 0, torch.device("cpu")), plain, 0)
-    publisher = Publisher(tmp_path / "checkpoints", 0, 1, lambda: None, Keep())
+    publisher = Publisher(tmp_path / "checkpoints", 0, 1, lambda: None, RetentionPolicy())
     publisher.save(6, tensors, load(folder).meta)
     resumption = find(tmp_path / "checkpoints", build, corpus, "cpu")
     assert "the checkpoint has no moving average of the weights: it begins with them" in resumption.notes

@@ -16,7 +16,7 @@ from runtime.launch.heartbeat import Board
 from runtime.observe.health import record
 from runtime.observe.health.judge import BadStepError, Verdict
 from runtime.run.loop import Loop
-from runtime.run.resume import find, skipping
+from runtime.run.resume import find, skip_bad_batches
 from runtime.run.starting_position import order_of
 from runtime.step.start import Start
 from runtime.step.trainer import Trainer
@@ -46,7 +46,7 @@ def life(
         resumption = find(run / "checkpoints", build, corpus, "cpu")
         checkpoint, position = resumption.checkpoint, resumption.position
     if skip:
-        position, _ = skipping(run, position, corpus)
+        position, _ = skip_bad_batches(run, position, corpus)
     drawn: list[int] = []
     real_accumulate, real_losses = Trainer.accumulate, Trainer._losses
 
@@ -127,7 +127,7 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
     order = record.identity(position, "0" * 64)
     record.record(run, order, bad(5, (32, 40)))
     assert record.read(run, order) == ((32, 40),)
-    unchanged, note = skipping(run, position, corpus)
+    unchanged, note = skip_bad_batches(run, position, corpus)
     assert unchanged == position and note.startswith(f"no batch to skip: {run}/health.json has none")
     for text in ("", "[]", "{", '{"order": 1, "batches": 1}', "[" * 100_000, '{"order": 0}'):
         (run / "health.json").write_text(text, "utf-8")

@@ -25,7 +25,7 @@ from compiler.emit.segment_cache import Segments
 from compiler.model.layers.value_dtypes import PRODUCTS
 from compiler.pipeline import compile_spec
 from compiler.plan.blocks import model_steps
-from dsl.schema import BUILT_IN, High, Precision, Spec
+from dsl.schema import BUILT_IN, HighPrecisionLayers, Precision, Spec
 from runtime.build.build import Build
 from runtime.launch.heartbeat import Board
 from runtime.ops import OPS
@@ -266,7 +266,7 @@ def test_the_loss_falls_as_in_bf16(tmp_path: Path, segments: Segments, name: str
 
 def test_layers_kept_high_have_segments_of_their_own() -> None:
     """The first and last of four layers, and the MTP block, are as in BF16."""
-    precision = BUILT_IN["nvfp4"].model_copy(update={"high": High(first=1, last=1)})
+    precision = BUILT_IN["nvfp4"].model_copy(update={"high": HighPrecisionLayers(first=1, last=1)})
     stored = {
         step.site: dict(step.segment.stored)
         for step in model_steps(chosen(precision))
@@ -279,7 +279,7 @@ def test_layers_kept_high_have_segments_of_their_own() -> None:
 
 def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path, segments: Segments) -> None:
     """In `fp8_block` other experts take rows in E4M3; only the padding of rows is the same in all layers."""
-    precision = BUILT_IN["fp8_block"].model_copy(update={"high": High(first=0, last=2)})
+    precision = BUILT_IN["fp8_block"].model_copy(update={"high": HighPrecisionLayers(first=0, last=2)})
     steps, wide = (
         {step.site: step for step in model_steps(chosen(recipe))} for recipe in (precision, BUILT_IN["bf16"])
     )

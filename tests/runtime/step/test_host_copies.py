@@ -15,7 +15,7 @@ from compiler.pipeline import lower_spec
 from compiler.plan.spec_files import with_schedule
 from compiler.predict.memory import host_buffers, rank_memories
 from compiler.predict.times import step_times
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import has_copies, peak_activations, simulate
 from dsl.schema import ScheduleBlock as Named
@@ -64,7 +64,7 @@ SEARCHED = {
 
 
 @cache
-def found(name: str) -> Lowered:
+def found(name: str) -> LoweredPlan:
     """The result of the search for such a spec, which takes some 10 s."""
     return lower_spec(SEARCHED[name])
 

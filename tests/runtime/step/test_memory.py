@@ -10,7 +10,7 @@ import pytest
 
 from compiler.emit.folder import write_build
 from compiler.emit.segment_cache import Segments
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.pipeline import compile_spec, lower_spec
 from compiler.predict.memory import rank_memories
 from compiler.program.proof import prove
@@ -96,9 +96,9 @@ def measured_peaks(
         column, pipeline_rank = rank % dp, rank // dp
         rows = {p: json.loads((tmp_path / f"rank_{p * dp + column}.json").read_text())["rows"] for p in range(pp)}
 
-        def recorded(p: int, layer: str, m: int, rows: dict[int, Any] = rows) -> Received:
+        def recorded(p: int, layer: str, m: int, rows: dict[int, Any] = rows) -> ReceivedRows:
             received = rows[p][f"{layer} {m}"]
-            return Received(received) if isinstance(received, int) else Received(*received)
+            return ReceivedRows(received) if isinstance(received, int) else ReceivedRows(*received)
 
         certificate = prove(lowered.programs[f"train_{n}"], lowered.plan, recorded)
         assert measured["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"

@@ -11,7 +11,7 @@ from torch import Tensor
 import tests.compiler.emit.kernels.interpreted as interpreted
 from compiler.emit.kernels.kernel import LEGS
 from runtime import ops
-from runtime.ops.causal import angles, back, columns, of_heads, split_heads, turns
+from runtime.ops.causal import angles, columns, inverse_angles, of_heads, split_heads, turns
 from tests.compiler.emit.kernels.checks_quantise import bytes_of, moved, same
 from tests.compiler.emit.kernels.checks_quantise_e5m6 import unsigned
 from tests.compiler.emit.kernels.interpreted import NUM_SMS, double, random, run
@@ -118,12 +118,12 @@ def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = (), some: Some | No
     do_by_head, o_by_head = (split_heads(x, Q, H).flatten(0, 1) for x in (do64, o64))
     lse_by_head = lse64.view(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, bounds=bounds)
-    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_PQr)))
+    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), inverse_angles(angles_PQr)))
     dkv = cat(dk.map(lambda x: x[..., :nope]), dv)
     dk_rope = dk.map(lambda x: x[..., nope:].unflatten(0, (B, H))).sum(1)
     close(gradients[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
     close(gradients[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
-    close(gradients[2], turned(dk_rope, back(angles_BSr)), dtype, expected[2])
+    close(gradients[2], turned(dk_rope, inverse_angles(angles_BSr)), dtype, expected[2])
 
 
 def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
@@ -298,8 +298,8 @@ def grouped(
     lse_by_head = lse64.mT.reshape(B * H, Q, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group, bounds)
     dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
-    close(gradients[0], turned(dq, back(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
-    close(gradients[1], turned(dk, back(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
+    close(gradients[0], turned(dq, inverse_angles(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
+    close(gradients[1], turned(dk, inverse_angles(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
     close(gradients[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compiler.emit.kernels.kernel import LEGS
-from runtime.contract.zigzag import of_rank
+from runtime.contract.zigzag import rows_of_rank
 from tests.compiler.emit.kernels import checks_attention, interpreted
 from tests.compiler.emit.kernels.checks_attention import Lengths, Some, gqa_operands, mla_operands, some_rows, starts_of
 from tests.compiler.emit.kernels.checks_quantise import bytes_of, moved
@@ -34,7 +34,7 @@ def places_at(B: int, S: int, position_BQ: Tensor, lengths: Lengths) -> Some:
 
 def of_context(B: int, S: int, context: int, rank: int, lengths: Lengths = ()) -> Some:
     """Places of the rows that a context rank has of B sequences."""
-    rows = of_rank(torch.arange(S).repeat(B), B, context, rank)
+    rows = rows_of_rank(torch.arange(S).repeat(B), B, context, rank)
     return places_at(B, S, rows.view(B, -1), lengths)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime import ops
-from runtime.ops.routing import best, scores
+from runtime.ops.routing import scores, top_indices
 from tests.compiler.emit.kernels.interpreted import U, double, random, run, within
 
 PER_ARGUMENT = 2  # units per |x| of an exp: the product of x and log2 e is rounded, and x or the constant before
@@ -43,7 +43,7 @@ def assert_apart(logits_TE: Tensor, bias_E: Tensor | None, softmax: bool, groups
         values_TGN, index_TGN = choice_TGM.topk(num)
         best_TG = values_TGN.sum(-1)
         assert apart(best_TG, error_TGM.gather(2, index_TGN).sum(-1) + U * best_TG.abs(), top_groups)
-        dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, best(best_TG, top_groups), False)
+        dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, top_indices(best_TG, top_groups), False)
         choice_TE = choice_TGM.masked_fill(dropped_TG[:, :, None], -torch.inf).flatten(1)
     assert apart(choice_TE, error_TE, k)
 
@@ -101,7 +101,7 @@ def nan_and_infinity(softmax: bool, groups: int, top_groups: int) -> None:
 def route_dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: bool) -> None:
     """The bound is the sum of the magnitudes of all terms, times the relative error of a term."""
     logits_TE, dgate_TK = 2 * random(tokens, experts, seed=1), random(tokens, k, seed=2)
-    expert_TK = best(random(tokens, experts, seed=3), k)
+    expert_TK = top_indices(random(tokens, experts, seed=3), k)
     options = (expert_TK, softmax, normalize, 2.5)
     exact_TE = ops.route_dgrad(*double(dgate_TK, logits_TE), *options)
     score_TE = scores(logits_TE.double(), softmax)
@@ -122,7 +122,7 @@ def route_dgrad(tokens: int, experts: int, softmax: bool, k: int, normalize: boo
 def balance(sequences: int, sequence: int, experts: int, k: int, softmax: bool) -> None:
     tokens = sequences * sequence
     logits_TE, dloss = 2 * random(tokens, experts, seed=1), random(seed=2)
-    expert_TK = best(random(tokens, experts, seed=3), k)
+    expert_TK = top_indices(random(tokens, experts, seed=3), k)
     options = (expert_TK, sequence, softmax)
     worst = float(score_errors(logits_TE, softmax).max()) if tokens else 0.0
     # A share is a score over the sum of all scores: the errors of two scores and of two sums, over experts and tokens.

@@ -15,7 +15,7 @@ import torch
 
 from compiler.emit.kernels import emit_kernel
 from compiler.ir import Buffer
-from runtime.contract.zigzag import of_rank
+from runtime.contract.zigzag import rows_of_rank
 from tests.compiler.emit.kernels.gate_launch import load
 
 Interpret = Callable[..., Any]
@@ -160,7 +160,7 @@ def test_queues(tmp_path: Path, rising: bool, context: int) -> None:
     blocks = (S // context if rising else S) // 128
     assert sorted(tiles) == list(range(H * blocks))
     for rank in (0, context - 1):
-        positions = of_rank(torch.arange(S), 1, context, rank)
+        positions = rows_of_rank(torch.arange(S), 1, context, rank)
         if rising:  # blocks of keys up to the last row
             lengths = [int(last) // 128 + 1 for last in positions[127::128]]
         else:  # blocks of queries from the first that sees a key

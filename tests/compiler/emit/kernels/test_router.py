@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.ops.routing import best
+from runtime.ops.routing import top_indices
 
 Interpret = Callable[..., Any]
 CHECKS = "tests.compiler.emit.kernels.checks_router"
@@ -66,4 +66,4 @@ def test_sequence_balance(
 def test_the_reference_breaks_ties_by_the_first() -> None:
     x_TE = torch.randint(4, (64, 33), generator=torch.Generator().manual_seed(1)).float()
     x_TE[1], x_TE[2, 3:9], x_TE[3] = 2.0, torch.nan, torch.nan
-    assert torch.equal(best(x_TE, 7), x_TE.sort(dim=1, descending=True, stable=True).indices[:, :7])
+    assert torch.equal(top_indices(x_TE, 7), x_TE.sort(dim=1, descending=True, stable=True).indices[:, :7])

@@ -131,7 +131,7 @@ def test_calls_are_timed_in_turn_within_the_budget(
 
     monkeypatch.setattr(calibrate, "time", Clock(*read))
     monkeypatch.setattr(calibrate, "_processor_s", timed)
-    medians_s = calibrate.timed_in_turn([(str, ("a",)), (str, ("b",))], torch.device("cpu"), 1.0, board)
+    medians_s = calibrate.time_in_turn([(str, ("a",)), (str, ("b",))], torch.device("cpu"), 1.0, board)
     assert called == ["a", "b"] * rounds and medians_s == [rounds / 2, 10 * rounds / 2]
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from compiler.machine.rates import shipped_table
-from compiler.machine.rates.table import CLASSES, TABLES, with_base
+from compiler.machine.rates.table import CLASSES, TABLES, merge_base
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.traced_layer import TRACES, layer_times, shipped_trace
 from tests.compiler.program.lower.stages import deepseek_v3
@@ -22,7 +22,7 @@ def compared() -> str:
     spec, plan = shipped("deepseek-v3.dsc", "pretrain"), deepseek_v3().plan
     cuts = plan.cuts
     names = ("h800", "h800-calibrated")
-    predictions = [layer_times(plan, cuts, rates_of(spec, with_base(shipped_table(name))), "L10") for name in names]
+    predictions = [layer_times(plan, cuts, rates_of(spec, merge_base(shipped_table(name))), "L10") for name in names]
     trace = shipped_trace("deepseek-pair")
     rows: list[tuple[str, float, list[float]]] = []
     for entry in trace.classes:

@@ -206,12 +206,12 @@ def test_a_device_without_peaks_is_a_core() -> None:
 
 def test_ranks_that_share_cores_take_no_less_than_their_work() -> None:
     rates = rates_of(shipped("quickstart.dsc"))
-    assert rates.shared_s(1.0, [0.9] * 4) == 1.0, "the shipped table has a core for each"
+    assert rates.makespan_on_shared_cores(1.0, [0.9] * 4) == 1.0, "the shipped table has a core for each"
     table = shipped_table("cpu")
     two_cores = table.model_copy(update={"device": table.device.model_copy(update={"cores": 2})})
     rates = rates_of(shipped("quickstart.dsc"), two_cores)
-    assert rates.shared_s(1.0, [0.9] * 4) == pytest.approx(1.8)
-    assert rates.shared_s(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
+    assert rates.makespan_on_shared_cores(1.0, [0.9] * 4) == pytest.approx(1.8)
+    assert rates.makespan_on_shared_cores(1.0, [0.2] * 4) == 1.0, "ranks that mostly wait leave their core to others"
 
 
 def test_rope_is_a_separate_pass_if_the_table_has_its_rate() -> None:

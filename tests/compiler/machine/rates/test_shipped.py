@@ -7,7 +7,7 @@ from math import isfinite
 import pytest
 
 from compiler.ir import Cost
-from compiler.machine.rates.table import shipped_tables
+from compiler.machine.rates.table import shipped_table_names
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from dsl.load import load
@@ -41,8 +41,8 @@ def test_every_op_has_a_rate(file: str, run: str) -> None:
             continue  # a rule refuses it, with its reason
         planned.append(precision)
         costs = costs_of(spec)
-        for table in shipped_tables():
+        for table in shipped_table_names():
             rates = rates_of(spec, table)
-            for variant in (rates.beside, rates.undivided):
+            for variant in (rates.beside_exchange, rates.without_exchange):
                 assert all(isfinite(variant.kernel_s(kind, op, work, ROWS)) for kind, op, work in costs)
     assert "bf16" in planned

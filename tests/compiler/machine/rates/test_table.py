@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.machine.rates import RateError, read_table, shipped_table, shipped_tables
+from compiler.machine.rates import RateError, read_table, shipped_table, shipped_table_names
 from compiler.machine.rates.table import (
     FLOPS,
     LINKS,
@@ -18,7 +18,7 @@ from compiler.machine.rates.table import (
     TABLES,
     Point,
     RateTable,
-    parsed,
+    parse_model,
     rate_at,
     table_of_json,
 )
@@ -32,18 +32,18 @@ def text(**changes: object) -> str:
     return json.dumps(TABLE | changes)
 
 
-@pytest.mark.parametrize("name", shipped_tables())
+@pytest.mark.parametrize("name", shipped_table_names())
 def test_shipped_tables_are_written_as_they_are_read(name: str) -> None:
     written = (TABLES / f"{name}.json").read_text("utf-8")
-    assert parsed(RateTable, written, name).to_json() == written
+    assert parse_model(RateTable, written, name).to_json() == written
     assert shipped_table(name).name == name
 
 
 def test_shipped_tables_are_listed_by_name() -> None:
-    assert list(shipped_tables()) == sorted(path.stem for path in TABLES.glob("*.json"))
+    assert list(shipped_table_names()) == sorted(path.stem for path in TABLES.glob("*.json"))
 
 
-@pytest.mark.parametrize("name", shipped_tables())
+@pytest.mark.parametrize("name", shipped_table_names())
 def test_rates_of_gpus_state_their_number_of_sms(name: str) -> None:
     table = shipped_table(name)
     assert table.rows

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.machine.rates import shipped_table
-from compiler.machine.rates.rates import BLOCK, SPLITS, STEP, TILES, filled_share
+from compiler.machine.rates.rates import BLOCK, SPLITS, STEP, TILES, tile_efficiency
 from compiler.plan.spec_rates import rates_of
 from tests.specs.shipped import shipped
 
@@ -27,29 +27,29 @@ def test_by_hand() -> None:
     """4096 x 4096 on 108 SMs: 1024 tiles of 128 x 128 need 10 waves; with halves of the sum, 2048 need 19."""
     share = 2048 / (19 * 108) * 4096 / (4096 + STEP)
     assert share > 1024 / (10 * 108) * 8192 / (8192 + STEP)
-    assert filled_share("gemm", "bf16", (4096, 4096, 8192), 108) == pytest.approx(share)
-    assert filled_share("attention", "bf16", (8192, 1024, 16, 64, 64), 108) == pytest.approx(1024 / (1024 + BLOCK))
+    assert tile_efficiency("gemm", "bf16", (4096, 4096, 8192), 108) == pytest.approx(share)
+    assert tile_efficiency("attention", "bf16", (8192, 1024, 16, 64, 64), 108) == pytest.approx(1024 / (1024 + BLOCK))
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(8, 20_000), st.sampled_from([108, 132, 148]))
 def test_the_share_without_a_split_equals_counting(m: int, n: int, k: int, sms: int) -> None:
     best = max(counted(m, n, k, tile, sms) for tile in TILES)
-    share = filled_share("gemm", "bf16", (m, n, k), sms)
+    share = tile_efficiency("gemm", "bf16", (m, n, k), sms)
     assert best <= share * (1 + 1e-12) and share <= 1
     assert share <= best * max(SPLITS)
 
 
 @given(EXTENT, EXTENT, EXTENT, st.sampled_from([108, 132, 304]))
 def test_more_to_sum_up_is_never_slower_and_sides_are_alike(m: int, n: int, k: int, sms: int) -> None:
-    share = filled_share("gemm", "bf16", (m, n, k), sms)
-    assert filled_share("gemm", "bf16", (m, n, 2 * k), sms) >= share
-    assert filled_share("gemm", "bf16", (n, m, k), sms) == pytest.approx(share)
-    assert filled_share("grouped_gemm", "bf16", (1, m, n, k), sms) == share
+    share = tile_efficiency("gemm", "bf16", (m, n, k), sms)
+    assert tile_efficiency("gemm", "bf16", (m, n, 2 * k), sms) >= share
+    assert tile_efficiency("gemm", "bf16", (n, m, k), sms) == pytest.approx(share)
+    assert tile_efficiency("grouped_gemm", "bf16", (1, m, n, k), sms) == share
 
 
 def test_unknown_shapes_and_devices_count_as_full() -> None:
-    assert filled_share("gemm", "bf16", (), 132) == filled_share("gemm", "bf16", (64, 64, 64), None) == 1
-    assert filled_share("norm", "any", (64, 64), 132) == filled_share("gemm", "e4m3", (64, 64, 64), 132) == 1
+    assert tile_efficiency("gemm", "bf16", (), 132) == tile_efficiency("gemm", "bf16", (64, 64, 64), None) == 1
+    assert tile_efficiency("norm", "any", (64, 64), 132) == tile_efficiency("gemm", "e4m3", (64, 64, 64), 132) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from compiler.machine.rates import RateError, RateTable, shipped_table
-from compiler.machine.rates.table import TABLES, table_of_json, with_base
+from compiler.machine.rates.table import TABLES, merge_base, table_of_json
 from compiler.plan.spec_rates import rates_of
 from compiler.predict.traced_layer import (
     TRACES,
     LayerTimes,
     TracedPair,
-    calibrated,
+    calibrate_table,
     layer_times,
     read_trace,
     shipped_trace,
-    uncalibrated,
+    uncalibrated_classes,
 )
 from tests.compiler.program.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
@@ -30,7 +30,7 @@ LAYERS = 4
 def factors_of(trace: TracedPair) -> RateTable:
     plan = deepseek_v3().plan
     cuts = plan.cuts
-    return calibrated(shipped_table("h800"), trace, shipped(*V3), plan, cuts)
+    return calibrate_table(shipped_table("h800"), trace, shipped(*V3), plan, cuts)
 
 
 def times(table: RateTable) -> LayerTimes:
@@ -57,7 +57,7 @@ def test_the_published_figures_agree_with_each_other() -> None:
 
 def test_a_calibrated_table_gives_the_trace_back() -> None:
     trace = shipped_trace("deepseek-pair")
-    table = with_base(factors_of(trace))
+    table = merge_base(factors_of(trace))
     prediction = times(table)
     for entry in trace.classes:
         assert sum(prediction.classes.get(kind, 0.0) for kind in entry.classes) == pytest.approx(
@@ -73,7 +73,7 @@ def test_a_calibrated_table_gives_the_trace_back() -> None:
 def test_phases_not_used_for_calibration_are_predicted() -> None:
     """Factors belong to classes; the times of forward, backward and weight gradients are then predictions."""
     trace = shipped_trace("deepseek-pair")
-    prediction = times(with_base(factors_of(trace)))
+    prediction = times(merge_base(factors_of(trace)))
     for phase in "FIW":
         predicted = sum(time_s for (part_phase, _), time_s in prediction.parts.items() if part_phase == phase)
         assert predicted == pytest.approx(sum(p.ms for p in trace.parts if p.phase == phase) * 1e-3, rel=0.1)
@@ -117,7 +117,7 @@ def test_classes_missing_in_a_trace_are_listed() -> None:
     spec = shipped(*V3)
 
     def left(trace: TracedPair) -> tuple[str, ...]:
-        return uncalibrated(calibrated(shipped_table("h800"), trace, spec, plan, cuts), spec, plan, cuts)
+        return uncalibrated_classes(calibrate_table(shipped_table("h800"), trace, spec, plan, cuts), spec, plan, cuts)
 
     assert left(shipped_trace("deepseek-pair")) == ("copy",), "the trace does not name it"
     dense = left(TracedPair.model_validate_json(json.dumps(document(layer="L0"))))
@@ -128,7 +128,7 @@ def test_a_calibrated_table_with_a_long_name_reads_back() -> None:
     plan = deepseek_v3().plan
     cuts = plan.cuts
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
-    changed = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
+    changed = calibrate_table(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
     assert table_of_json(changed.to_json(), "t.json") == changed and changed.name.endswith("x-calibrated")
     launch, *factor_rows = changed.rows
     assert launch.kind == "launch" and factor_rows == [row for row in table.rows if row.kind != "launch"] != [

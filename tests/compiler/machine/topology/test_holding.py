@@ -14,7 +14,7 @@ from compiler.plan.split_blocks import balanced_rows
 from compiler.plan.split_search import NEAR
 from compiler.plan.splitting import Splitting
 from compiler.predict.memory import curve_of
-from compiler.predict.predict import memories, timed
+from compiler.predict.predict import memories, time_plan
 from compiler.program.lower import Lowering
 from compiler.program.proof.effects import Effects
 from compiler.program.proof.lifetimes import RankValues
@@ -65,7 +65,7 @@ def test_costs_of_blocks_with_and_without_overlapped_exchanges() -> None:
 def test_assumed_memory_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     """Temporary values of the running action are not counted, and of a pair the forward counts as if it ended first."""
     spec = shipped(f"{name}.dsc")
-    timed_plan = timed(spec)
+    timed_plan = time_plan(spec)
     placement, num_stages = timed_plan.plan.stage_placement, len(timed_plan.plan.stages)
     pipeline = Splitting(cut_model(spec), num_stages, placement).pipeline
     assert pipeline.holding is not None
@@ -80,7 +80,7 @@ def test_deepseek_v3_begins_with_four_layers() -> None:
     spec = shipped("deepseek-v3.dsc")
     five = resolve(SPECS / "deepseek-v3.dsc", None, ["parallel.layout=Et*5|(tttt|)*14mL"]).spec
     assert runs_of(spec) == [4] * 15 + [1] and runs_of(five) == [5, *[4] * 14, 0]
-    plan_of_four, plan_of_five = timed(spec), timed(five)
+    plan_of_four, plan_of_five = time_plan(spec), time_plan(five)
     assert plan_of_four.step.seconds < plan_of_five.step.seconds * (1 + 1 / NEAR)
     peaks_of_four, peaks_of_five = (
         [memory.peak_bytes for memory in memories(timed_plan)] for timed_plan in (plan_of_four, plan_of_five)
@@ -95,7 +95,7 @@ def test_a_slightly_slower_split_is_chosen_if_only_it_fits() -> None:
     overrides = ["cluster.node.device.memory=44GiB", "cluster.node.device.reserve=0GiB"]
     spec = resolve(SPECS / "llama3-8b.dsc", None, overrides).spec
     even = resolve(SPECS / "llama3-8b.dsc", None, [*overrides, "parallel.layout=Et*8|t*8|t*9|t*7L"]).spec
-    chosen, fastest = timed(spec), timed(even)
+    chosen, fastest = time_plan(spec), time_plan(even)
     assert all(memory.fits for memory in memories(chosen))
     assert not all(memory.fits for memory in memories(fastest))
     assert chosen.step.seconds < fastest.step.seconds * (1 + 1 / NEAR)

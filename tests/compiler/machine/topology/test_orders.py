@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from compiler.emit.build_summary import does_not_fit
+from compiler.emit.build_summary import memory_error_text
 from compiler.ir import Body
 from compiler.machine.rates import Rates
 from compiler.pipeline import lower_spec
@@ -18,9 +18,9 @@ from compiler.predict.memory_state import proven_memories
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
 from compiler.program.lower.scheduler import Scheduler
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.program.proof import prove
-from dsl.schema import Device, Machine, More, Spec
+from dsl.schema import Device, Machine, MoreNodes, Spec
 from runtime.contract.actions import KINDS, Action
 from tests.specs.shipped import shipped
 
@@ -34,7 +34,7 @@ def mixed(schedule: str, *kinds: Device, experts: int = 8, layout: str | None = 
     first, *rest = [Machine(devices=8, device=kind, nvlink=450e9, nic=50e9) for kind in kinds]
     nodes = 4 // len(kinds)
     cluster = base.cluster.model_copy(
-        update={"nodes": nodes, "node": first, "more": More(nodes=nodes, node=rest[0]) if rest else None}
+        update={"nodes": nodes, "node": first, "more": MoreNodes(nodes=nodes, node=rest[0]) if rest else None}
     )
     batch = base.train.batch.model_copy(update={"start": 64, "end": 64})
     parallel = {"pipeline": 4, "expert": experts, "data": 8, "layout": layout}
@@ -49,12 +49,12 @@ def mixed(schedule: str, *kinds: Device, experts: int = 8, layout: str | None = 
 
 
 @cache
-def lowered(schedule: str) -> tuple[Spec, Lowered]:
+def lowered(schedule: str) -> tuple[Spec, LoweredPlan]:
     spec = mixed(schedule, FAST, SLOW)
     return spec, lower_spec(spec)
 
 
-def bodies_of(found: Lowered, rank: int) -> dict[str, Body]:
+def bodies_of(found: LoweredPlan, rank: int) -> dict[str, Body]:
     (program,) = (program for name, program in found.programs.items() if name.startswith("train"))
     return {body.name: body for body in program.bodies[rank]}
 
@@ -157,10 +157,10 @@ def test_every_rank_is_held_against_its_own_device(schedule: str) -> None:
         )
         return mixed(schedule, *devices)
 
-    assert does_not_fit(on(first, second), lowered_spec) == ""
+    assert memory_error_text(on(first, second), lowered_spec) == ""
     for first_memory, second_memory, rank, name in (
         (first - 1, second, totals.index(first), "h100"),
         (first, second - 1, 2 + totals[2:].index(second), "a100"),
     ):
-        message = does_not_fit(on(first_memory, second_memory), lowered_spec)
+        message = memory_error_text(on(first_memory, second_memory), lowered_spec)
         assert f"rank {rank} needs the most" in message and f"of device {name};" in message

@@ -17,7 +17,7 @@ from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.order import run_of_chains
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates, rates_of
-from compiler.predict.predict import predict, timed
+from compiler.predict.predict import predict, time_plan
 from compiler.predict.times import step_times
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import stage_costs
@@ -68,7 +68,7 @@ def test_an_action_ends_when_its_message_is_there() -> None:
             alone = run_of_chains([lowering.chains(rank, rank).chain(kind)], (0,), lowering.orders)
             message_ns = round(messages.get((rank, peer), 0) * 1e9)
             action_ns = times.step_time(Action(kind, rank, 0), rank) * 10**6
-            assert times.exchanged_s(Action(kind, rank, 0), rank) == pytest.approx(message_ns * 1e-9)
+            assert times.exchange_s(Action(kind, rank, 0), rank) == pytest.approx(message_ns * 1e-9)
             assert alone.end <= action_ns <= alone.end + message_ns
             if kind == "F":
                 assert action_ns == alone.end + message_ns
@@ -82,13 +82,13 @@ def test_an_action_ends_when_its_message_is_there() -> None:
 def test_chunks_cost_messages() -> None:
     """With three chunks for each rank, a micro-batch is sent three times as often, and between nodes that is seen."""
     plain, chunked = (
-        timed(load(PUBLISHED, overrides=["train.batch=48", *overrides]))
+        time_plan(load(PUBLISHED, overrides=["train.batch=48", *overrides]))
         for overrides in ((), ("schedule.name=interleaved", "schedule.chunks=3", 'parallel.layout="E|(t|)*46L"'))
     )
     messages = messages_of(plain.rates[0].fabric, plain.plan, plain.plan.stage_placement).seconds
     sent_s = [
         sum(
-            step_times(timed_plan.lowering, timed_plan.schedule).exchanged_s(step, 7)
+            step_times(timed_plan.lowering, timed_plan.schedule).exchange_s(step, 7)
             for step in timed_plan.schedule.actions[7]
         )
         for timed_plan in (plain, chunked)

@@ -15,9 +15,9 @@ import pytest
 
 from compiler.emit import segment_cache as cache
 from compiler.files import cache as cache_folder
-from compiler.ir import Emitted, Input, Output, Param, RecomputedValue, Segment, SegmentCode
+from compiler.ir import EmittedCall, Input, Output, Param, RecomputedValue, Segment, SegmentCode
 from compiler.model.layers import dense, gqa, moe
-from compiler.model.layers.residual import Leaving
+from compiler.model.layers.residual import StreamExit
 from compiler.model.segments.printer import module_name
 from compiler.plan.blocks import model_steps
 from dsl.load import load
@@ -41,8 +41,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"function": moe.Join(3)},
         {"function": dense.FeedForward(dense.Activation(), False, False)},
         {"function": dense.FeedForward(dense.Activation("gelu"), False, False)},
-        {"function": moe.JoinApart(2, Leaving(1e-6, True, 1.0), False, False)},
-        {"function": moe.JoinApart(2, Leaving(1e-5, True, 1.0), False, False)},
+        {"function": moe.JoinApart(2, StreamExit(1e-6, True, 1.0), False, False)},
+        {"function": moe.JoinApart(2, StreamExit(1e-5, True, 1.0), False, False)},
         {"function": partial(gqa.products, heads=2)},
         {"function": partial(gqa.products, heads=3)},
         {"function": partial(gqa.products)},
@@ -71,7 +71,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "stored": [{"stored": ()}, {"stored": (("x", "bfloat16"),)}, {"stored": (("y", "float8_e4m3fn"),)}],
     "fused": [{"fused": ("join",)}, {"fused": ("join", "route")}],
 }  # fmt: skip
-CALLS = (Emitted("F", "swiglu", "swiglu_m8"), Emitted("W", "join", parts=("add", "linear"), saved=3, saved_row=4))
+CALLS = (
+    EmittedCall("F", "swiglu", "swiglu_m8"),
+    EmittedCall("W", "join", parts=("add", "linear"), saved=3, saved_row=4),
+)
 CODE = SegmentCode(module_name(SEGMENT), "def F():\n    ...\n", ("linear", "swiglu"), (("swiglu_m8", "# é\n"),), CALLS)
 KEY = cache.key_of(SEGMENT, 132, "tools")
 ENTRY = cache.entry(KEY, CODE)

@@ -161,7 +161,7 @@ def test_a_value_that_differs_is_refused() -> None:
 def test_a_node_too_many_or_too_few_is_refused() -> None:
     complete = base_graph(segments(spec())["shared"])
     reduced = replace(complete, weights=complete.weights[:-1])
-    assert len(reduced.needed) < len(complete.needed)
+    assert len(reduced.needed_nodes) < len(complete.needed_nodes)
     for traced, interpreted, message in (
         (reduced, complete, "torch traced no such node"),
         (complete, reduced, "op rules give no such node"),

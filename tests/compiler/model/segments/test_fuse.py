@@ -16,7 +16,7 @@ from compiler.emit.segment_cache import emit
 from compiler.ir import Input, Output, Segment
 from compiler.model.layers import LAYERS
 from compiler.model.ops import Tensor
-from compiler.model.segments.fuse import fused
+from compiler.model.segments.fuse import fuse_ops
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.joint import Joint, OpNode
 from compiler.model.segments.node_costs import bytes_saved
@@ -57,7 +57,7 @@ def with_logits(model_spec: Spec) -> Spec:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pass_matches_as_often_as_a_spec_implies(name: str) -> None:
-    """`fused` asserts this for each segment; here, the counts over the whole model match its layers.
+    """`fuse_ops` asserts this for each segment; here, the counts over the whole model match its layers.
 
     With several residual streams, no sum is next to a norm. With tensor ranks, or if context ranks project separately,
     the gradient of attention's norm is a separate op. If weights are frozen, no gradient is combined except
@@ -199,10 +199,10 @@ def test_a_pass_without_its_match_is_an_error() -> None:
     joint = interpret(apart(segment))
     without = replace(joint, segment=segment, nodes=tuple(node for node in joint.nodes if node.op != "add"))
     with pytest.raises(AssertionError, match="residual_norm: 0 matches in router, not 1"):
-        fused(without)
+        fuse_ops(without)
     shared = replace(interpret(apart(segments(spec())["attention"])), segment=segment)
     with pytest.raises(AssertionError, match="0 matches"):
-        fused(shared)
+        fuse_ops(shared)
 
 
 # ---------------------------------------------------------------- nothing else changes
@@ -358,7 +358,7 @@ def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_pass")
 def test_a_match_is_rewritten_in_place() -> None:
     before = graph(OpNode("a", ("p", 2), ("t",)), OpNode("c", ("q",), ("u",)), OpNode("b", ("t", "u", 2), ("out",)))
-    after = fused(before)
+    after = fuse_ops(before)
     assert after.nodes == (OpNode("c", ("q",), ("u",)), OpNode("ab", ("p", "u", 2), ("out",)))
     assert after.parts == ((after.nodes[1], (before.nodes[0], before.nodes[2])),)
     assert set(phases(after).values()) == {"F"}
@@ -381,14 +381,14 @@ def test_a_match_is_rewritten_in_place() -> None:
 )
 def test_nodes_that_do_not_match_are_not_rewritten(nodes: tuple[OpNode, ...]) -> None:
     with pytest.raises(AssertionError, match="0 matches in any, not 1"):
-        fused(graph(*nodes))
+        fuse_ops(graph(*nodes))
 
 
 @pytest.mark.usefixtures("one_pass")
 def test_a_value_that_the_segment_returns_is_not_lost() -> None:
     nodes = (OpNode("a", ("p", 2), ("t",)), OpNode("b", ("t", "q", 2), ("out",)))
     with pytest.raises(AssertionError, match="0 matches"):
-        fused(graph(*nodes, outputs=("out", "t")))
+        fuse_ops(graph(*nodes, outputs=("out", "t")))
 
 
 def test_a_sum_matches_in_either_operand_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,5 +399,5 @@ def test_a_sum_matches_in_either_operand_order(monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setitem(PASSES, "test", (sum_pass,))
     for args in (("t", "q"), ("q", "t")):
-        after = fused(graph(OpNode("a", ("p",), ("t",)), OpNode("add", args, ("out",))))
+        after = fuse_ops(graph(OpNode("a", ("p",), ("t",)), OpNode("add", args, ("out",))))
         assert after.nodes == (OpNode("az", ("p", "q"), ("out",)),)

@@ -16,7 +16,7 @@ from compiler.model.segments.check import text as check_text
 from compiler.model.segments.interpret import interpret
 from compiler.model.segments.printer import module
 from compiler.model.segments.split import split
-from compiler.model.segments.unpack import quantised, unpacked
+from compiler.model.segments.unpack import quantised_parameters, unpack_tensors
 from compiler.plan.blocks import model_steps
 from dsl.load import load as dsl_load
 from dsl.schema import (
@@ -366,7 +366,7 @@ def test_lines_fit_and_are_the_graph(override: str) -> None:
     peaks = ["cluster.node.device.fp4=4PFLOPS"]
     steps = model_steps(dsl_load(SPECS / "deepseek-v3.dsc", overrides=[override, *peaks]))
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
-        joint = unpacked(interpret(segment))
+        joint = unpack_tensors(interpret(segment))
         parts = split(joint)
         source = module(joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
         check_text(source, joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
@@ -381,10 +381,13 @@ def test_products_of_few_bits_read_copies_of_their_weights(precision: str, parts
     for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
         joint = interpret(segment)
         copies = {
-            tensor.name for group in quantised(joint) for tensor in group.tensors if not tensor.name.endswith("_key")
+            tensor.name
+            for group in quantised_parameters(joint)
+            for tensor in group.tensors
+            if not tensor.name.endswith("_key")
         }
         exact |= {name for name, tensor in joint.tensors.items() if "pow2" in tensor.dtype and name.endswith("_fp8")}
-        for node in unpacked(joint).nodes:
+        for node in unpack_tensors(joint).nodes:
             if read_copies := [arg for arg in node.args if arg in copies]:
                 assert len(read_copies) == parts and {name.endswith("_t") for name in read_copies} == {
                     "_dgrad" in node.op

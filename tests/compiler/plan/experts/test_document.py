@@ -15,7 +15,7 @@ from compiler.ir.expert_placement import to_text
 from compiler.plan.experts.layout import (
     ExpertLayout,
     PlacementError,
-    aligned,
+    align_placement,
     balance_of,
     default_placement,
     keeps_groups,
@@ -119,7 +119,7 @@ def test_devices_are_named_so_that_least_moves() -> None:
     current = random.permutation(24)
     nodes = current.reshape(2, 3, 4)[random.permutation(2)]
     shuffled = np.stack([node[random.permutation(3)] for node in nodes]).reshape(-1)
-    assert moves(current, aligned(shuffled, current, layout), layout) == ()
+    assert moves(current, align_placement(shuffled, current, layout), layout) == ()
 
 
 def test_naming_devices_changes_no_load() -> None:
@@ -127,7 +127,7 @@ def test_naming_devices_changes_no_load() -> None:
     for _ in range(10):
         load = random.random(24)
         physical, current = random.permutation(24), random.permutation(24)
-        named = aligned(physical, current, layout)
+        named = align_placement(physical, current, layout)
         before, after = (astuple(balance_of(load, placement, layout)) for placement in (physical, named))
         assert after == pytest.approx(before)
         assert keeps_groups(named, layout) == keeps_groups(physical, layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.plan.experts.layout import ExpertLayout, keeps_groups
-from compiler.plan.experts.pack import global_, greedy, hierarchical, packed
+from compiler.plan.experts.pack import global_, greedy, hierarchical, pack_bins
 from tests.compiler.plan.experts.loads import load_of
 
 
@@ -28,5 +28,5 @@ def test_hierarchical_keeps_groups_on_nodes() -> None:
 
 
 def test_packing_is_longest_first_with_a_limit() -> None:
-    assert packed(np.array([5.0, 1.0, 4.0, 4.0]), 2).tolist() == [[0, 1], [2, 3]]
-    assert packed(np.array([9.0, 1.0, 1.0, 1.0]), 2).tolist() == [[0, 3], [1, 2]]  # by then the second bin is full
+    assert pack_bins(np.array([5.0, 1.0, 4.0, 4.0]), 2).tolist() == [[0, 1], [2, 3]]
+    assert pack_bins(np.array([9.0, 1.0, 1.0, 1.0]), 2).tolist() == [[0, 3], [1, 2]]  # by then the second bin is full

@@ -132,7 +132,7 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
 def test_exchanges_end_when_none_helps() -> None:
     """The search stops even if no device reaches the wanted load, so that work is left for other methods."""
     work = pack.WorkLeft(10**6)
-    packing = pack.descended(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
+    packing = pack.descend(np.ones(8), np.arange(8).reshape(2, 4), 0.0, work)
     assert packing.heaviest == 4 and work.exchanges > 10**6 // 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.plan.actions.lanes import best_order, end_of
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.plan import make_plan
@@ -20,7 +20,7 @@ from compiler.program.lower.estimate import _common_rank, copy_time, costs_of_se
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
-from compiler.schedule.weights import by_kind
+from compiler.schedule.weights import as_weight
 from dsl.load import load
 from runtime.contract.actions import KINDS, Action, Pair, Step, actions_of
 from tests.compiler.program.lower.stages import chain, deepseek_v3, pair_kinds, small
@@ -93,7 +93,7 @@ def test_a_search_has_the_times_of_the_plan(placement: str) -> None:
                 abs(costs.step_time(step, rank) - times.step_time(step, rank))
                 < max(mean, times.step_time(step, rank)) / 500
             ), step
-    assert len({weight.label for weight in map(by_kind, costs.stages)}) == len(plan.stages)
+    assert len({weight.label for weight in map(as_weight, costs.stages)}) == len(plan.stages)
 
 
 @pytest.mark.parametrize("name", ["laptop-gqa", "llama3-8b"])
@@ -105,13 +105,13 @@ def test_the_time_of_a_host_copy_follows_from_its_bytes(name: str) -> None:
         lowering.chains(stage, rank) for rank in range(lowering.plan.mesh.pp) for stage in lowering.plan.stages_of(rank)
     ]
     bytes_per_s = 5.12e10 if name == "llama3-8b" else lowering.rates[0].memory_bytes
-    most_bytes = max(stage_chain.copied_bytes(Received(stage_chain.rows)) for stage_chain in chains)
+    most_bytes = max(stage_chain.offloaded_bytes(ReceivedRows(stage_chain.rows)) for stage_chain in chains)
     assert float(copy_time(lowering)) == pytest.approx(1000 * most_bytes / bytes_per_s, rel=1e-3)
 
 
 def test_equal_stages_share_a_label() -> None:
     lowering = deepseek_v3()
-    labels = [by_kind(weight).label for weight in costs_of_searches(lowering).stages]
+    labels = [as_weight(weight).label for weight in costs_of_searches(lowering).stages]
     assert len({*labels[1:8]}) == len({*labels[8:15]}) == 1 and len({*labels}) == 4
     for rank in range(16):
         stages = lowering.plan.stages_of(rank)

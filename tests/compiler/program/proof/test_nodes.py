@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.ir import Body, Instruction, Program
-from compiler.ir.expert_placement import Received
+from compiler.ir.expert_placement import ReceivedRows
 from compiler.pipeline import lower_spec
 from compiler.program.proof import ProofError, prove
 from tests.runtime.step.specs import spec
@@ -33,7 +33,7 @@ def instructions(kind: str, wait: str = "") -> list[Instruction]:
 
 def test_peak_bytes_include_forwarded_rows() -> None:
     """One more copy at each place is held while an exchange forwards it: 16 elements of 8 bytes."""
-    peaks = [prove(PROGRAM, PLAN, Received(40, copies, 30)).peak_bytes[0] for copies in (1000, 1001, 1003)]
+    peaks = [prove(PROGRAM, PLAN, ReceivedRows(40, copies, 30)).peak_bytes[0] for copies in (1000, 1001, 1003)]
     assert (peaks[1] - peaks[0], peaks[2] - peaks[1]) == (16 * 8, 2 * 16 * 8)
 
 

@@ -13,9 +13,9 @@ import pytest
 from compiler.ir import Plan, Program
 from compiler.pipeline import lower_spec
 from compiler.program.lower.opening_order import opening_order
-from compiler.program.lowered import Lowered
+from compiler.program.lowered import LoweredPlan
 from compiler.program.proof import ProofError
-from compiler.program.proof.start import check_lines, check_start, used
+from compiler.program.proof.start import check_lines, check_start, used_channels
 from dsl.load import load
 from runtime.comm.transport import WantedChannels
 from runtime.contract import Opening
@@ -28,7 +28,7 @@ Lines = list[list[Opening]]  # per pipeline rank
 
 
 @cache
-def lowered(name: str) -> Lowered:
+def lowered(name: str) -> LoweredPlan:
     return lower_spec(load(path_of(name)))
 
 
@@ -169,7 +169,7 @@ def test_proof_and_machine_agree_on_mutants(family: tuple[str, int, int]) -> Non
     program, plan = family_program(*family)
     openings = opening_order(plan, [program])
     check_start(plan, openings, [program])
-    lines, needed, generator = lines_of(openings, plan.mesh.pp), used(plan, [program]), random.Random(0)
+    lines, needed, generator = lines_of(openings, plan.mesh.pp), used_channels(plan, [program]), random.Random(0)
     assert ends(program, plan, lines)
     accepted = Counter[str]()
     for number in range(210):
@@ -194,7 +194,7 @@ def proven(lines: Lines, needed: set[Opening]) -> bool:
 def test_messages_of_the_start_up_proof() -> None:
     program, plan = family_program("dualpipe", 2, 4)
     openings = opening_order(plan, [program])
-    needed, (first, second) = used(plan, [program]), lines_of(openings, 2)
+    needed, (first, second) = used_channels(plan, [program]), lines_of(openings, 2)
     with pytest.raises(ProofError, match=r"rank 0: open edge 0>1; rank 1: open edge 1>0; none of them can go on"):
         check_lines([first, [second[1], second[0], *second[2:]]], needed)
     with pytest.raises(ProofError, match=r"rank 0, open edge 0>1: opened 0 times instead of once"):

@@ -14,7 +14,7 @@ from compiler.schedule.costs import Costs, parse_costs
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver.core import _named_starts
 from compiler.schedule.solver.cycle import makespan_of
-from compiler.schedule.solver.filled import _bare, anneal_filled, filled, fills_pauses
+from compiler.schedule.solver.filled import _bare, anneal_filled, fill_with_w, fills_pauses
 from compiler.schedule.solver.problem import B, I, W, make_problem, schedule_of_slots
 from compiler.schedule.solver.timing import FIXED
 from tests.compiler.schedule.solver.cases import costs
@@ -35,7 +35,7 @@ def test_walks_give_legal_rows_and_their_times(data: st.DataObject) -> None:
     for periodic in (False, True):
         for core in _named_starts(problem, periodic, 1.0):
             walk = anneal_filled(core.problem, core.slots, 3000, (0.4, 0.04), data.draw(st.integers(0, 9)), 0)
-            for slots in (walk.slots, filled(core.problem, core.slots)):
+            for slots in (walk.slots, fill_with_w(core.problem, core.slots)):
                 if slots is None:
                     continue
                 makespan = makespan_of(core.problem, slots)
@@ -56,7 +56,7 @@ def test_pauses_are_filled() -> None:
     """V-Half takes 840, and 815 where its W run in its pauses."""
     problem = make_problem(V, 8, 24, TENS.recut(8, 16), 10)
     start = next(iter(_named_starts(problem, False, 1.0)))
-    slots = filled(problem, start.slots)
+    slots = fill_with_w(problem, start.slots)
     assert slots is not None and [makespan_of(problem, rows) for rows in (start.slots, slots)] == [840, 815]
     assert all(row.count(W) == 48 for row in slots)
 
@@ -71,7 +71,7 @@ def test_before_a_period_as_many_w_run_as_did() -> None:
     """The slots of a period are marked; each copy of it begins with the activations that the previous one leaves."""
     problem = make_problem(V, 4, 24, TENS.recut(4, 8), 7)
     cores = [core for core in _named_starts(problem, True, 1.0) if all(max(row) >= FIXED for row in core.slots)]
-    fillings = [(core.slots, slots) for core in cores if (slots := filled(core.problem, core.slots))]
+    fillings = [(core.slots, slots) for core in cores if (slots := fill_with_w(core.problem, core.slots))]
     assert any(early(row) for slots, _ in fillings for row in slots)
     for before, after in fillings:
         assert [*map(early, after)] == [*map(early, before)]
@@ -93,7 +93,7 @@ def test_a_short_walk_is_nearly_as_good_as_a_long_search() -> None:
     """The search begins with 380 and ends with 310 after some seconds."""
     problem = make_problem(ONE_STAGE, 4, 8, TENS, 3)
     start = next(iter(_named_starts(problem, False, 1.0)))
-    before = filled(problem, start.slots)
+    before = fill_with_w(problem, start.slots)
     assert before is not None and makespan_of(problem, before) == 380
     makespans = [anneal_filled(problem, start.slots, 20_000, (0.4, 0.04), seed, 0).makespan for seed in range(4)]
     assert min(makespans) == 310 and max(makespans) <= 320

@@ -13,21 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
-from compiler.schedule.costs import Costs, parse_costs, shipped
+from compiler.schedule.costs import Costs, parse_costs, shipped_costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver.cycle import (
     Period,
     fits,
-    marked,
-    stretched,
-    unrolled,
+    mark_periods,
+    stretch_slots,
+    unroll_period,
     waves,
 )
 from compiler.schedule.solver.problem import (
     ScheduleProblem,
     make_problem,
-    resized,
+    resize_problem,
     schedule_of_slots,
 )
 from tests.compiler.schedule.solver.cases import costs
@@ -46,8 +46,10 @@ def checked(problem: ScheduleProblem, slots: tuple[tuple[int, ...], ...], table:
 
 def time_of(problem: ScheduleProblem, period: Period, table: Costs) -> Fraction:
     """The time that each further micro-batch of a chunk adds to a long run."""
-    short, long = (resized(problem, count) for count in (4 * problem.num_ranks, 4 * problem.num_ranks + 10))
-    return (checked(long, unrolled(long, period), table) - checked(short, unrolled(short, period), table)) / 10
+    short, long = (resize_problem(problem, count) for count in (4 * problem.num_ranks, 4 * problem.num_ranks + 10))
+    return (
+        checked(long, unroll_period(long, period), table) - checked(short, unroll_period(short, period), table)
+    ) / 10
 
 
 def test_dualpipes_period_is_a_wave() -> None:
@@ -62,9 +64,9 @@ def test_a_micro_batch_takes_12_fifths_with_one_activation_less() -> None:
 
 
 def test_v3_is_under_the_best_known_without_a_search_of_fill_and_drain() -> None:
-    table = shipped("deepseek-v3-high")
+    table = shipped_costs("deepseek-v3-high")
     problem = make_problem(BIDIRECTIONAL, 16, 120, table, 16, folded=True)
-    makespans = [checked(problem, unrolled(problem, period), table) for period in islice(waves(problem), 2)]
+    makespans = [checked(problem, unroll_period(problem, period), table) for period in islice(waves(problem), 2)]
     assert min(makespans) <= 25_918
 
 
@@ -81,11 +83,11 @@ def test_a_run_grows_by_exactly_its_period(data: st.DataObject) -> None:
     problem = make_problem(placement, P, 40, table, cap, folded)
     for period in islice(waves(problem), 3):
         assert fits(problem, period)
-        short, middle, long = (resized(problem, count) for count in (60, 90, 120))
-        makespans = [checked(sized, unrolled(sized, period), table) for sized in (short, middle, long)]
+        short, middle, long = (resize_problem(problem, count) for count in (60, 90, 120))
+        makespans = [checked(sized, unroll_period(sized, period), table) for sized in (short, middle, long)]
         assert makespans[2] - makespans[1] == makespans[1] - makespans[0]
-        slots = marked(short, period)
-        assert slots and stretched(short, slots, 120) == unrolled(long, period)
+        slots = mark_periods(short, period)
+        assert slots and stretch_slots(short, slots, 120) == unroll_period(long, period)
 
 
 def test_a_backward_in_front_of_its_forward_fits_nowhere() -> None:

@@ -13,7 +13,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from compiler.program.proof import prove
 from compiler.schedule import SCHEDULES
 from compiler.schedule.bound import lower_bound
-from compiler.schedule.costs import Costs, parse_costs, shipped, with_every_pair_gaining
+from compiler.schedule.costs import Costs, parse_costs, shipped_costs, with_every_pair_gaining
 from compiler.schedule.simulate import peak_activations, simulate
 from compiler.schedule.solver import Solution, Solver, core, default_cap
 from compiler.schedule.solver.moves import FoundSlots
@@ -83,7 +83,7 @@ def test_a_v_under_the_tightest_cap(num_ranks: int, num_micro_batches: int, cap:
 def test_several_stages_a_rank_with_pairs_and_with_split_backwards() -> None:
     """Published figures of other schedules, each on one copy."""
     for P, N, chunks, table, cap, limit in (
-        (16, 32, 4, shipped("deepseek-v3-low"), 20, Fraction(5952)),
+        (16, 32, 4, shipped_costs("deepseek-v3-low"), 20, Fraction(5952)),
         (8, 40, 6, PAIRED, 10, Fraction("83.94")),
         (8, 24, 4, Costs(), 8, Fraction("73.75")),
     ):

@@ -18,7 +18,7 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement
 from compiler.schedule.costs import Costs, parse_costs
 from compiler.schedule.dualpipe import dualpipe
 from compiler.schedule.simulate import peak_activations, simulate
-from compiler.schedule.solver.cycle import makespan_of, stretched, with_periods
+from compiler.schedule.solver.cycle import makespan_of, repeat_best_period, stretch_slots
 from compiler.schedule.solver.moves import change
 from compiler.schedule.solver.problem import (
     B,
@@ -29,13 +29,22 @@ from compiler.schedule.solver.problem import (
     W,
     make_problem,
     pair,
-    resized,
+    resize_problem,
     schedule_of_slots,
     slots_of_schedule,
     tokens_of,
 )
 from compiler.schedule.solver.seeds import greedy
-from compiler.schedule.solver.timing import TimedRow, Timing, changed, is_longer, line_of, retimed, starts_of, timing_of
+from compiler.schedule.solver.timing import (
+    TimedRow,
+    Timing,
+    change_row,
+    is_longer,
+    line_of,
+    retime_rows,
+    starts_of,
+    timing_of,
+)
 from tests.compiler.schedule.solver.cases import costs
 
 
@@ -88,14 +97,14 @@ def test_a_walk_is_timed_as_the_judge_does(case: tuple[ScheduleProblem, Costs], 
         slots, first, tail_length = new
         assert slots[:first] == lines[row].slots[:first]
         assert slots[len(slots) - tail_length :] == lines[row].slots[len(lines[row].slots) - tail_length :]
-        line = changed(problem, row, lines[row], slots, first, tail_length)
+        line = change_row(problem, row, lines[row], slots, first, tail_length)
         fresh_line = line_of(problem, row, slots)
         assert line == fresh_line or (line and fresh_line and _same(line, fresh_line))
         if line is None:
             continue
         candidate = [*lines[:row], line, *lines[row + 1 :]]
         mark_index = max(index for index, mark in enumerate(timing.marks) if mark.positions[row] <= first)
-        timed = retimed(problem, timing, candidate, mark_index, None)
+        timed = retime_rows(problem, timing, candidate, mark_index, None)
         anew = timing_of(problem, candidate)
         assert (timed and timed.ends) == (anew and anew.ends)
         if timed is not None:
@@ -175,7 +184,7 @@ def _told(
         row = int(draw() * problem.num_rows)
         old = lines[row]
         new = change(old.slots, int(draw() * len(old.slots)), draw, problem.offered[row])
-        line = new and changed(problem, row, old, *new)
+        line = new and change_row(problem, row, old, *new)
         if not new or not line or (not problem.has_equal_w and line.chunks is not old.chunks):
             continue
         end = len(old.slots) - new[2]
@@ -225,8 +234,8 @@ def test_a_limit_stops_only_longer_orders() -> None:
     lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines)
     assert timing is not None
-    assert retimed(problem, timing, lines, 0, timing.makespan) == timing
-    assert retimed(problem, timing, lines, 0, timing.makespan - 1) is None
+    assert retime_rows(problem, timing, lines, 0, timing.makespan) == timing
+    assert retime_rows(problem, timing, lines, 0, timing.makespan - 1) is None
 
 
 @settings(max_examples=30)
@@ -234,15 +243,15 @@ def test_a_limit_stops_only_longer_orders() -> None:
 def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[ScheduleProblem, Costs]) -> None:
     problem, table = case
     start = greedy(problem, 0)
-    marked = start and with_periods(problem, start)
+    marked = start and repeat_best_period(problem, start)
     if not marked:
         return
     for count in (marked[0].count, marked[0].count + 3):
-        size = resized(problem, count).num_micro_batches
+        size = resize_problem(problem, count).num_micro_batches
         longer = make_problem(
             problem.placement, problem.num_ranks, size, table, caps_of_ranks(problem), problem.is_folded
         )
-        slots = stretched(*marked, count)
+        slots = stretch_slots(*marked, count)
         assert makespan_of(longer, slots) == judged(longer, slots, table)
 
 

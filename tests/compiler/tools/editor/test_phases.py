@@ -7,7 +7,7 @@ import pytest
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, references, symbols
 from dsl.messages.diagnostics import Source
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from tests.compiler.tools.editor.test_completion import items, labels
 from tests.compiler.tools.editor.texts import ROOT, cursor, documented
 
@@ -97,4 +97,4 @@ def test_the_outline_has_phases() -> None:
 
 def test_a_phase_is_formatted_as_other_blocks_are() -> None:
     ragged = LONG.replace("  phase to_128 {\n    model = stretched", "  phase   to_128   {\n model=stretched")
-    assert ragged != LONG and formatted(Source("spec.dsc", ragged)) == LONG
+    assert ragged != LONG and format_source(Source("spec.dsc", ragged)) == LONG

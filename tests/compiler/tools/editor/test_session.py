@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from lsprotocol import types as lsp
 
-from compiler.tools.editor.server import guarded
+from compiler.tools.editor.server import guard_handler
 from dsl import load
 from dsl.messages.diagnostics import Source
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from tests import copies, progress
 from tests.compiler.tools.editor.client import CAPABILITIES, Editor, applied
 from tests.compiler.tools.editor.texts import QUICKSTART, ROOT
@@ -193,7 +193,7 @@ def test_formatting_equals_that_of_fmt(editor: Editor) -> None:
     options = {"options": {"tabSize": 8, "insertSpaces": False}}
     params = {"textDocument": {"uri": editor.uri(SPEC)}, **options}
     edits = editor.request("textDocument/formatting", params)
-    wanted = formatted(Source(SPEC, ugly))
+    wanted = format_source(Source(SPEC, ugly))
     assert applied(ugly, edits) == wanted != ugly
     spec = editor.folder / "ugly.dsc"
     spec.write_text(ugly, "utf-8")
@@ -302,7 +302,7 @@ def test_an_error_in_a_feature_is_logged_and_survived(caplog: pytest.LogCaptureF
     async def hover(params: int) -> int:
         return 1 // params
 
-    safe = guarded(Server(), hover)  # type: ignore[arg-type]
+    safe = guard_handler(Server(), hover)  # type: ignore[arg-type]
     assert asyncio.run(safe(1)) == 1
     assert asyncio.run(safe(0)) is None
     assert "hover failed: ZeroDivisionError" in messages[0].message and "hover failed" in caplog.text

@@ -14,7 +14,7 @@ from compiler.tools.editor import outline
 from compiler.tools.editor.completion import complete
 from compiler.tools.editor.hover import hover
 from compiler.tools.editor.navigation import definition, symbols
-from compiler.tools.editor.protocol import Client, ClientLines, replaced
+from compiler.tools.editor.protocol import Client, ClientLines, text_edits
 from dsl.messages.diagnostics import Source
 from dsl.text.parser import parse
 from dsl.text.syntax import Attribute, Block, Import, Let, Line, Statement
@@ -151,7 +151,7 @@ LINES = st.lists(st.sampled_from(["a\n", "b 😀\n", "\n", "c"]), max_size=6).ma
 def test_a_text_is_replaced_where_it_differs(old: str, new: str, before: str, behind: str) -> None:
     client, texts = Client(), [f"{before}\nfirst\n{middle}\nlast\n{behind}" for middle in (old, new)]
     source, text = Source("spec.dsc", texts[0]), texts[1]
-    edits = replaced(client, source, text)
+    edits = text_edits(client, source, text)
     assert bool(edits) == (source.text != text)
     for edit in edits:
         start, end = (client.offset(source, place) for place in (edit.range.start, edit.range.end))

@@ -12,8 +12,8 @@ import networkx as nx
 import pytest
 
 from compiler.cli.main import main
-from compiler.ir.expert_placement import Received
-from compiler.predict.predict import TimedPlan, timed
+from compiler.ir.expert_placement import ReceivedRows
+from compiler.predict.predict import TimedPlan, time_plan
 from compiler.schedule.schedule import Schedule
 from compiler.tools.exporters.chakra import COLLECTIVES, FIELDS, NODES, export
 from dsl.load import load
@@ -123,7 +123,7 @@ def traced(request: pytest.FixtureRequest) -> tuple[TimedPlan, list[tuple[dict[s
     loaded = load(spec, overrides=overrides)
     if request.param == "host_copies":
         loaded = with_file(loaded, Schedule.from_text(COPIES))
-    timed_plan = timed(loaded)
+    timed_plan = time_plan(loaded)
     return timed_plan, [decoded(content) for content in export(timed_plan).files.values()]
 
 
@@ -274,7 +274,7 @@ def test_host_copies_wait_for_the_forward_and_precede_the_backward(traced: Trace
         assert [node["name"] for node in copied] == [str(action) for action in steps if is_copy(action)]
         for node in copied:
             saved = timed_plan.lowering.chains(steps[0].stage, pipeline_rank)
-            assert node["tensor_size"] == saved.copied_bytes(Received(saved.rows)) > 0
+            assert node["tensor_size"] == saved.offloaded_bytes(ReceivedRows(saved.rows)) > 0
             assert node["data_deps"], "it is of what a forward made"
             assert any(node["id"] in reader["data_deps"] for reader in nodes), "something waits for it"
 
@@ -350,7 +350,7 @@ def test_without_protobuf_the_package_is_named(
 
     chakra.messages.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
-    monkeypatch.setattr(predict, "timed", lambda spec: pytest.fail("times are computed first"))
+    monkeypatch.setattr(predict, "time_plan", lambda spec: pytest.fail("times are computed first"))
     assert main(["export", "chakra", QUICK, "-o", str(tmp_path / "out")]) == 2
     assert "pip install 'dsc-trainer[chakra]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

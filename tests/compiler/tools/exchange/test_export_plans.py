@@ -18,11 +18,11 @@ from compiler.tools.exporters.planned import (
     ExportError,
     PythonCall,
     SpecLedger,
-    exported_optimizer,
     free_name,
     layers_of,
-    plain,
-    rendered,
+    optimizer_to_export,
+    render_python,
+    to_printable_ascii,
 )
 from dsl.leaves import leaves
 from dsl.load import load as load_spec
@@ -227,7 +227,7 @@ def test_a_custom_optimizer_is_refused() -> None:
     row = SimpleNamespace(kind="lion", settings=dict)
     custom = SimpleNamespace(train=SimpleNamespace(optimizer=SimpleNamespace(rows=(row,))))
     with pytest.raises(ExportError, match="optimizer lion cannot be exported to Megatron"):
-        exported_optimizer(custom, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
+        optimizer_to_export(custom, SpecLedger(spec), "Megatron")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- losses
@@ -246,7 +246,7 @@ def test_a_plan_that_becomes_another_is_refused(tmp_path: Path, capsys: Capture)
     document = parsed(capsys.readouterr().out, "export")
     text = (folder / "recipe.py").read_text()
     for loss in document["losses"]:  # all that is lost is in the file too
-        assert plain(f"{loss['path']} = {loss['value']}: {loss['why']}") in text
+        assert to_printable_ascii(f"{loss['path']} = {loss['value']}: {loss['why']}") in text
 
 
 @pytest.mark.parametrize(
@@ -346,13 +346,13 @@ def test_spec_text_never_becomes_code(tmp_path: Path) -> None:
 
 
 def test_values_are_written_as_literals() -> None:
-    assert rendered({"a": [1, 2.5, None, True, "it's\n"]}) == "{'a': [1, 2.5, None, True, \"it's\\n\"]}"
-    assert rendered(("x",)) == "('x',)" and rendered(PythonCall("f", {"a": 1})) == "f(a=1)"
-    long = rendered(("x" * 90,))
+    assert render_python({"a": [1, 2.5, None, True, "it's\n"]}) == "{'a': [1, 2.5, None, True, \"it's\\n\"]}"
+    assert render_python(("x",)) == "('x',)" and render_python(PythonCall("f", {"a": 1})) == "f(a=1)"
+    long = render_python(("x" * 90,))
     assert ast.literal_eval(long) == ("x" * 90,)
     for value in (float("inf"), float("nan"), object(), {1}, b"x"):
         with pytest.raises(TypeError):
-            rendered(value)
+            render_python(value)
     assert free_name("class", "") == "class_" and free_name("print", "") == "print_" and free_name("x", "x x_") == "x__"
     for name in ("a b", "1", "é", "a.b", ""):
         with pytest.raises(ValueError):

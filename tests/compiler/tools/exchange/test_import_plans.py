@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from compiler.cli.commands.export_plan import _planned
+from compiler.cli.commands.export_plan import _plan_to_export
 from compiler.cli.commands.schedule_spec import run_of
 from compiler.cli.main import main
 from compiler.tools.exporters import megatron_bridge
 from compiler.tools.exporters.planned import LostValue
 from compiler.tools.importers.key_files import yaml_keys
-from compiler.tools.importers.megatron import CONFIG, from_recipe, imported
+from compiler.tools.importers.megatron import CONFIG, import_keys, keys_of_recipe
 from compiler.tools.importers.plan_ledger import ImportedPlan
-from compiler.tools.importers.python_calls import NotLiteralError, list_of, returned
+from compiler.tools.importers.python_calls import NotLiteralError, list_of, read_returned_call
 from compiler.tools.importers.shell_words import script
 from dsl.leaves import leaves
 from dsl.load import load
 from dsl.messages.diagnostics import Source, SpecError
 from dsl.schema import Spec
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from tests.compiler.cli.forms import parsed
 
 ROOT = Path(__file__).parents[4]
@@ -72,13 +72,13 @@ def read_back(text: str) -> Spec:
 
 def of_recipe(text: str, devices: int | None = 2) -> ImportedPlan:
     """The import of a recipe in which nothing is computed."""
-    name, members, computed = returned(Source("recipe.py", text), CONFIG, None)
+    name, members, computed = read_returned_call(Source("recipe.py", text), CONFIG, None)
     assert not computed
-    return imported(from_recipe(members), name, devices, None)
+    return import_keys(keys_of_recipe(members), name, devices, None)
 
 
 def of_script(text: str, devices: int | None = 2) -> ImportedPlan:
-    return imported(script(Source("pretrain.sh", text), {"DATA": "a"})[0], "mine", devices, None)
+    return import_keys(script(Source("pretrain.sh", text), {"DATA": "a"})[0], "mine", devices, None)
 
 
 @st.composite
@@ -121,7 +121,7 @@ def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
         spec = load(path, overrides=changes)
     except SpecError:  # the values do not fit together
         reject()
-    exported = megatron_bridge.export(_planned(run_of(spec)))
+    exported = megatron_bridge.export(_plan_to_export(run_of(spec)))
     plan = of_recipe(exported.files["recipe.py"].decode(), spec.cluster.world)
     assert_comes_back(spec, plan, exported.losses, ELSEWHERE)
 
@@ -145,7 +145,7 @@ def test_every_argument_of_a_script_is_in_the_ledger() -> None:
     members, computed = script(Source("pretrain.sh", SCRIPT), {})
     written = {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", SCRIPT)}
     assert [item.code for item in computed] == ["I0104"] and "$DATA" in computed[0].message
-    plan = imported(members, "mine", 2, None)
+    plan = import_keys(members, "mine", 2, None)
     assert not plan.mistakes
     entries = {entry.key: entry for entry in plan.ledger}
     assert written <= entries.keys()
@@ -170,7 +170,7 @@ def test_yaml_and_script_import_equally() -> None:
     )
     of_yaml, computed = yaml_keys(Source("args.yaml", f"ENV_VARS: {{}}\nMODEL_ARGS:\n{lines}"), {})
     assert not computed
-    script_plan, yaml_plan = imported(members, "mine", 2, None), imported(of_yaml, "mine", 2, None)
+    script_plan, yaml_plan = import_keys(members, "mine", 2, None), import_keys(of_yaml, "mine", 2, None)
     assert read_back(script_plan.text) == read_back(yaml_plan.text)
     assert [str(entry) for entry in script_plan.ledger] == [str(entry) for entry in yaml_plan.ledger]
 
@@ -233,6 +233,6 @@ def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
     words = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(odd_values)), min_size=1, max_size=4))
     members, _ = script(Source("pretrain.sh", SCRIPT), {"DATA": "a"})
     changed, _ = script(Source("odd.sh", "\n".join(f"--{name} {shlex.quote(value)}" for name, value in words)), {})
-    plan = imported({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
+    plan = import_keys({**members, **changed}, "mine", data.draw(st.sampled_from([None, 8])), None)
     assert {*members, *changed} <= {entry.key for entry in plan.ledger} or plan.mistakes
-    formatted(Source("mine.dsc", plan.text))
+    format_source(Source("mine.dsc", plan.text))

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import Phase, example, given, reject, settings
 from hypothesis import strategies as st
 
-from compiler.cli.commands.export_plan import _planned
+from compiler.cli.commands.export_plan import _plan_to_export
 from compiler.cli.commands.schedule_spec import run_of
 from compiler.cli.main import main
 from compiler.tools.exporters import torchtitan as exporter
 from compiler.tools.importers import python_calls
 from compiler.tools.importers.key_files import toml_keys
 from compiler.tools.importers.plan_ledger import CHANGES, ImportedPlan, Keys
-from compiler.tools.importers.python_calls import returned
-from compiler.tools.importers.torchtitan import CONFIG, RENAMED, SideFiles, from_toml, imported, rate
+from compiler.tools.importers.python_calls import read_returned_call
+from compiler.tools.importers.torchtitan import CONFIG, RENAMED, SideFiles, import_keys, keys_of_job_file, rate
 from dsl.closed_forms.counts import parameters
 from dsl.load import load
 from dsl.messages.diagnostics import Source, SpecError
 from dsl.schema import Mla, Moe, YarnScaling
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from runtime.contract.rate import learning_rate
 from tests.compiler.cli.forms import parsed
 from tests.compiler.tools.exchange.test_export_plans import rate_of_torchtitan
@@ -101,14 +101,16 @@ def exportable(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 def read(files: dict[str, str], config: str | None = None, devices: int | None = None) -> ImportedPlan:
     """The import of a module whose files are in memory."""
-    name, members, computed = returned(Source("config_registry.py", files["config_registry.py"]), CONFIG, config)
+    name, members, computed = read_returned_call(
+        Source("config_registry.py", files["config_registry.py"]), CONFIG, config
+    )
     assert not computed
-    return imported(members, name, devices, SideFiles(files.get))
+    return import_keys(members, name, devices, SideFiles(files.get))
 
 
 def exported_files(*changes: str) -> dict[str, str]:
     """The exported files of the quickstart, in memory."""
-    exported = exporter.export(_planned(run_of(load(QUICK, overrides=["schedule.name=1f1b", *changes]))))
+    exported = exporter.export(_plan_to_export(run_of(load(QUICK, overrides=["schedule.name=1f1b", *changes]))))
     return {name: content.decode() for name, content in exported.files.items()}
 
 
@@ -120,7 +122,7 @@ def test_exports_import_as_the_same_spec(case: tuple[str, list[str]]) -> None:
         spec = load(path, overrides=changes)
     except SpecError:  # the values do not fit together
         reject()
-    exported = exporter.export(_planned(run_of(spec)))
+    exported = exporter.export(_plan_to_export(run_of(spec)))
     plan = read({name: content.decode() for name, content in exported.files.items()})
     assert assert_comes_back(spec, plan, exported.losses, (*ELSEWHERE, *OFF)).name == spec.name
 
@@ -151,7 +153,7 @@ def test_a_rotation_has_the_defaults_of_torchtitan(given: str, scaling: YarnScal
 
 
 def job(text: str = JOB, devices: int | None = None) -> ImportedPlan:
-    return imported(from_toml(toml_keys(Source("job.toml", text))), "mine", devices)
+    return import_keys(keys_of_job_file(toml_keys(Source("job.toml", text))), "mine", devices)
 
 
 def flat(tables: dict[str, object], path: str = "") -> dict[str, object]:
@@ -310,7 +312,9 @@ def test_stages_that_begin_where_a_job_says_are_approximated() -> None:
 def test_rates_equal_those_of_torchtitan(steps: int, warmup: int, ratio: float, shape: str, least: float) -> None:
     """At every step, by the formula of the released package."""
     scheduler = f"warmup_steps = {warmup}\ndecay_ratio = {ratio}\ndecay_type = '{shape}'\nmin_lr_factor = {least}"
-    keys = from_toml(toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{scheduler}\n")))
+    keys = keys_of_job_file(
+        toml_keys(Source("job.toml", f"[training]\nsteps = {steps}\n[lr_scheduler]\n{scheduler}\n"))
+    )
     lines = rate(Keys(keys), 2e-3, steps)
     bench = load(BENCH, overrides=[f"train.steps={steps}", f"train.rate={', '.join(lines[1:-1])}"])
     theirs = {"total_steps": steps, "warmup_steps": min(warmup, steps), "decay_ratio": ratio, "decay_type": shape}
@@ -406,10 +410,10 @@ def test_names_with_types_are_followed(tmp_path: Path, capsys: Capture) -> None:
 def test_names_that_lead_to_each_other_end() -> None:
     head = "def run() -> Trainer.Config:\n    return Trainer.Config(training=a)\n"
     for text in ("a = b\nb = a\n", "def f():\n    return f()\na = f()\n", "a = [f(b), f(b)]\nb = [f(a), f(a)]\n"):
-        _, _, computed = returned(Source("c.py", text + head), CONFIG, None)
+        _, _, computed = read_returned_call(Source("c.py", text + head), CONFIG, None)
         assert [item.code for item in computed] == ["I0104"] * len(computed)
     doubled = "".join(f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(30)).replace("a0", "a") + "a30 = 1\n"
-    _, _, computed = returned(Source("c.py", doubled + head), CONFIG, None)
+    _, _, computed = read_returned_call(Source("c.py", doubled + head), CONFIG, None)
     assert computed and len(computed) < 10
 
 
@@ -417,10 +421,10 @@ def test_names_that_are_used_many_times_are_followed_only_so_often(monkeypatch: 
     """Each name expands to two of the next one: seven names give a hundred values."""
     lines = [f"a{n} = g(x=a{n + 1}, y=a{n + 1})\n" for n in range(7)]
     text = "".join(lines) + "a7 = 1\ndef run() -> Trainer.Config:\n    return Trainer.Config(training=a0)\n"
-    _, values, computed = returned(Source("c.py", text), CONFIG, None)
+    _, values, computed = read_returned_call(Source("c.py", text), CONFIG, None)
     assert not computed and len(values) > 128
     monkeypatch.setattr(python_calls, "MOST_STEPS", 50)
-    _, values, computed = returned(Source("c.py", text), CONFIG, None)
+    _, values, computed = read_returned_call(Source("c.py", text), CONFIG, None)
     (item,) = computed
     assert "names that refer to each other" in item.message and len(values) <= 50
 
@@ -450,10 +454,10 @@ def test_any_value_gives_a_spec_or_a_message(data: st.DataObject) -> None:
     )
     for number in chosen:
         lines[number] = f"{lines[number].split(' =')[0]} = {data.draw(st.sampled_from(odd_values))}"
-    members = from_toml(toml_keys(Source("job.toml", "\n".join(lines))))
-    plan = imported(members, "mine", data.draw(st.sampled_from([None, 64])))
+    members = keys_of_job_file(toml_keys(Source("job.toml", "\n".join(lines))))
+    plan = import_keys(members, "mine", data.draw(st.sampled_from([None, 64])))
     assert {*members} <= {entry.key for entry in plan.ledger} or plan.mistakes
-    formatted(Source("mine.dsc", plan.text))
+    format_source(Source("mine.dsc", plan.text))
 
 
 def test_the_command(tmp_path: Path, capsys: Capture) -> None:

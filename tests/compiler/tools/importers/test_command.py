@@ -22,7 +22,7 @@ from compiler.tools.importers.json_text import parse
 from compiler.tools.importers.write import identifier, model_text
 from dsl.load import check, load
 from dsl.messages.diagnostics import Source, SpecError, render_all
-from dsl.text.formatter import formatted
+from dsl.text.formatter import format_source
 from dsl.text.parser import MAX_BYTES
 
 ROOT = Path(__file__).parents[4]
@@ -50,7 +50,7 @@ def test_a_folder_becomes_a_spec_that_is_right(folder: Path, capsys: Capture) ->
     assert check("m.dsc") == ()
     assert load("m.dsc").model.name == "some_model_1"
     text = Path("m.dsc").read_text("utf-8")
-    assert formatted(Source("m.dsc", text)) == text
+    assert format_source(Source("m.dsc", text)) == text
     assert import_("Some-Model.1") == 0
     assert capsys.readouterr() == (text, "")
 
@@ -206,7 +206,7 @@ def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) ->
         if imported_config.model is not None:
             begin = run_text(imported_config.model, imported_config.context)
             spec = f"{begin}\n{model_text(imported_config.model, imported_config.model_type, imported_config.remarks)}"
-            assert formatted(Source("m.dsc", spec))
+            assert format_source(Source("m.dsc", spec))
             path = tmp_path_factory.getbasetemp() / "mutated.dsc"
             path.write_text(spec, "utf-8")
             assert check(path) == ()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.importers.key_files import ComputedValue, typed
+from compiler.tools.importers.key_files import ComputedValue, parse_word
 from compiler.tools.importers.shell_words import ARGUMENT, script
 from dsl.messages.diagnostics import Source, SpecError
 
@@ -35,7 +35,7 @@ def run(text: str) -> dict[str, object]:
     for word in (*printed.split("\0")[:-1], "--"):
         if word == "--" or (match := ARGUMENT.fullmatch(word)):
             if name:
-                arguments[name] = typed(" ".join(values)) if values else True
+                arguments[name] = parse_word(" ".join(values)) if values else True
             if word != "--":
                 assert match
                 name, values = match[1].replace("-", "_"), [match[3]] if match[2] else []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import tensors
-from compiler.tools.inference.language_model import LanguageModel, on_one_rank
+from compiler.tools.inference.language_model import LanguageModel, spec_for_one_rank
 from dsl.schema import Llama3Scaling, Rope, Spec, YarnScaling
 from tests.reference.cases import trained_like
 from tests.reference.config import Config
@@ -58,7 +58,7 @@ def pair(kind: str, seed: int = 0, dtype: str = "fp64", sequence: int = 24) -> P
     run = run.model_copy(update={"model": ALL[kind], "train": run.train.model_copy(update={"sequence": sequence})})
     config = Config.from_plan(run.model.model_dump(mode="json") | {"sequence": sequence})
     reference = trained_like(config, seed)
-    single_rank = on_one_rank(run, dtype)
+    single_rank = spec_for_one_rank(run, dtype)
     return Pair(LanguageModel(single_rank, stacked(single_rank, reference.state_dict())), reference)
 
 

@@ -17,10 +17,10 @@ from compiler.cli.commands import eval_ranks
 from compiler.cli.main import main
 from compiler.emit.segment_cache import Segments
 from compiler.tools.inference.evaluation import EvaluatedLoss, loss_of
-from compiler.tools.inference.language_model import LanguageModel, on_one_rank
+from compiler.tools.inference.language_model import LanguageModel, spec_for_one_rank
 from compiler.tools.inference.loaded import read_weights
 from compiler.tools.inference.sources import InferenceError
-from compiler.tools.inference.token_streams import of_text
+from compiler.tools.inference.token_streams import tokenize_files
 from dsl.load import load
 from runtime.data import tokenizer
 from runtime.data.shards import ShardReader
@@ -251,9 +251,9 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(tokenizer.train([], tokenizer.MIN_VOCAB)))
     pattern = str(tmp_path / "*.txt")
-    assert of_text(pattern, path, tokenizer.MIN_VOCAB, lambda _: None).bytes == 4
+    assert tokenize_files(pattern, path, tokenizer.MIN_VOCAB, lambda _: None).bytes == 4
     with pytest.raises(InferenceError, match=r"tokenizer\.json: 257 tokens, more than the model's 256"):
-        of_text(pattern, path, tokenizer.MIN_VOCAB - 1, lambda _: None)
+        tokenize_files(pattern, path, tokenizer.MIN_VOCAB - 1, lambda _: None)
 
 
 # ---------------------------------------------------------------- text
@@ -328,7 +328,7 @@ def test_a_prompt_that_is_not_utf8(trained: Path, capsys: Captured) -> None:
 
 
 def test_weights_that_are_not_finite(trained: Path, tmp_path: Path) -> None:
-    spec = on_one_rank(load(trained / "spec.resolved"))
+    spec = spec_for_one_rank(load(trained / "spec.resolved"))
     tensors = stacked(spec, logical(trained))
     model = LanguageModel(spec, tensors | {"final_norm": tensors["final_norm"] * math.nan})
     with pytest.raises(InferenceError, match="the loss is nan"):
@@ -341,7 +341,7 @@ def test_perplexity_is_none_if_it_overflows() -> None:
 
 def test_stacked_tensors_equal_those_of_a_checkpoint(trained: Path) -> None:
     """The commands load the same tensors that these tests pass to a model."""
-    spec = on_one_rank(load(trained / "spec.resolved"))
+    spec = spec_for_one_rank(load(trained / "spec.resolved"))
     tensors, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in tensors)
 

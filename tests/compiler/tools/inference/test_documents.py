@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.plan.blocks import model_steps
-from compiler.tools.inference.language_model import on_one_rank
+from compiler.tools.inference.language_model import spec_for_one_rank
 from compiler.tools.inference.token_streams import held_out
 from runtime.data.shards import ShardWriter
 from tests.runtime.step.specs import spec
@@ -23,6 +23,6 @@ def test_separated_documents_are_separate_streams(tmp_path: Path, documents: str
     chosen = spec(1, 1, 1, 2, documents=documents)  # type: ignore[arg-type]
     streams = [stream.tolist() for stream in held_out(tmp_path, None, chosen).ids]
     assert streams == (DOCUMENTS if documents == "masked" else [[id for ids in DOCUMENTS for id in ids]])
-    read = {value for step in model_steps(on_one_rank(chosen)) for value in step.inputs}
+    read = {value for step in model_steps(spec_for_one_rank(chosen)) for value in step.inputs}
     trained = {value for step in model_steps(chosen) for value in step.inputs}
     assert trained - read == ({"starts"} if documents == "masked" else set())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.tools.inference.generation import Drafts, Sampler, drafted, plain
+from compiler.tools.inference.generation import Drafts, Sampler, generate_tokens, generate_with_drafts
 from compiler.tools.inference.language_model import Cache, LanguageModel
 from tests.compiler.tools.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
 
@@ -38,9 +38,9 @@ def test_greedy_tokens_equal_those_without_a_cache(kind: str) -> None:
         models, drafts = pair(kind, seed), Drafts()
         prompt = tokens_of(models, 1 + 3 * seed, seed).tolist()
         expected = first(by_reference(models, prompt))
-        assert first(plain(models.ours, prompt, Sampler())) == expected
+        assert first(generate_tokens(models.ours, prompt, Sampler())) == expected
         if models.ours.can_draft:
-            assert first(drafted(models.ours, prompt, Sampler(), drafts)) == expected
+            assert first(generate_with_drafts(models.ours, prompt, Sampler(), drafts)) == expected
             assert COUNT / 2 - 1 <= drafts.drafted <= COUNT and 0 <= drafts.accepted <= drafts.drafted
         words.update(expected)
     assert len(words) > 3, "models that say one word would agree with anything"
@@ -70,7 +70,7 @@ def test_drafts_that_are_right_or_wrong(kind: str, right: bool) -> None:
     prompt = tokens_of(models, 5).tolist()
     oracle = Oracle(models.ours, right)
     oracle.both, oracle.prompt = models, prompt
-    assert first(drafted(oracle, prompt, Sampler(), drafts)) == first(by_reference(models, prompt))
+    assert first(generate_with_drafts(oracle, prompt, Sampler(), drafts)) == first(by_reference(models, prompt))
     assert drafts.accepted == (drafts.drafted if right else 0)
     assert drafts.drafted == (COUNT // 2 if right else COUNT - 1)
 
@@ -122,8 +122,10 @@ def test_sampled_drafts_keep_the_probabilities(top_p: float) -> None:
     histograms: dict[bool, Counter[tuple[int, ...]]] = {True: Counter(), False: Counter()}
     for seed in range(count):
         language_model: LanguageModel = model  # type: ignore[assignment]
-        histograms[False][tuple(islice(plain(language_model, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
-        histograms[True][tuple(islice(drafted(language_model, prompt, Sampler(0.9, top_p, seed), drafts), 3))] += 1
+        histograms[False][tuple(islice(generate_tokens(language_model, prompt, Sampler(0.9, top_p, seed)), 3))] += 1
+        histograms[True][
+            tuple(islice(generate_with_drafts(language_model, prompt, Sampler(0.9, top_p, seed), drafts), 3))
+        ] += 1
     assert 0.2 < drafts.accepted / drafts.drafted < 0.9
     for counts in histograms.values():
         assert counts.keys() <= expected.keys(), "what has no probability was drawn"

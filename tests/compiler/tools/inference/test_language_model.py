@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.tools.inference.loaded import SMALL, divide_work
-from compiler.tools.inference.op_tables import Continued, Forward
+from compiler.tools.inference.loaded import SMALL, limit_threads
+from compiler.tools.inference.op_tables import CachedForward, Forward
 from tests.compiler.tools.inference.models import DRAFTING, KINDS, Pair, pair, reference_logits, tokens_of
 from tests.reference.cases import EXACT, close
 
@@ -78,10 +78,10 @@ def test_drafts_equal_the_reference(kind: str, split: list[int]) -> None:
         assert close(models.ours.draft(next_T, h_tD, cache), expected, 10 * EXACT)
 
 
-class Again(Continued):
+class Again(CachedForward):
     """An op table without cached attention."""
 
-    def __init__(self, table: Continued) -> None:
+    def __init__(self, table: CachedForward) -> None:
         super().__init__([], None)
         self._weights = table._weights
         for op in ("gqa_attention", "bounded_attention", "mla_attention", "rotate"):
@@ -171,5 +171,5 @@ def test_one_thread_computes_a_small_model(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-    divide_work(SimpleNamespace(num_weights=weights))  # type: ignore[arg-type]
+    limit_threads(SimpleNamespace(num_weights=weights))  # type: ignore[arg-type]
     assert chosen == threads

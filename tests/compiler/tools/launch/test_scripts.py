@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.tools.launch.files import quoted, script
+from compiler.tools.launch.files import quote, script
 from tests.compiler.tools.launch.cluster import NEEDED, SAID, Written, fake_python, launch, told
 
 SHELLCHECK = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or shutil.which("shellcheck")
@@ -58,13 +58,13 @@ def test_hostile_names_stay_text(launcher: str, name: str, two_nodes: Path, tmp_
 def test_a_quoted_word_is_one_word(text: str) -> None:
     """Bash reads it as one word."""
     printed = subprocess.run(
-        ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+        ["bash", "-c", f"printf %s {quote(text)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
     )
     assert printed.stdout.decode() == text
 
 
 def test_a_text_that_is_not_quoted_is_refused() -> None:
-    values = {"job_name": "$(touch canary)", "nodes": 1, "gpus": 0, "time": quoted("1"), "lead": 1, "options": ()}
+    values = {"job_name": "$(touch canary)", "nodes": 1, "gpus": 0, "time": quote("1"), "lead": 1, "options": ()}
     with pytest.raises(AssertionError, match="is not quoted"):
         script("job.sbatch.j2", **values, node_script="", run="", restarts=0)
 

@@ -13,7 +13,7 @@ from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
 from compiler.tools.picture import Panel, Picture, panel_of
-from compiler.tools.picture.panel import measured_picture
+from compiler.tools.picture.panel import picture_of_measurement
 from compiler.tools.picture.recorded import measure
 from tests.compiler.tools.picture.browser import Browser
 from tests.compiler.tools.picture.browser import browser as running
@@ -58,7 +58,7 @@ def trace_lines(
 def make_measured(factor: float = 1.25) -> Picture:
     schedule = schedule_of("dualpipe", 4, 10)
     measured = measure(schedule, trace_lines(schedule, COSTS, factor), "train_10")
-    return measured_picture("a run", schedule, COSTS, measured, "a table")
+    return picture_of_measurement("a run", schedule, COSTS, measured, "a table")
 
 
 @pytest.fixture(scope="package")

@@ -22,12 +22,12 @@ from compiler.schedule.simulate import simulate
 from compiler.tools.picture.recorded import (
     OrderError,
     TraceError,
-    fitted,
+    fit_costs,
     json_of_costs,
     measure,
-    of_programs,
     programs_of,
     read_trace,
+    steps_of_current_programs,
 )
 from dsl.load import load
 from tests import copies
@@ -75,8 +75,8 @@ def test_the_first_of_many_steps_is_left_out() -> None:
 def test_fitted_costs_recover_those_of_the_trace(name: str, P: int, N: int, tmp_path: Path) -> None:
     schedule = schedule_of(name, P, N)
     measured = measure(schedule, trace_lines(schedule, UNEVEN), f"train_{N}")
-    read = costs_of_json(json_of_costs(fitted(schedule, measured)))
-    assert read == fitted(schedule, measured)
+    read = costs_of_json(json_of_costs(fit_costs(schedule, measured)))
+    assert read == fit_costs(schedule, measured)
     kinds = {action for rank in schedule.actions for step in rank for action in str(step) if action in "FBIW"}
     for kind in kinds:
         assert float(read.lone_time(kind)) == pytest.approx(float(UNEVEN.lone_time(kind)), rel=2e-3)
@@ -162,17 +162,17 @@ def test_steps_of_other_programs_are_left_out(tmp_path: Path) -> None:
         rank |= {3: {**before[1], "of": "b" * 64}, 4: before[2]}  # the second is of a time without digests
     with pytest.raises(OrderError):
         measure(schedule, lines, "train_3")
-    assert of_programs(tmp_path, lines) == (lines, 0), "without a digest all are of one"
+    assert steps_of_current_programs(tmp_path, lines) == (lines, 0), "without a digest all are of one"
     (tmp_path / "program.sha256").write_text("a" * 64 + "\n")
-    matching, left_out = of_programs(tmp_path, lines)
+    matching, left_out = steps_of_current_programs(tmp_path, lines)
     assert [list(rank) for rank in matching] == [[1, 2, 5, 6]] * 2 and left_out == 2
     assert measure(schedule, matching, "train_3").num_steps == 3
     (tmp_path / "program.sha256").write_text("c" * 64)
     with pytest.raises(TraceError, match="no step of the present plan was traced yet, only 6 of the plan"):
-        of_programs(tmp_path, lines)
+        steps_of_current_programs(tmp_path, lines)
     (tmp_path / "program.sha256").write_text("c\x1b")
     with pytest.raises(TraceError, match="is not a digest"):
-        of_programs(tmp_path, lines)
+        steps_of_current_programs(tmp_path, lines)
 
 
 # ---------------------------------------------------------------- the command

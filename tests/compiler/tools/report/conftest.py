@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.planned_step import PlannedStep, planned_of
-from compiler.predict.predict import memories, predicted, timed
+from compiler.predict.planned_step import PlannedStep, planned_step_of
+from compiler.predict.predict import memories, predict_timed_plan, time_plan
 from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import panel_of
@@ -112,5 +112,5 @@ def report_of_run() -> Report:
 @pytest.fixture(scope="package")
 def quickstart_plan() -> PlannedStep:
     """The plan of the quickstart."""
-    timed_plan = timed(load(SPECS / "quickstart.dsc"))
-    return planned_of(timed_plan, predicted(timed_plan, memories(timed_plan)))
+    timed_plan = time_plan(load(SPECS / "quickstart.dsc"))
+    return planned_step_of(timed_plan, predict_timed_plan(timed_plan, memories(timed_plan)))

@@ -79,13 +79,13 @@ def test_curves_stay_inside_and_lose_no_spike(values: list[float], unigram: floa
 
 def test_thinning_keeps_extremes_of_every_column() -> None:
     points = [(i / 1000, math.sin(i * 0.37) * (1 + i % 7)) for i in range(20_000)]
-    thin = charts.thinned(points)
+    thin = charts.thin_curve(points)
     assert len(thin) <= 4 * 21 and set(thin) <= set(points)
     for column in range(20):
         column_values = [y for x, y in points if int(x) == column]
         thinned_values = [y for x, y in thin if int(x) == column]
         assert (max(column_values), min(column_values)) == (max(thinned_values), min(thinned_values))
-    assert charts.thinned(points[:1]) == tuple(points[:1])
+    assert charts.thin_curve(points[:1]) == tuple(points[:1])
 
 
 def test_no_losses_no_chart() -> None:

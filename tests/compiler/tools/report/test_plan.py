@@ -19,8 +19,8 @@ from compiler.machine.rates import shipped_table
 from compiler.machine.topology.traffic import traffic
 from compiler.pipeline import lower_spec
 from compiler.plan.spec_files import with_rate_table
-from compiler.predict.planned_step import MOST_DRAWN, Level, PlannedStep, planned_of
-from compiler.predict.predict import TimedPlan, memories, predict, predicted, timed
+from compiler.predict.planned_step import MOST_DRAWN, Level, PlannedStep, planned_step_of
+from compiler.predict.predict import TimedPlan, memories, predict, predict_timed_plan, time_plan
 from compiler.predict.prediction import Prediction, size
 from compiler.program.lower.estimate import overlaps_of, rank_times
 from compiler.tools.picture.drawing import Screen
@@ -43,9 +43,9 @@ FOUR_NODES = ("cluster.nodes=4", "train.batch=64")
 
 
 def plan_of(name: str, *overrides: str) -> tuple[TimedPlan, Prediction, PlannedStep]:
-    timed_plan = timed(load(SPECS / f"{name}.dsc", overrides=overrides))
-    prediction = predicted(timed_plan, memories(timed_plan))
-    return timed_plan, prediction, planned_of(timed_plan, prediction)
+    timed_plan = time_plan(load(SPECS / f"{name}.dsc", overrides=overrides))
+    prediction = predict_timed_plan(timed_plan, memories(timed_plan))
+    return timed_plan, prediction, planned_step_of(timed_plan, prediction)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "llama3-8b", "moe-8gpu"])

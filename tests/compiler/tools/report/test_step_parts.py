@@ -16,7 +16,16 @@ from compiler.predict.prediction import Flops, GenerationTime
 from compiler.tools.report import Report, report_html
 from compiler.tools.report.diagrams import view_of
 from compiler.tools.report.lost_time import LostTime
-from compiler.tools.report.summary import BOTTOM, MOST_BARS, PARTS, TOP, parts_chart, planned_parts, spent, summary_of
+from compiler.tools.report.summary import (
+    BOTTOM,
+    MOST_BARS,
+    PARTS,
+    TOP,
+    parts_chart,
+    planned_parts,
+    seconds_of_parts,
+    summary_of,
+)
 from dsl.load import load
 from runtime.step.step_time import PARTS as RUN_PARTS
 from tests.compiler.cli.forms import FORMS, faults
@@ -69,7 +78,7 @@ def test_time_lost_by_failures_stands_at_its_step() -> None:
 def test_missing_and_damaged_parts_are_left_out() -> None:
     assert parts_chart(({"step": 1},), {}, None) is None
     damaged = ({"step": 1, "spent_s": 3}, {"step": 2, "spent_s": {"compute": "long", "data": -1, "sum": 1e300}})
-    assert spent(damaged) == {"compute": 0.0, "sum": 0.0, "data": 0.0}
+    assert seconds_of_parts(damaged) == {"compute": 0.0, "sum": 0.0, "data": 0.0}
     assert parts_chart(damaged, {}, None) is not None
 
 

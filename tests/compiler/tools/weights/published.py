@@ -24,7 +24,7 @@ from compiler.cli.main import main
 from compiler.tools.weights.families import FAMILIES
 from runtime.checkpoint.loading import load
 from runtime.contract.weights import ONE, Export, ImportRequest
-from runtime.state.huggingface.exporting import write_published
+from runtime.state.huggingface.exporting import export_weights
 from runtime.state.huggingface.importing import write_checkpoint
 
 SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 3, "max_position_embeddings": 64}
@@ -196,7 +196,7 @@ def in_this_process() -> Iterator[None]:
     def ask(command: list[str], request: str, tell: Callable[[str], None]) -> tuple[int, Any]:
         if command[1] == "import":
             return 0, write_checkpoint(ImportRequest.from_json(request))
-        return 0, write_published(Export.from_json(request))
+        return 0, export_weights(Export.from_json(request))
 
     with patch("compiler.cli.commands.import_.ask", ask), patch("compiler.cli.commands.export_weights.ask", ask):
         yield

@@ -29,7 +29,7 @@ from dsl.schema import Lora, Spec
 from runtime.build.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load
-from runtime.checkpoint.shard_manifest import BASE, Manifest, base_named
+from runtime.checkpoint.shard_manifest import BASE, Manifest, base_entry
 from runtime.contract.weights import A, B, weight_of
 from runtime.launch.heartbeat import Board
 from runtime.run.resume import initial_weights
@@ -181,7 +181,7 @@ def test_a_merged_export_equals_the_model_with_adapters(
     tensors = random_adapters(shapes, torch.float32)
     meta = {
         "plan": {"model": tree(recipe.model(spec.model)), "adapter": tree(recipe.adapter(lora))},
-        BASE: base_named(base.path, base.manifest, tmp_path / "run" / "checkpoints"),
+        BASE: base_entry(base.path, base.manifest, tmp_path / "run" / "checkpoints"),
     }
     publish.write(tmp_path / "run" / "checkpoints", 1, [tensors], meta)
     assert export(tmp_path / "run", tmp_path / "out", "--dtype", "fp32") == 0

@@ -20,7 +20,7 @@ from compiler.tools.importers import huggingface
 from compiler.tools.importers.families import FAMILIES as IMPORTED
 from compiler.tools.importers.json_text import parse
 from compiler.tools.weights.families import FAMILIES
-from compiler.tools.weights.tensors import published
+from compiler.tools.weights.tensors import publish_tensors
 from dsl.closed_forms.counts import parameters
 from dsl.messages.diagnostics import Source
 from runtime.state.huggingface import progress
@@ -209,8 +209,8 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.Monkey
 
         return report
 
-    monkeypatch.setattr("runtime.state.huggingface.exporting.reporting", reporting)
-    monkeypatch.setattr("runtime.state.huggingface.importing.reporting", reporting)
+    monkeypatch.setattr("runtime.state.huggingface.exporting.make_reporter", reporting)
+    monkeypatch.setattr("runtime.state.huggingface.importing.make_reporter", reporting)
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
     model = random_model("llama", torch.bfloat16, **sizes)
     model.save_pretrained(tmp_path / "hf", max_shard_size="4MB")
@@ -230,7 +230,7 @@ def test_progress_of_weights_is_flushed_line_by_line(monkeypatch: pytest.MonkeyP
     pipe = TextIOWrapper(BufferedWriter(Pipe(lines)), encoding="utf-8")
     monkeypatch.setattr("sys.stdout", pipe)
     monkeypatch.setattr("runtime.state.huggingface.progress.EVERY_S", -1.0)
-    report = progress.reporting(5)
+    report = progress.make_reporter(5)
     report(2)
     report(3)
     assert [json.loads(line) for line in lines] == [{"done": 2, "total": 5}, {"done": 5, "total": 5}]
@@ -268,7 +268,7 @@ def test_types_with_code_of_their_own_come_back(model_type: str, tmp_path: Path)
         entry.name: torch.randn(entry.shape, generator=generator).to(
             torch.float32 if entry.kind == "buffer" else torch.bfloat16
         )
-        for entry in published(imported_config.model, FAMILIES[model_type])
+        for entry in publish_tensors(imported_config.model, FAMILIES[model_type])
     }
     for copy, name in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
         if f"model.layers.3.{copy}.weight" in before:
@@ -295,7 +295,7 @@ def test_published_counts(name: str) -> None:
     assert imported_config.model is not None
     count = parameters(imported_config.model)
     numbers = repeated = 0
-    for entry in published(imported_config.model, FAMILIES[imported_config.model_type]):
+    for entry in publish_tensors(imported_config.model, FAMILIES[imported_config.model_type]):
         if entry.optional:
             repeated += prod(entry.shape)
             continue

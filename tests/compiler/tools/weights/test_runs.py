@@ -161,7 +161,7 @@ def test_every_plan_loads_them(pp: int, ep: int, dp: int, zero: int, tmp_path: P
             assert torch.equal(bias, tensors[f"bias/{name}"])
         for bucket, entry in state.entries():
             full = tensors[f"weight/{entry.name}"].reshape(-1)
-            if owned := bucket.owned_of(entry):
+            if owned := bucket.owned_part(entry):
                 of_entry, piece, of_piece = owned
                 assert torch.equal(piece.master[of_piece], full[of_entry])
             if not bucket.is_gathered:

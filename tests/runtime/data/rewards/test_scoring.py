@@ -17,7 +17,7 @@ import pytest
 from runtime.contract import RewardRecipe
 from runtime.data.rewards import scoring, worker
 from runtime.data.rewards.scoring import Case, RewardError, Rewards
-from runtime.system.limited import DeadError, FaultError, Limited
+from runtime.system.limited import DeadError, FaultError, LimitedProcess
 from tests.progress import PATIENCE_S
 from tests.runtime.processes import is_gone, wait_for
 
@@ -330,7 +330,7 @@ def test_processes_started_by_a_function_end_with_it() -> None:
 
 def test_a_process_that_has_ended_leaves_no_open_files() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    process = Limited("runtime.none", 1 << 30)
+    process = LimitedProcess("runtime.none", 1 << 30)
     with pytest.raises(DeadError, match=r"^its process ended with code 1: .*No module named runtime\.none$"):
         process.answer({}, PATIENCE_S)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

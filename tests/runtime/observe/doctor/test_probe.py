@@ -27,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _slow_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for probes that end, however long they take."""
-    monkeypatch.setattr(probe.within, "__defaults__", (PATIENCE_S,))
+    monkeypatch.setattr(probe.run_with_limit, "__defaults__", (PATIENCE_S,))
 
 
 def test_this_node(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def children() -> list[str]:
 def test_a_probe_that_hangs_dies_or_fails_is_a_problem(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     monkeypatch.setattr(probe, "SAY_S", 0.05)
-    assert probe.within(block, "a disk", limit_s=0.2) == CheckProblem("no answer within 0.2 s")
+    assert probe.run_with_limit(block, "a disk", limit_s=0.2) == CheckProblem("no answer within 0.2 s")
     assert capsys.readouterr().err == "doctor: looking at a disk\n"
-    assert probe.within(fails, "a disk") == CheckProblem("Input/output error")
-    assert probe.within(lambda: os._exit(1), "a disk") == CheckProblem("the process that looked has died")
-    assert probe.within(lambda: {"a": [1]}, "a disk") == {"a": [1]}
+    assert probe.run_with_limit(fails, "a disk") == CheckProblem("Input/output error")
+    assert probe.run_with_limit(lambda: os._exit(1), "a disk") == CheckProblem("the process that looked has died")
+    assert probe.run_with_limit(lambda: {"a": [1]}, "a disk") == {"a": [1]}
     assert children() == before, "each process that looked is gone"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.ops import OPS
 from runtime.ops.causal import angles, turns
-from runtime.ops.gqa_attention import _grouped
+from runtime.ops.gqa_attention import _group_inputs
 from runtime.ops.mla_attention import split_inputs
 
 U = 2.0**-24
@@ -209,11 +209,11 @@ def gqa_attention_dgrad(
 def _gqa_heads(
     q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: int, theta: float, starts: Tensor | None
 ) -> list[Tensor]:
-    """Bounds of `_grouped` with each group repeated for all its heads."""
+    """Bounds of `_group_inputs` with each group repeated for all its heads."""
     share = heads // kv_heads
     k, v = (x.unflatten(1, (kv_heads, -1)).repeat_interleave(share, 1).flatten(1) for x in (k, v))
     turn = turns(angles(S, q.shape[1] // heads, theta, q.dtype, q.device), starts)
-    return list(_grouped(q, k, v, S, heads, heads, turn))
+    return list(_group_inputs(q, k, v, S, heads, heads, turn))
 
 
 # ---------------------------------------------------------------- products

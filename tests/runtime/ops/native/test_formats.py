@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.ops import OPS
 from runtime.ops.elements import E2M1, E4M3, Element, encode, magnitudes
-from runtime.ops.formats import COMPILED, FORMATS, Format, packed, unpacked
+from runtime.ops.formats import COMPILED, FORMATS, Format, pack_planes, unpack_planes
 from runtime.ops.native import library, ops
 from runtime.ops.stochastic import thresholds
 from tests.runtime.ops.native.test_quantise import of_any_bits
@@ -43,10 +43,10 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 
 def same_planes(x: Tensor, form: Format, tile: tuple[int, int], threshold: Tensor | None = None) -> None:
-    planes = packed(x, form, tile, threshold)
-    for plane, expected in zip(planes, by_torch(packed, x, form, tile, threshold), strict=True):
+    planes = pack_planes(x, form, tile, threshold)
+    for plane, expected in zip(planes, by_torch(pack_planes, x, form, tile, threshold), strict=True):
         same(plane, expected)
-    same(unpacked(planes, form, tile), by_torch(unpacked, planes, form, tile))
+    same(unpack_planes(planes, form, tile), by_torch(unpack_planes, planes, form, tile))
 
 
 def test_the_library_computes_them(instructions: str) -> None:
