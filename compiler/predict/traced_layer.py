@@ -126,7 +126,7 @@ class LayerTimes:
     classes: Mapping[str, float]  # by class, over F, I and W
     moved_bytes: Mapping[str, float]  # bytes by class of memory-bound kernels
     parts: Mapping[tuple[str, str], float]  # by (phase, part)
-    exchanges: Mapping[str, float]  # by phase
+    exchanges: Mapping[str, float]  # by phase, without host reads
     latency: Mapping[str, float]  # the part of `exchanges` that does not depend on bytes
     launches: int
 
@@ -156,7 +156,8 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     for node in (*chains.chain("F"), *chains.chain("B")):
         instruction = node.instruction
         if Site(instruction.site).block == layer and instruction.kind in EXCHANGES:
-            exchanges[instruction.phase] += node.time_ns * 1e-9
+            host_s = rates.host_read_s if instruction.kind == "counts" else 0.0  # a trace has the time of kernels
+            exchanges[instruction.phase] += node.time_ns * 1e-9 - host_s
             latency[instruction.phase] += rates.fabric.exchange_s(rates.experts, True, (), 0)
     for use in _uses(stage, layer):
         part = "attention" if use.segment.kind in ("attention", "router") else "mlp"
