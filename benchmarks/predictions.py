@@ -114,7 +114,7 @@ def rows_of(fixed: Mapping[str, Any], prediction: Prediction) -> dict[str, float
 HEAD = """# Predictions beside DeepSeek's published runs
 
 This page shows how near `dsc plan` comes to published steps of DeepSeek-V3 and V2, so that you can judge its
-predictions. [published-runs.md](published-runs.md) does the same for runs of others. No rate is fitted to a training
+predictions. [published-runs.md](published-runs.md) does the same for runs of others. No rate is fitted to a whole
 step. Two rate tables ([rates.md](rates.md)) are compared:
 """
 

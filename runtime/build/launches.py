@@ -18,8 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.contract import KernelArgument, KernelUse, TensorArgument
 
-# Numbers of received rows to compile for. Triton compiles one kernel if 16 divides a size, and another if not: of the
-# first number, of its tiles of 128, and of neither. FP8 rows come in whole tiles.
+# Numbers of received rows to compile for. Triton compiles one kernel if 16 divides a size, and another if not. 16
+# divides 32768 and its 256 tiles of 128 rows; it divides 32896, but not its 257 tiles; it does not divide 32777. FP8
+# rows come in whole tiles.
 ROWS = (32768, 32896, 32777)
 ROWS_FP8 = ROWS[:2]
 E4M3 = "float8_e4m3fn"
