@@ -1,7 +1,7 @@
 """The share of a step in which no kernel runs, by torch's profiler. A worker.
 
-A device that waits for its host shows gaps between kernels. The quickstart is small, so its gaps are long; a step of
-DeepSeek-V3 has the same launches, and each runs about a hundred times longer.
+A device that waits for its host shows gaps between kernels. The kernels of the quickstart are short, so its gaps show
+more of the host's time than those of a large model.
 """
 
 from __future__ import annotations

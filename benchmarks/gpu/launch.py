@@ -28,7 +28,7 @@ def tasks() -> list[dict[str, Any]]:
 
 
 def handle(_: Mapping[str, Any]) -> dict[str, Any]:
-    """What Triton needs besides torch, and the seconds until the kernel has run."""
+    """Return the C compiler, whether Python's headers are there, and the seconds until the kernel has run."""
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     answer: dict[str, Any] = {
         "compiler": next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None),

@@ -134,7 +134,7 @@ def alone(until: float, device: str = "cuda", steps: int = STEPS) -> dict[str, A
 
 
 def fp8(until: float, device: str = "cuda", steps: int = FP8_STEPS) -> dict[str, Any]:
-    """The same in FP8, whose losses differ from those of the CPU by the order of sums alone."""
+    """Train one rank in FP8 on the device, and the same build on the CPU at the same time."""
     return _beside_cpu("fp8", until, device, steps)
 
 

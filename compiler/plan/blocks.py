@@ -60,8 +60,8 @@ class StageBlock:
 class CutModel:
     """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut.
 
-    If the first layers of each stage are recomputed, `recomputed_blocks` has the blocks with every layer recomputed:
-    only the stages decide which of them are first.
+    If the first layers of each stage are recomputed, `recomputed_blocks` has the blocks with every layer recomputed.
+    The stages are not known yet.
     """
 
     spec: Spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
@@ -167,20 +168,21 @@ def _of_missing_kernels(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
     """Name the ops that torch runs on a GPU, and their share of the compute, which is priced as that of kernels."""
     if spec.cluster.node.device.sms is None:
         return
-    rows, all_s, missing_s, missing = balanced_rows(spec), 0.0, 0.0, set[str]()
-    for use in plan.uses:
-        for phase, cost in plan.cuts[use.site].costs:
-            for op, work in cost.ops:
-                op_s = rates.kernel_s(use.segment.kind, op, work, rows)
+    segments = {use.segment.key: (use.segment.kind, plan.cuts[use.site].costs) for use in plan.uses}
+    num_uses = Counter(use.segment.key for use in plan.uses)
+    missing = {op for _, costs in segments.values() for phase, cost in costs for op, _ in cost.ops if phase == "F"}
+    missing = {op for op in missing if lacks_kernel(op)}
+    if missing:
+        rows, all_s, missing_s = balanced_rows(spec), 0.0, 0.0
+        for key, (kind, costs) in segments.items():
+            for op, work in (pair for _, cost in costs for pair in cost.ops):
+                op_s = num_uses[key] * rates.kernel_s(kind, op, work, rows)
                 all_s += op_s
                 missing_s += op_s if lacks_kernel(op) else 0.0
-                if phase == "F" and lacks_kernel(op):
-                    missing.add(op)
-    if missing:
         share = missing_s / all_s
         *others, last = sorted(missing)
         names = f"{', '.join(others)} and {last}" if others else last
         yield (
-            f"no kernel computes {names} yet: the plan gives them {share:.0%} of the compute, as for kernels; torch "
-            "takes several times as long on a GPU"
+            f"no kernel computes {names} yet: the plan gives them {share:.0%} of the compute, as for kernels; on a GPU "
+            "torch runs them, by estimate several times slower"
         )

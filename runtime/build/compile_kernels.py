@@ -29,15 +29,16 @@ from types import ModuleType
 from runtime.build.build import Build
 from runtime.contract import KernelUse, LaunchList, node_kind
 from runtime.system.outcome import ReportedError
-from runtime.system.regular_files import open_regular, write
+from runtime.system.regular_files import open_regular, read_bytes, write
 from runtime.system.strict_json import pretty
 from runtime.system.workers import Answer, Task, run, serve
 
 MODULE = "runtime.build.compile_kernels"
 PACKAGES = ("torch", "triton")  # that determine what a call compiles to, and how
-CALL_S = 300.0  # limit of one call; the slowest of DeepSeek-V3 takes 15 s
+CALL_S = 300.0  # a call that takes longer hangs
 QUIET_S = 2.0  # without a notice
-LISTED = 5  # kernels that an error names
+LISTED, MAX_REASON = 5, 200  # kernels that an error names, and characters of the reason for each
+MAX_RECORD_BYTES = 1 << 20  # of the record of a call
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class CallCache:
     def holds(self, use: KernelUse) -> bool:
         """Whether all kernels of a call are in the cache."""
         try:
-            entries = json.loads(self._file(use).read_text("utf-8"))
-            return isinstance(entries, list) and all((self.folder / Path(entry).name).is_dir() for entry in entries)
+            entries = json.loads(read_bytes(self._file(use), MAX_RECORD_BYTES))
+            return bool(entries) and all((self.folder / Path(entry).name).is_dir() for entry in entries)
         except (OSError, ValueError, TypeError):
             return False
 
@@ -133,9 +134,9 @@ def compile_kernels(
         set_action(f"compile kernels: {done} of {len(missing)} calls")
         if is_quiet and time.monotonic() - start > QUIET_S:
             is_quiet = False
-            say(f"compiling the kernels of {len(missing)} calls into {cache.folder}, for this and later runs")
+            say(f"compiling kernels, {len(missing)} distinct calls, into {cache.folder}, for this and later runs")
         if "failed" in answer:
-            failures.setdefault(missing[task["call"]].kernel, answer["failed"])
+            failures.setdefault(missing[task["call"]].kernel, " ".join(answer["failed"].split())[:MAX_REASON])
 
     if missing:
         set_action("compile kernels")
@@ -147,7 +148,7 @@ def compile_kernels(
         more = f"; and {len(texts) - LISTED} more" * (len(texts) > LISTED)
         raise ReportedError(f"kernels do not compile for {cache.target}: {'; '.join(texts[:LISTED])}{more}")
     if not is_quiet:
-        say(f"compiled the kernels of {len(missing)} calls in {time.monotonic() - start:.0f} s")
+        say(f"compiled kernels, {len(missing)} distinct calls, in {time.monotonic() - start:.0f} s")
     return len(missing)
 
 

@@ -112,7 +112,7 @@ def put_weights(state: State, read: Read, names: Container[str], kind: str = WEI
 
 
 def put_untrained(state: State, read: Read, names: Container[str]) -> None:
-    """Load frozen weights, and balancing biases and tables as far as they are in `names`."""
+    """Load frozen weights, and those balancing biases and tables that `names` has."""
     for bucket in state.frozen:
         for entry in bucket.entries:
             name = StoredName.of(WEIGHT, entry.name)

@@ -132,7 +132,7 @@ def test_the_parts_fit_into_ten_minutes() -> None:
     assert sum(part.limit_s for part in PARTS) <= 600 and command.TOTAL_S < 600
 
 
-# Seconds of a task, compilation included, with a margin: on the device machine a check took up to 6, a timing 0.5 to 2.
+# Assumed seconds of a task, compilation included. No GPU has run them yet.
 TASKS_S = {"v3": 2.0, "even": 2.0, "odd": 2.0, "libraries": 0.6, "warm": 8.0, "compiled": 0.6}
 
 
@@ -211,11 +211,11 @@ def test_nothing_else_runs_where_no_kernel_does(tmp_path: Path, monkeypatch: pyt
     assert "no compiler" in saved["launch"]["rows"][0]["failed"]
 
 
-@pytest.mark.parametrize("task", nccl.tasks(), ids=lambda task: f"{task['name']}-{task['ctas']}")
+OVER_GLOO = [task for task in nccl.tasks() if task["name"] != "sums to owners"]  # NCCL alone has this one
+
+
+@pytest.mark.parametrize("task", OVER_GLOO, ids=lambda task: f"{task['name']}-{task['ctas']}")
 def test_operations_of_nccl_keep_the_numbers_of_one_rank(task: dict[str, Any]) -> None:
-    """Over gloo, which lacks one of them."""
-    if task["name"] == "sums to owners":
-        return
     assert nccl.handle(task, "cpu") == {}
 
 

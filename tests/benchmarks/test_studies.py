@@ -94,7 +94,7 @@ def test_a_run_of_another_spec_has_no_result(tiny: Study, tmp_path: Path) -> Non
     changed = Trainings(replace(trains, variants=(trains.variants[0], variant)), path, tmp_path, 0)
     assert [run.name for run, _ in changed.missing(read_results(path, trains))] == ["both-1"]
     results = replace(changed, only=("none",)).complete()[0]
-    assert list(results.runs) == ["none-1"], "the other is not trained, and what there was of it is not its result"
+    assert list(results.runs) == ["none-1"], "the other run was not trained again, and its old rows are not a result"
 
 
 # ---------------------------------------------------------------- figures

@@ -61,7 +61,7 @@ def test_all_that_a_step_launches_is_compiled(folder: Path, monkeypatch: pytest.
     notices: list[str] = []
     uses = uses_of(build, 0)
     assert compile_kernels(cache, uses, 2, set_action=no_action, say=notices.append) == len(uses) > 30
-    assert notices[0].startswith(f"compiling the kernels of {len(uses)} calls into {cache.folder}")
+    assert notices[0].startswith(f"compiling kernels, {len(uses)} distinct calls, into {cache.folder}")
     before = {entry.name for entry in cache.folder.iterdir()}
 
     monkeypatch.setenv("DSC_OPS", "torch")
@@ -108,7 +108,9 @@ def test_a_kernel_that_does_not_compile_is_named(folder: Path, tmp_path: Path, m
     build = Build.open(folder / "build")
     cache, use = CallCache(tmp_path, build, "cuda:7:32"), one_call(build, "adamw")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ReportedError, match=r"^kernels do not compile for cuda:7:32: kernels/adamw\.py: \w+"):
+    with pytest.raises(
+        ReportedError, match=r"^kernels do not compile for cuda:7:32: kernels/adamw\.py: .*PTXASError.*sm_7"
+    ):
         compile_kernels(cache, [use], 1, set_action=no_action, say=no_action)
     assert not cache.holds(use)
 

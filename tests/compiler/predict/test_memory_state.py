@@ -139,7 +139,7 @@ def test_warns_if_a_ranks_memory_differs_from_the_plan() -> None:
 
 
 def test_the_report_compares_devices_with_the_plan() -> None:
-    """Of the rows of metrics, the most counts; a run on CPUs has none."""
+    """The report shows the largest value of all rows. A run on CPUs has no such line."""
     peaks = (60, 71, 64)
     ranks = [memory(rank, capacity_bytes=75 * GIB, peak_bytes=peak * GIB) for rank, peak in enumerate(peaks)]
     rows = [{"memory_bytes": used * GIB, "reserved_bytes": (used + 4) * GIB} for used in (65, 70, 70)]
