@@ -42,7 +42,8 @@ def test_costs_sum_the_jobs_of_the_stages() -> None:
         # A message to the next node: 15 of 16 stages send one. After the message of a B come weight gradients.
         message_ms = 15 / 16 * (2.8e-6 + 4096 * 7168 * 2 / 40e9) * 1e3
         assert more_ms == pytest.approx(message_ms if kind in "FI" else 0, rel=1e-3, abs=1e-5)
-    pair = jobs_of([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
+    # In the order of "BF": the search of orders breaks ties by it, and ends up to 2% apart.
+    pair = jobs_of([chain(deepseek_v3(), 10, "B"), chain(deepseek_v3(), 5, "F")])
     alone = [jobs_of([chain(deepseek_v3(), 5, kind)]) for kind in "FB"]
     gain = end_of(pair, best_order(pair)) / sum(end_of(jobs, best_order(jobs)) for jobs in alone)
     gain *= lowering.rates[5].pair  # the plan's addition to a pair
