@@ -79,13 +79,15 @@ def cat(*parts: Near) -> Near:
 
 class Bounds(NamedTuple):
     """A window and a softcap, 0 for none; sinks of the P heads of all sequences, FP64, or none; where the document of
-    each of their queries begins, or none; the positions of these Q queries, or none where they are those of all S."""
+    each of their queries begins, or none; the positions of these Q queries, or none where they are those of all S. Or,
+    in the place of what says which keys a query sees, a mask of those that it does not see."""
 
     window: int = 0
     softcap: float = 0.0
     sinks_P: Tensor | None = None
     starts_PQ: Tensor | None = None
     positions_PQ: Tensor | None = None
+    unseen_PQS: Tensor | None = None
 
 
 FREE = Bounds()
@@ -98,6 +100,8 @@ def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
     key, cap = torch.arange(S), bounds.softcap
     position = (key if bounds.positions_PQ is None else bounds.positions_PQ)[..., None]
     unseen = (key > position) | (key <= position - (bounds.window or S))
+    if bounds.unseen_PQS is not None:
+        unseen = bounds.unseen_PQS
     if bounds.starts_PQ is not None:
         unseen = unseen | (key < bounds.starts_PQ[:, :, None])
     scores = (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5)  # the sum of two products of one
