@@ -42,6 +42,12 @@ NAMES = {
     "bubble_s": "bubble",
     "optimizer_s": "optimizer, reduction in it",
 }
+# (run, key of `kernels`): runs whose ops would take long on torch.
+WITHOUT_KERNELS = (
+    ("deepseek-v3.2.dsc:v32.sparse", "sparse_attention"),
+    ("deepseek-v4-flash.dsc", "sparse_attention"),
+    ("deepseek-v4-flash.dsc", "compressed_attention"),
+)
 # Groups of kernel classes in the public profile: (title, classes, milliseconds of a MoE layer).
 TRACE = (
     ("dense products", ("gemm",), 4.71),
@@ -76,6 +82,7 @@ def page() -> str:
         of_v3(fixed, spec, by_table),
         _v2(fixed, by_table, second),
         _longer(fixed["published_longer"], tables),
+        _without_kernels(),
         _method(),
         _fixed(fixed, by_table),
     )
@@ -329,6 +336,28 @@ def _longer(published: Mapping[str, Any], tables: Sequence[str]) -> str:
         rows.append(f"| {phase.partition('.')[2]} | {first.num_devices:,} | {fits} | {cells} |")
     off = (f"{total / 1e3:.1f}K ({total / published['device_hours'] - 1:+.0%})" for total in hours.values())
     rows.append(f"| both | | | {' | '.join(off)} |")
+    return "\n".join(rows)
+
+
+def _without_kernels() -> str:
+    """Steps of the newer models with kernels, and on torch for the ops that `kernels` names."""
+    rows = [
+        "## What kernels save\n",
+        _flow(
+            "A step with the kernels of the build, and with `kernels { KEY = torch }`, priced by what torch does",
+            "([kernels.md](kernels.md#what-runs-on-torch)). *Of the compute*: the share that torch takes then.",
+        ),
+        "",
+        "| run | key | with kernels | on torch | of the compute | temporary tensors |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for name, key in WITHOUT_KERNELS:
+        with_kernels = predict(resolve(ROOT / "specs" / name).spec)
+        on_torch = predict(resolve(ROOT / "specs" / name, overrides=[f"kernels.{key}=torch"]).spec)
+        share = next(share for share in on_torch.torch if share.key == key)
+        steps = " | ".join(f"{prediction.step.seconds:,.4g} s" for prediction in (with_kernels, on_torch))
+        temporary = f"{share.temporary_bytes / GIB:.1f} GiB"
+        rows.append(f"| {name.replace('.dsc', '')} | `{key}` | {steps} | {share.share:.0%} | {temporary} |")
     return "\n".join(rows)
 
 

@@ -1,7 +1,7 @@
 """The time of a launch that gets fewer SMs than it has programs, by how tiles are assigned to programs:
 `python -m benchmarks.queue`.
 
-A simulation of programs that each hold an SM until they end. It prints a section of docs/kernels.md.
+A simulation of programs that each hold an SM until they end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def size_of(rows: int, out: int, inner: int, gathered: bool) -> tuple[int, float
 
 
 def section() -> str:
-    """The part of docs/kernels.md."""
+    """The results, as a table."""
     lines = ["| product | tiles | µs a tile | " + " | ".join(f"{way}, −{n}" for way, n in SHOWN) + " |"]
     lines.append("|---|" + "--:|" * (2 + len(SHOWN)))
     for name, shape in PRODUCTS.items():
@@ -80,16 +80,12 @@ def section() -> str:
     return f"{TEXT}\n" + "\n".join(lines) + "\n"
 
 
-TEXT = f"""## Programs draw their tiles from a queue
+TEXT = f"""\
+Programs of products and attention draw their tiles from a queue: a ticket is one part of one of {LEGS} legs, and each
+leg has half of the tiles that are left. With fixed shares (strides), programs that find no SM wait until others end.
 
-Kernels of products and attention start one program for each SM that is left for computing. A program keeps its SM and
-computes one tile after another. If communication takes more SMs than you kept for it, some programs must wait until
-others end. With fixed shares (*strides*), such a program then does its whole share alone, and the kernel takes up to
-twice as long. So programs draw their tiles from a queue: a ticket is one part of one of {LEGS} *legs*, and each leg has
-half of the tiles that are left ([ADR 25](adr/0025-programs-draw-their-tiles.md)).
-
-The table shows times relative to strides with all {PROGRAMS} SMs. −8: communication takes 8 of these SMs. It is a
-simulation (`python -m benchmarks.queue`) that assumes {DRAW_S * 1e6:.1f} µs for a draw.
+Times relative to strides with all {PROGRAMS} SMs. −8: communication takes 8 of these SMs. A draw is assumed to take
+{DRAW_S * 1e6:.1f} µs.
 """
 
 

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"
 RESULTS = ROOT / "benchmarks" / "results" / "side-by-side.json"
 ATTENTION = ("mla_attention", "gqa_attention")
+SHOWN_GB = 5  # of all pairs of a reason, for docs/kernels.md
 PRODUCTS = ("linear", "grouped_linear")
 
 # Why pairs are not fused, by `Pair.reason`.
@@ -44,17 +45,11 @@ WHY = {
     "result of a product": (
         "A program of a product has 128 rows and 128 or 192 columns of the result. A norm needs whole rows, SwiGLU "
         "columns that lie N / 2 apart, attention all keys of a sequence. E4M3 products take 189 to 236 of 255 "
-        "registers: a tile to be quantised in both directions has no room beside them."
+        "registers: a tile to be quantised has no room."
     ),
     "two products": "Both read the same rows, 29 MB or less; the second product finds most of them in L2.",
-    "attention": (
-        "A tile has 128 columns and a head of queries 192. A program for two heads has too few registers: the one for "
-        "one head already takes 213."
-    ),
-    "norm's gradient by columns": (
-        "The gradient needs whole rows of 1,536 columns, and quantisation by columns 128 of these rows: 384 KiB. An SM "
-        "has 256 KiB of registers."
-    ),
+    "attention": "A program for two heads of queries has too few registers: one head takes 213.",
+    "norm's gradient by columns": "Quantisation by columns needs 128 rows of 1,536 columns: 384 KiB of an SM's 256.",
     "logits": "`recompute = [logits]` makes one kernel of the head and the cross entropy.",
     "between": "Another call needs the first one's result, and the second needs that call's.",
     "apart": "The first is in I, the second in W, which may run much later ([ADR 4](adr/0004-w-reads-no-weights.md)).",
@@ -162,7 +157,7 @@ def section(found: list[Pair]) -> str:
         "",
         "Some neighbouring calls of `specs/deepseek-v3.dsc` still read or write the same values. *GB* is what one",
         "kernel in place of two calls would save in a micro-batch, in all layers together. Only pairs of at least",
-        "1 GB count. `python -m benchmarks.side_by_side SPEC` lists the pairs of any spec.",
+        f"1 GB count, and reasons of {SHOWN_GB}. `python -m benchmarks.side_by_side SPEC` lists the pairs of any spec.",
         "",
         "| reason | pairs | GB |",
         "|---|--:|--:|",
@@ -171,9 +166,10 @@ def section(found: list[Pair]) -> str:
     for pair in found:
         assert pair.reason, f"{pair}: one kernel could do both"
         by_reason.setdefault(pair.reason, []).append(pair)
-    for reason, group in sorted(by_reason.items(), key=lambda item: -sum(pair.bytes for pair in item[1])):
-        lines.append(f"| {reason} | {len(group)} | {sum(pair.bytes for pair in group) / 1e9:.1f} |")
-    names = [name for name in WHY if name in by_reason]
+    totals = {reason: sum(pair.bytes for pair in group) / 1e9 for reason, group in by_reason.items()}
+    shown = sorted((reason for reason in totals if totals[reason] >= SHOWN_GB), key=lambda reason: -totals[reason])
+    lines += [f"| {reason} | {len(by_reason[reason])} | {totals[reason]:.1f} |" for reason in shown]
+    names = [name for name in WHY if name in shown]
     reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in names]
     return "\n".join([*lines, "", *reasons]) + "\n"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from compiler.emit.build_files import manifest
 from compiler.emit.build_summary import memory_error_text, summary
-from compiler.emit.emission import Emission, digest, num_sms
+from compiler.emit.emission import Emission, digest, kernel_target
 from compiler.emit.segment_cache import Segments
 from compiler.ir import Program, SegmentCode
 from compiler.plan.actions.order import Orders
@@ -29,6 +29,7 @@ from compiler.plan.split_blocks import planned_received_rows
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.micro_batch_order import micro_batch_orders
 from compiler.predict.planned_step import PredictedStep, predict_step
+from compiler.predict.torch_share import refuse_slow_ops
 from compiler.program.lower import Lowering
 from compiler.program.lower.opening_order import opening_order
 from compiler.program.lower.scheduler import Scheduler
@@ -68,7 +69,7 @@ def compile_spec(
     orders: Orders | None = None,
     pages: Pages = lambda *_: {},
 ) -> CompiledBuild:
-    """Compile a spec. Raises ProofError before anything is emitted.
+    """Compile a spec. Raises ProofError or SlowOpsError before anything is emitted.
 
     `segments` and `orders` supply emitted segments and orders of instructions, from a cache or computed. `pages` adds
     files for people, such as the report (compiler/tools/report).
@@ -76,14 +77,15 @@ def compile_spec(
     segments, orders = segments or Segments(), orders or Orders()
     progress("plan, schedules, proofs")
     lowered = lower_spec(spec, progress, orders)
+    refuse_slow_ops(spec, lowered.plan, lowered.lowering.rates[0])
     step = predict_step(spec, lowered)
     distinct = {use.segment.key: use.segment for use in lowered.plan.uses}
     codes: dict[Hashable, SegmentCode] = {
-        key: segments.code(segment, num_sms(spec), progress) for key, segment in distinct.items()
+        key: segments.code(segment, kernel_target(spec), progress) for key, segment in distinct.items()
     }
     emission = Emission(spec, lowered, codes, step.planned)
     files = {**emission.files(), **pages(spec, lowered, step)}
-    entries = segments.entries(distinct.values(), num_sms(spec)) | orders.entries
+    entries = segments.entries(distinct.values(), kernel_target(spec)) | orders.entries
     return CompiledBuild(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
         summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from compiler.emit.kernels import KernelTarget
 from compiler.emit.segment_cache import Segments
 from compiler.files.cache import store
 from compiler.ir import Segment, SegmentCode
@@ -17,9 +18,9 @@ class SharedSegments(Segments):
         super().__init__(folder)
         self.shared_folder = folder
 
-    def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
-        is_new = (segment.key, num_sms) not in self._codes
-        segment_code = super().code(segment, num_sms, progress)
+    def code(self, segment: Segment, target: KernelTarget, progress: Callable[[str], None]) -> SegmentCode:
+        is_new = (segment.key, target) not in self._codes
+        segment_code = super().code(segment, target, progress)
         if is_new:
-            store(self.shared_folder, self.entries([segment], num_sms).items())
+            store(self.shared_folder, self.entries([segment], target).items())
         return segment_code

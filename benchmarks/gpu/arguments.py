@@ -20,6 +20,7 @@ from runtime.state.optimizers import reference_update
 
 EPS, THETA, SCALE, SOFTCAP = 1e-6, 10_000.0, 2.5, 30.0
 CLAMP = 7.0, 1.702, 1.0  # limit, alpha and shift of GPT-OSS
+STREAMS, ROUNDS = 4, 20  # of DeepSeek-V4's hyper-connections
 BF16, FP32 = torch.bfloat16, torch.float32
 Arguments = tuple[Any, ...]
 
@@ -77,6 +78,61 @@ def heads_wgrad(s: Sizes, t: Make) -> Arguments:
     return t.wide(s.head_dim), dy, x, rstd
 
 
+def streams(s: Sizes, t: Make) -> Tensor:
+    return t(s.tokens, STREAMS * s.hidden)
+
+
+def stream_logits(s: Sizes, t: Make) -> Tensor:
+    """The logits of pre, post and comb."""
+    return t.wide(s.tokens, STREAMS * (STREAMS + 2))
+
+
+def mixing(s: Sizes, t: Make) -> Arguments:
+    return streams(s, t), stream_logits(s, t), ROUNDS, EPS
+
+
+def mixing_gradient(s: Sizes, t: Make) -> Arguments:
+    weights = t.wide(s.tokens, STREAMS), t.wide(s.tokens, STREAMS * STREAMS)
+    return t(s.tokens, s.hidden), *weights, *mixing(s, t)
+
+
+def collapsing(s: Sizes, t: Make) -> Arguments:
+    return streams(s, t), t.wide(s.tokens, STREAMS), EPS
+
+
+def stream_sum(s: Sizes, t: Make) -> Arguments:
+    """h, y, post, comb."""
+    weights = t.wide(s.tokens, STREAMS), t.wide(s.tokens, STREAMS * STREAMS)
+    return streams(s, t), t(s.tokens, s.hidden), *weights
+
+
+def stream_products(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """h, fn."""
+    return streams(s, t), t(STREAMS * (STREAMS + 2), STREAMS * s.hidden)
+
+
+def stream_products_gradient(s: Sizes, t: Make) -> Arguments:
+    """dproducts, h, fn, products, rstd."""
+    h, fn = stream_products(s, t)
+    return stream_logits(s, t), h, fn, *of("hyper_products", h, fn, EPS)
+
+
+def stream_products_wgrad(s: Sizes, t: Make) -> Arguments:
+    dproducts, h, fn, _, rstd = stream_products_gradient(s, t)
+    return t.wide(*fn.shape), dproducts, h, rstd
+
+
+def convolution(s: Sizes, t: Make) -> tuple[Tensor, Tensor, int]:
+    """x, four taps of each column, the sequence."""
+    return t(s.tokens, s.hidden), t(s.hidden, 4), s.sequence
+
+
+def convolution_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, x, w, the number of rows before each row."""
+    x, w, sequence = convolution(s, t)
+    return t(s.tokens, s.hidden), x, w, of("convolve", x, w, sequence)[1]
+
+
 def dense(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
     """dy, h of a dense layer."""
     return t(s.tokens, s.dense), t(s.tokens, 2 * s.dense)
@@ -131,6 +187,64 @@ def attention_gradient(s: Sizes, t: Make) -> Arguments:
     inputs = attention(s, t)
     o, lse = of("mla_attention", *inputs, *attention_sizes(s))
     return t(*o.shape), *inputs, o, lse, *attention_sizes(s)
+
+
+def chosen_keys(s: Sizes, t: Make) -> Tensor:
+    """Of each query the keys that it has chosen, at most half of a sequence and 2,048: evenly from all up to its own,
+    so that every block of keys has some."""
+    K = min(2048, -(-s.sequence // 2))
+    seen = torch.arange(s.tokens, device=t.device)[:, None] % s.sequence + 1
+    order = torch.arange(K, device=t.device)[None, :]
+    return torch.where(seen > K, order * seen // K, torch.where(order < seen, order, -1)).to(torch.int32)
+
+
+def chosen_attention(s: Sizes, t: Make) -> Arguments:
+    return *attention(s, t), chosen_keys(s, t), *attention_sizes(s)[:-1]
+
+
+def chosen_attention_gradient(s: Sizes, t: Make) -> Arguments:
+    *inputs, chosen_TK = chosen_attention(s, t)[:4]
+    o, lse = of("chosen_attention", *inputs, chosen_TK, *attention_sizes(s)[:-1])
+    return t(*o.shape), *inputs, o, lse, chosen_TK, *attention_sizes(s)[:-1]
+
+
+def index_heads(s: Sizes) -> int:
+    """The heads of an indexer: half of those of attention, as in DeepSeek-V3.2."""
+    return max(1, s.heads // 2)
+
+
+def indexer(s: Sizes, t: Make) -> Arguments:
+    """q, k and weights of an indexer that chooses half of the keys, as small integers: their scores are exact."""
+    shapes = (s.tokens, index_heads(s) * s.head_dim), (s.tokens, s.head_dim), (s.tokens, index_heads(s))
+    tensors = ((t.integers(7, *shape) - 3).to(t.dtype) for shape in shapes)
+    return *tensors, s.sequence, index_heads(s), max(1, s.sequence // 2), 1
+
+
+def indexer_loss(s: Sizes, t: Make, chosen: bool = False) -> Arguments:
+    """An indexer, attention, and all keys or those that the indexer chooses."""
+    *ours, sequence, heads, top_k, rate = indexer(s, t)
+    keys = of("select_keys", *ours, sequence, heads, top_k, rate) if chosen else None
+    ours = [x * 2.0**-4 for x in ours]  # scores of a few units
+    return *ours, *attention(s, t), keys, sequence, heads, s.heads, s.nope, rate
+
+
+def indexer_loss_gradient(s: Sizes, t: Make) -> Arguments:
+    """The gradient of the loss, and those of q, k and weights that were computed with it."""
+    q, k, weights, *_ = indexer(s, t)
+    return t.wide(1)[0], t(*q.shape), t(*k.shape), t(*weights.shape)
+
+
+def compressed(s: Sizes, t: Make, chosen: bool = True) -> Arguments:
+    """The arguments of attention to a window and to chosen entries, as many as half of them, or to all. With heads of
+    DeepSeek-V4's width, four of `head_dim`."""
+    C, rate = min(512, 4 * s.head_dim), 4 if chosen else 128
+    inputs = t(s.tokens, s.heads // 2 * C), t(s.tokens, C), t(s.tokens // s.sequence * (s.sequence // rate), C)
+    seen = (torch.arange(s.tokens, device=t.device)[:, None] % s.sequence + 1) // rate
+    order = torch.arange(max(1, s.sequence // rate // 2), device=t.device)[None, :]
+    K = order.shape[1]
+    entries = torch.where(seen > K, order * seen // K, torch.where(order < seen, order, -1)).to(torch.int32)
+    options = entries if chosen else None, t(s.heads // 2), s.sequence, s.heads // 2, min(128, s.sequence), rate
+    return *inputs, *options
 
 
 def in_tiles(s: Sizes) -> Sizes:

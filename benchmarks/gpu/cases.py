@@ -104,6 +104,28 @@ def backward_columns(s: Sizes) -> int:
     return 3 * (s.nope + s.rope) + 2 * s.value
 
 
+def index_flops(s: Sizes) -> int:
+    """FLOPs of the causal products of the indexer's heads."""
+    return s.tokens * s.sequence * a.index_heads(s) * s.head_dim
+
+
+def index_loss_flops(s: Sizes) -> int:
+    """FLOPs of the causal products of all keys: of attention, of the indexer, and its gradients of queries and keys."""
+    return s.tokens * s.sequence * (s.heads * (s.nope + s.rope) + 3 * a.index_heads(s) * s.head_dim)
+
+
+def compressed_flops(chosen: bool) -> Callable[[Sizes], int]:
+    """FLOPs of two products over the keys in the window and the entries that queries see or have chosen."""
+
+    def flops(s: Sizes) -> int:
+        q, _, entries, choices, _, S, _, window, rate = a.compressed(s, Make(BF16, "meta"), chosen)
+        most = choices.shape[1] if choices is not None else entries.shape[0]
+        seen = sum(min(t + 1, window) + min((t + 1) // rate, most) for t in range(S))
+        return 4 * s.tokens // S * seen * q.shape[1]
+
+    return flops
+
+
 def head_flops(products: int) -> Callable[[Sizes], int]:
     return lambda s: 2 * products * s.tokens * s.vocab * s.hidden
 
@@ -163,6 +185,45 @@ CASES: tuple[Case, ...] = (
     Case("rmsnorm_quantise_wide", lambda s, t: (*a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise_wide", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    # ---- residual streams
+    *(
+        Case(op, make, COPY, written=(0,) if op.endswith("_") else (), sizes=("odd",))
+        for op, make in (
+            ("hyper_products", lambda s, t: (*a.stream_products(s, t), EPS)),
+            ("hyper_products_dgrad", a.stream_products_gradient),
+            ("hyper_products_wgrad_", a.stream_products_wgrad),
+            ("hyper_mix", a.mixing),
+            ("hyper_mix_dgrad", a.mixing_gradient),
+            ("hyper_collapse", a.collapsing),
+            ("hyper_collapse_dgrad", lambda s, t: (t(s.tokens, s.hidden), *a.collapsing(s, t))),
+            ("hyper_add", a.stream_sum),
+            ("hyper_add_dgrad", lambda s, t: (a.streams(s, t), *a.stream_sum(s, t))),
+            ("hyper_copy", lambda s, t: (t(s.tokens, s.hidden), a.STREAMS)),
+            ("hyper_copy_dgrad", lambda s, t: (a.streams(s, t), a.STREAMS)),
+        )
+    ),
+    *(
+        Case(op, lambda s, t: (a.stream_logits(s, t), t(3)), Goal("µs", 10), sizes=("odd",))
+        for op in ("scale_parts", "scale_parts_dgrad")
+    ),
+    Case(
+        "scale_parts_wgrad_",
+        lambda s, t: (t.wide(3), a.stream_logits(s, t), a.stream_logits(s, t)),
+        Goal("µs", 10),
+        written=(0,),
+        dtypes=(FP32,),
+        sizes=("odd",),
+    ),
+    # ---- convolutions before a delta rule
+    Case("convolve", a.convolution, MOVE, sizes=("odd",)),
+    Case("convolve_dgrad", a.convolution_gradient, MOVE, sizes=("odd",)),
+    Case(
+        "convolve_wgrad_",
+        lambda s, t: (t.wide(s.hidden, 4), *a.convolution_gradient(s, t)),
+        MOVE,
+        written=(0,),
+        sizes=("odd",),
+    ),
     # ---- rotation before attention
     Case("rotate", a.rotation, COPY),
     Case("rotate_dgrad", a.rotation, COPY),
@@ -245,6 +306,32 @@ CASES: tuple[Case, ...] = (
             ("dequantise_mla_attention_dgrad_quantise_both_e5m6", True, True),
         )
     ),
+    Case(  # all scores are computed, and most masked
+        "chosen_attention",
+        a.chosen_attention,
+        Goal("share", 0.45),
+        flops=causal_flops(forward_columns),
+        roundings=3,
+    ),
+    Case(
+        "chosen_attention_dgrad",
+        a.chosen_attention_gradient,
+        Goal("share", 0.35),
+        flops=causal_flops(backward_columns),
+        roundings=4,
+    ),
+    *(
+        Case(
+            "compressed_attention",
+            partial(a.compressed, chosen=chosen),
+            Goal("share", 0.35),
+            variant,
+            compressed_flops(chosen),
+            roundings=3,
+            dtypes=(BF16,),
+        )
+        for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))
+    ),
     Case(
         "gqa_attention",
         lambda s, t: (*a.grouped_queries(s, t), *a.grouped_queries_sizes(s)),
@@ -293,6 +380,18 @@ CASES: tuple[Case, ...] = (
             ("bounded_attention_peaks", a.windowed, band_flops(2)),
         )
     ),
+    # ---- the indexer of sparse attention
+    Case("select_keys", a.indexer, Goal("share", 0.40), flops=index_flops),
+    Case("indexer_loss", a.indexer_loss, Goal("share", 0.30), flops=index_loss_flops, roundings=1),
+    Case(
+        "indexer_loss",
+        partial(a.indexer_loss, chosen=True),
+        Goal("share", 0.30),
+        "of chosen keys",
+        index_loss_flops,
+        roundings=1,
+    ),
+    Case("indexer_loss_dgrad", a.indexer_loss_gradient, COPY),
     # ---- routing
     Case("route", lambda s, t: (*a.router(s, t), *a.routing(s)), Goal("µs", 10), dtypes=(FP32,)),
     Case("route_dgrad", a.chosen_gradient, Goal("µs", 10), dtypes=(FP32,)),

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import queue
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.sizes import V3, Make
 from benchmarks.side_by_side import kept, section
@@ -24,12 +23,23 @@ TEXT = Path(__file__).parent / "kernels.md"  # the head of the page; links are r
 DEVICES = ("h200", "h100")  # devices whose results are shown, if there are any
 NOT = "not measured"
 TRAINED = {"alone": "one rank, BF16", "fp8": "one rank, FP8", "shared": "four ranks on the one GPU"}  # by part
-FAMILIES = (FP8_PRODUCTS, BF16_PRODUCTS, HEAD_PRODUCTS, ATTENTION, ATTENTION_GRADIENTS, OTHERS) = (
+FAMILIES = (
+    FP8_PRODUCTS,
+    BF16_PRODUCTS,
+    STREAM_PRODUCTS,
+    HEAD_PRODUCTS,
+    ATTENTION,
+    ATTENTION_GRADIENTS,
+    INDEXER,
+    OTHERS,
+) = (
     "FP8 products",
     "grouped BF16 products",
+    "products of residual streams",
     "the head with the cross entropy",
     "attention, forward",
     "attention, backward",
+    "the indexer of sparse attention",
     "all without tensor cores",
 )
 NO_KERNEL = "no kernel |  |  |  |  |  | "
@@ -57,7 +67,7 @@ def compiled() -> Found:
 def page(measured: Sequence[Found], facts: Found) -> str:
     """The whole page."""
     tables = [section for results in measured for section in of_device(results)] or [nothing_measured()]
-    return "\n".join([TEXT.read_text("utf-8"), *tables, code(facts), queue.section(), section(kept()[0])])
+    return "\n".join([TEXT.read_text("utf-8"), *tables, code(facts), section(kept()[0])])
 
 
 # ---------------------------------------------------------------- measured
@@ -300,6 +310,10 @@ def _family(name: str, instructions: Sequence[str]) -> str:
         return ATTENTION_GRADIENTS if "_dgrad" in name else ATTENTION
     if name.startswith("linear_cross_entropy"):
         return HEAD_PRODUCTS
+    if name.startswith(("select_keys", "indexer_loss")):
+        return INDEXER
+    if name.startswith("hyper_products"):
+        return STREAM_PRODUCTS
     return FP8_PRODUCTS if "QGMMA" in instructions else BF16_PRODUCTS
 
 

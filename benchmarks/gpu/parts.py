@@ -119,7 +119,7 @@ def launch(report: Report, until: float) -> None:
 
 def checks(report: Report, until: float) -> None:
     """DeepSeek-V3's sizes on a few workers, as they fill memory; then small ones on many, as compiling dominates."""
-    from benchmarks.gpu.checks import tasks
+    from benchmarks.gpu.checks import library_tasks, tasks
 
     noted, command = noting(report, "checks"), worker("checks")
     crowded: list[Task] = []
@@ -132,7 +132,7 @@ def checks(report: Report, until: float) -> None:
 
     run(command, report.missing("checks", tasks("v3")), LARGE_WORKERS, TASK_S, until, large)
     run(command, crowded, 1, TASK_S, until, noted)
-    _run(report, "checks", [*tasks("even"), *tasks("odd")], COMPILE_WORKERS, until)
+    _run(report, "checks", [*library_tasks(), *tasks("even"), *tasks("odd")], COMPILE_WORKERS, until)
 
 
 def timing(report: Report, until: float) -> None:
@@ -229,7 +229,7 @@ class StopError(Exception):
 TRAINING = ("torch", "triton", *training.TRAINS)
 PARTS = (
     Part("launch", "a kernel of one line", 20, KERNELS, launch),
-    Part("checks", "every kernel against its op", 120, KERNELS, checks),
+    Part("checks", "every kernel against its op", 140, KERNELS, checks),
     Part("alone", "the quickstart in BF16 by one rank", 55, TRAINING, training_of("alone", training.alone)),
     Part("fp8", "the quickstart in FP8 by one rank", 55, TRAINING, training_of("fp8", training.fp8)),
     Part("nccl", "the operations of NCCL on one rank", 15, ("torch", "numpy"), nccl),

@@ -27,6 +27,7 @@ from benchmarks.gpu.cases import Case
 from benchmarks.gpu.sizes import Sizes
 from compiler.emit.kernels import emit_kernel
 from compiler.ir import Buffer
+from compiler.model.ops.implementations import TRITON
 from runtime import ops
 from runtime.build.kernels import load_kernels
 from runtime.ops.quantise import dequantise
@@ -52,10 +53,11 @@ def folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True)
 
 
-def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] | None:
-    """The loaded kernel for these arguments, or None if the reference op runs."""
-    file = emit_kernel(op, describe(arguments), num_sms)
-    if file is None:
+def emitted(op: str, arguments: Arguments, num_sms: int, implementation: str = TRITON) -> Callable[..., Any] | None:
+    """The loaded kernel, or the call of a library, for these arguments; None if the reference op runs, or the library
+    does not take them."""
+    file = emit_kernel(op, describe(arguments), num_sms, implementation)
+    if file is None or (implementation != TRITON and not file.library):
         return None
     path = Path(folder().name) / f"{file.name}_{num_sms}.py"
     path.write_text(file.source)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.emit.build_files import plan_head
+from compiler.emit.kernels.libraries import LIBRARIES
+from compiler.model.ops.implementations import stated_choices
 from compiler.predict.memory import room_text
 from compiler.predict.memory_state import device_of
 from compiler.predict.prediction import RankMemory, size
@@ -41,7 +43,16 @@ def summary(
         lines.append(
             f"memory, planned: {size(peak.peak_bytes)} on rank {peak.pp_rank}, with temporary tensors inside segments"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_library_lines(spec)]) + "\n"
+
+
+def _library_lines(spec: Spec) -> Iterator[str]:
+    """A line for each library that the run names."""
+    for key, name in stated_choices(spec.kernels).items():
+        if name in LIBRARIES:
+            library = LIBRARIES[name]
+            bits = "" if library.is_deterministic else ", and two runs may differ in their last bits"
+            yield f"library: {name} computes {key} on GPUs; ranks need the package {library.package}{bits}"
 
 
 def memory_error_text(spec: Spec, lowered: LoweredPlan) -> str:

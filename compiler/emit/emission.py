@@ -16,11 +16,12 @@ from compiler.emit.build_files import (
     train_py,
     watch_json,
 )
-from compiler.emit.kernels import KERNELS, emit_kernel
+from compiler.emit.kernels import KERNELS, KernelTarget, emit_kernel
 from compiler.emit.kernels.calls import updates as calls_of_optimizer
 from compiler.emit.quantised import rows, weight_quantisations
 from compiler.emit.stage_modules import StageModules, add_origin_comment
 from compiler.ir import Body, Program, SegmentCode
+from compiler.model.ops.implementations import choices_of
 from compiler.plan.spec_files import standing_alone, texts_of_files
 from compiler.predict.planned_step import PlannedStep
 from compiler.program.lower.estimate import Overlap, overlaps_of, rank_times
@@ -174,6 +175,11 @@ class Emission:
 def num_sms(spec: Spec) -> int:
     """SMs for compute kernels. A device without SMs is a CPU; its kernels are emitted for a Hopper GPU."""
     return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
+
+
+def kernel_target(spec: Spec) -> KernelTarget:
+    """What the text of a spec's kernels depends on."""
+    return KernelTarget(num_sms(spec), tuple(sorted(choices_of(spec.kernels).items())))
 
 
 def all_bodies(programs: Mapping[ProgramName, Program], num_ranks: int) -> list[list[Body]]:

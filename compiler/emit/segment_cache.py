@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compiler.emit.kernels import KernelFile, emit_kernel, reason
+from compiler.emit.kernels import KernelFile, KernelTarget, emit_kernel, reason
 from compiler.emit.kernels.calls import call_of, use_of
 from compiler.files.cache import text_of
 from compiler.ir import EmittedCall, Segment, SegmentCode
@@ -31,11 +31,11 @@ from runtime.system.strict_json import tree
 # --- The module of a segment: its graph, checked against a torch trace and printed as plain Python, and its kernels
 
 
-def emit(segment: Segment, num_sms: int) -> SegmentCode:
+def emit(segment: Segment, target: KernelTarget) -> SegmentCode:
     """Emit the module of a segment from the graph that its plan uses.
 
     Asserts that the base graph equals a torch trace, and that the text parses back to the graph. On CUDA, ops run their
-    emitted kernels, which use `num_sms` SMs. Imports torch.
+    emitted kernels, which are those of the target. Imports torch.
     """
     from compiler.model.segments import check, printer
     from compiler.model.segments.interpret import base_graph, rewritten
@@ -50,7 +50,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     priced = rewritten(base)
     joint = unpack_tensors(priced)
     parts = split(joint)
-    kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
+    kernels = {node: kernel(joint, node, target) for nodes in parts.functions.values() for node in nodes}
 
     def kernel_of(node: OpNode) -> str | None:
         file = kernels[node]
@@ -61,24 +61,30 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     files = {file.name: file.source for file in kernels.values() if file}
     saved = {node: saved for (node, _), saved in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
     calls = tuple(
-        _emitted_call(function, node, kernel_of(node), joint, saved)
+        _emitted_call(function, node, kernel_of(node), joint, saved, target.implementation_of(node.op))
         for function, nodes in parts.functions.items()
         for node in nodes
         if node.op != COLUMNS
     )
     uses = dict.fromkeys(
-        use_of(file.name, call_of(joint, node)) for node, file in kernels.items() if file and not node.call
+        use_of(file.name, call_of(joint, node))
+        for node, file in kernels.items()
+        if file and not file.library and not node.call
     )
     runtime_ops, texts = printer.runtime_ops(parts), tuple(sorted(files.items()))
     return SegmentCode(printer.module_name(segment), source, runtime_ops, texts, calls, tuple(uses))
 
 
 def _emitted_call(
-    function: str, node: OpNode, file: str | None, joint: Joint, saved: Mapping[OpNode, tuple[int, int]]
+    function: str,
+    node: OpNode,
+    file: str | None,
+    joint: Joint,
+    saved: Mapping[OpNode, tuple[int, int]],
+    implementation: str,
 ) -> EmittedCall:
-    call = EmittedCall(
-        function, node.op, file or "", reason="" if file else reason(node.op, call_of(joint, node).arguments)
-    )
+    why = "" if file else reason(node.op, call_of(joint, node).arguments, implementation)
+    call = EmittedCall(function, node.op, file or "", reason=why)
     for fused, parts in joint.parts:
         accumulates = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # adds to a weight gradient
         if node == fused or accumulates:
@@ -87,14 +93,14 @@ def _emitted_call(
     return call
 
 
-def kernel(joint: Joint, node: OpNode, num_sms: int) -> KernelFile | None:
+def kernel(joint: Joint, node: OpNode, target: KernelTarget) -> KernelFile | None:
     """The kernel file of a node's op for its sizes, or None if the reference op runs on every device. `joint` must be
     unpacked.
     """
     if node.call or node.op == ADD_TO:
         return None
     call = call_of(joint, node)
-    return emit_kernel(call.op, call.arguments, num_sms)
+    return emit_kernel(call.op, call.arguments, target.num_sms, target.implementation_of(call.op))
 
 
 # --- segment cache
@@ -134,31 +140,31 @@ class Segments:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._codes: dict[tuple[object, int], SegmentCode] = {}  # by key and number of SMs
+        self._codes: dict[tuple[object, KernelTarget], SegmentCode] = {}  # by key and target
 
-    def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
-        """Return the emitted segment, whose kernels use `num_sms` SMs. Calls `progress` before tracing, which imports
+    def code(self, segment: Segment, target: KernelTarget, progress: Callable[[str], None]) -> SegmentCode:
+        """Return the emitted segment, with the kernels of the target. Calls `progress` before tracing, which imports
         torch."""
-        key = segment.key, num_sms
+        key = segment.key, target
         if key not in self._codes:
-            code = self._find(segment, num_sms)
+            code = self._find(segment, target)
             if code is None:
                 progress(f"trace {segment.kind}")
-                code = emit(segment, num_sms)
+                code = emit(segment, target)
             self._codes[key] = code
         return self._codes[key]
 
-    def entries(self, segments: Iterable[Segment], num_sms: int) -> dict[str, str]:
+    def entries(self, segments: Iterable[Segment], target: KernelTarget) -> dict[str, str]:
         """Path → text of the cache entries for these segments; {} without a cache."""
         if self._folder is None:
             return {}
-        keyed = {segment.key: (key_of(segment, num_sms, self._tools), segment) for segment in segments}
+        keyed = {segment.key: (key_of(segment, target, self._tools), segment) for segment in segments}
         return {
-            f"{FOLDER}/{name}.json": entry(name, self._codes[segment.key, num_sms]) for name, segment in keyed.values()
+            f"{FOLDER}/{name}.json": entry(name, self._codes[segment.key, target]) for name, segment in keyed.values()
         }
 
-    def _find(self, segment: Segment, num_sms: int) -> SegmentCode | None:
-        return find(self._folder, key_of(segment, num_sms, self._tools), segment) if self._folder else None
+    def _find(self, segment: Segment, target: KernelTarget) -> SegmentCode | None:
+        return find(self._folder, key_of(segment, target, self._tools), segment) if self._folder else None
 
     @cached_property
     def _tools(self) -> str:
@@ -189,7 +195,7 @@ def tools() -> str:
     return json.dumps([sources_digest(Path(__file__).parents[2]), python, versions])
 
 
-def key_of(segment: Segment, num_sms: int, tools: str) -> str:
+def key_of(segment: Segment, target: KernelTarget, tools: str) -> str:
     """A digest that distinguishes any two emitted segments. `tools`: the result of `tools()`."""
     values = [
         segment.kind,
@@ -203,7 +209,7 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
         segment.stored,
         segment.fused,
     ]
-    return _digest(json.dumps([values, num_sms, tools]))
+    return _digest(json.dumps([values, target, tools]))
 
 
 def _function(function: Callable[..., Any]) -> list[object]:

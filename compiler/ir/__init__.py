@@ -34,6 +34,7 @@ from compiler.ir.segment import (
     EmittedCall,
     Input,
     Inside,
+    KernelWork,
     Output,
     Param,
     QuantisedParameter,
@@ -42,6 +43,7 @@ from compiler.ir.segment import (
     SegmentCode,
     Signature,
     TensorSplit,
+    TorchWork,
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "Inside",
     "Instruction",
     "Invocation",
+    "KernelWork",
     "Kind",
     "Message",
     "Output",
@@ -74,5 +77,6 @@ __all__ = [
     "Stage",
     "StageStep",
     "TensorSplit",
+    "TorchWork",
     "Use",
 ]

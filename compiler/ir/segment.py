@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from compiler.ir.dtypes import extent_at, has_rows, tensor_bytes
 from runtime.contract.launches import KernelUse
@@ -193,12 +193,31 @@ class Signature:
     returns: tuple[str, ...] = ()
 
 
+class KernelWork(NamedTuple):
+    """What the kernels of an op execute on a GPU, where the FLOPs of the model and the op's operands do not tell
+    (compiler/model/ops/gpu_work.py)."""
+
+    flops: int  # in the dtype of the op
+    bytes: int  # of tensors between its kernels, read and written
+    temporary_bytes: int  # of these tensors, most at a time
+
+
+class TorchWork(NamedTuple):
+    """What torch does on a GPU for one call of an op that has no kernel (compiler/model/ops/gpu_work.py)."""
+
+    flops: int  # in FP32
+    bytes: int  # read and written by all its kernels
+    launches: int
+    temporary_bytes: int  # most at a time, with the results
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
     `ops`: the cost of each op, in order. Its time depends on the op and on the `shape` and `dtype` of its kernel
-    (compiler/machine/rates/table.py), which are set only in these.
+    (compiler/machine/rates/table.py), which are set only in these, as are `on_kernels` and `on_torch`: the work of an
+    op on a GPU, if its kernels or torch compute it.
     """
 
     flops: int = 0
@@ -208,6 +227,8 @@ class Cost:
     ops: tuple[tuple[str, Cost], ...] = ()
     shape: tuple[int | str, ...] = ()  # ints, or "R" for received rows
     dtype: str = ""
+    on_kernels: KernelWork | None = None
+    on_torch: TorchWork | None = None
 
 
 @dataclass(frozen=True, slots=True)

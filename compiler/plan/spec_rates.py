@@ -27,6 +27,7 @@ from compiler.machine.rates.table import (
     shipped_table_names,
 )
 from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
+from compiler.model.ops.implementations import torch_ops
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
 from dsl.facts.devices import most_nodes_of_token
@@ -39,6 +40,8 @@ RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
 # For a class without rows: the share of the peak that well-written kernels reach. The share of links is what DeepSeek
 # measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
 ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
+# FP32 without tensor cores over BF16, H100 data sheet: 67 of 989 TFLOPS; and the share of it that large products reach.
+FP32_OVER_BF16, ROOFLINE_PRODUCTS = 0.068, 0.8
 CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8  # likewise, rates of a CPU core, which states no peak
 HOST_LINK = 5.12e10  # assumed: 80% of the 64 GB/s per direction of PCIe 5.0 x16
 SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name contains this one
@@ -110,6 +113,9 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         beside_share=place.compute if place.communication else 1 - _exchange_share(part_table),
         keeps_share=place.communication > 0,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
+        runs_kernels=node.device.bf16 is not None,
+        torch_ops=torch_ops(spec),
+        fp32_flops=FP32_OVER_BF16 * ROOFLINE_PRODUCTS * (node.device.bf16 or 1.0),
         rope=any(row.kind == "rope" for row in part_table.rows),
         pair=part_table.factor_of(PAIR),
         table=part_table.name,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
 from compiler.machine.rates.table import HOST, LEVELS
 from compiler.machine.topology.traffic import messages_of
-from compiler.model.ops.on_torch import lacks_kernel
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict import failures
 from compiler.predict.memory import gib, memory_assumptions
-from compiler.predict.prediction import CALIBRATE, RankMemory, seconds
+from compiler.predict.prediction import CALIBRATE, RankMemory, TorchShare, seconds
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import offloaded_bytes
 from dsl.schema import Moe, Spec
@@ -28,11 +26,13 @@ def assumptions(
     ranks: Sequence[RankMemory],
     keys: float,
     goodput: failures.Goodput | None,
+    shares: Sequence[TorchShare],
 ) -> tuple[str, ...]:
     """The assumptions of a prediction about the plan, its step, its rates and its memory, a sentence each.
 
     `rates`: of each pipeline rank. `shared`: factor by which everything takes longer because ranks share cores.
     `ranks`: memories. `keys`: share of the step that a free exchange of keys would save. `goodput`: with failures.
+    `shares`: of the compute that torch takes.
     """
     return (
         *plan.assumptions,
@@ -44,7 +44,7 @@ def assumptions(
         *dict.fromkeys(sentence for device_rates in rates for sentence in device_rates.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
-        *_of_missing_kernels(spec, plan, rates[0]),
+        *_of_torch(shares),
         *_of_cores(rates[0], shared),
         *memory_assumptions(spec, plan, ranks),
     )
@@ -164,25 +164,10 @@ def _of_cores(rates: Rates, shared: float) -> Iterator[str]:
         yield f"{rates.ranks_of_node} ranks share {rates.cores} cores, so {longer}"
 
 
-def _of_missing_kernels(spec: Spec, plan: Plan, rates: Rates) -> Iterator[str]:
-    """Name the ops that torch runs on a GPU, and their share of the compute, which is priced as that of kernels."""
-    if spec.cluster.node.device.sms is None:
-        return
-    segments = {use.segment.key: (use.segment.kind, plan.cuts[use.site].costs) for use in plan.uses}
-    num_uses = Counter(use.segment.key for use in plan.uses)
-    missing = {op for _, costs in segments.values() for phase, cost in costs for op, _ in cost.ops if phase == "F"}
-    missing = {op for op in missing if lacks_kernel(op)}
-    if missing:
-        rows, all_s, missing_s = balanced_rows(spec), 0.0, 0.0
-        for key, (kind, costs) in segments.items():
-            for op, work in (pair for _, cost in costs for pair in cost.ops):
-                op_s = num_uses[key] * rates.kernel_s(kind, op, work, rows)
-                all_s += op_s
-                missing_s += op_s if lacks_kernel(op) else 0.0
-        share = missing_s / all_s
-        *others, last = sorted(missing)
-        names = f"{', '.join(others)} and {last}" if others else last
+def _of_torch(shares: Sequence[TorchShare]) -> Iterator[str]:
+    """Name the ops that torch runs on a GPU, and their share of the compute."""
+    for share in shares:
         yield (
-            f"no kernel computes {names} yet: the plan gives them {share:.0%} of the compute, as for kernels; on a GPU "
-            "torch runs them, by estimate several times slower"
+            f"torch computes {share.names}, {share.share:.0%} of the compute, priced by the FLOPs, bytes and launches "
+            f"of its kernels; they need up to {gib(share.temporary_bytes)} for temporary tensors"
         )

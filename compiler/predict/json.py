@@ -65,6 +65,7 @@ def document(prediction: Prediction, misfit: Misfit | None = None) -> dict[str, 
         "exchange": asdict(p.exchange) if p.exchange else None,
         "rates": p.rates,
         "calibrated": p.calibrated,
+        "torch": [asdict(share) for share in p.torch],
         "assumptions": list(p.assumptions),
     }
 

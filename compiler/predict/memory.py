@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import comb, log10
 
-from compiler.ir import Buffer, Instruction, Plan, Program
+from compiler.ir import Buffer, Cut, Instruction, Plan, Program
 from compiler.ir.dtypes import extent_at, tensor_bytes
 from compiler.ir.expert_placement import ReceivedRows, most_rows
 from compiler.ir.names import is_gradient
+from compiler.machine.rates import Rates
 from compiler.plan.split_blocks import mixtures, most_held, planned_received_rows
 from compiler.predict.memory_state import device_of, quantised_weight_bytes, rank_states, update_scratch
 from compiler.predict.prediction import HeldTensor, RankMemory
@@ -260,7 +262,7 @@ def rank_memories(
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
     effects = Effects(
-        inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows),
+        inside=None if rows else partial(_inside_bytes, cuts, lowering.rates[0]),
         staging=None if rows else staging_of(spec),
     )
     worst_held, kinds = most_held(spec, worst_held_rows(spec)), kinds_of_values(plan)
@@ -290,6 +292,12 @@ def rank_memories(
         )
         result.append(memory if rows else _add_update(memory, state, scratch[rank]))
     return tuple(result)
+
+
+def _inside_bytes(cuts: Mapping[str, Cut], rates: Rates, site: str, phase: str, rows: int) -> int:
+    """The peak memory inside a call of a segment, with the temporary tensors of the op that needs the most."""
+    works = [work for name, cost in cuts[site].costs if name == phase for work in cost.ops]
+    return cuts[site].inside_bytes(phase, rows) + max((rates.temporary_bytes(*work) for work in works), default=0)
 
 
 def host_buffers(spec: Spec, lowering: Lowering, schedule: Schedule, rank: int) -> int:

@@ -36,6 +36,7 @@ from compiler.predict.prediction import (
 from compiler.predict.step import step_of
 from compiler.predict.tail import groups_of, reduce_seconds, tail_of, works_of
 from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times, twins_of
+from compiler.predict.torch_share import torch_shares
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule.schedule import Schedule
@@ -146,7 +147,7 @@ def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> 
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
-    goodput = _goodput(timed_plan, step.seconds + generation_s)
+    goodput, shares = _goodput(timed_plan, step.seconds + generation_s), torch_shares(spec, plan, rates[0])
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -173,7 +174,10 @@ def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> 
         ranks=ranks,
         stages=stage_rows(timed_plan.lowering),
         exchange=exchange_of(spec, rates[0].experts),
-        assumptions=assumptions(spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput),
+        assumptions=assumptions(
+            spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput, shares
+        ),
+        torch=shares,
         goodput=goodput,
         generation=generation,
         calibrated=_are_calibrated(rates),

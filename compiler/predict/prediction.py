@@ -94,6 +94,23 @@ class StepPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class TorchShare:
+    """The ops of a key of `kernels` that torch computes on the GPUs of a run."""
+
+    key: str
+    ops: tuple[str, ...]
+    share: float  # of the compute of all pipeline ranks
+    temporary_bytes: int  # of the op that needs the most
+    is_accepted: bool  # the share is small, or the spec names an implementation
+
+    @property
+    def names(self) -> str:
+        """The ops, as part of a sentence."""
+        *others, last = self.ops
+        return f"{', '.join(others)} and {last}" if others else last
+
+
+@dataclass(frozen=True, slots=True)
 class HeldTensor:
     """A tensor or group of tensors that a rank holds at its peak."""
 
@@ -238,6 +255,7 @@ class Prediction:
     stages: tuple[StageRow, ...]
     exchange: TokenExchange | None  # None without experts
     assumptions: tuple[str, ...]
+    torch: tuple[TorchShare, ...] = ()  # ops without a kernel, the largest share first
     goodput: Goodput | None = None  # with failures; None if nothing is known about them
     devices_of_node: int = 1
     generation: GenerationTime | None = None  # in a run that learns from rewards

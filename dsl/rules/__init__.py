@@ -12,7 +12,7 @@ from dataclasses import replace
 from dsl.messages.diagnostics import Diagnostic, Note, Span
 from dsl.rules import adapter, data, model, parallel, phases, places, precision, resources, rewards, tensor, training
 from dsl.rules.finding import Finding, Rule
-from dsl.schema import Spec
+from dsl.schema import Kernels, Spec
 from dsl.schema.paths import check_paths
 
 WORLD = (
@@ -26,6 +26,7 @@ COLUMNS = tuple(f"parallel.{degree}" for degree in ("data", "tensor", "context")
 TENSOR = ("parallel.tensor", "parallel.expert_tensor")
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
+KERNELS = tuple(f"kernels.{key}" for key in Kernels.model_fields)
 ATTENTIONS = ("model.attention", f"{LAYERS}.attention", "model.mtp.attention")
 STATE = (
     *("model", "precision", "parallel", "schedule", "offload"),
@@ -142,6 +143,14 @@ RULES: tuple[Row, ...] = (
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,
+    ),
+    ((*KERNELS, "model.name", *ATTENTIONS, f"{LAYERS}.ffn.kind"), precision.kernels_exist),
+    (
+        (
+            *(*KERNELS, *ATTENTIONS, "data.documents"),
+            *(f"precision.{key}" for key in ("name", "linear", "compute")),
+        ),
+        precision.libraries_compute_the_ops,
     ),
     (
         ("data.chat", "data.tokenizer", "data.source", "data.sources", "data.documents"),

@@ -12,6 +12,7 @@ from dsl.schema.precision import format_of
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
+MAX_FLA_KEY = 256  # columns of a key that flash-linear-attention takes
 OPERANDS = (FP8, "e2m1")  # low-precision dtypes that a linear may read
 # Low precision would lose values that add up over a run. dtype → (width, roles) in words of messages, and the roles.
 ROLES: dict[Dtype, tuple[str, str, tuple[str, ...]]] = {
@@ -234,3 +235,57 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
         applies = ("norm_gradient" in absent_ops or (no_moe and absent_ops != ["quantise"]), "quantise" in absent_ops)
         related = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
         yield Finding("E0913", message, "unfused", f"write `unfused = [{remaining}]`", related)
+
+
+def kernels_exist(spec: Spec) -> Iterator[Finding]:
+    """`kernels` states implementations only of ops that the model has."""
+    attentions = [attention for _, attention in spec.model.attentions]
+    has_experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
+    needed = {
+        "attention": ("no grouped-query attention", any(isinstance(attention, Gqa) for attention in attentions)),
+        "grouped_products": ("no routed experts", has_experts),
+        "sparse_attention": ("no indexer", any(getattr(attention, "indexer", None) for attention in attentions)),
+        "compressed_attention": ("no `compressed` attention", any(isinstance(a, Compressed) for a in attentions)),
+        "delta_rule": ("no linear attention", any(isinstance(attention, DeltaNet) for attention in attentions)),
+    }
+    for key, (missing, is_there) in needed.items():
+        if getattr(spec.kernels, key) is not None and not is_there:
+            message = f"kernels.{key} is set, but model {spec.model.name} has {missing}"
+            yield Finding("E0913", message, f"kernels.{key}", f"remove `{key}`", (("the model", "model"),))
+
+
+def libraries_compute_the_ops(spec: Spec) -> Iterator[Finding]:
+    """A library that `kernels` names computes the ops of the run: in BF16, and with the shapes that it takes."""
+    precision, related = spec.precision, (("the precision", "precision"),)
+    if spec.kernels.grouped_products == "grouped_mm" and precision.linear != "bf16":
+        message = f"grouped_mm multiplies BF16, but precision {precision.name} multiplies in {precision.linear}"
+        yield Finding("E0945", message, "kernels.grouped_products", "remove `grouped_products`", related)
+    if spec.kernels.fp8_products == "deep_gemm" and (precision.linear != FP8 or precision.scales_tensors):
+        form = "scales whole tensors" if precision.linear == FP8 else f"multiplies in {precision.linear}"
+        message = f"deep_gemm multiplies FP8 in tiles, but precision {precision.name} {form}"
+        yield Finding("E0945", message, "kernels.fp8_products", "remove `fp8_products`", related)
+    for key, library in (("attention", "cudnn"), ("delta_rule", "fla")):
+        if getattr(spec.kernels, key) == library:
+            yield from _library_takes_sequences(spec, key, library)
+    if spec.kernels.delta_rule != "fla":
+        return
+    path, hint = "kernels.delta_rule", "write `delta_rule = torch`"
+    for place, attention in spec.model.attentions:
+        if isinstance(attention, DeltaNet):
+            if attention.key_dim > MAX_FLA_KEY:
+                message = f"fla takes keys of up to {MAX_FLA_KEY} columns, not {attention.key_dim}"
+                yield Finding("E0945", message, path, hint, (("the width", f"{place}.key_dim"),))
+            if attention.gate == "channel" and attention.key_heads != attention.heads:
+                message = "with a decay for each channel, fla needs as many heads of keys as of values"
+                yield Finding("E0945", message, path, hint, (("the key heads", f"{place}.key_heads"),))
+
+
+def _library_takes_sequences(spec: Spec, key: str, library: str) -> Iterator[Finding]:
+    """A library of attention computes in BF16, and whole sequences."""
+    path, hint, precision = f"kernels.{key}", f"remove `{key}`", spec.precision
+    if precision.compute != "bf16":
+        message = f"{library} computes in BF16, but precision {precision.name} computes in {precision.compute}"
+        yield Finding("E0945", message, path, hint, (("the precision", "precision"),))
+    if spec.data.documents == "masked":
+        message = f"{library} computes whole sequences, but documents are masked from one another"
+        yield Finding("E0945", message, path, hint, (("the documents", "data.documents"),))

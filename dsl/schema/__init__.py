@@ -31,6 +31,7 @@ from dsl.schema.base import (
 from dsl.schema.cluster import Cluster, Device, Machine, MoreNodes
 from dsl.schema.grpo import Grpo, Reward
 from dsl.schema.health import Health, Spike
+from dsl.schema.kernels import Kernels
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Balance, Clamp, Custom, Dense, HyperConnections, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Muon, Optimizer, StateTensor
@@ -78,6 +79,7 @@ __all__ = [
     "HighPrecisionLayers",
     "HyperConnections",
     "Indexer",
+    "Kernels",
     "LayerRange",
     "LinearScaling",
     "Llama3Scaling",

@@ -113,6 +113,11 @@ class Choices:
     meanings: Mapping[str, str]
 
 
+def words_of(cls: type[BaseModel], name: str) -> tuple[str, ...]:
+    """The words that a field with `Choices` takes."""
+    return tuple(next(mark for mark in cls.model_fields[name].metadata if isinstance(mark, Choices)).meanings)
+
+
 @dataclass(frozen=True, slots=True)
 class Aliases:
     """Synonyms of the words a field takes. A synonym of `none` means that there is no value."""

@@ -12,6 +12,7 @@ from dsl.facts.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, P
 from dsl.schema.adapter import Lora
 from dsl.schema.base import Choices, DerivedDefault, FilePath, Node, NumberBounds, QuietField, Syntax
 from dsl.schema.cluster import Cluster
+from dsl.schema.kernels import Kernels
 from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
@@ -259,6 +260,14 @@ class Spec(Node):
             examples=["data { source = python_stdlib, tokenizer = train(4096) }"],
         ),
     ]
+    kernels: Annotated[
+        Kernels,
+        Field(
+            description="the implementations of ops on GPUs, where there are several",
+            examples=["kernels { delta_rule = fla }"],
+        ),
+        QuietField(),
+    ] = Kernels.model_construct()
     metrics: Annotated[  # last, so that it moves no line of a resolved spec
         Metrics | None,
         QuietField(),

@@ -11,8 +11,10 @@ ranks of a machine compile each call once: they lock this file.
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -90,12 +92,34 @@ def compile_for_rank(
     """
     if device_type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return
+    require_packages(build)
     plan = build.plan
     pipeline_rank, _ = plan.mesh.coordinates(rank)
     uses, ranks = uses_of(build, pipeline_rank), min(plan.mesh.world, node_kind(plan.cluster, rank).devices)
     processes = max(1, len(os.sched_getaffinity(0)) // ranks)
     first = rank % ranks * len(uses) // ranks
     compile_kernels(cache_of(build), uses, processes, first=first, set_action=set_action, say=say)
+
+
+def require_packages(build: Build) -> None:
+    """Raise ReportedError if the kernels of a build call a library that is not installed here."""
+    missing: dict[str, str] = {}  # package → the first file that imports it
+    for path, text in sorted(build.files.items()):
+        if Path(path).parent.name == "kernels":
+            for package in _imported_packages(text):
+                if importlib.util.find_spec(package) is None:
+                    missing.setdefault(package, path)
+    if missing:
+        listed = "; ".join(f"{path} needs the package {package}" for package, path in missing.items())
+        raise ReportedError(f"{listed}: install it on each machine, or name another implementation in `kernels {{ }}`")
+
+
+def _imported_packages(text: bytes) -> set[str]:
+    """The packages that a module imports at its top level."""
+    statements = ast.parse(text).body
+    names = [alias.name for statement in statements if isinstance(statement, ast.Import) for alias in statement.names]
+    names += [statement.module or "" for statement in statements if isinstance(statement, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
 
 
 def uses_of(build: Build, pipeline_rank: int) -> tuple[KernelUse, ...]:

@@ -126,15 +126,16 @@ def compressed_attention(
     A row of `chosen` holds indices of entries within the sequence, all visible to the query, then −1. q and kv may be
     views of columns.
     """
-    C = q.shape[1] // heads
-    o_BSHC, lse_BSH = (wide(q).new_empty((len(q) // sequence, sequence, *row)) for row in ((heads, C), (heads,)))
+    B, C = len(q) // sequence, q.shape[1] // heads
+    o_BSHC = q.new_empty((B, sequence, heads, C))
+    lse_BSH = q.new_empty((B, sequence, heads), dtype=wide_dtype(q.dtype))
     sinks_H = None if sinks is None else wide(sinks)
     for block in _blocks(q, kv, entries, chosen, sequence, heads, window, rate):
         scores_BPHX = block.scores()
         lse_BPH = scores_BPHX.logsumexp(dim=-1)
         lse_BSH[:, block.new] = lse_BPH if sinks_H is None else torch.logaddexp(lse_BPH, sinks_H)
         o_BSHC[:, block.new] = block.weighted_sum(scores_BPHX.sub_(lse_BSH[:, block.new, :, None]).exp_())
-    return o_BSHC.view(q.shape).to(q.dtype), lse_BSH[:, None]
+    return o_BSHC.view(q.shape), lse_BSH[:, None]
 
 
 def compressed_attention_dgrad(
@@ -152,19 +153,18 @@ def compressed_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dkv, dentries, shaped like q, kv, entries."""
     B, C = len(q) // sequence, q.shape[1] // heads
-    do_BSHC, o_BSHC = (wide(x).reshape(B, sequence, heads, C) for x in (do, o))
-    delta_BSH1 = (do_BSHC * o_BSHC).sum(dim=-1, keepdim=True)
-    dq_BSHC, lse_BSH1 = torch.empty_like(do_BSHC), lse[:, 0, :, :, None]
+    do_BSHC, o_BSHC = (x.reshape(B, sequence, heads, C) for x in (do, o))
+    dq_BSHC, lse_BSH1 = q.new_empty(do_BSHC.shape), lse[:, 0, :, :, None]
     dkv_BSC, dentries_BEC = (wide(x).new_zeros((B, len(x) // B, C)) for x in (kv, entries))
     for block in _blocks(q, kv, entries, chosen, sequence, heads, window, rate):
-        do_BPHC = do_BSHC[:, block.new]
+        do_BPHC, o_BPHC = (wide(x[:, block.new]).contiguous() for x in (do_BSHC, o_BSHC))
+        delta_BPH1 = (do_BPHC * o_BPHC).sum(dim=-1, keepdim=True)
         weights_BPHX = block.scores().sub_(lse_BSH1[:, block.new]).exp_()
-        dscores_BPHX = block.products(do_BPHC).sub_(delta_BSH1[:, block.new]).mul_(weights_BPHX)
-        dq_BSHC[:, block.new] = block.weighted_sum(dscores_BPHX)
+        dscores_BPHX = block.products(do_BPHC).sub_(delta_BPH1).mul_(weights_BPHX)
+        dq_BSHC[:, block.new] = block.weighted_sum(dscores_BPHX).mul_(C**-0.5)
         block.add_keys_(dkv_BSC, dentries_BEC, weights_BPHX, do_BPHC)
         block.add_keys_(dkv_BSC, dentries_BEC, dscores_BPHX, block.q_BPHC)
-    dq = dq_BSHC.mul_(C**-0.5).view(q.shape)
-    return dq.to(q.dtype), dkv_BSC.flatten(0, 1).to(kv.dtype), dentries_BEC.flatten(0, 1).to(entries.dtype)
+    return dq_BSHC.view(q.shape), dkv_BSC.flatten(0, 1).to(kv.dtype), dentries_BEC.flatten(0, 1).to(entries.dtype)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _blocks(
 ) -> Iterator[_QueryBlock]:
     """Yield blocks of positions, in order."""
     B, C = len(q) // sequence, q.shape[1] // heads
-    q_BSHC = wide(q).reshape(B, sequence, heads, C) * C**-0.5
+    q_BSHC = q.reshape(B, sequence, heads, C)
     kv_BSC, entries_BEC = (wide(x).reshape(B, len(x) // B, C) for x in (kv, entries))
     chosen_BSK = None if chosen is None else chosen.view(B, sequence, -1).long()
     max_entries = entries_BEC.shape[1] if chosen is None else chosen.shape[1]
@@ -264,7 +264,7 @@ def _blocks(
             rows_BPe = chosen_BPe + torch.arange(B, device=q.device)[:, None, None] * entries_BEC.shape[1]
             seen_BEC = entries_BEC.flatten(0, 1)[rows_BPe]
         hidden_BPX = torch.cat((hidden_Pn[None].expand(len(hidden_BPe), -1, -1), hidden_BPe), dim=-1)
-        yield _QueryBlock(new, past, q_BSHC[:, new], kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
+        yield _QueryBlock(new, past, wide(q_BSHC[:, new]) * C**-0.5, kv_BSC[:, past], seen_BEC, chosen_BPe, hidden_BPX)
 
 
 OPS = (

@@ -10,6 +10,7 @@ from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide, wide_dtype
 
 BLOCK = 2**18  # logits per block: 1 MiB of FP32, so that no second [T, V] tensor is needed
+ELSEWHERE = 2**26  # on other devices than CPUs, for fewer launches
 
 
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,7 @@ def _logsumexp(logits_TV: Tensor) -> Tensor:
 
 def _rows(logits_TV: Tensor) -> int:
     """Return the number of rows per block."""
-    return max(1, BLOCK // logits_TV.shape[1])
+    return max(1, (BLOCK if logits_TV.is_cpu else ELSEWHERE) // logits_TV.shape[1])
 
 
 # --- Cross entropy where each tensor rank has the logits of one part of the vocabulary, and lse and picked of its part

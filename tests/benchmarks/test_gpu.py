@@ -14,12 +14,13 @@ from torch.nn.attention import SDPBackend
 from benchmarks.gpu import libraries, split
 from benchmarks.gpu.arguments import reference, router, routing
 from benchmarks.gpu.cases import CASES, Case
-from benchmarks.gpu.checks import tasks
+from benchmarks.gpu.checks import check, library_tasks, tasks
 from benchmarks.gpu.libraries import PEERS
 from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import EVEN, TINY, V3, Make
 from benchmarks.gpu.verify import copied, describe, error, exact, folder, moved_bytes, results
 from compiler.emit.kernels import KERNELS, emit_kernel
+from compiler.emit.kernels.libraries import LIBRARIES
 from dsl.schema import OPTIMIZERS
 from runtime.build.launches import Launch
 from runtime.ops import OPS
@@ -185,3 +186,13 @@ def test_the_kernels_of_the_split_compile() -> None:
     selection = Launch(split._where, (torch.empty(1024, dtype=torch.int32, device="meta"), 20_000), (("num_warps", 1),))
     for launch in (copy, selection):
         assert not judge(launch).failures
+
+
+def test_libraries_are_checked_with_the_cases_of_their_ops() -> None:
+    """On CPUs grouped_mm runs; the others say what they lack."""
+    listed = library_tasks()
+    assert {task["library"] for task in listed} == {*LIBRARIES} - {"fla"}  # no case has a delta rule
+    answers = {task["name"]: check({**task, "sizes": "even"}, "cpu") for task in listed if task["library"] != "cudnn"}
+    assert answers["grouped_linear up by grouped_mm"]["error"] <= 1
+    assert "failed" not in answers["grouped_linear up by grouped_mm"]
+    assert answers["linear_fp8 q up by deep_gemm"] == {"left_out": "deep_gemm is not installed"}

@@ -28,6 +28,7 @@ TOP = "|".join(sorted(Spec.model_fields))
 PATH = re.compile(rf"(?:{TOP})\.[a-z0-9_.*]*[a-z0-9_*]")
 # Strings that look like a path and are not: files, and figures of `dsc diff` and of a rate table.
 NO_PATHS = {
+    "kernels.json",  # a file of a build
     "train.py",
     "train.dsc",
     "schedule.txt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -11,19 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from compiler.emit.folder import write_build
+from compiler.emit.kernels import emit_kernel
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from dsl.schema import Dense, HeadDim, Mla, Rope, ScheduleBlock, Spec
 from runtime.build import compile_kernels as compiling
 from runtime.build.build import Build
-from runtime.build.compile_kernels import CallCache, compile_for_rank, compile_kernels, uses_of
+from runtime.build.compile_kernels import CallCache, compile_for_rank, compile_kernels, require_packages, uses_of
 from runtime.contract import KernelUse, LaunchList
 from runtime.launch.heartbeat import Board
 from runtime.run import loop
 from runtime.step.start import Start
 from runtime.system.outcome import ReportedError
+from tests.compiler.emit.kernels.shapes import describe
 from tests.gpu.test_device_path import Mesh, small
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.specs import MOE, model
@@ -180,3 +184,18 @@ def test_kernels_are_compiled_before_a_rank_connects(
     with pytest.raises(ConnectsError):
         run.rank(0, 1, Board(1))
     assert order == ["compile", "connect"]
+
+
+def test_a_library_that_is_not_installed_is_named(folder: Path) -> None:
+    build = Build.open(folder / "build")
+    require_packages(build)
+    text = emit_kernel("delta_rule", describe(_delta_rule()), 132, "fla")
+    assert text is not None and importlib.util.find_spec("fla") is None
+    needing = replace(build, files={**build.files, f"kernels/{text.name}.py": text.source.encode()})
+    with pytest.raises(ReportedError, match=rf"^kernels/{text.name}\.py needs the package fla: install it on each"):
+        require_packages(needing)
+
+
+def _delta_rule() -> tuple[object, ...]:
+    q, gates = torch.empty(8, 16, dtype=torch.bfloat16), torch.empty(8, 2)
+    return q, q, q, gates.bfloat16(), gates, 8, 2

@@ -51,15 +51,15 @@ def remember_traces() -> None:
     """Count the places executed by a trace also for tests that reuse the segment."""
     code: Callable[..., Any] = SharedSegments.code
 
-    def traced(self: SharedSegments, segment: Any, num_sms: int, progress: Any) -> Any:
-        digest = hashlib.sha256(f"{segment.emitted_key} {num_sms}".encode()).hexdigest()
+    def traced(self: SharedSegments, segment: Any, target: Any, progress: Any) -> Any:
+        digest = hashlib.sha256(f"{segment.emitted_key} {target}".encode()).hexdigest()
         file = self.shared_folder.parent / "executed" / digest
         if file.exists():
-            segment_code = code(self, segment, num_sms, progress)
+            segment_code = code(self, segment, target, progress)
             executed = json.loads(file.read_text())
         else:
             before = mutant_probes.take()
-            segment_code = code(self, segment, num_sms, progress)
+            segment_code = code(self, segment, target, progress)
             executed = mutant_probes.take()
             file.parent.mkdir(exist_ok=True)
             (partial := file.with_suffix(f".{os.getpid()}")).write_text(json.dumps(executed))

@@ -21,7 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_phases, progress, say
+from compiler.cli.commands.common import (
+    EXIT_BUG,
+    EXIT_SPEC,
+    add_spec_arguments,
+    is_refused,
+    load_phases,
+    progress,
+    report_error,
+    say,
+)
 from compiler.emit.folder import check_place, write_build
 from compiler.predict.choose import ChosenSpec
 from runtime.build.files import CACHE
@@ -97,6 +106,7 @@ def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
     from compiler.emit.segment_cache import Segments
     from compiler.pipeline import compile_spec  # imported only for a valid spec
     from compiler.plan.actions.order import Orders
+    from compiler.predict.torch_share import SlowOpsError
     from compiler.program.proof import ProofError
     from compiler.tools.report.page import build_pages
 
@@ -110,6 +120,8 @@ def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:
         build = compile_spec(spec, tell, Segments(cache), Orders(cache), build_pages)
         entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == build_cache]
         write_build(out, (*build.files, *entries))
+    except SlowOpsError as error:
+        return report_error(str(error))
     except ProofError as error:
         say(f"error: {error}")
         return EXIT_BUG

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,10 @@ class KernelChoice:
     name: str
     template: str  # rmsnorm: the file rmsnorm.py.j2 in this folder
     values: tuple[tuple[str, Any], ...]
+    is_library: bool = False  # whether the text calls a library; its template is in the folder libraries
+
+
+Family = Mapping[str, Callable[..., KernelChoice | None]]  # op → the choice, from the number of SMs and the arguments
 
 
 class VariableName(str):
@@ -42,6 +46,7 @@ class KernelFile:
 
     name: str  # kernels/<name>.py in the build folder
     source: str
+    library: str = ""  # that it calls; "" for a text of Triton kernels
 
 
 class Places(NamedTuple):
@@ -77,10 +82,11 @@ def identifier_part(number: float) -> str:
 def render(choice: KernelChoice) -> KernelFile:
     """Render a choice to source text. Values enter it only as Python literals or as variable names."""
     assert choice.name.isidentifier(), choice.name
-    text = _environment().get_template(f"{choice.template}.py.j2").render(dict(choice.values))
-    source = f"{_HEADER}{text.rstrip()}\n"
+    folder = "libraries/" if choice.is_library else ""
+    text = _environment().get_template(f"{folder}{choice.template}.py.j2").render(dict(choice.values))
+    source = f"{'' if choice.is_library else _HEADER}{text.rstrip()}\n"
     ast.parse(source)
-    return KernelFile(choice.name, source)
+    return KernelFile(choice.name, source, choice.template if choice.is_library else "")
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import ceil
 
-from compiler.ir import Cost
+from compiler.ir import Cost, TorchWork
 from compiler.ir.dtypes import is_packed
 from compiler.machine.rates.table import FLOPS, HOST, Point, rate_at, shape_at
 from compiler.machine.topology import ExpertTraffic, Fabric
@@ -36,9 +36,10 @@ BLOCK = 128  # rows and columns of attention in a block, as in FlashAttention-2 
 def tile_efficiency(kind: str, dtype: str, shape: tuple[int, ...], sms: int | None) -> float:
     """The share of the rate of full tiles that a kernel of this shape reaches on `sms` SMs: above 0, at most 1.
 
-    It is 1 if the shape or the number of SMs is unknown, for memory-bound classes, and for FP8 and FP4.
+    It is 1 if the shape or the number of SMs is unknown, for memory-bound classes, for the delta rule, and for FP8 and
+    FP4.
     """
-    if kind not in FLOPS or not shape or sms is None or dtype in ("e4m3", "e2m1"):
+    if kind not in FLOPS or not shape or sms is None or dtype in ("e4m3", "e2m1") or kind.startswith("delta_rule"):
         return 1.0
     if kind.startswith("attention"):
         sequence = shape[1]
@@ -77,6 +78,9 @@ class Rates:
     beside_share: float = 1.0  # share of the SMs that an exchange leaves to compute beside it
     keeps_share: bool = False  # whether kernels are built for that share, so that an action's products never use more
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
+    runs_kernels: bool = False  # whether ops run as kernels, on a GPU; CPUs run the ops that they stand for
+    torch_ops: frozenset[str] = frozenset()  # ops that torch computes in many passes, though a kernel would take one
+    fp32_flops: float = 1.0  # FLOP/s of products in FP32 without tensor cores, in which torch computes `torch_ops`
     rope: bool = False  # whether attention's rates cover only its core, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
@@ -128,13 +132,29 @@ class Rates:
         name = kernel_class(op)
         shape = shape_at(work.shape, rows)
         moved_bytes = work.bytes + work.bytes_row * rows
+        if op in self.torch_ops and work.on_torch is not None:
+            return ((name, self.torch_s(work.on_torch)),)
         if name not in FLOPS:
             return ((name, moved_bytes / self.rate(name, "any", shape)),)
+        if self.runs_kernels and work.on_kernels is not None:
+            executed = work.on_kernels
+            products_s = executed.flops / self.rate(name, self.dtype_of(kind, op, work), shape)
+            return ((name, products_s + executed.bytes / self.memory_bytes),)
         flops = work.flops + work.flops_row * rows
         core = max(flops / self.rate(name, self.dtype_of(kind, op, work), shape), moved_bytes / self.memory_bytes)
         if self.rope and name.startswith("attention"):
             return (name, core), ("rope", moved_bytes / self.rate("rope", "any", ()))
         return ((name, core),)
+
+    def temporary_bytes(self, op: str, work: Cost) -> int:
+        """The most bytes of tensors that exist only within a call of an op on a GPU."""
+        executed = work.on_torch if op in self.torch_ops else work.on_kernels if self.runs_kernels else None
+        return 0 if executed is None else executed.temporary_bytes
+
+    def torch_s(self, work: TorchWork) -> float:
+        """Seconds of an op on torch, whose kernels run one after the other; without the first launch."""
+        products_s, passes_s = work.flops / self.fp32_flops, work.bytes / self.memory_bytes
+        return products_s + passes_s + (work.launches - 1) * self.launch_s
 
     def dtype_of(self, kind: str, op: str, work: Cost) -> str:
         """The dtype of a product. Gate and head are not in FP8 (arXiv 2412.19437 §3.3), nor are layers kept in BF16."""

@@ -15,13 +15,10 @@ SCORES = "small compared to the matrix products around it"
 SUM = "a sum of rows, in I where I returns its operand: between parts that tensor ranks split"
 
 NORM = "small compared to attention: the norm of queries and keys in models that norm all heads together"
-INDEX = "no kernel yet: products of the indexer, the selection of keys, and attention over them"
-STREAMS = "one pass over the residual streams, as in a kernel, with small matrices for each token"
 POLICY = "no kernel yet: a cross entropy of each row, and a few numbers per token"
 PARTS = "a few numbers per row: one of each tensor rank, and the logit of the target"
 RECURRENCE = "no kernel yet: batched products of chunks, with a state passed from chunk to chunk"
 AROUND = "one pass over its operands, beside a delta rule that has no kernel"
-WITHOUT_KERNEL = (COMPRESSED, INDEX, POLICY, RECURRENCE)
 
 
 def _names_with_gradients(*ops: str) -> tuple[str, ...]:
@@ -38,18 +35,12 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_names_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     **dict.fromkeys(_names_with_gradients("policy_loss"), POLICY),
     **dict.fromkeys(_names_with_gradients("two_squares", "shared_rmsnorm"), NORM),
-    **dict.fromkeys((*_names_with_gradients("hyper_products"), "hyper_products_wgrad_"), PRODUCT),
-    **dict.fromkeys((*_names_with_gradients("scale_parts"), "scale_parts_wgrad_"), SCORES),
-    **dict.fromkeys(_names_with_gradients("hyper_mix", "hyper_collapse", "hyper_add", "hyper_copy"), STREAMS),
     **dict.fromkeys(_names_with_gradients("delta_rule"), RECURRENCE),
-    **dict.fromkeys(
-        (*_names_with_gradients("convolve", "log_decay", "gate_columns"), "convolve_wgrad_", "log_decay_wgrad_"), AROUND
-    ),
+    **dict.fromkeys((*_names_with_gradients("log_decay", "gate_columns"), "log_decay_wgrad_"), AROUND),
     "columns": VIEW,
-    **dict.fromkeys(_names_with_gradients("compressed_attention"), COMPRESSED),
+    "compressed_attention_dgrad": COMPRESSED,
     **dict.fromkeys((*_names_with_gradients("compress"), "compress_wgrad_"), SCORES),
     **dict.fromkeys(_names_with_gradients("unweighted_rmsnorm"), PASS),
-    **dict.fromkeys(("select_keys", *_names_with_gradients("chosen_attention", "indexer_loss")), INDEX),
     "linear_detached": PRODUCT,
     **dict.fromkeys(_names_with_gradients("center", "gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(
@@ -66,8 +57,3 @@ ON_TORCH: dict[str, str] = {
 def is_cpu_only(op: str) -> bool:
     """Whether the format of an op is computed only on CPUs."""
     return any(f"_{name}_" in f"{op}_" for name in FORMATS)
-
-
-def lacks_kernel(op: str) -> bool:
-    """Whether torch takes much longer for an op on a GPU than a kernel would."""
-    return ON_TORCH.get(op) in WITHOUT_KERNEL

@@ -7,12 +7,14 @@ programs that do not fuse them. `bytes_saved` gives the bytes that a fused kerne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 
 from compiler import ir
 from compiler.ir.dtypes import ITEMSIZE, is_packed, parse_packed, tensor_bytes
 from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
+from compiler.model.ops.gpu_work import KERNEL_WORK, TORCH_WORK
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
 from compiler.model.segments.joint import Joint, OpNode
@@ -37,7 +39,8 @@ def works_of(joint: Joint) -> Iterator[tuple[str, OpNode, list[tuple[str, ir.Cos
             flops, moved = no_rows.flops(node), no_rows.moved_bytes(node)
             per_row = one_row.flops(node) - flops, one_row.moved_bytes(node) - moved
             shape, dtype = no_rows.kernel(node)
-            works.append((node.op, ir.Cost(flops, moved, *per_row, shape=shape, dtype=dtype)))
+            cost = ir.Cost(flops, moved, *per_row, shape=shape, dtype=dtype)
+            works.append((node.op, replace(cost, on_kernels=no_rows.on_kernels(node), on_torch=no_rows.on_torch(node))))
         yield phase, joint.nodes[index], works
     for phase, node in _made_of_no_tensor(joint):
         shape, dtype = no_rows.kernel(node)
@@ -98,6 +101,16 @@ class _SizedNodes:
             reads, gives = ([self.sized[value].shape for value in values] for values in (node.reads, node.outputs))
             return torch_flops(node.op, reads, gives)
         return _rule(node).flops(_extents(node, self.sized))
+
+    def on_kernels(self, node: OpNode) -> ir.KernelWork | None:
+        """What kernels do on a GPU, if it differs from what the op's rule counts."""
+        work = None if node.call else KERNEL_WORK.get(node.op)
+        return work(_extents(node, self.sized)) if work else None
+
+    def on_torch(self, node: OpNode) -> ir.TorchWork | None:
+        """What torch does on a GPU for an op that needs a kernel of its own; None for other ops."""
+        work = None if node.call else TORCH_WORK.get(node.op)
+        return work(_extents(node, self.sized)) if work else None
 
     def moved_bytes(self, node: OpNode) -> int:
         """Bytes read and written. A fused op moves only its own arguments and results."""

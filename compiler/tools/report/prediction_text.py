@@ -23,6 +23,7 @@ from compiler.predict.prediction import (
     span,
 )
 from compiler.predict.search import Ranking, table
+from compiler.predict.torch_share import refusals
 from compiler.predict.why_shown import Misfit, lines_of
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
@@ -45,6 +46,7 @@ ROWS = (
 PARTS = (
     ("weights", "F0"), ("gradients", "B0"), ("optimizer", "W0"), ("activations", "I0"), ("buffers", "F1"),
 )  # fmt: skip
+MAX_RUN_S = 1e12  # a run that failures make longer has no end
 
 
 def text(
@@ -110,6 +112,10 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: in
         yield _title("why it does not fit")
         for line, is_edit in lines_of(why, width - 2):
             yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet_style())
+        yield Text()
+    if sentences := refusals(p.torch):
+        yield _title("why `dsc compile` refuses it")
+        yield from (Text(f"  {line}") for text in sentences for line in textwrap.wrap(text, width - 2))
         yield Text()
     yield from _breakdown(p.step, width)
     yield Text()
@@ -202,7 +208,8 @@ def _generation(p: Prediction, generation: GenerationTime) -> Iterable[Text]:
 
 def _goodput(p: Prediction, goodput: Goodput) -> Text:
     """The goodput under failures, and the checkpoint interval with the best goodput."""
-    run = span(p.whole_run.seconds / goodput.share) if goodput.share else "no end"
+    ends = goodput.share * MAX_RUN_S > p.whole_run.seconds
+    run = span(p.whole_run.seconds / goodput.share) if ends else "no end"
     best = f"saved every {plural(goodput.best_steps, 'step')}"
     best = best if goodput.of_spec is None else f"{goodput.best:.1%} if {best}"
     return _fact("goodput", f"{goodput.share:.1%}, {run}", f"one failure every {span(goodput.mtbf_s)}; {best}")

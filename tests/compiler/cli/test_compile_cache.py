@@ -15,6 +15,7 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.emit import segment_cache as cache
+from compiler.emit.kernels import KernelTarget
 from compiler.emit.segment_cache import emit
 from compiler.ir import Segment, SegmentCode
 from compiler.tools import training
@@ -46,11 +47,11 @@ def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) ->
     """
     kinds: Traced = []
 
-    def counted(segment: Segment, num_sms: int) -> SegmentCode:
+    def counted(segment: Segment, target: KernelTarget) -> SegmentCode:
         kinds.append(segment.kind)
-        if (segment.key, num_sms) not in codes:
-            codes[segment.key, num_sms] = emit(segment, num_sms)
-        return codes[segment.key, num_sms]
+        if (segment.key, target) not in codes:
+            codes[segment.key, target] = emit(segment, target)
+        return codes[segment.key, target]
 
     monkeypatch.setattr(cache, "emit", counted)
     return kinds

@@ -86,6 +86,7 @@ BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
     "sm": "sm.communication=2",
     "train": "train.seed=2",
     "data": "data.validation=10%",
+    "kernels": "kernels.grouped_products=triton",
     "metrics": "metrics.tensorboard=true",
 }
 

@@ -47,7 +47,7 @@ def plan_of(name: str, *overrides: str) -> Prediction:
 
 def said(spec: Spec, rates: Sequence[Rates]) -> tuple[str, ...]:
     """What a prediction assumes about a spec's plan and about rates."""
-    return assumptions(spec, make_plan(spec), rates, 1.0, (), 0.0, None)
+    return assumptions(spec, make_plan(spec), rates, 1.0, (), 0.0, None, ())
 
 
 def test_sent_bytes_are_reported_for_the_device_that_sends_most() -> None:

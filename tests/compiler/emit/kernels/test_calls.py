@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.emission import num_sms
+from compiler.emit.emission import kernel_target, num_sms
 from compiler.emit.kernels import emit_kernel
 from compiler.emit.kernels.calls import KernelCall, TensorLayout, calls_of
 from compiler.emit.segment_cache import emit
@@ -28,7 +28,7 @@ def test_calls_give_the_kernels_of_the_emitted_segments(file: str) -> None:
     for segment in {use.segment.key: use.segment for use in make_plan(spec).uses}.values():
         files = [emit_kernel(call.op, call.arguments, num_sms(spec)) for call in calls_of(segment)]
         kernels = {(file.name, file.source) for file in files if file}
-        assert kernels == set(emit(segment, num_sms(spec)).kernels), segment.kind
+        assert kernels == set(emit(segment, kernel_target(spec)).kernels), segment.kind
 
 
 @cache

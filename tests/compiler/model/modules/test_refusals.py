@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.emit.kernels import KernelTarget
 from compiler.plan.read_files import mistakes_of, with_files
 from dsl.load import analyse, resolve
 from dsl.messages.diagnostics import SpecError
@@ -186,7 +187,7 @@ def test_another_graph_is_another_segment(tmp_path: Path) -> None:
         resolved = resolve(str(path), None, [])
         spec = with_files(resolved.spec, resolved.origins, tmp_path)
         segment = LAYERS["dense"].build(Place(spec, spec.model.layers[0].ffn))
-        return segment.key, key_of(segment, 100, "tools")
+        return segment.key, key_of(segment, KernelTarget(100), "tools")
 
     plain, commented, doubled = key(), key(step="y = 2  # nothing"), key(result="x * self.weight * 2")
     assert plain == commented and plain[0] != doubled[0] and plain[1] != doubled[1]

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from compiler import ir
+from compiler.emit.kernels import KernelTarget
 from compiler.emit.segment_cache import emit
 from compiler.model.segments.interpret import cut
 from tests.compiler.model.segments import plain
 
-NUM_SMS = 112
+TARGET = KernelTarget(112)
 Functions = dict[str, Callable[..., Tensor | tuple[Tensor, ...] | None]]
 
 
 def load(segment: ir.Segment) -> Functions:
     """F, I and W of the emitted module."""
     namespace: Functions = {"__file__": "build/segments/segment.py"}  # type: ignore[dict-item]
-    exec(compile(emit(segment, NUM_SMS).source, segment.kind, "exec"), namespace)  # type: ignore[arg-type]
+    exec(compile(emit(segment, TARGET).source, segment.kind, "exec"), namespace)  # type: ignore[arg-type]
     return {name: namespace[name] for name in "FIW"}
 
 

@@ -18,7 +18,7 @@ from compiler.emit.segment_cache import emit
 from compiler.model.segments.interpret import cut
 from dsl.schema import Dense, Moe
 from tests.compiler.model.segments.rounding import SAMPLES, assert_rounded, rounding
-from tests.compiler.model.segments.running import NUM_SMS, Result, by_autograd, by_segment, load
+from tests.compiler.model.segments.running import TARGET, Result, by_autograd, by_segment, load
 from tests.compiler.model.segments.specs import DENSE, compressed, gqa, mla, moe, softmax_moe, spec
 from tests.compiler.model.segments.test_segments import arguments, segment_of
 
@@ -83,6 +83,6 @@ def at_random(segment: ir.Segment, seed: int) -> dict[str, Any]:
     """F, I and W of a segment, with random rounding in its ops."""
     namespace: dict[str, Any] = {"__file__": "build/segments/segment.py"}
     apart = replace(segment, fused=())  # a fused op rounds inside as well; that it is the same is tested in test_fuse
-    exec(compile(emit(apart, NUM_SMS).source, segment.kind, "exec"), namespace)
+    exec(compile(emit(apart, TARGET).source, segment.kind, "exec"), namespace)
     rounding(namespace, torch.Generator().manual_seed(seed))
     return {name: namespace[name] for name in "FIW"}

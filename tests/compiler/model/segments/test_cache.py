@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from compiler.emit import segment_cache as cache
+from compiler.emit.kernels import KernelTarget
 from compiler.files import cache as cache_folder
 from compiler.ir import EmittedCall, Input, Output, Param, RecomputedValue, Segment, SegmentCode
 from compiler.model.layers import dense, gqa, moe
@@ -76,7 +77,7 @@ CALLS = (
     EmittedCall("W", "join", parts=("add", "linear"), saved=3, saved_row=4),
 )
 CODE = SegmentCode(module_name(SEGMENT), "def F():\n    ...\n", ("linear", "swiglu"), (("swiglu_m8", "# é\n"),), CALLS)
-KEY = cache.key_of(SEGMENT, 132, "tools")
+KEY = cache.key_of(SEGMENT, KernelTarget(132), "tools")
 ENTRY = cache.entry(KEY, CODE)
 NAME = f"segments/{KEY}.json"
 
@@ -84,24 +85,26 @@ NAME = f"segments/{KEY}.json"
 def test_every_field_of_a_segment_changes_its_key() -> None:
     assert list(CHANGES) == [field.name for field in fields(Segment)], "a field of a segment that no key knows"
     changed = [replace(SEGMENT, **change) for changes in CHANGES.values() for change in changes]
-    keys = [KEY, *(cache.key_of(segment, 132, "tools") for segment in changed)]
+    keys = [KEY, *(cache.key_of(segment, KernelTarget(132), "tools") for segment in changed)]
     assert len(set(keys)) == len(keys)
-    assert cache.key_of(replace(SEGMENT), 132, "tools") == KEY
-    assert KEY not in (cache.key_of(SEGMENT, 131, "tools"), cache.key_of(SEGMENT, 132, "other"))
+    assert cache.key_of(replace(SEGMENT), KernelTarget(132), "tools") == KEY
+    others = KernelTarget(131), KernelTarget(132, (("linear_fp8", "deep_gemm"),))
+    assert KEY not in {cache.key_of(SEGMENT, target, "tools") for target in others}
+    assert cache.key_of(SEGMENT, KernelTarget(132), "other") != KEY
 
 
 def test_segments_of_one_model_have_distinct_keys() -> None:
     for name in ("quickstart", "tiny"):
         steps = model_steps(load(ROOT / "specs" / f"{name}.dsc"))
         segments = {step.segment.key: step.segment for step in steps if hasattr(step, "segment")}
-        assert len({cache.key_of(segment, 132, "") for segment in segments.values()}) == len(segments) > 5
+        assert len({cache.key_of(segment, KernelTarget(132), "") for segment in segments.values()}) == len(segments) > 5
 
 
 @pytest.mark.parametrize("function", [lambda ops, p, h: (h,), test_segments_of_one_model_have_distinct_keys])
 def test_a_function_outside_the_layers_has_no_key(function: Any) -> None:
     """A function outside the layers has no text among the sources, so its name does not identify it."""
     with pytest.raises(AssertionError, match="is not a layer's"):
-        cache.key_of(replace(SEGMENT, function=function), 132, "tools")
+        cache.key_of(replace(SEGMENT, function=function), KernelTarget(132), "tools")
 
 
 def test_versions_and_sources_are_among_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +224,7 @@ def test_invalid_entries_are_ignored(text: str) -> None:
 
 def test_an_entry_of_another_key_or_name_is_ignored() -> None:
     """Even with a forged digest, an entry cannot name a file outside the build's segments and kernels."""
-    assert cache.read(ENTRY, cache.key_of(SEGMENT, 7, ""), SEGMENT) is None
+    assert cache.read(ENTRY, cache.key_of(SEGMENT, KernelTarget(7), ""), SEGMENT) is None
     for code in (replace(CODE, name="../../evil"), replace(CODE, kernels=(("../../evil", "x = 1\n"),))):
         assert cache.read(cache.entry(KEY, code), KEY, SEGMENT) is None
     assert json.loads(cache.entry(KEY, CODE))["key"] == KEY

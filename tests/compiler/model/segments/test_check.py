@@ -23,7 +23,7 @@ from compiler.model.segments.torch_ops import ops
 from compiler.model.segments.trace import trace
 from compiler.pipeline import compile_spec
 from dsl.load import load
-from tests.compiler.model.segments.running import NUM_SMS
+from tests.compiler.model.segments.running import TARGET
 from tests.compiler.model.segments.specs import spec
 from tests.compiler.model.segments.test_recompute import segments
 
@@ -123,10 +123,10 @@ def test_a_wrong_rule_is_refused_by_segment_and_node(
     kind: str, op: str, change: Callable[[Rule], Rule], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = segments(spec())[kind]
-    emit(subject, NUM_SMS)
+    emit(subject, TARGET)
     mutate(monkeypatch, op, change)
     with pytest.raises(AssertionError, match=message):
-        emit(subject, NUM_SMS)
+        emit(subject, TARGET)
 
 
 def test_compiling_new_segments_runs_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

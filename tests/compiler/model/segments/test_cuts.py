@@ -25,7 +25,7 @@ from compiler.plan.blocks import model_blocks, model_steps
 from dsl.schema import Balance, Clamp, Csa, Dense, Hca, HeadDim, HyperConnections, Indexer, Parallel, Spec
 from dsl.schema.model import Act
 from tests.compiler.model.segments.costs import forward_flops
-from tests.compiler.model.segments.running import NUM_SMS
+from tests.compiler.model.segments.running import TARGET
 from tests.compiler.model.segments.specs import (
     DENSE,
     clipped,
@@ -91,7 +91,7 @@ def segment(kind: str) -> ir.Segment:
 )
 def test_the_trace_of_torch_equals_the_op_rules(model_spec: Spec) -> None:
     """`emit` compares the graphs, also at the published size, as tracing allocates no storage."""
-    names = {emit(s, NUM_SMS).name for s in segments(model_spec)}
+    names = {emit(s, TARGET).name for s in segments(model_spec)}
     assert len(names) == len(segments(model_spec)), "two segments, one module"
     assert {s.kind for s in segments(model_spec)} == set(LAYERS) - BETWEEN_ROWS - IN_SEQUENCES - OF_STREAMS
 
@@ -138,7 +138,7 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
         precision=data.draw(st.sampled_from(["fp64", "fp32"])),
     )
     for layer in segments(model_spec):
-        emit(layer, NUM_SMS)
+        emit(layer, TARGET)
 
 
 # ---------------------------------------------------------------- contents of a cut
@@ -171,7 +171,7 @@ def test_the_cut_of_attention() -> None:
         "d_linear_3",
     }
     assert "d_y" in attention.W.args and "d_linear_4" not in attention.W.args, "the last linear's is the tangent itself"
-    assert emit(segment("attention"), NUM_SMS).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
+    assert emit(segment("attention"), TARGET).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
 
 
 def test_the_cut_of_grouped_queries() -> None:
@@ -186,14 +186,14 @@ def test_the_cut_of_grouped_queries() -> None:
         "d_head_rmsnorm_0",
         "d_head_rmsnorm_1",
     }
-    source = emit(attention, NUM_SMS).source
+    source = emit(attention, TARGET).source
     assert source.count("linear_0[:, 0:24]") == source.count("linear_0[:, 24:40]") == 3, "views in F, I and W"
 
 
 def test_an_op_with_a_kernel_at_some_sizes_only() -> None:
     """The norm of 16,386 columns has none: its name is the op's, the small ones' are not."""
     attention = next(s for s in segments(spec(hidden=16_386, precision="fp32")) if s.kind == "attention")
-    source = emit(attention, NUM_SMS).source
+    source = emit(attention, TARGET).source
     assert "rmsnorm_0, rmsnorm_0_rstd = rmsnorm(" in source and "rmsnorm_1, rmsnorm_1_rstd = rmsnorm_d7(" in source
 
 
@@ -321,7 +321,7 @@ def test_every_rule_is_used() -> None:
 @pytest.mark.parametrize("kind", sorted(LAYERS))
 def test_emitted_text(kind: str) -> None:
     """Three plain functions and imports of torch and of the ops that are called; the same text every time."""
-    code = emit(segment(kind), NUM_SMS)
+    code = emit(segment(kind), TARGET)
     tree = ast.parse(code.source)
     bindings = {ast.unparse(s.targets[0]): s.value.args[2].id for s in tree.body if isinstance(s, ast.Assign)}
     imports = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.Assign)]
@@ -336,7 +336,7 @@ def test_emitted_text(kind: str) -> None:
     assert {bindings.get(op, op) for op in called if not op.startswith("torch.")} == set(code.ops)
     assert bindings.keys() <= called, "a kernel that nothing calls"
     assert max(map(len, code.source.splitlines())) <= 120 and code.source.isascii()
-    assert emit(segment(kind), NUM_SMS) == code
+    assert emit(segment(kind), TARGET) == code
 
 
 def test_a_module_begins_with_the_dtype_of_its_activations() -> None:
@@ -371,7 +371,7 @@ def test_text_that_differs_from_the_graph_is_refused(before: str, after: str) ->
 def test_kernels_are_bound_by_their_sizes() -> None:
     """An op has a kernel file for each width it meets in FP32, and every call names the file of its operands."""
     attention = next(s for s in segments(quickstart_sized()) if s.kind == "attention")
-    code = emit(attention, NUM_SMS)
+    code = emit(attention, TARGET)
     widths = {p.name: p.shape[0] for p in attention.params if p.name.endswith("norm")}
     norms = {name for name, _ in code.kernels if "attention" not in name}
     gradient = f"norm_gradient_d{widths['norm']}_float32"

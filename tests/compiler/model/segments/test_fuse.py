@@ -28,7 +28,7 @@ from dsl.rules.precision import unfused_ops_exist
 from dsl.schema import Dense, Gqa, Mla, Moe, Spec
 from dsl.schema.run import Fusion
 from runtime.ops import OPS
-from tests.compiler.model.segments.running import NUM_SMS, by_segment, load
+from tests.compiler.model.segments.running import TARGET, by_segment, load
 from tests.compiler.model.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 from tests.compiler.model.segments.test_bf16 import rounded_arguments
 from tests.compiler.model.segments.test_recompute import again, segments
@@ -253,7 +253,7 @@ def test_traced_and_planned_graphs_agree_for_any_choice(
 ) -> None:
     model_spec = spec(layers=(DENSE, moe(shared=shared)), attention=mla(query_rank=query_rank))
     for segment in segments(again(model_spec.model_copy(update={"unfused": tuple(sorted(unfused))}), *names)).values():
-        emit(segment, NUM_SMS)
+        emit(segment, TARGET)
 
 
 # ---------------------------------------------------------------- the logits
@@ -323,7 +323,7 @@ def test_bytes_saved_with_a_norm_that_is_computed_again() -> None:
 
 def test_the_build_lists_every_call() -> None:
     for segment in segments(spec()).values():
-        code = emit(segment, NUM_SMS)
+        code = emit(segment, TARGET)
         parts = split(interpret(segment))
         nodes = [node.op for nodes in parts.functions.values() for node in nodes if node.op != "columns"]
         assert sorted(call.op for call in code.calls) == sorted(nodes)

@@ -26,7 +26,7 @@ from compiler.plan.blocks import cut_model, model_steps
 from dsl.schema import HyperConnections, Spec
 from dsl.schema.run import Recompute
 from runtime.ops import OPS
-from tests.compiler.model.segments.running import NUM_SMS, assert_equal, by_autograd, by_segment, load
+from tests.compiler.model.segments.running import TARGET, assert_equal, by_autograd, by_segment, load
 from tests.compiler.model.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 from tests.compiler.model.segments.test_segments import arguments
 from tests.golden.test_golden import other_versions
@@ -187,7 +187,7 @@ def test_recomputation_uses_the_same_kernels(model_spec: Spec) -> None:
     """Except gradients of norms, which are fused with the recomputation."""
     model_spec = model_spec.model_copy(update={"unfused": ("norm_gradient",)})
     for kind, segment in segments(again(model_spec, *V3)).items():
-        assert emit(segment, NUM_SMS).kernels == emit(segments(model_spec)[kind], NUM_SMS).kernels or kind == "shared"
+        assert emit(segment, TARGET).kernels == emit(segments(model_spec)[kind], TARGET).kernels or kind == "shared"
 
 
 def test_an_embedding_moves_only_the_rows_of_its_tokens() -> None:
@@ -242,7 +242,7 @@ def test_cuts_agree_for_any_size(
     attention = gqa(heads=2 * heads, kv_heads=heads) if grouped else mla(heads=heads, query_rank=query_rank)
     model_spec = spec(layers=(DENSE, moe(inner=inner, shared=shared)), attention=attention, expert=expert)
     for segment in segments(again(model_spec, *names)).values():
-        emit(segment, NUM_SMS)
+        emit(segment, TARGET)
 
 
 # ---------------------------------------------------------------- names and text
@@ -279,7 +279,7 @@ def test_keys() -> None:
 def test_text_is_the_golden_one(kind: str, bless: bool) -> None:
     """The quickstart's segments with DeepSeek-V3's recomputation match the golden text."""
     path = Path(__file__).parents[3] / "golden" / "recompute" / f"{kind}.py"
-    source = emit(segments(again(quickstart_sized(), *V3))[kind], NUM_SMS).source
+    source = emit(segments(again(quickstart_sized(), *V3))[kind], TARGET).source
     if bless:
         path.write_text(source, "utf-8")
     assert path.read_text("utf-8") == source
@@ -287,13 +287,13 @@ def test_text_is_the_golden_one(kind: str, bless: bool) -> None:
 
 def test_text() -> None:
     """The recomputation is in the function that reads it, with a comment that names it."""
-    attention = emit(segments(again(spec(), *V3))["attention"], NUM_SMS).source
+    attention = emit(segments(again(spec(), *V3))["attention"], TARGET).source
     assert "# recompute: rmsnorm, mla_up\n" in attention
     _, forward, inward, outward = re.split(r"\ndef [FIW]\(", attention)
     assert "_again" not in forward and "_again: what F had, computed again." in inward
     assert inward.index("linear_1_again = linear(rmsnorm_1_again, q_up)") < inward.index("mla_attention_dgrad(\n")
     assert "linear_wgrad_(g_kv_up, d_linear_3, rmsnorm_2_again)" in outward and "computed again" not in outward
-    dense = emit(segments(again(spec(), *V3))["dense"], NUM_SMS).source
+    dense = emit(segments(again(spec(), *V3))["dense"], TARGET).source
     assert "swiglu_0_again = swiglu(linear_0)" in dense[dense.index("def W(") :]
     joint = interpret(segments(again(spec(), *V3))["attention"])
     parts = split(joint)

@@ -1,0 +1,56 @@
+"""Which implementation computes an op on GPUs: a kernel of the build, a library, or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from compiler.model.ops.gpu_work import TORCH_WORK
+from compiler.model.ops.on_torch import ON_TORCH
+
+if TYPE_CHECKING:
+    from dsl.schema import Spec
+    from dsl.schema.kernels import Kernels
+
+TRITON, TORCH = "triton", "torch"
+# The ops of each key of `kernels`. Of keys whose ops include several, all run on the same implementation.
+OPS_OF: Mapping[str, tuple[str, ...]] = {
+    "attention": ("gqa_attention", "gqa_attention_dgrad"),
+    "fp8_products": ("linear_fp8", "linear_fp8_dgrad", "grouped_linear_fp8", "grouped_linear_fp8_dgrad"),
+    "grouped_products": ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_wgrad_"),
+    "sparse_attention": (
+        "select_keys",
+        "chosen_attention",
+        "chosen_attention_dgrad",
+        "indexer_loss",
+        "indexer_loss_dgrad",
+    ),
+    "compressed_attention": ("compressed_attention", "compressed_attention_dgrad"),
+    "delta_rule": ("delta_rule", "delta_rule_dgrad"),
+}
+KEY_OF = {op: key for key, ops in OPS_OF.items() for op in ops}
+
+
+def stated_choices(kernels: Kernels) -> Mapping[str, str]:
+    """The implementation of each key that a run states."""
+    words = {key: getattr(kernels, key) for key in OPS_OF}
+    return {key: word for key, word in words.items() if word is not None}
+
+
+def choices_of(kernels: Kernels) -> Mapping[str, str]:
+    """The implementation of each op whose key is stated."""
+    stated = stated_choices(kernels)
+    return {op: stated[key] for op, key in KEY_OF.items() if key in stated}
+
+
+def torch_ops(spec: Spec) -> frozenset[str]:
+    """The ops with a kernel's worth of work that torch computes on the GPUs of a spec; none on CPUs."""
+    if not spec.has_hosts:
+        return frozenset()
+    choices = choices_of(spec.kernels)
+
+    def is_on_torch(op: str) -> bool:
+        choice = choices.get(op, TRITON)
+        return choice == TORCH or (choice == TRITON and op in ON_TORCH)
+
+    return frozenset(op for op in TORCH_WORK if is_on_torch(op))

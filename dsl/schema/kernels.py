@@ -1,0 +1,66 @@
+"""Which implementation computes an op on GPUs, where there is more than one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsl.schema.base import Choices, Node, QuietField
+
+TRITON = "a kernel of the build, written in Triton"
+TORCH = (
+    "torch, in FP32 and in blocks: slower; where nothing is named, `dsc compile` refuses more than 20% of the compute"
+)
+DEFAULT = "default: a kernel of the build if there is one, else torch"
+
+
+class Kernels(Node):
+    """The implementations of ops on GPUs. CPUs run the same ops, whichever is chosen.
+
+    Naming one accepts the time of torch for ops that it lacks.
+    """
+
+    attention: Annotated[
+        Literal["triton", "cudnn"] | None,
+        Field(description=f"grouped-query attention; {DEFAULT}", examples=["attention = cudnn"]),
+        Choices({"triton": TRITON, "cudnn": "cuDNN, through torch; gradients may differ in their last bits"}),
+        QuietField(),
+    ] = None
+    fp8_products: Annotated[
+        Literal["triton", "deep_gemm"] | None,
+        Field(description=f"products of rows by weights in FP8; {DEFAULT}", examples=["fp8_products = deep_gemm"]),
+        Choices({"triton": TRITON, "deep_gemm": "the package DeepGEMM; weight gradients stay with the build"}),
+        QuietField(),
+    ] = None
+    grouped_products: Annotated[
+        Literal["triton", "grouped_mm"] | None,
+        Field(
+            description=f"the products of routed experts in BF16; {DEFAULT}", examples=["grouped_products = grouped_mm"]
+        ),
+        Choices({"triton": TRITON, "grouped_mm": "torch's grouped product, `torch.nn.functional.grouped_mm`"}),
+        QuietField(),
+    ] = None
+    sparse_attention: Annotated[
+        Literal["triton", "torch"] | None,
+        Field(
+            description=f"attention to chosen keys, their choice and the loss; {DEFAULT}",
+            examples=["sparse_attention = torch"],
+        ),
+        Choices({"triton": TRITON, "torch": TORCH}),
+        QuietField(),
+    ] = None
+    compressed_attention: Annotated[
+        Literal["triton", "torch"] | None,
+        Field(
+            description=f"attention to a window and to entries; {DEFAULT}", examples=["compressed_attention = torch"]
+        ),
+        Choices({"triton": TRITON, "torch": TORCH}),
+        QuietField(),
+    ] = None
+    delta_rule: Annotated[
+        Literal["torch", "fla"] | None,
+        Field(description=f"the recurrence of linear attention; {DEFAULT}", examples=["delta_rule = fla"]),
+        Choices({"torch": TORCH, "fla": "the package flash-linear-attention, whose kernels are written in Triton"}),
+        QuietField(),
+    ] = None
