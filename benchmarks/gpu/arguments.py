@@ -247,6 +247,12 @@ def compressed(s: Sizes, t: Make, chosen: bool = True) -> Arguments:
     return *inputs, *options
 
 
+def compressed_gradient(s: Sizes, t: Make, chosen: bool = True) -> Arguments:
+    q, kv, entries, choices, sinks, *options = compressed(s, t, chosen)
+    o, lse = of("compressed_attention", q, kv, entries, choices, sinks, *options)
+    return t(*o.shape), q, kv, entries, choices, o, lse, *options
+
+
 def in_tiles(s: Sizes) -> Sizes:
     """Sizes with heads of one tile, and whole tiles of rows per sequence."""
     sequence = -(-s.sequence // 128) * 128

@@ -114,14 +114,14 @@ def index_loss_flops(s: Sizes) -> int:
     return s.tokens * s.sequence * (s.heads * (s.nope + s.rope) + 3 * a.index_heads(s) * s.head_dim)
 
 
-def compressed_flops(chosen: bool) -> Callable[[Sizes], int]:
-    """FLOPs of two products over the keys in the window and the entries that queries see or have chosen."""
+def compressed_flops(chosen: bool, products: int) -> Callable[[Sizes], int]:
+    """FLOPs of `products` products over the keys in the window and the entries that queries see or have chosen."""
 
     def flops(s: Sizes) -> int:
         q, _, entries, choices, _, S, _, window, rate = a.compressed(s, Make(BF16, "meta"), chosen)
         most = choices.shape[1] if choices is not None else entries.shape[0]
         seen = sum(min(t + 1, window) + min((t + 1) // rate, most) for t in range(S))
-        return 4 * s.tokens // S * seen * q.shape[1]
+        return 2 * products * s.tokens // S * seen * q.shape[1]
 
     return flops
 
@@ -326,8 +326,20 @@ CASES: tuple[Case, ...] = (
             partial(a.compressed, chosen=chosen),
             Goal("share", 0.35),
             variant,
-            compressed_flops(chosen),
+            compressed_flops(chosen, products=2),
             roundings=3,
+            dtypes=(BF16,),
+        )
+        for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))
+    ),
+    *(
+        Case(
+            "compressed_attention_dgrad",
+            partial(a.compressed_gradient, chosen=chosen),
+            Goal("share", 0.25),
+            variant,
+            compressed_flops(chosen, products=5),
+            roundings=5,
             dtypes=(BF16,),
         )
         for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))

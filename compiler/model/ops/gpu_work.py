@@ -29,6 +29,8 @@ BLOCK_BYTES = 2**28  # of the scores of a block of queries on accelerators (runt
 
 SCORE_BYTES = 2**28  # of the scores that the choice of keys keeps (compiler/emit/kernels/select_keys.py)
 PASSES = 6  # over a score of `select_keys`: written once, and read for each of four digits and to write the choice
+KEYS_OF_BLOCK = 64  # for the gradient of keys and entries (compiler/emit/kernels/compressed_attention.py)
+PART_ROWS = 2**14  # of their sums, which the programs of 132 SMs share
 LOSS_PASSES = 8  # of `indexer_loss`: written twice, summed, made gradients, and read for those of queries and of keys
 
 
@@ -64,6 +66,17 @@ def _kernels_of_compressed_attention(n: SimpleNamespace) -> KernelWork:
     return KernelWork(3 * COMPRESSED_ATTENTION.flops(n) // 2, 0, 0)
 
 
+def _kernels_of_compressed_attention_dgrad(n: SimpleNamespace) -> KernelWork:
+    """Three products for queries. Of the four for keys both groups of warps compute the two of scores, and a block of
+    keys is seen by as many more tokens as it has keys. What tokens add to chosen entries is written and read once."""
+    width, chosen = n.q[1] // n.heads, 0 if n.chosen is None else n.chosen[1]
+    products = 9 * COMPRESSED_ATTENTION.flops(n) // 2
+    of_blocks = 6 * 2 * n.q[0] * (KEYS_OF_BLOCK - 1) * n.q[1]
+    added = BF16 * n.q[0] * min(chosen, n.sequence // n.rate) * width
+    parts = FP32 * width * (n.kv[0] + PART_ROWS)
+    return KernelWork(products + of_blocks, 2 * added + 4 * parts, min(SCORE_BYTES, added) + parts)
+
+
 def _of_all_keys(n: SimpleNamespace, keys: int, values: int) -> int:
     """FLOPs of products of each query with all keys of its past: `keys` over the width of a key, and `values`."""
     seen = n.q[0] * twice_seen(n.sequence, None, 1) // n.sequence
@@ -80,6 +93,7 @@ KERNEL_WORK: Mapping[str, Callable[[SimpleNamespace], KernelWork]] = {
     "chosen_attention": _kernels_of_chosen_attention,
     "chosen_attention_dgrad": _kernels_of_chosen_attention_dgrad,
     "compressed_attention": _kernels_of_compressed_attention,
+    "compressed_attention_dgrad": _kernels_of_compressed_attention_dgrad,
     "indexer_loss": _kernels_of_indexer_loss,
 }
 

@@ -8,7 +8,6 @@ from dsl.facts.formats import FP8, PRODUCTS
 FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 PRODUCT = "a matrix product: torch calls cuBLAS"
-COMPRESSED = "no kernel yet: torch computes the scores of a few queries at a time, in products of cuBLAS"
 PASS = "one pass over its operands, as in a kernel"
 VIEW = "a view, which computes nothing"
 SCORES = "small compared to the matrix products around it"
@@ -38,7 +37,6 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_names_with_gradients("delta_rule"), RECURRENCE),
     **dict.fromkeys((*_names_with_gradients("log_decay", "gate_columns"), "log_decay_wgrad_"), AROUND),
     "columns": VIEW,
-    "compressed_attention_dgrad": COMPRESSED,
     **dict.fromkeys((*_names_with_gradients("compress"), "compress_wgrad_"), SCORES),
     **dict.fromkeys(_names_with_gradients("unweighted_rmsnorm"), PASS),
     "linear_detached": PRODUCT,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+import compiler.emit.kernels.compressed_attention as family
 import tests.compiler.emit.kernels.interpreted as interpreted
 from runtime import ops
 from runtime.ops.causal import columns, split_heads
 from runtime.ops.indexer import is_chosen
-from tests.compiler.emit.kernels.interpreted import double, random, run
-from tests.compiler.emit.kernels.near import Bounds, Near, attend, close
+from tests.compiler.emit.kernels.interpreted import STORED, double, random, run
+from tests.compiler.emit.kernels.near import Bounds, Near, attend, attend_dgrad, close
 
-CHECKED = ("compressed_attention",)
+CHECKED = ("compressed_attention", "compressed_attention_dgrad")
 Sizes = tuple[int, int, int, int, int, int]  # B, S, H, C, window, rate
 
 
@@ -42,7 +44,7 @@ def operands(dtype: torch.dtype, sizes: Sizes, top_k: int, sinks: bool, view: bo
 
 
 def attention(dtype: torch.dtype, sizes: Sizes, top_k: int, sinks: bool, view: bool = False) -> None:
-    """The results are as near to those in FP64 as roundings allow. `top_k` 0: all entries that a query sees."""
+    """Results are as near to those in FP64 as roundings allow. `top_k` 0: all entries that a query sees."""
     B, S, H, C, window, rate = sizes
     q, kv, entries, chosen, sinks_H, *options = operands(dtype, sizes, top_k, sinks, view)
     o, lse = run("compressed_attention", q, kv, entries, chosen, sinks_H, *options)
@@ -64,14 +66,57 @@ def attention(dtype: torch.dtype, sizes: Sizes, top_k: int, sinks: bool, view: b
     close(o, near_o.map(lambda x: columns(x, H)), dtype, exact[0])
     close(lse, near_lse.map(lambda x: x.view(B, 1, H, S).mT), torch.float32, exact[1])
 
+    do = random(*o.shape, dtype=dtype, seed=4)
+    gradients = in_batches(do, q, kv, entries, chosen, o, lse, *options)
+    do64, o64, lse64 = double(do, o, lse)
+    expected = ops.OPS["compressed_attention_dgrad"](do64, q64, kv64, entries64, chosen, o64, lse64, *options)
+    by_head = [split_heads(x, S, H).flatten(0, 1) for x in (do64, o64)]
+    of_rows = lse64.view(B, S, H).mT.reshape(B * H, S, 1)
+    dq, dk, dv = attend_dgrad(*by_head, of_rows, queries, keys, keys, dtype, group=H, bounds=Bounds(unseen_PQS=unseen))
+    close(gradients[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
+    dboth = Near(dk.exact + dv.exact, dk.off + dv.off).map(lambda x: x.unflatten(0, (B, H))).sum(1)
+    close(gradients[1], dboth.map(lambda x: x[:, :S].flatten(0, 1)), dtype, expected[1])
+    dentries = dboth.map(lambda x: x[:, S:].flatten(0, 1))
+    if chosen is not None:
+        added = added_to_keys(by_head[0], by_head[1], of_rows, queries.exact, keys.exact, unseen)
+        of_tokens = added.unflatten(0, (B, H)).sum(1)[:, :, S:]
+        dentries.off.add_(STORED[dtype] * of_tokens.abs().sum(1).flatten(0, 1))
+    close(gradients[2], dentries, dtype, expected[2])
+
+
+def in_batches(do: Tensor, q: Tensor, *arguments: Any, tokens: int = 6) -> Any:
+    """The gradient, with what a few tokens add to chosen entries at a time."""
+    chosen = arguments[2]
+    width = 1 if chosen is None else chosen.shape[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "ADDED_BYTES", tokens * width * do.shape[1] // arguments[-3] * do.element_size())
+        return run("compressed_attention_dgrad", do, q, *arguments)
+
+
+def added_to_keys(do: Tensor, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, unseen: Tensor) -> Tensor:
+    """What each query adds to the gradient of each key, [P, Q, S, C]. The kernel rounds its sum over heads."""
+    scale = q.shape[-1] ** -0.5
+    weights = (q @ k.mT * scale - lse).masked_fill(unseen, -torch.inf).exp()
+    dscores = weights * (do @ k.mT - (do * o).sum(-1, keepdim=True)) * scale
+    return weights[..., None] * do[:, :, None] + dscores[..., None] * q[:, :, None]
+
+
+def results(args: tuple[Any, ...]) -> list[Tensor]:
+    q, kv, entries, chosen, _, *options = args
+    o, lse = run("compressed_attention", *args)
+    do = random(*o.shape, dtype=o.dtype, seed=4)
+    return [o, lse, *in_batches(do, q, kv, entries, chosen, o, lse, *options)]
+
 
 def bits_are_equal(dtype: torch.dtype, sizes: Sizes, top_k: int) -> None:
-    """Bits are equal from run to run, and for any number of programs that share the tiles."""
+    """Bits are equal from run to run, and those of results and of the gradient of queries for any number of programs
+    that share the tiles. Sums for keys have as many parts as there are programs for them."""
     args = operands(dtype, sizes, top_k, sinks=True)
-    first, before = run("compressed_attention", *args), interpreted.NUM_SMS
+    first, before = results(args), interpreted.NUM_SMS
+    assert all(torch.equal(again, expected) for again, expected in zip(results(args), first, strict=True))
     try:
-        for interpreted.NUM_SMS in (before, 1, 7):
-            for again, expected in zip(run("compressed_attention", *args), first, strict=True):
+        for interpreted.NUM_SMS in (1, 7):
+            for again, expected in zip(results(args)[:3], first[:3], strict=True):
                 assert torch.equal(again, expected)
     finally:
         interpreted.NUM_SMS = before
