@@ -234,7 +234,6 @@ RULES: tuple[Row, ...] = (
     (("parallel.context", *ATTENTIONS), parallel.attention_is_split),
     (("parallel.tensor", "parallel.context", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
     (("parallel.expert_tensor", *COLUMNS, f"{LAYERS}.ffn"), tensor.experts_are_split),
-    ((*TENSOR, "precision"), tensor.products_are_split),
     ((*TENSOR, "train.optimizer"), tensor.matrices_are_updated_whole),
     (("train.optimizer.qk_clip", "adapter", *ATTENTIONS), model.logits_are_clipped),
     (("train.grpo", "data.prompts"), rewards.completions_have_prompts),
@@ -275,7 +274,11 @@ RULES: tuple[Row, ...] = (
 )
 check_paths(*(read for reads, _ in RULES for read in reads))
 
-REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.has_kernels_of_the_precision)
+REFUSALS: tuple[Rule, ...] = (
+    training.trains_in_a_built_in_precision,
+    training.has_kernels_of_the_precision,
+    tensor.products_are_split,
+)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

@@ -124,6 +124,7 @@ CODES = {
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs only on CPUs",
     "E1005": "a tokenizer is trained on the data, or read from a file",
     "E1007": "compressed and custom attention cannot mask documents",
+    "E1009": "tensor ranks multiply in low-precision formats only in FP8 blocks",
     "E1008": "completions are generated on CPUs, in fp32 or bf16, by unsplit layers with mla or gqa",
 }
 # Rules that no longer apply. Their codes are never reused.

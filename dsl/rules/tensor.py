@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 from math import gcd
 
-from dsl.facts.formats import FP8
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import Compressed, DeltaNet, Dense, Gqa, Mla, Moe, Spec
-from dsl.schema.precision import format_of
+from dsl.schema.precision import is_split_over_ranks
 
 TENSOR, EXPERT = "tensor", "expert_tensor"  # keys of `parallel` that split layers
 
@@ -87,18 +86,13 @@ def experts_are_split(spec: Spec) -> Iterator[Finding]:
 
 
 def products_are_split(spec: Spec) -> Iterator[Finding]:
-    """Low-precision products can be split only in FP8 blocks, whose rows are quantised after `gather`. Not split yet:
-    other formats, Hadamard transforms and stochastic rounding (shards would draw the same random numbers), and products
-    of experts."""
+    """Low-precision products are split only in FP8 blocks, and those of experts not at all yet."""
     precision = spec.precision
-    blocks = format_of(precision) is FP8 and not precision.hadamard and precision.gradient_rounding == "nearest"
     reason = f"products in {precision.linear} cannot be split over ranks yet"
-    if precision.linear == precision.compute:
-        return
-    if not blocks:
-        yield from _split_findings("E0819", spec, f"{reason}, except in FP8 blocks", "precision")
-    elif getattr(spec.parallel, EXPERT) > 1:
-        yield _must_be_one("E0819", EXPERT, spec, reason, "precision")
+    if not is_split_over_ranks(precision):
+        yield from _split_findings("E1009", spec, f"{reason}, except in FP8 blocks", "precision")
+    elif precision.linear != precision.compute and getattr(spec.parallel, EXPERT) > 1:
+        yield _must_be_one("E1009", EXPERT, spec, reason, "precision")
 
 
 def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:

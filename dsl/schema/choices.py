@@ -13,6 +13,7 @@ from typing import Any
 
 from dsl.schema import Moe, Spec
 from dsl.schema.paths import check_paths
+from dsl.schema.precision import is_split_over_ranks
 
 Choice = Mapping[str, Any]  # path → value
 
@@ -65,7 +66,10 @@ def _pipelines(spec: Spec) -> tuple[int, ...]:
 
 
 def _tensors(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the devices per node: tensor ranks communicate before and after every part of a layer."""
+    """Divisors of the devices per node: tensor ranks communicate before and after every part of a layer. 1 if they
+    could not be trained in the precision."""
+    if not is_split_over_ranks(spec.precision):
+        return (1,)
     devices = gcd(*(node.devices for _, node in spec.cluster.parts))
     return _divisors(devices, devices)
 

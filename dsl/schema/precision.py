@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.facts.formats import PRODUCTS, Dtype, FormatFacts, Scale
+from dsl.facts.formats import FP8, PRODUCTS, Dtype, FormatFacts, Scale
 from dsl.schema.base import Choices, Node, Syntax
 
 Rounding = Literal["nearest", "stochastic"]
@@ -233,6 +233,15 @@ def format_of(precision: Precision) -> FormatFacts | None:
     tiles = _extents(precision.activation_tile), _extents(precision.weight_tile)
     wanted = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
     return next((form for form in PRODUCTS if wanted == form.keys), None)
+
+
+def is_split_over_ranks(precision: Precision) -> bool:
+    """Whether tensor ranks can train with this precision: without low-precision products, or with FP8 blocks, whose
+    rows are quantised after `gather`. Shards would draw the same random numbers for stochastic rounding."""
+    if precision.linear == precision.compute:
+        return True
+    plain = not precision.hadamard and precision.gradient_rounding == "nearest"
+    return plain and format_of(precision) == FP8
 
 
 def _extents(tile: Tile | None) -> tuple[int, int] | None:

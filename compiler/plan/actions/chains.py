@@ -80,7 +80,8 @@ def nanoseconds(time_s: float) -> int:
 #
 # Weights are gathered one segment ahead: while a segment runs, the weights of the next one arrive. They are freed after
 # their segment. Gradients of a micro-batch are zeroed before a W and scattered after it. The W after the next one waits
-# for the scatter, so the gradients of two segments exist at a time.
+# for the scatter, so the gradients of two segments exist at a time. An I waits for the W of the segment before the last
+# one: what a W reads is kept until then, and for all layers it would take more memory than sharding saves.
 
 
 def add_collectives(chain: Sequence[ChainNode], sharded: Mapping[str, ShardedTensors], rates: Rates) -> list[ChainNode]:
@@ -90,7 +91,7 @@ def add_collectives(chain: Sequence[ChainNode], sharded: Mapping[str, ShardedTen
         _gather(node, taking[max(0, index - 2) : max(0, index - 1)], sharded, rates)
         for index, node in enumerate(taking)
     ]
-    result, scattered = gathers[:1], list[ChainNode]()
+    result, gave, scattered = gathers[:1], list[ChainNode](), list[ChainNode]()
     del gathers[:1]
     for node in chain:
         i, shards = node.instruction, sharded.get(node.instruction.site)
@@ -108,12 +109,15 @@ def add_collectives(chain: Sequence[ChainNode], sharded: Mapping[str, ShardedTen
         )
         spaces = tuple(dict.fromkeys(name for name in (*inside.weights_in, *inside.params_in) if name))
         run = replace(node, instruction=replace(inside, reads=(*i.reads, *spaces)))
+        if i.phase == "I":
+            run = replace(run, after=(*run.after, *(given.key for given in gave[-2:-1])))
         if not gives:
             result.append(run)
             continue
         before = tuple(scatter.key for scatter in scattered[-2:-1])
         zeros = replace(i, kind="zeros", reads=(), writes=(shards.gradients,), params=(), weights=())
         cleared_s = rates.optimizer_time_s(shards.gradients.fixed_bytes)
+        gave.append(run)
         scattered.append(_scatter(run, shards, rates))
         result += [
             ChainNode(zeros, 0, (shards.gradients,), before),

@@ -10,13 +10,16 @@ import pytest
 from compiler.ir import Body, Program
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
+from compiler.predict.predict import memories, time_plan
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import times_on
 from compiler.program.lower.opening_order import opening_order
 from compiler.program.proof import prove
 from compiler.schedule import schedule_of
+from dsl.load import load
 from dsl.schema import Spec
 from tests.runtime.step.specs import spec
+from tests.specs.shipped import SPECS
 
 SCHEDULES = ("1f1b", "zbv", "dualpipev", "dualpipe", "interleaved")
 
@@ -54,6 +57,47 @@ def test_two_segments_at_a_time(schedule: str) -> None:
     assert {most_together(body, "weights") for body in bodies} <= {0, 1, 2}
     assert {most_together(body, "gradients") for body in bodies} <= {0, 1, 2}
     assert max(most_together(body, "weights") for body in bodies) == 2, "some segment's weights come ahead"
+
+
+def most_put_off(body: Body) -> int:
+    """The maximum number of segments of one slot whose I has run and whose W has not, when an I starts."""
+    waiting: dict[int, set[str]] = defaultdict(set)
+    with_gradients = {(i.slot, i.site) for i in body.instructions if i.kind == "run" and i.phase == "W"}
+    peak = 0
+    for i in body.instructions:
+        if i.kind == "run" and i.phase == "I":
+            peak = max(peak, len(waiting[i.slot]))
+            waiting[i.slot] |= {i.site} if (i.slot, i.site) in with_gradients else set()
+        elif i.kind == "run" and i.phase == "W":
+            waiting[i.slot].discard(i.site)
+    return peak
+
+
+@pytest.mark.parametrize("schedule", ("1f1b", "dualpipe"))
+@pytest.mark.parametrize("zero", [2, 3])
+def test_weight_gradients_are_put_off_by_one_segment(schedule: str, zero: int) -> None:
+    """What they read is kept until then: for all layers, more than sharding saves."""
+    chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
+    program = program_of(chosen, lowering_of(chosen))
+    whole = [body for row in program.bodies for body in row if {i.phase for i in body.instructions} >= {"I", "W"}]
+    assert whole and max(map(most_put_off, whole)) <= 2
+
+
+@pytest.mark.parametrize("sequence", [8192, 32768])
+def test_sharded_weights_need_no_more_memory(sequence: int) -> None:
+    """Llama 3 8B on 256 H100 without pipeline ranks: the search of orders hides gathers and keeps memory."""
+    peaks = [
+        max(rank.peak_bytes for rank in memories(time_plan(chosen)))
+        for zero in (2, 3)
+        for chosen in [
+            load(
+                SPECS / "llama3-8b.dsc",
+                None,
+                [f"parallel.zero={zero}", "parallel.pipeline=1", f"train.sequence={sequence}"],
+            )
+        ]
+    ]
+    assert peaks[1] < peaks[0]
 
 
 def test_weights_come_while_the_segment_before_runs() -> None:
