@@ -88,7 +88,7 @@ def compile_spec(
     entries = segments.entries(distinct.values(), kernel_target(spec)) | orders.entries
     return CompiledBuild(
         files=(*sorted(files.items()), ("manifest.json", manifest(files))),
-        summary=summary(spec, lowered, emission.overlaps, step.planned.ranks),
+        summary=summary(spec, lowered, emission.overlaps, step.planned.ranks, emission.graphs),
         warning=memory_error_text(spec, lowered),
         entries=tuple(sorted(entries.items())),
     )

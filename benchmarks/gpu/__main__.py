@@ -7,6 +7,7 @@
     python -m benchmarks.gpu --facts               # no GPU: what kernels compile to → benchmarks/results/kernels.json
     python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
     python -m benchmarks.gpu --code                # no GPU: prints what each launch of kernels.json compiles to
+    python -m benchmarks.gpu --rates FILE          # no GPU: prints the rates of libraries in results, for a rate table
 
 It needs torch, triton, numpy and jinja2, and further packages for some parts. A part without its packages is skipped
 with a message. Results are written as soon as they are there, and a second run goes on where the first was stopped.
@@ -65,6 +66,12 @@ def main() -> int:
 
         print(launches(compiled()), end="")
         return 0
+    if args.rates:
+        from benchmarks.gpu.rates import rows
+
+        for row in rows(json.loads(args.rates.read_text("utf-8"))):
+            print(json.dumps(row.model_dump(by_alias=True, exclude_none=True, mode="json")))
+        return 0
     carried.install()
     about = device()
     if "device" not in about:
@@ -85,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--facts", action="store_true", help="compile every kernel for sm_90, and end")
     parser.add_argument("--code", action="store_true", help="print what each launch compiles to, and end")
     parser.add_argument("--page", action="store_true", help="write docs/kernels.md, and end")
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="print the rates of libraries in results, and end")
     return parser
 
 

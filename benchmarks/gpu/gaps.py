@@ -1,4 +1,5 @@
-"""The share of a step in which no kernel runs, by torch's profiler. A worker.
+"""The share of a step in which no kernel runs, by torch's profiler; and whether CUDA graphs give the same bits. A
+worker.
 
 A device that waits for its host shows gaps between kernels. The kernels of the quickstart are short, so its gaps show
 more of the host's time than those of a large model.
@@ -13,7 +14,7 @@ from typing import Any
 
 from runtime.system.workers import serve
 
-WARM_UP, STEPS = 3, 3
+WARM_UP, STEPS = 4, 3  # graphs are captured in step 2 and replayed in later ones
 
 
 def tasks(build: Path) -> list[dict[str, Any]]:
@@ -21,7 +22,10 @@ def tasks(build: Path) -> list[dict[str, Any]]:
 
 
 def handle(task: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
-    """Milliseconds of a step, the share in which a kernel runs, the number of kernels, and the longest gap in µs."""
+    """Milliseconds of a step, the share in which a kernel runs, the number of kernels, and the longest gap in µs.
+
+    If the build has graphs, it fails unless the steps that capture and replay them give the bits of launches.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -36,9 +40,20 @@ def handle(task: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
         set_up_cuda()
     build = Build.open(Path(task["build"]))
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
-    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0), Endpoint(torch.device(device)))
-    for _ in range(WARM_UP):
-        trainer.train_step()
+
+    def warmed(graphs: bool) -> tuple[Trainer, list[float]]:
+        trainer = Trainer(build, 0, samples, samples, Board(1).bind(0), Endpoint(torch.device(device)))
+        trainer.executor.graphs.is_on = graphs and device == "cuda"
+        losses = [trainer.train_step()["loss"] for _ in range(WARM_UP)]
+        return trainer, losses
+
+    trainer, losses = warmed(graphs=True)
+    if trainer.executor.graphs.exist:
+        plain, expected = warmed(graphs=False)
+        pairs = zip(trainer.state.buckets, plain.state.buckets, strict=True)
+        if losses != expected or not all(torch.equal(ours.parameters, theirs.parameters) for ours, theirs in pairs):
+            return {"failed": f"graphs give other bits: losses {losses} instead of {expected}"}
+        del plain
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     with profile(activities=[activity]) as record:
         for _ in range(STEPS):

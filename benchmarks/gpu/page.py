@@ -222,10 +222,14 @@ def training(runs: Mapping[str, Found]) -> str:
     return "\n".join([*lines, "", "Memory: planned, of tensors, reserved by the allocator.", ""])
 
 
+WITH = {"graphs": " with CUDA graphs"}  # by name of a build
+
+
 def gaps(rows: Sequence[Found]) -> str:
     """The share of a step in which a kernel runs."""
     return "\n".join(
-        f"In a step of the quickstart a kernel runs for {row['busy']:.0%} of {row['step_ms']:.1f} ms: "
+        f"In a step of the quickstart{WITH.get(row['name'], '')} a kernel runs for {row['busy']:.0%} of "
+        f"{row['step_ms']:.1f} ms: "
         f"{row['kernels']:,} kernels, the longest gap {row['longest_gap_us']:,.0f} µs.\n"
         for row in rows
         if "busy" in row

@@ -172,11 +172,12 @@ def nccl(report: Report, until: float) -> None:
 def gaps(report: Report, until: float) -> None:
     from benchmarks.gpu.gaps import tasks
 
-    build = training.build_of("alone")
-    if isinstance(build, str):
-        report.part("gaps")[LEFT_OUT] = build
-    else:
-        _run(report, "gaps", tasks(build), 1, until)
+    for name in ("alone", "graphs"):
+        build = training.build_of(name)
+        if isinstance(build, str):
+            report.part("gaps")[LEFT_OUT] = build
+        else:
+            _run(report, "gaps", tasks(build), 1, until)
 
 
 def _run(report: Report, part: str, tasks: Sequence[Task], workers: int, until: float) -> None:
@@ -233,7 +234,7 @@ PARTS = (
     Part("alone", "the quickstart in BF16 by one rank", 55, TRAINING, training_of("alone", training.alone)),
     Part("fp8", "the quickstart in FP8 by one rank", 55, TRAINING, training_of("fp8", training.fp8)),
     Part("nccl", "the operations of NCCL on one rank", 15, ("torch", "numpy"), nccl),
-    Part("gaps", "the share of a step without a kernel", 15, TRAINING, gaps),
+    Part("gaps", "the share of a step without a kernel, and CUDA graphs", 25, TRAINING, gaps),
     Part("timing", "every kernel's time beside others'", 180, KERNELS, timing),
     Part("split", "compute and communication side by side", 30, KERNELS, split),
     Part("shared", "the quickstart by four ranks on one GPU", 40, TRAINING, training_of("shared", training.shared)),

@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import CASES, Case
-from benchmarks.gpu.checks import sms
+from benchmarks.gpu.checks import BY, sms
 from benchmarks.gpu.libraries import PEERS
 from benchmarks.gpu.limits import in_turn, limits
 from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import copied, emitted, moved_bytes, results
+from compiler.emit.kernels.libraries import LIBRARIES
 from runtime.system.workers import serve
 
 TORCH, COMPILED = "torch", "compiled"
@@ -91,8 +92,19 @@ def _libraries(case: Case, arguments: tuple[Any, ...]) -> Calls:
     def peer(make: Callable[..., Callable[[], Any]]) -> Callable[[], Callable[[], Any]]:
         return lambda: make(*copied(arguments))
 
+    def named(library: str) -> Callable[[], Callable[[], Any]]:
+        """The text that a run with this library in `kernels` calls."""
+
+        def make() -> Callable[[], Any]:
+            text = emitted(case.op, arguments, sms(arguments[0].device.type), library)
+            assert text is not None
+            return lambda: text(*arguments)
+
+        return make
+
     eager = {TORCH: lambda: lambda: reference(case.op)(*arguments)}
-    return eager | {name: peer(make) for name, make in PEERS.get(case.op, {}).items()}
+    libraries = {f"{BY.strip()} {name}": named(name) for name, entry in LIBRARIES.items() if case.op in entry.ops}
+    return eager | libraries | {name: peer(make) for name, make in PEERS.get(case.op, {}).items()}
 
 
 if __name__ == "__main__":

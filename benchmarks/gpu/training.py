@@ -34,6 +34,12 @@ ONE_RANK = ("parallel.pipeline=1", "parallel.expert=1", "cluster.node.devices=1"
 OVERRIDES: Mapping[str, Sequence[str]] = {
     "alone": ("precision=bf16", *ONE_RANK),
     "fp8": ("precision=fp8_block", *ONE_RANK),
+    "graphs": (
+        "precision=bf16",
+        "kernels.graphs=true",
+        *ONE_RANK,
+        *(f"cluster.node.device.{rate}" for rate in ("bf16=989TFLOPS", "hbm=3.35TB/s", "sms=132", "memory=80GB")),
+    ),
     "four": ("precision=bf16",),  # pipeline 2, experts over 2 ranks, DualPipe
 }
 

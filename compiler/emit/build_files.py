@@ -360,6 +360,7 @@ def kernels_json(
     segments: Mapping[object, SegmentCode],
     quantised: Mapping[str, WeightQuantisation],
     updates: Sequence[tuple[KernelCall, str | None]],
+    graphs: contract.GraphCalls | None,
 ) -> str:
     """Return the text of kernels.json, with segments in model order. Bytes are those for `balanced_rows` received rows.
 
@@ -386,6 +387,7 @@ def kernels_json(
             quantised=_weights(quantised),
             optimizer=optimizer,
             rest=rest[0] if rest else None,
+            graphs=graphs,
         )
     )
 

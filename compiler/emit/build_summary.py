@@ -14,15 +14,21 @@ from compiler.program.lower.estimate import Overlap
 from compiler.program.lowered import LoweredPlan
 from dsl.closed_forms.memory import DeviceBytes
 from dsl.schema import Spec
+from runtime.contract import GraphCalls
 from runtime.contract.names import ProgramName
 
 
 def summary(
-    spec: Spec, lowered: LoweredPlan, overlaps: Mapping[ProgramName, Overlap], planned: Sequence[RankMemory]
+    spec: Spec,
+    lowered: LoweredPlan,
+    overlaps: Mapping[ProgramName, Overlap],
+    planned: Sequence[RankMemory],
+    graphs: GraphCalls | None,
 ) -> str:
     """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank.
 
     `planned`: the memory of each pipeline rank by `dsc plan`, which includes the memory inside calls of segments.
+    `graphs`: the calls that ranks replay as CUDA graphs, if the run asks for that.
     """
     main = lowered.main_schedule
     overlap = overlaps[ProgramName.of("train", main.num_micro_batches)]
@@ -43,6 +49,8 @@ def summary(
         lines.append(
             f"memory, planned: {size(peak.peak_bytes)} on rank {peak.pp_rank}, with temporary tensors inside segments"
         )
+    if graphs:
+        lines.append(f"graphs: {graphs.sentence}; the plan prices no launch less")
     return "\n".join([*lines, *_library_lines(spec)]) + "\n"
 
 

@@ -16,6 +16,7 @@ from compiler.emit.build_files import (
     train_py,
     watch_json,
 )
+from compiler.emit.graphs import Replays
 from compiler.emit.kernels import KERNELS, KernelTarget, emit_kernel
 from compiler.emit.kernels.calls import updates as calls_of_optimizer
 from compiler.emit.quantised import rows, weight_quantisations
@@ -108,6 +109,22 @@ class Emission:
         return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
 
     @cached_property
+    def bodies(self) -> list[list[Body]]:
+        """The bodies of each pipeline rank in all programs."""
+        return all_bodies(self.lowered.programs, self.lowered.plan.mesh.pp)
+
+    @cached_property
+    def replays(self) -> Replays | None:
+        """The calls of segments that ranks replay as CUDA graphs; None if the run does not ask for graphs."""
+        return Replays.of(body for of_rank in self.bodies for body in of_rank) if self.spec.kernels.graphs else None
+
+    @property
+    def graphs(self) -> contract.GraphCalls | None:
+        """How many calls of segments are replayed in a step of the largest batch; None without graphs."""
+        main = ProgramName.of("train", self.lowered.main_schedule.num_micro_batches)
+        return self.replays.count(self.lowered.programs[main]) if self.replays else None
+
+    @cached_property
     def resolved_text(self) -> str:
         """The text of the spec with all defaults filled in."""
         return canonical(standing_alone(self.spec))
@@ -127,7 +144,7 @@ class Emission:
         quantisations = weight_quantisations(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved_text,
-            "kernels.json": kernels_json(spec, lowered.plan, self.codes, quantisations, named),
+            "kernels.json": kernels_json(spec, lowered.plan, self.codes, quantisations, named, self.graphs),
             "launches.json": launches_json(lowered.plan, self.codes, quantisations, named),
             "plan.json": plan_json(spec, lowered, self.overlaps, rows(quantisations)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
@@ -159,9 +176,9 @@ class Emission:
 
     def _stage_files(self) -> dict[str, str]:
         plan = self.lowered.plan
-        stages = StageModules({use.site: self.codes[use.segment.key].name for use in plan.uses})
-        ranks = enumerate(all_bodies(self.lowered.programs, plan.mesh.pp))
-        return {f"stages/rank_{rank}.py": stages.rank_module(rank, bodies) for rank, bodies in ranks}
+        modules: dict[str, str] = {use.site: self.codes[use.segment.key].name for use in plan.uses}
+        stages = StageModules(modules, self.replays.has) if self.replays else StageModules(modules)
+        return {f"stages/rank_{rank}.py": stages.rank_module(rank, bodies) for rank, bodies in enumerate(self.bodies)}
 
     def _certificate_files(self, files: Mapping[str, str]) -> dict[str, str]:
         lowered = self.lowered

@@ -6,7 +6,7 @@ The text is parsed back and compared with the program: each statement, and the f
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -39,8 +39,9 @@ class Statement:
         return f"{assign}{self.callee}({', '.join(self.args)})"
 
 
-def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
-    """The statement of an instruction. `modules`: segment module by site of use."""
+def statement(i: Instruction, modules: Mapping[str, str], is_replayed: bool = False) -> Statement:
+    """The statement of an instruction. `modules`: segment module by site of use. `is_replayed`: it is a call of a
+    segment that ranks replay as a CUDA graph."""
     v, a = NAMESPACES[i.slot], MICRO_BATCHES[i.slot]
     spaces = {*i.params_in, *i.weights_in}
     reads = tuple(f"{v}.{name}" for name in i.reads if name not in spaces)
@@ -49,7 +50,10 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     if i.kind == "run":
         params = _tensors("g" if i.phase == "W" else "p", v, i.params, i.params_in)
         weights = _tensors("p", v, i.weights, i.weights_in)
-        return Statement(f"{modules[i.site]}.{i.phase}", (*params, *weights, *reads), writes)
+        function, tensors = f"{modules[i.site]}.{i.phase}", (*params, *weights, *reads)
+        return (
+            Statement("c.graph", (function, *tensors), writes) if is_replayed else Statement(function, tensors, writes)
+        )
     if i.kind == "free":
         return Statement("del", reads)
     if i.kind in ("to_host", "from_host"):
@@ -88,12 +92,14 @@ def identifier(tensor: str) -> str:
 
 @dataclass(frozen=True)
 class StageModules:
-    """The stage modules of one build. `modules`: segment module by site of use.
+    """The stage modules of one build. `modules`: segment module by site of use. `replays`: whether an instruction is a
+    call of a segment that ranks replay as a CUDA graph.
 
     Ranks share the texts of common instructions; each instruction is printed and parsed back once.
     """
 
     modules: Mapping[str, str]
+    replays: Callable[[Instruction], bool] = lambda _: False
     _texts: dict[int, str] = field(default_factory=dict, init=False)  # of instructions, by id
     _bodies: list[Sequence[Body]] = field(default_factory=list, init=False)  # kept alive, so that ids are not reused
 
@@ -101,7 +107,8 @@ class StageModules:
         """Return the text of the module of one pipeline rank."""
         self._bodies.append(bodies)
         unprinted = {id(i): i for body in bodies for i in body.instructions if id(i) not in self._texts}
-        self._texts.update(zip(unprinted, _read_back([*unprinted.values()], self.modules), strict=True))
+        statements = [statement(i, self.modules, self.replays(i)) for i in unprinted.values()]
+        self._texts.update(zip(unprinted, _read_back(statements), strict=True))
         sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
         imports = sorted({self.modules[s] for s in sites})
         head = "\n".join((HEAD.format(rank=rank), *(f"from ..segments import {name}" for name in imports)))
@@ -144,14 +151,12 @@ def _block(names: str) -> str:
     return "(\n" + "\n".join(f"        {line}" for line in lines) + "\n    )"
 
 
-def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) -> list[str]:
-    """Print each instruction, as one or more lines of a function, and assert that the texts parse back to the program's
-    statements.
+def _read_back(statements: Sequence[Statement]) -> list[str]:
+    """Print each statement, as one or more lines of a function, and assert that the texts parse back to the statements.
 
     Each text is a whole statement, independent of its position in a body. So a statement of several instructions is
     parsed once.
     """
-    statements = [statement(i, modules) for i in instructions]
     distinct = list(dict.fromkeys(statements))
     texts = [_wrap_statement(str(entry)) for entry in distinct]
     lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))

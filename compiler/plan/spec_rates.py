@@ -27,7 +27,8 @@ from compiler.machine.rates.table import (
     shipped_table_names,
 )
 from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
-from compiler.model.ops.implementations import torch_ops
+from compiler.model.ops import kernel_class
+from compiler.model.ops.implementations import LIBRARY_NAMES, OPS_OF, PLANNED_AS, stated_choices, torch_ops
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
 from dsl.facts.devices import most_nodes_of_token
@@ -89,6 +90,8 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
         notes.append(f"products in {form.name} are as fast as those with other tiles in {form.element}")
+    by_library, unmeasured = _library_points(spec, part_table, place)
+    notes += unmeasured
     context, columns = spec.parallel.context, spec.parallel.columns
     share = spec.sequence_ranks // context  # tensor ranks that have parts of one sequence
     contexts = range(0, context * tensor, tensor)
@@ -112,6 +115,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         product_share=place.compute,
         beside_share=place.compute if place.communication else 1 - _exchange_share(part_table),
         keeps_share=place.communication > 0,
+        library_points=by_library,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
         runs_kernels=node.device.bf16 is not None,
         torch_ops=torch_ops(spec),
@@ -186,18 +190,47 @@ def points_of(table: RateTable, place: DeviceSplit, kind: str, dtype: str) -> tu
     if kind == HOST and place.device.bf16 is None:  # CPU cores copy within their memory
         kind = "copy"
     rows, shaped, note = _rows(table, kind, dtype)
-    factor = table.factor_of(kind, dtype)
     if not rows:
-        return ((((), _roofline(place, kind, dtype) / factor)),), note
+        return ((((), _roofline(place, kind, dtype) / table.factor_of(kind, dtype))),), note
+    points = _points(table, place, kind, dtype, rows)
+    return (points if shaped else tuple(((), rate) for _, rate in points)), note
+
+
+def _points(table: RateTable, place: DeviceSplit, kind: str, dtype: str, rows: Sequence[RateRow]) -> tuple[Point, ...]:
+    """Shapes and full-tile rates of rows that stand for a class in a dtype."""
+    factor, sms = table.factor_of(kind, dtype), _sms_of_tiles(table)
     return tuple(
         (
-            row.shape if shaped else (),
+            row.shape,
             _rate(row, table.device, place, kind, dtype)
             / factor
-            / tile_efficiency(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
+            / tile_efficiency(row.kind, row.dtype, row.shape, sms),
         )
         for row in rows
-    ), note
+    )
+
+
+def _library_points(
+    spec: Spec, table: RateTable, place: DeviceSplit
+) -> tuple[dict[tuple[str, str], tuple[Point, ...]], list[str]]:
+    """Rates of the libraries that a run names, by op and dtype, and a note for each key without rows of its library."""
+    points: dict[tuple[str, str], tuple[Point, ...]] = {}
+    notes = []
+    for key, library in stated_choices(spec.kernels).items():
+        if library not in LIBRARY_NAMES or place.device.bf16 is None:
+            continue
+        before = len(points)
+        for op in (PLANNED_AS.get(op, op) for op in OPS_OF[key]):
+            kind = kernel_class(op)
+            for dtype in _dtypes(kind, spec):
+                if rows := [row for row in table.rows if (row.by, row.kind, row.dtype) == (library, kind, dtype)]:
+                    points[op, dtype] = _points(table, place, kind, dtype, rows)
+        if len(points) == before:
+            notes.append(
+                f"{key.replace('_', ' ')} by {library} takes as long as by the kernels of the build: "
+                f"table {table.name} has no row by {library}"
+            )
+    return points, notes
 
 
 def _sms_of_tiles(table: RateTable) -> int | None:
@@ -239,7 +272,7 @@ def _rows(table: RateTable, kind: str, dtype: str) -> tuple[tuple[RateRow, ...],
     dtype. Shapes do not apply if the rows are of another class, whose shapes have other extents.
     """
     for row_kind, as_dtype in _nearest(kind, dtype):
-        rows = tuple(r for r in table.rows if r.kind == row_kind and as_dtype in (r.dtype, "any"))
+        rows = tuple(r for r in table.rows if r.kind == row_kind and as_dtype in (r.dtype, "any") and r.by is None)
         rows = tuple(r for r in rows if r.when == "paired") or rows
         if not rows:
             continue

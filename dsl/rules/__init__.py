@@ -147,7 +147,7 @@ RULES: tuple[Row, ...] = (
     ((*KERNELS, "model.name", *ATTENTIONS, f"{LAYERS}.ffn.kind"), precision.kernels_exist),
     (
         (
-            *(*KERNELS, *ATTENTIONS, "data.documents"),
+            *(*KERNELS, *ATTENTIONS, "data.documents", "unfused"),
             *(f"precision.{key}" for key in ("name", "linear", "compute")),
         ),
         precision.libraries_compute_the_ops,
@@ -269,6 +269,7 @@ RULES: tuple[Row, ...] = (
     (WORLD, parallel.data_ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_known_speed),
+    (("kernels.graphs", "parallel.zero", "cluster.node.device", "cluster.more"), resources.graphs_can_be_captured),
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )

@@ -110,6 +110,7 @@ CODES = {
     "E0943": "adapters of routed experts need token rows in the dtype of activations",
     "E0944": "zero = 3 shards only trained weights",
     "E0945": "a library computes the ops that `kernels` names it for",
+    "E0946": "graphs are captured on accelerators, of segments whose weights are not gathered",
     "E0950": "an indexer needs a query latent, and a head at least as wide as the part that rope rotates",
     "E0951": "with `only`, the model has that part, and nothing else is trained",
     "E0952": "qk_clip needs trained weights of queries and keys, without norms",
@@ -124,8 +125,8 @@ CODES = {
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs only on CPUs",
     "E1005": "a tokenizer is trained on the data, or read from a file",
     "E1007": "compressed and custom attention cannot mask documents",
-    "E1009": "tensor ranks multiply in low-precision formats only in FP8 blocks",
     "E1008": "completions are generated on CPUs, in fp32 or bf16, by unsplit layers with mla or gqa",
+    "E1009": "tensor ranks multiply in low-precision formats only in FP8 blocks",
 }
 # Rules that no longer apply. Their codes are never reused.
 RETIRED = {

@@ -13,6 +13,7 @@ from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
 MAX_FLA_KEY = 256  # columns of a key that flash-linear-attention takes
+MAX_FLASH_KEY = 192  # columns of a key in a deterministic backward of FlashAttention-3
 OPERANDS = (FP8, "e2m1")  # low-precision dtypes that a linear may read
 # Low precision would lose values that add up over a run. dtype → (width, roles) in words of messages, and the roles.
 ROLES: dict[Dtype, tuple[str, str, tuple[str, ...]]] = {
@@ -243,6 +244,7 @@ def kernels_exist(spec: Spec) -> Iterator[Finding]:
     has_experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     needed = {
         "attention": ("no grouped-query attention", any(isinstance(attention, Gqa) for attention in attentions)),
+        "latent_attention": ("no `mla` attention", any(isinstance(attention, Mla) for attention in attentions)),
         "grouped_products": ("no routed experts", has_experts),
         "sparse_attention": ("no indexer", any(getattr(attention, "indexer", None) for attention in attentions)),
         "compressed_attention": ("no `compressed` attention", any(isinstance(a, Compressed) for a in attentions)),
@@ -264,9 +266,12 @@ def libraries_compute_the_ops(spec: Spec) -> Iterator[Finding]:
         form = "scales whole tensors" if precision.linear == FP8 else f"multiplies in {precision.linear}"
         message = f"deep_gemm multiplies FP8 in tiles, but precision {precision.name} {form}"
         yield Finding("E0945", message, "kernels.fp8_products", "remove `fp8_products`", related)
-    for key, library in (("attention", "cudnn"), ("delta_rule", "fla")):
+    attentions = (("attention", "cudnn"), ("attention", "flash_attn"), ("latent_attention", "flash_attn"))
+    for key, library in (*attentions, ("delta_rule", "fla")):
         if getattr(spec.kernels, key) == library:
             yield from _library_takes_sequences(spec, key, library)
+    if spec.kernels.latent_attention == "flash_attn":
+        yield from _latent_attention_is_apart(spec)
     if spec.kernels.delta_rule != "fla":
         return
     path, hint = "kernels.delta_rule", "write `delta_rule = torch`"
@@ -278,6 +283,21 @@ def libraries_compute_the_ops(spec: Spec) -> Iterator[Finding]:
             if attention.gate == "channel" and attention.key_heads != attention.heads:
                 message = "with a decay for each channel, fla needs as many heads of keys as of values"
                 yield Finding("E0945", message, path, hint, (("the key heads", f"{place}.key_heads"),))
+
+
+def _latent_attention_is_apart(spec: Spec) -> Iterator[Finding]:
+    """A library computes latent attention alone: no quantisation of its result, and a key no wider than 192 columns."""
+    path, hint = "kernels.latent_attention", "remove `latent_attention`"
+    if spec.precision.linear in OPERANDS and "quantise" not in spec.unfused:
+        message = f"precision {spec.precision.name} quantises the result of latent attention in its kernel"
+        related = (("the precision", "precision.linear"),)
+        yield Finding("E0945", message, path, f"write `unfused = [quantise]`, or {hint}", related)
+    for place, attention in spec.model.attentions:
+        if isinstance(attention, Mla):
+            key = attention.head_dim.nope + attention.head_dim.rope
+            if key > MAX_FLASH_KEY:
+                message = f"flash_attn takes keys of up to {MAX_FLASH_KEY} columns, not {key}"
+                yield Finding("E0945", message, path, hint, (("the width", f"{place}.head_dim"),))
 
 
 def _library_takes_sequences(spec: Spec, key: str, library: str) -> Iterator[Finding]:

@@ -57,6 +57,21 @@ def devices_have_a_known_speed(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0917", message, path, hint)
 
 
+def graphs_can_be_captured(spec: Spec) -> Iterator[Finding]:
+    """`kernels.graphs` needs devices that have graphs, and weights that keep their addresses."""
+    if not spec.kernels.graphs:
+        return
+    path, hint = "kernels.graphs", "remove `graphs`"
+    for place, device in _devices(spec):
+        if device.bf16 is None:
+            message = f"graphs hold launches on GPUs, but device {device.name} is no accelerator"
+            yield Finding("E0946", message, path, hint, (("the device", place),))
+            return
+    if spec.parallel.zero == 3:
+        message = "with zero = 3 weights are gathered into new memory, so no segment can be captured"
+        yield Finding("E0946", message, path, f"write `zero = 2`, or {hint}", (("the sharding", "parallel.zero"),))
+
+
 def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:
     """Yield (path, device) for every kind of device in the cluster."""
     for index, device in enumerate(spec.cluster.devices):

@@ -1,4 +1,5 @@
-"""Which implementation computes an op on GPUs, where there is more than one."""
+"""How kernels run on GPUs: which implementation computes an op, where there is more than one, and how they are
+launched."""
 
 from __future__ import annotations
 
@@ -12,19 +13,32 @@ TRITON = "a kernel of the build, written in Triton"
 TORCH = (
     "torch, in FP32 and in blocks: slower; where nothing is named, `dsc compile` refuses more than 20% of the compute"
 )
+FLASH = "the package FlashAttention-3, for Hopper GPUs; RoPE is a pass of torch before it"
 DEFAULT = "default: a kernel of the build if there is one, else torch"
 
 
 class Kernels(Node):
-    """The implementations of ops on GPUs. CPUs run the same ops, whichever is chosen.
+    """The implementations of ops on GPUs, and their launches. CPUs run the same ops, whichever is chosen.
 
     Naming one accepts the time of torch for ops that it lacks.
     """
 
     attention: Annotated[
-        Literal["triton", "cudnn"] | None,
+        Literal["triton", "cudnn", "flash_attn"] | None,
         Field(description=f"grouped-query attention; {DEFAULT}", examples=["attention = cudnn"]),
-        Choices({"triton": TRITON, "cudnn": "cuDNN, through torch; gradients may differ in their last bits"}),
+        Choices(
+            {
+                "triton": TRITON,
+                "cudnn": "cuDNN, through torch; gradients may differ in their last bits",
+                "flash_attn": FLASH,
+            }
+        ),
+        QuietField(),
+    ] = None
+    latent_attention: Annotated[
+        Literal["triton", "flash_attn"] | None,
+        Field(description=f"multi-head latent attention; {DEFAULT}", examples=["latent_attention = flash_attn"]),
+        Choices({"triton": TRITON, "flash_attn": FLASH}),
         QuietField(),
     ] = None
     fp8_products: Annotated[
@@ -64,3 +78,12 @@ class Kernels(Node):
         Choices({"torch": TORCH, "fla": "the package flash-linear-attention, whose kernels are written in Triton"}),
         QuietField(),
     ] = None
+    graphs: Annotated[
+        bool,
+        Field(
+            description="capture the launches of each segment in a CUDA graph in the second step and replay it in "
+            "later steps; not where rows of experts move between ranks or weights are gathered",
+            examples=["graphs = true"],
+        ),
+        QuietField(),
+    ] = False

@@ -36,7 +36,15 @@ from runtime.contract.held import (
     PlannedBucket,
     QuantisedTensor,
 )
-from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
+from runtime.contract.kernel_list import (
+    EmittedOp,
+    GraphCalls,
+    KernelList,
+    OptimizerStep,
+    PlainCalls,
+    QuantisedWeights,
+    SegmentKernels,
+)
 from runtime.contract.launches import KernelArgument, KernelUse, LaunchList, TensorArgument
 from runtime.contract.mesh import Mesh, NodeKind, Opening, node_kind
 from runtime.contract.plan import (
@@ -110,6 +118,7 @@ __all__ = [
     "ExpertTable",
     "Facts",
     "FiltersRecipe",
+    "GraphCalls",
     "GrpoRecipe",
     "HealthRecipe",
     "HeldParameter",
@@ -131,6 +140,7 @@ __all__ = [
     "OptimizerTensor",
     "OverlapTimes",
     "PhaseSteps",
+    "PlainCalls",
     "PlannedBucket",
     "PlannedIndexer",
     "PlannedLayers",

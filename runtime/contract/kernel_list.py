@@ -59,6 +59,30 @@ class OptimizerStep:
 
 
 @dataclass(frozen=True)
+class PlainCalls:
+    """Calls of segments whose kernels are launched one by one, with the reason."""
+
+    reason: str
+    calls: Amount
+
+
+@dataclass(frozen=True)
+class GraphCalls:
+    """Calls of segments in a step of the largest batch, on all pipeline ranks of a column: how many are replayed as
+    CUDA graphs, and the others."""
+
+    replayed: Amount
+    others: tuple[PlainCalls, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What a user reads about them."""
+        total = self.replayed + sum(plain.calls for plain in self.others)
+        why = "".join(f"; {plain.calls:,} launch kernel by kernel: {plain.reason}" for plain in self.others)
+        return f"{self.replayed:,} of {total:,} calls of segments in a step are replayed from the third step on{why}"
+
+
+@dataclass(frozen=True)
 class KernelList:
     """kernels.json. `rows`: number of received rows for which bytes are given. `unfused`: fusions disabled by the
     spec."""
@@ -69,6 +93,7 @@ class KernelList:
     quantised: tuple[QuantisedWeights, ...]
     optimizer: OptimizerStep
     rest: OptimizerStep | None = None  # for parameters that are no matrices, if that is another kind
+    graphs: GraphCalls | None = None  # if the run has `kernels { graphs = true }`
 
     @staticmethod
     def from_json(text: str | bytes) -> KernelList:

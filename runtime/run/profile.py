@@ -273,6 +273,7 @@ class Profile(Observer):
 
     def __init__(self, trainer: Trainer, steps: int, run: Path) -> None:
         self.trainer, self.steps, self.run, self.done = trainer, steps, run, 0
+        trainer.executor.graphs.is_on = False  # a graph would hide the ops that it replays
         self.overhead = measure_overhead()
         self.watch = Stopwatch(torch.cuda.synchronize if trainer.device.type == "cuda" else None)
         self.received: dict[str, list[int]] = {}  # site → calls, rows received for this rank's experts

@@ -38,14 +38,20 @@ class QuantisedWeight:
         """Whether the weight has a key, which changes in each step."""
         return self.suffixes[-1] == KEY
 
-    def make(self, parameters: SimpleNamespace, seed: int, step: int) -> None:
-        """Write the quantised tensors into the namespace. The old ones are freed first, so that both never coexist."""
+    def make(self, parameters: SimpleNamespace, seed: int, step: int, in_place: bool = False) -> None:
+        """Write the quantised tensors into the namespace. The old ones are freed first, so that both never coexist.
+
+        `in_place`: they are written to the memory of the old ones instead, which graphs read.
+        """
         names = [f"{self.name}{suffix}" for suffix in self.suffixes]
-        for name in names:
-            vars(parameters).pop(name, None)
+        old = [vars(parameters).pop(name, None) for name in names]
+        if not in_place:
+            old.clear()
         results = self.quantise(getattr(parameters, self.name))
         if self.is_keyed:
             results += (torch.tensor([seed, step, self.number], device=results[0].device),)
+        if in_place:
+            results = tuple(tensor.copy_(new) for tensor, new in zip(old, results, strict=True))
         vars(parameters).update(zip(names, results, strict=True))
 
 

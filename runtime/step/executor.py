@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from types import MappingProxyType, SimpleNamespace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from runtime.contract.mesh import Columns, columns_of_channel
 from runtime.contract.names import ActionName, ExchangeName, MessageName, ProgramName
 from runtime.state.state import DTYPES, State
 from runtime.step import records
+from runtime.step.graphs import Graphs, Segment
 from runtime.step.host_copies import HostCopies
 from runtime.step.micro_batches import Indices
 from runtime.step.sharding import ChoiceCounts, Sequences, Sharding, SplitRows, WholeTensors
@@ -89,6 +90,7 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.host = HostCopies(self.device)
+        self.graphs = Graphs(self.device, (self.parameters, self.gradients))
 
     def execute(
         self,
@@ -104,6 +106,7 @@ class Executor:
         `behind`: functions to call after a call, by the number of the call. They must not block.
         """
         self.batch = batch
+        self.graphs.begin(batch.program)
         (rows, *extents), dtype = self.message
         shape = (rows if batch.rows is None else batch.rows, *extents)
         going = {
@@ -150,6 +153,11 @@ class Executor:
         if self.host.coming:
             self.host.wait((stage, micro_batch))
         return self._values.setdefault((stage, micro_batch), SimpleNamespace())
+
+    def graph(self, segment: Segment, *tensors: Tensor) -> Any:
+        """Call a function of a segment. On a device its launches are captured in a CUDA graph, which later runs of the
+        program replay."""
+        return self.graphs.call(segment, tensors)
 
     def load(self, name: str, micro_batch: int) -> Tensor:
         """Return an input of a micro-batch, such as its tokens or targets: [token]."""

@@ -378,7 +378,7 @@ class Trainer:
             are_frozen_ready = self.quantised_at >= 0 and bool(self.plan.frozen)
             for weight in self.quantised:
                 if not are_frozen_ready or weight.is_keyed:
-                    weight.make(self.state.parameters, self.plan.train.seed, self.step)
+                    weight.make(self.state.parameters, self.plan.train.seed, self.step, self.executor.graphs.exist)
             self.quantised_at = self.step
 
     def _data(self, kind: ProgramKind, source: SampleSource | None, samples: Indices) -> dict[str, Tensor]:

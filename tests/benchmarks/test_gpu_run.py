@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import carried, checks, facts, gaps, limits, nccl, parts, timing, training
+from benchmarks.gpu import carried, checks, facts, gaps, limits, nccl, parts, rates, timing, training
 from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.facts import digest, emitted
@@ -377,6 +377,29 @@ def test_every_kernel_is_timed_and_formulas_compiled_after() -> None:
     tasks = timing.tasks()
     assert tasks[0] == {"kind": "limits"}
     assert [task["name"] for task in tasks if task["kind"] == "libraries"] == [case.name for case in CASES]
+
+
+def test_timed_libraries_are_rows_of_a_rate_table() -> None:
+    """A row for each library that was timed, whose rate is the work over its time."""
+    names = [case.name for case in CASES]
+    ops = {case.op: names.index(case.name) for case in reversed(CASES)}
+
+    def timed(op: str, rate: str, **seconds: float) -> dict[str, Any]:
+        case = ops[op]
+        by = {f"by {name}": value for name, value in seconds.items()}
+        task = {"kind": "libraries", "case": case, "name": names[case]}
+        return {**task, "seconds": {"ours": 1e-3, **by}, "flops": 4e11, "rate": rate}
+
+    found = [
+        timed("mla_attention_dgrad", "bf16", flash_attn=1e-3),
+        timed("linear_fp8", "fp8", deep_gemm=4e-4),
+        timed("grouped_linear", "bf16"),
+        {"kind": "limits", "copy": 4e12},
+    ]
+    document = {"device": "NVIDIA H1", "torch": "2", "date": "2026-11-30", "parts": {"timing": {"rows": found}}}
+    rows = [(row.kind, row.dtype, row.rate, row.by) for row in rates.rows(document)]
+    assert rows == [("attention_backward", "bf16", 4e14, "flash_attn"), ("gemm", "e4m3", 1e15, "deep_gemm")]
+    assert not [*rates.rows({**document, "parts": {}})]
 
 
 # ---------------------------------------------------------------- the page

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from unittest import mock
 
 import torch
@@ -67,12 +67,18 @@ class Pretend(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Pretend({self.inner})"
 
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.inner.untyped_storage()
+
     def __reduce_ex__(self, _: Any) -> Any:
         raise AssertionError("a tensor of a device is written to a file")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs, given = dict(kwargs or {}), kwargs or {}
         assert not str(func).startswith("c10d"), f"{func} of tensors of a device, which gloo does not take"
         to_host = "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cpu"
         if "device" in kwargs and kwargs["device"] is not None:
@@ -82,8 +88,10 @@ class Pretend(torch.Tensor):
         strangers = [t for t in tensors if not isinstance(t, Pretend) and t.dim() > 0]
         if strangers and func not in COPIES:
             raise RuntimeError(f"{func}: a tensor on a device meets one on cpu of shape {tuple(strangers[0].shape)}")
-        leaves = [leaf.inner if isinstance(leaf, Pretend) else leaf for leaf in leaves]
         SEEN.op(func, args, kwargs, to_host)
+        if SEEN.captured is not None:
+            return SEEN.captured.run(func, args, given)
+        leaves = [leaf.inner if isinstance(leaf, Pretend) else leaf for leaf in leaves]
         result = func(*tree_unflatten(leaves, shape)[0], **tree_unflatten(leaves, shape)[1])
         if func is aten.copy_.default:
             return args[0]
@@ -100,12 +108,17 @@ class _Making(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if not _is_there(kwargs.get("device")) or any(isinstance(arg, Pretend) for arg in args):
             return func(*args, **kwargs)
-        result = func(*args, **(kwargs | {"device": torch.device("cpu")}))
         if func is aten._to_copy.default:
             SEEN.say("blocking copy", "to the device")
         elif func.overloadpacket not in MAKES_NO_LAUNCH:
             SEEN.say("launch", _name(func))
-        return Pretend(result.clone() if func is aten._to_copy.default else result)
+
+        def make() -> Pretend:
+            result = func(*args, **(kwargs | {"device": torch.device("cpu")}))
+            return Pretend(result.clone() if func is aten._to_copy.default else result)
+
+        make.overloadpacket = func.overloadpacket  # type: ignore[attr-defined]
+        return make() if SEEN.captured is None else SEEN.captured.run(make, (), {})
 
 
 class _Values(TorchFunctionMode):
@@ -145,16 +158,35 @@ def _name(func: Any) -> str:
 # ---------------------------------------------------------------- observation
 
 
+class Graph(Protocol):
+    """A graph that is being captured (pretend_graphs.py)."""
+
+    def say(self, kind: Kind, what: str) -> None:
+        """Record what a replay will report."""
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Record a call, and return its result without numbers."""
+
+
 class Seen:
-    """Reports what a device would see. `stream`: the current one. Inside a kernel nothing else is reported."""
+    """Reports what a device would see. `stream`: the current one. Inside a kernel nothing else is reported. `graph`:
+    what is being captured."""
 
     def __init__(self) -> None:
         self.see: See | None = None
+        self.graph: Graph | None = None
         self.stream, self.kernels, self.streams = "compute", 0, 0
         self.calls: dict[KernelUse, None] = {}  # distinct calls of kernels, in order
 
+    @property
+    def captured(self) -> Graph | None:
+        """The graph that the next call belongs to. A kernel is one call."""
+        return None if self.kernels else self.graph
+
     def say(self, kind: Kind, what: str) -> None:
-        if self.see is not None and not self.kernels:
+        if self.captured is not None:
+            self.captured.say(kind, what)
+        elif self.see is not None and not self.kernels:
             self.see(kind, what, self.stream)
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], to_host: bool) -> None:
@@ -252,6 +284,9 @@ def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., A
     def op(*args: Any, **kwargs: Any) -> Any:
         if not SEEN.kernels:
             SEEN.calls.setdefault(_use(file, otherwise.__name__, args))
+        if (graph := SEEN.captured) is not None:
+            graph.say("launch", f"{file}: {otherwise.__name__}")
+            return graph.run(otherwise, args, kwargs)
         with SEEN.within_kernel(f"{file}: {otherwise.__name__}"):
             return otherwise(*args, **kwargs)
 

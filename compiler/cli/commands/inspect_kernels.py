@@ -21,7 +21,7 @@ from compiler.tools.picture.palette import DARK
 from compiler.tools.picture.terminal import console_of, text_of_console
 from dsl.messages.diagnostics import SpecError, make_visible
 from runtime.build.files import read as read_build
-from runtime.contract import KernelList
+from runtime.contract import GraphCalls, KernelList, PlainCalls
 from runtime.system.strict_json import tree
 
 VERSION = 1
@@ -72,6 +72,7 @@ def rows_of(data: bytes) -> dict[str, Any]:
         "quantised": [tree(op) for op in listed.quantised],
         "optimizer": tree(listed.optimizer),
         "rest": tree(listed.rest) if listed.rest else None,
+        "graphs": tree(listed.graphs) if listed.graphs else None,
     }
 
 
@@ -142,6 +143,10 @@ def _parts(name: str, report: dict[str, Any], width: int, on_cpus: bool) -> Iter
         step = f"{row['elements']:,} elements and {num_bytes(row['bytes'])} per step"
         line = f"optimizer: {row['op']} by {row['kernel'] or 'torch'}, {step} on the pipeline rank that updates most"
         yield Text(_wrap_names(line.split(" "), " ", width))
+    if report["graphs"]:
+        others = tuple(PlainCalls(**row) for row in report["graphs"]["others"])
+        calls = GraphCalls(report["graphs"]["replayed"], others)
+        yield Text(_wrap_names(f"graphs: {calls.sentence}".split(" "), " ", width))
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:

@@ -77,6 +77,8 @@ class Rates:
     product_share: float = 1.0  # share of the SMs that products have at the rates of `points`
     beside_share: float = 1.0  # share of the SMs that an exchange leaves to compute beside it
     keeps_share: bool = False  # whether kernels are built for that share, so that an action's products never use more
+    # by op that a library computes, and dtype: the rates of that library, if the table has some
+    library_points: Mapping[tuple[str, str], tuple[Point, ...]] = field(default_factory=dict)
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
     runs_kernels: bool = False  # whether ops run as kernels, on a GPU; CPUs run the ops that they stand for
     torch_ops: frozenset[str] = frozenset()  # ops that torch computes in many passes, though a kernel would take one
@@ -88,7 +90,9 @@ class Rates:
     sharing: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by mesh axis: the ranks that split rows
     assumptions: tuple[str, ...] = ()  # about the device, where the table says nothing
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # which rows stand in for others
-    _rates_at: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)
+    _rates_at: dict[tuple[str, str, tuple[int, ...], str], float] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _calls: dict[tuple[str, int, int], tuple[Cost, float]] = field(default_factory=dict, compare=False, repr=False)
 
     # ------------------------------------------------------------ compute
@@ -107,13 +111,13 @@ class Rates:
         """These rates, with products on a share of the SMs."""
         if share == self.product_share:
             return self
-        points = {
-            (kind, dtype): tuple((shape, rate * share / self.product_share) for shape, rate in class_points)
-            if kind in FLOPS
-            else class_points
-            for (kind, dtype), class_points in self.points.items()
-        }
-        return replace(self, points=points, product_share=share, _rates_at={}, _calls={})
+
+        def scale(points: tuple[Point, ...]) -> tuple[Point, ...]:
+            return tuple((shape, rate * share / self.product_share) for shape, rate in points)
+
+        points = {key: scale(entry) if key[0] in FLOPS else entry for key, entry in self.points.items()}
+        by_op = {key: scale(entry) for key, entry in self.library_points.items()}
+        return replace(self, points=points, library_points=by_op, product_share=share, _rates_at={}, _calls={})
 
     def compute_s(self, kind: str, cost: Cost, rows: int) -> float:
         """Seconds of one call of a segment of `kind` on `rows` received rows: the sum over its ops."""
@@ -136,12 +140,13 @@ class Rates:
             return ((name, self.torch_s(work.on_torch)),)
         if name not in FLOPS:
             return ((name, moved_bytes / self.rate(name, "any", shape)),)
+        dtype = self.dtype_of(kind, op, work)
         if self.runs_kernels and work.on_kernels is not None:
             executed = work.on_kernels
-            products_s = executed.flops / self.rate(name, self.dtype_of(kind, op, work), shape)
+            products_s = executed.flops / self.rate(name, dtype, shape)
             return ((name, products_s + executed.bytes / self.memory_bytes),)
         flops = work.flops + work.flops_row * rows
-        core = max(flops / self.rate(name, self.dtype_of(kind, op, work), shape), moved_bytes / self.memory_bytes)
+        core = max(flops / self.rate(name, dtype, shape, op), moved_bytes / self.memory_bytes)
         if self.rope and name.startswith("attention"):
             return (name, core), ("rope", moved_bytes / self.rate("rope", "any", ()))
         return ((name, core),)
@@ -163,13 +168,13 @@ class Rates:
         high = self.linear in ("e4m3", "e2m1") and work.dtype and not is_packed(work.dtype)
         return self.plain if high else self.linear
 
-    def rate(self, kind: str, dtype: str, shape: tuple[int, ...]) -> float:
-        """FLOP/s or byte/s of a class at a shape."""
-        key = (kind, dtype, shape)
+    def rate(self, kind: str, dtype: str, shape: tuple[int, ...], op: str = "") -> float:
+        """FLOP/s or byte/s of a class at a shape. `op`: one of the class that a library may compute."""
+        by = op if (op, dtype) in self.library_points else ""
+        key = (kind, dtype, shape, by)
         if key not in self._rates_at:
-            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * tile_efficiency(
-                kind, dtype, shape, self.sms
-            )
+            points = self.library_points[by, dtype] if by else self.points[kind, dtype]
+            self._rates_at[key] = rate_at(points, shape) * tile_efficiency(kind, dtype, shape, self.sms)
         return self._rates_at[key]
 
     @property

@@ -24,6 +24,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler.files import text as textfile
+from compiler.model.ops.implementations import LIBRARY_NAMES
 from dsl.messages.diagnostics import is_hidden
 from dsl.schema import StrictModel
 
@@ -175,6 +176,7 @@ class RateRow(TableModel):
     seconds: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
     sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # that the kernel ran on; None: all
     when: Literal["lone", "paired"] = "lone"  # paired: beside communication or, on a CPU, beside other ranks
+    by: str | None = None  # library that was measured, as a run names it; None: kernels of dsc
     source: Text
     date: Date
 
@@ -186,6 +188,9 @@ class RateRow(TableModel):
         if (self.rate is None) != (self.kind in SECONDS) or (self.seconds is None) == (self.kind in SECONDS):
             needed, excluded = ("seconds", "rate") if self.kind in SECONDS else ("rate", "seconds")
             raise ValueError(f"a row of class {self.kind} has `{needed}`, not `{excluded}`")
+        if self.by is not None and (self.kind not in FLOPS or self.by not in LIBRARY_NAMES):
+            named = f"a class of products or attention, `by` one of {', '.join(LIBRARY_NAMES)}"
+            raise ValueError(f"no library computes {self.kind} by {self.by[:40]!r}: use {named}")
         extents = _extents(self.kind)
         if len(self.shape) not in extents:
             raise ValueError(f"the shape of class {self.kind} has {' or '.join(map(str, extents))} extents")
@@ -309,9 +314,10 @@ def merge_base(table: RateTable) -> RateTable:
     if table.base is None:
         return table
     base = shipped_table(table.base)
-    stated = {(row.kind, row.dtype) for row in table.rows}
+    stated = {(row.kind, row.dtype, row.by) for row in table.rows}
     device = _inherit_facts(table.device, base.device)
-    inherited = (_scale_row(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in stated)
+    unstated = (row for row in base.rows if (row.kind, row.dtype, row.by) not in stated)
+    inherited = (_scale_row(row, base.device, device) for row in unstated)
     rows = (*table.rows, *inherited)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))

@@ -16,6 +16,7 @@ TRITON, TORCH = "triton", "torch"
 # The ops of each key of `kernels`. Of keys whose ops include several, all run on the same implementation.
 OPS_OF: Mapping[str, tuple[str, ...]] = {
     "attention": ("gqa_attention", "gqa_attention_dgrad"),
+    "latent_attention": ("mla_attention", "mla_attention_dgrad"),
     "fp8_products": ("linear_fp8", "linear_fp8_dgrad", "grouped_linear_fp8", "grouped_linear_fp8_dgrad"),
     "grouped_products": ("grouped_linear", "grouped_linear_dgrad", "grouped_linear_wgrad_"),
     "sparse_attention": (
@@ -29,6 +30,18 @@ OPS_OF: Mapping[str, tuple[str, ...]] = {
     "delta_rule": ("delta_rule", "delta_rule_dgrad"),
 }
 KEY_OF = {op: key for key, ops in OPS_OF.items() for op in ops}
+
+
+# Plans price an op before its data and scales are told apart, and a weight gradient without its accumulation.
+PLANNED_AS: Mapping[str, str] = {
+    "linear_fp8": "linear",
+    "linear_fp8_dgrad": "linear_dgrad",
+    "grouped_linear_fp8": "grouped_linear",
+    "grouped_linear_fp8_dgrad": "grouped_linear_dgrad",
+    "grouped_linear_wgrad_": "grouped_linear_wgrad",
+}
+# The words of `kernels` that name libraries.
+LIBRARY_NAMES = ("cudnn", "deep_gemm", "fla", "flash_attn", "grouped_mm")
 
 
 def stated_choices(kernels: Kernels) -> Mapping[str, str]:

@@ -67,6 +67,17 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
     assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in listing["fused"])
 
 
+def test_calls_in_graphs_are_counted_and_the_others_have_reasons(builds: tuple[Path, Path]) -> None:
+    build, _ = builds
+    document = json.loads((build / "kernels.json").read_bytes())
+    assert rows_of(json.dumps(document).encode())["graphs"] is None
+    counted = {"replayed": 1200, "others": [{"reason": "they move", "calls": 34}]}
+    report = rows_of(json.dumps({**document, "graphs": counted}).encode())
+    assert report["graphs"] == counted
+    line = "graphs: 1,200 of 1,234 calls of segments in a step are replayed from the third step on; 34 launch kernel by"
+    assert f"{line} kernel: they move\n" in text("build", report)
+
+
 def test_ops_that_the_spec_leaves_unfused_are_reported(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

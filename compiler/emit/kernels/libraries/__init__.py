@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.emit.kernels.kernel import Family
-from compiler.emit.kernels.libraries import cudnn, deep_gemm, fla, grouped_mm
+from compiler.emit.kernels.libraries import cudnn, deep_gemm, fla, flash_attn, grouped_mm
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +26,6 @@ LIBRARIES = {
     "cudnn": Library(cudnn.OPS, "torch", is_deterministic=False),  # its gradient adds in any order
     "deep_gemm": Library(deep_gemm.OPS, "deep_gemm", is_deterministic=True),
     "fla": Library(fla.OPS, "fla", is_deterministic=True),
+    "flash_attn": Library(flash_attn.OPS, "flash_attn_interface", is_deterministic=True),
     "grouped_mm": Library(grouped_mm.OPS, "torch", is_deterministic=True),
 }

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from compiler.emit.kernels import KERNELS, emit_kernel
 from compiler.emit.kernels.libraries import LIBRARIES
 from compiler.model.ops.gpu_work import TORCH_WORK
-from compiler.model.ops.implementations import OPS_OF, TORCH, TRITON
+from compiler.model.ops.implementations import LIBRARY_NAMES, OPS_OF, TORCH, TRITON
 from compiler.pipeline import compile_spec
 from dsl.load import load
 from dsl.schema.base import words_of
@@ -45,7 +45,8 @@ def _random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> 
 
 
 def test_each_key_names_ops_and_each_word_an_implementation_of_them() -> None:
-    assert OPS_OF.keys() == Kernels.model_fields.keys()
+    assert OPS_OF.keys() == Kernels.model_fields.keys() - {"graphs"}
+    assert {*LIBRARY_NAMES} == LIBRARIES.keys()
     for key, ops in OPS_OF.items():
         assert {*ops} <= OPS.keys()
         for word in words_of(Kernels, key):
@@ -239,6 +240,111 @@ def test_cudnn_is_called_for_what_the_op_computes(tmp_path: Path, H: int, G: int
     for found, expected in zip((o, lse, *gradients), (exact, exact_lse, *exact_gradients), strict=True):
         assert found.shape == expected.shape and found.is_contiguous()
         assert float((found.double() - expected).norm() / expected.norm()) < 2.0**-7  # rotated keys are rounded to BF16
+
+
+# ---------------------------------------------------------------- FlashAttention-3
+
+
+def _check_heads(*tensors: Tensor) -> None:
+    """What FlashAttention-3 documents for [B, S, heads, columns]: BF16, and rows aligned to 16 bytes."""
+    for x in tensors:
+        assert x.dim() == 4 and x.dtype == torch.bfloat16 and x.stride(-1) == 1 and x.shape[-1] % 8 == 0
+        assert all(stride % 8 == 0 for stride in x.stride()[:-1]) and x.data_ptr() % 16 == 0
+
+
+def _flash_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs in FP64 as [B, heads, S, columns], after the checks of the package."""
+    _check_heads(q, k, v)
+    (B, S, H, C), (G, V) = q.shape, v.shape[2:]
+    assert k.shape == (B, S, G, C) and v.shape[:2] == (B, S) and H % G == 0
+    assert V == C or (128 < C <= 192 and 96 < V <= 128) or C <= 64
+    q, k, v = (x.double().transpose(1, 2).requires_grad_() for x in (q, k, v))
+    return q, k, v
+
+
+def _flash_attn() -> ModuleType:
+    """The functions of `flash_attn_interface` that texts call, with its names of arguments, in FP64."""
+
+    def _flash_attn_forward(
+        q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, causal: bool = False
+    ) -> tuple[Tensor, ...]:
+        assert causal and softmax_scale is not None
+        o, lse = _softmax_attention(*_flash_inputs(q, k, v), softmax_scale)
+        return o.detach().transpose(1, 2).to(q.dtype).contiguous(), lse.detach()[..., 0].float(), q[:0], q[:0]
+
+    def _flash_attn_backward(
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        softmax_lse: Tensor,
+        *,
+        dq: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+        softmax_scale: float | None = None,
+        is_causal: bool = False,
+        deterministic: bool = False,
+    ) -> Tensor:
+        assert is_causal and deterministic and softmax_scale is not None and max(q.shape[-1], v.shape[-1]) <= 192
+        _check_heads(dout, out, dq, dk, dv)
+        inputs = _flash_inputs(q, k, v)
+        exact, exact_lse = _softmax_attention(*inputs, softmax_scale)
+        assert softmax_lse.dtype == torch.float32 and softmax_lse.is_contiguous()
+        assert torch.allclose(softmax_lse.double(), exact_lse[..., 0], atol=1e-5)
+        assert torch.allclose(out.double(), exact.transpose(1, 2), atol=0.02)
+        gradients = torch.autograd.grad(exact, inputs, dout.double().transpose(1, 2))
+        for written, gradient in zip((dq, dk, dv), gradients, strict=True):
+            assert written.shape == gradient.transpose(1, 2).shape
+            written.copy_(gradient.transpose(1, 2))
+        return softmax_lse
+
+    module = ModuleType("flash_attn_interface")
+    vars(module).update(locals())
+    return module
+
+
+FLASH_CASES: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {  # op, columns of its inputs, sizes
+    "groups": ("gqa_attention", (64, 32, 32), (24, 4, 2, 1e4)),
+    "heads": ("gqa_attention", (32, 32, 32), (24, 2, 2, 0.0)),
+    "latent": ("mla_attention", (48, 64, 8), (24, 2, 16, 8, 16, 1e4)),
+    "latent_wide": ("mla_attention", (2 * 192, 2 * 256, 64), (24, 2, 128, 64, 128, 1e4)),
+    "latent_unrotated": ("mla_attention", (48, 48, 8), (24, 2, 16, 8, 8, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", FLASH_CASES)
+def test_flash_attn_is_called_for_what_the_op_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", _flash_attn())
+    op, columns, sizes = FLASH_CASES[name]
+    inputs = [_random(48, width, seed=seed) for seed, width in enumerate(columns)]
+    o, lse = _load(tmp_path, op, (*inputs, *sizes), "flash_attn")(*inputs, *sizes)
+    do = _random(*o.shape, seed=3)
+    arguments = (do, *inputs, o, lse, *sizes)
+    gradients = _load(tmp_path, f"{op}_dgrad", arguments, "flash_attn")(*arguments)
+    wide = [x.double() for x in inputs]
+    exact, exact_lse = OPS[op](*wide, *sizes)
+    exact_gradients = OPS[f"{op}_dgrad"](do.double(), *wide, exact, exact_lse, *sizes)
+    for found, expected in zip((o, lse, *gradients), (exact, exact_lse, *exact_gradients), strict=True):
+        assert found.shape == expected.shape and found.is_contiguous()
+        assert float((found.double() - expected).norm() / expected.norm()) < 2.0**-7  # rotated keys are rounded to BF16
+    assert [x.dtype for x in gradients] == [torch.bfloat16] * 3
+
+
+def test_the_kernel_of_the_build_runs_where_flash_attn_does_not() -> None:
+    def library(op: str, columns: tuple[int, ...], sizes: tuple[Any, ...], dtype: torch.dtype = torch.bfloat16) -> str:
+        file = emit_kernel(op, describe((*(_random(48, n, dtype=dtype) for n in columns), *sizes)), 4, "flash_attn")
+        return file.library if file else ""
+
+    starts = torch.zeros(48, dtype=torch.int32)
+    for op, columns, sizes in FLASH_CASES.values():
+        assert library(op, columns, sizes) == "flash_attn"
+        assert not library(op, columns, (*sizes, starts)) and not library(op, columns, sizes, torch.float32)
+    assert not library("gqa_attention", (512, 256, 256), (24, 2, 1, 1e4))  # its backward would not be deterministic
+    assert not library("mla_attention", (2 * 192, 2 * 192, 64), (24, 2, 128, 64, 64, 1e4))  # no kernel for 192 and 64
 
 
 # ---------------------------------------------------------------- DeepGEMM

@@ -7,16 +7,17 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from compiler.ir import Buffer, Use
 from compiler.machine.rates import Rates, shipped_table
-from compiler.machine.rates.table import FLOPS, MEMORY, shape_at
+from compiler.machine.rates.table import FLOPS, MEMORY, RateRow, RateTable, merge_base, shape_at
 from compiler.machine.topology.traffic import messages_of
 from compiler.model.ops import CASTS, GRADIENTS, RULES, kernel_class
 from compiler.plan.actions.chains import Chains
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import RATED, core_rates, rates_of, table_for
-from dsl.schema import Sm, Spec
+from dsl.schema import Kernels, Sm, Spec
 from tests.compiler.program.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
 
@@ -36,6 +37,49 @@ def with_device(spec: Spec, **peaks: float) -> Spec:
 
 def exchange_s(rates: Rates, rows: int = 4096, to_experts: bool = True) -> float:
     return rates.fabric.exchange_s(rates.experts, to_experts, EIGHT_BITS if to_experts else ROWS, rows)
+
+
+# ---------------------------------------------------------------- libraries
+
+
+def attention_s(rates: Rates, dtype: str = "bf16") -> tuple[float, float]:
+    """FLOP/s of grouped-query attention, forward and backward, at no shape in particular."""
+    ops = (("attention", "gqa_attention"), ("attention_backward", "gqa_attention_dgrad"))
+    forward, backward = (rates.rate(kind, dtype, (), op) for kind, op in ops)
+    return forward, backward
+
+
+def test_a_library_has_its_own_rates() -> None:
+    """Rows by a library price its ops alone, where a run names it. Without rows the plan says so."""
+    of_kernels, run = shipped("llama3-8b.dsc", "pretrain"), {"attention": "flash_attn"}
+    by_flash = of_kernels.model_copy(update={"kernels": Kernels.model_validate(run)})
+    plain = shipped_table("h100")
+    common = {"dtype": "bf16", "by": "flash_attn", "source": "a test", "date": "2026-11"}
+    rows = [{"class": "attention", "rate": 6e14, **common}, {"class": "attention_backward", "rate": 4e14, **common}]
+    measured = plain.model_copy(update={"rows": (*plain.rows, *map(RateRow.model_validate, rows))})
+    factors = [plain.factor_of(kind, "bf16") for kind in ("attention", "attention_backward")]
+
+    note = "attention by flash_attn takes as long as by the kernels of the build: table h100 has no row by flash_attn"
+    assert note in rates_of(by_flash, plain).assumptions
+    assert attention_s(rates_of(by_flash, plain)) == attention_s(rates_of(of_kernels, plain))
+    assert attention_s(rates_of(of_kernels, measured)) == attention_s(rates_of(of_kernels, plain))
+    priced = rates_of(by_flash, measured)
+    assert note not in priced.assumptions
+    assert attention_s(priced) == pytest.approx([6e14 / factors[0], 4e14 / factors[1]])
+    assert attention_s(priced._with_product_share(0.5)) == pytest.approx([3e14 / factors[0], 2e14 / factors[1]])
+    assert priced.rate("attention", "bf16", ()) == rates_of(of_kernels, plain).rate("attention", "bf16", ())
+
+
+def test_rows_by_a_library_leave_those_of_the_base() -> None:
+    row = {"class": "attention", "dtype": "bf16", "rate": 6e14, "by": "cudnn", "source": "a test", "date": "2026-11"}
+    base = shipped_table("h100")
+    mine = {"name": "mine", "base": "h100", "device": {"name": "h100"}, "rows": (RateRow.model_validate(row),)}
+    merged = merge_base(RateTable.model_validate(mine))
+    assert {r.by for r in merged.rows if r.kind == "attention"} == {None, "cudnn"}
+    assert len(merged.rows) == len(base.rows) + 1
+    for wrong in ({"by": "cutlass"}, {"class": "norm", "dtype": "any"}):
+        with pytest.raises(ValidationError, match="no library computes"):
+            RateRow.model_validate(row | wrong)
 
 
 # ---------------------------------------------------------------- ops
