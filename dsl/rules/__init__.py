@@ -147,7 +147,7 @@ RULES: tuple[Row, ...] = (
     ((*KERNELS, "model.name", *ATTENTIONS, f"{LAYERS}.ffn.kind"), precision.kernels_exist),
     (
         (
-            *(*KERNELS, *ATTENTIONS, "data.documents", "unfused"),
+            *(*KERNELS, *ATTENTIONS, "data.documents", "train.optimizer.qk_clip", "unfused"),
             *(f"precision.{key}" for key in ("name", "linear", "compute")),
         ),
         precision.libraries_compute_the_ops,

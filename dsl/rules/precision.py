@@ -301,7 +301,7 @@ def _latent_attention_is_apart(spec: Spec) -> Iterator[Finding]:
 
 
 def _library_takes_sequences(spec: Spec, key: str, library: str) -> Iterator[Finding]:
-    """A library of attention computes in BF16, and whole sequences."""
+    """A library of attention computes in BF16, and whole sequences, and does not return the largest logits."""
     path, hint, precision = f"kernels.{key}", f"remove `{key}`", spec.precision
     if precision.compute != "bf16":
         message = f"{library} computes in BF16, but precision {precision.name} computes in {precision.compute}"
@@ -309,3 +309,6 @@ def _library_takes_sequences(spec: Spec, key: str, library: str) -> Iterator[Fin
     if spec.data.documents == "masked":
         message = f"{library} computes whole sequences, but documents are masked from one another"
         yield Finding("E0945", message, path, hint, (("the documents", "data.documents"),))
+    if spec.train.optimizer.qk_clip is not None and key != "delta_rule":
+        message = f"qk_clip needs the largest logits of attention, which {library} does not return"
+        yield Finding("E0945", message, path, hint, (("the bound of logits", "train.optimizer.qk_clip"),))
