@@ -133,6 +133,25 @@ def convolution_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Ten
     return t(s.tokens, s.hidden), x, w, of("convolve", x, w, sequence)[1]
 
 
+def state_heads(s: Sizes) -> int:
+    """Heads of values of a delta rule: 32 as in Qwen3-Next and Kimi Linear."""
+    return 2 * -(-s.heads // 8)
+
+
+def delta_rule(s: Sizes, t: Make, by_column: bool) -> Arguments:
+    """q, k, v, β's logits, decays of a tenth; each head of keys has two of values if they are of heads."""
+    H, K = state_heads(s), s.head_dim
+    G = H if by_column else H // 2
+    keys, decays = G * K, -t.wide(s.tokens, H * K if by_column else H).square() / 10
+    tensors = t(s.tokens, keys), t(s.tokens, keys), t(s.tokens, H * K), t.wide(s.tokens, H), decays
+    return *tensors, s.sequence, G
+
+
+def delta_rule_gradient(s: Sizes, t: Make, by_column: bool) -> Arguments:
+    arguments = delta_rule(s, t, by_column)
+    return t(*arguments[2].shape), *arguments
+
+
 def dense(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
     """dy, h of a dense layer."""
     return t(s.tokens, s.dense), t(s.tokens, 2 * s.dense)

@@ -126,6 +126,12 @@ def compressed_flops(chosen: bool, products: int) -> Callable[[Sizes], int]:
     return flops
 
 
+def state_flops(state: int, chunk: int) -> Callable[[Sizes], int]:
+    """FLOPs of `state` products of each row with a state, and of `chunk` products among the rows of a chunk, of which
+    half are masked."""
+    return lambda s: s.tokens * a.state_heads(s) * s.head_dim * (2 * state * s.head_dim + chunk * min(64, s.sequence))
+
+
 def head_flops(products: int) -> Callable[[Sizes], int]:
     return lambda s: 2 * products * s.tokens * s.vocab * s.hidden
 
@@ -214,7 +220,7 @@ CASES: tuple[Case, ...] = (
         dtypes=(FP32,),
         sizes=("odd",),
     ),
-    # ---- convolutions before a delta rule
+    # ---- convolutions and the delta rule
     Case("convolve", a.convolution, MOVE, sizes=("odd",)),
     Case("convolve_dgrad", a.convolution_gradient, MOVE, sizes=("odd",)),
     Case(
@@ -223,6 +229,30 @@ CASES: tuple[Case, ...] = (
         MOVE,
         written=(0,),
         sizes=("odd",),
+    ),
+    *(
+        case
+        for by_column, variant in ((False, "with decays of heads"), (True, "with decays of columns"))
+        for case in (
+            Case(
+                "delta_rule",
+                partial(a.delta_rule, by_column=by_column),
+                Goal("share", 0.15),
+                variant,
+                state_flops(3, 5),
+                roundings=8,
+                sizes=("odd",),
+            ),
+            Case(
+                "delta_rule_dgrad",
+                partial(a.delta_rule_gradient, by_column=by_column),
+                Goal("share", 0.15),
+                variant,
+                state_flops(9, 12),
+                roundings=24,
+                sizes=("odd",),
+            ),
+        )
     ),
     # ---- rotation before attention
     Case("rotate", a.rotation, COPY),
@@ -341,6 +371,7 @@ CASES: tuple[Case, ...] = (
             compressed_flops(chosen, products=5),
             roundings=5,
             dtypes=(BF16,),
+            sizes=("odd",),
         )
         for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))
     ),

@@ -497,8 +497,11 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
     ]
 
 
+RARE = -12  # the logarithm of a probability at which nobody plans for it
+
+
 def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
-    """The worst case, and its probability if every token chose its experts evenly and independently."""
+    """The worst case, and whether even and independent choices of experts lead to it."""
     mixtures = [layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)]
     ranks, group = spec.parallel.expert, spec.parallel.expert_group
     worst = max((memory.worst_bytes or 0 for memory in memories), default=0)
@@ -508,8 +511,8 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     local, tokens = moe.experts // ranks, group * spec.tokens_of_rank
     num_choices = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
     chance = tokens * (log10(num_choices) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
+    often = f"in {10**chance:.1g} of the layers" if chance > RARE else "practically never"
     return [
         f"memory: if all {tokens:,} tokens of an expert group went to one rank in each layer ({worst_rows(spec):,} "
-        f"rows), the rank would hold {gib(worst)}; with even and independent choices of experts, this happens in a "
-        f"layer with probability 10^{chance:,.0f}"
+        f"rows), the rank would hold {gib(worst)}; with even and independent choices of experts, this happens {often}"
     ]

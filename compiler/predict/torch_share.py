@@ -8,24 +8,22 @@ from collections.abc import Iterable, Mapping
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
 from compiler.model.ops import GRADIENTS
-from compiler.model.ops.implementations import KEY_OF, TORCH, TRITON
+from compiler.model.ops.implementations import KEY_OF, TORCH
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict.prediction import TorchShare
 from dsl.schema import Spec
-from dsl.schema.base import words_of
-from dsl.schema.kernels import Kernels
 
 LIMIT = 0.2  # of the compute: more is refused unless the spec names an implementation
 
 
 class SlowOpsError(ValueError):
-    """Torch would take too much of the time of a step. The message has the edits that help, for the author of the
+    """Torch would take too much of the time of a step. The message has the edit that accepts it, for the author of the
     spec."""
 
 
 def torch_shares(spec: Spec, plan: Plan, rates: Rates) -> tuple[TorchShare, ...]:
     """The ops that torch computes, by key of `kernels`, the largest share first; empty on CPUs."""
-    if not rates.torch_ops:
+    if not rates.runs_kernels:
         return ()
     rows, all_s = balanced_rows(spec), 0.0
     seconds, temporary_bytes = defaultdict[str, float](float), Counter[str]()
@@ -35,7 +33,7 @@ def torch_shares(spec: Spec, plan: Plan, rates: Rates) -> tuple[TorchShare, ...]
         for op, work in (pair for _, cost in costs for pair in cost.ops):
             op_s = num_uses[segment] * rates.kernel_s(kind, op, work, rows)
             all_s += op_s
-            if op in rates.torch_ops and work.on_torch is not None:
+            if work.on_torch is not None and rates.is_on_torch(op, work):
                 seconds[op] += op_s
                 temporary_bytes[op] = max(temporary_bytes[op], work.on_torch.temporary_bytes)
     shares = [
@@ -59,9 +57,10 @@ def _share_of_key(key: str, by_op: Mapping[str, float], temporary_bytes: Mapping
 
 
 def refusals(shares: Iterable[TorchShare]) -> tuple[str, ...]:
-    """A sentence for each key that `dsc compile` refuses, with the edits that help."""
+    """A sentence for each key that `dsc compile` refuses, with the edit that accepts it."""
     return tuple(
-        f"torch would take {share.share:.0%} of the compute for {share.names}, without a kernel: {_edits(share)}"
+        f"torch would take {share.share:.0%} of the compute for {share.names}, as no kernel takes their shapes: "
+        f"write `kernels {{ {share.key} = {TORCH} }}` in the run to accept it"
         for share in shares
         if not share.is_accepted
     )
@@ -71,12 +70,3 @@ def refuse_slow_ops(spec: Spec, plan: Plan, rates: Rates) -> None:
     """Raise SlowOpsError if torch would take more than `LIMIT` of the compute, and the spec names no implementation."""
     if sentences := refusals(torch_shares(spec, plan, rates)):
         raise SlowOpsError("; ".join(sentences))
-
-
-def _edits(share: TorchShare) -> str:
-    key = share.key
-    libraries = [word for word in words_of(Kernels, key) if word not in (TRITON, TORCH)]
-    others = [f"`kernels {{ {key} = {word} }}`" for word in libraries]
-    default = TRITON if TRITON in words_of(Kernels, key) else TORCH
-    accepting = f"`kernels {{ {key} = {default} }}` to accept it"
-    return f"write {' or '.join(others)} in the run, or {accepting}" if others else f"write {accepting}"

@@ -274,7 +274,7 @@ def libraries_compute_the_ops(spec: Spec) -> Iterator[Finding]:
         yield from _latent_attention_is_apart(spec)
     if spec.kernels.delta_rule != "fla":
         return
-    path, hint = "kernels.delta_rule", "write `delta_rule = torch`"
+    path, hint = "kernels.delta_rule", "remove `delta_rule`"
     for place, attention in spec.model.attentions:
         if isinstance(attention, DeltaNet):
             if attention.key_dim > MAX_FLA_KEY:

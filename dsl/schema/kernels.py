@@ -73,9 +73,15 @@ class Kernels(Node):
         QuietField(),
     ] = None
     delta_rule: Annotated[
-        Literal["torch", "fla"] | None,
+        Literal["triton", "torch", "fla"] | None,
         Field(description=f"the recurrence of linear attention; {DEFAULT}", examples=["delta_rule = fla"]),
-        Choices({"torch": TORCH, "fla": "the package flash-linear-attention, whose kernels are written in Triton"}),
+        Choices(
+            {
+                "triton": TRITON,
+                "torch": TORCH,
+                "fla": "the package flash-linear-attention, whose kernels are written in Triton",
+            }
+        ),
         QuietField(),
     ] = None
     graphs: Annotated[

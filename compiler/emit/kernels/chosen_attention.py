@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, VariableName, power_of_two
 from compiler.ir import Buffer
+from compiler.model.ops.kernel_shapes import takes_chosen_attention
 
 _ONCE = "ld.global.L1::evict_first"  # for queries, or keys and values, that only one tile reads
 STREAMS = {
@@ -31,11 +32,9 @@ def _choose(
     dtypes = {tensor.dtype for tensor in tensors}
     dtype, top_k, K = q.dtype, power_of_two(int(chosen.shape[1])), int(chosen.shape[1])
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
-    if len(dtypes) > 1 or dtype not in BYTES or not nope or max(blocks.values()) > 128 or not kv.shape[0]:
+    if len(dtypes) > 1 or not kv.shape[0] or not takes_chosen_attention(nope, rope, value, dtype):
         return None
     keys = blocks["NOPE"] + blocks["ROPE"]
-    if keys > 192:
-        return None
     Q = int(q.shape[0]) * S // int(kv.shape[0])
     words, query_words = (-(-rows // 128) * 4 for rows in (S, Q))  # whole blocks of each launch
     constants = {"S": S, "Q": Q, "H": H, "SCALE": (nope + rope) ** -0.5}

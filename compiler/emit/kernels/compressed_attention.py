@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from compiler.emit.kernels.kernel import BYTES, FUSION, LEGS, KernelChoice, power_of_two
 from compiler.ir import Buffer
+from compiler.model.ops.kernel_shapes import takes_compressed_attention
 
 Sizes = tuple[int, ...]
 STREAMS = {"_forward": ("st.global.cs",), "_query_gradient": ("st.global.cs",), "_key_gradient": ("st.global.cs",)}
@@ -34,8 +35,7 @@ def _choose(
     S, H, window, rate = sizes
     T, C = (int(extent) for extent in kv.shape)
     dtype, block = kv.dtype, max(16, power_of_two(C))
-    widest = 512 if dtype == "bfloat16" else 64  # in FP32, 128 columns spill 112 bytes on 3.6
-    if entries.dtype != dtype or dtype not in BYTES or block > widest or not T:
+    if entries.dtype != dtype or not T or not takes_compressed_attention(C, dtype):
         return None
     if sinks is not None and sinks.dtype not in BYTES:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
+from compiler.model.ops.kernel_shapes import takes_indexer_loss
 
 SCRATCH_BYTES = 2**28  # of the scores of as many queries as fit, which become their gradients
 CHUNK = 128  # columns of a head of attention that are multiplied at a time
@@ -21,9 +22,9 @@ def choose(sms: int, arguments: Sequence[Any]) -> KernelChoice | None:
     q, k, weights, query, kv, k_rope, chosen, sequence, index_heads, heads, nope, rate, *_ = arguments
     columns, rope, keys = int(k.shape[1]), int(k_rope.shape[1]), sequence // rate
     ours, theirs = {q.dtype, k.dtype}, {query.dtype, k_rope.dtype, *([kv.dtype] if kv else [])}
-    if not ours | theirs | {weights.dtype} <= {*BYTES} or len(ours) > 1 or len(theirs) > 1 or not 0 < keys < 2**24:
-        return None  # a tile has fewer than 2³¹ numbers
-    if columns > 128 or nope > CHUNK or (rope > CHUNK and rope % CHUNK):
+    if not theirs | {weights.dtype} <= {*BYTES} or len(ours) > 1 or len(theirs) > 1:
+        return None
+    if not takes_indexer_loss(columns, nope, rope, keys, q.dtype):
         return None
     wide = "float32" in ours | theirs
     M = 32 if wide else 64

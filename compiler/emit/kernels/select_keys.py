@@ -7,6 +7,7 @@ from typing import Any
 
 from compiler.emit.kernels.kernel import BYTES, FUSION, KernelChoice, power_of_two
 from compiler.ir import Buffer
+from compiler.model.ops.kernel_shapes import takes_choices
 
 SCRATCH_BYTES = 2**28  # of the scores of as many queries as fit, which the choice reads five times
 MAX_BLOCK = 2048  # keys that the choice reads at a time; two counts of these fit 32 bits
@@ -23,7 +24,7 @@ def choose(
     columns, keys = int(k.shape[1]), sequence // rate
     block = max(16, power_of_two(columns))
     wide = "float32" in (q.dtype, k.dtype)
-    if not {q.dtype, k.dtype, weights.dtype} <= {*BYTES} or q.dtype != k.dtype or block > 256 or not keys:
+    if weights.dtype not in BYTES or q.dtype != k.dtype or not takes_choices(columns, keys, q.dtype):
         return None
     tile = (32, 32, 4, 2) if wide else (64, 128, 4, 2)
     scores = dict(zip(("M", "N", "num_warps", "num_stages"), tile, strict=True))

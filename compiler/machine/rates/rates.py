@@ -136,7 +136,8 @@ class Rates:
         name = kernel_class(op)
         shape = shape_at(work.shape, rows)
         moved_bytes = work.bytes + work.bytes_row * rows
-        if op in self.torch_ops and work.on_torch is not None:
+        if self.is_on_torch(op, work):
+            assert work.on_torch is not None
             return ((name, self.torch_s(work.on_torch)),)
         if name not in FLOPS:
             return ((name, moved_bytes / self.rate(name, "any", shape)),)
@@ -151,9 +152,14 @@ class Rates:
             return (name, core), ("rope", moved_bytes / self.rate("rope", "any", ()))
         return ((name, core),)
 
+    def is_on_torch(self, op: str, work: Cost) -> bool:
+        """Whether torch computes an op in many passes: no kernel takes its shapes, or the run names torch."""
+        lacks_kernel = self.runs_kernels and work.on_kernels is None
+        return work.on_torch is not None and (lacks_kernel or op in self.torch_ops)
+
     def temporary_bytes(self, op: str, work: Cost) -> int:
         """The most bytes of tensors that exist only within a call of an op on a GPU."""
-        executed = work.on_torch if op in self.torch_ops else work.on_kernels if self.runs_kernels else None
+        executed = work.on_torch if self.is_on_torch(op, work) else work.on_kernels if self.runs_kernels else None
         return 0 if executed is None else executed.temporary_bytes
 
     def torch_s(self, work: TorchWork) -> float:

@@ -1,7 +1,8 @@
 """What a GPU does for ops whose rule does not tell: FLOPs, bytes, launches and temporary tensors.
 
 `KERNEL_WORK` has ops whose kernels compute more than the FLOPs of the model, or keep tensors between launches: of
-sparse attention they compute all scores, and mask those of keys that are not chosen.
+sparse attention they compute all scores, and mask those of keys that are not chosen; of a delta rule they keep what
+passes between chunks, in BF16.
 
 `TORCH_WORK` has ops that torch computes where there is no kernel, or where the run names torch. It computes them in
 FP32, from block to block of a few queries or rows, with some ten kernels a block that each read and write whole tensors
@@ -77,6 +78,35 @@ def _kernels_of_compressed_attention_dgrad(n: SimpleNamespace) -> KernelWork:
     return KernelWork(products + of_blocks, 2 * added + 4 * parts, min(SCORE_BYTES, added) + parts)
 
 
+def _kernels_of_delta_rule(n: SimpleNamespace) -> KernelWork:
+    """Of each row and head: three products with a state, one of scores for each level, twice, and three with a row of
+    a matrix of the chunk. Then the inverse: two matrices at each of five levels, each as three products of BF16."""
+    rows, K, V, W, levels = _rows_of_states(n)
+    states = BF16 * K * V // CHUNK
+    flops = 6 * K * V + 2 * CHUNK * ((2 * levels + 1) * K + 2 * V) + 60 * CHUNK**2
+    passes = 3 * FP32 * W + BF16 * (6 * K + 4 * V) + 2 * (BF16 + FP32) * CHUNK + 2 * states
+    kept = FP32 * W + BF16 * (3 * K + V) + (BF16 + FP32) * CHUNK + states
+    return KernelWork(rows * flops, rows * passes, rows * kept)
+
+
+def _kernels_of_delta_rule_dgrad(n: SimpleNamespace) -> KernelWork:
+    """The forward except its outputs, then the gradients: nine products with a state or its gradient, two of the
+    gradients of scores for each level and side, and four with a row of a matrix."""
+    rows, K, V, W, levels = _rows_of_states(n)
+    states = BF16 * K * V // CHUNK
+    flops = 16 * K * V + 2 * CHUNK * ((6 * levels + 1) * K + 5 * V) + 60 * CHUNK**2
+    passes = 7 * FP32 * W + (8 * BF16 + 4 * FP32) * K + 8 * BF16 * V + (8 * BF16 + 2 * FP32) * CHUNK + 4 * states
+    kept = FP32 * W + (3 * BF16 + 2 * FP32) * K + 2 * BF16 * V + (3 * BF16 + FP32) * CHUNK + 2 * states
+    return KernelWork(rows * flops, rows * passes, rows * kept)
+
+
+def _rows_of_states(n: SimpleNamespace) -> tuple[int, int, int, int, int]:
+    """(rows of all heads, width of a key, of a value, of a decay, how many products give scores of all rows of a chunk:
+    one if they share decays, else one for each of its halves, quarters …)."""
+    (tokens, heads), K, W = n.beta, n.q[1] // n.key_heads, n.decay[1] // n.beta[1]
+    return tokens * heads, K, n.v[1] // heads, W, CHUNK.bit_length() - 1 if W > 1 else 1
+
+
 def _of_all_keys(n: SimpleNamespace, keys: int, values: int) -> int:
     """FLOPs of products of each query with all keys of its past: `keys` over the width of a key, and `values`."""
     seen = n.q[0] * twice_seen(n.sequence, None, 1) // n.sequence
@@ -95,6 +125,8 @@ KERNEL_WORK: Mapping[str, Callable[[SimpleNamespace], KernelWork]] = {
     "compressed_attention": _kernels_of_compressed_attention,
     "compressed_attention_dgrad": _kernels_of_compressed_attention_dgrad,
     "indexer_loss": _kernels_of_indexer_loss,
+    "delta_rule": _kernels_of_delta_rule,
+    "delta_rule_dgrad": _kernels_of_delta_rule_dgrad,
 }
 
 # ---------------------------------------------------------------- torch

@@ -16,8 +16,7 @@ SUM = "a sum of rows, in I where I returns its operand: between parts that tenso
 NORM = "small compared to attention: the norm of queries and keys in models that norm all heads together"
 POLICY = "no kernel yet: a cross entropy of each row, and a few numbers per token"
 PARTS = "a few numbers per row: one of each tensor rank, and the logit of the target"
-RECURRENCE = "no kernel yet: batched products of chunks, with a state passed from chunk to chunk"
-AROUND = "one pass over its operands, beside a delta rule that has no kernel"
+AROUND = "one pass over its operands, small compared to the delta rule beside it"
 
 
 def _names_with_gradients(*ops: str) -> tuple[str, ...]:
@@ -34,7 +33,6 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(_names_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     **dict.fromkeys(_names_with_gradients("policy_loss"), POLICY),
     **dict.fromkeys(_names_with_gradients("two_squares", "shared_rmsnorm"), NORM),
-    **dict.fromkeys(_names_with_gradients("delta_rule"), RECURRENCE),
     **dict.fromkeys((*_names_with_gradients("log_decay", "gate_columns"), "log_decay_wgrad_"), AROUND),
     "columns": VIEW,
     **dict.fromkeys((*_names_with_gradients("compress"), "compress_wgrad_"), SCORES),

@@ -15,6 +15,7 @@ from compiler import ir
 from compiler.ir.dtypes import ITEMSIZE, is_packed, parse_packed, tensor_bytes
 from compiler.model.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
 from compiler.model.ops.gpu_work import KERNEL_WORK, TORCH_WORK
+from compiler.model.ops.kernel_shapes import TAKES
 from compiler.model.ops.rule import statistics_dtype
 from compiler.model.ops.torch_calls import torch_flops, torch_kernel
 from compiler.model.segments.joint import Joint, OpNode
@@ -103,9 +104,12 @@ class _SizedNodes:
         return _rule(node).flops(_extents(node, self.sized))
 
     def on_kernels(self, node: OpNode) -> ir.KernelWork | None:
-        """What kernels do on a GPU, if it differs from what the op's rule counts."""
+        """What kernels do on a GPU, if it differs from what the op's rule counts; None if none takes the shapes."""
         work = None if node.call else KERNEL_WORK.get(node.op)
-        return work(_extents(node, self.sized)) if work else None
+        if work is None:
+            return None
+        extents, dtype = _extents(node, self.sized), self.tensors[node.reads[0]].dtype
+        return work(extents) if TAKES[node.op](extents, dtype) else None
 
     def on_torch(self, node: OpNode) -> ir.TorchWork | None:
         """What torch does on a GPU for an op that needs a kernel of its own; None for other ops."""

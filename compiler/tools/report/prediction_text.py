@@ -173,7 +173,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
         note = f"{p.step.schedule} with micro-batches by cost, not as drawn: {gain.steps} steps of {gain.data}"
         yield _fact("order", f"saves {gain.saved_share:.1%}", note)
     if p.goodput is not None:
-        yield _goodput(p, p.goodput)
+        yield from _goodput(p, p.goodput)
     yield _fact("hours", count(p.device_hours_per_trillion_tokens), "device hours per trillion tokens")
     if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
         yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
@@ -206,13 +206,13 @@ def _generation(p: Prediction, generation: GenerationTime) -> Iterable[Text]:
     yield _fact("", size(generation.cache_bytes), cache + excess)
 
 
-def _goodput(p: Prediction, goodput: Goodput) -> Text:
+def _goodput(p: Prediction, goodput: Goodput) -> Iterable[Text]:
     """The goodput under failures, and the checkpoint interval with the best goodput."""
     ends = goodput.share * MAX_RUN_S > p.whole_run.seconds
     run = span(p.whole_run.seconds / goodput.share) if ends else "no end"
-    best = f"saved every {plural(goodput.best_steps, 'step')}"
-    best = best if goodput.of_spec is None else f"{goodput.best:.1%} if {best}"
-    return _fact("goodput", f"{goodput.share:.1%}, {run}", f"one failure every {span(goodput.mtbf_s)}; {best}")
+    yield _fact("goodput", f"{goodput.share:.1%}, {run}", f"one failure every {span(goodput.mtbf_s)}")
+    share = "" if goodput.of_spec is None else f"{goodput.best:.1%}"
+    yield _fact("", share, f"with a checkpoint every {plural(goodput.best_steps, 'step')}")
 
 
 def _fact(name: str, value: str, note: str) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import comb
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from compiler.tools.report.measured_memory import MeasuredMemory, device_line, summarize_peaks
 from dsl.load import load
+from dsl.schema import Moe
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
 from tests.specs.shipped import SPECS, shipped
@@ -157,14 +159,17 @@ def test_sizes_are_printed_in_a_suitable_unit() -> None:
 
 
 def test_the_worst_case_is_reported_with_its_probability() -> None:
-    """The probability by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
-    from math import comb, log10
-
+    """By hand: all tokens of an expert group choose experts of one rank. Of 262,144 tokens nobody waits for that."""
     spec = shipped("deepseek-v3.dsc")
-    plan = make_plan(spec)
-    line = memory_assumptions(spec, plan, [memory(0, worst_bytes=900 * GIB)])[-1]
-    chance = 64 * 4096 * log10(comb(252, 4) / comb(256, 8)) + log10(64)
-    assert "262,144 tokens" in line and "1,048,576 rows" in line and f"10^{chance:,.0f}" in line
+    line = memory_assumptions(spec, make_plan(spec), [memory(0, worst_bytes=900 * GIB)])[-1]
+    assert "262,144 tokens" in line and "1,048,576 rows" in line and line.endswith("practically never")
+    few = load(SPECS / "quickstart.dsc", None, ["train.sequence=2", "train.micro_batch=1"])
+    (ffn,) = {layers.ffn for layers in few.model.layers if isinstance(layers.ffn, Moe)}
+    ranks, tokens = few.parallel.expert, 2 * few.parallel.expert_group
+    local = ffn.experts // ranks
+    chance = ranks * (comb(local, ffn.top_k) / comb(ffn.experts, ffn.top_k)) ** tokens
+    line = memory_assumptions(few, make_plan(few), [memory(0, worst_bytes=GIB)])[-1]
+    assert line.endswith(f"in {chance:.1g} of the layers"), line
     dense = shipped("llama3-8b.dsc")
     assert len(memory_assumptions(dense, make_plan(dense), [memory(0, worst_bytes=900 * GIB)])) == 1
 

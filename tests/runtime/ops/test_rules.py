@@ -74,7 +74,7 @@ def check_gradient(gradient: Gradient, values: dict[str, Any]) -> None:
         torch.testing.assert_close((buffer - 8.0).double(), results[0].double(), rtol=2e-2, atol=2e-5)
 
 
-ONE_TEXT = ("select_keys", "indexer_loss")  # whose kernels read the starts of documents if there are any
+ONE_TEXT = ("select_keys", "indexer_loss", "delta_rule")  # whose kernels read the starts of documents if there are any
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

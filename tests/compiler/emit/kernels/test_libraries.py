@@ -183,9 +183,15 @@ def test_fla_takes_no_documents_and_no_shared_keys_with_decays_by_column() -> No
     q, v, beta = _random(24, 32), _random(24, 64), _random(24, 4)
     by_column, by_head = _random(24, 64, dtype=torch.float32), _random(24, 4, dtype=torch.float32)
     starts = torch.zeros(24, dtype=torch.int32)
-    assert emit_kernel("delta_rule", describe((q, q, v, beta, by_head, 24, 2)), 4, "fla") is not None
+
+    def library(*arguments: Any) -> str:
+        file = emit_kernel("delta_rule", describe(arguments), 4, "fla")
+        assert file is not None
+        return file.library
+
+    assert library(q, q, v, beta, by_head, 24, 2) == "fla"
     for arguments in ((q, q, v, beta, by_column, 24, 2), (q, q, v, beta, by_head, 24, 2, starts)):
-        assert emit_kernel("delta_rule", describe(arguments), 4, "fla") is None
+        assert not library(*arguments)  # the kernel of the build stands in
 
 
 # ---------------------------------------------------------------- cuDNN

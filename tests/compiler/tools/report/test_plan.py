@@ -167,7 +167,8 @@ def test_page_and_commands_show_the_same_figures() -> None:
     idle = figure_of(report.schedule, 1.0, Style()).idle
     assert dict(report.facts)["idle in the schedule, predicted"] == idle != "0.0%"
     fullest = max(report.planned.ranks, key=lambda rank: rank.peak_bytes)
-    last = summary(spec, lowered, overlaps_of(lowered.programs, rank_times(lowered.lowering)), report.planned.ranks)
+    overlaps = overlaps_of(lowered.programs, rank_times(lowered.lowering))
+    last = summary(spec, lowered, overlaps, report.planned.ranks, graphs=None)
     assert last.splitlines()[-1].startswith(f"memory, planned: {size(fullest.peak_bytes)} on rank {fullest.pp_rank}, ")
 
 
