@@ -351,29 +351,29 @@ CASES: tuple[Case, ...] = (
         roundings=4,
     ),
     *(
-        Case(
-            "compressed_attention",
-            partial(a.compressed, chosen=chosen),
-            Goal("share", 0.35),
-            variant,
-            compressed_flops(chosen, products=2),
-            roundings=3,
-            dtypes=(BF16,),
-        )
+        case
         for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))
-    ),
-    *(
-        Case(
-            "compressed_attention_dgrad",
-            partial(a.compressed_gradient, chosen=chosen),
-            Goal("share", 0.25),
-            variant,
-            compressed_flops(chosen, products=5),
-            roundings=5,
-            dtypes=(BF16,),
-            sizes=("odd",),
+        for case in (
+            Case(
+                "compressed_attention",
+                partial(a.compressed, chosen=chosen),
+                Goal("share", 0.35),
+                variant,
+                compressed_flops(chosen, products=2),
+                roundings=3,
+                dtypes=(BF16,),
+            ),
+            Case(
+                "compressed_attention_dgrad",
+                partial(a.compressed_gradient, chosen=chosen),
+                Goal("share", 0.25),
+                variant,
+                compressed_flops(chosen, products=5),
+                roundings=5,
+                dtypes=(BF16,),
+                sizes=("odd",),
+            ),
         )
-        for chosen, variant in ((True, "to chosen entries"), (False, "to all entries"))
     ),
     Case(
         "gqa_attention",

@@ -9,7 +9,8 @@ from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.checks import BY
 from compiler.machine.rates.table import RateRow
 from compiler.model.ops import kernel_class
-from compiler.model.ops.implementations import LIBRARY_NAMES, PLANNED_AS
+from compiler.model.ops.implementations import PLANNED_AS
+from dsl.schema.kernels import LIBRARY_NAMES
 
 DTYPES = {"bf16": "bf16", "fp8": "e4m3"}  # of a case's products → of a row
 

@@ -28,13 +28,14 @@ from compiler.machine.rates.table import (
 )
 from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.model.ops import kernel_class
-from compiler.model.ops.implementations import LIBRARY_NAMES, OPS_OF, PLANNED_AS, stated_choices, torch_ops
+from compiler.model.ops.implementations import OPS_OF, PLANNED_AS, stated_choices, torch_ops
 from compiler.plan.spec_files import rate_table_of
 from dsl.closed_forms.memory import sent_bytes
 from dsl.facts.devices import most_nodes_of_token
 from dsl.facts.formats import FP8
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
 from dsl.schema import Device as SpecDevice
+from dsl.schema.kernels import LIBRARY_NAMES
 from dsl.schema.precision import format_of
 
 RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)

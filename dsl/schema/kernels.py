@@ -93,3 +93,13 @@ class Kernels(Node):
         ),
         QuietField(),
     ] = False
+
+
+_WORDS = {
+    word
+    for field in Kernels.model_fields.values()
+    for mark in field.metadata
+    if isinstance(mark, Choices)
+    for word in mark.meanings
+}
+LIBRARY_NAMES = tuple(sorted(_WORDS - {"triton", "torch"}))  # the words of `kernels` that name libraries

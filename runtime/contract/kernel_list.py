@@ -76,7 +76,7 @@ class GraphCalls:
 
     @property
     def sentence(self) -> str:
-        """What a user reads about them."""
+        """A sentence for the user, with the reasons."""
         total = self.replayed + sum(plain.calls for plain in self.others)
         why = "".join(f"; {plain.calls:,} launch kernel by kernel: {plain.reason}" for plain in self.others)
         return f"{self.replayed:,} of {total:,} calls of segments in a step are replayed from the third step on{why}"

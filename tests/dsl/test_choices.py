@@ -83,6 +83,13 @@ def test_experts_may_be_over_all_ranks_of_a_stage() -> None:
         assert {spec.parallel.expert for _, spec in candidates} == degrees
 
 
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 8), ("fp8_block", 8), ("mxfp8", 1), ("nvfp4", 1)])
+def test_tensor_ranks_can_be_trained(precision: str, most: int) -> None:
+    """An open degree of tensor ranks never gives a plan that `dsc compile` refuses."""
+    overrides = (f"precision={precision}", "cluster.node.device.fp4=4PFLOPS")
+    assert max(choices.values(load(SPECS / "llama3-8b.dsc", overrides=overrides), "parallel.tensor")) == most
+
+
 @pytest.mark.parametrize(("sequence", "most"), [(2048, 1), (6144, 2), (8192, 4), (131072, 64)])
 def test_context_ranks_have_long_chunks(sequence: int, most: int) -> None:
     """Each context rank has two chunks of at least 1,024 tokens; context degrees divide 256 devices."""

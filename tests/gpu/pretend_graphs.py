@@ -72,7 +72,7 @@ def address_of(tensor: Tensor) -> int:
 
 
 def borrowed(tensor: Pretend) -> Pretend:
-    """The same tensor, without a share in its memory."""
+    """A view of a tensor that does not own its memory."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return tensor

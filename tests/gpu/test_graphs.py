@@ -113,7 +113,7 @@ def scaled(weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def seen() -> Iterator[list[tuple[Kind, str]]]:
-    """What the device sees."""
+    """The launches and copies of the pretend device, in order."""
     seen: list[tuple[Kind, str]] = []
     with pretended(lambda kind, what, _: seen.append((kind, what))), pretended_graphs():
         yield seen

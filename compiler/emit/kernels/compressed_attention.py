@@ -13,7 +13,7 @@ from compiler.model.ops.kernel_shapes import takes_compressed_attention
 
 Sizes = tuple[int, ...]
 STREAMS = {"_forward": ("st.global.cs",), "_query_gradient": ("st.global.cs",), "_key_gradient": ("st.global.cs",)}
-ADDED_BYTES = 2**28  # of what a batch of tokens adds to the entries that they have chosen
+ADDED_BYTES = 2**28  # of the gradients of chosen entries that a batch of tokens writes
 MIN_TOKENS = 8  # of a part
 
 

@@ -24,9 +24,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler.files import text as textfile
-from compiler.model.ops.implementations import LIBRARY_NAMES
 from dsl.messages.diagnostics import is_hidden
 from dsl.schema import StrictModel
+from dsl.schema.kernels import LIBRARY_NAMES
 
 # --- Kernel classes: the units of their rates, and the classes that stand in for a class without rows. The class of an
 # op comes from its rule (`compiler.model.ops`)

@@ -68,8 +68,9 @@ def _kernels_of_compressed_attention(n: SimpleNamespace) -> KernelWork:
 
 
 def _kernels_of_compressed_attention_dgrad(n: SimpleNamespace) -> KernelWork:
-    """Three products for queries. Of the four for keys both groups of warps compute the two of scores, and a block of
-    keys is seen by as many more tokens as it has keys. What tokens add to chosen entries is written and read once."""
+    """Queries take three products. Keys take four, of which both groups of warps compute the two of scores. The window
+    of a block of keys is longer than that of a key by the block. Gradients of chosen entries are written once for each
+    token that chose them, and read once."""
     width, chosen = n.q[1] // n.heads, 0 if n.chosen is None else n.chosen[1]
     products = 9 * COMPRESSED_ATTENTION.flops(n) // 2
     of_blocks = 6 * 2 * n.q[0] * (KEYS_OF_BLOCK - 1) * n.q[1]
@@ -79,8 +80,8 @@ def _kernels_of_compressed_attention_dgrad(n: SimpleNamespace) -> KernelWork:
 
 
 def _kernels_of_delta_rule(n: SimpleNamespace) -> KernelWork:
-    """Of each row and head: three products with a state, one of scores for each level, twice, and three with a row of
-    a matrix of the chunk. Then the inverse: two matrices at each of five levels, each as three products of BF16."""
+    """A row of a head multiplies a state three times, and a matrix of its chunk three times. It has two scores at each
+    level. The inverse of a chunk takes two products at each of five levels, each as three products in BF16."""
     rows, K, V, W, levels = _rows_of_states(n)
     states = BF16 * K * V // CHUNK
     flops = 6 * K * V + 2 * CHUNK * ((2 * levels + 1) * K + 2 * V) + 60 * CHUNK**2
@@ -90,8 +91,8 @@ def _kernels_of_delta_rule(n: SimpleNamespace) -> KernelWork:
 
 
 def _kernels_of_delta_rule_dgrad(n: SimpleNamespace) -> KernelWork:
-    """The forward except its outputs, then the gradients: nine products with a state or its gradient, two of the
-    gradients of scores for each level and side, and four with a row of a matrix."""
+    """The forward runs again without its outputs. Then a row multiplies a state or its gradient nine times, a matrix of
+    its chunk four times, and two gradients of scores at each level and side."""
     rows, K, V, W, levels = _rows_of_states(n)
     states = BF16 * K * V // CHUNK
     flops = 16 * K * V + 2 * CHUNK * ((6 * levels + 1) * K + 5 * V) + 60 * CHUNK**2
@@ -101,8 +102,8 @@ def _kernels_of_delta_rule_dgrad(n: SimpleNamespace) -> KernelWork:
 
 
 def _rows_of_states(n: SimpleNamespace) -> tuple[int, int, int, int, int]:
-    """(rows of all heads, width of a key, of a value, of a decay, how many products give scores of all rows of a chunk:
-    one if they share decays, else one for each of its halves, quarters …)."""
+    """(rows of all heads, width of a key, of a value, of a decay, levels). Scores of a chunk take one product if the
+    columns of a key share their decay, else one for each level: its halves, quarters …"""
     (tokens, heads), K, W = n.beta, n.q[1] // n.key_heads, n.decay[1] // n.beta[1]
     return tokens * heads, K, n.v[1] // heads, W, CHUNK.bit_length() - 1 if W > 1 else 1
 

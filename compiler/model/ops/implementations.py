@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from compiler.model.ops.gpu_work import TORCH_WORK
-from compiler.model.ops.on_torch import ON_TORCH
-
 if TYPE_CHECKING:
     from dsl.schema import Spec
     from dsl.schema.kernels import Kernels
@@ -40,8 +37,6 @@ PLANNED_AS: Mapping[str, str] = {
     "grouped_linear_fp8_dgrad": "grouped_linear_dgrad",
     "grouped_linear_wgrad_": "grouped_linear_wgrad",
 }
-# The words of `kernels` that name libraries.
-LIBRARY_NAMES = ("cudnn", "deep_gemm", "fla", "flash_attn", "grouped_mm")
 
 
 def stated_choices(kernels: Kernels) -> Mapping[str, str]:
@@ -57,13 +52,7 @@ def choices_of(kernels: Kernels) -> Mapping[str, str]:
 
 
 def torch_ops(spec: Spec) -> frozenset[str]:
-    """The ops with a kernel's worth of work that torch computes on the GPUs of a spec; none on CPUs."""
+    """The ops for which a spec of GPUs names torch, though they have kernels; none on CPUs."""
     if not spec.has_hosts:
         return frozenset()
-    choices = choices_of(spec.kernels)
-
-    def is_on_torch(op: str) -> bool:
-        choice = choices.get(op, TRITON)
-        return choice == TORCH or (choice == TRITON and op in ON_TORCH)
-
-    return frozenset(op for op in TORCH_WORK if is_on_torch(op))
+    return frozenset(op for op, word in choices_of(spec.kernels).items() if word == TORCH)

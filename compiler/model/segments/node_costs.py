@@ -104,7 +104,7 @@ class _SizedNodes:
         return _rule(node).flops(_extents(node, self.sized))
 
     def on_kernels(self, node: OpNode) -> ir.KernelWork | None:
-        """What kernels do on a GPU, if it differs from what the op's rule counts; None if none takes the shapes."""
+        """The work of kernels that differs from what the op's rule counts; None if no kernel takes the shapes."""
         work = None if node.call else KERNEL_WORK.get(node.op)
         if work is None:
             return None

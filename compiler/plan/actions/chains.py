@@ -81,7 +81,7 @@ def nanoseconds(time_s: float) -> int:
 # Weights are gathered one segment ahead: while a segment runs, the weights of the next one arrive. They are freed after
 # their segment. Gradients of a micro-batch are zeroed before a W and scattered after it. The W after the next one waits
 # for the scatter, so the gradients of two segments exist at a time. An I waits for the W of the segment before the last
-# one: what a W reads is kept until then, and for all layers it would take more memory than sharding saves.
+# one. The inputs of a W are kept until it runs, and those of all layers take more memory than sharding saves.
 
 
 def add_collectives(chain: Sequence[ChainNode], sharded: Mapping[str, ShardedTensors], rates: Rates) -> list[ChainNode]:

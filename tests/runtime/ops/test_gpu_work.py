@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+from triton.runtime.jit import JITFunction
 
+from compiler.emit.kernels import emit_kernel
 from compiler.model.ops import GRADIENTS, RULES, Rule
-from compiler.model.ops.gpu_work import TORCH_WORK, TorchWork
+from compiler.model.ops.gpu_work import KERNEL_WORK, TORCH_WORK, TorchWork
+from compiler.model.ops.kernel_shapes import TAKES
 from runtime.ops import OPS
+from tests.compiler.emit.kernels.gate_launch import load
+from tests.compiler.emit.kernels.shapes import describe
 
 _WITHOUT_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 
@@ -65,11 +71,30 @@ def _counted(op: str, arguments: tuple[Any, ...]) -> TorchWork:
     return TorchWork(counted.flops, counted.bytes, counted.launches, counted.peak_bytes)
 
 
-def _of_formula(op: str, arguments: tuple[Any, ...]) -> TorchWork:
+def _extents(op: str, arguments: tuple[Any, ...]) -> SimpleNamespace:
     rule = RULES.get(op) or GRADIENTS[op]
     names = rule.args if isinstance(rule, Rule) else rule.reads
     shapes = (tuple(argument.shape) if isinstance(argument, Tensor) else argument for argument in arguments)
-    return TORCH_WORK[op](SimpleNamespace(**dict(zip(map(str, names), shapes, strict=False))))
+    return SimpleNamespace(**dict(zip(map(str, names), shapes, strict=False)))
+
+
+class _Unlaunched:
+    """In the place of a Triton kernel: launching it does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: None
+
+
+def _kept_by_kernels(op: str, arguments: tuple[Any, ...], folder: Path) -> int:
+    """The most bytes that the kernels of an op keep at a time, besides its results."""
+    file = emit_kernel(op, describe(arguments), 132)
+    assert file
+    module = load(file, folder)
+    for name in [name for name, value in vars(module).items() if isinstance(value, JITFunction)]:
+        setattr(module, name, _Unlaunched())
+    with _WorkCount(arguments) as counted:
+        results = getattr(module, op)(*arguments)
+    return counted.peak_bytes - sum(result.untyped_storage().nbytes() for result in tree_leaves(results))
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -181,10 +206,25 @@ def test_each_formula_has_cases() -> None:
     assert CASES.keys() == TORCH_WORK.keys()
 
 
-@pytest.mark.parametrize(("op", "index"), [(op, index) for op, cases in CASES.items() for index in range(len(cases))])
+def test_an_op_that_torch_may_compute_has_the_work_and_the_shapes_of_its_kernel() -> None:
+    """A plan takes an op without work of kernels for one that torch computes."""
+    assert TORCH_WORK.keys() == KERNEL_WORK.keys() == TAKES.keys()
+
+
+EACH_CASE = [(op, index) for op, cases in CASES.items() for index in range(len(cases))]
+
+
+@pytest.mark.parametrize(("op", "index"), EACH_CASE)
+def test_kernels_keep_the_bytes_that_plans_count(op: str, index: int, tmp_path: Path) -> None:
+    arguments = CASES[op][index]
+    formula = KERNEL_WORK[op](_extents(op, arguments))
+    assert _kept_by_kernels(op, arguments, tmp_path) == pytest.approx(formula.temporary_bytes, rel=0.2, abs=2**20)
+
+
+@pytest.mark.parametrize(("op", "index"), EACH_CASE)
 def test_a_formula_is_within_a_fifth_of_the_count(op: str, index: int) -> None:
     arguments = CASES[op][index]
-    counted, formula = _counted(op, arguments), _of_formula(op, arguments)
+    counted, formula = _counted(op, arguments), TORCH_WORK[op](_extents(op, arguments))
     assert formula.flops == pytest.approx(counted.flops, rel=0.05)
     assert formula.bytes == pytest.approx(counted.bytes, rel=0.2)
     assert formula.launches == pytest.approx(counted.launches, rel=0.2)

@@ -94,7 +94,7 @@ def in_batches(do: Tensor, q: Tensor, *arguments: Any, tokens: int = 6) -> Any:
 
 
 def added_to_keys(do: Tensor, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, unseen: Tensor) -> Tensor:
-    """What each query adds to the gradient of each key, [P, Q, S, C]. The kernel rounds its sum over heads."""
+    """The part of each query in the gradient of each key, [P, Q, S, C]. The kernel rounds its sum over heads."""
     scale = q.shape[-1] ** -0.5
     weights = (q @ k.mT * scale - lse).masked_fill(unseen, -torch.inf).exp()
     dscores = weights * (do @ k.mT - (do * o).sum(-1, keepdim=True)) * scale

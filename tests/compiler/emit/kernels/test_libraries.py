@@ -17,11 +17,11 @@ from torch.nn.functional import normalize
 from compiler.emit.kernels import KERNELS, emit_kernel
 from compiler.emit.kernels.libraries import LIBRARIES
 from compiler.model.ops.gpu_work import TORCH_WORK
-from compiler.model.ops.implementations import LIBRARY_NAMES, OPS_OF, TORCH, TRITON
+from compiler.model.ops.implementations import OPS_OF, TORCH, TRITON
 from compiler.pipeline import compile_spec
 from dsl.load import load
 from dsl.schema.base import words_of
-from dsl.schema.kernels import Kernels
+from dsl.schema.kernels import LIBRARY_NAMES, Kernels
 from runtime.ops import OPS
 from runtime.ops.linear import scaled_product, scales_by_row
 from tests.compiler.emit.kernels.shapes import describe
@@ -252,7 +252,7 @@ def test_cudnn_is_called_for_what_the_op_computes(tmp_path: Path, H: int, G: int
 
 
 def _check_heads(*tensors: Tensor) -> None:
-    """What FlashAttention-3 documents for [B, S, heads, columns]: BF16, and rows aligned to 16 bytes."""
+    """FlashAttention-3 takes [B, S, heads, columns] in BF16 with rows that are aligned to 16 bytes."""
     for x in tensors:
         assert x.dim() == 4 and x.dtype == torch.bfloat16 and x.stride(-1) == 1 and x.shape[-1] % 8 == 0
         assert all(stride % 8 == 0 for stride in x.stride()[:-1]) and x.data_ptr() % 16 == 0

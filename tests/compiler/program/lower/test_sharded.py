@@ -76,7 +76,7 @@ def most_put_off(body: Body) -> int:
 @pytest.mark.parametrize("schedule", ("1f1b", "dualpipe"))
 @pytest.mark.parametrize("zero", [2, 3])
 def test_weight_gradients_are_put_off_by_one_segment(schedule: str, zero: int) -> None:
-    """What they read is kept until then: for all layers, more than sharding saves."""
+    """Their inputs are kept until they run. Those of all layers take more memory than sharding saves."""
     chosen = spec(2, 2, 4, 4, zero=zero, schedule=schedule)
     program = program_of(chosen, lowering_of(chosen))
     whole = [body for row in program.bodies for body in row if {i.phase for i in body.instructions} >= {"I", "W"}]
