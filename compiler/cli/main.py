@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stderr is not None:
                 with suppress(OSError):  # a full disk under stderr does not change the exit code
                     sys.stderr.flush()
-            os._exit(code)  # freeing the objects of a large program takes a twentieth of its compilation
+            os._exit(code)  # freeing the objects takes a twentieth of the time
         return code
     except BrokenPipeError:  # the reader closed the pipe, as in `dsc schedule … | head`
         _discard_output()

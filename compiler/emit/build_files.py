@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.emit import recipe
+from compiler.emit import data_recipe, recipe
 from compiler.emit.kernels import reason
 from compiler.emit.kernels.calls import KernelCall, use_of
 from compiler.emit.quantised import WeightQuantisation
@@ -112,7 +112,7 @@ def contract_plan(
         model=recipe.model(spec.model),
         train=recipe.train(spec),
         optimizer=recipe.optimizer_state(spec),
-        data=recipe.data(spec.data),
+        data=data_recipe.data(spec.data),
         steps=lowered.num_steps,
         batches=lowered.batches,
         mtp_weight=recipe.phases(spec.model.mtp.weight) if spec.model.mtp else None,

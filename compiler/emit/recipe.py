@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from compiler.ir.dtypes import TORCH_DTYPE
 from compiler.plan.spec_files import initial_weights_of, reward_file
 from dsl.closed_forms.memory import HOST_PART, HOST_SLOTS, DeviceBytes, average_dtype
-from dsl.facts import shares
 from dsl.schema import (
-    Data,
-    Filters,
     Grpo,
     Health,
     Lora,
@@ -24,7 +20,6 @@ from dsl.schema import (
     Precision,
     QuietField,
     Spec,
-    TrainTokenizer,
 )
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
@@ -32,11 +27,6 @@ from runtime import contract
 QUIET = tuple(
     name for name, info in Model.model_fields.items() if QuietField() in info.metadata
 )  # optional keys of a model
-
-
-def data_request(spec: Spec) -> contract.DataRequest:
-    """The data, vocabulary and seed from which the data of a run is prepared. It does not depend on a plan."""
-    return contract.DataRequest(data(spec.data), spec.model.vocab, spec.train.seed)
 
 
 def precision(block: Precision) -> contract.PlannedPrecision:
@@ -179,44 +169,6 @@ def host(spec: Spec, memories: Iterable[DeviceBytes]) -> contract.Host:
         return contract.Host()
     host_bytes = tuple(memory.host for memory in memories) if spec.has_hosts else ()
     return contract.Host(spec.offload, HOST_PART, HOST_SLOTS, host_bytes)
-
-
-def data(block: Data) -> contract.DataRecipe:
-    tokenizer = block.tokenizer
-    return contract.DataRecipe(
-        source=block.source,
-        tokenizer=contract.TrainedTokenizer(tokenizer.vocab) if isinstance(tokenizer, TrainTokenizer) else tokenizer,
-        validation=block.validation,
-        sources=tuple(
-            contract.BlendSource(
-                blended.name,
-                blended.files,
-                weight,
-                block.fim if blended.fim is None else blended.fim,
-                _filters(block.filters if blended.filters is None else blended.filters),
-            )
-            for blended, weight in zip(
-                block.sources, shares.integer_weights([blended.weight for blended in block.sources]), strict=True
-            )
-        )
-        if block.sources
-        else (),
-        chat=contract.ChatRecipe(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
-        documents=block.documents,
-        column=block.column,
-        fim=0.0 if block.sources else block.fim,
-        end_id=block.end_id,
-        filters=None if block.sources else _filters(block.filters),
-        prompts=contract.PromptsRecipe(**dict(block.prompts)) if block.prompts else None,
-    )
-
-
-def _filters(block: Filters | None) -> contract.FiltersRecipe | None:
-    """The filters of a source, or None if they leave out nothing."""
-    filters = contract.FiltersRecipe(**dict(block)) if block else contract.FiltersRecipe()
-    if filters.duplicates != "near":
-        filters = replace(filters, similarity=contract.FiltersRecipe.similarity)
-    return None if filters == contract.FiltersRecipe() else filters
 
 
 def phases(phases: Iterable[Phase]) -> tuple[contract.PlannedPhase, ...]:

@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.ir.module import Module, SpecModules, WantedModule
-from compiler.model.modules.source import FILE as MODULES
-from compiler.model.modules.source import to_json
-
 if TYPE_CHECKING:
     from compiler.ir.expert_placement import ExpertPlacement
+    from compiler.ir.module import Module, SpecModules, WantedModule
     from compiler.machine.rates.table import RateTable
     from compiler.schedule.schedule import Schedule
     from dsl.schema import Spec  # imports pydantic
@@ -98,11 +95,13 @@ def initial_weights_of(spec: Spec) -> Initial | None:
 
 def modules_of(spec: Spec) -> dict[WantedModule, Module]:
     """The graphs of the modules that the spec names, at the sizes of the run."""
-    from compiler.model.layers.custom import wanted_modules  # imports pydantic
-
     modules = files_of(spec).modules
     assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
-    return {wanted: modules.module(wanted) for wanted in wanted_modules(spec).values()} if modules else {}
+    if modules is None:
+        return {}
+    from compiler.model.layers.custom import wanted_modules  # imports all layers
+
+    return {wanted: modules.module(wanted) for wanted in wanted_modules(spec).values()}
 
 
 def reward_file(name: str) -> str:
@@ -144,6 +143,14 @@ def texts_of_files(spec: Spec) -> dict[str, str]:
         **({EXPERT_PLACEMENT: expert_placement.text} if expert_placement else {}),
         **({RATE_TABLE: table.to_json()} if table else {}),
         **({INITIAL: f"{initial.sha256}\n"} if initial else {}),
-        **({MODULES: to_json(traced.items())} if (traced := modules_of(spec)) else {}),
+        **_texts_of_modules(spec),
         **reward_files_of(spec),
     }
+
+
+def _texts_of_modules(spec: Spec) -> dict[str, str]:
+    if not (traced := modules_of(spec)):
+        return {}
+    from compiler.model.modules.source import FILE, to_json
+
+    return {FILE: to_json(traced.items())}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from compiler.emit import recipe
+from compiler.emit import data_recipe
 from dsl.messages.diagnostics import Diagnostic, Span
 from dsl.schema import Data, Spec
 from runtime.contract import EXTRA_TOKENS
@@ -35,7 +35,7 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
             for path, reason in reasons.items()
             if reason
         )
-    request = recipe.data(spec.data)
+    request = data_recipe.data(spec.data)
     filters = [source.filters for source in request.sources] or [request.filters]
     for (path, pattern), source_filters in zip(spec.data.patterns.items(), filters, strict=True):
         if source_filters and corpus.token_files(pattern, folder):
@@ -105,7 +105,7 @@ def _suffixes(data: Data) -> Sequence[str]:
 def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
     """Return why the first row cannot be read or rendered by the chat template, and a hint. Both are empty if there is
     no fault, or no tokenizer here."""
-    request = recipe.data(data)
+    request = data_recipe.data(data)
     rows = request.chat or request.prompts
     if rows is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
         return "", ""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compiler.emit.data_recipe import data_request
 from compiler.emit.folder import check_place
-from compiler.emit.recipe import data_request
 from compiler.plan.spec_files import standing_alone, texts_of_files
 from compiler.tools.processes import OWN_STREAMS, OutputLines, call, call_both, run_compiler
 from dsl.canonical import canonical

@@ -15,83 +15,100 @@ a field here, in the order of the file. No torch.
 | `watch.json` | Watch |
 """
 
-from runtime.contract.data import (
-    EXTRA_TOKENS,
-    MAX_PERIOD,
-    BlendSource,
-    ChatRecipe,
-    DataRecipe,
-    DataRequest,
-    FiltersRecipe,
-    PromptsRecipe,
-    TrainedTokenizer,
-)
-from runtime.contract.held import (
-    Bias,
-    ExpertTable,
-    HeldParameter,
-    Host,
-    OptimizerState,
-    OptimizerTensor,
-    PlannedBucket,
-    QuantisedTensor,
-)
-from runtime.contract.kernel_list import (
-    EmittedOp,
-    GraphCalls,
-    KernelList,
-    OptimizerStep,
-    PlainCalls,
-    QuantisedWeights,
-    SegmentKernels,
-)
-from runtime.contract.launches import KernelArgument, KernelUse, LaunchList, TensorArgument
-from runtime.contract.mesh import Mesh, NodeKind, Opening, node_kind
-from runtime.contract.plan import (
-    BodyTimes,
-    ClippedAttention,
-    ClippedRows,
-    MoeLayer,
-    OverlapTimes,
-    PlannedIndexer,
-    PlannedLayers,
-    PlannedModel,
-    PlannedPhase,
-    PlannedPrecision,
-    ProgramTimes,
-    RunPlan,
-    StageMessage,
-)
-from runtime.contract.programs import (
-    BuildManifest,
-    Call,
-    Certificate,
-    Collective,
-    Exchanged,
-    Facts,
-    Reduction,
-    RunProgram,
-    check_programs,
-)
-from runtime.contract.recipe import (
-    Adapter,
-    Batches,
-    BatchGrowth,
-    Checkpoints,
-    EmaRecipe,
-    GrpoRecipe,
-    HealthRecipe,
-    Initial,
-    OptimizerRecipe,
-    PhaseSteps,
-    RecipeRatePhase,
-    RewardRecipe,
-    SpikeRecipe,
-    TrainRecipe,
-    UpdateOfRest,
-    Validation,
-)
-from runtime.contract.watch import LinkTraffic, MetricsSinks, WatchFacts
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.contract.data import (
+        EXTRA_TOKENS,
+        MAX_PERIOD,
+        BlendSource,
+        ChatRecipe,
+        DataRecipe,
+        DataRequest,
+        FiltersRecipe,
+        PromptsRecipe,
+        TrainedTokenizer,
+    )
+    from runtime.contract.held import (
+        Bias,
+        ExpertTable,
+        HeldParameter,
+        Host,
+        OptimizerState,
+        OptimizerTensor,
+        PlannedBucket,
+        QuantisedTensor,
+    )
+    from runtime.contract.kernel_list import (
+        EmittedOp,
+        GraphCalls,
+        KernelList,
+        OptimizerStep,
+        PlainCalls,
+        QuantisedWeights,
+        SegmentKernels,
+    )
+    from runtime.contract.launches import KernelArgument, KernelUse, LaunchList, TensorArgument
+    from runtime.contract.mesh import Mesh, NodeKind, Opening, node_kind
+    from runtime.contract.plan import (
+        BodyTimes,
+        ClippedAttention,
+        ClippedRows,
+        MoeLayer,
+        OverlapTimes,
+        PlannedIndexer,
+        PlannedLayers,
+        PlannedModel,
+        PlannedPhase,
+        PlannedPrecision,
+        ProgramTimes,
+        RunPlan,
+        StageMessage,
+    )
+    from runtime.contract.programs import (
+        BuildManifest,
+        Call,
+        Certificate,
+        Collective,
+        Exchanged,
+        Facts,
+        Reduction,
+        RunProgram,
+        check_programs,
+    )
+    from runtime.contract.recipe import (
+        Adapter,
+        Batches,
+        BatchGrowth,
+        Checkpoints,
+        EmaRecipe,
+        GrpoRecipe,
+        HealthRecipe,
+        Initial,
+        OptimizerRecipe,
+        PhaseSteps,
+        RecipeRatePhase,
+        RewardRecipe,
+        SpikeRecipe,
+        TrainRecipe,
+        UpdateOfRest,
+        Validation,
+    )
+    from runtime.contract.watch import LinkTraffic, MetricsSinks, WatchFacts
+
+MODULES = (
+    "recipe",
+    "data",
+    "mesh",
+    "held",
+    "plan",
+    "programs",
+    "kernel_list",
+    "launches",
+    "watch",
+)  # later ones import earlier
+
 
 __all__ = [
     "EXTRA_TOKENS",
@@ -168,3 +185,14 @@ __all__ = [
     "check_programs",
     "node_kind",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is first used (PEP 562): to make all of them takes a sixth of `dsc check`."""
+    if name in __all__:
+        for module in MODULES:
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                globals()[name] = found[name]
+                return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from runtime import contract
 from runtime.contract import BuildManifest, Certificate, DataRequest, KernelList, Mesh, RunPlan, RunProgram
 from runtime.contract.mesh import Columns, columns_of_channel
 from runtime.system.strict_json import FormError, pretty, tree
@@ -17,6 +18,11 @@ from tests.runtime.plans import small_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLANS = sorted(GOLDEN.glob("*/plan.json"))
+
+
+def test_every_exported_name_is_in_a_module() -> None:
+    assert all(hasattr(contract, name) for name in contract.__all__)
+    assert not hasattr(contract, "no_such_class")
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)

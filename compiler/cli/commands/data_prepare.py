@@ -54,7 +54,7 @@ class Pace:
 
 def prepare(args: argparse.Namespace, spec: Spec, folder: Path) -> PreparedFolder:
     """Prepare the data of a spec in the cache of `dsc train`. Raises DataError and OSError."""
-    from compiler.emit.recipe import data_request
+    from compiler.emit.data_recipe import data_request
     from runtime.data.blended import prepare_shared
     from runtime.data.prepare import PHASES
 

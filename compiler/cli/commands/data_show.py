@@ -98,7 +98,7 @@ def show(args: argparse.Namespace, requested: ShownRow | ShownSequence) -> None:
 
 def requested_row(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> ShownRow | ShownSequence:
     """The requested row or sequence. Raises DataError if it does not exist."""
-    from compiler.emit.recipe import data_request
+    from compiler.emit.data_recipe import data_request
     from runtime.data.blended import prepare_data
     from runtime.data.files import DataError
     from runtime.data.prepare import PHASES

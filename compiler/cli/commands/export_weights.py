@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.cli.commands.common import progress, reason, report_error, say
 from compiler.cli.commands.output_files import new_folder
-from compiler.plan.read_files import published_model
+from compiler.plan.initial import published_model
 from compiler.tools.importers.huggingface import LATENT_EPS
 from compiler.tools.processes import ask
 from compiler.tools.weights.adapter import CONFIG as ADAPTER_CONFIG

@@ -66,7 +66,7 @@ def order_gain(spec: Spec, lowering: Lowering, schedule: Schedule, folder: Path,
 
 def samples_in(spec: Spec, text: Path) -> AnySamples:
     """The training samples of a prepared text."""
-    from compiler.emit.recipe import data_request
+    from compiler.emit.data_recipe import data_request
     from runtime.contract import EXTRA_TOKENS
     from runtime.data.samples import samples_of
 
@@ -76,7 +76,7 @@ def samples_in(spec: Spec, text: Path) -> AnySamples:
 
 def _prepared_folder(spec: Spec, folder: Path, cache: Path) -> Path | None:
     """The folder in a cache with the prepared text of a spec, or None if it is missing or has changed."""
-    from compiler.emit.recipe import data_request
+    from compiler.emit.data_recipe import data_request
     from runtime.data import store
     from runtime.data.files import DataError
     from runtime.data.prepare import request_entry, task_of

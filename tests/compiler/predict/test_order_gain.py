@@ -13,7 +13,7 @@ import pytest
 
 from compiler.cli.commands.plan import CACHE, samples_in
 from compiler.cli.main import main
-from compiler.emit.recipe import data_request
+from compiler.emit.data_recipe import data_request
 from compiler.pipeline import lower_spec
 from compiler.predict.micro_batch_order import attention_share, costs_of_orders
 from compiler.schedule.simulate import simulate

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from compiler.emit.data_recipe import data_request
 from compiler.emit.folder import write_build
-from compiler.emit.recipe import data_request
 from compiler.emit.segment_cache import Segments
 from compiler.pipeline import compile_spec
 from dsl.schema import Chat, Data, Spec

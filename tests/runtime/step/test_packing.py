@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.emit.recipe import data_request
+from compiler.emit.data_recipe import data_request
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Batch, Chat, Moe, Spec
 from runtime.contract import EXTRA_TOKENS
