@@ -220,6 +220,16 @@ class Plan:
         """The uses of segments in all stages, in model order."""
         return tuple(step for stage in self.stages for step in stage.steps if isinstance(step, Use))
 
+    @cached_property
+    def elements(self) -> dict[str, int]:
+        """Elements of each replica on each of its holders, by the replica's key."""
+        return {replica.key: replica.num_elements for replica in self.replicas}
+
+    @cached_property
+    def bucket_elements(self) -> dict[str, int]:
+        """Elements of each bucket on each of its holders, before sharding, by the bucket's name."""
+        return {bucket.name: sum(map(self.elements.__getitem__, bucket.replicas)) for bucket in self.all_buckets}
+
     @property
     def cuts_by_key(self) -> dict[Hashable, Cut]:
         """The cut of each distinct segment, by its key."""

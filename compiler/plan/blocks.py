@@ -23,8 +23,9 @@ from compiler.model.layers.moe import replays_choices
 from compiler.model.layers.residual import is_changed
 from compiler.model.layers.value_dtypes import combine_dtype_of, dispatch_dtype_of
 from compiler.plan.actions.chains import Chains
-from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.lanes import end_of
 from compiler.plan.actions.order import jobs_of
+from compiler.plan.actions.search import best_order
 from compiler.plan.layer_runs import Blocks, Cost, CutOf, Cutter, RecomputedSteps
 from compiler.plan.split_blocks import (
     copies_of,

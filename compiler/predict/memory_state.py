@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from compiler.ir import Bucket, Plan, Replica, Use
 from compiler.ir.dtypes import ITEMSIZE as BYTES
+from compiler.ir.holders import Holders
 from compiler.ir.stage_placement import StagePlacement
 from compiler.model.layers.moe import TABLE_DTYPE
 from compiler.plan.layer_runs import Bytes, Holding, Moment, Runs, held_by
@@ -176,7 +177,7 @@ def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
 
     A move is a part of the elements that the device owns in a bucket, or a whole parameter.
     """
-    elements = {replica.key: replica.num_elements for replica in plan.replicas}
+    elements = plan.elements
     largest = [[0] * plan.mesh.pp for _ in spec.train.optimizer.rows]
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
@@ -203,37 +204,43 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     (runtime/state/snapshot.py).
     """
     precision = spec.precision
-    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     of_weight, optimizer = ITEMSIZE[precision.master], spec.train.optimizer
     of_average = ITEMSIZE[average_dtype(precision)] if spec.train.ema else 0
     saved = Counter[int]()  # by device
+    by_each = Counter[Holders]()  # what each of these holders saves of the buckets that they divide evenly
     for bucket in plan.buckets:
-        holders, sizes = tuple(bucket.holders), [elements[name] for name in bucket.replicas]
+        holders, whole = bucket.holders, plan.bucket_elements[bucket.name]
         of_state = of_average + state_bytes(precision, optimizer.rows[bucket.is_of_rest])
         if not spec.parallel.zero or len(holders) == 1:
-            saved[holders[0]] += sum(sizes) * (of_weight + of_state)
+            saved[holders[0]] += whole * (of_weight + of_state)
             continue
         divided = precision.master != precision.parameter or (spec.parallel.zero == 3 and bool(bucket.sites))
         of_owned = of_state + of_weight * divided
-        for owner, size in zip(bucket.owners, sizes, strict=False):
-            saved[holders[owner]] += size * of_owned
-        for holder in holders if not bucket.owners else ():
-            saved[holder] += -(-sum(sizes) // len(holders)) * of_owned
-        saved[holders[0]] += 0 if divided else sum(sizes) * of_weight
-    for replica in plan.replicas:
-        if not plan.frozen:
-            saved[next(iter(replica.holders))] += untrained_bytes(spec, replica)
+        for name, owner in zip(bucket.replicas, bucket.owners, strict=False):
+            saved[holders[owner]] += plan.elements[name] * of_owned
+        if not bucket.owners:
+            by_each[holders] += -(-whole // len(holders)) * of_owned
+        saved[holders[0]] += 0 if divided else whole * of_weight
+    for replica in plan.replicas if not plan.frozen else ():
+        if size := untrained_bytes(spec, replica):
+            saved[replica.holders[0]] += size
+    for group, size in by_each.items():
+        for device in group:
+            saved[device] += size
     largest = [0] * plan.mesh.pp
     for device, size in saved.items():
-        rank = plan.mesh.coordinates(device).pp_rank
+        rank = device // plan.mesh.columns
         largest[rank] = max(largest[rank], size)
     return tuple(largest)
 
 
 def untrained_bytes(spec: Spec, replica: Replica) -> int:
     """Bytes of a balancing bias or a table; 0 for anything else."""
-    size = {"bias": ITEMSIZE[spec.precision.gradients], "table": BYTES[TABLE_DTYPE]}
-    return replica.num_elements * size.get(replica.role, 0)
+    if replica.role not in ("bias", "table"):
+        return 0
+    return replica.num_elements * (
+        BYTES[TABLE_DTYPE] if replica.role == "table" else ITEMSIZE[spec.precision.gradients]
+    )
 
 
 def kept_elements(spec: Spec, plan: Plan) -> Elements:
@@ -241,12 +248,11 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
 
     All data ranks keep as much as data rank 0. They also update as much, unless each parameter has one owner.
     """
-    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     weights, gradients, owned, owned_of_rest = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
         undivided = is_whole(spec, bucket)
         owners = len(bucket.holders) if spec.parallel.zero and not undivided else 1
-        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // owners)
+        part = -(-plan.bucket_elements[bucket.name] // owners)
         share = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
         for rank in _pipeline_ranks(plan, bucket.holders):
             weights[rank] += share.weights
@@ -254,9 +260,9 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
             (owned_of_rest if bucket.is_of_rest else owned)[rank] += share.optimizer
     for bucket in plan.frozen:
         for rank in _pipeline_ranks(plan, bucket.holders):
-            weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
+            weights[rank] += plan.bucket_elements[bucket.name]
     if spec.train.optimizer.unit == "matrix" and spec.parallel.zero:
-        owned = max_owned_amounts(plan, elements)
+        owned = max_owned_amounts(plan, plan.elements)
     return Elements(weights, gradients, owned, owned_of_rest)
 
 

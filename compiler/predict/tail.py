@@ -57,12 +57,11 @@ class Group:
 
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:
     """The trained parameters of the first device of a pipeline rank, by holders, stages and row of the optimizer."""
-    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     sizes: dict[tuple[Holders, tuple[int, ...], bool], int] = defaultdict(int)
     for bucket in plan.buckets:
         if not bucket.is_still and plan.mesh.rank(rank, 0) in bucket.holders:
             key = bucket.holders, bucket.stages, bucket.is_of_rest
-            sizes[key] += sum(elements[name] for name in bucket.replicas)
+            sizes[key] += plan.bucket_elements[bucket.name]
     return tuple(Group(holders, stages, size, is_rest) for (holders, stages, is_rest), size in sizes.items())
 
 

@@ -41,8 +41,9 @@ from compiler.machine.rates.table import (
 )
 from compiler.model.ops import kernel_class
 from compiler.plan.actions.chains import EXCHANGES, Chains
-from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.lanes import end_of
 from compiler.plan.actions.order import jobs_of
+from compiler.plan.actions.search import best_order
 from compiler.plan.spec_rates import rates_of
 from dsl.schema import Spec
 from runtime.contract.names import Site

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from compiler.files.cache import text_of
 from compiler.ir import Instruction
-from compiler.plan.actions import lanes
+from compiler.plan.actions import lanes, search
 from compiler.plan.actions.chains import ChainNode, Key
-from compiler.plan.actions.lanes import Jobs, OrderEnd, best_order, least_end, run_of
+from compiler.plan.actions.lanes import Jobs, OrderEnd, least_end, run_of
+from compiler.plan.actions.search import best_order
 from runtime.contract.names import ActionName
 
 # --- A cache of orders that a search has found, so that the next build need not search again
@@ -65,7 +66,8 @@ class Orders:
     @cached_property
     def _tools(self) -> list[object]:
         """The digest of the search's source and the version of Python. An order depends on them and the jobs."""
-        return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
+        sources = (Path(module.__file__).read_bytes() for module in (lanes, search))
+        return [hashlib.sha256(b"\0".join(sources)).hexdigest(), sys.version_info[:3]]
 
 
 def entry(key: str, order: Order) -> str:

@@ -10,8 +10,9 @@ import pytest
 from compiler.ir import Body, Program
 from compiler.ir.stage_placement import ONE_STAGE
 from compiler.plan.actions.chains import ChainNode, Key
-from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.lanes import end_of
 from compiler.plan.actions.order import Orders, finish, interleave, jobs_of
+from compiler.plan.actions.search import best_order
 from compiler.plan.split_blocks import balanced_rows
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import Overlap, lane_times, overlaps_of, times_on

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from compiler.ir.expert_placement import ReceivedRows
-from compiler.plan.actions.lanes import best_order, end_of
+from compiler.plan.actions.lanes import end_of
 from compiler.plan.actions.order import jobs_of
+from compiler.plan.actions.search import best_order
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.predict.times import step_times

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise, permutations
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from compiler.plan.actions import lanes
-from compiler.plan.actions.lanes import Jobs, OrderEnd, best_order, end_of, least_end, run_of
+from compiler.plan.actions import compiled, search
+from compiler.plan.actions.lanes import Jobs, OrderEnd, end_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
+from compiler.plan.actions.search import best_order
 from dsl.load import resolve
 from tests.compiler.program.lower.stages import chain, deepseek_v3, lowering_of, small
 from tests.specs.shipped import path_of
@@ -113,6 +115,49 @@ def test_an_order_is_the_same_each_time() -> None:
     assert best_order(jobs) == first
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_c_and_python_find_the_same_order(seed: int) -> None:
+    if compiled.loaded() is None:
+        pytest.skip(f"{compiled.build()}")
+    jobs = random_jobs(seed, ((7,), (9, 6), (20, 30), (60, 50))[seed % 4])
+    jobs = replace(jobs, between=tuple(-(-time // 2) for time in jobs.time)) if seed % 3 else jobs
+    pace = compiled.Pace(500, 0.1 * end_of(jobs, range(len(jobs))), 0.99, least_end(jobs))
+    for start in (tuple(range(len(jobs))), best_order(jobs)):
+        found = compiled.anneal(jobs, start, Random(seed), pace)
+        assert found == search.anneal_in_python(jobs, start, Random(seed), pace)
+
+
+def test_times_that_doubles_cannot_hold_are_annealed_in_python() -> None:
+    jobs = replace(random_jobs(0, (4, 3)), time=(1 << 60,) * 7)
+    assert compiled.anneal(jobs, tuple(range(7)), Random(0), compiled.Pace(10, 1.0, 0.9, 0)) is None
+    assert_legal(jobs, best_order(jobs))
+
+
+@pytest.mark.parametrize("damage", ["", "int anneal(void) { return 1; }"], ids=["no library", "outdated"])
+def test_a_missing_or_outdated_library_is_compiled(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled.loaded() is None:
+        pytest.skip(f"{compiled.build()}")
+    monkeypatch.setenv(compiled.ELSEWHERE, str(tmp_path))
+    if damage:
+        (tmp_path / compiled.LIBRARY).write_text(damage)
+    assert compiled.build() is None
+    assert [path.name for path in tmp_path.iterdir()] == [compiled.LIBRARY]
+    before = (tmp_path / compiled.LIBRARY).stat()
+    assert compiled.build() is None and (tmp_path / compiled.LIBRARY).stat() == before
+
+
+def test_orders_are_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled.ELSEWHERE, str(tmp_path))
+    monkeypatch.setenv("CC", str(tmp_path / "none"))
+    assert "No such file" in (compiled.build() or "") and not [*tmp_path.iterdir()]
+    jobs = random_jobs(2, (9, 6))
+    found = best_order.__wrapped__(jobs)
+    monkeypatch.setattr(compiled, "loaded", lambda: None)
+    assert best_order.__wrapped__(jobs) == found
+
+
 @pytest.mark.parametrize("seed", [3, 4, 17])
 def test_a_search_ends_with_an_order_at_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, tried = random_jobs(seed, (4, 3)), list[int]()
@@ -121,11 +166,12 @@ def test_a_search_ends_with_an_order_at_the_bound(seed: int, monkeypatch: pytest
         tried.append(end_of(jobs, order))
         return tried[-1]
 
-    monkeypatch.setattr(lanes, "end_of", counted)
+    monkeypatch.setattr(compiled, "loaded", lambda: None)
+    monkeypatch.setattr(search, "end_of", counted)
     order = best_order.__wrapped__(jobs)  # whether or not it is remembered
     least = least_end(jobs)
     assert end_of(jobs, order) == least < tried[0]
-    assert len(tried) < lanes.STEPS / 10
+    assert len(tried) < search.STEPS / 10
 
 
 def test_a_lone_backward_fills_its_exchanges() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from compiler.files import cache as cache_folder
 from compiler.plan.actions import order as order_cache
-from compiler.plan.actions.lanes import Jobs, best_order
+from compiler.plan.actions.lanes import Jobs
 from compiler.plan.actions.order import Orders
+from compiler.plan.actions.search import best_order
 
 # Two chains with a dispatch each; the second job of a chain reads what the first has sent.
 JOBS = Jobs(
@@ -63,7 +64,7 @@ def test_every_field_of_jobs_changes_their_key(tmp_path: Path, monkeypatch: pyte
         patch.setattr(order_cache.sys, "version_info", (3, 99, 0))
         keys.add(Orders(tmp_path).key_of(JOBS))
     (tmp_path / "lanes.py").write_text("another search")
-    monkeypatch.setattr(order_cache.lanes, "__file__", str(tmp_path / "lanes.py"))
+    monkeypatch.setattr(order_cache.search, "__file__", str(tmp_path / "lanes.py"))
     keys.add(Orders(tmp_path).key_of(JOBS))
     assert len(keys) == len(changes) + 3
 

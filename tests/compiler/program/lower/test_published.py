@@ -11,8 +11,9 @@ from __future__ import annotations
 import pytest
 
 from compiler.plan.actions.chains import EXCHANGES
-from compiler.plan.actions.lanes import Jobs, best_order, end_of, least_end
+from compiler.plan.actions.lanes import Jobs, end_of, least_end
 from compiler.plan.actions.order import jobs_of
+from compiler.plan.actions.search import best_order
 from tests.compiler.program.lower.stages import chain, deepseek_v3
 
 LAYERS = 4
