@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 
 from dsl.facts.formats import E5M6, PRODUCTS, FormatFacts
@@ -152,3 +152,9 @@ def tensor_bytes(shape: Extents, dtype: str) -> int:
         return math.ceil(prod(rows) * prod(e for e in shape if isinstance(e, int)) * ITEMSIZE[dtype])
     assert len(shape) > 1, (shape, dtype)
     return sum(tensor_bytes(tensor.shape, tensor.dtype) for tensor in flat_tensors(shape, dtype))
+
+
+@lru_cache(maxsize=1 << 16)
+def bytes_at(shape: Extents, dtype: str, rows: int, copies: int, forwarded: int) -> int:
+    """Bytes of a tensor for these numbers of received rows, token copies and forwarded rows."""
+    return tensor_bytes(tuple(extent_at(extent, rows, copies, forwarded) for extent in shape), dtype)

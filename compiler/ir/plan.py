@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -223,7 +224,19 @@ class Plan:
     @cached_property
     def elements(self) -> dict[str, int]:
         """Elements of each replica on each of its holders, by the replica's key."""
-        return {replica.key: replica.num_elements for replica in self.replicas}
+        sizes = {(replica.tensor, replica.slice): replica.num_elements for replica, _ in self.alike}
+        return {replica.key: sizes[replica.tensor, replica.slice] for replica in self.replicas}
+
+    @cached_property
+    def alike(self) -> tuple[tuple[Replica, int], ...]:
+        """The first replica of each tensor and slice, and their number. They differ only in their names and columns."""
+        first: dict[tuple[str, Slice | None], Replica] = {}
+        counts = Counter[tuple[str, Slice | None]]()
+        for replica in self.replicas:
+            key = replica.tensor, replica.slice
+            first.setdefault(key, replica)
+            counts[key] += 1
+        return tuple((replica, counts[key]) for key, replica in first.items())
 
     @cached_property
     def bucket_elements(self) -> dict[str, int]:

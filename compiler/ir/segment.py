@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from compiler.ir.dtypes import extent_at, has_rows, tensor_bytes
+from compiler.ir.dtypes import bytes_at, has_rows, tensor_bytes
 from runtime.contract.launches import KernelUse
 from runtime.contract.slices import Slice
 
@@ -37,9 +37,7 @@ class Buffer:
 
     def bytes_at(self, rows: int, copies: int = 0, forwarded: int = 0) -> int:
         """Bytes for these numbers of received rows, copies and forwarded rows; 0 if it does not own its storage."""
-        if self.alias:
-            return 0
-        return tensor_bytes(tuple(extent_at(extent, rows, copies, forwarded) for extent in self.shape), self.dtype)
+        return 0 if self.alias else bytes_at(self.shape, self.dtype, rows, copies, forwarded)
 
     @property
     def row_bytes(self) -> int:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.ir.plan import Replica
+from compiler.ir.plan import Plan, Replica
 from compiler.plan.plan import WITH_STATE
 from compiler.predict.memory_state import untrained_bytes
 from dsl.closed_forms.memory import ITEMSIZE, average_dtype, state_bytes
@@ -45,7 +45,7 @@ class Goodput:
         return self.best if self.of_spec is None else self.of_spec
 
 
-def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: float) -> Goodput | None:
+def goodput_of(spec: Spec, plan: Plan, step_s: float, copy_s: float) -> Goodput | None:
     """The goodput of a run; None for CPUs whose cluster has no block `failures`.
 
     `copy_s`: seconds in which the slowest device copies its part of a checkpoint to the host.
@@ -53,7 +53,7 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
     failures = spec.cluster.failures or (Failures() if spec.has_hosts else None)
     if failures is None:
         return None
-    size = checkpoint_bytes(spec, replicas)
+    size = checkpoint_bytes(spec, plan)
     mtbf_s = failures.mtbf / spec.cluster.world
     write_s = size / spec.cluster.num_nodes / failures.store
     if spec.train.checkpoint is not None and not spec.train.checkpoint.background:  # training waits for all of it
@@ -68,7 +68,7 @@ def goodput_of(spec: Spec, replicas: Sequence[Replica], step_s: float, copy_s: f
     return Goodput(mtbf_s, copy_s, write_s, failures.restart, best, every(best), of_spec, size)
 
 
-def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
+def checkpoint_bytes(spec: Spec, plan: Plan) -> int:
     """Bytes of a checkpoint's tensors.
 
     For each parameter with optimizer state these are its master weight, that state and the moving average. Balancing
@@ -84,7 +84,7 @@ def checkpoint_bytes(spec: Spec, replicas: Sequence[Replica]) -> int:
             return replica.num_elements * of_row[optimizer.is_rest(replica.matrices)]
         return 0 if spec.adapter else untrained_bytes(spec, replica)
 
-    return sum(map(bytes_of, replicas))
+    return sum(bytes_of(replica) * count for replica, count in plan.alike)
 
 
 def goodput_share(interval_s: float, mtbf_s: float, copy_s: float, write_s: float, restart_s: float) -> float:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import comb, log10
 
 from compiler.ir import Buffer, Cut, Instruction, Plan, Program
@@ -262,7 +262,7 @@ def rank_memories(
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
     effects = Effects(
-        inside=None if rows else partial(_inside_bytes, cuts, lowering.rates[0]),
+        inside=None if rows else cache(partial(_inside_bytes, cuts, lowering.rates[0])),
         staging=None if rows else staging_of(spec),
     )
     worst_held, kinds = most_held(spec, worst_held_rows(spec)), kinds_of_values(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from operator import add
@@ -151,7 +151,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[DeviceBytes, ...]:
     size, elements, untrained = rows[0], kept_elements(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if size_of := untrained_bytes(spec, replica):
-            for rank in _pipeline_ranks(plan, replica.holders):
+            for rank in _pipeline_ranks(replica.holders):
                 untrained[rank] += size_of
     copies, staged = quantised_weight_bytes(plan), staged_bytes(spec, plan)
     checkpoint, saved = spec.train.checkpoint, (0,) * plan.mesh.pp
@@ -183,7 +183,7 @@ def largest_parts(spec: Spec, plan: Plan) -> list[list[int]]:
         sizes = [elements[name] for name in bucket.replicas]
         owned, undivided = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1)), is_whole(spec, bucket)
         of_row = largest[bucket.is_of_rest]
-        for rank in _pipeline_ranks(plan, bucket.holders):
+        for rank in _pipeline_ranks(bucket.holders):
             of_row[rank] = max(of_row[rank], max(sizes) if undivided else min(owned, HOST_PART))
     return largest
 
@@ -254,12 +254,12 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
         owners = len(bucket.holders) if spec.parallel.zero and not undivided else 1
         part = -(-plan.bucket_elements[bucket.name] // owners)
         share = kept_under_zero(spec.parallel.zero, part * owners, part * owners // bucket.parts, part)
-        for rank in _pipeline_ranks(plan, bucket.holders):
+        for rank in _pipeline_ranks(bucket.holders):
             weights[rank] += share.weights
             gradients[rank] += 0 if bucket.is_still else share.gradients
             (owned_of_rest if bucket.is_of_rest else owned)[rank] += share.optimizer
     for bucket in plan.frozen:
-        for rank in _pipeline_ranks(plan, bucket.holders):
+        for rank in _pipeline_ranks(bucket.holders):
             weights[rank] += plan.bucket_elements[bucket.name]
     if spec.train.optimizer.unit == "matrix" and spec.parallel.zero:
         owned = max_owned_amounts(plan, plan.elements)
@@ -295,7 +295,7 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     slots = [HOST_SLOTS * offloaded_bytes(spec, row) for row in optimizer.rows]
     rooms = [[size * part for part in parts] for size, parts in zip(slots, largest_parts(spec, plan), strict=True)]
     scratch_of_rows = [[0] * plan.mesh.pp for _ in optimizer.rows]
-    for replica in plan.replicas:
+    for replica, _ in plan.alike:
         if replica.role == "parameter":
             shapes, row = replica.updated_shapes, optimizer.row_of(replica.matrices)
             if (shapes, type(row)) not in scratch:
@@ -307,9 +307,9 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     return tuple(map(max, zip(*needs, strict=True)))
 
 
-def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
+def _pipeline_ranks(holders: Holders) -> tuple[int, ...]:
     """The pipeline ranks on which data rank 0 is a holder."""
-    return [rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in holders]
+    return holders.pipeline_ranks if 0 in holders.columns else ()
 
 
 def quantised_weight_bytes(plan: Plan) -> tuple[int, ...]:

@@ -194,9 +194,7 @@ def _goodput(timed_plan: TimedPlan, step_s: float) -> Goodput | None:
     """The goodput of a run whose steps take `step_s` seconds, and its best interval of checkpoints."""
     spec, plan = timed_plan.spec, timed_plan.plan
     copied = max(saved_bytes(spec, plan))
-    return goodput_of(
-        spec, plan.replicas, step_s, max(device_rates.host_time_s(copied) for device_rates in timed_plan.rates)
-    )
+    return goodput_of(spec, plan, step_s, max(device_rates.host_time_s(copied) for device_rates in timed_plan.rates))
 
 
 def share_of_keys(plan: TimedPlan) -> float:

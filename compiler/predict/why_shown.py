@@ -5,14 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.predict.memory import explain_memory, gib
-from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import RankMemory
-from compiler.predict.why import FittingEdit, FittingEdits, NearestEdit
 from dsl.messages.diagnostics import Span, make_visible
 from dsl.text.as_json import span_value
+
+if TYPE_CHECKING:
+    from compiler.predict.predict import TimedPlan
+    from compiler.predict.why import FittingEdit, FittingEdits, NearestEdit  # imports the search for schedules
 
 
 @dataclass(frozen=True, slots=True)

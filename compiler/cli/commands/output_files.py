@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compiler.emit.folder import put_folder
-
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # a file without these bits is read-only for root too
 SPEC_SUFFIX = ".dsc"
 
@@ -162,6 +160,8 @@ def new_folder(out: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
 
     Raises FileExistsError if `out` is not empty or not a folder, and other OSErrors if it cannot be written.
     """
+    from compiler.emit.folder import put_folder  # imports the contents of builds, which commands on specs do not need
+
     place = out.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{out} exists and is not empty")

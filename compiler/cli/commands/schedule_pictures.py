@@ -6,8 +6,9 @@ from fractions import Fraction
 
 from compiler.cli.commands.schedule_answer import Answer, ScheduleAnswer, cells, columns, number_text, percent
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import Panel, Picture, panel_of
+from compiler.tools.picture.drawing import Panel, Picture
 from compiler.tools.picture.formats import check_size, render
+from compiler.tools.picture.panel import panel_of
 from runtime.contract.actions import actions_of
 
 UNIT = "forwards of a stage, where F, I and W cost the same"

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 from contextlib import suppress
 from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_double, c_int64, c_uint32
 from functools import cache
@@ -31,16 +30,16 @@ EXACT = 1 << 53  # integers below it are exact as doubles
 WORDS = 625  # of the state of `Random`
 
 
-class Pace(NamedTuple):
+class Cooling(NamedTuple):
     """How an annealing cools."""
 
     steps: int
     heat: float  # before the first step
-    cooling: float  # the heat of a step over that of the one before
+    factor: float  # the heat of a step over that of the one before
     least: int  # an order that ends then ends the search
 
 
-class _Jobs(Structure):
+class _FlatJobs(Structure):
     """`Jobs` of annealing.c."""
 
     _fields_ = (
@@ -54,7 +53,7 @@ class _Jobs(Structure):
     )
 
 
-def anneal(jobs: Jobs, start: tuple[int, ...], draw: Random, pace: Pace) -> tuple[int, ...] | None:
+def anneal(jobs: Jobs, start: tuple[int, ...], draw: Random, cooling: Cooling) -> tuple[int, ...] | None:
     """The best order that an annealing from `start` meets; None if it cannot run in C. `draw` is left as it is."""
     library = loaded()
     if library is None or not jobs or sum(jobs.time) >= EXACT:
@@ -67,7 +66,7 @@ def anneal(jobs: Jobs, start: tuple[int, ...], draw: Random, pace: Pace) -> tupl
     for awaited in jobs.awaits:
         first.append(first[-1] + len(awaited))
     best = (c_int64 * count)(*start)
-    described = _Jobs(
+    described = _FlatJobs(
         count,
         _numbers(jobs.time),
         _numbers(jobs.least),
@@ -80,10 +79,10 @@ def anneal(jobs: Jobs, start: tuple[int, ...], draw: Random, pace: Pace) -> tupl
     failed = library.anneal(
         byref(described),
         words,
-        c_int64(pace.steps),
-        c_double(pace.heat),
-        c_double(pace.cooling),
-        c_int64(pace.least),
+        c_int64(cooling.steps),
+        c_double(cooling.heat),
+        c_double(cooling.factor),
+        c_int64(cooling.least),
         best,
     )
     return None if failed else tuple(best)
@@ -109,6 +108,8 @@ def build() -> str | None:
     path = _path()
     if _is_current(path):
         return None
+    import subprocess  # 10 ms, which most plans do not need
+
     scratch = path.with_suffix(f".{os.getpid()}")
     try:
         compiler = shlex.split(os.environ.get("CC", "")) or [*filter(shutil.which, ("cc", "gcc", "clang"))][:1]
@@ -135,7 +136,7 @@ def _path() -> Path:
 def _is_current(library: Path) -> bool:
     """Whether a library was built from the current source and flags."""
     try:
-        return library.read_bytes().endswith(_digest())
+        return library.read_bytes()[-len(_digest()) :] == _digest()
     except OSError:
         return False
 

@@ -132,16 +132,16 @@ def anneal(jobs: Jobs, start: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """The best order that an annealing from `start` meets. It ends early at the bound."""
     time, draw = end_of(jobs, start), Random(seed)
     steps = min(STEPS, STEPS * MOST_JOBS // max(1, len(jobs)))
-    pace = compiled.Pace(steps, HOT * time, (COLD / HOT) ** (1 / steps), least_end(jobs))
-    return compiled.anneal(jobs, start, draw, pace) or anneal_in_python(jobs, start, draw, pace)
+    cooling = compiled.Cooling(steps, HOT * time, (COLD / HOT) ** (1 / steps), least_end(jobs))
+    return compiled.anneal(jobs, start, draw, cooling) or anneal_in_python(jobs, start, draw, cooling)
 
 
-def anneal_in_python(jobs: Jobs, start: tuple[int, ...], draw: Random, pace: compiled.Pace) -> tuple[int, ...]:
+def anneal_in_python(jobs: Jobs, start: tuple[int, ...], draw: Random, cooling: compiled.Cooling) -> tuple[int, ...]:
     """The same, without a C compiler. It takes twenty times as long."""
-    order, best, heat = list(start), start, pace.heat
+    order, best, heat = list(start), start, cooling.heat
     time = least_time = end_of(jobs, start)
-    for _ in range(pace.steps if least_time > pace.least else 0):
-        heat *= pace.cooling
+    for _ in range(cooling.steps if least_time > cooling.least else 0):
+        heat *= cooling.factor
         position = _below(draw, len(order))
         low, high = _room(jobs, order, position)
         if low == high:
@@ -153,7 +153,7 @@ def anneal_in_python(jobs: Jobs, start: tuple[int, ...], draw: Random, pace: com
             order, time = moved, end
             if end < least_time:
                 best, least_time = tuple(moved), end
-                if end <= pace.least:
+                if end <= cooling.least:
                     break
     return best
 

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
+from compiler.ir.dtypes import has_rows
 from compiler.ir.expert_placement import ReceivedRows
 from compiler.program.proof.certificate import ProofError
 from compiler.program.proof.channels import message_of
@@ -228,7 +229,7 @@ class RankValues:
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "the program has messages"
-        if not buffer.row_bytes:
+        if buffer.alias or not has_rows(buffer.shape):
             return Storage(fixed := buffer.fixed_bytes, fixed, name=buffer.name)
         num_bytes = buffer.bytes_at(*self._rows(site, micro_batch))
         return Storage(buffer.bytes_at(*self.fixed_rows), num_bytes, name=buffer.name)

@@ -13,8 +13,9 @@ from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import Prediction, StageRow, count, ranges, seconds, size, span
 from compiler.predict.why_shown import Misfit, gain
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import palette, panel_of
+from compiler.tools.picture import palette
 from compiler.tools.picture.geometry import Style, figure_of, pixels
+from compiler.tools.picture.panel import panel_of
 from compiler.tools.picture.sheet import bulk, figure_css
 from compiler.tools.picture.template import environment
 from compiler.tools.report.diagrams import view_of

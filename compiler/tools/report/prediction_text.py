@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.style import Style
 from rich.text import Text
@@ -22,13 +23,15 @@ from compiler.predict.prediction import (
     size,
     span,
 )
-from compiler.predict.search import Ranking, table
 from compiler.predict.torch_share import refusals
 from compiler.predict.why_shown import Misfit, lines_of
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.palette import DARK
 from compiler.tools.picture.terminal import console_of, text_of_console
 from dsl.messages.diagnostics import plural
+
+if TYPE_CHECKING:
+    from compiler.predict.search import Ranking
 
 __all__ = ["count", "ranges", "seconds", "size", "span", "text", "text_of_phases"]
 
@@ -224,6 +227,8 @@ def _fact(name: str, value: str, note: str) -> Text:
 
 
 def _text_of_ranking(ranking: Ranking) -> Iterable[Text]:
+    from compiler.predict.search import table  # only specs with `auto` need the search
+
     tried = len(ranking.candidates)
     yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
     rows = list(table(ranking))

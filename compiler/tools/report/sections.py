@@ -15,8 +15,9 @@ from compiler.predict.prediction import RankMemory
 from compiler.program.lower.estimate import rank_times
 from compiler.program.lowered import LoweredPlan
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import Panel, panel_of
 from compiler.tools.picture.comm_lane import lanes_of
+from compiler.tools.picture.drawing import Panel
+from compiler.tools.picture.panel import panel_of
 from compiler.tools.report.lost_time import LostTime
 from compiler.tools.report.measured_memory import MeasuredMemory, device_line, summarize_peaks
 from dsl.closed_forms.memory import DeviceBytes

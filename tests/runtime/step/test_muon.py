@@ -74,7 +74,7 @@ def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path, segments: Segments) -
     saved = held(before)
     assert {name: tensor.shape for name, tensor in saved.items()} == expected_shapes(before.plan)
     assert sum(tensor.nbytes for tensor in saved.values()) == checkpoint_bytes(before.plan)
-    assert checkpoint_bytes(before.plan) == predicted_bytes(chosen, make_plan(chosen).replicas)
+    assert checkpoint_bytes(before.plan) == predicted_bytes(chosen, make_plan(chosen))
     of_rest = {name.partition("/")[2] for name in saved if name.startswith("moment1/")}
     of_matrices = {name.partition("/")[2] for name in saved if name.startswith("momentum/")}
     assert of_rest | of_matrices == {name.partition("/")[2] for name in saved if name.startswith("weight/")}

@@ -121,15 +121,15 @@ def test_c_and_python_find_the_same_order(seed: int) -> None:
         pytest.skip(f"{compiled.build()}")
     jobs = random_jobs(seed, ((7,), (9, 6), (20, 30), (60, 50))[seed % 4])
     jobs = replace(jobs, between=tuple(-(-time // 2) for time in jobs.time)) if seed % 3 else jobs
-    pace = compiled.Pace(500, 0.1 * end_of(jobs, range(len(jobs))), 0.99, least_end(jobs))
+    cooling = compiled.Cooling(500, 0.1 * end_of(jobs, range(len(jobs))), 0.99, least_end(jobs))
     for start in (tuple(range(len(jobs))), best_order(jobs)):
-        found = compiled.anneal(jobs, start, Random(seed), pace)
-        assert found == search.anneal_in_python(jobs, start, Random(seed), pace)
+        found = compiled.anneal(jobs, start, Random(seed), cooling)
+        assert found == search.anneal_in_python(jobs, start, Random(seed), cooling)
 
 
 def test_times_that_doubles_cannot_hold_are_annealed_in_python() -> None:
     jobs = replace(random_jobs(0, (4, 3)), time=(1 << 60,) * 7)
-    assert compiled.anneal(jobs, tuple(range(7)), Random(0), compiled.Pace(10, 1.0, 0.9, 0)) is None
+    assert compiled.anneal(jobs, tuple(range(7)), Random(0), compiled.Cooling(10, 1.0, 0.9, 0)) is None
     assert_legal(jobs, best_order(jobs))
 
 
@@ -226,11 +226,11 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
                 link.append((first, Fraction(jobs.time[first])))
             else:
                 job, open_ = first, Fraction(1)
-        pace = (jobs.time if link else jobs.between or jobs.time)[job]
-        step = min([time for _, time in link[:1]] + [open_ * pace] * bool(open_))
+        cooling = (jobs.time if link else jobs.between or jobs.time)[job]
+        step = min([time for _, time in link[:1]] + [open_ * cooling] * bool(open_))
         clock += step
         if open_:
-            computed, open_ = computed + step, open_ - step / pace
+            computed, open_ = computed + step, open_ - step / cooling
             if not open_ and job in sends:
                 link.append((None, Fraction(sends[job]) + (0 if link else step)))
         if link:

@@ -12,8 +12,8 @@ from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import simulate
-from compiler.tools.picture import Panel, Picture, panel_of
-from compiler.tools.picture.panel import picture_of_measurement
+from compiler.tools.picture.drawing import Panel, Picture
+from compiler.tools.picture.panel import panel_of, picture_of_measurement
 from compiler.tools.picture.recorded import measure
 from tests.compiler.tools.picture.browser import Browser
 from tests.compiler.tools.picture.browser import browser as running

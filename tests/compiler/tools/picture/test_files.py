@@ -15,8 +15,7 @@ import pytest
 from rich.cells import cell_len
 
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import Picture
-from compiler.tools.picture.drawing import ExchangeShare, Lanes, Screen
+from compiler.tools.picture.drawing import ExchangeShare, Lanes, Picture, Screen
 from compiler.tools.picture.formats import FORMATS, TooMuchError, render
 from compiler.tools.picture.html import html
 from compiler.tools.picture.sheet import sheet_of, svg

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from compiler.schedule.simulate import simulate
-from compiler.tools.picture import BoxRow, DrawnAction, Panel, Picture, StepCell
+from compiler.tools.picture.drawing import BoxRow, DrawnAction, Panel, Picture, StepCell
 from compiler.tools.picture.geometry import DIGIT, DIGIT_OF_PAIR, HATCH, MANY, MARGIN, Figure, Style, figure_of, pixels
 from compiler.tools.picture.sheet import sheet_of
 from runtime.contract.actions import actions_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from compiler.tools.picture import BoxRow, Picture
+from compiler.tools.picture.drawing import BoxRow, Picture
 from compiler.tools.picture.html import data_of, html
 from compiler.tools.picture.palette import DARK, LIGHT
 from tests.compiler.tools.picture.browser import Browser

@@ -13,8 +13,8 @@ from compiler.predict.planned_step import PlannedStep, planned_step_of
 from compiler.predict.predict import memories, predict_timed_plan, time_plan
 from compiler.schedule import SCHEDULES
 from compiler.schedule.costs import Costs
-from compiler.tools.picture import panel_of
-from compiler.tools.report import ExpertRow, RankRow, Report, RunFigures, StageLine
+from compiler.tools.picture.panel import panel_of
+from compiler.tools.report.sections import ExpertRow, RankRow, Report, RunFigures, StageLine
 from dsl.load import load
 
 SPECS = Path(__file__).parents[4] / "specs"

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.tools.report import RankRow, Report, charts
+from compiler.tools.report import charts
 from compiler.tools.report.page import memory_rows, placement_rows
+from compiler.tools.report.sections import RankRow, Report
 from tests.compiler.tools.report.conftest import make_report, make_run
 
 # ---------------------------------------------------------------- placement and memory

@@ -18,9 +18,9 @@ import pytest
 from compiler.files.text import TextFileError, read_form
 from compiler.predict.planned_step import PlannedStep
 from compiler.schedule import SCHEDULES
-from compiler.tools.report import ExpertRow, RankRow, Report, StageLine, report_html
-from compiler.tools.report.page import measured_step
+from compiler.tools.report.page import measured_step, report_html
 from compiler.tools.report.run_page import LoadForm
+from compiler.tools.report.sections import ExpertRow, RankRow, Report, StageLine
 from runtime.contract.actions import actions_of
 from tests.compiler.tools.report.conftest import make_report, make_run
 
@@ -237,7 +237,7 @@ def test_wrong_numbers_and_faults_of_devices_are_counted(report_of_run: Report) 
 SCRIPT = """
 import hashlib, sys
 from dataclasses import replace
-from compiler.tools.report import report_html
+from compiler.tools.report.page import report_html
 from tests.compiler.tools.report.conftest import make_report, make_run
 html = report_html(replace(make_report(), run=make_run()))
 print(hashlib.sha256(html.encode()).hexdigest(), "torch" in sys.modules)

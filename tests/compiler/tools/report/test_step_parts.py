@@ -13,9 +13,10 @@ from compiler.emit.build_files import watch_json
 from compiler.predict.failures import Goodput
 from compiler.predict.planned_step import PlannedStep
 from compiler.predict.prediction import Flops, GenerationTime
-from compiler.tools.report import Report, report_html
 from compiler.tools.report.diagrams import view_of
 from compiler.tools.report.lost_time import LostTime
+from compiler.tools.report.page import report_html
+from compiler.tools.report.sections import Report
 from compiler.tools.report.summary import (
     BOTTOM,
     MOST_BARS,
