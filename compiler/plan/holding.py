@@ -22,7 +22,7 @@ from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import bytes_per_element, kept_under_zero
 from dsl.schema import Spec
-from runtime.contract.actions import actions_of
+from runtime.contract.actions import Action, actions_of
 
 MOST_MOMENTS = 64  # of a rank; more are merged into one moment that has the most of each stage
 
@@ -140,8 +140,11 @@ def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
     stages = schedule.stages_of(rank)
     forwards, deferred = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     moments: list[tuple[int, ...]] = []
+    seen: set[tuple[int, ...]] = set()  # most moments of a long schedule repeat
     for step in schedule.actions[rank]:
-        actions = sorted(actions_of(step), key=lambda action: action.kind != "F")
+        actions: Sequence[Action] = actions_of(step)
+        if len(actions) > 1:
+            actions = sorted(actions, key=lambda action: action.kind != "F")
         for action in actions:
             s, kind = action.stage, action.kind
             if kind == "F":
@@ -152,7 +155,10 @@ def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
                 forwards[s] -= 1
                 deferred[s] += kind == "I"
             if kind in "FI" and (within or action is actions[-1]):
-                moments = _add_moment((*(forwards[s] for s in stages), *(deferred[s] for s in stages)), moments)
+                moment = (*[forwards[s] for s in stages], *[deferred[s] for s in stages])
+                if moment not in seen:
+                    seen.add(moment)
+                    moments = _add_moment(moment, moments)
     if len(moments) > MOST_MOMENTS:
         moments = [tuple(map(max, zip(*moments, strict=True)))]
     half = len(stages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
@@ -71,6 +72,7 @@ class NamedSchedule:
 SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
 
 
+@lru_cache(maxsize=32)  # a plan asks for its schedule several times, and so does each edit that is tried on it
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
     """The schedule of a name, or a stand-in on the same stages if it needs more micro-batches (early in a ramp)."""
     row = SCHEDULES[name]
@@ -82,8 +84,12 @@ def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int =
 def schedule_of_block(block: ScheduleBlock, num_ranks: int, num_micro_batches: int) -> Schedule:
     """The schedule that a spec names; `auto` and files are found elsewhere. See `schedule_of`."""
     assert block.name is not None, "a schedule has a name or a file"
-    schedule = schedule_of(block.name, num_ranks, num_micro_batches, block.chunks or DEFAULT_CHUNKS)
-    return schedule.deferring_at_most(block.deferred)
+    return _deferring(block.name, num_ranks, num_micro_batches, block.chunks or DEFAULT_CHUNKS, block.deferred)
+
+
+@lru_cache(maxsize=32)
+def _deferring(name: str, num_ranks: int, num_micro_batches: int, chunks: int, deferred: int | None) -> Schedule:
+    return schedule_of(name, num_ranks, num_micro_batches, chunks).deferring_at_most(deferred)
 
 
 def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
