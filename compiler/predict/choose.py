@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from dsl.load import ResolvedSpec, alternatives, resolve
@@ -17,6 +19,14 @@ from dsl.schema.choices import Choice
 if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
     from compiler.predict.search import Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the search for the values of `auto` may take, if a plan fits."""
+
+    budget_s: float = math.inf  # of each phase of a run
+    keeps_on_interrupt: bool = False  # whether Ctrl-C ends the search with the best plan so far
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ def choose(
     overrides: list[str],
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    patience: Patience = Patience(),
 ) -> ChosenSpec:
     """Resolve the argument of a command. `tell` is called with lines on the progress of a search.
 
@@ -50,7 +61,8 @@ def choose(
         spec = with_files(spec, origins, path.parent, resolved.opened, table, runs_in(file))
     ranking = None
     if resolved.opened:
-        ranking = _search_auto_values(replace(resolved, spec=spec), file, run, overrides, tell)
+        plans = alternatives(file, run, overrides)
+        ranking = _search_auto_values(replace(resolved, spec=spec), plans, tell, patience)
         spec = ranking.best.spec
     return ChosenSpec(spec, origins, path, ranking, argument or str(path))
 
@@ -60,16 +72,17 @@ def choose_phases(
     overrides: list[str],
     table: RateTable | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    patience: Patience = Patience(),
 ) -> list[ChosenSpec]:
     """Resolve all phases of the chosen run; most runs have one. Raises SpecError with the mistakes of all phases."""
     file, run = split(str(find()) if argument is None else argument)
     names = phases_in(file, run)
     if len(names) < 2:
-        return [choose(argument, overrides, table, tell)]
+        return [choose(argument, overrides, table, tell, patience)]
     phases, mistakes = list[ChosenSpec](), dict[Diagnostic, None]()
     for number in range(1, len(names) + 1):
         try:
-            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, tell))
+            phases.append(choose(f"{file}:{names[0]}.{number}", overrides, table, tell, patience))
         except SpecError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
     if mistakes:
@@ -88,22 +101,28 @@ def refusals_of(chosen: ChosenSpec) -> tuple[Diagnostic, ...]:
 
 
 def _search_auto_values(
-    resolved: ResolvedSpec, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+    resolved: ResolvedSpec,
+    structures: Iterable[tuple[Choice, Spec]],
+    tell: Callable[[str], None],
+    patience: Patience,
 ) -> Ranking:
     """Search for the values of `auto`; returns all plans that were tried, the best first.
 
     `tell` is called with lines on the progress of the search, and with "" at its end.
     """
-    spec = resolved.spec
-    plans = [(choice, alternative.with_files(spec.files)) for choice, alternative in alternatives(file, run, overrides)]
+    spec, deadline = resolved.spec, monotonic() + patience.budget_s
+    plans = [(choice, alternative.with_files(spec.files)) for choice, alternative in structures]
     plans = _placeable(resolved, plans)
-    from compiler.predict.search import search  # imports networkx, which only specs with `auto` need
+    from compiler.predict.search import Candidate, line_of, search  # only specs with `auto` need it
+
+    def report(share: float, best: Candidate | None) -> None:
+        tell(f"looking for the best plan: {share:.0%}" + (f"; so far a step of {line_of(best)}" if best else ""))
 
     tell(f"looking for the best of {plural(len(plans), 'plan')}")
     try:
         return search(
-            spec, resolved.opened, plans, lambda share: tell(f"looking for the best plan: {share:.0%}")
-        )  # fmt: skip
+            spec, resolved.opened, plans, report, lambda: monotonic() >= deadline, patience.keeps_on_interrupt
+        )
     finally:
         tell("")
 

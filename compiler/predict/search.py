@@ -30,6 +30,7 @@ from compiler.predict.predict import TimedPlan, memories, predict, time_schedule
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.closed_forms import ramp
+from dsl.messages.diagnostics import plural
 from dsl.schema import Spec, choices
 from dsl.schema.choices import Choice
 
@@ -136,6 +137,9 @@ class Ranking:
     """
 
     candidates: tuple[Candidate, ...]
+    unexamined: int = 0  # structures that were not examined, if the search was cut
+    is_cut: bool = False  # whether the search ended before it had examined all
+    is_interrupted: bool = False  # whether a KeyboardInterrupt ended it
 
     @property
     def best(self) -> Candidate:
@@ -157,18 +161,46 @@ class Ranking:
         return slower if candidate.seconds is not None else f"at least {slower}"
 
 
+Report = Callable[[float, Candidate | None], None]  # (share of the structures that is done, best that fits so far)
+
+
 def search(
     spec: Spec,
     opened: Sequence[str],
     structures: Iterable[tuple[Choice, Spec]],
-    report: Callable[[float], None] = lambda share: None,
+    report: Report = lambda share, best: None,
+    is_over: Callable[[], bool] = lambda: False,
+    keeps_on_interrupt: bool = False,
 ) -> Ranking:
     """Rank every plan of `structures` (dsl.load.alternatives) with every value of the other open keys.
 
-    `spec` has the first values of the open keys. `report` is called with the share of the structures that is done.
+    `spec` has the first values of the open keys. As soon as a plan fits, the search ends early if `is_over` says so or,
+    with `keeps_on_interrupt`, at a KeyboardInterrupt.
     """
-    examined, opens_recompute = _ExaminedCandidates(), RECOMPUTE in opened
+    examined = _ExaminedCandidates()
     structured = [Candidate(choice, structure) for choice, structure in structures]
+    left, is_cut, is_interrupted = len(structured), False, False
+    try:
+        for left in _examine(examined, structured, spec, opened):
+            report(1 - left / len(structured), examined.best_candidate)
+            if is_over() and examined.best_candidate is not None:
+                is_cut = True
+                break
+    except KeyboardInterrupt:
+        if not keeps_on_interrupt or examined.best_candidate is None:
+            raise
+        is_cut = is_interrupted = True
+    if examined.best_candidate is None:
+        examined.find_nearest()
+    candidates = tuple(sorted(examined.candidates, key=_order))
+    return Ranking(candidates, left if is_cut else 0, is_cut, is_interrupted)
+
+
+def _examine(
+    examined: _ExaminedCandidates, structured: Sequence[Candidate], spec: Spec, opened: Sequence[str]
+) -> Iterator[int]:
+    """Examine the candidates, and yield after each step how many of `structured` are left."""
+    opens_recompute = RECOMPUTE in opened
     least = [
         _with_value(candidate, RECOMPUTE, choices.values(candidate.spec, RECOMPUTE)[-1])
         if opens_recompute
@@ -178,8 +210,8 @@ def search(
     waiting = [(examined.floor_s(candidate.spec), index, False) for index, candidate in enumerate(least)]
     heapify(waiting)
     while waiting:
+        yield len(waiting)
         bound_s, index, is_split = heappop(waiting)
-        report(1 - len(waiting) / len(structured))
         least[index] = replace(least[index], bound_s=bound_s)
         if not is_split and bound_s < examined.best:
             if not all(
@@ -199,11 +231,9 @@ def search(
         ]:
             for count in choices.values(spec, SMS):
                 if count != candidate.spec.sm.communication:
+                    yield 0
                     variant = _with_value(candidate, SMS, count)
                     examined.look_into(replace(variant, bound_s=examined.bound_s(variant)))
-    if not math.isfinite(examined.best):
-        examined.find_nearest()
-    return Ranking(tuple(sorted(examined.candidates, key=_order)))
 
 
 class _ExaminedCandidates:
@@ -211,7 +241,7 @@ class _ExaminedCandidates:
 
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
-        self.best = math.inf
+        self.best_candidate: Candidate | None = None  # the fastest that fits
         self._shared = SharedParts()
         self._last: Outline | None = None  # mostly asked for again at once
 
@@ -219,9 +249,14 @@ class _ExaminedCandidates:
         """Examine a candidate's memory and time as far as it may be the best; returns it with the results."""
         examined = self._look(candidate)
         self.candidates.append(examined)
-        if examined.fits and examined.seconds is not None:
-            self.best = min(self.best, examined.seconds)
+        if examined.fits and examined.seconds is not None and examined.seconds < self.best:
+            self.best_candidate = examined
         return examined
+
+    @property
+    def best(self) -> float:
+        """The shortest step of those that fit; infinite if none does."""
+        return math.inf if self.best_candidate is None else self.best_candidate.seconds or 0.0
 
     def cannot_fit(self, candidate: Candidate) -> bool:
         """Whether a candidate surely does not fit; if so, it counts as examined."""
@@ -322,6 +357,18 @@ def table(ranking: Ranking) -> Iterator[tuple[str, ...]]:
         values = (_word(candidate.choice[path]) for path in paths)
         step = "" if candidate.seconds is None else f"{candidate.seconds:#.4g} s"
         yield (*values, step, ranking.why(candidate))
+
+
+def line_of(candidate: Candidate) -> str:
+    """A plan in a line: `19.32 s with pipeline 16, expert 64`."""
+    values = (f"{SHORT.get(path, path.rpartition('.')[2])} {_word(value)}" for path, value in candidate.choice.items())
+    return f"{candidate.seconds:#.4g} s with {', '.join(values)}"
+
+
+def cut_of(ranking: Ranking) -> str:
+    """What a search left out; "" if it examined all plans."""
+    left = f"{plural(ranking.unexamined, 'plan')} not examined" if ranking.unexamined else "some SMs not tried"
+    return f"the search was {'interrupted' if ranking.is_interrupted else 'cut'}: {left}" if ranking.is_cut else ""
 
 
 def document(ranking: Ranking) -> list[dict[str, Any]]:

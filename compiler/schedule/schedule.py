@@ -230,12 +230,13 @@ def _max_due_gradients(steps: Sequence[Step]) -> int:
 def _deferring(steps: Sequence[Step], max_deferred: int) -> tuple[Step, ...]:
     result: list[Step] = []
     due: dict[Action, None] = {}  # the W of each I, in the order of these
-    early: set[Step] = set()
+    early: set[Action] = set()
     for step in steps:
-        if step in early:
+        actions = [action for action in actions_of(step) if action not in early]
+        if not actions:
             continue
-        result.append(step)
-        for action in actions_of(step):
+        result.append(step if len(actions) == len(actions_of(step)) else actions[0])
+        for action in actions:
             if action.kind == "I":
                 due[Action("W", action.stage, action.micro_batch)] = None
             due.pop(action, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from dsl.messages.diagnostics import Diagnostic, SpecError, make_visible, render
 
 if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
-    from compiler.predict.choose import ChosenSpec
+    from compiler.predict.choose import ChosenSpec, Patience
     from dsl.schema import Spec  # imports pydantic, which not every command needs
 
 EXIT_DIFFERS = 1  # a check found that files differ
@@ -42,6 +43,22 @@ def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
     text = text or "a spec file, or SPEC:RUN where it holds several runs; default: the spec in the current folder"
     parser.add_argument("spec", nargs="?", metavar="SPEC", help=text)
     add_overrides(parser)
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    """--budget."""
+    text = "how long the search for the values of auto may take, as in 60s or 5min; it goes on until a plan fits"
+    parser.add_argument("--budget", type=_seconds, default=math.inf, metavar="TIME", help=text)
+
+
+def _seconds(text: str) -> float:
+    """`60s` → 60.0."""
+    from dsl.facts.units import TIMES
+
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([a-z]+)", text, re.ASCII)
+    if match is None or match[2] not in TIMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time, as in `60s` or `5min`")
+    return float(match[1]) * float(TIMES[match[2]])
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -89,21 +106,35 @@ def say_other_phases(argument: str, spec: Spec) -> None:
 
 
 def load_phases(
-    argument: str | None, overrides: list[str], output_format: str = "text", table: RateTable | None = None
+    argument: str | None,
+    overrides: list[str],
+    output_format: str = "text",
+    table: RateTable | None = None,
+    patience: Patience | None = None,
 ) -> list[ChosenSpec] | None:
     """Load all phases of the chosen run (most runs have one). Return None after printing the mistakes of all."""
     try:
-        return phases_of(argument, overrides, table)
+        return phases_of(argument, overrides, table, patience)
     except SpecError as error:
         report_mistakes(error.diagnostics, output_format)
         return None
 
 
-def phases_of(argument: str | None, overrides: list[str], table: RateTable | None = None) -> list[ChosenSpec]:
-    """All phases of the chosen run (most runs have one). Raises SpecError with the mistakes of all."""
-    from compiler.predict.choose import choose_phases
+def phases_of(
+    argument: str | None, overrides: list[str], table: RateTable | None = None, patience: Patience | None = None
+) -> list[ChosenSpec]:
+    """All phases of the chosen run (most runs have one). Raises SpecError with the mistakes of all.
 
-    phases = choose_phases(argument, overrides, table, progress("plan"))
+    Says which searches for `auto` ended early.
+    """
+    from compiler.predict.choose import Patience, choose_phases
+
+    phases = choose_phases(argument, overrides, table, progress("plan"), patience or Patience())
+    for phase in phases:
+        if phase.ranking is not None and phase.ranking.is_cut:
+            from compiler.predict.search import cut_of
+
+            say(f"note: {phase.spec.name}: {cut_of(phase.ranking)}")
     if len(phases) == 1:
         say_other_phases(phases[0].argument, phases[0].spec)
     return phases

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from compiler.cli.commands.common import (
     EXIT_BUG,
     EXIT_SPEC,
+    add_budget,
     add_spec_arguments,
     is_refused,
     load_phases,
@@ -32,7 +33,7 @@ from compiler.cli.commands.common import (
     say,
 )
 from compiler.emit.folder import check_place, write_build
-from compiler.predict.choose import ChosenSpec
+from compiler.predict.choose import ChosenSpec, Patience
 from runtime.build.files import CACHE
 from runtime.contract.options import run_name
 from runtime.system.outcome import refusal_code
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
+    add_budget(parser)
     parser.add_argument(
         "-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>, or build/<run>.<phase>"
     )
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile each phase of the run. Returns the exit code."""
-    phases = load_phases(args.spec, args.set)
+    phases = load_phases(args.spec, args.set, patience=Patience(args.budget))
     if phases is not None and args.on is not None:
         phases = _phases_on_devices(args, phases)
     if phases is None or any([is_refused(phase) for phase in phases]):
@@ -98,7 +100,7 @@ def _phases_on_devices(args: argparse.Namespace, phases: Sequence[ChosenSpec]) -
         say(f"error: --on {nodes}x{devices}: {error}")
         return None
     say("on these devices: " + " ".join(f"-s {override}" for override in overrides))
-    return load_phases(args.spec, [*args.set, *overrides])
+    return load_phases(args.spec, [*args.set, *overrides], patience=Patience(args.budget))
 
 
 def _compile(args: argparse.Namespace, spec: Spec, out: Path) -> int:

@@ -4,6 +4,7 @@ dsc plan                                     the spec in the current folder
 dsc plan specs/deepseek-v3.dsc               time, cost and memory on 2,048 devices, in a second on a laptop
 dsc plan spec.dsc -s parallel.pipeline=8     with another plan
 dsc plan spec.dsc --rates here.json          with the rates that dsc calibrate measured
+dsc plan spec.dsc --budget 60s               ends the search for the values of auto after a minute
 dsc plan spec.dsc --format json              for programs (docs/json.md)
 dsc plan spec.dsc --format html -o plan.html pictures of placement, memory over time, network and schedule
 
@@ -12,8 +13,10 @@ For a run with phases, each phase is planned and the totals are added up; SPEC:R
 A spec that cannot be trained yet can be planned too. If a plan does not fit, edits that make it fit are planned, and
 the fastest are shown. The assumptions are listed at the end.
 
+Ctrl-C ends the search for the values of `auto`: the best plan so far is printed, if one fits.
+
 Exit codes: 0 planned, whether or not it fits: programs read `memory.fits` of the JSON · 2 the spec or the command line
-is wrong
+is wrong · 130 interrupted, also if the best plan so far was printed
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import EXIT_SPEC, add_spec_arguments, load_phases, progress, report_error
+from compiler.cli.commands.common import EXIT_SPEC, add_budget, add_spec_arguments, load_phases, progress, report_error
 from compiler.cli.commands.output_files import refuse_output, write_or_print
-from compiler.predict.choose import ChosenSpec
+from compiler.predict.choose import ChosenSpec, Patience
 from compiler.predict.prediction import OrderGain
 from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
@@ -97,6 +100,7 @@ def _prepared_folder(spec: Spec, folder: Path, cache: Path) -> Path | None:
 
 # --- plan
 
+EXIT_INTERRUPTED = 130  # by Ctrl-C, after the best plan so far was printed
 CACHE = Path("build/.data")  # where `dsc train` keeps prepared data
 
 
@@ -113,6 +117,7 @@ class PlannedRun:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
+    add_budget(parser)
     parser.add_argument("--rates", metavar="FILE", help="a rate table, as a file or a name; default: the spec's")
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the text; default: the terminal's")
     parser.add_argument(
@@ -137,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         table = _table(args.rates) if args.rates is not None else None
     except RateError as error:
         return report_error(str(error), output_format=args.format)
-    phases = load_phases(args.spec, args.set, args.format, table)
+    phases = load_phases(args.spec, args.set, args.format, table, Patience(args.budget, keeps_on_interrupt=True))
     if phases is None:
         return EXIT_SPEC
     if len(phases) > 1 and args.format == "html":
@@ -150,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is None:
             raise
         return _report_write_error(args, error)
-    return 0
+    return EXIT_INTERRUPTED if any(phase.ranking and phase.ranking.is_interrupted for phase in phases) else 0
 
 
 def _plan_run(args: argparse.Namespace, chosen: ChosenSpec) -> PlannedRun:
@@ -203,7 +208,11 @@ def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
 
     documents = [
         document(planned_run.prediction, planned_run.why)
-        | {"choices": [] if planned_run.chosen.ranking is None else rows_of(planned_run.chosen.ranking)}
+        | (
+            {"choices": [], "unexamined": 0}
+            if (ranking := planned_run.chosen.ranking) is None
+            else {"choices": rows_of(ranking), "unexamined": ranking.unexamined}
+        )
         for planned_run in planned
     ]
     value = (

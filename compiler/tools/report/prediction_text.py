@@ -227,10 +227,11 @@ def _fact(name: str, value: str, note: str) -> Text:
 
 
 def _text_of_ranking(ranking: Ranking) -> Iterable[Text]:
-    from compiler.predict.search import table  # only specs with `auto` need the search
+    from compiler.predict.search import cut_of, table  # only specs with `auto` need the search
 
     tried = len(ranking.candidates)
-    yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
+    remark = f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules"
+    yield _title("chosen", f"{remark}; {cut_of(ranking)}" if ranking.is_cut else remark)
     rows = list(table(ranking))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for index, row in enumerate(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import _CellBytes, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, time_plan, time_schedule
-from compiler.predict.search import Outline, Ranking, SharedParts, document, search, table
+from compiler.predict.search import Candidate, Outline, Ranking, SharedParts, cut_of, document, search, table
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from dsl.load import alternatives, check, load, resolve
@@ -69,6 +70,82 @@ def test_the_choice_equals_the_best_of_all_plans(file: str, opened: tuple[str, .
         assert not candidate.fits or seconds is not None
         assert seconds is None or not candidate.missing_bytes
         assert seconds is None or candidate.bound_s <= seconds
+
+
+def test_a_search_that_is_over_has_the_first_plan_that_fits() -> None:
+    opened, best = SMALL[:3], list[Candidate]()
+    overrides = [f"{path}=auto" for path in opened]
+    whole = searched("quickstart.dsc", opened)
+    resolved = resolve(SPECS / "quickstart.dsc", overrides=overrides)
+    ranking = search(
+        resolved.spec,
+        resolved.opened,
+        alternatives(SPECS / "quickstart.dsc", overrides=overrides),
+        report=lambda share, candidate: best.append(candidate) if candidate else None,
+        is_over=lambda: True,
+    )
+    assert best == [ranking.best] and ranking.best.fits
+    assert ranking.is_cut and not ranking.is_interrupted and ranking.unexamined
+    assert len(ranking.candidates) < len(whole.candidates)
+    assert not whole.is_cut and not whole.unexamined and cut_of(whole) == ""
+    assert cut_of(ranking) == f"the search was cut: {ranking.unexamined} plans not examined"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_interrupted_search_keeps_a_plan_that_fits(keeps: bool, fits: bool) -> None:
+    overrides = [f"{path}=auto" for path in SMALL[:3]]
+    resolved = resolve(SPECS / "quickstart.dsc", overrides=overrides)
+
+    def interrupt(share: float, best: Candidate | None) -> None:
+        if fits == (best is not None):
+            raise KeyboardInterrupt
+
+    def interrupted() -> Ranking:
+        plans = alternatives(SPECS / "quickstart.dsc", overrides=overrides)
+        return search(resolved.spec, resolved.opened, plans, interrupt, keeps_on_interrupt=keeps)
+
+    if keeps and fits:
+        ranking = interrupted()
+        assert ranking.is_interrupted and ranking.is_cut and ranking.best.fits
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+
+
+def test_a_budget_and_ctrl_c_end_the_search_of_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["plan", str(SPECS / "quickstart.dsc"), *(f"-s{path}=auto" for path in SMALL[:2])]
+    assert main([*command, "--budget", "0s"]) == 0
+    out, err = capsys.readouterr()
+    assert "the search was cut: " in out and "the search was cut: " in err
+    lines = []
+
+    def progress(command: str) -> Callable[[str], None]:
+        def tell(text: str) -> None:
+            lines.append(text)
+            if "so far" in text:
+                raise KeyboardInterrupt
+
+        return tell
+
+    monkeypatch.setattr("compiler.cli.commands.common.progress", progress)
+    assert main([*command, "--format", "json"]) == 130
+    out, err = capsys.readouterr()
+    assert json.loads(out)["unexamined"] and "the search was interrupted: " in err
+    assert any(" s with pipeline " in line for line in lines)
+    assert (
+        main(["compile", *command[1:], "-o", "unused"]) == 130
+    )  # a build of the best so far is not what was asked for
+    assert not Path("unused").exists()
+
+
+@pytest.mark.parametrize("text", ["60", "-1s", "1parsec", "s", "1e400s"])
+def test_a_budget_is_a_time(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", str(SPECS / "quickstart.dsc"), f"--budget={text}"])
+    assert "is not a time, as in `60s` or `5min`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["deepseek-v3.dsc", "moe-8gpu.dsc", "qwen3-30b-a3b.dsc", "llama3-8b.dsc"])

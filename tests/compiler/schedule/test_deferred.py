@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from compiler.ir.stage_placement import ONE_STAGE
 from compiler.schedule import SCHEDULES, schedule_of_block
 from compiler.schedule.costs import Costs
 from compiler.schedule.schedule import Schedule, max_deferred_gradients
 from compiler.schedule.simulate import simulate
 from dsl.schema import ScheduleBlock
-from runtime.contract.actions import Action, actions_of
+from runtime.contract.actions import Action, actions_of, parse_step
 
 SPLIT = [name for name, row in SCHEDULES.items() if max_deferred_gradients(row.generate(4, 12)) > 1]
 
@@ -50,6 +51,23 @@ def test_a_limit_that_is_not_reached_changes_nothing(name: str) -> None:
     assert (
         unlimited.deferring_at_most(max_deferred_gradients(unlimited)) == unlimited.deferring_at_most(None) == unlimited
     )
+
+
+def test_a_weight_gradient_in_a_pair_runs_once() -> None:
+    """A pair whose weight gradient has run early keeps its other action."""
+    steps = map(parse_step, ("F0.0", "F0.1", "I0.0", "I0.1", "F0.2", "(B0.2|W0.0)", "W0.1"))
+    schedule = Schedule("paired", 1, 3, ONE_STAGE, (tuple(steps),))
+    assert [*map(str, schedule.deferring_at_most(1).actions[0])] == [
+        "F0.0",
+        "F0.1",
+        "I0.0",
+        "I0.1",
+        "W0.0",
+        "F0.2",
+        "B0.2",
+        "W0.1",
+    ]
+    assert schedule.deferring_at_most(2) == schedule
 
 
 def test_a_spec_limits_its_schedule() -> None:
