@@ -29,6 +29,8 @@ from compiler.predict.memory_state import missing_anywhere, missing_with
 from compiler.predict.predict import TimedPlan, memories, predict, time_schedule
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
+from compiler.schedule import AUTO
+from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import plural
 from dsl.schema import Spec, choices
@@ -243,6 +245,7 @@ class _ExaminedCandidates:
         self.candidates: list[Candidate] = []
         self.best_candidate: Candidate | None = None  # the fastest that fits
         self._shared = SharedParts()
+        self._searched: dict[Hashable, Schedule] = {}  # by choice
         self._last: Outline | None = None  # mostly asked for again at once
 
     def look_into(self, candidate: Candidate) -> Candidate:
@@ -292,7 +295,17 @@ class _ExaminedCandidates:
 
     def _time_candidate(self, candidate: Candidate, least: bool = False) -> TimedPlan:
         spec, lowering = candidate.spec, self._outline(candidate.spec).lowering
-        return time_schedule(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
+        return time_schedule(spec, lowering, self._schedule(candidate), least)
+
+    def _schedule(self, candidate: Candidate) -> Schedule:
+        """The schedule of a candidate. One that is searched for is kept, as a bound and a look need the same."""
+        scheduler = Scheduler(candidate.spec, self._outline(candidate.spec).lowering, effort=EFFORT)
+        if candidate.spec.schedule.name != AUTO:
+            return scheduler.largest()
+        key = (*candidate.choice.items(),)
+        if key not in self._searched:
+            self._searched[key] = scheduler.largest()
+        return self._searched[key]
 
     def _missing(self, candidate: Candidate) -> Candidate | None:
         """The candidate with the bytes that it surely lacks; None if it may fit."""

@@ -19,7 +19,7 @@ from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
 from compiler.predict.predict import TimedPlan, time_schedule
 from compiler.predict.prediction import RankMemory
-from compiler.predict.search import Outline, SharedParts
+from compiler.predict.search import EFFORT, Outline, SharedParts
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.schedule import Schedule, max_deferred_gradients
@@ -34,7 +34,7 @@ ENOUGH = 2  # edits of one key that fit: with so many, pairs of keys are not tri
 MAX_PLANNED = 7  # edits of one key that are planned in full
 MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, once one fits and while none does
 MAX_NEAREST = 3  # edits that are planned in full to find the nearest, if none fits
-MAX_SEARCHES = 3  # edits whose schedule is searched for, which takes a few seconds each
+MAX_SEARCHES = 3  # edits whose schedule is searched for, which takes a second each
 MARGIN = 0.1  # of a device's memory: an edit that is expected to lack more is not planned in full
 # In ascending cost: norms and activations cost almost nothing, the products of attention and of experts the most.
 CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
@@ -338,7 +338,7 @@ class _EditSearch:
         """The schedule and memories of a candidate. Records the bytes that it lacks in `planned`."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
-        schedule = Scheduler(spec, tried.outline.lowering).largest()
+        schedule = Scheduler(spec, tried.outline.lowering, effort=EFFORT).largest()
         ranks = rank_memories(spec, tried.outline.lowering, schedule)
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from itertools import accumulate, pairwise
+from math import gcd, lcm
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import MAX_TIME, Costs
@@ -17,9 +18,56 @@ from compiler.schedule.weights import Weight
 from runtime.contract.actions import KINDS, ActionKind
 
 # --- The minimum of a small linear program, in exact rationals (the dual simplex method, Lemke 1954)
+#
+# A row of the table has whole numbers over one denominator, which takes a tenth of the time of fractions.
 
 Row = tuple[dict[int, Fraction], Fraction]  # coefficients by variable, and a lower bound of their sum
 MOST_PIVOTS = 2000
+
+
+@dataclass
+class _WholeRow:
+    """A linear function of variables: (constant + Σ coefficient · variable) / denominator, in lowest terms."""
+
+    coefficients: dict[int, int]
+    constant: int
+    denominator: int
+
+    @staticmethod
+    def of(coefficients: Mapping[int, Fraction], constant: Fraction) -> _WholeRow:
+        common = lcm(constant.denominator, *(c.denominator for c in coefficients.values()))
+        whole = {j: int(c * common) for j, c in coefficients.items() if c}
+        return _WholeRow(whole, int(constant * common), common)
+
+    @property
+    def value(self) -> Fraction:
+        """The value where all variables are 0."""
+        return Fraction(self.constant, self.denominator)
+
+    def solved_for(self, variable: int, name: int) -> _WholeRow:
+        """`variable`, if this function is the variable `name`. Its coefficient must be positive."""
+        rest = {j: -c for j, c in self.coefficients.items() if j != variable}
+        return _WholeRow(rest | {name: self.denominator}, -self.constant, self.coefficients[variable])
+
+    def replace(self, variable: int, solved: _WholeRow) -> None:
+        """Replace a variable by the function that it is."""
+        factor = self.coefficients.pop(variable, 0)
+        if not factor:
+            return
+        scale, coefficients = solved.denominator, self.coefficients
+        for j, c in coefficients.items():
+            coefficients[j] = c * scale
+        for j, c in solved.coefficients.items():
+            total = coefficients.get(j, 0) + factor * c
+            if total:
+                coefficients[j] = total
+            else:
+                coefficients.pop(j, None)
+        self.constant = self.constant * scale + factor * solved.constant
+        self.denominator *= scale
+        if (common := gcd(self.denominator, self.constant, *coefficients.values())) > 1:
+            self.constant, self.denominator = self.constant // common, self.denominator // common
+            self.coefficients = {j: c // common for j, c in coefficients.items()}
 
 
 def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
@@ -30,44 +78,25 @@ def least(costs: Sequence[Fraction], rows: Sequence[Row]) -> Fraction | None:
     """
     assert all(cost >= 0 for cost in costs)
     num = len(costs)
-    price = {j: cost for j, cost in enumerate(costs) if cost}  # the objective in the non-basic variables
-    value = Fraction(0)
+    price = _WholeRow.of(dict(enumerate(costs)), Fraction(0))  # the objective in the non-basic variables
     names = [num + i for i in range(len(rows))]  # basic variable of each row, at first its slack
-    table = [({j: c for j, c in row.items() if c}, -bound) for row, bound in rows]
+    table = [_WholeRow.of(row, -bound) for row, bound in rows]
     for pivot in range(MOST_PIVOTS):
-        short = [i for i, (_, constant) in enumerate(table) if constant < 0]
+        short = [i for i, row in enumerate(table) if row.constant < 0]
         if not short:
             break
         # The row that lacks most is fastest. Later the lowest name is taken, which cannot cycle (Bland).
-        i = min(short, key=lambda i: (table[i][1] if pivot < MOST_PIVOTS // 2 else 0, names[i]))
-        row, constant = table[i]
-        ratios = [(price.get(j, Fraction(0)) / c, j) for j, c in row.items() if c > 0]
+        i = min(short, key=lambda i: (table[i].value if pivot < MOST_PIVOTS // 2 else 0, names[i]))
+        ratios = [(Fraction(price.coefficients.get(j, 0), c), j) for j, c in table[i].coefficients.items() if c > 0]
         if not ratios:
             return None
         _, entering = min(ratios)
-        # row: leaving = constant + Σ row·x, solved for the entering variable
-        c = row.pop(entering)
-        solved = {j: -a / c for j, a in row.items()} | {names[i]: 1 / c}
-        solved_constant = -constant / c
-        names[i] = entering
-        table[i] = (solved, solved_constant)
-        for k, (other_row, other_constant) in enumerate(table):
-            if k != i and (factor := other_row.pop(entering, None)):
-                table[k] = (_add_multiple(other_row, factor, solved), other_constant + factor * solved_constant)
-        if factor := price.pop(entering, None):
-            price = _add_multiple(price, factor, solved)
-            value += factor * solved_constant
-    return value
-
-
-def _add_multiple(row: dict[int, Fraction], factor: Fraction, addend: dict[int, Fraction]) -> dict[int, Fraction]:
-    for j, a in addend.items():
-        total = row.get(j, 0) + factor * a
-        if total:
-            row[j] = total
-        else:
-            row.pop(j, None)
-    return row
+        names[i], table[i] = entering, table[i].solved_for(entering, names[i])
+        for k, row in enumerate(table):
+            if k != i:
+                row.replace(entering, table[i])
+        price.replace(entering, table[i])
+    return price.value
 
 
 # --- A lower bound of the makespan of all schedules of a placement, under a cap on activations
