@@ -1,4 +1,4 @@
-"""The time of `dsc compile`, cold and with cached segments, its breakdown, and the time to a run's first step.
+"""The time of `dsc compile`, cold and with cached segments, its breakdown, and of other commands on specs.
 
     python -m benchmarks.compile_speed [--rounds 3] [--page]
 
@@ -39,6 +39,19 @@ SPECS = {
     "quickstart, 4 CPU ranks": QUICKSTART,
 }
 SMALL, LARGE, _ = SPECS
+WIDE = ("-s", "cluster.nodes=131072", "-s", "train.batch.from=1572864", "-s", "train.batch.to=7864320")
+MILLION = (*V3, *WIDE, "-s", "train.rate.0=warmup 100 steps to 2.2e-4")
+OPENED = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
+AUTO = tuple(word for key in OPENED for word in ("-s", f"{key}=auto"))
+COMMANDS: dict[str, tuple[tuple[str, ...], float]] = {  # label → words, and the goal in seconds
+    "`dsc check`": (("check", *V3), 0.25),
+    "`dsc plan`": (("plan", *V3), 1.5),
+    "`dsc plan`, devices of 40 GiB: does not fit": (("plan", *V3, "-s", "cluster.node.device.memory=40GiB"), 5.0),
+    "`dsc plan`, four keys `auto`": (("plan", *V3, *AUTO), 20.0),
+    "`dsc plan`, four keys and the schedule `auto`": (("plan", *V3, *AUTO, "-s", "schedule.name=auto"), 20.0),
+    "`dsc plan`, 1,048,576 devices": (("plan", *MILLION), 5.0),
+    "`dsc compile`, 1,048,576 devices, traced": (("compile", *MILLION, "-o", "million", "--no-cache"), 20.0),
+}
 # The parts of a compilation: (label in the table, module, function or method). An outer part excludes the inner ones.
 PARTS = (
     ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
@@ -103,6 +116,7 @@ def measured(rounds: int) -> dict[str, Any]:
             }
             for index, (name, words) in enumerate(SPECS.items())
         }
+        commands = {label: [_timed(words, folder) for _ in range(rounds)] for label, (words, _) in COMMANDS.items()}
         steps = [_first_steps(folder / f"train-{n}") for n in range(rounds)]
     cores, python = os.cpu_count(), platform.python_version()
     return {
@@ -113,6 +127,7 @@ def measured(rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "compiled": compiled,
         "parts": parts,
+        "commands": commands,
         "first_step_s": {state: [seconds[state] for seconds in steps] for state in steps[0]},
     }
 
@@ -228,8 +243,7 @@ def page(found: Mapping[str, Any]) -> str:
         (
             f"""# How fast dsc compiles
 
-This page says how long `dsc compile` takes, where the time goes, and what it keeps for the next compilation.
-`python -m benchmarks.compile_speed` measures it and writes this page.
+How long commands take, and what `dsc compile` keeps. `python -m benchmarks.compile_speed` writes this page.
 
 *Traced*: nothing was there before. *Kept*: [segments](#what-is-kept) are there. DeepSeek-V3 is compiled in FP8, as
 published, with a program and its proof for each of the {NUM_SIZES} sizes of its batch.
@@ -239,6 +253,7 @@ published, with a program and its proof for each of the {NUM_SIZES} sizes of its
 programs used the machine; its load was {low:.1f} to {high:.1f}.
 """,
             "## Goals\n\n" + goals(found),
+            _other_commands(found),
             _steps(found),
             _parts_table(found),
             _CACHE,
@@ -295,6 +310,15 @@ def goals(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{_BEST}"
 
 
+def _other_commands(found: Mapping[str, Any]) -> str:
+    lines = ["## Other commands", "", "DeepSeek-V3 as published, or with the changes that are named:", ""]
+    lines += ["| | processor, s | at most | |", "|---|--:|--:|---|"]
+    for label, (_, goal) in COMMANDS.items():
+        value = statistics.median(run["processor"] for run in found["commands"][label])
+        lines.append(f"| {label} | {value:.2f} | {goal:g} | {_verdict(value, goal)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _verdict(value: float, goal: float) -> str:
     return "reached" if value <= goal else "not reached"
 
@@ -341,7 +365,10 @@ Plan, schedules and programs are made anew each time, and every program is prove
 | `--cache DIR`, of `dsc compile` and `dsc train` | in a folder that builds share, also at the same time |
 | `--no-cache` | nothing is read or kept |
 
-Nothing empties a shared folder. An entry has some ten kilobytes at most, and you may remove any at any time.
+Nothing empties a shared folder. You may remove any entry at any time.
+
+The search for orders is C that is compiled when it is first needed, next to its source or in the folder `DSC_NATIVE`.
+Without a C compiler it runs in Python, with the same results, in twenty times the time.
 
 A damaged entry is made again. The digest detects damage, not malice: whoever can write to the folder can also write to
 the build.

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 SPEC = "specs/deepseek-v3.dsc"
 # lark builds the parser's table when the grammar changes; pydantic's validators import the plugin loader (30 ms)
 NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pydantic.plugin._loader"}
+REPORTS = {"runtime.build.files", "compiler.emit", "compiler.predict.why", "compiler.schedule.solver"}
 PLANNING = {"compiler.ir", "compiler.machine", "compiler.model.layers", "compiler.schedule", "runtime.contract.plan"}
 
 
@@ -20,6 +21,7 @@ PLANNING = {"compiler.ir", "compiler.machine", "compiler.model.layers", "compile
     [
         (["check", SPEC], NEVER | PLANNING),
         (["show", "--origin", SPEC], NEVER | PLANNING),
+        (["plan", SPEC], {"torch", "numpy", "jinja2", "networkx", "compiler.tools.report.page"} | REPORTS),
         (["fmt", "--check", SPEC], {*NEVER, "pydantic", "dsl.schema"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -116,6 +116,8 @@ def build() -> str | None:
         if not compiler:
             return "no C compiler was found"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            return f"{path.parent} cannot be written"
         command = [*compiler, *FLAGS, "-o", str(scratch.absolute()), str(SOURCE), "-lm"]
         subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True)
         with scratch.open("ab") as file:  # written last, so a truncated file is not current

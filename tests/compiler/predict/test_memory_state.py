@@ -24,6 +24,7 @@ from compiler.program.lower import Lowering
 from compiler.schedule.schedule import Schedule
 from compiler.tools.report.measured_memory import MeasuredMemory, device_line, summarize_peaks
 from dsl.load import load
+from dsl.messages.diagnostics import SpecError
 from dsl.schema import Moe
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
@@ -228,3 +229,23 @@ def test_host_memory_of_an_accelerator_includes_copied_activations(name: str, ha
     copied = host_buffers(spec, lowering, copying, 0)
     assert copied > 0 and added == [copied * has_hosts, 0]
     assert before[0].host_bytes == rank_states(spec, lowering.plan)[0].host
+
+
+@pytest.mark.parametrize("file", ["deepseek-v3.dsc", "moe-8gpu.dsc", "llama3-8b.dsc", "moonlight-16b-a3b.dsc"])
+@pytest.mark.parametrize("overrides", [(), ("parallel.tensor=2",)])
+def test_replicas_of_a_tensor_are_alike_but_for_names_and_columns(file: str, overrides: tuple[str, ...]) -> None:
+    """So sizes, scratch memory and checkpoints are computed for one of them, and counted."""
+    try:
+        plan = make_plan(load(SPECS / file, overrides=overrides))
+    except SpecError:
+        pytest.skip("this spec has no tensor ranks")
+    first = {(replica.tensor, replica.slice): replica for replica, _ in plan.alike}
+    assert sum(count for _, count in plan.alike) == len(plan.replicas)
+    for replica in plan.replicas:
+        alike = first[replica.tensor, replica.slice]
+        holders = replace(replica.holders, columns=alike.holders.columns)
+        assert replace(replica, name=alike.name, holders=holders) == alike
+    assert plan.elements == {replica.key: replica.num_elements for replica in plan.replicas}
+    assert plan.bucket_elements == {
+        bucket.name: sum(plan.elements[key] for key in bucket.replicas) for bucket in plan.all_buckets
+    }
