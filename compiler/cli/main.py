@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse_arguments(list(sys.argv[1:] if argv is None else argv))
         if argv is None:
             gc.freeze()
-            if not getattr(args, "at_once", False):  # objects live to the end: collection would take a quarter
+            if not getattr(args, "uncollected", False):  # objects live to the end: collection would take a quarter
                 gc.set_threshold(100_000)  # by default a plan search spends a tenth of its time collecting
                 gc.enable()
         code: int = args.run(args)

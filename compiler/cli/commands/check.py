@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json", "github"), default="text", help=text)
     text = "correct misspelt words in the given files, where only one correction is possible"
     parser.add_argument("--fix", action="store_true", help=text)
-    parser.set_defaults(at_once=True)  # cli.main exits right after the last line
+    parser.set_defaults(at_once=True, uncollected=True)  # cli.main exits right after the last line
 
 
 def run(args: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache(caches)
     caches.add_argument("--no-cache", action="store_true", help="trace and search everything anew, and store nothing")
     parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
-    parser.set_defaults(at_once=True)  # cli.main exits right after the last line
+    parser.set_defaults(at_once=True, uncollected=True)  # cli.main exits right after the last line
 
 
 def run(args: argparse.Namespace) -> int:

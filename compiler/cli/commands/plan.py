@@ -127,6 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text, json (docs/json.md) or html (a page with pictures); default: text",
     )
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
+    parser.set_defaults(at_once=True)  # cli.main exits right after the last line
 
 
 def run(args: argparse.Namespace) -> int:
