@@ -12,9 +12,10 @@ MEDIAN, BIAS, INSIDE = 0.10, 0.04, 0.90  # goals
 
 HEAD = """# Published runs beside their plans
 
-This page shows how near `dsc plan` comes to {runs} runs that others published, so that you can judge its predictions.
-Each run is a spec of [benchmarks/published](../benchmarks/published), planned with the default rates. No rate is fitted
-to any of them ([rates.md](rates.md)). For DeepSeek-V3 see [predictions.md](predictions.md).
+This page shows how near `dsc plan` comes to {runs} runs that others published. Each run is a spec of
+[benchmarks/published](../benchmarks/published), planned with the default rates. No rate is fitted to any of them
+([rates.md](rates.md)). For DeepSeek-V3 see [predictions.md](predictions.md), for memory
+[published-memory.md](published-memory.md).
 `python -m benchmarks.published` writes this page.
 
 | tokens per second | | goal |

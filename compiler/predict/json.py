@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from compiler.predict.prediction import OrderGain, Prediction, RankMemory, RankTime, StepPrediction
+from compiler.predict.prediction import DeviceMemory, OrderGain, Prediction, RankMemory, RankTime, StepPrediction
 from compiler.predict.why_shown import Misfit, edits_document, nearest_document
 
 VERSION = 1
@@ -127,12 +127,27 @@ def _goodput(prediction: Prediction) -> dict[str, Any] | None:
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
+    devices = prediction.devices_memory or (None,) * len(prediction.ranks)
     return {
         "capacity_bytes": min(rank.capacity_bytes for rank in prediction.ranks),
         "peak_bytes": max(rank.peak_bytes for rank in prediction.ranks),
         "fits": prediction.fits,
+        "verdict": prediction.verdict,
         "host_bytes_per_node": prediction.host_bytes,
-        "ranks": [_rank(rank) for rank in prediction.ranks],
+        "ranks": [
+            {**_rank(rank), "device": _device(device)} for rank, device in zip(prediction.ranks, devices, strict=True)
+        ],
+    }
+
+
+def _device(device: DeviceMemory | None) -> dict[str, Any] | None:
+    if device is None:
+        return None
+    return {
+        "memory_bytes": device.memory_bytes,
+        "low_bytes": device.low_bytes,
+        "high_bytes": device.high_bytes,
+        "besides": [{"name": term.name, "low_bytes": term.low, "high_bytes": term.high} for term in device.terms],
     }
 
 

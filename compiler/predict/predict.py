@@ -15,6 +15,7 @@ from compiler.plan.plan import HELD, make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.split_blocks import balanced_rows
 from compiler.predict.assumed import assumptions
+from compiler.predict.device_memory import device_assumptions, device_memories
 from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
 from compiler.predict.generation import generation_of
@@ -148,6 +149,7 @@ def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> 
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
     price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
     goodput, shares = _goodput(timed_plan, step.seconds + generation_s), torch_shares(spec, plan, rates[0])
+    devices_memory = device_memories(spec, plan, timed_plan.lowering.program(timed_plan.schedule), ranks)
     return Prediction(
         run=spec.name,
         model=spec.model.name,
@@ -174,14 +176,16 @@ def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> 
         ranks=ranks,
         stages=stage_rows(timed_plan.lowering),
         exchange=exchange_of(spec, rates[0].experts),
-        assumptions=assumptions(
-            spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput, shares
+        assumptions=(
+            *assumptions(spec, plan, rates, timed_plan.shared, ranks, share_of_keys(timed_plan), goodput, shares),
+            *device_assumptions(devices_memory),
         ),
         torch=shares,
         goodput=goodput,
         generation=generation,
         calibrated=_are_calibrated(rates),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
+        devices_memory=devices_memory,
     )  # fmt: skip
 
 

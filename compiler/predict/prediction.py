@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import hypot
+from typing import Literal
 
 from compiler.ir.stage_placement import StagePlacement
 from compiler.predict.failures import Goodput
@@ -145,6 +147,54 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTerm:
+    """Bytes that a device holds besides the planned tensors: a range in which nine of ten runs should lie."""
+
+    name: str
+    low: int
+    high: int
+
+
+Verdict = Literal["fits", "fits if lucky", "does not fit"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """All bytes that a device of a pipeline rank holds at the peak, as an interval in which nine of ten runs should
+    lie: the planned tensors, and terms that are independent of each other."""
+
+    pp_rank: int
+    memory_bytes: int  # of the device
+    peak_bytes: int  # of the planned tensors
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def expected_bytes(self) -> int:
+        """The middle of the interval."""
+        return self.peak_bytes + sum((term.low + term.high) // 2 for term in self.terms)
+
+    @property
+    def error_bytes(self) -> int:
+        """Half the width of the interval: the root of the sum of the squares of the terms' half-widths."""
+        return round(hypot(*((term.high - term.low) / 2 for term in self.terms)))
+
+    @property
+    def low_bytes(self) -> int:
+        """The lower end of the interval."""
+        return self.expected_bytes - self.error_bytes
+
+    @property
+    def high_bytes(self) -> int:
+        """The upper end of the interval."""
+        return self.expected_bytes + self.error_bytes
+
+
+def fullest(devices: Iterable[DeviceMemory]) -> DeviceMemory | None:
+    """The device that is expected to have least memory left; None if there are none."""
+    return max(devices, key=lambda device: device.expected_bytes - device.memory_bytes, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class StageRow:
     """The layers of a stage, and the pipeline ranks that hold it."""
 
@@ -261,6 +311,22 @@ class Prediction:
     generation: GenerationTime | None = None  # in a run that learns from rewards
     calibrated: bool = True  # False if a core of another CPU stands in: times may be several times too short or long
     order_gain: OrderGain | None = None  # of `order = cost`; None without it, or if its data is not prepared
+    devices_memory: tuple[DeviceMemory, ...] = ()  # of each pipeline rank; () on CPUs
+
+    @property
+    def fullest_device(self) -> DeviceMemory | None:
+        """The device that is expected to have least memory left; None on CPUs."""
+        return fullest(self.devices_memory)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether every device has enough memory: with its reserve and at the upper end of its interval, only at the
+        lower end, or not even there."""
+        if self.fits and all(device.high_bytes <= device.memory_bytes for device in self.devices_memory):
+            return "fits"
+        may_fit = all(device.low_bytes <= device.memory_bytes for device in self.devices_memory)
+        generates = self.generation is None or self.generation.fits
+        return "fits if lucky" if self.devices_memory and may_fit and generates else "does not fit"
 
     @property
     def host_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Edits that make a plan fit. Candidates are planned, and only those that fit are reported, the fastest first.
 
 A candidate changes one key, or more if one is not enough: recompute, micro-batch, ZeRO, offload, deferred weight
-gradients, schedule, precision, degrees, and the number of nodes. A bound (`Outline.missing_as_split`) rules out
+gradients, schedule, precision, degrees, and the number of nodes. Less ZeRO is tried beside another edit: it holds more,
+and takes less communication. A bound (`Outline.missing_as_split`) rules out
 candidates that surely lack memory. The number of candidates that are planned in full is limited, and nothing is random.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import get_args
 
 from compiler.plan.holding import schedule_on
@@ -27,6 +28,7 @@ from compiler.schedule.solver import default_cap
 from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import Span
 from dsl.schema import Spec
+from dsl.schema.choices import values
 from dsl.schema.run import Recompute
 
 MAX_SHOWN = 5
@@ -34,13 +36,14 @@ ENOUGH = 2  # edits of one key that fit: with so many, pairs of keys are not tri
 MAX_PLANNED = 7  # edits of one key that are planned in full
 MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, once one fits and while none does
 MAX_NEAREST = 3  # edits that are planned in full to find the nearest, if none fits
+MAX_LESS_SHARDED = 4  # edits that are planned in full with less of the state sharded
 MAX_SEARCHES = 3  # edits whose schedule is searched for, which takes a second each
 MARGIN = 0.1  # of a device's memory: an edit that is expected to lack more is not planned in full
 # In ascending cost: norms and activations cost almost nothing, the products of attention and of experts the most.
 CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
 DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
 WHOLE_LAYER = "layer"
-RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
+RECOMPUTE, DATA, NODES, ZERO = "recompute", "parallel.data", "cluster.nodes", "parallel.zero"
 OF_WORLD = ("parallel.pipeline", NODES)  # keys that decide the number of data ranks
 Setting = tuple[str, str]  # key and value of an override `-s`
 Legal = Callable[[Iterable[str]], Spec | None]  # the spec with more overrides, None if it breaks a rule: dsl.load
@@ -122,13 +125,17 @@ def fitting_edits(
     if all(rank.fits for rank in ranks):
         return FittingEdits()
     search = _EditSearch(timed, ranks, legal, origins)
-    for ladder in ladders(timed.spec, opened):
+    all_ladders = [*ladders(timed.spec, opened)]
+    for ladder in all_ladders:
         search.climb(ladder)
     search.recompute()
     search.plan_likely()
     if len(search.fitting) < ENOUGH:
         search.combine_edits()
+    search.recompute_as_auto()
     search.drop_costly_ops()
+    search.shard_less([search.recomputes_of_auto(), *all_ladders])
+    search.plan_rest()
     order = sorted(
         (edit for _, edit in search.fitting),
         key=lambda edit: (edit.needs_more_devices, not edit.is_exact, edit.seconds, len(edit.settings)),
@@ -140,7 +147,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     """For each key that may help, its settings to try, the smallest change first."""
     p, precision = spec.parallel, spec.precision
     of_file = spec.schedule.file is not None  # a schedule file has one size
-    yield [("parallel.zero", str(level)) for level in range(p.zero + 1, 4)]
+    yield [(ZERO, str(level)) for level in range(p.zero + 1, 4)]
     sizes = [spec.train.micro_batch // factor for factor in (2, 4, 8, 16, 32) if spec.train.micro_batch % factor == 0]
     yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
     if precision.name in ("fp32", "fp64"):
@@ -312,6 +319,45 @@ class _EditSearch:
             unplanned = [tried for tried in self.single_edits if frozenset(tried.settings) not in self.planned]
             for tried in sorted(unplanned, key=self.expected_lacking_bytes)[: MAX_PLANNED - len(self.planned)]:
                 self.try_in_full(tried)
+
+    def recompute_as_auto(self) -> None:
+        """Plan what `recompute = auto` tries and what is likely to fit, least recomputation first, until it fits."""
+        candidates = (self._candidate((setting,)) for setting in self.recomputes_of_auto())
+        for tried in (tried for tried in candidates if tried is not None and self.is_likely(tried)):
+            if any(_ops(tried) >= fitting for fitting in self._fitting_ops()) or self.try_in_full(tried):
+                return
+
+    def recomputes_of_auto(self) -> list[Setting]:
+        """The values of `recompute = auto` besides the plan's own, those that recompute least first."""
+        base = self.base.spec.recompute
+        wanted = (tuple(dict.fromkeys((*base, *ops))) for ops in reversed(values(self.base.spec, RECOMPUTE)))
+        return [(RECOMPUTE, _list(ops)) for ops in wanted if ops != base]
+
+    def plan_rest(self) -> None:
+        """While nothing fits, plan every edit of one key that may fit, before `nearest` says that none does."""
+        for tried in sorted(self.single_edits, key=self.expected_lacking_bytes):
+            if self.fitting:
+                return
+            if frozenset(tried.settings) not in self.planned:
+                self.try_in_full(tried)
+
+    def shard_less(self, steps: Sequence[Sequence[Setting]]) -> None:
+        """Try less sharding by ZeRO, which saves communication, with the first step of each ladder that may be enough.
+
+        `steps`: the ladders of single keys, and recompute as `auto` tries it.
+        """
+        for level in range(1, self.base.spec.parallel.zero):
+            likely = []
+            for ladder in steps:
+                lowered = (self._candidate(((ZERO, str(level)), setting)) for setting in ladder if setting[0] != ZERO)
+                likely += [*islice((tried for tried in lowered if tried is not None and self.is_likely(tried)), 1)]
+            if any([self.try_in_full(tried) for tried in likely[:MAX_LESS_SHARDED]]):
+                return
+
+    def _candidate(self, settings: Sequence[Setting]) -> _TriedCandidate | None:
+        """The candidate of some settings, tried before or not; None if they break a rule or were planned in full."""
+        tried = self.attempt(settings) or self.attempted[frozenset(settings)]
+        return None if tried is None or frozenset(tried.settings) in self.planned else tried
 
     def _fitting_ops(self) -> list[frozenset[str]]:
         return [edit.ops for _, edit in self.fitting if edit.settings[0][0] == RECOMPUTE]

@@ -203,19 +203,6 @@ class Communicator:
         return _work(self._group._allgather_base(tensor, mine))
 
 
-def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
-    """Return the number of NCCL thread blocks (one SM each) for a kind of channel, so that all channels that may run
-    at once use no more than `sms` SMs (for `sms` ≥ 7, or 9 with two hops): at most four directions of messages, counts,
-    rows, and sums of gradients. The sums get a quarter of what messages and counts leave, the rows the rest.
-
-    `hops`: channels of a rank for rows, and for counts: two if rows go through nodes. The two share the thread blocks
-    that one would get.
-    """
-    available = sms - 4 - hops
-    sums = max(1, available // 4)
-    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, (available - sums) // hops))
-
-
 def name_of(channel: Channel) -> str:
     """Return the kind and the ranks of a channel: edge 3>4, expert 0-63, reduce 0-127, 1920-2047."""
     kind, ranks = channel

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, most_ctas, name_of
+from runtime.comm.collective import CollectiveLinks, Communicator, Meeting, name_of
 from runtime.comm.host import HostLinks, part_of, parts_of
 from runtime.comm.memory import Address, SharedMemory, can_share, make_memory, map_memory
 from runtime.comm.transport import (
@@ -37,6 +37,7 @@ from runtime.comm.transport import (
     WantedChannels,
     Work,
 )
+from runtime.contract.mesh import most_ctas
 from runtime.contract.options import START_TIMEOUT_S
 
 # --- Channels over several machines: over memory if all members are on one machine, else over gloo
@@ -250,7 +251,7 @@ class Endpoint:
         communicators: dict[Channel, Communicator] = {}
         hops = max(1, sum(kind == "expert" for kind, _ in channels))
         for channel in channels:
-            ctas = most_ctas(channel.kind, self.sms, hops) if self.sms else 0
+            ctas = most_ctas(channel.kind, self.sms, hops)
             communicators[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, ctas)
             communicators[channel].greet(device)
         return CollectiveLinks(communicators, self.checked)

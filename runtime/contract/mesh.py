@@ -140,6 +140,22 @@ def columns_of_channel(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     return columns_by_kind[kind]
 
 
+def most_ctas(kind: str, sms: int, hops: int = 1) -> int:
+    """Return the number of NCCL thread blocks (one SM each) for a kind of channel, so that all channels that may run
+    at once use no more than `sms` SMs (for `sms` ≥ 7, or 9 with two hops): at most four directions of messages, counts,
+    rows, and sums of gradients. The sums get a quarter of what messages and counts leave, the rows the rest.
+
+    `hops`: channels of a rank for rows, and for counts: two if rows go through nodes. The two share the thread blocks
+    that one would get. `sms` 0 limits only counts, a few numbers, whose all-to-all would otherwise take as much memory
+    as that of rows; 0 leaves the number to NCCL.
+    """
+    if not sms:
+        return 1 if kind == "counts" else 0
+    available = sms - 4 - hops
+    sums = max(1, available // 4)
+    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, (available - sums) // hops))
+
+
 # --- The nodes of a plan, in plan.json
 
 MAX_NODES = 1 << 20

@@ -86,7 +86,8 @@ def test_nccl_uses_at_most_the_reserved_sms(monkeypatch: pytest.MonkeyPatch, sms
     Endpoint(CPU, sms=sms)._collective_links(2, channels, meeting, CPU)  # type: ignore[arg-type]
     assert len(configs) == len(channels)
     if not sms:
-        assert not any(vars(config) for config in configs.values())
+        limited = {name.split()[0] for name, config in configs.items() if vars(config)}
+        assert limited == {"counts"} and all(vars(c).get("max_ctas", 1) == 1 for c in configs.values())
         return
     ctas = {name: config.max_ctas for name, config in configs.items()}
     assert 1 <= ctas["reduce 0, 2, 4"] <= ctas["expert 2-3"]

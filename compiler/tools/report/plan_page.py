@@ -104,7 +104,14 @@ def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
         facts.append(("goodput, with failures", f"{p.goodput.share:.1%}"))
     if p.money.usd is not None:
         facts.append(("cost of the run", f"${count(p.money.usd)}"))
-    verdict = f"fits, {size(free)} free" if p.fits else f"{size(-free)} too much on rank {worst.pp_rank}"
+    verdict = f"{p.verdict}, {size(free)} free" if p.fits else f"{size(-free)} too much on rank {worst.pp_rank}"
+    if (device := p.fullest_device) is not None:
+        facts.append(
+            (
+                f"a device holds, of {size(device.memory_bytes)}",
+                f"{size(device.low_bytes)} to {size(device.high_bytes)}",
+            )
+        )
     return (*facts, ("memory", verdict))
 
 

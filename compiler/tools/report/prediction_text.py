@@ -112,7 +112,7 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: in
         yield from _text_of_ranking(ranking)
         yield Text()
     if why is not None:
-        yield _title("why it does not fit")
+        yield _title("why it may not fit" if p.verdict == "fits if lucky" else "why it does not fit")
         for line, is_edit in lines_of(why, width - 2):
             yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet_style())
         yield Text()
@@ -189,10 +189,14 @@ def _headline(p: Prediction) -> Iterable[Text]:
     free = worst.capacity_bytes - worst.peak_bytes
     place = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
     verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
-    line = _fact("memory", "fits" if p.fits else "does not fit", "")
+    line = _fact("memory", p.verdict, "")
     yield line.append(
         f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {place}", style=_quiet_style()
     )
+    if (device := p.fullest_device) is not None:
+        low, high = size(device.low_bytes), size(device.high_bytes)
+        note = f"of {size(device.memory_bytes)} at 90%, with CUDA, NCCL and the allocator"
+        yield _fact("", f"{low} to {high}", note)
     if p.host_bytes:
         host_bytes = max(rank.host_bytes for rank in p.ranks)
         note = f"of the memory of a node: at most {size(host_bytes)} per device"

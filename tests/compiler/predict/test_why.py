@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -28,6 +28,7 @@ from compiler.predict.why_shown import lines_of, misfit_of
 from compiler.schedule import SCHEDULES
 from dsl.load import resolve, variants
 from dsl.messages.diagnostics import Edit, Source, Span
+from dsl.schema import choices
 from dsl.text.edits import apply
 from tests import copies
 from tests.compiler.cli.forms import parsed
@@ -46,6 +47,7 @@ CASES = {
     ),  # as published, without norms
     "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB", RESERVE], "train.micro_batch = 1"),
     "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB", RESERVE], "offload = [moments, master]"),
+    "all state sharded": ("moe-8gpu", [f"{MEMORY}=16GiB", RESERVE, "parallel.zero=3"], "parallel.zero = 1"),
     "on a CPU": ("quickstart", [f"{MEMORY}=110MiB"], "train.micro_batch = 1"),
 }
 
@@ -89,6 +91,47 @@ def test_edits_recompute_no_unneeded_op() -> None:
             remaining = [f"{key}={value}" for key, value in settings.items()]
             spec = resolve(SPECS / "moe-8gpu.dsc", None, [*overrides, *remaining, f"recompute=[{fewer}]"]).spec
             assert not predict(spec).fits
+
+
+@pytest.mark.parametrize(
+    "overrides", [[f"{MEMORY}=15GiB"], [f"{MEMORY}=13GiB"], [f"{MEMORY}=16GiB", "parallel.zero=3"]]
+)
+def test_no_zero_offload_or_recompute_of_auto_alone_is_faster(overrides: list[str]) -> None:
+    """The first edit is as fast as each of these that fits, which are planned here one by one."""
+    path = SPECS / "moe-8gpu.dsc"
+    legal = variants(path, None, [*overrides, RESERVE])
+    base = legal(())
+    assert base is not None
+    settings = [
+        *(f"parallel.zero={level}" for level in range(4)),
+        *(f"offload={state}" for state in ("[moments]", "[moments, master]")),
+        *(f"recompute=[{', '.join(ops)}]" for ops in choices.values(base, "recompute")),
+    ]
+    alone = {setting: predict(spec) for setting in settings if (spec := legal((setting,))) is not None}
+    seconds = {setting: plan.step.seconds for setting, plan in alone.items() if plan.fits}
+    edits = ways("moe-8gpu", [*overrides, RESERVE])
+    assert edits[0].seconds <= min(seconds.values()) * (1 + 1e-9)
+    recomputed = [edit.seconds for edit in edits if [key for key, _ in edit.settings] == ["recompute"]]
+    of_auto = min(time for setting, time in seconds.items() if setting.startswith("recompute"))
+    assert min(recomputed) <= of_auto * (1 + 1e-9), "what `recompute = auto` chooses is listed, or something faster"
+
+
+def test_every_edit_that_may_fit_is_planned_before_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a search that plans nothing by itself, the only edit that fits is still found."""
+    looking = looking_at("moe-8gpu", f"{MEMORY}=15GiB", RESERVE)
+    for ladder in ladders(looking.base.spec, ()):
+        looking.climb(ladder)
+    fits = ("offload", "[moments, master]")
+    tried: list[tuple[Setting, ...]] = []
+
+    def try_in_full(candidate: _TriedCandidate) -> bool:
+        tried.append(candidate.settings)
+        looking.fitting += [cast(Any, (candidate, None))] if fits in candidate.settings else []
+        return fits in candidate.settings
+
+    monkeypatch.setattr(looking, "try_in_full", try_in_full)
+    looking.plan_rest()
+    assert tried[-1] == (fits,) and len(tried) == len({*tried})
 
 
 def test_a_plan_that_fits_needs_no_edit() -> None:
@@ -216,12 +259,13 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
     spec.write_text(spec.read_text("utf-8").replace("precision = bf16", "precision = fp32"), "utf-8")
     assert main(["plan", "moe-8gpu.dsc", "--format", "json"]) == 0
     edits = parsed(capsys.readouterr().out, "plan")["edits"]
-    assert [edit["settings"][0]["key"] for edit in edits] == ["train.micro_batch", "precision"]
-    assert [edit["exact"] for edit in edits] == [True, False]
+    assert [edit["settings"][0]["key"] for edit in edits] == ["train.micro_batch", "recompute", "precision"]
+    assert [edit["exact"] for edit in edits] == [True, True, False]
     source = Source("moe-8gpu.dsc", Path("moe-8gpu.dsc").read_text("utf-8"))
-    for edit in edits:
+    assert [edit["settings"][0]["replaces"] for edit in edits] == [True, False, True]
+    for edit in (edit for edit in edits if edit["settings"][0]["replaces"]):
         (place,) = edit["settings"]
-        assert place["replaces"] and place["file"] == "moe-8gpu.dsc"
+        assert place["file"] == "moe-8gpu.dsc"
         start, end = (
             source.line_starts[place[line] - 1] + place[column] - 1
             for line, column in (("line", "column"), ("end_line", "end_column"))
