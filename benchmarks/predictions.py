@@ -21,9 +21,10 @@ from typing import Any
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rates_of
 from compiler.plan.split_blocks import balanced_rows
-from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
+from compiler.predict.interval import CONFIDENCE
 from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, StepPrediction
+from compiler.predict.rank_use import class_seconds
 from compiler.tools.report.prediction_text import count, ranges
 from dsl.load import resolve
 from dsl.resolve.chosen import phases_in
@@ -369,10 +370,8 @@ def _method() -> str:
         " emits. It ends when the later lane ends.",
         "3. The schedule is run at these times. The bubble is the rest of the time until the last rank ends.",
         "4. After the schedule, gradients are summed over their holders, clipped and applied; weights are gathered.",
-        "5. The interval: the error of a kernel class is how far each row of its table is from what the other rows say"
-        f" of that shape (at least {LEAST:.0%}; {UNKNOWN:.0%} if there are no other rows). The squares of the errors"
-        " are added, weighted by the share of the class. For kernels measured alone, the upper end also includes the"
-        " factors of the public profile, because kernels take longer in training.",
+        "5. All of it takes as much longer as the slowest device ([scale.md](scale.md)).",
+        f"6. The interval has a confidence of {CONFIDENCE:.0%} ([rates.md](rates.md#how-sure-a-step-is)).",
     )
     wrapped = (fill(step, 118, subsequent_indent="   ", break_on_hyphens=False) for step in steps)
     return "\n".join(("## How it is computed\n", *wrapped))

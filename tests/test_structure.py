@@ -160,6 +160,7 @@ OF_TEXT = {
     "compiler/model/segments/torch_calls.py": "names of PyTorch",
     "compiler/model/segments/torch_ops.py": "names of PyTorch",
     "compiler/predict/search.py": "keys of a spec",
+    "compiler/predict/why.py": "keys of a spec",
     "compiler/predict/why_shown.py": "keys of a spec",
     "compiler/schedule/costs.py": "what a user gives",
     "compiler/schedule/schedule.py": "a file",

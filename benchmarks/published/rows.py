@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compiler.predict.predict import time_plan
+from compiler.predict.predict import interval_of_plan, time_plan
+from compiler.predict.rank_use import use_of
 from dsl.load import resolve
 
 FOLDER = Path(__file__).parent
@@ -71,7 +72,6 @@ class Summary:
     """Relative errors of predicted tokens per second; positive: faster than published."""
 
     runs: int
-    median_error: float
     bias: float  # the median of signed errors
     worst: tuple[str, float]
     inside: float  # the share of published steps inside the interval
@@ -96,12 +96,12 @@ def all_runs() -> Iterator[Published]:
 def predicted(run: Published) -> Result:
     """Predict a run with the rates that `dsc plan` chooses by default."""
     timed_plan = time_plan(resolve(FOLDER / run.spec, overrides=run.set).spec)
-    step = timed_plan.step
-    assert step.interval is not None
+    step, interval = timed_plan.step, interval_of_plan(timed_plan, use_of(timed_plan))
+    assert interval is not None
     return Result(
         step_s=_rounded(step.seconds),
-        low_s=_rounded(step.interval.low_s),
-        high_s=_rounded(step.interval.high_s),
+        low_s=_rounded(interval.low_s),
+        high_s=_rounded(interval.high_s),
         tokens_gpu=_rounded(step.tokens / timed_plan.plan.mesh.world),
         rates=timed_plan.rates[0].table,
     )
@@ -128,8 +128,7 @@ def summary(runs: Sequence[Published], results: Mapping[str, Result]) -> Summary
     off = {run.name: results[run.name].off(run) for run in runs}
     worst = max(off, key=lambda name: abs(off[name]))
     hits = sum(results[run.name].is_hit(run) for run in runs)
-    errors = [abs(error) for error in off.values()]
-    return Summary(len(runs), median(errors), median(off.values()), (worst, off[worst]), hits / len(runs))
+    return Summary(len(runs), median(off.values()), (worst, off[worst]), hits / len(runs))
 
 
 def reasons() -> dict[str, Any]:

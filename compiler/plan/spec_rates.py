@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -30,7 +30,10 @@ from compiler.machine.topology import ExpertTraffic, Fabric, NodeLinks, NodeRun
 from compiler.model.ops import kernel_class
 from compiler.model.ops.implementations import OPS_OF, PLANNED_AS, stated_choices, torch_ops
 from compiler.plan.spec_files import rate_table_of
+from compiler.plan.stack_rates import table_of_stack
+from dsl.closed_forms.loads import load_by_chance
 from dsl.closed_forms.memory import sent_bytes
+from dsl.closed_forms.stragglers import scale_of
 from dsl.facts.devices import most_nodes_of_token
 from dsl.facts.formats import FP8
 from dsl.schema import Compressed, Machine, Model, Moe, Spec
@@ -46,7 +49,8 @@ ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
 FP32_OVER_BF16, ROOFLINE_PRODUCTS = 0.068, 0.8
 CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8  # likewise, rates of a CPU core, which states no peak
 HOST_LINK = 5.12e10  # assumed: 80% of the 64 GB/s per direction of PCIe 5.0 x16
-SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name contains this one
+# Tables for devices whose name contains that of the table; the first that matches.
+SHIPPED_FOR = ("h800", "h100", "h200", "gb300", "gb200", "b300", "b200", "a100", "mi300x")
 OTHERWISE = "h100"
 CPU = "cpu"  # one core of a small server
 DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # if a class has no rows in a dtype, the first of these in which it has some
@@ -69,15 +73,29 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     or the nearest.
     """
     table, precision, tensor = table or rate_table_of(spec), spec.precision, spec.parallel.tensor
-    parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
+    stacked = [table_of_stack(_table_of(node.device, table), spec) for _, node in spec.cluster.parts]
+    parts = [
+        (count, node, part_table, _place(spec, node))
+        for (count, node), (part_table, _) in zip(spec.cluster.parts, stacked, strict=True)
+    ]
+    scale = scale_of(spec.cluster)
+    congestion = scale.congestion if scale else 0.0
     fabric = Fabric(
-        tuple(NodeRun(count, node.devices, _links(part_table, place)) for count, node, part_table, place in parts)
+        tuple(
+            NodeRun(count, node.devices, _links(part_table, place, congestion))
+            for count, node, part_table, place in parts
+        )
     )
     _, node, part_table, place = parts[part_of(spec, rank)]
     wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, spec)]
-    rated_points = {key: points_of(part_table, place, *key) for key in wanted}
+    # With one scale for each tensor, a weight gradient is the same product as the others.
+    product_of = {"wgrad": "gemm", "grouped_wgrad": "grouped_gemm"} if precision.scales_tensors else {}
+    rated_points = {
+        (kind, dtype): points_of(part_table, place, product_of.get(kind, kind), dtype) for kind, dtype in wanted
+    }
     notes: list[str] = []
-    if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
+    is_unknown = table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower()
+    if is_unknown:
         notes.insert(0, f"device {node.device.name} has no rate table: it reaches the same shares of its peaks as H100")
     if node.device.bf16 is not None and node.device.hbm is None and part_table.device.hbm is not None:
         notes.insert(
@@ -91,6 +109,7 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
         notes.append(f"products in {form.name} are as fast as those with other tiles in {form.element}")
+    notes += stacked[part_of(spec, rank)][1] if node.device.bf16 is not None else ()
     by_library, unmeasured = _library_points(spec, part_table, place)
     notes += unmeasured
     context, columns = spec.parallel.context, spec.parallel.columns
@@ -106,6 +125,8 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
             "cp": Holders((rank,), contexts, columns),
             "sq": tuple(rank * columns + first + offset for first in contexts for offset in range(share)),
         },
+        tensor_share=1 / tensor if spec.stack.tensor == "chunked" else 1.0,
+        load=load_by_chance(spec, 0.5) if spec.stack.balance == "forced" else 1.0,
         launch_s=_seconds(part_table)["launch"],
         host_read_s=_seconds(part_table)[f"host_read_{route}"] if spec.parallel.expert_group > 1 else 0.0,
         linear=precision.linear,
@@ -114,10 +135,12 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         ranks_of_node=node.devices,
         sms=place.device.sms if part_table.tiles else None,
         product_share=place.compute,
-        beside_share=place.compute if place.communication else 1 - _exchange_share(part_table),
+        beside_share=place.compute if place.communication else 1 - _exchange_share(_table_of(node.device, table)),
         keeps_share=place.communication > 0,
         library_points=by_library,
         carried={factor.kind: factor.factor for factor in part_table.factors if factor.carried},
+        is_traced=any(not factor.carried for factor in part_table.factors),
+        borrowed=_borrowed(part_table, [(product_of.get(kind, kind), dtype) for kind, dtype in wanted], is_unknown),
         runs_kernels=node.device.bf16 is not None,
         torch_ops=torch_ops(spec),
         fp32_flops=FP32_OVER_BF16 * ROOFLINE_PRODUCTS * (node.device.bf16 or 1.0),
@@ -128,6 +151,12 @@ def rates_of(spec: Spec, table: RateTable | str | None = None, rank: int = 0) ->
         assumptions=tuple(notes),
         notes={key: note for key, (_, note) in rated_points.items() if note},
     )
+
+
+def _borrowed(table: RateTable, wanted: Iterable[tuple[str, str]], is_unknown: bool) -> frozenset[str]:
+    """The classes that have only rows of another device in some dtype; all if the spec's device `is_unknown`."""
+    rows = [(kind, _rows(table, kind, dtype)[0]) for kind, dtype in wanted]
+    return frozenset(kind for kind, found in rows if is_unknown or (found and all(row.scaled_from for row in found)))
 
 
 def _exchange_share(table: RateTable) -> float:
@@ -247,8 +276,9 @@ def part_of(spec: Spec, rank: int) -> int:
     return spec.cluster.part_of(min(rank * spec.parallel.columns, spec.cluster.world - 1))
 
 
-def _links(table: RateTable, place: DeviceSplit) -> NodeLinks:
-    return NodeLinks({kind: points_of(table, place, kind, "any")[0] for kind in LINKS}, _seconds(table))
+def _links(table: RateTable, place: DeviceSplit, congestion: float = 0.0) -> NodeLinks:
+    points = {kind: points_of(table, place, kind, "any")[0] for kind in LINKS}
+    return NodeLinks(points, _seconds(table), congestion)
 
 
 def _place(spec: Spec, node: Machine) -> DeviceSplit:
@@ -360,7 +390,7 @@ def copies_per_row(spec: Spec, nodes: int) -> float:
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None or nodes == 1:
         return 0.0
-    if not spec.routes_by_nodes:
+    if not spec.routes_by_nodes or spec.stack.transport == "nccl":
         return 1.0
     return min(moe.top_k, most_nodes_of_token(moe.groups, moe.top_groups, nodes)) / (
         moe.top_k * spec.parallel.expert_tensor

@@ -42,7 +42,7 @@ def held_rows(spec: Spec) -> int:
 def planned_received_rows(spec: Spec) -> ReceivedRows:
     """Rows for planning memory: `held_rows`, with as many forwarded copies and rows as a rank sends at most."""
     rows = held_rows(spec)
-    if not spec.routes_by_nodes:
+    if not spec.routes_by_nodes or not mixtures(spec):
         return ReceivedRows(rows)
     copies = max(copies_of(spec, moe) for moe in mixtures(spec))
     return ReceivedRows(rows, spec.tokens_of_rank * copies, max(sent_rows(spec, moe) for moe in mixtures(spec)))
@@ -63,7 +63,7 @@ def most_held(spec: Spec, rows: int) -> ReceivedRows:
     if not spec.routes_by_nodes:
         return ReceivedRows(rows)
     tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
-    most_choices = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
+    most_choices = max((min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec)), default=0)
     return ReceivedRows(rows, nodes * tokens, nodes * tokens * most_choices * spec.parallel.expert_tensor)
 
 

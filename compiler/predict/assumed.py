@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from compiler.ir import Plan
 from compiler.machine.rates import Rates
 from compiler.machine.rates.table import HOST, LEVELS
+from compiler.machine.topology.fabric import LEAF
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.sharding import Crossing, crossing_of
 from compiler.plan.split_blocks import balanced_rows
@@ -15,6 +16,7 @@ from compiler.predict.memory import gib, memory_assumptions
 from compiler.predict.prediction import CALIBRATE, RankMemory, TorchShare, seconds
 from dsl.closed_forms import ramp
 from dsl.closed_forms.memory import offloaded_bytes
+from dsl.closed_forms.stragglers import NODE, scale_of, slowest_factor
 from dsl.schema import Moe, Spec
 
 
@@ -46,13 +48,18 @@ def assumptions(
         *_of_rates(spec, plan, rates),
         *_of_torch(shares),
         *_of_cores(rates[0], shared),
+        *_of_scale(spec),
         *memory_assumptions(spec, plan, ranks),
     )
 
 
 def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if any(isinstance(layers.ffn, Moe) for layers in spec.model.layers):
-        yield "all experts receive equally many tokens"
+        yield (
+            "tokens choose experts at random, and the fullest rank of each layer has its median load"
+            if spec.stack.balance == "forced"
+            else "all experts receive equally many tokens; `--what-if` shows steps with uneven loads"
+        )
     splitting = [name for name, degree in (("tensor", plan.mesh.tp), ("context", plan.mesh.cp)) if degree > 1]
     if splitting:
         rows = max(_crossing(spec, plan, rank).rows for rank in range(plan.mesh.pp))
@@ -162,6 +169,21 @@ def _of_cores(rates: Rates, shared: float) -> Iterator[str]:
     if shared > 1:
         longer = f"everything takes {shared:.2f} times as long"
         yield f"{rates.ranks_of_node} ranks share {rates.cores} cores, so {longer}"
+
+
+def _of_scale(spec: Spec) -> Iterator[str]:
+    """Say what the number of devices costs."""
+    scale, longer = scale_of(spec.cluster), slowest_factor(spec.cluster) - 1
+    if scale is not None and spec.cluster.world > NODE:
+        crowded = (
+            f"; links lose {scale.congestion:.0%} of their bandwidth at each layer of switches above the leaf"
+            if spec.cluster.num_nodes > LEAF
+            else ""
+        )
+        yield (
+            f"a step waits for the slowest of {spec.cluster.world:,} devices, with a deviation of {scale.spread:.2%},"
+            f" and takes {longer:.1%} longer than on a node{crowded}; `scale` in the cluster changes this"
+        )
 
 
 def _of_torch(shares: Sequence[TorchShare]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """What a device holds besides the tensors of a plan: contexts, libraries, the allocator, and uneven experts.
 
-Each term is a range in which nine of ten runs should lie, as far as its sources say. Terms are independent, so their
-half-widths are added as squares. The tensors have no error: a run's ledger equals its plan. Of ten devices of
-Megatron-LM four lie in their interval (docs/published-memory.md), and no run of dsc on GPUs has tested it.
+Each term is a range from public figures. How often runs lie inside is not measured. Terms are independent, so their
+half-widths are added as squares. The tensors have no error: a run's ledger equals its plan. docs/published-memory.md
+shows devices of Megatron-LM beside their ranges. No run of dsc on GPUs has tested them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONTEXT = (400 * MIB, 1008 * MIB)
 # Of cuBLAS and of cuBLASLt, one each: 32 MiB from Hopper on, before that 8.1 and 4 MiB
 # (pytorch/pytorch, CublasHandlePool.cpp and pull request 120925).
 WORKSPACES, WORKSPACES_BEFORE_HOPPER = 64 * MIB, 12 * MIB
-BEFORE_HOPPER = ("a100",)
+BEFORE_HOPPER, AMD = "a100", "mi3"  # parts of names of devices
 # NVIDIA/nccl issue 964: 544 MiB for a communicator of two A100, 688 MiB for more, on 24 channels; the bytes are
 # proportional to the channels (issue 986). Issue 1685: an all-to-all of 8 H100 adds 3.28 GB on 32 channels to each of 7
 # peers. Issue 2363: 512 MiB for messages over the network, on 32 channels.
 CHANNELS, SENDING_CHANNELS = 24, 32
 PAIR, RING, PEER, NETWORK = 544 * MIB // 24, 688 * MIB // 24, 3_280_000_000 // (7 * 32), 512 * MIB // 32
-NCCL_ERROR = 0.5  # these figures are of other versions and topologies
+NCCL_ERROR = 0.5  # assumed, as these figures are of other versions and topologies
 # Reserved over allocated bytes, minus 1: at most 5.3% in 20 of the 25 runs of Hugging Face's nanotron/old_bench,
 # llama-1B, in segments of fixed size. Here segments expand by 2 MiB, which loses less.
 ALLOCATOR = 0.05
@@ -41,11 +41,12 @@ UNEVEN_WITH_BIAS, UNEVEN_WITH_LOSS = 0.04, 0.72
 
 
 def device_memories(spec: Spec, plan: Plan, program: Program, ranks: Sequence[RankMemory]) -> tuple[DeviceMemory, ...]:
-    """What a device of each pipeline rank holds in a step; () on CPUs, where libraries take little.
+    """What a device of each pipeline rank holds in a step; () on CPUs, where libraries take little, and on AMD GPUs,
+    whose libraries are unknown.
 
     `ranks`: the memory of the plan's tensors.
     """
-    if not spec.has_hosts:
+    if not spec.has_hosts or any(AMD in device.name.lower() for device in spec.cluster.devices):
         return ()
     openings = opening_order(plan, [program])
     return tuple(
@@ -55,7 +56,7 @@ def device_memories(spec: Spec, plan: Plan, program: Program, ranks: Sequence[Ra
 
 
 def _device_memory(spec: Spec, device: Device, rank: RankMemory, nccl: int) -> DeviceMemory:
-    workspaces = WORKSPACES_BEFORE_HOPPER if device.name.lower() in BEFORE_HOPPER else WORKSPACES
+    workspaces = WORKSPACES_BEFORE_HOPPER if BEFORE_HOPPER in device.name.lower() else WORKSPACES
     terms = (
         MemoryTerm("the CUDA context and kernels", *CONTEXT),
         MemoryTerm("workspaces of cuBLAS", workspaces, workspaces),

@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from compiler.predict.prediction import DeviceMemory, OrderGain, Prediction, RankMemory, RankTime, StepPrediction
+from compiler.predict.prediction import (
+    DeviceMemory,
+    OrderGain,
+    Prediction,
+    RankMemory,
+    RankTime,
+    RankUse,
+    StepPrediction,
+    WhatIf,
+)
 from compiler.predict.why_shown import Misfit, edits_document, nearest_document
 
 VERSION = 1
 
 
-def document(prediction: Prediction, misfit: Misfit | None = None) -> dict[str, Any]:
+def document(prediction: Prediction, misfit: Misfit | None = None, what_if: WhatIf | None = None) -> dict[str, Any]:
     """The document of a prediction. `misfit`: the reason why the plan does not fit, and the edits that
-    make it fit; None if it fits.
+    make it fit; None if it fits. `what_if`: what was asked for besides, or None.
 
     Times are in seconds, memory in bytes, money in USD, and shares from 0 to 1. Pipeline ranks and stages count from 0.
     """
@@ -47,9 +56,11 @@ def document(prediction: Prediction, misfit: Misfit | None = None) -> dict[str, 
         "goodput": _goodput(p),
         "generation": {**asdict(p.generation), "share": p.generation_share} if p.generation else None,
         "order": _order(p.order_gain),
+        "use": _use(p.use),
         "memory": _memory(p),
         "edits": edits_document(misfit),
         "nearest": nearest_document(misfit),
+        "what_if": None if what_if is None else _what_if(what_if, p.step.seconds),
         "stages": [
             {
                 "stage": row.stage,
@@ -96,8 +107,7 @@ def _step(step: StepPrediction) -> dict[str, Any]:
         "seconds": step.seconds,
         "tokens": step.tokens,
         **_seconds_by_kind(step.first_rank),
-        "low_s": step.interval.low_s if step.interval else None,
-        "high_s": step.interval.high_s if step.interval else None,
+        **_interval(step),
         "bound_s": step.bound_s,
         "schedule": step.schedule,
         "micro_batches": step.num_micro_batches,
@@ -108,6 +118,39 @@ def _step(step: StepPrediction) -> dict[str, Any]:
         "host_s": step.tail.host_s,
         "mean": _seconds_by_kind(step.mean),
         "ranks": [{"pp_rank": rank.pp_rank, **_seconds_by_kind(rank)} for rank in step.ranks],
+    }
+
+
+def _interval(step: StepPrediction) -> dict[str, Any]:
+    if step.interval is None:
+        return {"low_s": None, "high_s": None, "confidence": None, "causes": []}
+    return asdict(step.interval)
+
+
+def _use(use: RankUse) -> dict[str, Any]:
+    return {
+        "pp_rank": use.pp_rank,
+        "compute": {kind: time.seconds for kind, time in use.classes.items()},
+        "communication": [{"axis": axis.axis, "busy_s": axis.busy_s, "exposed_s": axis.exposed_s} for axis in use.axes],
+    }
+
+
+def _what_if(what_if: WhatIf, step_s: float) -> dict[str, Any]:
+    return {
+        "loads": [
+            {"load": e.load, "quantile": e.quantile, "step_s": e.seconds, "change": e.seconds / step_s - 1}
+            for e in what_if.loads
+        ],
+        "changes": [
+            {
+                "settings": [{"key": key, "value": value} for key, value in change.settings],
+                "step_s": change.seconds,
+                "change": change.seconds / step_s - 1,
+                "free_bytes": change.free_bytes,
+                "exact": change.is_exact,
+            }
+            for change in what_if.changes
+        ],
     }
 
 
@@ -128,9 +171,10 @@ def _goodput(prediction: Prediction) -> dict[str, Any] | None:
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
     devices = prediction.devices_memory or (None,) * len(prediction.ranks)
+    fullest_rank = max(prediction.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     return {
-        "capacity_bytes": min(rank.capacity_bytes for rank in prediction.ranks),
-        "peak_bytes": max(rank.peak_bytes for rank in prediction.ranks),
+        "capacity_bytes": fullest_rank.capacity_bytes,
+        "peak_bytes": fullest_rank.peak_bytes,
         "fits": prediction.fits,
         "verdict": prediction.verdict,
         "host_bytes_per_node": prediction.host_bytes,

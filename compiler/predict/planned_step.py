@@ -9,8 +9,9 @@ from compiler.machine.topology.fabric import LARGE, LEVELS, Fabric
 from compiler.machine.topology.traffic import traffic
 from compiler.plan.model_graph import model_graph
 from compiler.predict.failures import Goodput
-from compiler.predict.predict import TimedPlan, memories, predict_timed_plan, time_schedule
+from compiler.predict.predict import memories, predict_timed_plan, time_schedule
 from compiler.predict.prediction import Flops, GenerationTime, Prediction, RankMemory, StageRow, StepPrediction
+from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lowered import LoweredPlan
 from dsl.schema import Spec
 from runtime.contract.names import ProgramName

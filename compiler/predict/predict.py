@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from compiler.ir import Communication, Plan, Program, Use
@@ -13,17 +13,17 @@ from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import count_parameters
 from compiler.plan.plan import HELD, make_plan
 from compiler.plan.spec_rates import rank_rates
-from compiler.plan.split_blocks import balanced_rows
 from compiler.predict.assumed import assumptions
 from compiler.predict.device_memory import device_assumptions, device_memories
 from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
 from compiler.predict.generation import generation_of
-from compiler.predict.interval import interval_of, rank_seconds
+from compiler.predict.interval import interval_of
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import saved_bytes
 from compiler.predict.prediction import (
     Flops,
+    Interval,
     Prediction,
     RankMemory,
     StageRow,
@@ -34,8 +34,10 @@ from compiler.predict.prediction import (
     energy_of,
     money_of,
 )
+from compiler.predict.rank_use import RankUse, use_of
 from compiler.predict.step import step_of
 from compiler.predict.tail import groups_of, reduce_seconds, tail_of, works_of
+from compiler.predict.timed_plan import TimedPlan
 from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times, twins_of
 from compiler.predict.torch_share import torch_shares
 from compiler.program.lower import Lowering
@@ -43,34 +45,11 @@ from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
 from dsl.closed_forms import ramp
+from dsl.closed_forms.stragglers import slowest_factor
 from dsl.schema import Device, Moe, Spec
 from runtime.contract.weights import is_adapter
 
 TRILLION = 10**12
-
-
-@dataclass(frozen=True)
-class TimedPlan:
-    """A plan with its timed step, before memory and cost are computed."""
-
-    spec: Spec
-    lowering: Lowering
-    schedule: Schedule
-    timeline: Timeline  # in milliseconds
-    shared: float  # factor by which everything takes longer because ranks share cores
-    step: StepPrediction
-    times: StepTimes
-    tails: tuple[Tail, ...]  # of each pipeline rank
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        return self.lowering.plan
-
-    @property
-    def rates(self) -> tuple[Rates, ...]:
-        """The rates of each pipeline rank."""
-        return self.lowering.rates
 
 
 def time_plan(spec: Spec, rates: Rates | None = None) -> TimedPlan:
@@ -98,18 +77,22 @@ def time_schedule(spec: Spec, lowering: Lowering, schedule: Schedule, least: boo
         seconds = reduce_seconds(spec, groups, reduce_s)
         remaining = exposed_reductions(plan, schedule, times, timeline, seconds)
         tails = [replace(tail, reduction_s=remaining_s) for tail, remaining_s in zip(tails, remaining, strict=True)]
-    shared = core_sharing_factor(rates[0], plan, schedule, times, timeline, tails)
-    if shared > 1:
-        times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]
+    shared, slowest = (
+        core_sharing_factor(rates[0], plan, schedule, times, timeline, tails),
+        slowest_factor(spec.cluster),
+    )
+    if shared * slowest > 1:
+        times, tails = times.longer(shared * slowest), [tail.longer(shared * slowest) for tail in tails]
         timeline = simulate(schedule, times)
     step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
-    busiest = max(step.ranks, key=lambda rank: rank.busy_s)
-    exposed_s = busiest.busy_s - times.compute_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
-    busiest_rates = rates[busiest.pp_rank]
-    classes = rank_seconds(plan, busiest_rates, balanced_rows(spec), schedule, busiest.pp_rank)
-    if _are_calibrated(rates):
-        step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), busiest_rates))
-    return TimedPlan(spec, lowering, schedule, timeline, shared, step, times, tuple(tails))
+    return TimedPlan(spec, lowering, schedule, timeline, shared, slowest, step, times, tuple(tails))
+
+
+def interval_of_plan(timed: TimedPlan, use: RankUse) -> Interval | None:
+    """The interval of a timed step; None if its rates are those of another CPU. `use`: of the busiest rank."""
+    if not _are_calibrated(timed.rates):
+        return None
+    return interval_of(timed.step.seconds, use, timed.rates[use.pp_rank])
 
 
 def memories(plan: TimedPlan, program: Program | None = None) -> tuple[RankMemory, ...]:
@@ -137,10 +120,11 @@ def _undivided_steps(spec: Spec, steps: Sequence[Use | Communication]) -> Sequen
 
 def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> Prediction:
     """The full prediction of a timed plan. `ranks`: its memories."""
-    spec, plan, rates, step = timed_plan.spec, timed_plan.plan, timed_plan.rates, timed_plan.step
+    spec, plan, rates, use = timed_plan.spec, timed_plan.plan, timed_plan.rates, use_of(timed_plan)
+    step = replace(timed_plan.step, interval=interval_of_plan(timed_plan, use))
     steps = [step for stage in plan.stages for step in stage.steps]
     flops = flops_per_token(_undivided_steps(spec, steps), spec.train.micro_batch * spec.train.sequence)
-    generation = generation_of(spec, timed_plan.lowering, ranks, max(1.0, timed_plan.shared))
+    generation = generation_of(spec, timed_plan.lowering, ranks, timed_plan.slowdown)
     generation_s = generation.seconds if generation else 0.0
     hours = (step.seconds + generation_s) / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = count_parameters(spec, steps)
@@ -168,6 +152,7 @@ def predict_timed_plan(timed_plan: TimedPlan, ranks: tuple[RankMemory, ...]) -> 
         adapter_parameters=sum(replica.num_elements for replica in plan.replicas if is_adapter(replica.name)),
         flops=flops,
         step=step,
+        use=use,
         mfu=mfu_of(flops, step, peak) if all(device.bf16 for _, device in devices) else None,
         device_hours_per_trillion_tokens=hours,
         money=money_of(price, hours, whole_run, plan.mesh.world),

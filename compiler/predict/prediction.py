@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 from typing import Literal
 
 from compiler.ir.stage_placement import StagePlacement
+from compiler.plan.actions.chains import Axis
 from compiler.predict.failures import Goodput
 
 CALIBRATE = "dsc calibrate SPEC -o rates.json"  # measures the rates of a CPU
@@ -37,11 +38,22 @@ class RankTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of an interval's width."""
+
+    what: str
+    remedy: str  # what to measure
+    narrows: float  # the share of the width (of logarithms) that the remedy removes
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
-    """The interval in which a time lies if every rate has the error that is known of its class."""
+    """The interval in which a time lies with a confidence between 0 and 1. `causes`: of its width, largest first."""
 
     low_s: float
     high_s: float
+    confidence: float
+    causes: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,35 @@ class Tail:
     def longer(self, factor: float) -> Tail:
         """The tail with all parts multiplied by a factor."""
         return Tail(*(factor * part for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTime:
+    """Exchanges among the ranks of an axis, and messages between pipeline ranks, in a step."""
+
+    axis: Axis
+    kind: str  # the class of links that prices them (docs/rates.md)
+    busy_s: float  # for which they occupy the communication lane
+    exposed_s: float  # for which compute has nothing to do meanwhile
+    slope_s: float  # how much longer the rank would take if they took twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """The kernels of a class on a rank in a step."""
+
+    seconds: float
+    guessed: float  # root of the sum of squares of the shares of shapes without a row; 1: one shape, which has none
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """The lanes of the busiest pipeline rank in a step. Classes of kernels are those of rate tables (docs/rates.md)."""
+
+    pp_rank: int
+    classes: Mapping[str, KernelTime]  # compute by class of kernel, the longest first
+    axes: tuple[AxisTime, ...]  # those with exchanges
+    seconds: float  # of the rank's actions, and of the reductions and gathers after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +196,7 @@ class MemoryTerm:
     high: int
 
 
-Verdict = Literal["fits", "fits if lucky", "does not fit"]
+Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +307,33 @@ class OrderGain:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadEffect:
+    """A step in which the fullest expert rank of each layer receives `load` times the mean."""
+
+    load: float
+    seconds: float
+    quantile: float | None = None  # of the load if tokens choose evenly and independently; None: of no such quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another value of a key, with which everything fits, and its step."""
+
+    settings: tuple[tuple[str, str], ...]  # keys and values as `-s` takes them
+    seconds: float
+    free_bytes: int  # on the fullest device
+    is_exact: bool  # whether values keep their precision
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What a lead asks of a plan that fits: the cost of uneven loads of experts, and the next changes."""
+
+    loads: tuple[LoadEffect, ...]  # ascending; empty without expert ranks
+    changes: tuple[Change, ...]  # the shortest step first
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationTime:
     """The generation of completions for a step, with prompts and completions of the maximum length."""
 
@@ -296,6 +364,7 @@ class Prediction:
     adapter_parameters: int  # of adapters; 0 if the model itself is trained
     flops: Flops
     step: StepPrediction
+    use: RankUse
     mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None if a device states none
     device_hours_per_trillion_tokens: float
     money: Money
@@ -320,13 +389,14 @@ class Prediction:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every device has enough memory: with its reserve and at the upper end of its interval, only at the
-        lower end, or not even there."""
-        if self.fits and all(device.high_bytes <= device.memory_bytes for device in self.devices_memory):
+        """Whether every device has enough memory: "fits" if the reserve stays free and the range ends below the memory,
+        "does not fit" if the reserve is used and the range starts above it."""
+        devices = self.devices_memory
+        if self.fits and all(device.high_bytes <= device.memory_bytes for device in devices):
             return "fits"
-        may_fit = all(device.low_bytes <= device.memory_bytes for device in self.devices_memory)
         generates = self.generation is None or self.generation.fits
-        return "fits if lucky" if self.devices_memory and may_fit and generates else "does not fit"
+        may_fit = devices and generates and all(device.low_bytes <= device.memory_bytes for device in devices)
+        return "may not fit" if self.fits or may_fit else "does not fit"
 
     @property
     def host_bytes(self) -> int:
@@ -353,7 +423,10 @@ class Prediction:
 # --- Device hours → money and energy. Unknown values are None, never 0
 
 # Maximum power by name of the device: thermal design power of the SXM modules, from the makers' data sheets.
-WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0, "gb200": 1200.0, "mi300x": 750.0}
+WATTS = {
+    **{"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "mi300x": 750.0},
+    **{"b200": 1000.0, "b300": 1100.0, "gb200": 1200.0, "gb300": 1400.0},
+}
 
 
 def money_of(price: float | None, hours_per_trillion: float, whole_run: WholeRun, num_devices: int) -> Money:
@@ -384,6 +457,11 @@ def seconds(value: float) -> str:
     return f"{_digits(value / 1e-6)} us"
 
 
+def interval_words(interval: Interval) -> str:
+    """17.6 s to 21.2 s, 80% sure."""
+    return f"{seconds(interval.low_s)} to {seconds(interval.high_s)}, {interval.confidence:.0%} sure"
+
+
 def span(value: float) -> str:
     """A long time: 53.2 days, 4.12 hours, 3.10 minutes."""
     for scale, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
@@ -398,6 +476,14 @@ def count(value: float) -> str:
         if value >= scale:
             return f"{_digits(value / scale)}{suffix}"
     return f"{value:.4g}"
+
+
+def watt_hours(value: float) -> str:
+    """Energy: 126.6 MWh, 4.388 GWh."""
+    for scale, unit in ((1e12, "TWh"), (1e9, "GWh"), (1e6, "MWh"), (1e3, "kWh")):
+        if value >= scale:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{_digits(value)} Wh"
 
 
 def size(value: int) -> str:

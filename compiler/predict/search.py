@@ -26,7 +26,8 @@ from compiler.plan.spec_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import missing_anywhere, missing_with
-from compiler.predict.predict import TimedPlan, memories, predict, time_schedule
+from compiler.predict.predict import memories, predict, time_schedule
+from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO
@@ -380,7 +381,11 @@ def line_of(candidate: Candidate) -> str:
 
 def cut_of(ranking: Ranking) -> str:
     """What a search left out; "" if it examined all plans."""
-    left = f"{plural(ranking.unexamined, 'plan')} not examined" if ranking.unexamined else "some SMs not tried"
+    left = (
+        f"{plural(ranking.unexamined, 'plan')} not examined"
+        if ranking.unexamined
+        else "other values of sm.communication not tried"
+    )
     return f"the search was {'interrupted' if ranking.is_interrupted else 'cut'}: {left}" if ranking.is_cut else ""
 
 

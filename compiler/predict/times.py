@@ -6,12 +6,15 @@ Nothing is averaged over stages: each action has the time of its own stage, and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from typing import Generic, TypeVar
 
 from compiler.ir import Plan, Stage, Use
 from compiler.machine.topology.traffic import RankOf, messages_of
+from compiler.plan.actions.chains import ChainNode
 from compiler.plan.actions.lanes import OrderEnd
 from compiler.plan.actions.order import least_of_chains, paces, run_of_chains
 from compiler.program.lower import Lowering
@@ -19,7 +22,7 @@ from compiler.program.lower.estimate import copy_ns
 from compiler.program.lower.lowering import Stages, reductions_of
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
-from runtime.contract.actions import COPIES, Step, actions_of
+from runtime.contract.actions import Pair, Step, actions_of, is_copy
 
 Key = tuple[tuple[str, int], ...]  # (kind, stage) of an action, or of both of a pair
 NS, NS_IN_MS = 10**9, 10**6
@@ -78,9 +81,9 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
 
     `least`: instead, lower bounds for any order of a step's instructions, which are found much faster.
     """
-    steps = _PlannedSteps(lowering, schedule, least)
+    steps = StepRuns(lowering, schedule, least_of_chains if least else partial(run_of_chains, orders=lowering.orders))
     times = {
-        (key, rank): steps.run(step, rank)
+        (key, rank): _run_of_step(steps, step, rank)
         for rank, row in enumerate(schedule.actions)
         for key, step in sorted({key_of(step): step for step in row}.items())
     }
@@ -91,36 +94,43 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
     )
 
 
-class _PlannedSteps:
-    """Times of steps on a plan's stages. Equal stages, and ranks on the same kind of device, are timed once."""
+Result = TypeVar("Result")
+RunChains = Callable[[Sequence[Sequence[ChainNode]], Sequence[int]], Result]  # (chains, time of each one's message)
 
-    def __init__(self, lowering: Lowering, schedule: Schedule, least: bool) -> None:
-        self._lowering, self._schedule, self._least = lowering, schedule, least
+
+class StepRuns(Generic[Result]):
+    """What `run` says of the steps of a schedule. Equal stages, and ranks on the same kind of device, are run once."""
+
+    def __init__(self, lowering: Lowering, schedule: Schedule, run: RunChains[Result]) -> None:
+        self.lowering, self._schedule, self._run = lowering, schedule, run
         self._messages = messages_of(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
         self._twins = twins_of(lowering.plan.stages)
-        self._runs: dict[tuple[Key, int, tuple[int, ...]], OrderEnd] = {}  # by kind of device, and messages
+        self._runs: dict[tuple[Key, int, tuple[int, ...]], Result] = {}  # by kind of device, and messages
 
-    def run(self, step: Step, rank: int) -> OrderEnd:
-        """The time of a step, until its last instruction has ended and its messages have arrived."""
+    def of(self, step: Step, rank: int) -> Result:
+        """The result of a step on a pipeline rank. A step that copies activations has none."""
         sends = tuple(
             self._messages.sent_ns(a.kind, a.stage, self._schedule.num_stages, self._rank_of(a.micro_batch))
             for a in actions_of(step)
         )
-        alike = _alike(key_of(step), self._twins), self._lowering.kinds[rank], sends
-        if alike not in self._runs:
-            self._runs[alike] = self._new_run(*alike)
-        return self._runs[alike]
+        key, kind = _alike(key_of(step), self._twins), self.lowering.kinds[rank]
+        if (key, kind, sends) not in self._runs:
+            chains = [self.lowering.chains(stage, kind).chain(name) for name, stage in key]
+            self._runs[key, kind, sends] = self._run(chains, sends)
+        return self._runs[key, kind, sends]
 
     def _rank_of(self, micro_batch: int) -> RankOf:
         return lambda stage: self._schedule.rank_of(stage, micro_batch)
 
-    def _new_run(self, key: Key, rank: int, sends: Sequence[int]) -> OrderEnd:
-        lowering = self._lowering
-        if key[0][0] in COPIES:
-            return OrderEnd(copy_ns(lowering.chains(key[0][1], rank)), 0, 0)
-        chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in key]
-        run = least_of_chains(chains, sends) if self._least else run_of_chains(chains, sends, lowering.orders)
-        return replace(run, end=round(run.end * (lowering.rates[rank].pair if len(key) > 1 else 1.0)))
+
+def _run_of_step(runs: StepRuns[OrderEnd], step: Step, rank: int) -> OrderEnd:
+    """The time of a step, until its last instruction has ended and its messages have arrived."""
+    lowering = runs.lowering
+    if is_copy(step):
+        (action,) = actions_of(step)
+        return OrderEnd(copy_ns(lowering.chains(action.stage, rank)), 0, 0)
+    run = runs.of(step, rank)
+    return replace(run, end=round(run.end * (lowering.rates[rank].pair if isinstance(step, Pair) else 1.0)))
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:

@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from math import prod
 from typing import get_args
 
 from compiler.plan.holding import schedule_on
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
-from compiler.predict.predict import TimedPlan, time_schedule
+from compiler.predict.predict import time_schedule
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import EFFORT, Outline, SharedParts
+from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.schedule import Schedule, max_deferred_gradients
@@ -44,7 +46,7 @@ CHEAP = ("rmsnorm", "swiglu", "hyper", "mla_up")
 DEAR = ("router", "shared", "qkv", "up", "dense", "attention", "experts", "logits")
 WHOLE_LAYER = "layer"
 RECOMPUTE, DATA, NODES, ZERO = "recompute", "parallel.data", "cluster.nodes", "parallel.zero"
-OF_WORLD = ("parallel.pipeline", NODES)  # keys that decide the number of data ranks
+AXES = ("parallel.pipeline", "parallel.tensor", "parallel.context")  # with NODES they decide the number of data ranks
 Setting = tuple[str, str]  # key and value of an override `-s`
 Legal = Callable[[Iterable[str]], Spec | None]  # the spec with more overrides, None if it breaks a rule: dsl.load
 assert {*CHEAP, *DEAR, WHOLE_LAYER} == set(get_args(Recompute))
@@ -180,6 +182,16 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
         yield [(NODES, str(spec.cluster.nodes * factor)) for factor in (2, 4)]
 
 
+def following(spec: Spec, settings: Iterable[Setting], origins: Mapping[str, Span]) -> tuple[Setting, ...]:
+    """The number of data ranks that follows from other degrees or nodes, if the spec states that number."""
+    values, span = dict(settings), origins.get(DATA)
+    if span is None or span.text == "auto" or not values.keys() & {*AXES, NODES}:
+        return ()
+    ranks = prod(int(values.get(axis, getattr(spec.parallel, axis.rpartition(".")[2]))) for axis in AXES)
+    devices = int(values.get(NODES, spec.cluster.nodes)) * spec.cluster.node.devices
+    return ((DATA, str(max(1, devices // ranks))),)
+
+
 class _EditSearch:
     """The state of the search: candidates that were tried, and edits that fit."""
 
@@ -191,8 +203,7 @@ class _EditSearch:
         origins: Mapping[str, Span],
     ) -> None:
         self.base, self.legal, self.from_file = base, legal, schedule_of_file(base.spec)
-        span = origins.get(DATA)
-        self.data_is_written = span is not None and span.text != "auto"
+        self.origins = origins
         self.shared = SharedParts(base.plan.cuts_by_key)
         self.least_lacking_bytes, _ = Outline(base.spec, self.shared).missing_as_split
         self.lacking_bytes = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
@@ -271,7 +282,7 @@ class _EditSearch:
         if frozenset(settings) in self.attempted:
             return None
         self.attempted[frozenset(settings)] = None
-        all_settings = (*settings, *self._following(settings))
+        all_settings = (*settings, *following(self.base.spec, settings, self.origins))
         spec = self.legal(f"{key}={value}" for key, value in all_settings)
         if spec is None or (self.from_file is not None and not self._fits_file(spec)):
             return None
@@ -283,16 +294,6 @@ class _EditSearch:
             self.helpful.append(tried)
             self.single_edits += [tried] if len(settings) == 1 else []
         return tried
-
-    def _following(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
-        """The number of data ranks that follows from an edit, if the spec states that number."""
-        values = {key: int(value) for key, value in settings if key in OF_WORLD}
-        if not values or not self.data_is_written:
-            return ()
-        spec = self.base.spec
-        p, nodes = spec.parallel, values.get(NODES, spec.cluster.nodes)
-        ranks = values.get("parallel.pipeline", p.pipeline) * p.tensor * p.context
-        return ((DATA, str(max(1, nodes * spec.cluster.node.devices // ranks))),)
 
     def _fits_file(self, spec: Spec) -> bool:
         """Whether the schedule file has the spec's number of micro-batches and ranks."""

@@ -13,7 +13,7 @@ from dsl.messages.diagnostics import Span, make_visible
 from dsl.text.as_json import span_value
 
 if TYPE_CHECKING:
-    from compiler.predict.predict import TimedPlan
+    from compiler.predict.timed_plan import TimedPlan
     from compiler.predict.why import FittingEdit, FittingEdits, NearestEdit  # imports the search for schedules
 
 

@@ -32,7 +32,9 @@ PEAKS: Mapping[str, Peaks] = {
     "h200": Peaks("NVIDIA H200 SXM data sheet", 132, 4.8e12, 989e12, 1979e12),
     "h800": Peaks("NVIDIA H100 SXM data sheet, which H800 differs from in NVLink", 132, 3.35e12, 989e12, 1979e12),
     "b200": Peaks("NVIDIA HGX B200 data sheet", 148, 7.7e12, 2250e12, 4500e12, 9000e12),
+    "b300": Peaks("NVIDIA HGX B300 data sheet", 148, 8e12, 2250e12, 4500e12, 13500e12),
     "gb200": Peaks("NVIDIA GB200 NVL72 data sheet, a GPU of it", 148, 8e12, 2500e12, 5000e12, 10000e12),
+    "gb300": Peaks("NVIDIA GB300 NVL72 data sheet, a GPU of it", 148, 8e12, 2500e12, 5000e12, 15000e12),
     "mi300x": Peaks("AMD Instinct MI300X data sheet", 304, 5.3e12, 1307e12, 2615e12),
 }
 

@@ -62,6 +62,7 @@ ABOUT = {
     "E1006": ("precision", "precision.linear"),
     "E1005": ("data.tokenizer",),
     "E1008": ("train.grpo",),
+    "E1010": ("stack",),
     "E1009": ("precision", "parallel.tensor", "parallel.expert_tensor"),
 }
 

@@ -279,6 +279,7 @@ REFUSALS: tuple[Rule, ...] = (
     training.trains_in_a_built_in_precision,
     training.has_kernels_of_the_precision,
     tensor.products_are_split,
+    training.runs_on_its_own_software,
 )
 
 

@@ -126,6 +126,7 @@ CODES = {
     "E1005": "a tokenizer is trained on the data, or read from a file",
     "E1007": "compressed and custom attention cannot mask documents",
     "E1008": "completions are generated on CPUs, in fp32 or bf16, by unsplit layers with mla or gqa",
+    "E1010": "a run of other software can only be planned",
     "E1009": "tensor ranks multiply in low-precision formats only in FP8 blocks",
 }
 # Rules that no longer apply. Their codes are never reused.

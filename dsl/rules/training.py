@@ -82,6 +82,14 @@ def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
         yield Finding("E1006", message, "precision.linear", hint)
 
 
+def runs_on_its_own_software(spec: Spec) -> Iterator[Finding]:
+    """dsc trains with its own kernels, launches and exchanges."""
+    if spec.stack.differs:
+        yield Finding(
+            "E1010", "`stack` describes other software, whose runs can only be planned", "stack", "remove `stack`"
+        )
+
+
 # --- Recomputed ops exist, and are named once
 
 LAYER = "layer"

@@ -39,6 +39,7 @@ from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, HighPrecisionLayers, Precision, Scale, Tile
 from dsl.schema.rotation import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dsl.schema.run import ScheduleBlock, Sm, Spec
+from dsl.schema.stack import Stack
 from dsl.schema.train import Batch, Checkpoint, Ema, PhaseWithin, RatePhase, Train, Validate
 from dsl.schema.training_data import Chat, Data, DataSource, Filters, Prompts, TrainTokenizer
 
@@ -110,6 +111,7 @@ __all__ = [
     "SoftmaxAttention",
     "Spec",
     "Spike",
+    "Stack",
     "StateTensor",
     "StoredUnit",
     "StrictModel",

@@ -11,7 +11,7 @@ from dsl.schema.base import DerivedDefault, FilePath, Node, QuietField, StoredUn
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), StoredUnit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), StoredUnit("flop/s")]
 OF_DATA_SHEET = DerivedDefault(
-    "from the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
+    "from the data sheet for a100, b200, b300, gb200, gb300, h100, h200, h800 and mi300x, else none"
 )  # dsl/facts/devices.py
 
 
@@ -28,7 +28,7 @@ FRAGMENTS_PERCENT = 2
 
 class Device(Node):
     """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks without
-    sparsity; those of a100, b200, gb200, h100, h200, h800 and mi300x are known and need not be written."""
+    sparsity; those of a100, b200, b300, gb200, gb300, h100, h200, h800 and mi300x are known and need not be written."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the device")]
     sms: Annotated[
@@ -156,6 +156,36 @@ class Failures(Node):
     ] = 2e9
 
 
+class Scale(Node):
+    """What many devices cost beyond what a node shows: waiting for the slowest one, and crowded links above the leaf
+    switches."""
+
+    spread: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="standard deviation of the time that equal devices take for the same work",
+            examples=["spread = 1.75%"],
+        ),
+    ] = 0.0175
+    slow: Annotated[
+        float, Field(ge=0, lt=1, description="share of devices that are slow all the time", examples=["slow = 0.5%"])
+    ] = 0.0
+    slowdown: Annotated[
+        float, Field(ge=0, le=100, description="how much longer a slow device takes", examples=["slowdown = 10%"])
+    ] = 0.1
+    congestion: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="share of the bandwidth that is lost at each layer of switches above the leaf",
+            examples=["congestion = 10%"],
+        ),
+    ] = 0.1
+
+
 class Cluster(Node):
     """Nodes of one kind, or of several kinds with `more`. One rank runs on each device."""
 
@@ -187,6 +217,14 @@ class Cluster(Node):
         ),
     ] = None
 
+    scale: Annotated[
+        Scale | None,
+        Field(
+            description="what many devices cost; default, for accelerators: what large clusters published",
+            examples=["scale { spread = 1.75%, congestion = 10% }"],
+        ),
+        QuietField(),
+    ] = None
     failures: Annotated[
         Failures | None,
         Field(

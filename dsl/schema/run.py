@@ -17,6 +17,7 @@ from dsl.schema.metrics import Metrics
 from dsl.schema.model import Model, Moe
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
+from dsl.schema.stack import Stack
 from dsl.schema.train import PLANNED, Train
 from dsl.schema.training_data import Data
 
@@ -268,6 +269,14 @@ class Spec(Node):
         ),
         QuietField(),
     ] = Kernels.model_construct()
+    stack: Annotated[
+        Stack,
+        Field(
+            description="the software that is planned, if it is not that of dsc; such a run can only be planned",
+            examples=["stack { launches = graphs, transport = nccl }"],
+        ),
+        QuietField(),
+    ] = Stack.model_construct()
     metrics: Annotated[  # last, so that it moves no line of a resolved spec
         Metrics | None,
         QuietField(),

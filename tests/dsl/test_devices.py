@@ -101,7 +101,7 @@ def test_stated_peaks_override_known_ones(tmp_path: Path) -> None:
     assert resolve(tmp_path / "mine.dsc", "mine").origins["cluster.node.device.bf16"].text == "700TFLOPS"
 
 
-@pytest.mark.parametrize("name", ["b300", "mi355x", "gpu", "h100_pcie"])
+@pytest.mark.parametrize("name", ["b400", "mi355x", "gpu", "h100_pcie"])
 @pytest.mark.parametrize("more", ["", "sms = 148", "hbm = 8TB/s, fp8 = 4500TFLOPS"])
 def test_a_device_of_unknown_pace_is_refused(name: str, more: str, tmp_path: Path) -> None:
     code, output, error = dsc("plan", f"{written(tmp_path, name, more)}:mine")
@@ -109,7 +109,7 @@ def test_a_device_of_unknown_pace_is_refused(name: str, more: str, tmp_path: Pat
     assert "bf16 = " in error and "cores = 1" in error
 
 
-@pytest.mark.parametrize(("name", "more"), [("cpu", ""), ("xeon", "cores = 4"), ("b300", "bf16 = 2250TFLOPS")])
+@pytest.mark.parametrize(("name", "more"), [("cpu", ""), ("xeon", "cores = 4"), ("b400", "bf16 = 2250TFLOPS")])
 def test_a_cpu_and_a_device_with_peaks_are_not(name: str, more: str, tmp_path: Path) -> None:
     assert load(written(tmp_path, name, more), "mine").cluster.node.device.sms is None
 

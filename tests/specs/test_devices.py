@@ -22,7 +22,7 @@ from dsl.schema.precision import BUILT_IN
 from tests.specs.shipped import RUNS, SPECS, shipped
 
 TABLES = Path(compiler.machine.rates.__file__).parent / "tables"
-DEVICES = ("a100", "b200", "gb200", "h100", "h200", "h800", "mi300x")
+DEVICES = ("a100", "b200", "b300", "gb200", "gb300", "h100", "h200", "h800", "mi300x")
 PEAKS = ("bf16", "fp8", "fp4")
 WRITTEN = re.compile(r"device (?:h100|h800) \{[^}]*\}")
 OF_ACCELERATORS = tuple((file, run) for file, run in RUNS if shipped(file, run).has_hosts)

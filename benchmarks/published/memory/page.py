@@ -22,8 +22,9 @@ The median error is {median:.1%} (goal: {goal:.0%}, {median_met}), that of specs
 
 The runs used other trainers. What these held that a spec cannot say is computed from their code: the second number of a
 plan. GPT runs have Megatron-LM's layers as [modules](custom-layers.md), with whole attention weights and dropout masks.
-Published are bytes of tensors, reserved ones with gaps, or all of a device: of {devices} of these, {inside} lie in the
-interval (±), which is meant for programs of dsc."""
+A published peak counts the tensors, what the allocator reserved, or the whole device. Of {devices} whole
+devices, published in whole GiB, {inside} lie within the interval (±) and half a GiB. The interval is meant for
+programs of dsc."""
 
 SOURCES = """# Sources of docs/published-memory.md
 

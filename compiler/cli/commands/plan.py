@@ -4,6 +4,7 @@ dsc plan                                     the spec in the current folder
 dsc plan specs/deepseek-v3.dsc               time, cost and memory on 2,048 devices, in a second on a laptop
 dsc plan spec.dsc -s parallel.pipeline=8     with another plan
 dsc plan spec.dsc --rates here.json          with the rates that dsc calibrate measured
+dsc plan spec.dsc --what-if                  the cost of uneven loads of experts, and the next changes to try
 dsc plan spec.dsc --budget 60s               ends the search for the values of auto after a minute
 dsc plan spec.dsc --format json              for programs (docs/json.md)
 dsc plan spec.dsc --format html -o plan.html pictures of placement, memory over time, network and schedule
@@ -29,7 +30,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.commands.common import EXIT_SPEC, add_budget, add_spec_arguments, load_phases, progress, report_error
+from compiler.cli.commands.common import (
+    EXIT_SPEC,
+    add_budget,
+    add_spec_arguments,
+    load_phases,
+    progress,
+    report_error,
+    say,
+)
 from compiler.cli.commands.output_files import refuse_output, write_or_print
 from compiler.predict.choose import ChosenSpec, Patience
 from compiler.predict.prediction import OrderGain
@@ -41,8 +50,8 @@ from dsl.schema import Spec
 
 if TYPE_CHECKING:
     from compiler.machine.rates import RateTable
-    from compiler.predict.predict import TimedPlan
-    from compiler.predict.prediction import Prediction, RankMemory
+    from compiler.predict.prediction import Prediction, RankMemory, WhatIf
+    from compiler.predict.timed_plan import TimedPlan
     from compiler.predict.why_shown import Misfit
     from runtime.data.samples import AnySamples
 
@@ -112,6 +121,7 @@ class PlannedRun:
     timed: TimedPlan
     prediction: Prediction
     why: Misfit | None
+    what_if: WhatIf | None  # if it was asked for, of a plan that fits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +129,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec_arguments(parser)
     add_budget(parser)
     parser.add_argument("--rates", metavar="FILE", help="a rate table, as a file or a name; default: the spec's")
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="plan uneven loads of experts, and other values of degrees, micro_batch, recompute, zero, overlap_reduce, "
+        "the schedule's name, sm.communication and FP8",
+    )
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the text; default: the terminal's")
     parser.add_argument(
         "--format",
@@ -149,6 +165,8 @@ def run(args: argparse.Namespace) -> int:
     if len(phases) > 1 and args.format == "html":
         listed = ", ".join(f"`{phase.argument}`" for phase in phases)
         return report_error("a page shows one phase, and this run has several", f"name one: {listed}")
+    if args.what_if and args.format == "html":
+        return report_error("a page does not show --what-if", "use --format text or json", output_format="text")
     planned = [_plan_run(args, phase) for phase in phases]
     try:
         write_or_print(RENDERERS[args.format](args, planned), args.out)
@@ -163,7 +181,10 @@ def _plan_run(args: argparse.Namespace, chosen: ChosenSpec) -> PlannedRun:
     """Plan a run, or one phase of it."""
     timed, prediction = plan_of(chosen)
     why = None if prediction.fits else _explain_misfit(args, chosen, timed, prediction.ranks)
-    return PlannedRun(chosen, timed, prediction, why)
+    if args.what_if and not prediction.fits:
+        say("note: `--what-if` needs a plan that fits")
+    what_if = _what_if(args, chosen, timed, prediction.ranks) if args.what_if and prediction.fits else None
+    return PlannedRun(chosen, timed, prediction, why, what_if)
 
 
 def plan_of(chosen: ChosenSpec) -> tuple[TimedPlan, Prediction]:
@@ -203,12 +224,30 @@ def _explain_misfit(
     return misfit_of(timed, ranks, edits, chosen.origins)
 
 
+def _what_if(args: argparse.Namespace, chosen: ChosenSpec, timed: TimedPlan, ranks: Sequence[RankMemory]) -> WhatIf:
+    """The cost of uneven loads of experts, and the next changes of a plan that fits."""
+    from compiler.predict.changes import next_changes
+    from compiler.predict.imbalance import load_effects
+    from compiler.predict.prediction import WhatIf
+    from dsl.load import variants
+
+    legal = variants(chosen.argument, None, args.set, chosen.ranking.best.choice if chosen.ranking else {})
+    tell = progress("plan")
+    try:
+        changes = next_changes(
+            timed, ranks, legal, chosen.origins, lambda share: tell(f"planning changes: {share:.0%}")
+        )
+    finally:
+        tell("")
+    return WhatIf(load_effects(timed), changes)
+
+
 def _json(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
     from compiler.predict.json import document, document_of_phases
     from compiler.predict.search import document as rows_of
 
     documents = [
-        document(planned_run.prediction, planned_run.why)
+        document(planned_run.prediction, planned_run.why, planned_run.what_if)
         | (
             {"choices": [], "unexamined": 0}
             if (ranking := planned_run.chosen.ranking) is None
@@ -236,9 +275,7 @@ def _text(args: argparse.Namespace, planned: Sequence[PlannedRun]) -> str:
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
     screen = replace(screen, width=args.width) if args.width else screen
-    parts = [
-        text(planned_run.prediction, screen, planned_run.chosen.ranking, planned_run.why) for planned_run in planned
-    ]
+    parts = [text(run.prediction, screen, run.chosen.ranking, run.why, run.what_if) for run in planned]
     parts += [text_of_phases([planned_run.prediction for planned_run in planned], screen)] if len(planned) > 1 else []
     return "\n".join(parts)
 

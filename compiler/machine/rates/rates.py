@@ -67,6 +67,8 @@ class Rates:
     points: Mapping[tuple[str, str], tuple[Point, ...]]  # by class and dtype: rates of full tiles, with class factors
     fabric: Fabric  # of the whole cluster: prices messages, reductions and exchanges
     experts: ExpertTraffic  # the ranks with which one of these devices exchanges rows
+    tensor_share: float = 1.0  # of the time of exchanges between tensor ranks that no product of theirs hides
+    load: float = 1.0  # rows of the fullest expert rank of a layer, over the mean; all ranks wait for it
     launch_s: float = 0.0  # between two kernels of a stream, or for a call of one torch function
     host_read_s: float = 0.0  # until the host has read counts from its device
     linear: str = "fp32"  # dtype of the products of linears
@@ -80,6 +82,8 @@ class Rates:
     # by op that a library computes, and dtype: the rates of that library, if the table has some
     library_points: Mapping[tuple[str, str], tuple[Point, ...]] = field(default_factory=dict)
     carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
+    is_traced: bool = False  # whether the table has factors of a profile of training on the device
+    borrowed: frozenset[str] = frozenset()  # classes whose rows are shares of the peaks of another device
     runs_kernels: bool = False  # whether ops run as kernels, on a GPU; CPUs run the ops that they stand for
     torch_ops: frozenset[str] = frozenset()  # ops that torch computes in many passes, though a kernel would take one
     fp32_flops: float = 1.0  # FLOP/s of products in FP32 without tensor cores, in which torch computes `torch_ops`
@@ -94,6 +98,10 @@ class Rates:
         default_factory=dict, compare=False, repr=False
     )
     _calls: dict[tuple[str, int, int], tuple[Cost, float]] = field(default_factory=dict, compare=False, repr=False)
+
+    def with_load(self, load: float) -> Rates:
+        """These rates, with another load of the fullest expert rank."""
+        return replace(self, load=load, _calls={})
 
     # ------------------------------------------------------------ compute
 

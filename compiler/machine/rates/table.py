@@ -27,6 +27,7 @@ from compiler.files import text as textfile
 from dsl.messages.diagnostics import is_hidden
 from dsl.schema import StrictModel
 from dsl.schema.kernels import LIBRARY_NAMES
+from dsl.schema.stack import TRANSPORTS
 
 # --- Kernel classes: the units of their rates, and the classes that stand in for a class without rows. The class of an
 # op comes from its rule (`compiler.model.ops`)
@@ -49,11 +50,13 @@ LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
     *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
     *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
 )
+EXCHANGES = LINKS[:4]  # of rows, between expert ranks
 HOST = "host"  # copies between an accelerator and pinned host memory, byte/s per direction
 BYTES = (*MEMORY, *LINKS, "optimizer", HOST)
+LAUNCH = "launch"
 # Rows in seconds: a launch, the latencies of transfers, and the time until a host has read numbers from its device.
 SECONDS = (
-    "launch",
+    LAUNCH,
     "exchange_node",
     "exchange_network",
     "latency_node",
@@ -177,6 +180,7 @@ class RateRow(TableModel):
     sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # that the kernel ran on; None: all
     when: Literal["lone", "paired"] = "lone"  # paired: beside communication or, on a CPU, beside other ranks
     by: str | None = None  # library that was measured, as a run names it; None: kernels of dsc
+    scaled_from: Text | None = None  # the measured device, if the rate is as large a share of another device's peak
     source: Text
     date: Date
 
@@ -188,9 +192,10 @@ class RateRow(TableModel):
         if (self.rate is None) != (self.kind in SECONDS) or (self.seconds is None) == (self.kind in SECONDS):
             needed, excluded = ("seconds", "rate") if self.kind in SECONDS else ("rate", "seconds")
             raise ValueError(f"a row of class {self.kind} has `{needed}`, not `{excluded}`")
-        if self.by is not None and (self.kind not in FLOPS or self.by not in LIBRARY_NAMES):
-            named = f"a class of products or attention, `by` one of {', '.join(LIBRARY_NAMES)}"
-            raise ValueError(f"no library computes {self.kind} by {self.by[:40]!r}: use {named}")
+        named = LIBRARY_NAMES if self.kind in FLOPS else TRANSPORTS if self.kind in EXCHANGES else ()
+        if self.by is not None and self.by not in named:
+            choice = f"one of {', '.join(named)}" if named else "`by` only with products, attention and exchanges"
+            raise ValueError(f"{self.by[:40]!r} does not run {self.kind}: use {choice}")
         extents = _extents(self.kind)
         if len(self.shape) not in extents:
             raise ValueError(f"the shape of class {self.kind} has {' or '.join(map(str, extents))} extents")
@@ -204,6 +209,7 @@ class Factor(TableModel):
     dtype: Dtype = "any"  # of the measured kernels; other dtypes have other kernels
     factor: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, allow_inf_nan=False)]
     carried: bool = False  # from another device: its uncertainty is its size
+    by_host: bool = False  # what the host's call of an exchange costs beside its kernels; none in a CUDA graph
     source: Text
     date: Date
 
@@ -356,8 +362,10 @@ def _scale_row(row: RateRow, measured: MeasuredDevice, device: MeasuredDevice) -
     """A row of a base, scaled to a table's own peaks and to the same share of its SMs."""
     share = device.sms / measured.sms if device.sms and measured.sms else 1.0
     sms = row.sms and max(1, round(row.sms * share))
-    rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, device)
-    return row.model_copy(update={"rate": rate, "sms": sms})
+    factor = scale(row.kind, row.dtype, measured, device)
+    rate = row.rate and row.rate * factor
+    scaled_from = row.scaled_from or (measured.name if rate and factor != 1 else None)
+    return row.model_copy(update={"rate": rate, "sms": sms, "scaled_from": scaled_from})
 
 
 def parse_model(model: type[Model], text: str, display_name: str) -> Model:

@@ -56,15 +56,20 @@ class NodeLinks:
 
     points: Mapping[str, tuple[Point, ...]]  # by class
     seconds: Mapping[str, float]  # latency_node, latency_network (under one leaf), exchange_node, exchange_network
+    congestion: float = 0.0  # share of the bandwidth that is lost at each layer of switches above the leaf
 
     def rate(self, transfer: str, level: str, num_bytes: float, ranks: int = 2) -> float:
         """Byte/s of a transfer over a level in which each of `ranks` sends `num_bytes`."""
-        return link_rate_at(self.points[f"{transfer}_{scope_of(level)}"], ranks, num_bytes)
+        rate = link_rate_at(self.points[f"{transfer}_{scope_of(level)}"], ranks, num_bytes)
+        return rate * (1 - self.congestion) ** _layers_above_leaf(level)
 
     def latency_of(self, level: str) -> float:
         """Seconds of latency of a path on one rail whose highest level is `level`."""
-        layers = max(0, LEVELS.index(level) - 1)
-        return self.seconds[f"latency_{scope_of(level)}"] + layers * LAYER_S
+        return self.seconds[f"latency_{scope_of(level)}"] + _layers_above_leaf(level) * LAYER_S
+
+
+def _layers_above_leaf(level: str) -> int:
+    return max(0, LEVELS.index(level) - LEVELS.index("leaf"))
 
 
 def scope_of(level: str) -> str:
@@ -260,7 +265,7 @@ class Fabric:
         inside = carried_s(sent, "nvlink") if spread.max_members > 1 else 0.0
         if spread.nodes == 1:
             return max(links.seconds["exchange_node"] for links in kinds) + inside
-        between = carried_s(sent * experts.network_copies, "leaf")
+        between = carried_s(sent * experts.network_copies, self.level_of(experts.members))
         return max(links.seconds["exchange_network"] for links in kinds) + max(inside, between)
 
     # ------------------------------------------------------------ classes of many paths

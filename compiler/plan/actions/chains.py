@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, ShardedTensors, Stage, StageStep, Use
 from compiler.ir.dtypes import ITEMSIZE, SCALES
@@ -20,11 +21,14 @@ from runtime.contract.names import ActionName
 
 # --- An instruction of a chain before it is ordered: the time on its lane, and what must come before it
 
-EXCHANGES = (
-    *("counts", "dispatch", "combine"),
-    *("gather_rows", "scatter_rows", "gather_sequences", "scatter_sequences", "gather_choices"),
-    *("gather", "scatter"),
-)
+Axis = Literal["experts", "tensor", "context", "data", "pipeline"]
+AXES: Mapping[str, Axis] = {  # the ranks among which an exchange moves data, by its kind
+    **dict.fromkeys(("counts", "dispatch", "combine"), "experts"),
+    **dict.fromkeys(("gather_rows", "scatter_rows"), "tensor"),
+    **dict.fromkeys(("gather_sequences", "scatter_sequences", "gather_choices"), "context"),
+    **dict.fromkeys(("gather", "scatter"), "data"),
+}
+EXCHANGES = tuple(AXES)
 Key = tuple[str, str, str]  # kind, phase and site of an instruction
 UNPLACED = ActionName()  # the action of an instruction that is in no body yet
 
@@ -214,10 +218,11 @@ class Chains:
 
     @cached_property
     def rows(self) -> int:
-        """Rows that a rank's experts then process, with padding. Used for times."""
+        """Rows that the experts of the fullest rank then process, with padding. Used for times."""
         if self._dispatch is None:
             return 0
-        return even_rows(self.sent, int(self._dispatch.outputs[-1].shape[0]), self._dispatch.alignment)
+        rows = round(self.rates.load * self.sent)
+        return even_rows(rows, int(self._dispatch.outputs[-1].shape[0]), self._dispatch.alignment)
 
     @cached_property
     def _dispatch(self) -> Communication | None:
@@ -381,7 +386,9 @@ class Chains:
         forwarded: tuple[Buffer, ...] = (),
     ) -> ChainNode:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
-        time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
+        time_s = self.rates.fabric.exchange_s(
+            self.rates.experts, (kind, phase) in TO_EXPERTS, moved, round(self.rates.load * self.sent)
+        )
         time_s += self.rates.host_read_s if kind == "counts" else 0.0
         instruction = Instruction(kind, 0, UNPLACED, phase, site, reads=reads)  # type: ignore[arg-type]
         return ChainNode(instruction, nanoseconds(time_s), (*writes, *forwarded))
@@ -394,6 +401,7 @@ class Chains:
         collective: ReductionKind = "all_gather" if kind in GATHERS else "reduce_scatter"
         among = self.rates.sharing[step.axis]
         time_s = self.rates.fabric.reduce_s(num_bytes, among, collective)
+        time_s *= self.rates.tensor_share if step.axis == "tp" else 1.0
         start = Instruction(kind, 0, UNPLACED, phase, step.site, reads=tuple(buffer.name for buffer in reads))
         return ChainNode(start, nanoseconds(time_s), writes)
 

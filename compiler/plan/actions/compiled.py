@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 from contextlib import suppress
@@ -59,6 +60,7 @@ def anneal(jobs: Jobs, start: tuple[int, ...], draw: Random, cooling: Cooling) -
     if library is None or not jobs or sum(jobs.time) >= EXACT:
         return None
     count, after = len(jobs), bytearray(len(jobs) ** 2)
+    assert sorted(start) == [*range(count)], "the C indexes by the order"
     for job, earlier in enumerate(jobs.after):
         for predecessor in earlier:
             after[job * count + predecessor] = 1
@@ -144,4 +146,4 @@ def _is_current(library: Path) -> bool:
 
 
 def _digest() -> bytes:
-    return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).digest()
+    return hashlib.sha256(SOURCE.read_bytes() + " ".join((*FLAGS, platform.machine())).encode()).digest()

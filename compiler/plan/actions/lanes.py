@@ -7,8 +7,8 @@ that reads its result waits for it. Times are whole nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -36,6 +36,14 @@ class Jobs:
     def total(self, exchange: bool) -> int:
         """The least time of all jobs of a lane."""
         return sum(time for time, is_exchange in zip(self.least, self.exchange, strict=True) if is_exchange == exchange)
+
+    def longer(self, chosen: Collection[int], factor: float) -> Jobs:
+        """The jobs, of which the chosen ones take `factor` times as long."""
+        time, between = (
+            tuple(round(time * factor) if job in chosen else time for job, time in enumerate(times))
+            for times in (self.time, self.between)
+        )
+        return replace(self, time=time, between=between)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -108,6 +116,14 @@ class OrderEnd:
     exchange: int
 
 
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Nanoseconds in which compute has nothing to do while the communication lane is busy."""
+
+    exchanges: tuple[int, ...]  # by job
+    messages: int  # to other ranks
+
+
 def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> OrderEnd:
     """Run an order of jobs over the lanes. `sends`: job → time of its message on the link to another rank.
 
@@ -124,6 +140,36 @@ def run_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingP
         if job in sends:
             lanes.exchange(sends[job])
     return OrderEnd(lanes.end, lanes.compute - lanes.waited, jobs.total(exchange=True) + sum(sends.values()))
+
+
+def exposed_of(jobs: Jobs, order: Sequence[int], sends: Mapping[int, int] = MappingProxyType({})) -> Exposed:
+    """The time of the communication lane in which compute has nothing to do. Arguments as for `run_of`.
+
+    With the time of compute it sums to the end of the order.
+    """
+    lanes, ends = Lanes(), [0] * len(jobs)
+    spans: list[tuple[int, int, bool, int]] = []  # of the communication lane: end, time, whether it is a message, job
+    idle: list[tuple[int, int]] = []  # of compute: start, end
+    for job in order:
+        for awaited in jobs.awaits[job]:
+            idle.append((lanes.compute, ends[awaited]))
+            lanes.wait(ends[awaited])
+        if jobs.exchange[job]:
+            ends[job] = lanes.exchange(jobs.time[job])
+            spans.append((ends[job], jobs.time[job], False, job))
+        else:
+            lanes.run(jobs.time[job], jobs.least[job])
+        if job in sends:
+            spans.append((lanes.exchange(sends[job]), sends[job], True, job))
+    idle.append((lanes.compute, lanes.end))
+    of_exchanges, messages = [0] * len(jobs), 0
+    for end, time, is_message, job in spans:
+        exposed = sum(max(0, min(end, last) - max(end - time, first)) for first, last in idle)
+        if is_message:
+            messages += exposed
+        else:
+            of_exchanges[job] = exposed
+    return Exposed(tuple(of_exchanges), messages)
 
 
 def end_of(jobs: Jobs, order: Sequence[int]) -> int:

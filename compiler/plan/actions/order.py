@@ -23,9 +23,9 @@ from pathlib import Path
 
 from compiler.files.cache import text_of
 from compiler.ir import Instruction
-from compiler.plan.actions import lanes, search
-from compiler.plan.actions.chains import ChainNode, Key
-from compiler.plan.actions.lanes import Jobs, OrderEnd, least_end, run_of
+from compiler.plan.actions import compiled, lanes, search
+from compiler.plan.actions.chains import AXES, Axis, ChainNode, Key
+from compiler.plan.actions.lanes import Jobs, OrderEnd, exposed_of, least_end, run_of
 from compiler.plan.actions.search import best_order
 from runtime.contract.names import ActionName
 
@@ -44,11 +44,14 @@ class Orders:
     """The best orders of jobs, from a cache or by search."""
 
     folder: Path | None = None  # the cache; None: nothing is looked up or stored
+    found: Mapping[Jobs, Order] = field(default_factory=dict)  # known before, whether or not there is a better one
     entries: dict[str, str] = field(default_factory=dict, init=False)  # path → text, of all jobs that were asked for
     _orders: dict[Jobs, Order] = field(default_factory=dict, init=False)
 
     def best(self, jobs: Jobs) -> Order:
-        """The best order, from the cache or by search."""
+        """The order that is known, or else the best one, from the cache or by search."""
+        if jobs in self.found:
+            return self.found[jobs]
         if self.folder is None:
             return best_order(jobs)
         if jobs not in self._orders:
@@ -66,7 +69,9 @@ class Orders:
     @cached_property
     def _tools(self) -> list[object]:
         """The digest of the search's source and the version of Python. An order depends on them and the jobs."""
-        sources = (Path(module.__file__).read_bytes() for module in (lanes, search))
+        sources = (
+            Path(path).read_bytes() for path in (lanes.__file__, search.__file__, compiled.__file__, compiled.SOURCE)
+        )
         return [hashlib.sha256(b"\0".join(sources)).hexdigest(), sys.version_info[:3]]
 
 
@@ -259,6 +264,42 @@ def run_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orde
     """
     jobs = jobs_of(chains)
     return run_of(jobs, orders.best(jobs), _behind(chains, sends_ns))
+
+
+SWING = 0.2  # exchanges are made this much shorter and longer, to see how far the end follows
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLanes:
+    """How an action or a pair uses its lanes, in nanoseconds."""
+
+    run: OrderEnd
+    busy: Mapping[Axis, int]  # of the communication lane, by the ranks that exchange
+    exposed: Mapping[Axis, int]  # the part of it in which compute has nothing to do
+    slope: Mapping[Axis, float]  # how far the end would move if the exchanges of an axis took twice as long
+
+
+def lanes_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int], orders: Orders) -> ActionLanes:
+    """How an action or a pair uses its lanes in its best order. Arguments as for `run_of_chains`."""
+    jobs, sends = jobs_of(chains), _behind(chains, sends_ns)
+    order = orders.best(jobs)
+    shown = exposed_of(jobs, order, sends)
+    of_axis = defaultdict[Axis, set[int]](set)
+    for job, node in enumerate(node for chain in chains for node in chain if node.uses_lane):
+        if node.is_exchange:
+            of_axis[AXES[node.instruction.kind]].add(job)
+    busy: dict[Axis, int] = {axis: sum(jobs.time[job] for job in exchanges) for axis, exchanges in of_axis.items()}
+    exposed = {axis: sum(shown.exchanges[job] for job in exchanges) for axis, exchanges in of_axis.items()}
+    slope: dict[Axis, float] = {}
+    for axis, exchanges in of_axis.items():
+        faster, slower = (run_of(jobs.longer(exchanges, 1 + change), order, sends).end for change in (-SWING, SWING))
+        slope[axis] = (slower - faster) / (2 * SWING)
+    if sends:
+        busy["pipeline"], exposed["pipeline"] = sum(sends.values()), shown.messages
+        changed = ({job: round(time * (1 + change)) for job, time in sends.items()} for change in (-SWING, SWING))
+        faster, slower = (run_of(jobs, order, messages).end for messages in changed)
+        slope["pipeline"] = (slower - faster) / (2 * SWING)
+    return ActionLanes(run_of(jobs, order, sends), busy, exposed, slope)
 
 
 def least_of_chains(chains: Sequence[Chain], sends_ns: Sequence[int]) -> OrderEnd:

@@ -137,7 +137,7 @@ def anneal(jobs: Jobs, start: tuple[int, ...], seed: int) -> tuple[int, ...]:
 
 
 def anneal_in_python(jobs: Jobs, start: tuple[int, ...], draw: Random, cooling: compiled.Cooling) -> tuple[int, ...]:
-    """The same, without a C compiler. It takes twenty times as long."""
+    """What `compiled` does in C, for machines without a C compiler. Returns the same order, twenty times as slowly."""
     order, best, heat = list(start), start, cooling.heat
     time = least_time = end_of(jobs, start)
     for _ in range(cooling.steps if least_time > cooling.least else 0):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from compiler.predict.predict import TimedPlan
+from compiler.predict.timed_plan import TimedPlan
 from compiler.tools.exporters.chakra_nodes import ProgramTrace, TraceNode, groups_on
 from compiler.tools.exporters.planned import ExportedFiles, ExportError, LostValue
 

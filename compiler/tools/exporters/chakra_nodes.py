@@ -15,8 +15,8 @@ from compiler.ir.dtypes import tensor_bytes
 from compiler.ir.holders import Columns
 from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.chains import EXCHANGES, INTEGERS
-from compiler.predict.predict import TimedPlan
 from compiler.predict.tail import Group, groups_of, reduce_seconds, reduction_of
+from compiler.predict.timed_plan import TimedPlan
 from compiler.predict.times import reduction_spans
 from compiler.program.lower.estimate import Times, timed_spans
 from compiler.program.lower.estimate import rank_times as node_times
@@ -385,7 +385,7 @@ class _TraceRank:
                 self._nodes.append(TraceNode(name, TYPES[reduction], *ns, TAIL, needs, **fields))  # type: ignore[arg-type]
                 sums.append(len(self._nodes) - 1)
             else:
-                seconds = reduce_s(num_bytes, group.holders, reduction) * traced.timed.shared
+                seconds = reduce_s(num_bytes, group.holders, reduction) * traced.timed.slowdown
                 last = (add(name, TYPES[reduction], seconds, last, **fields),)
         if sums:
             time_ns += tail.reduction_s * NS
@@ -395,7 +395,7 @@ class _TraceRank:
         last = (add("update", "COMP", tail.update_s + tail.host_s, last),)
         for group in (group.shard(spec, 3) for group in groups):
             num_bytes = group.elements * weight
-            seconds = reduce_s(num_bytes, group.holders, "all_gather") * traced.timed.shared
+            seconds = reduce_s(num_bytes, group.holders, "all_gather") * traced.timed.slowdown
             if spec.parallel.zero and len(group.holders) > 1:
                 fields = {"size": num_bytes, "group": name_of(group)}
                 last = (add("gathering of weights", "ALL_GATHER", seconds, last, **fields),)

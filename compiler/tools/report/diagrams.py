@@ -248,6 +248,7 @@ class PlanView:
     calibrate: str  # the command that calibrates predictions; "" if they are calibrated
     low_s: str
     high_s: str
+    confidence: str
     bound_s: str
     stages: Bars
     memory: Curves
@@ -270,6 +271,7 @@ def view_of(planned: PlannedStep) -> PlanView:
         calibrate="" if planned.calibrated else CALIBRATE,
         low_s=seconds(step.interval.low_s) if step.interval else "",
         high_s=seconds(step.interval.high_s) if step.interval else "",
+        confidence=f"{step.interval.confidence:.0%}" if step.interval else "",
         bound_s=seconds(step.bound_s),
         stages=stage_bars(planned.stages),
         memory=memory_curves(planned.ranks),

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from compiler.emit.build_summary import count as count_of
 from compiler.predict.planned_step import PARTS, planned_step_of
-from compiler.predict.predict import TimedPlan
 from compiler.predict.prediction import Prediction, StageRow, count, ranges, seconds, size, span
+from compiler.predict.timed_plan import TimedPlan
 from compiler.predict.why_shown import Misfit, gain
 from compiler.schedule.costs import Costs
 from compiler.tools.picture import palette

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from rich.style import Style
 from rich.text import Text
@@ -17,11 +17,15 @@ from compiler.predict.prediction import (
     Prediction,
     RankMemory,
     StepPrediction,
+    Verdict,
+    WhatIf,
     count,
+    interval_words,
     ranges,
     seconds,
     size,
     span,
+    watt_hours,
 )
 from compiler.predict.torch_share import refusals
 from compiler.predict.why_shown import Misfit, lines_of
@@ -49,20 +53,27 @@ ROWS = (
 PARTS = (
     ("weights", "F0"), ("gradients", "B0"), ("optimizer", "W0"), ("activations", "I0"), ("buffers", "F1"),
 )  # fmt: skip
+LEAST_SHARE = 0.01  # of the compute, below which classes of kernels are put together
+LEAST_GAIN, MOST_CAUSES = 0.02, 3  # of the interval's width
 MAX_RUN_S = 1e12  # a run that failures make longer has no end
 
 
 def text(
-    prediction: Prediction, screen: Screen | None = None, ranking: Ranking | None = None, why: Misfit | None = None
+    prediction: Prediction,
+    screen: Screen | None = None,
+    ranking: Ranking | None = None,
+    why: Misfit | None = None,
+    what_if: WhatIf | None = None,
 ) -> str:
     """Return the text, with escape codes if the screen has colours. Lines fit the screen, but have at least 60 columns.
 
     `ranking`: the plans that were tried, if the spec left a choice open. `why`: the reasons, if the plan does not fit.
+    `what_if`: what was asked for besides.
     """
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
     console = console_of(screen, width)
-    for line in _lines(prediction, ranking, why, width):
+    for line in _lines(prediction, ranking, why, what_if, width):
         line.truncate(width)
         line.rstrip()
         console.print(line, soft_wrap=True)
@@ -93,7 +104,7 @@ def _totals(phases: Sequence[Prediction]) -> tuple[str, ...]:
         span(sum(phase.whole_run.seconds for phase in phases)),
         count(sum(phase.device_hours for phase in phases)),
         f"${count(sum(usd))}" if len(usd) == len(phases) else "unknown",
-        "fits" if all(phase.fits for phase in phases) else "does not fit",
+        max((phase.verdict for phase in phases), key=get_args(Verdict).index),
     )
 
 
@@ -103,7 +114,9 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> Text:
     return Text(f"  {first[0]:<{first[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in rest))
 
 
-def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: int) -> Iterable[Text]:
+def _lines(
+    p: Prediction, ranking: Ranking | None, why: Misfit | None, what_if: WhatIf | None, width: int
+) -> Iterable[Text]:
     yield from _heading(p)
     yield Text()
     yield from _headline(p)
@@ -112,7 +125,7 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: in
         yield from _text_of_ranking(ranking)
         yield Text()
     if why is not None:
-        yield _title("why it may not fit" if p.verdict == "fits if lucky" else "why it does not fit")
+        yield _title("why it may not fit" if p.verdict == "may not fit" else "why it does not fit")
         for line, is_edit in lines_of(why, width - 2):
             yield Text(f"  {line}", style=Style(bold=True) if is_edit else _quiet_style())
         yield Text()
@@ -120,12 +133,18 @@ def _lines(p: Prediction, ranking: Ranking | None, why: Misfit | None, width: in
         yield _title("why `dsc compile` refuses it")
         yield from (Text(f"  {line}") for text in sentences for line in textwrap.wrap(text, width - 2))
         yield Text()
+    if what_if is not None:
+        yield from _loads(what_if, p.step.seconds)
+        yield from _changes(what_if, p.step.seconds)
     yield from _breakdown(p.step, width)
+    yield Text()
+    yield from _use(p, width)
     yield Text()
     yield from _memory(p, width)
     yield Text()
     yield from _stages(p, width)
     yield Text()
+    yield from _causes(p.step)
     yield _title("assumed")
     for line in p.assumptions:
         wrapped = textwrap.wrap(line, width - 4)
@@ -158,7 +177,7 @@ def _heading(p: Prediction) -> Iterable[Text]:
 
 def _headline(p: Prediction) -> Iterable[Text]:
     step, unknown = p.step, "unknown"
-    between = f"between {seconds(step.interval.low_s)} and {seconds(step.interval.high_s)}" if step.interval else ""
+    between = interval_words(step.interval) if step.interval else ""
     between = between if p.calibrated else "not calibrated for this machine"
     mfu = f"{p.mfu.causal:.1%} causal, {p.mfu.full:.1%} full" if p.mfu else unknown
     yield _fact("step", seconds(step.seconds), between)
@@ -183,7 +202,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     else:
         yield _fact("cost", f"${count(p.money.usd)}", f"${count(p.money.usd_per_trillion_tokens)} per trillion tokens")
     if p.energy.kwh_per_trillion_tokens is not None and p.energy.watts is not None:
-        energy = f"{count(p.energy.kwh_per_trillion_tokens * 1000)}Wh"
+        energy = watt_hours(p.energy.kwh_per_trillion_tokens * 1000)
         yield _fact("energy", energy, f"per trillion tokens, at {p.energy.watts:g} W per device")
     worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     free = worst.capacity_bytes - worst.peak_bytes
@@ -195,7 +214,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     )
     if (device := p.fullest_device) is not None:
         low, high = size(device.low_bytes), size(device.high_bytes)
-        note = f"of {size(device.memory_bytes)} at 90%, with CUDA, NCCL and the allocator"
+        note = f"of {size(device.memory_bytes)}, with CUDA, NCCL and the allocator"
         yield _fact("", f"{low} to {high}", note)
     if p.host_bytes:
         host_bytes = max(rank.host_bytes for rank in p.ranks)
@@ -243,6 +262,39 @@ def _text_of_ranking(ranking: Ranking) -> Iterable[Text]:
         yield Text(f"  {cells}", style=_quiet_style() if index != 1 else Style(bold=True))
 
 
+# ---------------------------------------------------------------- what if
+
+
+def _loads(what_if: WhatIf, step_s: float) -> Iterable[Text]:
+    """The step if experts are loaded unevenly."""
+    if not what_if.loads:
+        return
+    yield _title("if experts are loaded unevenly", "rows on the fullest rank of each layer, over the mean")
+    for effect in what_if.loads:
+        often = "" if effect.quantile is None else f"  {_often(effect.quantile)}"
+        line = f"  {effect.load:<6.4g}{seconds(effect.seconds):>9} {effect.seconds / step_s - 1:>+7.1%}"
+        yield Text(line).append(often, style=_quiet_style())
+    yield Text()
+
+
+def _often(quantile: float) -> str:
+    return f"{quantile:.0%} of layers stay below if tokens choose evenly and independently"
+
+
+def _changes(what_if: WhatIf, step_s: float) -> Iterable[Text]:
+    """The next changes."""
+    yield _title("next changes", "each alone, planned in full; the fastest of those that fit")
+    for number, change in enumerate(what_if.changes, 1):
+        settings = ", ".join(f"{key} = {value}" for key, value in change.settings)
+        precision = "" if change.is_exact else ", values are less precise"
+        yield Text(f"  {number}. {settings}", style=Style(bold=True))
+        gain = f"step {seconds(change.seconds)} ({change.seconds / step_s - 1:+.1%}), {size(change.free_bytes)} free"
+        yield Text(f"     {gain}{precision}", style=_quiet_style())
+    if not what_if.changes:
+        yield Text("  no other value of a key keeps the rules and fits", style=_quiet_style())
+    yield Text()
+
+
 # ---------------------------------------------------------------- time
 
 
@@ -267,13 +319,47 @@ def _bar(share: float, columns: int, tint: str) -> Text:
     return Text(BAR * full, style=Style(color=colour)).append(REST * (columns - full), style=Style(color=DARK.rule))
 
 
+def _use(p: Prediction, width: int) -> Iterable[Text]:
+    """What the busiest rank computes, by class of kernel, and what it exchanges."""
+    use, columns = p.use, max(8, width - 56)
+    whole_s = sum(kernels.seconds for kernels in use.classes.values())
+    shown = {kind: time.seconds for kind, time in use.classes.items() if time.seconds >= LEAST_SHARE * whole_s}
+    rest_s = whole_s - sum(shown.values())
+    note = f"pipeline rank {use.pp_rank}, by class of kernel; shares are of its compute"
+    yield _title("compute of the busiest rank", note)
+    for kind, time_s in (*shown.items(), *((("others", rest_s),) if rest_s else ())):
+        line = Text(f"  {kind:<24}{seconds(time_s):>9} {time_s / whole_s:>6.1%}  ")
+        yield line.append(_bar(time_s / whole_s, columns, "F0"))
+    if not use.axes:
+        return
+    yield Text()
+    yield _title("communication of the busiest rank", "busy: on its links; exposed: compute waits meanwhile")
+    yield Text(f"  {'among ranks of':<24}{'busy':>9}{'exposed':>11}  of the step", style=_quiet_style())
+    for axis in use.axes:
+        share = axis.exposed_s / p.step.seconds
+        yield Text(f"  {axis.axis:<24}{seconds(axis.busy_s):>9}{seconds(axis.exposed_s):>11}{share:>13.1%}")
+
+
+def _causes(step: StepPrediction) -> Iterable[Text]:
+    """What widens the interval of the step, and what to measure."""
+    causes = [cause for cause in step.interval.causes if cause.narrows >= LEAST_GAIN] if step.interval else []
+    if not causes:
+        return
+    yield _title("what widens the range of the step", "at the right: how much narrower a measurement makes it")
+    for cause in causes[:MOST_CAUSES]:
+        yield Text(f"  {cause.what:<62}{-cause.narrows:>6.0%}")
+        yield Text(f"    {cause.remedy}", style=_quiet_style())
+    yield Text()
+
+
 # ---------------------------------------------------------------- memory
 
 
 def _memory(p: Prediction, width: int) -> Iterable[Text]:
-    capacity = min(rank.capacity_bytes for rank in p.ranks)
+    capacities = sorted({rank.capacity_bytes for rank in p.ranks})
+    room = " or ".join(map(size, capacities))
     unit, unit_bytes = ("GiB", GIB) if max(rank.peak_bytes for rank in p.ranks) >= GIB else ("MiB", GIB >> 10)
-    yield _title("memory of a device", f"{unit}, at the peak; each has room for {size(capacity)}")
+    yield _title("memory of a device", f"{unit}, at the peak; each has room for {room}")
     heads = ("ranks", *(part for part, _ in PARTS), "peak")
     columns = max(8, width - 82)
     yield Text(

@@ -87,6 +87,7 @@ BLOCKS = {  # in moe-8gpu.dsc, whose device has SMs
     "train": "train.seed=2",
     "data": "data.validation=10%",
     "kernels": "kernels.grouped_products=triton",
+    "stack": "stack.launches=eager",
     "metrics": "metrics.tensorboard=true",
 }
 

@@ -47,7 +47,7 @@ def test_the_guarantees_match_the_page() -> None:
     _, _, _, alone_s, alone, _, _, calibrated, *_ = (cell.strip() for cell in row.split("|"))
     guarantees = " ".join((ROOT / "docs" / "guarantees.md").read_text("utf-8").split())
     assert f"the step is {alone_s} s, {alone.removeprefix('-')} too short" in guarantees
-    assert f"the predicted step is {calibrated.removeprefix('-')} too short" in guarantees
+    assert f"the predicted step is {calibrated.removeprefix('+')} too long" in guarantees
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
@@ -56,8 +56,8 @@ def test_predictions_meet_their_goals(table: dict[str, Any], fixed: Any, v3_rows
     assert [list(row.layers) for row in prediction.stages] == fixed["layers"]
     rows = rows_of(fixed, prediction)
     published = fixed["published"]
-    for row, goal in table["within"].items():
-        assert abs(rows[row] / published[row] - 1) <= goal, (row, rows[row], published[row])
+    missed = [row for row, goal in table["within"].items() if abs(rows[row] / published[row] - 1) > goal]
+    assert missed == table.get("missed", []), "the page shows them; predictions.json says why"
     interval = prediction.step.interval
     assert interval is not None and interval.low_s <= published["seconds"] <= interval.high_s
     assert prediction.fits and all(rank.peak_bytes < 79.1 * 2**30 for rank in prediction.ranks)

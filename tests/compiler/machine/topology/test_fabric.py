@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 
 import networkx as nx
@@ -295,3 +296,15 @@ def test_a_token_crosses_once_to_each_node() -> None:
     rows = 2 * 2 * 32 * 59 * 128 * 4096 * 8 * 7168  # there and back, forward and backward, 58 layers and the MTP block
     assert moved[0] == {"leaf": rows // 2 * 7 // 8, "nvlink": rows * 7 // 8}
     assert moved[1] == {"leaf": rows * 7 // 8, "nvlink": rows * 7 // 8}
+
+
+def test_links_above_the_leaf_are_crowded() -> None:
+    free, crowded = (Fabric((NodeRun(4096, 2, replace(H800, congestion=share)),)) for share in (0.0, 0.1))
+    for other, layers in ((2, 0), (2 * 40, 1), (2 * 3000, 2)):
+        link, slower = free.link(0, other), crowded.link(0, other)
+        assert link is not None and slower is not None
+        assert slower.bandwidth == pytest.approx(link.bandwidth * 0.9**layers)
+        assert slower.latency_s == link.latency_s
+    inside, across = range(0, 16), range(0, 8192, 64)
+    assert crowded.reduce_s(1e9, inside) == free.reduce_s(1e9, inside)
+    assert crowded.reduce_s(1e9, across) > 1.15 * free.reduce_s(1e9, across)

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from compiler.plan.actions import compiled, search
-from compiler.plan.actions.lanes import Jobs, OrderEnd, end_of, least_end, run_of
+from compiler.plan.actions.lanes import Jobs, OrderEnd, end_of, exposed_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
 from compiler.plan.actions.search import best_order
 from dsl.load import resolve
@@ -226,11 +226,11 @@ def by_moments(jobs: Jobs, order: tuple[int, ...], sends: dict[int, int]) -> tup
                 link.append((first, Fraction(jobs.time[first])))
             else:
                 job, open_ = first, Fraction(1)
-        cooling = (jobs.time if link else jobs.between or jobs.time)[job]
-        step = min([time for _, time in link[:1]] + [open_ * cooling] * bool(open_))
+        pace = (jobs.time if link else jobs.between or jobs.time)[job]
+        step = min([time for _, time in link[:1]] + [open_ * pace] * bool(open_))
         clock += step
         if open_:
-            computed, open_ = computed + step, open_ - step / cooling
+            computed, open_ = computed + step, open_ - step / pace
             if not open_ and job in sends:
                 link.append((None, Fraction(sends[job]) + (0 if link else step)))
         if link:
@@ -266,3 +266,43 @@ def test_a_message_queues_behind_earlier_exchanges() -> None:
     assert run_of(jobs, (0, 1, 2), {0: 10}) == OrderEnd(end=4 + 10 + 3, compute=10, exchange=13)
     assert run_of(jobs, (0, 2, 1), {2: 10}) == OrderEnd(end=4 + 6 + 10 + 3, compute=10, exchange=13)
     assert run_of(jobs, (0, 1, 2), {2: 0}).end == end_of(jobs, (0, 1, 2)) == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exposed_time_equals_that_of_a_clock(seed: int) -> None:
+    """Each unit of time in which no compute runs belongs to the exchange or message that runs in it."""
+    jobs, draw = random_jobs(seed, (6, 5)), Random(seed)
+    order = best_order(jobs)
+    sends = {job: draw.randint(1, 15) for job in order if not jobs.exchange[job] and draw.random() < 0.2}
+    exposed = exposed_of(jobs, order, sends)
+    run = run_of(jobs, order, sends)
+    computing, linked = _clock(jobs, order, sends)
+    assert len(linked) == run.end and sum(computing) == run.compute
+    alone = [use for use, computes in zip(linked, computing, strict=True) if not computes]
+    assert exposed.messages == alone.count("message")
+    assert exposed.exchanges == tuple(alone.count(job) for job in range(len(jobs)))
+    assert run.compute + sum(exposed.exchanges) + exposed.messages == run.end
+
+
+def _clock(jobs: Jobs, order: Sequence[int], sends: dict[int, int]) -> tuple[list[bool], list[int | str | None]]:
+    """For each unit of time, whether compute runs, and what runs on the other lane."""
+    computing: list[bool] = []
+    linked: list[int | str | None] = []
+    ends: dict[int, int] = {}
+
+    def link(use: int | str, time: int) -> int:
+        linked.extend([None] * (len(computing) - len(linked)))
+        linked.extend([use] * time)
+        return len(linked)
+
+    for job in order:
+        until = max((ends[awaited] for awaited in jobs.awaits[job]), default=0)
+        computing.extend([False] * (until - len(computing)))
+        if jobs.exchange[job]:
+            ends[job] = link(job, jobs.time[job])
+        else:
+            computing.extend([True] * jobs.time[job])
+        if job in sends:
+            link("message", sends[job])
+    end = max(len(computing), len(linked))
+    return computing + [False] * (end - len(computing)), linked + [None] * (end - len(linked))

@@ -13,7 +13,8 @@ import pytest
 
 from compiler.cli.main import main
 from compiler.ir.expert_placement import ReceivedRows
-from compiler.predict.predict import TimedPlan, time_plan
+from compiler.predict.predict import time_plan
+from compiler.predict.timed_plan import TimedPlan
 from compiler.schedule.schedule import Schedule
 from compiler.tools.exporters.chakra import COLLECTIVES, FIELDS, NODES, export
 from dsl.load import load

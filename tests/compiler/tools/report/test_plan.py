@@ -20,8 +20,9 @@ from compiler.machine.topology.traffic import traffic
 from compiler.pipeline import lower_spec
 from compiler.plan.spec_files import with_rate_table
 from compiler.predict.planned_step import MOST_DRAWN, Level, PlannedStep, planned_step_of
-from compiler.predict.predict import TimedPlan, memories, predict, predict_timed_plan, time_plan
+from compiler.predict.predict import memories, predict, predict_timed_plan, time_plan
 from compiler.predict.prediction import Prediction, size
+from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lower.estimate import overlaps_of, rank_times
 from compiler.tools.picture.drawing import Screen
 from compiler.tools.picture.geometry import Style, figure_of
