@@ -74,9 +74,25 @@ class Holders(Sequence[int]):
         """The holders on one pipeline rank."""
         return Holders((pipeline_rank,), self.columns, self.width)
 
-    def in_column(self, column: int) -> Holders:
-        """The holders in one column, which must be one of `columns`."""
-        return Holders(self.pipeline_ranks, range(column, column + 1), self.width)
+    def of_first_copy(self, copies: int) -> Holders:
+        """The holders in the first of `copies` groups of adjacent columns (`Mesh.copies`)."""
+        width, columns = self.width // copies, self.columns
+        if isinstance(columns, range):
+            within: Columns = range(columns.start, min(columns.stop, width), columns.step)
+        else:
+            within = columns_of(columns.start, width, columns.firsts.step, columns.length)
+        return Holders(self.pipeline_ranks, within, self.width)
+
+    def alike(self, copies: int, column: int | None = None) -> Holders:
+        """The holders that keep the same shard as a column, the first one by default: one for each copy on each
+        pipeline rank."""
+        step = self.width // copies
+        first = self.columns.start if column is None else column % step
+        return Holders(self.pipeline_ranks, range(first, self.width, step), self.width)
+
+    def num_shards(self, copies: int) -> int:
+        """The number of holders that share a copy on a pipeline rank."""
+        return len(self.columns) // copies
 
     def __len__(self) -> int:
         return len(self.pipeline_ranks) * len(self.columns)

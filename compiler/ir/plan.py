@@ -160,17 +160,27 @@ class Bucket:
     sites: tuple[str, ...] = ()  # the segments that read it, if its gradients are sharded over holders (zero = 2, 3)
     is_of_rest: bool = False  # whether the last row of the optimizer updates it (`Optimizer.rows`)
     is_still: bool = False  # not trained in this phase of the run: it has optimizer state, and no gradients
+    copies: int = 1  # groups of columns that each keep a copy of its shards (`Mesh.copies`)
 
     @property
     def parts(self) -> int:
-        """Number of shards of its gradients; each holder on a pipeline rank keeps one."""
-        return len(self.holders.columns) if self.sites else 1
+        """Number of shards of its gradients; each holder in a group of columns keeps one."""
+        return self.holders.num_shards(self.copies) if self.sites else 1
 
     @property
     def is_reduced(self) -> bool:
         """Whether several holders keep the same gradients, which are summed once per step. For a sharded bucket these
-        are the holders of one column on several pipeline ranks."""
+        are the holders of one shard: one in each group of columns, on each pipeline rank."""
         return len(self.holders) > self.parts and not self.is_still
+
+    @property
+    def keepers(self) -> Holders:
+        """The holders that keep the same gradients as its first holder."""
+        return self.holders.alike(self.copies) if self.sites else self.holders
+
+    def sharing(self, pipeline_rank: int) -> Holders:
+        """The holders on a pipeline rank that share the first copy of its shards."""
+        return self.holders.of_first_copy(self.copies).on_rank(pipeline_rank)
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,7 @@ class ShardedTensors:
     """
 
     tensors: frozenset[str]
-    buckets: tuple[tuple[Holders, int], ...]  # per bucket: its holders on one pipeline rank, its padded elements
+    buckets: tuple[tuple[Holders, int], ...]  # per bucket: the holders that share its first copy, its padded elements
     gradients: Buffer
     weights: Buffer | None  # None: weights are not sharded (zero = 2)
 

@@ -67,9 +67,8 @@ def _always(model: CutModel, steps: Iterable[StageStep], copies: int) -> dict[st
             frozen = param.role == "frozen"
             elements = prod(param.shape) if param.grad or frozen else 0
             size = sizes[optimizer.is_rest(param.matrices)]
-            rank_bytes = kept_under_zero(p.zero, elements, elements // holders, elements // (copies * holders)).bytes(
-                size
-            )
+            shard, owned = elements * p.copies // holders, elements // (copies * holders)
+            rank_bytes = kept_under_zero(p.zero, elements, shard, owned).bytes(size)
             tensor_bytes[tensor] = (rank_bytes.weights if frozen else rank_bytes.total) + quantised.get(param.name, 0)
     return tensor_bytes
 

@@ -47,7 +47,7 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
     parallel = spec.parallel
     node = spec.cluster.node.devices if spec.routes_by_nodes else 0
     degrees = parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context
-    mesh = Mesh(*degrees, node, parallel.expert_tensor, spec.sequence_ranks)
+    mesh = Mesh(*degrees, node, parallel.expert_tensor, spec.sequence_ranks, parallel.copies)
     stage_placement = stage_placement_of_spec(spec)
     stages = stages_of(model, runs)
     uses = [step for stage in stages for step in stage.steps if isinstance(step, Use)]
@@ -65,13 +65,14 @@ def plan_of(model: CutModel, runs: Runs) -> Plan:
         for row in rows
         for replica in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
-    sites = dividing_sites(stages, replicas, parallel.zero)
+    sites = dividing_sites(stages, replicas, parallel)
     rank_of: dict[str, int] = {
         step.site: stage_placement.ranks_of_stage(mesh.pp, stage.index)[0] for stage in stages for step in stage.steps
     }
     optimizer = spec.train.optimizer
     grouped, frozen = (
-        buckets([r for r in replicas if r.role in roles], users, sites, optimizer) for roles in (WITH_STATE, WITHOUT)
+        buckets([r for r in replicas if r.role in roles], users, sites, optimizer, parallel.copies)
+        for roles in (WITH_STATE, WITHOUT)
     )
     grouped = with_owners(grouped, replicas, optimizer, parallel.zero)
     return Plan(
@@ -173,11 +174,13 @@ def buckets(
     stages: Mapping[str, tuple[int, ...]],
     sites: Mapping[str, tuple[str, ...]],
     optimizer: Optimizer,
+    copies: int = 1,
 ) -> tuple[Bucket, ...]:
     """Parameters grouped by holders, stages, row of the optimizer, and whether they are trained.
 
     In a bucket, parameters with weight decay come first, and otherwise all are in model order. `stages`: the stages
-    that use a tensor. `sites`: the segments that read a sharded tensor, by which these are grouped too.
+    that use a tensor. `sites`: the segments that read a sharded tensor, by which these are grouped too. `copies`: as in
+    Mesh.
     """
     grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...], bool, bool], list[Replica]] = defaultdict(list)
     for tensor, rows in groupby(replicas, key=attrgetter("tensor")):
@@ -185,7 +188,7 @@ def buckets(
             key = holders, stages[tensor], sites.get(tensor, ()), optimizer.is_rest(matrices), role == "still"
             grouped[key].extend(group)
     return tuple(
-        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), (), read_by, is_rest, is_still)
+        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), (), read_by, is_rest, is_still, copies)
         for (holders, used_by, read_by, is_rest, is_still), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

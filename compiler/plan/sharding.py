@@ -1,8 +1,9 @@
 """The tensors that data ranks shard, and those that each segment then gathers or scatters (zero = 2 and 3).
 
-Gradients, and weights with zero = 3, are sharded over the holders on each pipeline rank. These run the same program in
-the same order, so collectives inside it cannot hang. If several pipeline ranks hold a tensor, as with a mirrored stage,
-each of them has all shards (docs/adr/0024-state-is-divided-by-segment.md).
+Gradients, and weights with zero = 3, are sharded over the holders on each pipeline rank, or over each group of them
+(`Parallel.shard`). These run the same program in the same order, so collectives inside it cannot hang. If several
+pipeline ranks hold a tensor, as with a mirrored stage, each of them has all shards, and so has each group
+(docs/adr/0024-state-is-divided-by-segment.md, docs/adr/0079-shards-may-have-copies.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, ShardedTensors, Stage, Use
 from compiler.ir.dtypes import ITEMSIZE, TORCH_DTYPE
-from dsl.schema import Optimizer, Spec
+from dsl.schema import Optimizer, Parallel, Spec
 
 # --- The owner of each parameter's optimizer state, if the optimizer updates whole matrices (ZeRO-1, arXiv 1910.02054)
 #
@@ -74,12 +75,14 @@ def _owners(bucket: Bucket, work: Mapping[str, int], load: Counter[int]) -> tupl
 # --- sharding
 
 
-def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: int) -> Mapping[str, tuple[str, ...]]:
+def dividing_sites(
+    stages: Sequence[Stage], replicas: Sequence[Replica], parallel: Parallel
+) -> Mapping[str, tuple[str, ...]]:
     """Sharded tensor → the segments that read it."""
     divided = {
         replica.tensor
         for replica in replicas
-        if zero >= 2 and replica.role == "parameter" and len(replica.holders.columns) > 1
+        if parallel.zero >= 2 and replica.role == "parameter" and replica.holders.num_shards(parallel.copies) > 1
     }
     sites_of: dict[str, list[str]] = defaultdict(list)
     for use in (step for stage in stages for step in stage.steps if isinstance(step, Use)):
@@ -115,9 +118,7 @@ def _sharded_tensors(
     parts = []
     for bucket in of_tensors.values():
         count = len(bucket.holders)
-        parts.append(
-            (bucket.holders.on_rank(rank), -(-sum(elements[name] for name in bucket.replicas) // count) * count)
-        )
+        parts.append((bucket.sharing(rank), -(-sum(elements[name] for name in bucket.replicas) // count) * count))
     shape, prefix = (sum(size for _, size in parts),), site.replace(".", "_")
     weights = Buffer(f"{prefix}_weights", shape, TORCH_DTYPE[spec.precision.parameter])
     return ShardedTensors(

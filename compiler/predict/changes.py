@@ -77,6 +77,8 @@ def settings_of(spec: Spec) -> Iterator[Setting]:
         for value in choices.values(spec, key):
             yield key, _text(value)
     yield from (("parallel.zero", str(level)) for level in range(4))
+    if spec.parallel.zero >= 2:
+        yield from (("parallel.shard", str(size)) for size in choices.shards(spec))
     yield from (("parallel.overlap_reduce", _text(overlaps)) for overlaps in (True, False))
     if spec.parallel.pipeline > 1 and spec.schedule.file is None:
         yield from (("schedule.name", name) for name in SCHEDULES)

@@ -430,6 +430,9 @@ class RefitError(Exception):
     """The run has no plan for these devices."""
 
 
+ONE_COPY = "parallel.shard=none"
+
+
 def refit_overrides(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: CanBe) -> tuple[str, ...]:
     """Overrides `-s` that fit a spec to `nodes` nodes of `devices` devices each. Raises RefitError.
 
@@ -442,7 +445,8 @@ def refit_overrides(spec: Spec, nodes: int, devices: int, legal: Legal, can_be: 
         changed = legal((*cluster, *degrees))
         if changed is not None and predict(changed).fits:
             return (*cluster, *degrees)
-    opened = (*cluster, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")))
+    copies = (ONE_COPY,) if spec.parallel.shard is not None else ()
+    opened = (*cluster, *(f"parallel.{name}=auto" for name in ("pipeline", "data", "expert")), *copies)
     for overrides in (opened, (*opened, *_overrides_to_search_schedule(spec))):
         if can_be(overrides):
             return overrides
@@ -464,4 +468,7 @@ def _degree_overrides(spec: Spec, world: int) -> Iterator[tuple[str, ...]]:
         return
     for expert in range(p.expert, 0, -1):
         if p.expert % expert == 0:
-            yield f"parallel.data={data}", f"parallel.expert={expert}"
+            degrees = f"parallel.data={data}", f"parallel.expert={expert}"
+            yield degrees
+            if p.shard is not None:
+                yield *degrees, ONE_COPY

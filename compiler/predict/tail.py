@@ -45,14 +45,15 @@ class Group:
     def shard(self, spec: Spec, zero: int) -> Group:
         """The shard that a device keeps of a tensor that is sharded from level `zero` (2 or 3) on, and its holders.
 
-        The holders on a pipeline rank share the tensor out, so those in the device's column keep the same shard.
+        The holders in a group of columns share the tensor out, so one in each group keeps the same shard.
         """
         if spec.parallel.zero < zero:
             return self
-        holders, parts = self.holders, len(self.holders.columns)
+        copies = spec.parallel.copies
+        parts = self.holders.num_shards(copies)
         if parts == 1:
             return self
-        return Group(holders.in_column(holders.columns.start), self.stages, -(-self.elements // parts), self.is_of_rest)
+        return Group(self.holders.alike(copies), self.stages, -(-self.elements // parts), self.is_of_rest)
 
 
 def groups_of(plan: Plan, rank: int) -> tuple[Group, ...]:

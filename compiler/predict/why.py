@@ -29,7 +29,7 @@ from compiler.schedule.schedule import Schedule, max_deferred_gradients
 from compiler.schedule.solver import default_cap
 from dsl.closed_forms import ramp
 from dsl.messages.diagnostics import Span
-from dsl.schema import Spec
+from dsl.schema import Spec, choices
 from dsl.schema.choices import values
 from dsl.schema.run import Recompute
 
@@ -150,6 +150,8 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     p, precision = spec.parallel, spec.precision
     of_file = spec.schedule.file is not None  # a schedule file has one size
     yield [(ZERO, str(level)) for level in range(p.zero + 1, 4)]
+    if p.copies > 1:
+        yield [("parallel.shard", str(size)) for size in choices.shards(spec) if size > p.data // p.copies]
     sizes = [spec.train.micro_batch // factor for factor in (2, 4, 8, 16, 32) if spec.train.micro_batch % factor == 0]
     yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
     if precision.name in ("fp32", "fp64"):

@@ -101,6 +101,7 @@ def lower_bound(spec: Spec) -> DeviceBytes:
        that of the weights; otherwise they are the weights. ZeRO shards evenly over the holders: at 1 the optimizer
        state, at 2 the gradients too, at 3 the weights too. Expert groups shard routed experts; all else is assumed to
        be sharded over tensor ranks.
+       With `shard`, each group of data ranks keeps all gradients or weights.
     3. Frozen weights beside adapters have no gradients and no optimizer state.
     4. A device that runs a micro-batch also holds its hidden state at some time: the only activation counted.
 
@@ -175,7 +176,7 @@ def _device_bytes(spec: Spec, parameters_held: _HeldParameters) -> DeviceBytes:
         Fraction(parameters_held.common, p.tensor) + Fraction(parameters_held.routed, p.expert_group)
     ) / parameters_held.ranks
     owned = parameters_held.owned / (parameters_held.ranks * p.columns)
-    sharded = Fraction(parameters_held.common + parameters_held.routed) / (parameters_held.ranks * p.columns)
+    sharded = Fraction((parameters_held.common + parameters_held.routed) * p.copies, parameters_held.ranks * p.columns)
 
     rows = spec.train.optimizer.rows  # the one with the least state, as the parameters of each are not counted here
     size = bytes_per_element(spec, min(rows, key=lambda row: state_bytes(precision, row)))

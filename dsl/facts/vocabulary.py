@@ -337,8 +337,15 @@ OTHERS: dict[str, ForeignWord] = {
     "use_distributed_optimizer": ForeignWord("parallel.zero", "write `zero = 1`"),
     "distributed_optimizer": ForeignWord("parallel.zero", "write `zero = 1`"),
     **dict.fromkeys(
-        ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
+        ("fsdp", "fsdp_size", "fsdp_degree"),
         ForeignWord("parallel.zero", "write `zero = 3`: data ranks then shard weights, gradients and optimizer states"),
+    ),
+    **dict.fromkeys(
+        (
+            *("hsdp", "hybrid_shard", "dp_shard", "data_parallel_shard_degree", "dp_replicate"),
+            *("data_parallel_replicate_degree", "mics_shard_size", "num_distributed_optimizer_instances"),
+        ),
+        ForeignWord("parallel.shard", "write `zero = 3` and `shard = 8`: each 8 data ranks then share one copy"),
     ),
     "recompute_method": ForeignWord(
         "recompute_layers",

@@ -56,8 +56,9 @@ JOINT: tuple[Row, ...] = (
         resources.state_fits,
     ),
 )
-# Codes of other rules that read a degree that may be `auto`: experts on nodes, and splits over tensor ranks.
-CHOICE_CODES = frozenset({"E0818", "E0819", "E0922"})
+# Codes of other rules that read a degree that may be `auto`: experts on nodes, splits over tensor ranks, and groups of
+# data ranks.
+CHOICE_CODES = frozenset({"E0818", "E0819", "E0821", "E0922"})
 JOINT_CODES = frozenset(
     (
         "E0706",
@@ -267,6 +268,7 @@ RULES: tuple[Row, ...] = (
         rewards.options_generate,
     ),
     (WORLD, parallel.data_ranks_are_of_one_kind),
+    (("parallel.shard", "parallel.zero", *EXPERT, *COLUMNS), parallel.shards_divide_data),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_known_speed),
     (("kernels.graphs", "parallel.zero", "cluster.node.device", "cluster.more"), resources.graphs_can_be_captured),

@@ -67,6 +67,7 @@ CODES = {
     "E0818": "with route = nodes, expert groups fill whole nodes, and rows come back in 16 bits or more",
     "E0819": "tensor ranks split attention, dense layers and experts into equal parts",
     "E0820": "a list of caps has one number for each pipeline rank",
+    "E0821": "`shard` divides the data ranks into groups that hold whole expert groups and shard gradients",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "the groups of a token hold at least top_k experts",

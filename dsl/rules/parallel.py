@@ -15,7 +15,7 @@ from dsl.facts.layout import LayoutError, stages_of_layout
 from dsl.facts.schedules import AUTO, CHUNKED, PLAIN, facts_of, join_names
 from dsl.facts.units import exact_text
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
-from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Spec
+from dsl.schema import Compressed, CustomAttention, DeltaNet, Moe, Parallel, Spec
 
 MOST_HINTED = 16  # the most caps that a hint lists
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
@@ -359,6 +359,41 @@ def zero_runs(spec: Spec) -> Iterator[Finding]:
             "rank"
         )
         yield Finding("E0810", message, "parallel.zero", "write `zero = 2`", (("the precision", "precision"),))
+
+
+def shards_divide_data(spec: Spec) -> Iterator[Finding]:
+    """Groups of data ranks that shard gradients or weights are of one size, and hold whole expert groups."""
+    p = spec.parallel
+    if p.shard is None:
+        return
+    note = ("the data ranks", "parallel.data")
+    if p.zero < 2:
+        message = f"shard = {p.shard}, but zero = {p.zero} shards neither gradients nor weights"
+        hint = "write `zero = 2` or `zero = 3`, or remove `shard`"
+        yield Finding("E0821", message, "parallel.shard", hint, (("the sharding", "parallel.zero"),))
+    elif p.data % p.shard:
+        message = f"shard = {p.shard} does not divide data = {p.data}"
+        yield Finding("E0821", message, "parallel.shard", _hint_of_shard(p), (note,))
+    elif p.shard * p.tensor * p.context % p.expert_group and p.columns % p.expert_group == 0:
+        split = {name: n for name in ("tensor", "context") if (n := getattr(p, name)) > 1}
+        names = "·".join(("shard", *split))
+        message = (
+            f"{names} = {p.shard * p.tensor * p.context} is not a multiple of the {p.expert_group} ranks of an expert "
+            "group"
+        )
+        notes = (("the expert ranks", "parallel.expert"), note)
+        yield Finding("E0821", message, "parallel.shard", _hint_of_shard(p), notes)
+
+
+def _hint_of_shard(p: Parallel) -> str:
+    """The nearest size of a group that divides the data ranks and has whole expert groups."""
+    sizes = [
+        size
+        for size in range(1, p.data + 1)
+        if p.data % size == 0 and size * p.tensor * p.context % p.expert_group == 0
+    ]
+    size = min(sizes, key=lambda size: (abs(size - (p.shard or size)), size), default=p.data)
+    return f"write `shard = {size}`" if size < p.data else "remove `shard`"
 
 
 def layout_fits_the_model(spec: Spec) -> Iterator[Finding]:

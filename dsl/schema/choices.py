@@ -80,6 +80,13 @@ def _contexts(spec: Spec) -> tuple[int, ...]:
     return _divisors(gcd(half, spec.cluster.world), max(1, half // LEAST_CHUNK))
 
 
+def shards(spec: Spec) -> tuple[int, ...]:
+    """Sizes of the groups of data ranks that share a copy: those on one node, on two, on four and so on, and all."""
+    p, on_node = spec.parallel, max(1, spec.cluster.node.devices // (spec.parallel.tensor * spec.parallel.context))
+    sizes = dict.fromkeys([*(gcd(p.data, on_node << doublings) for doublings in range(20)), p.data])
+    return tuple(sorted(size for size in sizes if size * p.tensor * p.context % p.expert_group == 0))
+
+
 def _experts(spec: Spec) -> tuple[int, ...]:
     """Common divisors of the experts of every layer and of the devices; above 1 if there is a placement."""
     experts = gcd(*(span.ffn.experts for span in spec.model.layers if isinstance(span.ffn, Moe)))

@@ -27,6 +27,11 @@ class Parallel(Node):
         """Devices of an expert group, which holds all experts of a layer once and exchanges token rows."""
         return self.expert * self.expert_tensor
 
+    @property
+    def copies(self) -> int:
+        """Groups of data ranks that each keep one copy of what `zero` = 2 or 3 shards."""
+        return self.data // self.shard if self.shard and self.data % self.shard == 0 else 1
+
     pipeline: Annotated[
         Degree, Field(description=f"pipeline ranks; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
     ] = 1
@@ -114,6 +119,17 @@ class Parallel(Node):
             examples=["zero = 1"],
         ),
     ] = 0
+    shard: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_DEGREE,
+            description="neighbouring data ranks that share one copy of what `zero` = 2 or 3 shards during a step, "
+            "best on one node; each further group of as many has its own copy, and the sums of their gradients "
+            "meet once a step (hybrid sharding); default: all data ranks",
+            examples=["shard = 8"],
+        ),
+    ] = None
     overlap_reduce: Annotated[
         bool,
         Field(

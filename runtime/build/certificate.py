@@ -20,8 +20,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, RunPlan, RunProgram
-from runtime.contract.mesh import Columns
+from runtime.contract import Call, Certificate, Collective, Exchanged, Opening, PlannedBucket, RunPlan, RunProgram
+from runtime.contract.mesh import word_of
 from runtime.contract.names import MessageName, ProgramName
 from runtime.system.strict_json import FormError
 
@@ -284,6 +284,16 @@ def check_start(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> No
             )
 
 
+def _opening_of(plan: RunPlan, bucket: PlannedBucket, members: tuple[int, ...]) -> Opening:
+    """Return the channel of some holders of a bucket, with the same columns on each of their pipeline ranks."""
+    ranks = _pipeline_ranks(plan, members)
+    columns = [member % plan.mesh.columns for member in members[: len(members) // len(ranks)]]
+    opening = Opening("reduce", ranks, word_of(columns, plan.mesh) or "all")
+    if opening.channel_of(plan.mesh, members[0]) != members:
+        raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
+    return opening
+
+
 def _used_openings(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) -> Iterator[Opening]:
     mesh = plan.mesh
     rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
@@ -305,23 +315,14 @@ def _used_openings(plan: RunPlan, programs: Mapping[ProgramName, RunProgram]) ->
         yield from (Opening("choices", (rank,), "sequence") for rank in range(mesh.pp))
     for bucket in plan.buckets:
         if len(bucket.holders) > 1 and not bucket.still:
-            ranks = _pipeline_ranks(plan, bucket.holders)
-            num_columns = len(bucket.holders) // len(ranks)
-            slices = mesh.tp > 1 and num_columns * mesh.tp == mesh.columns
-            columns: Columns = "slice" if slices else "member"
-            if num_columns in (1, mesh.columns):
-                columns = "each" if num_columns < mesh.columns else "all"
-            elif bucket.holders[1] - bucket.holders[0] == 1:
-                columns = "experts"
-            opening = Opening("reduce", ranks, columns)
-            if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
-                raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
+            first, opening = bucket.holders[0], _opening_of(plan, bucket, bucket.holders)
             if not bucket.sites:
                 yield opening
                 continue
-            yield from (Opening("reduce", (rank,), columns) for rank in ranks)
-            if len(ranks) > 1:
-                yield Opening("reduce", ranks, "each")
+            of_shards = _opening_of(plan, bucket, plan.dividers(bucket, first))
+            yield from (of_shards._replace(ranks=(rank,)) for rank in opening.ranks)
+            if len(peers := plan.peers(bucket, first)) > 1:
+                yield _opening_of(plan, bucket, peers)
                 yield from [opening] if plan.zero == 2 else []
     if mesh.world > 1:
         yield Opening("world", tuple(range(mesh.pp)), "all")

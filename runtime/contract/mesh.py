@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Annotated, Literal, NamedTuple
 
 from runtime.system.strict_json import MAX_INT, NumberRange, Pattern
@@ -16,9 +17,19 @@ from runtime.system.strict_json import MAX_INT, NumberRange, Pattern
 MAX_RANKS = 1 << 20
 Rank = Annotated[int, NumberRange(0, MAX_RANKS - 1)]
 Columns = Literal[
-    "each", "block", "node", "across", "member", "experts", "tensor", "context", "sequence", "slice", "all"
+    "each", "block", "node", "across", "member", "experts", "tensor", "context", "sequence", "slice", "all",
+    "shard_all", "shard_member", "shard_experts", "shard_slice", "copies",
 ]  # fmt: skip
 Degree = Annotated[int, NumberRange(1, MAX_RANKS)]
+
+
+IN_COPY: Mapping[Columns, Columns] = {  # the same among all columns
+    "shard_all": "all",
+    "shard_slice": "slice",
+    "shard_member": "member",
+    "shard_experts": "experts",
+}
+OF_HOLDERS: tuple[Columns, ...] = ("all", "each", "slice", "member", "experts", "copies", *IN_COPY)
 
 
 class Coordinates(NamedTuple):
@@ -38,6 +49,8 @@ class Mesh:
     `etp`: number of neighbouring ranks of an expert group that hold slices of the same experts.
     `sq`: number of ranks that share sequences and sum their counts of chosen experts: those of a context group, and of
     neighbouring tensor ranks.
+    `copies`: number of groups of adjacent columns that each keep a copy of what is sharded during a step (zero = 2
+    and 3).
     """
 
     pp: Degree
@@ -48,6 +61,7 @@ class Mesh:
     node: Annotated[int, NumberRange(0, MAX_RANKS)] = 0
     etp: Degree = 1
     sq: Degree = 1
+    copies: Degree = 1
 
     @property
     def world(self) -> int:
@@ -57,6 +71,11 @@ class Mesh:
     def columns(self) -> int:
         """Number of ranks per pipeline rank."""
         return self.dp * self.tp * self.cp
+
+    @property
+    def shard_columns(self) -> int:
+        """Number of adjacent columns that share one copy of what is sharded during a step."""
+        return self.columns // self.copies
 
     @property
     def expert_group(self) -> int:
@@ -93,6 +112,8 @@ class Opening(NamedTuple):
     | sequence | ranks that share sequences |
     | slice | ranks with the same index in their tensor groups |
     | all | all columns |
+    | shard_all, shard_member, shard_experts, shard_slice | those of them in one group of columns that shards a copy |
+    | copies | columns with the same place in these groups |
     """
 
     kind: Literal["edge", "expert", "counts", "tensor", "context", "choices", "reduce", "world"]
@@ -117,27 +138,55 @@ class Opening(NamedTuple):
 
 def columns_of_channel(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:
     """Return the columns of the channel that contains a column. `kind`: as in Opening."""
-    width, group, tp, node = mesh.columns, mesh.expert_group, mesh.tp, mesh.node or mesh.expert_group
-    first = column - column % group
-    of_node, of_data = column - column % node, column - column % (mesh.cp * tp)
-    sharing = max(1, mesh.sq // mesh.cp)  # tensor ranks that share a sequence
-    lowest = of_data + column % tp - column % sharing
-    etp_start = column % group - column % mesh.etp
-    sharers = [start + index for start in range(lowest, of_data + mesh.cp * tp, tp) for index in range(sharing)]
-    columns_by_kind: Mapping[Columns, Sequence[int]] = {
-        "each": range(column, column + 1),
-        "block": range(first, first + group),
-        "node": range(of_node, of_node + node),
-        "across": range(first + column % node, first + group, node),
-        "member": range(column % group, width, group),
-        "experts": [start + index for start in range(etp_start, width, group) for index in range(mesh.etp)],
-        "tensor": range(column - column % tp, column - column % tp + tp),
-        "context": range(of_data + column % tp, of_data + mesh.cp * tp, tp),
-        "sequence": sharers if mesh.sq > 1 else [column],
-        "slice": range(column % tp, width, tp),
-        "all": range(width),
-    }
-    return columns_by_kind[kind]
+    width, group, tp = mesh.columns, mesh.expert_group, mesh.tp
+    begin, end = 0, width
+    if kind in IN_COPY:
+        begin = column - column % mesh.shard_columns
+        end = begin + mesh.shard_columns
+    match IN_COPY.get(kind, kind):
+        case "all":
+            return range(begin, end)
+        case "slice":
+            return range(begin + column % tp, end, tp)
+        case "member":
+            return range(begin + column % group, end, group)
+        case "experts":
+            first = begin + column % group - column % mesh.etp
+            return [start + index for start in range(first, end, group) for index in range(mesh.etp)]
+        case "copies":
+            return range(column % mesh.shard_columns, width, mesh.shard_columns)
+        case "block":
+            return range(column - column % group, column - column % group + group)
+        case "node":
+            node = mesh.node or group
+            return range(column - column % node, column - column % node + node)
+        case "across":
+            node, first = mesh.node or group, column - column % group
+            return range(first + column % node, first + group, node)
+        case "tensor":
+            return range(column - column % tp, column - column % tp + tp)
+        case "context":
+            first = column - column % (mesh.cp * tp)
+            return range(first + column % tp, first + mesh.cp * tp, tp)
+        case "sequence" if mesh.sq > 1:
+            first = column - column % (mesh.cp * tp)
+            sharing = mesh.sq // mesh.cp  # tensor ranks that share a sequence
+            lowest = first + column % tp - column % sharing
+            return [start + index for start in range(lowest, first + mesh.cp * tp, tp) for index in range(sharing)]
+        case _:
+            return range(column, column + 1)
+
+
+def word_of(columns: Sequence[int], mesh: Mesh) -> Columns | None:
+    """Return the word for the columns of a channel between holders of parameters, ascending, or None if there is none.
+
+    If several words name the same columns, this is the first of OF_HOLDERS, so that equal channels have one name.
+    """
+    for word in OF_HOLDERS:
+        members = columns_of_channel(columns[0], word, mesh)
+        if members == columns or (len(members) == len(columns) and all(map(eq, members, columns))):
+            return word
+    return None
 
 
 def most_ctas(kind: str, sms: int, hops: int = 1) -> int:

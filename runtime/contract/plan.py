@@ -255,13 +255,14 @@ class RunPlan:
 
     def peers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
         """Return the holders of a bucket that keep the same gradients as `rank`: all of them or, for a sharded bucket,
-        those in its column of the mesh."""
-        columns = self.mesh.columns
+        those with the same place in their groups of columns (`Mesh.copies`)."""
+        columns = self.mesh.shard_columns
         return tuple(h for h in bucket.holders if not bucket.sites or (h - rank) % columns == 0)
 
     def dividers(self, bucket: PlannedBucket, rank: int) -> tuple[int, ...]:
-        """Return the holders of a bucket on the pipeline rank of `rank`. If the bucket has sites, they shard it."""
-        columns = self.mesh.columns
+        """Return the holders of a bucket in the group of columns of `rank` on its pipeline rank. If the bucket has
+        sites, they shard it."""
+        columns = self.mesh.shard_columns
         return tuple(h for h in bucket.holders if h // columns == rank // columns)
 
     def is_reduced(self, bucket: PlannedBucket) -> bool:
@@ -295,6 +296,8 @@ def _check_parts(plan: RunPlan) -> None:
     demand(sum(kind.nodes * kind.devices for kind in plan.cluster) == mesh.world, "cluster")
     demand(all(kind.sms is None or kind.sms > plan.communication_sms for kind in plan.cluster), "communication_sms")
     demand(mesh.node == 0 or mesh.expert_group % mesh.node == 0, "mesh")
+    demand(mesh.dp % mesh.copies == 0 == mesh.shard_columns % mesh.expert_group, "mesh")
+    demand(mesh.copies == 1 or plan.zero >= 2, "mesh")
     for opening in plan.openings:
         ends = opening.ranks
         demand(ends and len({*ends}) == len(ends) and max(ends) < mesh.pp, "openings")
@@ -337,7 +340,7 @@ def _check_parts(plan: RunPlan) -> None:
             )
             demand(not parameter.matrices or parameter.slice is None, f"matrices of {parameter.name}")
         demand(len(owners) == num_owners and all(owner < count for owner in owners), "buckets: owners")
-        held_by = {holder % mesh.columns for holder in bucket.holders}
+        held_by = {holder % mesh.shard_columns for holder in bucket.holders}
         divided = plan.zero >= 2 and len(held_by) > 1 and not bucket.still
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")

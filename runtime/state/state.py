@@ -101,9 +101,9 @@ class FlatBucket:
     """Parameters with the same holders and stages. `owned`: the pieces whose optimizer state and master weights are on
     this rank. `shares`: the parts that each holder owns, empty if each of them owns all.
 
-    If it has `sites`, gradients are sharded over the `dividers`, the holders on one pipeline rank, and so are weights
-    if `is_gathered`: whole flat tensors exist for one segment at a time (runtime/step/sharding.py). The `peers`
-    keep the same shard, one on each pipeline rank, and each owns a share of it."""
+    If it has `sites`, gradients are sharded over the `dividers`, the holders in one group of columns on one pipeline
+    rank, and so are weights if `is_gathered`: whole flat tensors exist for one segment at a time
+    (runtime/step/sharding.py). The `peers` keep the same shard, one in each such group, and each owns a share of it."""
 
     name: str
     holders: tuple[int, ...]
@@ -281,7 +281,9 @@ def largest_parts(plan: contract.RunPlan) -> dict[Channel, int]:
     size = max(DTYPES[dtype].itemsize for dtype in (plan.precision.parameter, plan.precision.gradients))
     largest: dict[Channel, int] = {}
     for bucket in plan.buckets:
-        of_rank = itertools.groupby(bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.columns)
+        of_rank = itertools.groupby(
+            bucket.holders if bucket.sites else (), lambda rank: rank // plan.mesh.shard_columns
+        )
         for dividers in (tuple(ranks) for _, ranks in of_rank):
             part = padded_size(bucket, plan.zero) // len(dividers) * size
             channel = Channel("reduce", dividers)
@@ -410,7 +412,7 @@ def _shares(planned: contract.PlannedBucket, entries: Sequence[BucketEntry], pad
     """Return the parts of a bucket that each holder owns: whole parameters if the plan has owners, else equal parts.
 
     If the bucket is sharded, an equal part of the shard that a holder keeps. `peers`: number of holders with the same
-    shard, one on each pipeline rank."""
+    shard, one in each group of columns that shards a copy."""
     count = len(planned.holders)
     if not planned.owners:
         shard, dividers = padded // count, count // peers

@@ -242,6 +242,7 @@ MESHES = (
     Mesh(pp=1, dp=4, ep=8, tp=2, cp=1, node=4),
     Mesh(pp=1, dp=8, ep=4, tp=1, cp=1, node=2),
     Mesh(pp=1, dp=2, ep=2, tp=2, cp=2, etp=2, sq=4),
+    Mesh(pp=1, dp=4, ep=2, tp=2, cp=1, etp=2, copies=2),
 )
 
 

@@ -162,6 +162,7 @@ def _summed_bytes(plan: Plan) -> Counter[Holders]:
         num_bytes = 4 * sum(by_key[name].num_elements for name in bucket.replicas)
         whole_moves = 2 if not bucket.sites else int(plan.zero == 2)
         by_holders[bucket.holders] += whole_moves * num_bytes
-        for column in bucket.holders.columns if bucket.sites else ():
-            by_holders[bucket.holders.in_column(column)] += (2 - whole_moves) * num_bytes // bucket.parts
+        for column in bucket.holders.of_first_copy(bucket.copies).columns if bucket.sites else ():
+            alike = bucket.holders.alike(bucket.copies, column)
+            by_holders[alike] += (2 - whole_moves) * num_bytes // bucket.parts
     return by_holders

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from compiler.ir import Plan, Program
-from compiler.ir.holders import Holders
 from runtime.contract import Opening
-from runtime.contract.mesh import Columns
+from runtime.contract.mesh import word_of
 
 
 def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
@@ -70,27 +69,19 @@ def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
 def _of_holders(plan: Plan) -> Iterator[Opening]:
     """Channels that reduce and gather buckets.
 
-    A sharded bucket has one on each pipeline rank, and one for the copies of a shard on several pipeline ranks. With
-    zero = 2 it has one more, which gathers whole weights after the update.
+    A sharded bucket has one on each pipeline rank, and one for the copies of a shard, in several groups of columns or
+    on several pipeline ranks. With zero = 2 it has one more, which gathers whole weights after the update.
     """
     for bucket in (bucket for bucket in plan.buckets if not bucket.is_still):
         holders = bucket.holders
-        groups = [holders.on_rank(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
+        groups = [bucket.sharing(rank) for rank in holders.pipeline_ranks] if bucket.sites else [holders]
         if bucket.sites and bucket.is_reduced:
-            groups += [holders.in_column(holders.columns.start), *([holders] if plan.zero == 2 else [])]
+            groups += [bucket.keepers, *([holders] if plan.zero == 2 else [])]
         for group in groups:
             if len(group) > 1:
-                yield Opening("reduce", group.pipeline_ranks, _columns(plan, group))
-
-
-def _columns(plan: Plan, holders: Holders) -> Columns:
-    """The columns of a channel: all, one, those with the same experts, or one place of each expert or tensor group."""
-    all_columns, num_columns = plan.mesh.columns, len(holders.columns)
-    if num_columns in (1, all_columns):
-        return "all" if num_columns == all_columns else "each"
-    if holders.columns[1] - holders.columns[0] == 1:
-        return "experts"
-    return "slice" if plan.mesh.tp > 1 and num_columns * plan.mesh.tp == all_columns else "member"
+                word = word_of(group.columns, plan.mesh)
+                assert word is not None
+                yield Opening("reduce", group.pipeline_ranks, word)
 
 
 def _order_in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:

@@ -27,10 +27,12 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     Targets are counted before the first body, and records are summed after the last one. In training, every gradient
     with several holders is reduced exactly once, before the norm is summed, and updated parts of weights are gathered
     after it. If the plan clips logits, training also finds the largest ones. Sharded gradients and weights are in no
-    list, as bodies scatter and gather them, unless several pipeline ranks hold the same shard.
+    list, as bodies scatter and gather them, unless several copies of a shard exist: on pipeline ranks or in groups of
+    columns.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1 and not bucket.is_still]
-    alike = [bucket for bucket in shared if not bucket.sites or len(bucket.holders.pipeline_ranks) > 1]
+    copied = plan.mesh.copies > 1
+    alike = [bucket for bucket in shared if not bucket.sites or copied or len(bucket.holders.pipeline_ranks) > 1]
     reduces = [BucketCollective("reduce", bucket.name, bucket) for bucket in alike if trains]
     parted = {0: [], 3: alike}.get(plan.zero, shared)
     gathers = [BucketCollective("gather", bucket.name, bucket) for bucket in parted if trains or plan.evaluates_average]

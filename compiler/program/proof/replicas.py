@@ -124,9 +124,12 @@ def _check_sharded_buckets(plan: Plan) -> None:
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [by_key[name] for name in bucket.replicas], len(bucket.holders)
-        wanted = plan.zero >= 2 and len(bucket.holders.columns) > 1 and not bucket.is_still
-        if bool(bucket.sites) != wanted or any(
-            wanted and readers[replica.tensor] != {*bucket.sites} for replica in members
+        in_copy = [column for column in bucket.holders.columns if column < plan.mesh.shard_columns]
+        wanted = plan.zero >= 2 and len(in_copy) > 1 and not bucket.is_still
+        if (
+            bucket.copies != plan.mesh.copies
+            or bool(bucket.sites) != wanted
+            or any(wanted and readers[replica.tensor] != {*bucket.sites} for replica in members)
         ):
             raise ProofError(f"scatter {bucket.name}: bucket is sharded for segments {list(bucket.sites)}")
         for site in bucket.sites:

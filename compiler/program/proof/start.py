@@ -17,6 +17,7 @@ from compiler.ir import Bucket, Plan, Program
 from compiler.ir.holders import Holders
 from compiler.program.proof.certificate import ProofError
 from runtime.contract import Opening
+from runtime.contract.mesh import word_of
 
 Line = Sequence[Opening]  # the channels that a pipeline rank opens, in order
 
@@ -69,7 +70,7 @@ def used_channels(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
     for bucket in plan.buckets:
         if not sites.isdisjoint(bucket.sites):
-            groups |= {bucket.holders.on_rank(rank) for rank in bucket.holders.pipeline_ranks}
+            groups |= {bucket.sharing(rank) for rank in bucket.holders.pipeline_ranks}
     for holders in groups:
         channels |= _of_collective(plan, holders)
     return channels
@@ -78,11 +79,10 @@ def used_channels(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
 def _reducing_ranks(plan: Plan, kind: str, bucket: Bucket) -> Holders:
     """The ranks that reduce a bucket in the epilogue, or gather its weights with the update.
 
-    These are all of its holders or, if it is sharded, the holders of one shard: those of the first column stand for
-    all. Only zero = 3 shards weights.
+    These are all of its holders or, if it is sharded, the holders of one shard: those of the first one stand for all.
+    Only zero = 3 shards weights.
     """
-    of_parts = bucket.sites and (kind == "reduce" or plan.zero == 3)
-    return bucket.holders.in_column(bucket.holders.columns.start) if of_parts else bucket.holders
+    return bucket.keepers if kind == "reduce" or plan.zero == 3 else bucket.holders
 
 
 def _of_exchanges(plan: Plan, rank: int) -> set[Opening]:
@@ -102,12 +102,11 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
         return {Opening("world", tuple(range(mesh.pp)), "all")} if mesh.world > 1 else set()
     members = list(holders)
     ranks = tuple(sorted({rank // mesh.columns for rank in members}))  # mesh.coordinates, inlined for speed
-    num_columns = len(members) // len(ranks)
-    if num_columns in (1, mesh.columns):
-        return {Opening("reduce", ranks, "each" if num_columns < mesh.columns else "all")}
-    if members[1] - members[0] == 1:  # neighbours, but not all columns: they hold slices of the same experts
-        return {Opening("reduce", ranks, "experts")}
-    return {Opening("reduce", ranks, "slice" if mesh.tp > 1 and num_columns == mesh.columns // mesh.tp else "member")}
+    columns = [rank % mesh.columns for rank in members[: len(members) // len(ranks)]]
+    word = word_of(columns, mesh)
+    if word is None:
+        raise ProofError(f"open: no channel has the ranks {members}")
+    return {Opening("reduce", ranks, word)}
 
 
 def name_of(opening: Opening) -> str:

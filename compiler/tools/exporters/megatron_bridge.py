@@ -236,6 +236,7 @@ def _parallel(planned: PlannedSpec, ledger: SpecLedger) -> Settings:
     ledger.say("parallel.expert_tensor", "parallel.layout", "schedule.chunks", "parallel.overlap_reduce")
     if parallel.zero > 1:
         ledger.lose("parallel.zero", "the recipe shards only optimizer states: see `use_megatron_fsdp`", changes=False)
+    ledger.lose("parallel.shard", "see `num_distributed_optimizer_instances`", changes=False)
     ledger.lose("parallel.route", "set `moe_token_dispatcher_type` and its backend", changes=False)
     ledger.lose("parallel.placement", "Megatron places experts in order", changes=False)
     ledger.say("parallel.zero")

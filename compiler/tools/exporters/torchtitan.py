@@ -341,15 +341,15 @@ def _parallelism(planned: PlannedSpec, ledger: SpecLedger) -> PythonCall:
     if shards and parallel.zero < 2:
         why = "torchtitan uses FSDP2, which shards gradients and, between uses, weights"
         ledger.record("parallel.zero", str(parallel.zero), why, changes=False)
-    ledger.say("parallel.zero", "parallel.expert_tensor")
+    ledger.say("parallel.zero", "parallel.shard", "parallel.expert_tensor")
     overlaps = "true" if parallel.overlap_reduce else "false"
     ledger.record("parallel.overlap_reduce", overlaps, "torchtitan decides when to reduce gradients", changes=False)
     ledger.say("parallel.overlap_reduce")
     ledger.lose("parallel.route", "torchtitan sends each token to the rank of its expert", changes=False)
     ledger.lose("parallel.placement", "torchtitan places experts in order", changes=False)
     settings: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if shards else parallel.data,
-        "data_parallel_shard_degree": parallel.data if shards else 1,
+        "data_parallel_replicate_degree": parallel.copies if shards else parallel.data,
+        "data_parallel_shard_degree": parallel.data // parallel.copies if shards else 1,
         "fsdp_reshard_after_forward": "always" if parallel.zero == 3 else "never",
         "tensor_parallel_degree": parallel.tensor,
         "context_parallel_degree": parallel.context,

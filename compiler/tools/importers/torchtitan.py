@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler.ir.stage_placement import V
 from compiler.schedule import SCHEDULES
@@ -260,11 +260,13 @@ def import_keys(members: Members, name: str, devices: int | None, beside: SideFi
     model = model_lines(keys, members, name)
     for key, kind in CLASSES.items():
         keys.lose(key, f"expected a {kind}", (DottedName(f"{kind}()"),))
-    degrees, data, zero = _degrees(keys, devices)
+    degrees, data, sharding = _degrees(keys, devices)
     layout, stages = _layout(keys, members, degrees.pipeline)
     size_lines, steps = sizes(keys, degrees.pipeline, data)
     schedule = _schedule(keys, degrees.pipeline, stages, beside or SideFiles())
-    run = [degrees.block(zero, f", layout = {string(layout)}" if layout else ""), schedule, *recompute(keys)]
+    more_keys = f", shard = {sharding.ranks}" if sharding.ranks < data and sharding.zero >= 2 else ""
+    more_keys += f", layout = {string(layout)}" if layout else ""
+    run = [degrees.block(sharding.zero, more_keys), schedule, *recompute(keys)]
     dtypes = precision(keys)
     run += ["train {", *size_lines, *optimizer(keys, steps), *checkpoint(keys), "}"]
     for key in members:
@@ -277,15 +279,20 @@ def import_keys(members: Members, name: str, devices: int | None, beside: SideFi
     )
 
 
-def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
-    """The degrees, the number of data-parallel ranks, and the ZeRO stage."""
+class _StateSharding(NamedTuple):
+    zero: int  # the ZeRO stage
+    ranks: int  # data ranks that share a copy
+
+
+def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, _StateSharding]:
+    """The degrees, the number of data-parallel ranks, and how they shard."""
     pp, tp, cp, ep = (
         keys.take(f"parallelism.{axis}_parallel_degree", f"parallel.{axis}", 1)
         for axis in ("pipeline", "tensor", "context", "expert")
     )
     etp = keys.take("parallelism.expert_tensor_parallel_degree", "parallel.expert_tensor", 1) if keys.has(_ETP) else 1
     degrees = Degrees(pp, tp, cp, ep, etp)
-    copies = keys.take("parallelism.data_parallel_replicate_degree", "parallel.data", 1)
+    copies = keys.take(_COPIES, "parallel.data", 1)
     if is_open(keys, _SHARDS):
         world = degrees.devices(keys, devices)
         data, remainder = divmod(world, pp * tp * cp)
@@ -301,14 +308,17 @@ def _degrees(keys: Keys, devices: int | None) -> tuple[Degrees, int, int]:
             text = f"the degrees need {pp * tp * cp * data} devices, but --devices is {devices}"
             keys.mistakes.append(Diagnostic("I0203", text, None, "leave --devices out"))
     reshard = keys.take("parallelism.fsdp_reshard_after_forward", "parallel.zero", "default")
-    if copies > 1 and shards > 1:
-        why = f"there, each of {copies} groups of ranks shards separately; here, one shard spans all data ranks"
-        keys.note("no effect", "parallelism.data_parallel_replicate_degree", copies, why)
+    sharing = shards
+    if copies > 1 and shards > 1 and shards * tp * cp % (ep * etp):
+        why = f"{shards} ranks hold no whole expert group of {ep * etp}, so all data ranks share one copy here"
+        keys.note("approximated", _COPIES, copies, why)
+        sharing = data
     reshards = reshard == "always" or (reshard == "default" and pp == 1)
     keys.lose("parallelism.enable_sequence_parallel", "tensor ranks split rows here", (True, *[False] * (tp == 1)))
-    return degrees, data, 0 if shards == 1 else 3 if reshards else 2
+    return degrees, data, _StateSharding(0 if shards == 1 else 3 if reshards else 2, sharing)
 
 
+_COPIES = "parallelism.data_parallel_replicate_degree"
 _ETP = "parallelism.expert_tensor_parallel_degree"
 _SHARDS = "parallelism.data_parallel_shard_degree"
 

@@ -18,7 +18,7 @@ from runtime.checkpoint.publish import TensorPart
 from runtime.launch.room import checkpoint_bytes
 from runtime.state import snapshot
 from runtime.state.state import build_state
-from tests.runtime.step.specs import spec
+from tests.runtime.step.specs import spec, with_copies
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,14 @@ from tests.runtime.step.specs import spec
         (2, 2, 2, {"zero": 1, "schedule": "zbv"}),
         (1, 1, 2, {"zero": 1, "precision": "bf16", "schedule": "1f1b"}),
         (1, 2, 2, {"zero": 3, "schedule": "1f1b"}),
+        (1, 1, 4, {"zero": 3, "schedule": "1f1b"}),
     ],
 )
 def test_a_copy_has_the_planned_size(
     tmp_path: Path, segments: Segments, pp: int, ep: int, dp: int, given: dict[str, Any]
 ) -> None:
     small = spec(pp, ep, dp, 4, **given)
+    small = with_copies(small, dp // 2) if small.parallel.zero == 3 and dp > 2 else small
     run_spec = small.model_copy(update={"train": small.train.model_copy(update={"checkpoint": Checkpoint(every=3)})})
     write_build(tmp_path / "build", compile_spec(run_spec, segments=segments).files)
     plan = Build.open(tmp_path / "build").plan

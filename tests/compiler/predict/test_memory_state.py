@@ -26,6 +26,7 @@ from dsl.load import load
 from dsl.schema import Moe
 from runtime.state.state import build_state
 from tests.runtime.step.specs import spec as small_spec
+from tests.runtime.step.specs import with_copies
 from tests.specs.shipped import SPECS, shipped
 
 GIB = 2**30
@@ -34,13 +35,19 @@ PUBLISHED = 'parallel.layout="Et*4|(t*4|)*14tmL"'
 
 
 MESHES = [(2, 2, 4, "dualpipe"), (1, 4, 4, "1f1b"), (2, 1, 3, "zbv"), (2, 2, 4, "1f1b")]
+ALLOCATED = [
+    *((*mesh, zero, None) for mesh in MESHES for zero in range(4)),
+    *((*mesh, zero, 2) for mesh in ((2, 2, 4, "dualpipe"), (1, 1, 4, "1f1b"), (2, 2, 6, "zbv")) for zero in (2, 3)),
+]
 
 
-@pytest.mark.parametrize("zero", range(4))
-@pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), MESHES)
-def test_equals_the_bytes_that_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
+@pytest.mark.parametrize(("pp", "ep", "dp", "schedule", "zero", "shard"), ALLOCATED)
+def test_equals_the_bytes_that_the_runtime_allocates(
+    pp: int, ep: int, dp: int, schedule: str, zero: int, shard: int | None
+) -> None:
     """The predicted state equals the runtime's allocation to the byte, on every rank, with any padding of shards."""
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
+    spec = spec if shard is None else with_copies(spec, shard)
     lowered = lower_spec(spec)
     states = rank_states(spec, lowered.plan)
     plan = contract_plan(spec, lowered, {})

@@ -134,6 +134,13 @@ def test_every_edit_that_may_fit_is_planned_before_none_does(monkeypatch: pytest
     assert tried[-1] == (fits,) and len(tried) == len({*tried})
 
 
+def test_fewer_copies_may_fit() -> None:
+    """Copies take memory, so an edit may let more data ranks share one."""
+    given = ["parallel.pipeline=1", "parallel.zero=3", "parallel.shard=8"]
+    edits = ways("llama3-8b", [*given, f"{MEMORY}=46GiB"])
+    assert any(edit.settings[0][0] == "parallel.shard" for edit in edits)
+
+
 def test_a_plan_that_fits_needs_no_edit() -> None:
     assert ways("llama3-8b", []) == ()
 

@@ -40,7 +40,7 @@ TIMINGS = ("tokens_per_s", "step_s", "time", "spent_s", "spent_most_s", "slowest
 TINY = """
 run {name} {{
   model = tiny, cluster = here, precision = {precision}
-  parallel {{ pipeline = {pipeline}, expert = {expert}, data = auto{tensor}, zero = {zero} }}
+  parallel {{ pipeline = {pipeline}, expert = {expert}, data = auto{degrees}, zero = {zero} }}
   schedule {{ name = {schedule} }}
   train {{
     sequence = 16, micro_batch = 1, batch = {batch}, steps = {steps}
@@ -98,7 +98,7 @@ model tiny {{
 FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
 ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
 USUAL = dict(model=V3, precision="fp32", batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
-USUAL |= dict(validate="", more="", metrics="", tensor="", keep=100)
+USUAL |= dict(validate="", more="", metrics="", degrees="", keep=100)
 
 
 def spec_text(settings: dict[str, Any]) -> str:

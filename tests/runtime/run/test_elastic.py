@@ -88,6 +88,17 @@ def test_data_ranks_change_first(place: Place) -> None:
         assert (new_spec.train, new_spec.model) == (spec.train, spec.model)
 
 
+def test_copies_of_shards_stay_if_they_can(place: Place) -> None:
+    path = place.folder / "copies.dsc"
+    keys = "pipeline = 1, expert = 1, zero = 3, shard = 2"
+    path.write_text(
+        f'import "tiny.dsc"\nrun copies extends tiny {{ parallel {{ {keys} }}, schedule {{ name = 1f1b }} }}'
+    )
+    for devices, shard in ((4, 2), (8, 2), (1, None)):
+        new_spec = refit(path, 1, devices)
+        assert isinstance(new_spec, Spec) and new_spec.parallel.shard == shard
+
+
 def test_then_the_other_degrees() -> None:
     """Three ranks are not a multiple of two pipeline ranks, and dualpipe needs an even number of ranks."""
     overrides = refit(Path("specs/quickstart.dsc"), 1, 3)

@@ -35,6 +35,7 @@ PLANS = {
     "zbv, zero 2": dict(FOUR_RANKS, schedule="zbv", zero=2),
     "dualpipe, zero 3": dict(FOUR_RANKS, zero=3),
     "1f1b, zero 3, bf16": dict(FOUR_RANKS, schedule="1f1b", zero=3, precision="bf16"),
+    "1f1b, zero 3 in copies": dict(FOUR_RANKS, pipeline=1, schedule="1f1b", zero=3, degrees=", shard = 2"),
     "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
 }
 PLANS = {name: settings | AVERAGE for name, settings in PLANS.items()}
@@ -45,6 +46,7 @@ TRAINED = (
     "dualpipe, zero 1",
     "zbv, zero 2",
     "dualpipe, zero 3",
+    "1f1b, zero 3 in copies",
 )
 
 

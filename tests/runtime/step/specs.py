@@ -312,6 +312,11 @@ def with_host_state(spec: Spec, offload: tuple[str, ...] = (), decay: float = 0.
     return spec.model_copy(update={"offload": offload, "train": train})
 
 
+def with_copies(spec: Spec, shard: int) -> Spec:
+    """A spec in which groups of `shard` data ranks each keep a copy of what they shard."""
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"shard": shard})})
+
+
 def with_rewards(spec: Spec, **keys: object) -> Spec:
     """A spec that learns from rewards. `keys`: of `grpo`. Prompts and completions fill the sequence by default."""
     assert not spec.model.mtp, "a model that predicts one token"

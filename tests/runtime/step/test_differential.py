@@ -40,7 +40,7 @@ from tests.reference.qk_clip import clip_logits_
 from tests.reference.training import AdamW, Recipe, balance_, clip_
 from tests.runtime.step.processes import run_module
 from tests.runtime.step.samples import RandomSamples, num_held_out, table, weight
-from tests.runtime.step.specs import SEQUENCE, spec
+from tests.runtime.step.specs import SEQUENCE, spec, with_copies
 
 STEPS = 5
 GRADIENT_TOLERANCE = 1e-10  # relative to the largest reference element of the tensor
@@ -262,6 +262,39 @@ def test_training_on_divided_state_equals_autograd(
     tmp_path: Path, segments: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     check(tmp_path, segments, {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}, pp * dp)
+
+
+# As above, and the data ranks that share a copy, and tensor ranks: copies on one and on several pipeline ranks, experts
+# that a copy holds once, and copies that are single data ranks.
+COPIES = [
+    ("v3", "dualpipe", 2, 2, 4, 2, 1),
+    ("v3", "1f1b", 1, 2, 4, 2, 1),
+    ("qwen", "1f1b", 1, 2, 8, 4, 1),
+    ("llama", "zbv", 2, 1, 2, 1, 2),
+]
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "shard", "tensor"), COPIES)
+def test_training_on_copies_of_shards_equals_autograd(
+    tmp_path: Path,
+    segments: Segments,
+    of: str,
+    schedule: str,
+    pp: int,
+    ep: int,
+    dp: int,
+    shard: int,
+    tensor: int,
+    zero: int,
+) -> None:
+    chosen = with_copies(spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tensor), shard)
+    check(tmp_path, segments, {"only": chosen}, pp * dp * tensor)
+
+
+def test_training_on_copies_of_shards_over_gloo(tmp_path: Path, segments: Segments) -> None:
+    chosen = with_copies(spec(1, 1, 4, 2, STEPS, 3, "llama", "1f1b"), 2)
+    check(tmp_path, segments, {"only": chosen}, 4, transport="gloo")
 
 
 @pytest.mark.parametrize("zero", [0, 1])

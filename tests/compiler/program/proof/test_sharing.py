@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import product
+
+import pytest
 
 from compiler.ir.holders import Holders, sharing
 from runtime.contract import Mesh
+from runtime.contract.mesh import OF_HOLDERS, columns_of_channel, word_of
 
 MESHES = [
-    Mesh(2, dp, ep, tp, 1, etp=etp)
-    for dp, ep, tp, etp in product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 4))
-    if dp * tp % (ep * etp) == 0
+    Mesh(2, dp, ep, tp, 1, etp=etp, copies=copies)
+    for dp, ep, tp, etp, copies in product((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 4), (1, 2, 4))
+    if dp % copies == 0 == dp // copies * tp % (ep * etp)
 ]
 
 
@@ -29,6 +33,36 @@ def test_columns_at_one_place_share_a_parameter() -> None:
                 columns = sharing(mesh, True, False, first)
                 assert [*columns] == expected == [c for c in all_columns if c in columns], mesh
                 assert columns.start == first and columns[-1] == expected[-1] and [*columns[1:]] == expected[1:]
+
+
+@pytest.mark.parametrize(("is_expert", "split"), list(product((False, True), repeat=2)))
+def test_holders_of_a_copy_and_of_a_shard(is_expert: bool, split: bool) -> None:
+    """A copy is in neighbouring columns. Columns at one place of their copies keep the same shard."""
+    for mesh in MESHES:
+        width = mesh.shard_columns
+        for first in range((mesh.etp if is_expert else mesh.tp) if split else 1):
+            holders = Holders((0, 1), sharing(mesh, is_expert, split, first), mesh.columns)
+            in_copy = [c for c in holders.columns if c < width]
+            copy = holders.of_first_copy(mesh.copies)
+            assert copy == Holders((0, 1), copy.columns, mesh.columns) and [*copy.columns] == in_copy
+            assert holders.num_shards(mesh.copies) == len(in_copy)
+            for column in in_copy:
+                alike = [rank for rank in holders if rank % width == column]
+                assert [*holders.alike(mesh.copies, column)] == alike
+            assert len(copy.on_rank(1)) * len(holders.alike(mesh.copies)) == len(holders)
+
+
+def test_each_channel_of_holders_has_one_word() -> None:
+    """A word has the columns that it is chosen for, and equal columns get equal words."""
+    for mesh in MESHES:
+        chosen: dict[tuple[int, ...], set[str | None]] = defaultdict(set)
+        for word, column in product(OF_HOLDERS, range(mesh.columns)):
+            columns = (*columns_of_channel(column, word, mesh),)
+            chosen[columns].add(word_of(columns, mesh))
+            found = word_of(columns, mesh)
+            assert found is not None and (*columns_of_channel(columns[0], found, mesh),) == columns
+        assert all(len(words) == 1 for words in chosen.values())
+    assert word_of((0, 3), Mesh(1, 4, 1, 1, 1)) is None
 
 
 def test_equal_holders_give_equal_ranges() -> None:

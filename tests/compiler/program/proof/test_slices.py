@@ -65,7 +65,7 @@ def beside(rows: Rows) -> Rows:
 
 
 def once(rows: Rows) -> Rows:
-    return [replace(rows[0], holders=rows[0].holders.in_column(rows[0].holders.columns.start))]
+    return [replace(rows[0], holders=rows[0].holders.alike(1))]
 
 
 UP, QKV = "layers.1.ffn.experts.5.up", "layers.1.attention.qkv"

@@ -53,6 +53,7 @@ PARALLEL = [
     "placement",
     "route",
     "zero",
+    "shard",
     "overlap_reduce",
 ]
 SHAPES = ["warmup", "linear", "constant", "cosine"]

@@ -104,6 +104,7 @@ def test_completion_while_typing(editor: Editor) -> None:
         "placement",
         "route",
         "zero",
+        "shard",
         "overlap_reduce",
     ]
     assert [item["label"] for item in proposed] == keys

@@ -219,15 +219,25 @@ def test_stages_follow_the_job() -> None:
     assert ("not expressible", "new") in entries
 
 
-@pytest.mark.parametrize(("copies", "shards", "told"), [(1, 4, False), (4, 1, False), (2, 2, True)])
-def test_separately_sharding_groups_are_reported(copies: int, shards: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("copies", "shards", "experts", "written", "told"),
+    [
+        (1, 4, 4, "", False),
+        (4, 1, 4, "", False),
+        (2, 2, 4, "", True),
+        (2, 2, 2, "zero = 2, shard = 2", False),
+    ],
+)
+def test_groups_that_shard_separately_are_kept(
+    copies: int, shards: int, experts: int, written: str, told: bool
+) -> None:
+    """Groups that hold no whole expert group are no groups here."""
     degrees = f"data_parallel_replicate_degree = {copies}\ndata_parallel_shard_degree = {shards}\n"
     text = JOB.replace("data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n", degrees)
-    plan = job(text.replace("expert_parallel_degree = 8", "expert_parallel_degree = 4"), devices=16)
-    notes = [
-        entry for entry in plan.ledger if entry.why.startswith("there, each of 2 groups of ranks shards separately")
-    ]
-    assert not plan.mistakes and [entry.kind for entry in notes] == ["no effect"] * told
+    plan = job(text.replace("expert_parallel_degree = 8", f"expert_parallel_degree = {experts}"), devices=16)
+    notes = [entry for entry in plan.ledger if entry.why.startswith("2 ranks hold no whole expert group of 4")]
+    assert not plan.mistakes and [entry.kind for entry in notes] == ["approximated"] * told
+    assert written in plan.text and ("shard = " in plan.text) == bool(written)
     (mistake,) = job(text, devices=17).mistakes
     assert mistake.message == "the degrees need 16 devices, but --devices is 17"
 
