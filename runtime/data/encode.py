@@ -17,6 +17,7 @@ import tokenizers
 
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import Settings
+from runtime.data.document_encoder import DocumentEncoder
 from runtime.data.files import DataError, open_regular, write_and_sync
 from runtime.data.given import GivenTokenizer
 from runtime.data.pieces import Journal, compute_with_journal
@@ -134,10 +135,8 @@ def open_trained_tokenizer(
     facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
     facts["library"] = tokenizers.__version__
     if work.jobs == 1:
-        encode = lambda batch: (  # noqa: E731
-            [np.asarray(ids, np.int64) for ids in tokenizer.encode(bpe, [text for _, text in batch])],
-            Notices(),
-        )
+        encoder = DocumentEncoder(bpe)
+        encode = lambda batch: (encoder.encode([text for _, text in batch]), Notices())  # noqa: E731
         yield Tokens(
             text, facts, "encode", lambda batches: _encode_batches(batches, [encode], work.journal, lambda: None)
         )

@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 
 from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import EncodedRow, RowEncoder, Settings
+from runtime.data.document_encoder import DocumentEncoder
 from runtime.data.files import DataError
 from runtime.data.prompts import PromptEncoder, place_of
 from runtime.data.readers import SourceFile
@@ -43,7 +44,7 @@ from runtime.system.limited import end_with_parent, limit, memory_limit_message
 
 Ids = npt.NDArray[np.int64]
 # Texts → ids of each, and further entries of the answer.
-Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, Any]]]
+Encode = Callable[[list[str]], tuple[Sequence[Sequence[int] | Ids], dict[str, Any]]]
 CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times the need of published tokenizers
 DATA_BYTES = 4 << 30
 DATA_BYTES_PER_BYTE = 128  # of a batch: the library keeps several alignments of each byte
@@ -223,7 +224,8 @@ def main(argv: list[str]) -> int:
 
 
 def _documents(bpe: Tokenizer) -> Encode:
-    return lambda texts: (tokenizer.encode(bpe, texts), {})
+    encoder = DocumentEncoder(bpe)
+    return lambda texts: (encoder.encode(texts), {})
 
 
 def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:

@@ -10,6 +10,7 @@ import codecs
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ MAX_DOCUMENT_BYTES = 64 << 20
 COLUMN = "text"
 BATCH_BYTES = 1 << 20
 BOM = codecs.BOM_UTF8  # may precede a UTF-8 text, but is not part of it
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 begin or end with them
 
 
@@ -100,7 +102,7 @@ def _texts_of_lines(path: Path, column: str) -> Iterator[str]:
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
             raise DataError(f'{place}: expected an object with a string under "{column}"')
         text: str = row[column]
-        if any("\ud800" <= c <= "\udfff" for c in text):
+        if not text.isascii() and _SURROGATE.search(text):
             raise DataError(f'{place}: "{column}" holds half of a surrogate pair, which no UTF-8 text has')
         yield text
 

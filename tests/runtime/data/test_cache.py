@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from runtime.contract import DataRequest, TrainedTokenizer
-from runtime.data import encode, store, tokenizer
+from runtime.data import encode, store
+from runtime.data.document_encoder import DocumentEncoder
 from runtime.data.files import DataError
 from runtime.data.given import GivenTokenizer
 from runtime.data.prepare import PreparedFolder, prepare
@@ -59,11 +59,11 @@ class Preparing:
 @pytest.fixture
 def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     counter = Preparing(tmp_path)
-    by_library, by_process, train = tokenizer.encode, GivenTokenizer.encode, encode.open_trained_tokenizer
+    by_library, by_process, train = DocumentEncoder.encode, GivenTokenizer.encode, encode.open_trained_tokenizer
 
-    def library(bpe: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    def library(self: DocumentEncoder, texts: Sequence[str]) -> Any:
         counter.encoded += len(texts)
-        return by_library(bpe, texts)
+        return by_library(self, texts)
 
     def process(self: GivenTokenizer, documents: Any) -> Any:
         counter.encoded += len(documents)
@@ -73,7 +73,7 @@ def preparing(spec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         counter.trained += 1
         return train(*arguments)
 
-    monkeypatch.setattr(tokenizer, "encode", library)
+    monkeypatch.setattr(DocumentEncoder, "encode", library)
     monkeypatch.setattr(GivenTokenizer, "encode", process)
     monkeypatch.setattr(encode, "open_trained_tokenizer", training)
     yield counter
