@@ -66,7 +66,7 @@ def _number_error(text: str) -> str:
 # --- The largest schedules that are made, read or drawn, checked before any work
 
 MAX_RANKS = 512  # the largest published pipelines have 16 to 64
-MAX_CELLS = 2**18  # stages x micro-batches; each is a forward and a backward, and about 60,000 take a second
+MAX_CELLS = 2**20  # stages x micro-batches; each is a forward and a backward, and about 100,000 take a second
 
 
 # --- Times of messages between two ranks, if they depend on the ranks: by node, or by a table

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from compiler.schedule.bound import bound_of_unequal, lower_bound
 from compiler.schedule.costs import Costs
+from compiler.schedule.periods import Totals, time_by_periods
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.simulate import Timeline, simulate
+from compiler.schedule.simulate import Prices, Timeline, simulate
 from runtime.contract.actions import Action, Pair
 
 
 @dataclass(frozen=True)
 class MeasuredSchedule:
-    """A schedule that was simulated under costs. Times are in the unit of the costs, activations those of one stage."""
+    """A schedule that was timed under costs. Times are in the unit of the costs, activations those of one stage."""
 
     schedule: Schedule
     costs: Costs  # of its actions
-    timeline: Timeline
+    totals: Totals | Timeline
     cap: Fraction  # the most activations that any rank may hold: as requested, or as this schedule holds
     lower_bound: Fraction  # of the makespan of all schedules of this placement and these sizes within `cap`
 
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The times of all steps, for pictures."""
+        return self.totals if isinstance(self.totals, Timeline) else simulate(self.schedule, self.costs)
+
     @property
     def makespan(self) -> Fraction:
-        return self.timeline.makespan
+        return self.totals.makespan
 
     @property
     def idle(self) -> Fraction:
         """The share of the step in which ranks are idle, over all ranks."""
-        return sum(self.timeline.idle, Fraction(0)) / (self.makespan * self.schedule.num_ranks)
+        return sum(self.totals.idle, Fraction(0)) / (self.makespan * self.schedule.num_ranks)
 
     @property
     def gap(self) -> Fraction:
@@ -53,12 +60,17 @@ class MeasuredSchedule:
     @property
     def peak_activations(self) -> Fraction:
         """The most activations that a rank holds."""
-        return max(self.timeline.peak_activations)
+        return max(self.totals.peak_activations)
+
+    @property
+    def num_offloaded(self) -> int:
+        """The number of activations that go to the host and come back."""
+        return sum(map(len, self.totals.copies)) // 2 if isinstance(self.totals, Timeline) else 0
 
     @property
     def peak_bytes(self) -> tuple[Fraction, ...]:
         """By rank, the most bytes that it holds, in activations and otherwise; () if unknown."""
-        peaks = self.costs.bytes.held_bytes(self.timeline.peak_activations)
+        peaks = self.costs.bytes.held_bytes(self.totals.peak_activations)
         return peaks if self.costs.bytes.activation else ()
 
     @property
@@ -73,15 +85,20 @@ class MeasuredSchedule:
 
 
 def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ...] | None = None) -> MeasuredSchedule:
-    """Simulate a checked schedule and compute its lower bound. Raises ScheduleError if its ranks wait in a circle.
+    """Time a checked schedule and compute its lower bound. Raises ScheduleError if its ranks wait in a circle.
 
     `cap`: one for all ranks, or one for each. With None, the bound is for schedules that hold no more than this one.
     """
-    timeline = simulate(schedule, costs)
-    limit = max(timeline.peak_activations) if cap is None else cap
+    totals = totals_of(schedule, costs)
+    limit = max(totals.peak_activations) if cap is None else cap
     sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
     bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, limit)
-    return MeasuredSchedule(schedule, costs, timeline, max(limit) if isinstance(limit, tuple) else limit, bound)
+    return MeasuredSchedule(schedule, costs, totals, max(limit) if isinstance(limit, tuple) else limit, bound)
+
+
+def totals_of(schedule: Schedule, prices: Prices) -> Totals | Timeline:
+    """The makespan, idle time and activations of a checked schedule. Raises ScheduleError if ranks wait in a circle."""
+    return time_by_periods(schedule, prices) or simulate(schedule, prices)
 
 
 def _load(schedule: Schedule, costs: Costs, rank: int, stage: int) -> Fraction:

@@ -20,8 +20,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
 
+from compiler.schedule.numbering import SlotRow
 from compiler.schedule.schedule import Schedule, ScheduleError
-from runtime.contract.actions import Action, Step, actions_of, is_copy
+from runtime.contract.actions import Action, ActionKind, Step, actions_of, is_copy
 
 # --- Run the steps of ranks that wait for each other's events
 
@@ -260,21 +261,27 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
 def _peaks(schedule: Schedule, parts: int, w_parts: int) -> tuple[int, ...]:
     """By rank, the most parts of activations that it holds. An activation keeps `w_parts` from its I to its W."""
-    trains = any(action.kind != "F" for rank in schedule.actions for step in rank for action in actions_of(step))
+    trains = any(kind != "F" for steps in schedule.actions for kinds in _kinds(steps) for kind in kinds)
     freed = {"F": 0, "R": 0, "O": parts, "B": parts, "I": parts - w_parts, "W": w_parts} if trains else {"F": parts}
     return tuple(_peak(steps, parts, freed) for steps in schedule.actions)
 
 
 def _peak(steps: Sequence[Step], parts: int, freed: Mapping[str, int]) -> int:
     live = peak = 0
-    for step in steps:
-        kinds = [action.kind for action in actions_of(step)]
+    for kinds in _kinds(steps):
         live += parts * (kinds.count("F") + kinds.count("R"))
         if live > peak:
             peak = live
         for kind in kinds:
             live -= freed[kind]
     return peak
+
+
+def _kinds(steps: Sequence[Step]) -> Iterator[list[ActionKind]]:
+    """The kinds of the actions of each step."""
+    if isinstance(steps, SlotRow):
+        return ([kind for kind, _ in slot] for slot in steps.slots)
+    return ([action.kind for action in actions_of(step)] for step in steps)
 
 
 def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fraction]:

@@ -45,8 +45,8 @@ def as_json(answer: Answer) -> str:
         value |= {"unit": answer.unit or None, "costs": costs_value(measured.costs)}
         value |= {
             "makespan": number(measured.makespan),
-            "bubble": [number(idle) for idle in measured.timeline.idle],
-            "peak_activations": [number(Fraction(peak, entry.parts)) for peak in measured.timeline.peak_activations],
+            "bubble": [number(idle) for idle in measured.totals.idle],
+            "peak_activations": [number(Fraction(peak, entry.parts)) for peak in measured.totals.peak_activations],
             "peak_bytes": [number(num_bytes) for num_bytes in measured.peak_bytes],
             "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
@@ -124,9 +124,9 @@ def summary(answer: Answer) -> list[str]:
         lines.append(
             f"memory {gigabytes(held_bytes[rank])} on rank {rank}, the fullest, {beside} of it not activations"
         )
-    if copies := sum(map(len, measured.timeline.copies)):
+    if copied := measured.num_offloaded:
         forwards = measured.schedule.num_stages * N
-        lines.append(f"{copies // 2:,} of {forwards:,} activations go to the host and come back")
+        lines.append(f"{copied:,} of {forwards:,} activations go to the host and come back")
     if entry.unordered is not None:
         gain = percent(1 - measured.makespan / entry.unordered)
         lines.append(f"order {' '.join(map(str, entry.order))}")

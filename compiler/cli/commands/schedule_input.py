@@ -92,10 +92,10 @@ class Sizes:
 
     def check_cap(self, schedule: Schedule, parts: int) -> None:
         """Raise InputError if a rank holds more than the cap, where `parts` activations count as one."""
-        costs = self.costs or Costs()
-        peaks = tuple(peak / parts for peak in held_at_most(schedule, costs.keeps))
         if self.cap is None:
             return
+        costs = self.costs or Costs()
+        peaks = tuple(peak / parts for peak in held_at_most(schedule, costs.keeps))
         caps = self.cap if isinstance(self.cap, tuple) else (self.cap,) * len(peaks)
         if all(peak <= cap for peak, cap in zip(peaks, caps, strict=True)):
             return
@@ -120,7 +120,10 @@ SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
 # `auto` tries all other schedules. That takes about as long as one schedule with this many stages per rank; on many
 # ranks it tries fewer placements.
-PARTS_OF_AUTO, MANY_RANKS, PARTS_OF_MANY = 8, 256, 2
+PARTS_OF_AUTO, MANY_RANKS, PARTS_OF_MANY = 4, 256, 2
+# Of all schedules that are compared: their steps are not made, and few are timed. If micro-batches differ, a schedule
+# repeats no period, so all its steps are timed.
+MAX_COMPARED_CELLS, MAX_UNEQUAL_CELLS = 8 * MAX_CELLS, MAX_CELLS // 4
 MAX_CAP = 100_000_000
 
 
@@ -344,20 +347,23 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
         raise InputError(f"--chunks is for {join_names(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     parts_of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
     parts = [parts_of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
-    limit = MAX_CELLS // sum(parts) // sizes.num_ranks
+    unequal = sizes.costs is not None and sizes.costs.micro_batches
+    max_each, max_all = (MAX_UNEQUAL_CELLS,) * 2 if unequal else (MAX_CELLS, MAX_COMPARED_CELLS)
+    largest_each, largest_all = max_each // max(parts) // sizes.num_ranks, max_all // sum(parts) // sizes.num_ranks
+    limit = min(largest_each, largest_all)
     if sizes.num_micro_batches > limit:
         stages = sizes.num_ranks * max(parts)
         size = f"{stages} stages" if stages > sizes.num_ranks and AUTO not in names else f"{sizes.num_ranks} ranks"
         edit = f"use --micro-batches {limit} or fewer" if limit else "use fewer ranks"
         raise InputError(
             f"{size} x {sizes.num_micro_batches} micro-batches is too large: {edit}, to finish within a minute"
-            + (", or compare fewer" if len(names) > 1 else "")
+            + (", or compare fewer" if largest_all < largest_each else "")
         )
 
 
 # ---------------------------------------------------------------- schedules
 def _named_schedule(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
-    """The schedule of a name, checked. Raises InputError if it does not exist in this size, or exceeds the cap.
+    """The schedule of a name. Raises InputError if it does not exist in this size, or exceeds the cap.
 
     `parts`: how many of its activations, each of one stage, count as one for the cap. For `auto` the cap counts
     activations of 1/P of the model.
@@ -368,7 +374,6 @@ def _named_schedule(name: str, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:
         schedule = SCHEDULES[name].generate(sizes.num_ranks, sizes.num_micro_batches, sizes.chunks)
     except ValueError as error:  # the schedule has no such size, or nothing fits the cap
         raise InputError(str(error)) from None
-    schedule.check()
     return _entry(schedule, sizes, parts)
 
 

@@ -16,9 +16,9 @@ from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement
 from compiler.schedule import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs
-from compiler.schedule.measure import MeasuredSchedule, measure
+from compiler.schedule.measure import MeasuredSchedule, measure, totals_of
 from compiler.schedule.schedule import Schedule
-from compiler.schedule.simulate import held_at_most, simulate
+from compiler.schedule.simulate import held_at_most
 from compiler.schedule.solver.core import Bound, Core, Report, solve_core
 from compiler.schedule.solver.cycle import COPIES, stretch_slots, unroll_period, waves
 from compiler.schedule.solver.problem import (
@@ -76,14 +76,11 @@ class ScheduleRequest:
         caps = None if cap is None else self.caps_on(placement, cap)
         return lower_bound_of(placement, P, N, self.costs_on(placement), caps)
 
-    def held_activations(self, schedule: Schedule) -> tuple[Fraction, ...]:
-        """The most activations that each rank of a schedule holds, in the unit of the cap."""
-        peaks = held_at_most(schedule, self.costs.keeps)
-        return tuple(peak * self.num_stages / schedule.num_stages for peak in peaks)
-
     def time_schedule(self, origin: str, schedule: Schedule) -> FoundSchedule:
-        makespan = simulate(schedule, self.costs_on(schedule.stage_placement)).makespan
-        return FoundSchedule(makespan, self.held_activations(schedule), origin, schedule)
+        """A schedule with its makespan and activations."""
+        totals = totals_of(schedule, self.costs_on(schedule.stage_placement))
+        held = tuple(peak * self.num_stages / schedule.num_stages for peak in totals.peak_activations)
+        return FoundSchedule(totals.makespan, held, origin, schedule)
 
 
 @dataclass(frozen=True)
@@ -257,9 +254,9 @@ def _named_schedules(
             placement = row.stage_placement(chunks)
             runs = row.has_size(P, N) and placement.copies <= copies
             if runs and (held_by is None or held_by.supports(placement, P)):
-                schedule = row.generate(P, N, chunks)
-                if request.cap is None or request.is_within(request.held_activations(schedule), request.cap):
-                    yield request.time_schedule(name, schedule)
+                found = request.time_schedule(name, row.generate(P, N, chunks))
+                if request.is_within(found.held_activations, request.cap):
+                    yield found
 
 
 def _solve_placements(

@@ -161,9 +161,19 @@ def test_auto_is_never_slower_in_a_comparison(capsys: Captured) -> None:
 
 def test_too_large_comparisons_suggest_fewer_micro_batches(capsys: Captured) -> None:
     """The limit applies to the time of all compared schedules together."""
-    names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
-    assert run("--compare", names, "--ranks", "128", "--micro-batches", "150") == 2
-    assert "use --micro-batches 136 or fewer, to finish within a minute, or compare fewer" in capsys.readouterr().err
+    names = "gpipe,1f1b,zb1p,zbv,dualpipev,vmin,auto"
+    assert run("--compare", names, "--ranks", "128", "--micro-batches", "6000") == 2
+    assert "use --micro-batches 2048 or fewer, to finish within a minute\n" in capsys.readouterr().err  # for auto
+    names = "gpipe,1f1b,zb1p,zbh2,interleaved,interleaved_pairs,interleaved_zb,zbv,dualpipev,vmin,vhalf"
+    assert run("--compare", names, "--ranks", "128", "--micro-batches", "3641") == 2
+    assert "use --micro-batches 3640 or fewer, to finish within a minute, or compare fewer" in capsys.readouterr().err
+
+
+def test_unequal_micro_batches_have_a_lower_limit(tmp_path: Path, capsys: Captured) -> None:
+    """They repeat no period, so every step is timed."""
+    (costs := tmp_path / "costs.json").write_text(json.dumps({"F": 1, "I": 1, "W": 1, "micro_batches": [1, 2] * 300}))
+    assert run("--name", "1f1b", "--ranks", "512", "--micro-batches", "600", "--costs", str(costs)) == 2
+    assert "512 ranks x 600 micro-batches is too large: use --micro-batches 512 or fewer" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
@@ -254,10 +264,10 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("dualpipe", "0", "20", "--ranks 0 is out of bounds: use 1 to 512"),
         ("1f1b", "1", "-1", "--micro-batches -1 is out of bounds: use 1 to 65536"),
         ("1f1b", "1000000000", "1", "--ranks 1000000000 is out of bounds"),
-        ("1f1b", "512", "513", "512 ranks x 513 micro-batches is too large: use --micro-batches 512 or fewer"),
-        ("interleaved", "512", "257", "1024 stages x 257 micro-batches is too large: use --micro-batches 256"),
-        ("zbv", "512", "257", "1024 stages x 257 micro-batches is too large: use --micro-batches 256"),
-        ("auto", "512", "257", "512 ranks x 257 micro-batches is too large: use --micro-batches 256"),
+        ("1f1b", "512", "2049", "512 ranks x 2049 micro-batches is too large: use --micro-batches 2048 or fewer"),
+        ("interleaved", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
+        ("zbv", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
+        ("auto", "512", "1025", "512 ranks x 1025 micro-batches is too large: use --micro-batches 1024"),
         ("dualpip", "8", "20", f"unknown schedule 'dualpip': use one of {NAMES}"),
     ],
 )
