@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
-from itertools import accumulate, pairwise
 from math import gcd, lcm
 
 from compiler.ir.stage_placement import StagePlacement
-from compiler.schedule.costs import MAX_TIME, Costs
+from compiler.schedule.costs import Costs
 from compiler.schedule.rank_states import QUICK, SmallPipeline
 from compiler.schedule.waits import Item, Slot, Times, Waits, steps_of
 from compiler.schedule.weights import Weight
@@ -344,39 +343,3 @@ class _LinearProgram:
 
 def _sum(row: dict[int, Fraction], addend: dict[int, Fraction], sign: int) -> dict[int, Fraction]:
     return row | {j: row.get(j, Fraction(0)) + sign * value for j, value in addend.items()}
-
-
-# --- A lower bound of the makespan if micro-batches have different weights
-#
-# No schedule with these micro-batches at these positions ends before each of them has passed all stages and returned,
-# or before each rank has done its work: it waits for its first forward, and then runs every action with the best share
-# of its time in a pair.
-
-
-def bound_of_unequal(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs) -> Fraction:
-    """The largest bound of all micro-batches and ranks, in the unit of the costs."""
-    costs.check(num_ranks, placement.num_stages(num_ranks), num_micro_batches)
-    sides: dict[int, list[int]] = {}
-    for m in range(num_micro_batches):
-        sides.setdefault(placement.direction(num_micro_batches, m), []).append(m)
-    forward, backward, input_grad, weight_grad = map(costs.quickest, KINDS)
-    num_stages = placement.num_stages(num_ranks)
-    work, begin, path_times = [Fraction(0)] * num_ranks, [MAX_TIME] * num_ranks, []
-    for side in sides.values():
-        weights = [costs.micro_batches[m] for m in side]
-        ranks = [placement.rank_of(num_ranks, num_micro_batches, stage, side[0]) for stage in range(num_stages)]
-        stages = [costs.weight(stage, rank) for stage, rank in enumerate(ranks)]
-        hops = [
-            *accumulate(
-                (costs.message(a, b) if a != b else Fraction(0) for a, b in pairwise(ranks)), initial=Fraction(0)
-            )
-        ]
-        heads = [*accumulate((forward * weight.F for weight in stages), initial=Fraction(0))]
-        backs = [min(backward * weight.B, input_grad * weight.I) for weight in stages]
-        last = min(backward * stages[0].B, input_grad * stages[0].I + weight_grad * stages[0].W)  # of stage 0
-        for stage, rank in enumerate(ranks):
-            begin[rank] = min(begin[rank], heads[stage] * min(weights) + hops[stage])
-            work[rank] += costs.least_work(stages[stage]) * sum(weights)
-        path_time = heads[-1] + sum(backs[1:]) + last
-        path_times.append(path_time * max(weights) + 2 * hops[-1])
-    return max(*path_times, *(start + time for start, time in zip(begin, work, strict=True) if time))

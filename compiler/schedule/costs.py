@@ -161,6 +161,11 @@ class Costs:
 
     def least_work(self, weight: Weight = ONE) -> Fraction:
         """Time of a stage of a weight on a micro-batch, if every action has the best share of its time in a pair."""
+        least = self.least_shares(weight)
+        return least["F"] + min(least["B"], least["I"] + least["W"])
+
+    def least_shares(self, weight: Weight) -> dict[str, Fraction]:
+        """By kind, the least time that an action of a weight adds to a step."""
         least = {}
         for kind in KINDS:
             sums = {partner: self.lone_time(kind) + self.lone_time(partner) for partner in KINDS}
@@ -168,7 +173,7 @@ class Costs:
             if weight.label:
                 shares = [self.stage_pairs.least(kind, weight.label)]
             least[kind] = self.lone_time(kind) * weight.factor(kind) * min(Fraction(1), *shares)
-        return least["F"] + min(least["B"], least["I"] + least["W"])
+        return least
 
     def weight(self, stage: int, rank: int) -> Weight:
         """The factors of a stage's actions on a rank, for a micro-batch of weight 1."""
@@ -234,12 +239,13 @@ class Costs:
     def recut(self, old_stages: int, new_stages: int) -> Costs:
         """Costs of the same model cut into `new_stages` stages instead of `old_stages`.
 
-        The weight of a new stage is the mean of the old stages that it overlaps with.
+        The weight of a new stage is the mean of the weights that it overlaps with. There may be more weights than old
+        stages, of stages that are smaller by the same factor.
         """
-        if old_stages == new_stages:
+        if old_stages == new_stages and len(self.stages) in (0, new_stages):
             return self
         factor = Fraction(old_stages, new_stages)
-        stages = cut_anew(self.stages, new_stages) if self.stages else ()
+        stages = self.stages if len(self.stages) in (0, new_stages) else cut_anew(self.stages, new_stages)
         O, R = (None if time is None else time * factor for time in (self.O, self.R))
         return replace(self.scale_times(factor), stages=stages, bytes=self.bytes.scale_activation(factor), O=O, R=R)
 
@@ -260,6 +266,11 @@ class Costs:
         ):
             if weights and count is not None and len(weights) != count:
                 raise ValueError(f"the costs have weights of {len(weights)} {name}, but the schedule has {count}")
+
+    def check_cut(self, num_ranks: int, num_stages: int) -> None:
+        """Raise ValueError unless the weights fit the ranks, and the stages or equal parts of them."""
+        finer = len(self.stages) % num_stages == 0
+        self.check(num_ranks, len(self.stages) if finer else num_stages)
 
 
 def with_every_pair_gaining(costs: Costs) -> Costs:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from compiler.schedule.bound import bound_of_unequal, lower_bound
+from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs
 from compiler.schedule.periods import Totals, time_by_periods
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Prices, Timeline, simulate
+from compiler.schedule.unequal_bound import bound_of_unequal
 from runtime.contract.actions import Action, Pair
 
 
@@ -91,8 +92,8 @@ def measure(schedule: Schedule, costs: Costs, cap: Fraction | tuple[Fraction, ..
     """
     totals = totals_of(schedule, costs)
     limit = max(totals.peak_activations) if cap is None else cap
-    sizes = schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs
-    bound = bound_of_unequal(*sizes) if costs.micro_batches else lower_bound(*sizes, limit)
+    bound_of = bound_of_unequal if costs.micro_batches else lower_bound
+    bound = bound_of(schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs, limit)
     return MeasuredSchedule(schedule, costs, totals, max(limit) if isinstance(limit, tuple) else limit, bound)
 
 

@@ -433,13 +433,16 @@ def searching() -> Iterator[Callable[[str], None]]:
 
 
 def _recut_costs(sizes: Sizes, stages: int) -> Costs:
-    """The costs with the model cut into `stages` stages. Costs given for `auto` are for one stage per rank."""
+    """The costs with the model cut into `stages` stages. Costs given for `auto` are for one stage per rank.
+
+    If the model is cut so already, all weights stay, also those of smaller stages.
+    """
     costs, given_stages = sizes.costs or Costs(), sizes.num_stages or sizes.num_ranks
     try:
-        costs.check(sizes.num_ranks, given_stages)
+        costs.check_cut(sizes.num_ranks, given_stages)
     except ValueError as error:
         raise InputError(str(error)) from None
-    return costs.recut(given_stages, stages)
+    return costs if given_stages == stages else costs.recut(given_stages, stages)
 
 
 def _entry(schedule: Schedule, sizes: Sizes, parts: int = 1) -> ScheduleAnswer:

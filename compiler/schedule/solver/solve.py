@@ -41,7 +41,10 @@ lower_bound_of = lru_cache(maxsize=256)(lower_bound)  # used before a search, by
 
 @dataclass(frozen=True)
 class ScheduleRequest:
-    """A request: sizes, the costs of one of `num_stages` stages, and a cap in activations of such a stage."""
+    """A request: sizes, the costs of one of `num_stages` stages, and a cap in activations of such a stage.
+
+    The weights of the costs may be those of smaller stages (`Costs.recut`).
+    """
 
     num_ranks: int
     num_micro_batches: int
@@ -112,7 +115,7 @@ def check_request(request: ScheduleRequest) -> ScheduleRequest:
             f"auto cannot run with a cap of {float(min(request.caps(request.cap))):g}: "
             f"a rank holds at least {activations}, use cap = {least}"
         )
-    request.costs.check(request.num_ranks, request.num_stages)
+    request.costs.check_cut(request.num_ranks, request.num_stages)
     return request
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +142,31 @@ def test_a_single_schedule_format_is_refused_before_a_search(words: list[str], s
 def test_a_bound_states_its_placements(more: list[str], said: str, capsys: Captured) -> None:
     assert main([*AUTO, *more]) == 0
     assert said in capsys.readouterr().err
+
+
+def test_a_placement_takes_weights_of_its_stages(tmp_path: Path, capsys: Captured) -> None:
+    """Costs of 1/P of the model, with a weight for each of the 2P stages of a V: for each half of a rank's share."""
+    file, words = tmp_path / "costs.json", ["--ranks", "2", "--micro-batches", "4", "--format", "json"]
+
+    def shown(costs: str, form: str, *words: str) -> Any:
+        file.write_text(costs)
+        assert main(["schedule", *words, "--costs", str(file)]) == 0
+        return parsed(capsys.readouterr().out, form)
+
+    of_halves = '{"F": 2, "I": 2, "W": 2, "stages": [0.8, 1, 1, 1.4]}'
+    compared = shown(of_halves, "compared", "--compare", "1f1b,zbv,auto", "--placement", "v", *words)
+    whole, zbv, auto = compared["schedules"]
+    assert compared["costs"]["stages"] == [0.8, 1, 1, 1.4]
+    assert auto["placement"] == "v" and auto["makespan"] == auto["lower_bound"] == 26.4  # rank 0: 4 (0.8 + 1.4) 3
+
+    own = shown('{"F": 1, "I": 1, "W": 1, "stages": [0.8, 1, 1, 1.4]}', "simulated", "--name", "zbv", *words)
+    assert zbv["makespan"] == own["makespan"]
+    means = shown('{"F": 2, "I": 2, "W": 2, "stages": [0.9, 1.2]}', "simulated", "--name", "1f1b", *words)
+    assert whole["makespan"] == means["makespan"]
+
+    file.write_text('{"F": 2, "I": 2, "W": 2, "stages": [0.8, 1, 1.4]}')
+    assert main(["schedule", "--name", "auto", "--placement", "v", *words, "--costs", str(file)]) == 2
+    assert "the costs have weights of 3 stages, but the schedule has 2" in capsys.readouterr().err
 
 
 def test_a_bound_of_unequal_micro_batches_holds_for_their_order(tmp_path: Path, capsys: Captured) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -207,3 +208,15 @@ def test_recutting_the_model_keeps_its_total_time(had: int, wanted: int) -> None
     assert costs.recut(had, had) is costs
     if wanted % had == 0:
         assert anew.recut(wanted, had) == costs
+
+
+def test_weights_may_be_those_of_smaller_stages() -> None:
+    """`F` is the time of 1/2 of the model, and the weights are those of its quarters."""
+    quarters = tuple(map(Fraction, (1, 3, 5, 9)))
+    costs = Costs(F=Fraction(2), stages=quarters)
+    assert costs.recut(2, 4).stages == quarters and costs.recut(2, 4).F == 1
+    assert costs.recut(2, 2) == replace(costs, stages=(Fraction(2), Fraction(7)))
+    costs.check_cut(2, 2)
+    costs.check_cut(2, 4)
+    with pytest.raises(ValueError, match="weights of 4 stages, but the schedule has 3"):
+        costs.check_cut(3, 3)

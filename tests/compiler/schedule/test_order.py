@@ -16,14 +16,12 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
-from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, loop
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates
 from compiler.predict.micro_batch_order import costs_of_orders, micro_batch_orders
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_time
 from compiler.schedule import SCHEDULES
-from compiler.schedule.bound import bound_of_unequal
 from compiler.schedule.costs import Costs, costs_of_json, parse_costs
 from compiler.schedule.measure import measure
 from compiler.schedule.order import _TimedSteps, best_order, reorder_costs
@@ -33,7 +31,6 @@ from runtime.contract.actions import Action, Pair
 from runtime.contract.names import ProgramName
 from tests.compiler.schedule.offloading import offloading
 from tests.compiler.schedule.test_simulate import plain, random_costs
-from tests.compiler.schedule.tiny import best_makespan
 
 
 def weights(count: int, sigma: float, seed: int) -> tuple[Fraction, ...]:
@@ -95,17 +92,6 @@ def test_a_run_of_a_file_with_copies_has_an_order() -> None:
     orders = micro_batch_orders(spec, lowering, {ProgramName("train_8"): schedule})
     assert sorted(orders[ProgramName("train_8")]) == [*range(8)] != list(orders[ProgramName("train_8")])
     assert costs_of_orders(lowering).O is None and copy_time(lowering) == costs_of_orders(lowering, schedule).O
-
-
-@pytest.mark.parametrize("placement", [loop(1), BIDIRECTIONAL], ids=str)
-def test_the_bound_is_at_most_the_best_of_all_schedules(placement: StagePlacement) -> None:
-    """This includes pairs that take less than one of their actions alone."""
-    for seed in range(4):
-        rng = random.Random(seed)
-        costs = random_costs(rng, placement.num_stages(2), 2)
-        costs = replace(costs, micro_batches=weights(2, 0.6, seed))
-        best = best_makespan(placement, 2, 2, costs, 2)
-        assert best is not None and 0 < bound_of_unequal(placement, 2, 2, costs) <= best
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])

@@ -11,11 +11,12 @@ import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from compiler.schedule import SCHEDULES
-from compiler.schedule.bound import bound_of_unequal, lower_bound
+from compiler.schedule.bound import lower_bound
 from compiler.schedule.costs import Costs, costs_of_json
 from compiler.schedule.measure import measure
 from compiler.schedule.simulate import simulate
 from compiler.schedule.solver import Solver
+from compiler.schedule.unequal_bound import bound_of_unequal
 from compiler.schedule.weights import StagePairs, Weight, as_weight, cut_anew, round_weights
 from runtime.contract.actions import Action, Pair
 from tests.compiler.schedule.independent import judge

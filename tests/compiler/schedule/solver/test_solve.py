@@ -53,6 +53,22 @@ def test_never_worse_than_a_named_schedule(num_ranks: int, data: st.DataObject) 
         assert solution.makespan <= makespan, name
 
 
+@settings(max_examples=20)
+@given(st.data())
+def test_weights_of_the_stages_of_a_placement(data: st.DataObject) -> None:
+    """A V searched with a weight for each of its stages, beside costs of 1/P of the model, is that of its own costs."""
+    num_ranks, num_micro_batches = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    weights = st.lists(st.integers(1, 4).map(Fraction), min_size=2 * num_ranks, max_size=2 * num_ranks)
+    table = replace(data.draw(costs(num_ranks)), stages=tuple(data.draw(weights)))
+    found = Solver(table, num_ranks, effort=LEAST).solve(num_ranks, num_micro_batches, placement=V)
+    checked(found, table, num_ranks)
+    own_costs = table.recut(num_ranks, 2 * num_ranks)
+    assert found.costs == own_costs and own_costs.stages == table.stages
+    assert found.lower_bound == lower_bound(V, num_ranks, num_micro_batches, own_costs, 2 * num_ranks)
+    alone = Solver(own_costs, 2 * num_ranks, effort=LEAST).solve_on(V, num_ranks, num_micro_batches)
+    assert (found.makespan, found.schedule) == (alone.makespan, alone.schedule)
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_found_schedules_are_proven_on_every_placement(data: st.DataObject) -> None:
