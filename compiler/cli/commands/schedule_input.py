@@ -118,9 +118,7 @@ class Sizes:
 ONE_ONLY = ("torch-csv", "megatron-layout")  # formats of a single schedule
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
-# `auto` tries all other schedules. That takes about as long as one schedule with this many stages per rank; on many
-# ranks it tries fewer placements.
-PARTS_OF_AUTO, MANY_RANKS, PARTS_OF_MANY = 4, 256, 2
+PARTS_OF_AUTO = 4  # `auto` times all other schedules, and counts as one with this many stages per rank
 # Of all schedules that are compared: their steps are not made, and few are timed. If micro-batches differ, a schedule
 # repeats no period, so all its steps are timed.
 MAX_COMPARED_CELLS, MAX_UNEQUAL_CELLS = 8 * MAX_CELLS, MAX_CELLS // 4
@@ -345,7 +343,7 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes) -> None:
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
     if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
         raise InputError(f"--chunks is for {join_names(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
-    parts_of_auto = (PARTS_OF_MANY if sizes.num_ranks >= MANY_RANKS else PARTS_OF_AUTO) + sizes.chunks - 2
+    parts_of_auto = PARTS_OF_AUTO + sizes.chunks - DEFAULT_CHUNKS
     parts = [parts_of_auto if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
     unequal = sizes.costs is not None and sizes.costs.micro_batches
     max_each, max_all = (MAX_UNEQUAL_CELLS,) * 2 if unequal else (MAX_CELLS, MAX_COMPARED_CELLS)

@@ -267,7 +267,7 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("1f1b", "512", "2049", "512 ranks x 2049 micro-batches is too large: use --micro-batches 2048 or fewer"),
         ("interleaved", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
         ("zbv", "512", "1025", "1024 stages x 1025 micro-batches is too large: use --micro-batches 1024"),
-        ("auto", "512", "1025", "512 ranks x 1025 micro-batches is too large: use --micro-batches 1024"),
+        ("auto", "512", "513", "512 ranks x 513 micro-batches is too large: use --micro-batches 512"),
         ("dualpip", "8", "20", f"unknown schedule 'dualpip': use one of {NAMES}"),
     ],
 )
