@@ -84,7 +84,7 @@ def time_schedule(spec: Spec, lowering: Lowering, schedule: Schedule, least: boo
     if shared * slowest > 1:
         times, tails = times.longer(shared * slowest), [tail.longer(shared * slowest) for tail in tails]
         timeline = simulate(schedule, times)
-    step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
+    step = step_of(schedule, timeline, tails, spec.train.batch.end * spec.train.sequence)
     return TimedPlan(spec, lowering, schedule, timeline, shared, slowest, step, times, tuple(tails))
 
 

@@ -7,7 +7,6 @@ from fractions import Fraction
 from statistics import fmean
 
 from compiler.predict.prediction import RankTime, StepPrediction, Tail
-from compiler.predict.times import StepTimes
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from runtime.contract.actions import Pair, is_copy
@@ -39,9 +38,7 @@ def mean_of(ranks: Sequence[RankTime]) -> RankTime:
     return RankTime(-1, **row_means)
 
 
-def step_of(
-    schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int
-) -> StepPrediction:
+def step_of(schedule: Schedule, timeline: Timeline, tails: Sequence[Tail], tokens: int) -> StepPrediction:
     """The step of a schedule. All ranks begin the tail together, so the slowest tail counts for all."""
     tail = max(tails, key=lambda tail: tail.seconds)
     ranks = rank_times(schedule, timeline, tail.seconds)
@@ -54,13 +51,10 @@ def step_of(
         ranks=ranks,
         tail=tail,
         # Another order may hide more of the reductions.
-        bound_s=float(busiest_rank_work(schedule, times)) / 1000 + tail.seconds - tail.reduction_s,
+        bound_s=float(busiest_rank_work(timeline)) / 1000 + tail.seconds - tail.reduction_s,
     )
 
 
-def busiest_rank_work(schedule: Schedule, times: StepTimes) -> Fraction:
+def busiest_rank_work(timeline: Timeline) -> Fraction:
     """A lower bound of any order of these steps: the work of the busiest rank."""
-    return max(
-        sum((times.step_time(step, rank) for step in steps if not is_copy(step)), Fraction(0))
-        for rank, steps in enumerate(schedule.actions)
-    )
+    return timeline.makespan - min(timeline.idle)

@@ -146,7 +146,7 @@ def test_two_sizes_of_groups_are_two_periods() -> None:
 def test_activations_may_grow_from_period_to_period() -> None:
     schedule = gpipe(3, 500)
     totals = check_against_simulation(schedule, Costs())
-    assert totals.peak_activations == (500,) * 3 and totals.steps_run < 1000
+    assert totals.steps_run < 1000 and max(totals.peak_activations) == 500
 
 
 def test_ranks_of_unequal_pace_have_no_period() -> None:
