@@ -50,7 +50,7 @@ def time_by_periods(schedule: Schedule, prices: Prices) -> Totals | None:
     rows = [row for row in schedule.actions if isinstance(row, SlotRow)]
     if len(rows) < len(schedule.actions) or prices.micro_batches:
         return None
-    return _Pipeline(schedule, rows, prices).run()
+    return _PipelineRun(schedule, rows, prices).run()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _SlotKind:
     frees: int  # at its end
 
 
-class _RankRun:
+class _RowRun:
     """A rank that runs its slots in order."""
 
     def __init__(self, row: Sequence[int], kinds: Sequence[_SlotKind]) -> None:
@@ -120,7 +120,7 @@ class _RankRun:
 
 
 @dataclass(frozen=True)
-class _State:
+class _PipelineState:
     """All that decides what ranks do next, with times after `start`, and how far each rank is."""
 
     start: int
@@ -129,7 +129,7 @@ class _State:
     marks: list[tuple[int, int, int]]  # by rank: position, busy, live
 
 
-class _Pipeline:
+class _PipelineRun:
     """The ranks of a schedule, and the messages between them."""
 
     def __init__(self, schedule: Schedule, rows: Sequence[SlotRow], prices: Prices) -> None:
@@ -142,11 +142,11 @@ class _Pipeline:
         messages = {Fraction(0), *(self._message(r, key) for r in ranks for key in self._sent(rows[r]))}
         denominators = {time.denominator for time in messages.union(*times)}
         self.unit = Fraction(1, math.lcm(*denominators))
-        self.ranks: list[_RankRun] = []
+        self.ranks: list[_RowRun] = []
         for r in ranks:
             numbers = {slot: number for number, slot in enumerate(distinct[r])}
             kinds = [self._kind(r, rows[r], slot, time) for slot, time in zip(distinct[r], times[r], strict=True)]
-            self.ranks.append(_RankRun(array("L", [numbers[slot] for slot in slots[r]]), kinds))
+            self.ranks.append(_RowRun(array("L", [numbers[slot] for slot in slots[r]]), kinds))
 
     def run(self) -> Totals | None:
         """Run all slots, in rounds in which each rank has its turn. None if ranks wait for ever."""
@@ -169,7 +169,7 @@ class _Pipeline:
             steps_run,
         )
 
-    def _skip(self, earlier: _State) -> bool:
+    def _skip(self, earlier: _PipelineState) -> bool:
         """Jump over all periods that repeat what ran since an earlier state. Returns whether there were any."""
         start = self.ranks[0].clock
         if [rank.clock - start for rank in self.ranks] != earlier.clocks or self._arrivals(start) != earlier.arrivals:
@@ -188,11 +188,11 @@ class _Pipeline:
             queue.extend(later)
         return True
 
-    def _state(self) -> _State:
+    def _state(self) -> _PipelineState:
         start = self.ranks[0].clock
         clocks = [rank.clock - start for rank in self.ranks]
         marks = [(rank.position, rank.busy, rank.live) for rank in self.ranks]
-        return _State(start, clocks, self._arrivals(start), marks)
+        return _PipelineState(start, clocks, self._arrivals(start), marks)
 
     def _arrivals(self, start: int) -> list[list[int]]:
         return [[arrival - start for arrival in queue] for queue in self.queues.values()]
