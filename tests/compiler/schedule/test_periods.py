@@ -149,6 +149,14 @@ def test_activations_may_grow_from_period_to_period() -> None:
     assert totals.steps_run < 1000 and max(totals.peak_activations) == 500
 
 
+def test_the_last_period_may_hold_most() -> None:
+    """Every period keeps one more activation, and holds two at its middle. Afterwards only backwards run."""
+    rows: list[Sequence[Slot]] = [[(F0,), (F0,), (B0,)] * 200 + [(B0,)] * 200] * 2
+    schedule = number_micro_batches("mine", 2, 400, ONE_STAGE, rows.__getitem__)
+    totals = check_against_simulation(schedule, Costs())
+    assert totals.steps_run < 400 and max(totals.peak_activations) == 201
+
+
 def test_ranks_of_unequal_pace_have_no_period() -> None:
     """Rank 1 falls behind rank 0 more and more, so every forward is run."""
     schedule = gpipe(2, 100)

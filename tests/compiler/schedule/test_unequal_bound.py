@@ -73,6 +73,16 @@ def test_a_cap_for_each_rank() -> None:
     assert bound_of_unequal(ONE_STAGE, 4, len(UNEVEN), costs, (12, 1, 12, 12)) < 9 * sum(UNEVEN)
 
 
+def test_what_an_input_gradient_frees_is_not_held_until_its_weight_gradient() -> None:
+    """The W then run while the next micro-batch is on rank 1."""
+    costs = Costs(micro_batches=UNEVEN, keeps=Fraction(0))
+    assert bound_of_unequal(ONE_STAGE, 2, 12, costs, 1) == 4 * sum(UNEVEN)
+    weights = Fraction(3), Fraction(2)
+    tiny = replace(costs, micro_batches=weights)
+    assert bound_of_unequal(ONE_STAGE, 2, 2, tiny, 1) == 20
+    assert best_makespan(ONE_STAGE, 2, 2, tiny, 1) == 22  # and the last W
+
+
 def test_activations_on_the_host_do_not_count() -> None:
     costs = Costs(micro_batches=UNEVEN, O=Fraction(1), R=Fraction(1))
     assert bound_of_unequal(ONE_STAGE, 4, 12, costs, 1) == bound_of_unequal(ONE_STAGE, 4, 12, costs)
