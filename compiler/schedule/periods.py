@@ -41,7 +41,7 @@ class Totals:
 
 
 def time_by_periods(schedule: Schedule, prices: Prices) -> Totals | None:
-    """The totals of a schedule that is made of slots.
+    """The totals of a schedule that is made of slots and has backwards.
 
     Returns None if it is not, if micro-batches differ, or if ranks wait for each other for ever. Raises ValueError if
     the prices are for other sizes.
