@@ -1,4 +1,4 @@
-"""Build hook: `pip install` compiles the C++ ops, and the search for orders in C, if a compiler is available."""
+"""Build hook: `pip install` compiles the C++ ops, and the searches in C, if a compiler is available."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class NativeOps(BuildHookInterface):  # type: ignore[type-arg]
         to the wheel."""
         if version != "editable":
             os.environ.pop("DSC_NATIVE", None)  # build in the source tree, from which a wheel takes the libraries
-        runpy.run_path(str(Path(self.root, "compiler/plan/actions/compiled.py")))["build"]()  # else on first use
+        build = runpy.run_path(str(Path(self.root, "compiler/files/native.py")))["build"]
+        for source in sorted(Path(self.root, "compiler").rglob("*.c")):
+            build(source)  # else on first use
         problem = runpy.run_path(str(Path(self.root, "runtime/ops/native/compile_cpp.py")))["build"]()
         if problem:
             self.app.display_warning(f"ops will run on torch, which takes about twice as long: {problem}")
         elif version != "editable":
-            build_data["artifacts"] += ["/runtime/ops/native/*.so", "/compiler/plan/actions/*.so"]
+            build_data["artifacts"] += ["/runtime/ops/native/*.so", "/compiler/**/*.so"]
             build_data["pure_python"] = False
             build_data["tag"] = "py3-none-linux_x86_64"  # ctypes loads the libraries, so any Python 3 works

@@ -12,7 +12,7 @@ from math import gcd, lcm
 from compiler.ir.stage_placement import StagePlacement
 from compiler.schedule.costs import Costs
 from compiler.schedule.rank_states import QUICK, SmallPipeline
-from compiler.schedule.waits import Item, Slot, Times, Waits, steps_of
+from compiler.schedule.waits import Item, Slot, TimedSteps, Times, Waits
 from compiler.schedule.weights import Weight
 from runtime.contract.actions import KINDS, ActionKind
 
@@ -142,7 +142,7 @@ def lower_bound(
     paths = _MicroBatchPaths.of(waits)
     ranks = {RankBound.of(paths, rank): None for rank in range(P)}  # mirrored ones are alike
     fullest = sorted(ranks, key=lambda rank: rank.fill + rank.shares(costs), reverse=True)[:_MOST_RANKS]
-    least = max([paths.round_trip(), *(rank.bound(costs) for rank in fullest)])
+    least = max([paths.round_trip(), *(rank.bound(costs, waits.steps_by_weights) for rank in fullest)])
     if 2 * N * (waits.last + 1) > _MOST_WAITS:
         return least
     return SmallPipeline(at_home, QUICK).bound(max(least, at_home.longest()))
@@ -215,15 +215,16 @@ class RankBound:
             + _ramps(paths, rank),
         )
 
-    def bound(self, costs: Costs) -> Fraction:
+    def bound(self, costs: Costs, steps_by_weights: Mapping[tuple[Weight, ...], TimedSteps]) -> Fraction:
         """A lower bound of the time in which the rank runs its steps and other ranks run what depends on them."""
         if not self.amounts:
             return Fraction(0)
         least = Fraction(0) if costs.can_offload else self.memory()
         if len(self.amounts) > _MOST_WEIGHTS:
             return self.fill + max(least, self.shares(costs))
-        in_turn = _LinearProgram(self, costs, overlaps=True).least()
-        one_by_one = _LinearProgram(self, costs, overlaps=False).least()
+        steps = steps_by_weights[tuple(weight for weight, _ in self.amounts)]
+        in_turn = _LinearProgram(self, costs, steps, overlaps=True).least()
+        one_by_one = _LinearProgram(self, costs, steps, overlaps=False).least()
         return self.fill + max(least, min(time for time in (in_turn, one_by_one) if time is not None))
 
     def memory(self) -> Fraction:
@@ -262,14 +263,15 @@ class _LinearProgram:
     phase 2 is empty, and phase 3 begins with the first backward.
     """
 
-    def __init__(self, rank: RankBound, costs: Costs, overlaps: bool) -> None:
+    def __init__(self, rank: RankBound, costs: Costs, steps: TimedSteps, overlaps: bool) -> None:
         self.rank, self.overlaps, self.frees, self.copies = rank, overlaps, costs.frees, (costs.O, costs.R)
         self.lengths = {phase: k for k, phase in enumerate((1, 2, 3, 4))}  # the variables 0 to 3
         self.steps: list[tuple[int, tuple[Item, ...], Fraction]] = [
             (phase, items, time)
             for phase, kinds in _PHASE_KINDS.items()
             if overlaps or phase != 2
-            for items, time in steps_of(kinds, [weight for weight, _ in rank.amounts], costs)
+            for items, time in steps
+            if all(kind in kinds for kind, _ in items)
         ]
 
     def least(self) -> Fraction | None:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
 
 from compiler.ir.stage_placement import StagePlacement
@@ -31,6 +31,7 @@ from runtime.contract.actions import KINDS, Action, ActionKind, Pair
 
 Slot = tuple[int, int]  # a direction and a stage
 Item = tuple[ActionKind, int]  # an action of a step: its kind, and the index of its weight on the rank
+TimedSteps = tuple[tuple[tuple[Item, ...], Fraction], ...]  # one or two items, and the time of their step
 Times = dict[tuple[str, Slot], list[int]]  # ("F", or "B" for B and I, slot) → a time for each micro-batch
 
 
@@ -80,9 +81,13 @@ class Waits:
         return [sorted({self.weight(slot) for slot in slots}) for slots in self.slots]
 
     @cached_property
-    def _steps(self) -> list[list[tuple[tuple[Item, ...], Fraction]]]:
-        steps_by_weights = {tuple(weights): list(steps_of(KINDS, weights, self.costs)) for weights in self.weights}
-        return [steps_by_weights[tuple(weights)] for weights in self.weights]
+    def steps_by_weights(self) -> dict[tuple[Weight, ...], TimedSteps]:
+        """By the distinct weights of a rank's slots, its lone actions and its pairs that gain."""
+        return {weights: steps_of(weights, self.costs) for weights in dict.fromkeys(map(tuple, self.weights))}
+
+    @cached_property
+    def _steps(self) -> list[TimedSteps]:
+        return [self.steps_by_weights[tuple(weights)] for weights in self.weights]
 
     @cached_property
     def unit(self) -> Fraction:
@@ -279,11 +284,17 @@ def _after(row: Sequence[int], k: int, sign: int, apart: int, quickest: int) -> 
     return max(time, row[far] + quickest) if 0 <= far < len(row) else time
 
 
-def steps_of(
-    kinds: Sequence[ActionKind], weights: Sequence[Weight], costs: Costs
-) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
-    """The lone actions of the given kinds and weights, and the pairs of them that gain, with their times."""
-    items = [(kind, k) for kind in kinds for k in range(len(weights))]
+@lru_cache(maxsize=256)
+def steps_of(weights: tuple[Weight, ...], costs: Costs) -> TimedSteps:
+    """The lone actions of some weights, and the pairs of them that gain, with their times.
+
+    Results are cached: they are the same for each number of micro-batches.
+    """
+    return tuple(_steps_of(weights, costs))
+
+
+def _steps_of(weights: Sequence[Weight], costs: Costs) -> Iterator[tuple[tuple[Item, ...], Fraction]]:
+    items = [(kind, k) for kind in KINDS for k in range(len(weights))]
     weighted = replace(costs, stages=tuple(weights), ranks=())
     for item in items:
         yield (item,), weighted.step_time(Action(item[0], item[1], 0), 0)

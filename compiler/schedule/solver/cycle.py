@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from compiler.ir.stage_placement import BIDIRECTIONAL
+from compiler.schedule.solver import compiled
 from compiler.schedule.solver.problem import (
     FIRST,
     MOST_CHUNKS,
@@ -71,6 +72,14 @@ def stretch_slots(problem: ScheduleProblem, slots: Slots, count: int) -> Slots:
 
 def makespan_of(problem: ScheduleProblem, slots: Slots) -> int | None:
     """The makespan of slots; None if they are illegal, exceed the cap, or wait for each other for ever."""
+    makespan = compiled.makespan_of(problem, slots)
+    if makespan is None:
+        return makespan_in_python(problem, slots)
+    return None if makespan == compiled.NO_MAKESPAN else makespan
+
+
+def makespan_in_python(problem: ScheduleProblem, slots: Slots) -> int | None:
+    """What `compiled` does in C, for machines without a C compiler."""
     lines = []
     for row, row_slots in enumerate(slots):
         line = line_of(problem, row, row_slots)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
+from compiler.schedule.solver import compiled
 from compiler.schedule.solver.problem import (
     MOST_CHUNKS,
     NUM_TOKENS,
@@ -217,13 +218,21 @@ def anneal(
     The temperature falls from the first heat to the second, in multiples of F. The walk stops at a makespan of `goal`.
     Equal arguments give equal results.
     """
+    temperature, cooling = heat[0] * problem.times[0][F] * problem.num_rows, math.log(heat[1] / heat[0]) / work
+    found = compiled.anneal(problem, slots, work, temperature, cooling, seed, goal)
+    return FoundSlots(*found) if found else anneal_in_python(problem, slots, work, temperature, cooling, seed, goal)
+
+
+def anneal_in_python(
+    problem: ScheduleProblem, slots: Slots, work: float, temperature: float, cooling: float, seed: int, goal: int
+) -> FoundSlots:
+    """What `compiled` does in C, for machines without a C compiler. Returns the same slots, thirty times as slowly."""
     draw = random.Random(seed).random
     lines = [line for row, row_slots in enumerate(slots) if (line := line_of(problem, row, row_slots))]
     timing = timing_of(problem, lines)
     assert timing is not None, "the start is not legal"
     value, num_rows = _value(timing), problem.num_rows
     best = FoundSlots(timing.makespan, value, slots)
-    temperature, cooling = heat[0] * problem.times[0][F] * num_rows, math.log(heat[1] / heat[0]) / work
     spent, accepted = 0.0, 0
     while spent < work and best.makespan > goal:
         spent += _DRAWN

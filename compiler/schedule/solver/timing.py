@@ -234,13 +234,14 @@ def sort_by_time(problem: ScheduleProblem, timing: Timing, lines: Sequence[Timed
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), index, row) for index, row in enumerate(timing.order))
     zero = timing.marks[0]
-    marks = [Mark(index, zero.events, zero.positions, zero.clocks) for index in range(0, len(timed), _gap(problem))]
+    marks = [Mark(index, zero.events, zero.positions, zero.clocks) for index in range(0, len(timed), gap_of(problem))]
     result = retime_rows(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
     assert result and result.ends == timing.ends
     return result
 
 
-def _gap(problem: ScheduleProblem) -> int:
+def gap_of(problem: ScheduleProblem) -> int:
+    """The least number of slots between two marks."""
     return max(_GAP, problem.num_events // _EVENTS)
 
 
@@ -289,7 +290,7 @@ def retime_rows(
     remaining = sum(map(len, work)) - len(lines) - sum(positions)
     while remaining:
         before = remaining
-        if not marks or mark.num_timed + len(order) - marks[-1].num_timed >= _gap(problem):
+        if not marks or mark.num_timed + len(order) - marks[-1].num_timed >= gap_of(problem):
             marks.append(Mark(mark.num_timed + len(order), events[:], positions[:], clocks[:]))
         for row in rows:
             of_row = steps[row]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise, permutations
-from pathlib import Path
 from random import Random
 
 import pytest
 
+from compiler.files import native
 from compiler.plan.actions import compiled, search
 from compiler.plan.actions.lanes import Jobs, OrderEnd, end_of, exposed_of, least_end, run_of
 from compiler.plan.actions.order import jobs_of
@@ -118,7 +118,7 @@ def test_an_order_is_the_same_each_time() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_c_and_python_find_the_same_order(seed: int) -> None:
     if compiled.loaded() is None:
-        pytest.skip(f"{compiled.build()}")
+        pytest.skip(f"{native.build(compiled.SOURCE)}")
     jobs = random_jobs(seed, ((7,), (9, 6), (20, 30), (60, 50))[seed % 4])
     jobs = replace(jobs, between=tuple(-(-time // 2) for time in jobs.time)) if seed % 3 else jobs
     cooling = compiled.Cooling(500, 0.1 * end_of(jobs, range(len(jobs))), 0.99, least_end(jobs))
@@ -133,25 +133,7 @@ def test_times_that_doubles_cannot_hold_are_annealed_in_python() -> None:
     assert_legal(jobs, best_order(jobs))
 
 
-@pytest.mark.parametrize("damage", ["", "int anneal(void) { return 1; }"], ids=["no library", "outdated"])
-def test_a_missing_or_outdated_library_is_compiled(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if compiled.loaded() is None:
-        pytest.skip(f"{compiled.build()}")
-    monkeypatch.setenv(compiled.ELSEWHERE, str(tmp_path))
-    if damage:
-        (tmp_path / compiled.LIBRARY).write_text(damage)
-    assert compiled.build() is None
-    assert [path.name for path in tmp_path.iterdir()] == [compiled.LIBRARY]
-    before = (tmp_path / compiled.LIBRARY).stat()
-    assert compiled.build() is None and (tmp_path / compiled.LIBRARY).stat() == before
-
-
-def test_orders_are_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiled.ELSEWHERE, str(tmp_path))
-    monkeypatch.setenv("CC", str(tmp_path / "none"))
-    assert "No such file" in (compiled.build() or "") and not [*tmp_path.iterdir()]
+def test_orders_are_found_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = random_jobs(2, (9, 6))
     found = best_order.__wrapped__(jobs)
     monkeypatch.setattr(compiled, "loaded", lambda: None)
