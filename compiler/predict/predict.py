@@ -38,10 +38,11 @@ from compiler.predict.rank_use import RankUse, use_of
 from compiler.predict.step import step_of
 from compiler.predict.tail import groups_of, reduce_seconds, tail_of, works_of
 from compiler.predict.timed_plan import TimedPlan
-from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times, twins_of
+from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times
 from compiler.predict.torch_share import torch_shares
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lower.twins import twins_of
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
 from dsl.closed_forms import ramp

@@ -6,13 +6,13 @@ Nothing is averaged over stages: each action has the time of its own stage, and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Generic, TypeVar
 
-from compiler.ir import Plan, Stage, Use
+from compiler.ir import Plan
 from compiler.machine.topology.traffic import RankOf, messages_of
 from compiler.plan.actions.chains import ChainNode
 from compiler.plan.actions.lanes import OrderEnd
@@ -20,11 +20,11 @@ from compiler.plan.actions.order import least_of_chains, paces, run_of_chains
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_ns
 from compiler.program.lower.lowering import Stages, reductions_of
+from compiler.program.lower.twins import Key, key_of_twins, twins_of
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline
 from runtime.contract.actions import Pair, Step, actions_of, is_copy
 
-Key = tuple[tuple[str, int], ...]  # (kind, stage) of an action, or of both of a pair
 NS, NS_IN_MS = 10**9, 10**6
 
 
@@ -113,7 +113,7 @@ class StepRuns(Generic[Result]):
             self._messages.sent_ns(a.kind, a.stage, self._schedule.num_stages, self._rank_of(a.micro_batch))
             for a in actions_of(step)
         )
-        key, kind = _alike(key_of(step), self._twins), self.lowering.kinds[rank]
+        key, kind = key_of_twins(key_of(step), self._twins), self.lowering.kinds[rank]
         if (key, kind, sends) not in self._runs:
             chains = [self.lowering.chains(stage, kind).chain(name) for name, stage in key]
             self._runs[key, kind, sends] = self._run(chains, sends)
@@ -133,14 +133,6 @@ def _run_of_step(runs: StepRuns[OrderEnd], step: Step, rank: int) -> OrderEnd:
     return replace(run, end=round(run.end * (lowering.rates[rank].pair if isinstance(step, Pair) else 1.0)))
 
 
-def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
-    """Stage → the stages that run the same segments and exchanges, ascending."""
-    alike: dict[Hashable, list[int]] = {}
-    for stage in stages:
-        alike.setdefault(_shape(stage), []).append(stage.index)
-    return {stage: tuple(group) for group in alike.values() for stage in group}
-
-
 def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, float]:
     """Seconds for which a micro-batch occupies the compute and communication lanes of a rank, in both phases."""
     lanes = {False: 0, True: 0}
@@ -149,31 +141,6 @@ def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, floa
         for node, time_ns in zip(nodes, paces(nodes, 1)[1], strict=True):
             lanes[node.is_exchange] += time_ns
     return lanes[False] / NS, lanes[True] / NS
-
-
-def _alike(key: Key, twins: Mapping[int, tuple[int, ...]]) -> Key:
-    """The key that stands for this one and its twins.
-
-    Two stages stay two, as weight gradients of one stage wait for each other.
-    """
-    (first, stage), *rest = key
-    return (
-        (first, twins[stage][0]),
-        *(
-            (kind, twins[other_stage][other_stage != stage and twins[other_stage] == twins[stage]])
-            for kind, other_stage in rest
-        ),
-    )
-
-
-def _shape(stage: Stage) -> Hashable:
-    return tuple(
-        (
-            step.segment.key if isinstance(step, Use) else (step.kind, tuple((b.shape, b.dtype) for b in step.sizes)),
-            step.is_repeated,
-        )
-        for step in stage.steps
-    )
 
 
 # --- How much of the reductions of gradients overlaps with the backward, and how much is left after it

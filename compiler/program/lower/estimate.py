@@ -16,11 +16,13 @@ from statistics import mean
 
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.expert_placement import ReceivedRows
-from compiler.machine.topology.traffic import Messages, messages_of
+from compiler.machine.topology.traffic import messages_of
 from compiler.plan.actions.chains import EXCHANGES, ChainNode, Chains, Key
 from compiler.plan.actions.lanes import Lanes
 from compiler.plan.actions.order import paces, run_of_chains
 from compiler.program.lower.lowering import Lowering
+from compiler.program.lower.twins import Key as StageKey
+from compiler.program.lower.twins import key_of_twins, twins_of
 from compiler.schedule.costs import PAIR_KINDS, Costs
 from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, as_weight, round_weights
 from runtime.contract.actions import COPIES
@@ -42,21 +44,19 @@ def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Cost
     kinds of devices run takes the time of the slower one.
     """
     plan = lowering.plan
-    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+    action_times = _ActionTimes(lowering)
     lone_times = []
     for stage in range(len(plan.stages)):
         kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
-        times = [{kind: _time(lowering, messages, rank, (kind, stage)) for kind in KINDS} for rank in kinds]
+        times = [{kind: action_times.of(rank, (kind, stage)) for kind in KINDS} for rank in kinds]
         lone_times.append(max(times, key=lambda by_kind: sum(by_kind.values())))
     rank = _common_rank(plan, lone_times)
     stages = plan.stages_of(rank)
     gained = {}
     stage_pairs = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
-        joint_time = sum(_time(lowering, messages, rank, (first, a), (second, b)) for a, b in stage_pairs)
-        separate_time = sum(
-            _time(lowering, messages, rank, side) for a, b in stage_pairs for side in ((first, a), (second, b))
-        )
+        joint_time = sum(action_times.of(rank, (first, a), (second, b)) for a, b in stage_pairs)
+        separate_time = sum(action_times.of(rank, side) for a, b in stage_pairs for side in ((first, a), (second, b)))
         if joint_time < separate_time:
             lone = mean(times[first] + times[second] for times in lone_times)
             gained[first + second] = _ms(Fraction(lone) * joint_time / separate_time)
@@ -97,7 +97,7 @@ def costs_of_searches(lowering: Lowering) -> Costs:
 def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side], Fraction]:
     """The time of each pair as a share of its two actions run apart; the slower rank's share if two ranks run it."""
     plan = lowering.plan
-    messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+    action_times = _ActionTimes(lowering)
     shares: dict[tuple[Side, Side], Fraction] = {}
     for rank in range(plan.mesh.pp):
         # In the order in which a search writes them: which action is first may decide which order of jobs it finds.
@@ -107,7 +107,7 @@ def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side]
         }
         for pair in combinations_with_replacement(sides, 2):
             separate_time = sum(lone[side] for side in pair)
-            share = _ms(_time(lowering, messages, rank, *pair)) / separate_time if separate_time else Fraction(1)
+            share = _ms(action_times.of(rank, *pair)) / separate_time if separate_time else Fraction(1)
             shares[pair] = max(shares.get(pair, Fraction(0)), Fraction(round(_PARTS * share), _PARTS))
     return shares
 
@@ -151,14 +151,26 @@ def copy_time(lowering: Lowering) -> Fraction:
     return _ms(max(copy_ns(lowering.chains(stage, rank)) for stage, rank in ranks))
 
 
-def _time(lowering: Lowering, messages: Messages, rank: int, *actions: tuple[str, int]) -> int:
-    """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank."""
-    plan = lowering.plan
-    chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in actions]
-    rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
-    sends = [messages.sent_ns(kind, stage, len(plan.stages), rank_of) for kind, stage in actions]
-    end = run_of_chains(chains, sends, lowering.orders).end
-    return round(end * lowering.rates[rank].pair) if len(actions) > 1 else end
+class _ActionTimes:
+    """The times of actions and pairs of a plan, each found once for all stages that are alike."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        plan = lowering.plan
+        self._lowering, self._twins = lowering, twins_of(plan.stages)
+        self._messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
+        self._rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
+        self._times: dict[tuple[StageKey, int, tuple[int, ...]], int] = {}
+
+    def of(self, rank: int, *actions: tuple[str, int]) -> int:
+        """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank."""
+        lowering, num_stages = self._lowering, len(self._lowering.plan.stages)
+        sends = tuple(self._messages.sent_ns(kind, stage, num_stages, self._rank_of) for kind, stage in actions)
+        key = key_of_twins(actions, self._twins), lowering.kinds[rank], sends
+        if key not in self._times:
+            chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in key[0]]
+            end = run_of_chains(chains, sends, lowering.orders).end
+            self._times[key] = round(end * lowering.rates[rank].pair) if len(actions) > 1 else end
+        return self._times[key]
 
 
 def copy_ns(chains: Chains) -> int:
