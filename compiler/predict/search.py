@@ -33,6 +33,7 @@ from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import AUTO
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
+from dsl.closed_forms.stragglers import slowest_factor
 from dsl.messages.diagnostics import plural
 from dsl.schema import Spec, choices
 from dsl.schema.choices import Choice
@@ -210,21 +211,28 @@ def _examine(
         else candidate
         for candidate in structured
     ]
-    waiting = [(examined.floor_s(candidate.spec), index, False) for index, candidate in enumerate(least)]
+    bounds = examined.bounds_s(spec)
+    waiting = [(examined.floor_s(candidate.spec), index, 0) for index, candidate in enumerate(least)]
     heapify(waiting)
     while waiting:
         yield len(waiting)
-        bound_s, index, is_split = heappop(waiting)
+        bound_s, index, num_bounds = heappop(waiting)
         least[index] = replace(least[index], bound_s=bound_s)
-        if not is_split and bound_s < examined.best:
-            if not all(
-                examined.cannot_fit(candidate)
-                for candidate in (_holding_least(structured[index]) if opens_recompute else (structured[index],))
-            ):
-                heappush(waiting, (examined.bound_s(least[index]), index, True))
+        if num_bounds < len(bounds) and bound_s < examined.best:
+            if num_bounds == 0:
+                if all(
+                    examined.cannot_fit(candidate)
+                    for candidate in (_holding_least(structured[index]) if opens_recompute else (structured[index],))
+                ):
+                    continue
+                least[index] = next(
+                    tried
+                    for tried in _recomputing_more(least[index], opens_recompute)
+                    if not examined.cannot_fit(tried)
+                )
+            heappush(waiting, (max(bound_s, bounds[num_bounds](least[index])), index, num_bounds + 1))
             continue
-        for recompute in reversed(choices.values(least[index].spec, RECOMPUTE)) if opens_recompute else (None,):
-            tried = _with_value(least[index], RECOMPUTE, recompute) if opens_recompute else least[index]
+        for tried in _recomputing_more(least[index], opens_recompute):
             if not examined.look_into(tried).missing_bytes:
                 break  # it fits or is too slow, and recomputing more is slower
     if SMS in opened:
@@ -272,8 +280,17 @@ class _ExaminedCandidates:
         """A lower bound of a step for any split of its layers."""
         return least_step_s(self._outline(spec).model)
 
+    def bounds_s(self, spec: Spec) -> list[Callable[[Candidate], float]]:
+        """Lower bounds of a step with the planned split of its layers, the cheapest first."""
+        return [self.any_schedule_s, self.bound_s] if spec.schedule.name == AUTO else [self.bound_s]
+
+    def any_schedule_s(self, candidate: Candidate) -> float:
+        """A lower bound of a step with any schedule that a search may find."""
+        scheduler = Scheduler(candidate.spec, self._outline(candidate.spec).lowering)
+        return scheduler.least_searched_s(max(1.0, slowest_factor(candidate.spec.cluster)))
+
     def bound_s(self, candidate: Candidate) -> float:
-        """A lower bound of a step with the planned split of its layers."""
+        """A lower bound of a step with the planned split of its layers, and with its schedule."""
         return self._time_candidate(candidate, least=True).step.seconds
 
     def find_nearest(self) -> None:
@@ -330,6 +347,15 @@ def _measure_candidate(candidate: Candidate, plan: TimedPlan) -> Candidate:
     fullest = max(memories(plan), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
     return replace(candidate, seconds=plan.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
+
+
+def _recomputing_more(candidate: Candidate, opened: bool) -> Iterator[Candidate]:
+    """The candidate and, if recompute is open, those that recompute more, the least first."""
+    yield candidate
+    if opened:
+        values = choices.values(candidate.spec, RECOMPUTE)
+        for recompute in reversed(values[: values.index(candidate.spec.recompute)]):
+            yield _with_value(candidate, RECOMPUTE, recompute)
 
 
 def _holding_least(candidate: Candidate) -> Iterator[Candidate]:

@@ -16,7 +16,7 @@ from statistics import mean
 
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.ir.expert_placement import ReceivedRows
-from compiler.machine.topology.traffic import messages_of
+from compiler.machine.topology.traffic import RankOf, messages_of
 from compiler.plan.actions.chains import EXCHANGES, ChainNode, Chains, Key
 from compiler.plan.actions.lanes import Lanes
 from compiler.plan.actions.order import paces, run_of_chains
@@ -25,7 +25,7 @@ from compiler.program.lower.twins import Key as StageKey
 from compiler.program.lower.twins import key_of_twins, twins_of
 from compiler.schedule.costs import PAIR_KINDS, Costs
 from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, as_weight, round_weights
-from runtime.contract.actions import COPIES
+from runtime.contract.actions import COPIES, Action, Pair
 from runtime.contract.names import ProgramName
 
 Times = Mapping[Key, ChainNode]  # by key: a segment or exchange, with the nanoseconds for which it occupies its lane
@@ -112,6 +112,26 @@ def _shares_of_pairs(lowering: Lowering, costs: Costs) -> dict[tuple[Side, Side]
     return shares
 
 
+def least_ratio(lowering: Lowering, costs: Costs, factor: float) -> Fraction:
+    """The least ratio of the time of a step on its rank, longer by a factor, to its time at the costs of a search.
+
+    Searches round costs, and take the time of the slower of two ranks. A lower bound at their costs times this ratio is
+    one of the predicted time. A pair is compared with its two actions in turn if these take less at the costs.
+    """
+    action_times, ratios = _ActionTimes(lowering), []
+    for rank in range(lowering.plan.mesh.pp):
+        sides = [(kind, stage) for kind in KINDS for stage in sorted(lowering.plan.stages_of(rank))]
+        lone = {side: costs.step_time(Action(*side, 0), rank) for side in sides}
+        steps: list[tuple[tuple[Side, ...], Fraction]] = [((side,), lone[side]) for side in sides]
+        for first, second in combinations_with_replacement(sides, 2):
+            pair = costs.step_time(Pair(Action(*first, 0), Action(*second, 1)), rank)
+            steps.append(((first, second), min(pair, lone[first] + lone[second])))
+        ratios += [
+            _ms(round(action_times.of(rank, *actions, sender=rank) * factor)) / time for actions, time in steps if time
+        ]
+    return min(ratios, default=Fraction(1))
+
+
 def _labels(plan: Plan, stages: Sequence[StageWeight], shares: Mapping[tuple[Side, Side], Fraction]) -> list[int]:
     """A label for each stage. Stages with equal weights and pairs share a label, unless they are on one rank."""
     between: dict[tuple[int, int], list[tuple[str, str, Fraction]]] = defaultdict(list)
@@ -158,19 +178,32 @@ class _ActionTimes:
         plan = lowering.plan
         self._lowering, self._twins = lowering, twins_of(plan.stages)
         self._messages = messages_of(lowering.rates[0].fabric, plan, plan.stage_placement)
-        self._rank_of = partial(plan.stage_placement.rank_of, plan.mesh.pp, 2, micro_batch=0)
+        place = plan.stage_placement
+        self._directions = [partial(place.rank_of, plan.mesh.pp, 2, micro_batch=direction) for direction in (0, 1)]
         self._times: dict[tuple[StageKey, int, tuple[int, ...]], int] = {}
 
-    def of(self, rank: int, *actions: tuple[str, int]) -> int:
-        """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank."""
+    def of(self, rank: int, *actions: tuple[str, int], sender: int | None = None) -> int:
+        """Nanoseconds of an action or a pair, each action a (kind, stage), on the device of a rank.
+
+        `sender`: the rank that sends the messages; None for that of the first micro-batch.
+        """
         lowering, num_stages = self._lowering, len(self._lowering.plan.stages)
-        sends = tuple(self._messages.sent_ns(kind, stage, num_stages, self._rank_of) for kind, stage in actions)
+        ranks = [self._ranks_of(stage, sender) for _, stage in actions]
+        sends = tuple(
+            self._messages.sent_ns(kind, stage, num_stages, rank_of)
+            for (kind, stage), rank_of in zip(actions, ranks, strict=True)
+        )
         key = key_of_twins(actions, self._twins), lowering.kinds[rank], sends
         if key not in self._times:
             chains = [lowering.chains(stage, rank).chain(kind) for kind, stage in key[0]]
             end = run_of_chains(chains, sends, lowering.orders).end
             self._times[key] = round(end * lowering.rates[rank].pair) if len(actions) > 1 else end
         return self._times[key]
+
+    def _ranks_of(self, stage: int, sender: int | None) -> RankOf:
+        """The ranks of all stages, for micro-batches of which `sender` runs a stage."""
+        there, back = self._directions
+        return there if sender is None or there(stage) == sender else back
 
 
 def copy_ns(chains: Chains) -> int:

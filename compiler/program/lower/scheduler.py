@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from compiler.plan.spec_files import schedule_of_file
-from compiler.program.lower.estimate import copy_time, costs_of_searches
+from compiler.program.lower.estimate import copy_time, costs_of_searches, least_ratio
 from compiler.program.lower.lowering import Lowering
 from compiler.schedule import AUTO, schedule_of_block, stand_in
 from compiler.schedule.schedule import Schedule
@@ -62,6 +62,20 @@ class Scheduler:
         if name == AUTO:
             return self._search_schedule(num_micro_batches).deferring_at_most(self._spec.schedule.deferred)
         return schedule_of_block(self._spec.schedule, plan.mesh.pp, num_micro_batches)
+
+    def least_searched_s(self, factor: float) -> float:
+        """A lower bound of the seconds of any schedule of the largest batch that a search may find, at predicted times.
+
+        `factor`: by which a step takes longer on all devices. The bound is 0 if activations can be copied to the host.
+        """
+        from compiler.schedule.solver import lower_bound_of
+
+        plan, costs, cap = self._lowering.plan, self._solver.costs, self._solver.cap
+        if costs.can_offload:
+            return 0.0
+        caps = cap if isinstance(cap, tuple) else (cap,) * plan.mesh.pp
+        least = lower_bound_of(plan.stage_placement, plan.mesh.pp, self._largest, costs, caps)
+        return float(least * least_ratio(self._lowering, costs, factor)) / 1000
 
     def _search_schedule(self, num_micro_batches: int) -> Schedule:
         # Imported here: a schedule that is named needs no solver.

@@ -20,11 +20,14 @@ from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import _CellBytes, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, time_plan, time_schedule
-from compiler.predict.search import Candidate, Outline, Ranking, SharedParts, cut_of, document, search, table
+from compiler.predict.search import EFFORT, Candidate, Outline, Ranking, SharedParts, cut_of, document, search, table
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import Scheduler
+from compiler.schedule.schedule import Schedule
+from dsl.closed_forms.stragglers import slowest_factor
 from dsl.load import alternatives, check, load, resolve
 from dsl.schema import choices
+from dsl.schema.choices import Choice
 from tests.compiler.cli.forms import parsed
 
 SPECS = Path(__file__).resolve().parents[3] / "specs"
@@ -282,3 +285,44 @@ def test_a_layer_counts_in_the_stage_that_holds_it_least() -> None:
     moment = ((1, 0, 0), (3, 0, 0))
     holding = Holding(((10, 0, 0),) * 4, (0, 0, 0), (0, 0, 0), 0, ((moment,),), (100,))
     assert missing_anywhere(holding, V) == 4 * 10 - 100
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "near"),
+    [
+        ("quickstart.dsc", (), 0.6),
+        ("quickstart.dsc", ("train.batch=32", "schedule.cap=2"), 0.6),
+        ("moe-8gpu.dsc", ("parallel.pipeline=4", "parallel.data=auto", "parallel.expert=2", "train.batch=64"), 0.8),
+        ("deepseek-v3.dsc", (), 0.9),
+        ("deepseek-v3.dsc", ("schedule.deferred=3",), 0.8),
+    ],
+)
+def test_no_searched_schedule_is_faster_than_the_bound(file: str, given: tuple[str, ...], near: float) -> None:
+    spec = load(SPECS / file, overrides=("schedule.name=auto", *given))
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    scheduler = Scheduler(spec, lowering, effort=EFFORT)
+    seconds = time_schedule(spec, lowering, scheduler.largest()).step.seconds
+    assert near * seconds < scheduler.least_searched_s(max(1.0, slowest_factor(spec.cluster))) <= seconds
+
+
+def test_a_schedule_is_searched_only_for_plans_that_may_be_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is that of a search for every plan, and most plans need none."""
+    opened, searches = SMALL[:3], list[Choice]()
+    overrides = ("schedule.name=auto", "train.batch=32", *(f"{path}=auto" for path in opened))
+    plans = [*alternatives(SPECS / "quickstart.dsc", overrides=overrides)]
+    fitting = []
+    for choice, spec in plans:
+        lowering = Lowering(make_plan(spec), rank_rates(spec))
+        timed = time_schedule(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest())
+        if all(rank.fits for rank in memories(timed)):
+            fitting.append((timed.step.seconds, choice))
+    find = Scheduler._search_schedule
+
+    def counted(self: Scheduler, num_micro_batches: int) -> Schedule:
+        searches.append({"parallel.pipeline": self._spec.parallel.pipeline})
+        return find(self, num_micro_batches)
+
+    monkeypatch.setattr(Scheduler, "_search_schedule", counted)
+    ranking = searched("quickstart.dsc", opened, "schedule.name=auto", "train.batch=32")
+    assert (ranking.best.seconds, ranking.best.choice) == min(fitting, key=lambda entry: entry[0])
+    assert 0 < len(searches) < len(fitting)
