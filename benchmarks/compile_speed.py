@@ -356,8 +356,8 @@ folder that builds share, also at the same time. `--no-cache` reads and keeps no
 You may remove any entry at any time; nothing empties a shared folder. A damaged entry is made again. The digest detects
 damage, not malice: whoever can write there can also write to the build.
 
-Orders are searched in C, compiled at its first use, next to its source or in `DSC_NATIVE`. Without a C compiler, Python
-finds the same orders in twenty times the time.
+Orders and schedules are searched in C, compiled at its first use, next to its source or in `DSC_NATIVE`. Without a C
+compiler, Python finds the same ones in over twenty times the time.
 """
 
 

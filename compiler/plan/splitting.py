@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 
 from compiler.ir.stage_placement import ONE_STAGE, StagePlacement
 from compiler.plan.actions.chains import Chains
@@ -16,7 +16,7 @@ from compiler.plan.blocks import CutModel, blocks_of, chains_of, cuts_by_site
 from compiler.plan.holding import holding_of, moments_of, schedule_on
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, LayerSplit, Moments, Pipeline, Runs
 from compiler.plan.spec_rates import parts_of_ranks, rates_of
-from compiler.plan.split_search import TooLongError, search_of
+from compiler.plan.split_search import Limits, TooLongError, search_of
 from dsl.closed_forms.stages import may_overlap
 from dsl.facts.layout import stages_of_layout
 from dsl.schema import Spec
@@ -45,15 +45,26 @@ def partition(pipeline: Pipeline) -> LayerSplit:
     none, the split with the fastest slowest stage. Without `pipeline.holding`, near ties do not count.
     """
     assert pipeline.num_stages <= pipeline.num_layers + 2, "there are more stages than layers can fill"
-    try:
-        limits, runs = search_of(replace(pipeline, holding=None)).fastest()
-    except TooLongError:
+    fastest = _fastest(pipeline.stage_placement, pipeline.blocks)
+    if fastest is None:
         single = Pipeline(ONE_STAGE, tuple(_slowest(pipeline, s) for s in range(pipeline.num_stages)))
         return pipeline.split_of(search_of(single).fastest()[1])
+    limits, runs = fastest
     if pipeline.holding is not None:
         with suppress(TooLongError):
             runs = search_of(pipeline).fullest_least(limits, pipeline.held_bytes(runs))
     return pipeline.split_of(runs)
+
+
+@lru_cache(maxsize=1024)
+def _fastest(placement: StagePlacement, blocks: tuple[Blocks, ...]) -> tuple[Limits, Runs] | None:
+    """The fastest split, with its limits; None if the search takes too long.
+
+    Results are cached: many edits of a plan change what devices hold, but not the times of blocks.
+    """
+    with suppress(TooLongError):
+        return search_of(Pipeline(placement, blocks)).fastest()
+    return None
 
 
 def _slowest(pipeline: Pipeline, stage: int) -> Blocks:

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from compiler.ir.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
-from compiler.plan import split_search
+from compiler.plan import split_search, splitting
 from compiler.plan.holding import moments_of
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
 from compiler.plan.split_search import NEAR, AlikeSearch, CellSearch, search_of
@@ -302,13 +302,14 @@ def test_near_ties_prefer_less_memory() -> None:
 
 def test_too_many_steps_still_give_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the search for fewer bytes is cut short, the result is as fast; without any result, stages are balanced."""
+    monkeypatch.setattr(splitting, "_fastest", splitting._fastest.__wrapped__)
     generator = random.Random(7)
     pipeline = random_pipeline(generator, loop(3), 1, 1, True)
     fastest = partition(replace(pipeline, holding=None))
     steps = []
     step = split_search.CellSearch._step
     monkeypatch.setattr(split_search.CellSearch, "_step", lambda self: (steps.append(1), step(self))[1])
-    partition(replace(pipeline, holding=None))
+    search_of(replace(pipeline, holding=None)).fastest()
     monkeypatch.setattr(split_search, "MOST_STEPS", len(steps))
     assert partition(pipeline).runs == fastest.runs
     monkeypatch.setattr(split_search, "MOST_STEPS", 1)
@@ -338,3 +339,21 @@ def test_the_fullest_moments_of_a_schedule(name: str) -> None:
                            for moment in moments), (rank, str(step))  # fmt: skip
         assert set(moments) <= met
         assert not any(until_backward.values()) and not any(until_weights.values())
+
+
+def test_a_split_that_only_holds_more_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = list[Pipeline]()
+
+    def counted(pipeline: Pipeline) -> CellSearch:
+        searched.append(pipeline)
+        return search_of(pipeline)
+
+    monkeypatch.setattr("compiler.plan.splitting.search_of", counted)
+    draw = random.Random(0)
+    blocks = Blocks(tuple((draw.randrange(1, 1000),) for _ in range(8)), (3,), (7,))
+    pipeline = Pipeline(V, (blocks,) * 3)
+    first = partition(pipeline)
+    assert partition(pipeline) == first and searched == [pipeline]
+    slower = Pipeline(V, (replace(blocks, first=(4,)),) * 3)
+    partition(slower)
+    assert searched == [pipeline, slower]
