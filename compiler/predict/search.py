@@ -83,8 +83,13 @@ class Outline:
 
         The bound is below 0 if the plan may fit. The rank is None if the bound holds for any split of the layers.
         """
-        anywhere = missing_anywhere(self._splitting.least_holding, self._splitting.placement)
+        anywhere = self.missing_anywhere
         return (anywhere, None) if anywhere > 0 else self.missing_as_split
+
+    @cached_property
+    def missing_anywhere(self) -> int:
+        """A lower bound of the bytes that the fullest device lacks with any split of the layers."""
+        return missing_anywhere(self._splitting.least_holding, self._splitting.placement)
 
     @cached_property
     def missing_as_split(self) -> tuple[int, int]:

@@ -290,12 +290,17 @@ class _EditSearch:
             return None
         spec = spec.with_files(self.base.spec.files)
         outline = Outline(spec, self.shared)
-        tried = _TriedCandidate(all_settings, outline, outline.missing_as_split[0])
+        tried = _TriedCandidate(all_settings, outline, self._least_lacking_bytes(outline))
         self.attempted[frozenset(settings)] = tried
         if tried.least_lacking_bytes < self.least_lacking_bytes:
             self.helpful.append(tried)
             self.single_edits += [tried] if len(settings) == 1 else []
         return tried
+
+    def _least_lacking_bytes(self, outline: Outline) -> int:
+        """A lower bound of what a candidate lacks. Its layers are split only if it may help, as that takes longest."""
+        anywhere = outline.missing_anywhere
+        return anywhere if anywhere > 0 and anywhere >= self.least_lacking_bytes else outline.missing_as_split[0]
 
     def _fits_file(self, spec: Spec) -> bool:
         """Whether the schedule file has the spec's number of micro-batches and ranks."""
