@@ -26,6 +26,7 @@ from compiler.program.lower.twins import key_of_twins, twins_of
 from compiler.schedule.costs import PAIR_KINDS, Costs
 from compiler.schedule.weights import Side, StagePairs, StageWeight, Weight, as_weight, round_weights
 from runtime.contract.actions import COPIES, Action, Pair
+from runtime.contract.actions import KINDS as ACTION_KINDS
 from runtime.contract.names import ProgramName
 
 Times = Mapping[Key, ChainNode]  # by key: a segment or exchange, with the nanoseconds for which it occupies its lane
@@ -120,7 +121,7 @@ def least_ratio(lowering: Lowering, costs: Costs, factor: float) -> Fraction:
     """
     action_times, ratios = _ActionTimes(lowering), []
     for rank in range(lowering.plan.mesh.pp):
-        sides = [(kind, stage) for kind in KINDS for stage in sorted(lowering.plan.stages_of(rank))]
+        sides = [(kind, stage) for kind in ACTION_KINDS for stage in sorted(lowering.plan.stages_of(rank))]
         lone = {side: costs.step_time(Action(*side, 0), rank) for side in sides}
         steps: list[tuple[tuple[Side, ...], Fraction]] = [((side,), lone[side]) for side in sides]
         for first, second in combinations_with_replacement(sides, 2):

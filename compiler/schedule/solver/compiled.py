@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_double, c_int64, c_uint32
+from ctypes import CDLL, POINTER, Array, Structure, byref, c_char_p, c_double, c_int64, c_uint32
 from pathlib import Path
 from random import Random
 
@@ -112,11 +112,11 @@ def _flat_problem(problem: ScheduleProblem) -> _FlatProblem | None:
     )
 
 
-def _flat_slots(slots: Slots, room: int) -> tuple[Sequence[int], Sequence[int]]:
+def _flat_slots(slots: Slots, room: int) -> tuple[Array[c_int64], Array[c_int64]]:
     """The slots as [row][room], and the number of slots of each row."""
     numbers = (c_int64 * (len(slots) * room))()
     for row, row_slots in enumerate(slots):
-        numbers[row * room : row * room + len(row_slots)] = row_slots
+        numbers[row * room : row * room + len(row_slots)] = list(row_slots)
     return numbers, (c_int64 * len(slots))(*map(len, slots))
 
 

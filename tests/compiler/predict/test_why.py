@@ -349,13 +349,14 @@ def test_the_text_of_the_nearest_edit_states_the_lacking_memory(num_devices: int
 def test_layers_are_split_only_for_edits_that_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """The edits are those of a search that splits the layers for every edit."""
     overrides = [f"{MEMORY}=100MiB", "parallel.pipeline=4", "parallel.data=auto", "parallel.expert=1"]
-    splits, missing = list[Outline](), Outline.missing_as_split.func
+    splits, bound = list[Outline](), Outline.__dict__["missing_as_split"]
+    missing = bound.func
 
     def counted(outline: Outline) -> tuple[int, int]:
         splits.append(outline)
-        return missing(outline)
+        return cast(tuple[int, int], missing(outline))
 
-    monkeypatch.setattr(Outline.missing_as_split, "func", counted)
+    monkeypatch.setattr(bound, "func", counted)
     found, num_splits = ways("quickstart", overrides), len(splits)
     monkeypatch.setattr(_EditSearch, "_least_lacking_bytes", lambda self, outline: outline.missing_as_split[0])
     assert ways("quickstart", overrides) == found != ()
