@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../files/heap.h"
 #include "../../files/random.h"
 
 /* ---------------- The problem (problem.py) */
@@ -41,39 +42,6 @@ static int tokens_of(int64_t slot, int64_t tokens[2]) {
 
 static int64_t at_least(int64_t a, int64_t b) {
     return a > b ? a : b;
-}
-
-/* ---------------- Memory: all of a walk's, freed at its end */
-
-typedef struct Block {
-    struct Block *next;
-    int64_t size;
-} Block;
-
-typedef struct {
-    Block *blocks;
-    int failed;
-} Heap;
-
-static char scrap; /* never written: whoever finds the heap failed stops before that */
-
-static void *take(Heap *heap, int64_t size) {
-    Block *block = heap->failed ? NULL : malloc(sizeof *block + size);
-    if (!block) {
-        heap->failed = 1;
-        return &scrap;
-    }
-    *block = (Block){heap->blocks, size};
-    heap->blocks = block;
-    return block + 1;
-}
-
-static void free_all(Heap *heap) {
-    while (heap->blocks) {
-        Block *block = heap->blocks;
-        heap->blocks = block->next;
-        free(block);
-    }
 }
 
 /* ---------------- Rows (timing.py) */
@@ -228,9 +196,7 @@ typedef struct {
     Row **lines, **others, **candidate; /* [row]: the rows, room for a change of each, and the changed rows */
     int64_t *events, *positions, *clocks, *bounds, room_bounds;
     int64_t *order, *later; /* scratch of `is_longer` */
-    struct Timed {
-        int64_t start, index, row;
-    } *timed;
+    struct Timed { int64_t start, index, row; } *timed;
 } Walk;
 
 static int64_t most_slots(const Problem *problem) {
@@ -402,9 +368,7 @@ static int sort_by_time(Walk *walk, const Timing *old, Row *const *lines, Timing
     return found;
 }
 
-typedef struct {
-    int64_t row, added; /* how many more slots the row has */
-} Changed;
+typedef struct { int64_t row, added; } Changed; /* added: how many more slots the row has */
 
 /* `_tails`: the tails of the rows at a mark */
 static const int64_t *tails_at(
@@ -811,17 +775,25 @@ static int start(Walk *walk, const int64_t *slots, const int64_t *sizes) {
     return !heap->failed;
 }
 
-/* `timing_of`: fills `timing` with the timing of the walk's rows; `scratch` and `sorted` are empty timings. */
-static int time_rows(Walk *walk, Timing *scratch, Timing *sorted, Timing *timing) {
+/* `timing_of` without the sort: fills `timing` with the timing of the walk's rows. `scratch` is an empty timing. */
+static int time_rows(Walk *walk, Timing *scratch, Timing *timing) {
     const Problem *problem = walk->problem;
+    if (walk->heap.failed)
+        return 0;
     for (int64_t event = 0; event < problem->num_events; event++)
         walk->events[event] = NOW <= event && event < FIRST + problem->count ? 0 : -1;
     memset(walk->positions, 0, 2 * problem->num_rows * sizeof *walk->positions); /* and the clocks */
-    add_mark(walk, sorted, new_mark(walk, 0));
-    sorted->size = 0;
-    int found = !walk->heap.failed && retime_rows(walk, sorted, walk->lines, 0, -1, scratch);
-    drop_marks(walk, sorted);
-    return found && sort_by_time(walk, scratch, walk->lines, sorted, timing);
+    add_mark(walk, scratch, new_mark(walk, 0));
+    scratch->size = 0;
+    int found = !walk->heap.failed && retime_rows(walk, scratch, walk->lines, 0, -1, timing);
+    drop_marks(walk, scratch);
+    return found;
+}
+
+static void swap(Timing **a, Timing **b) {
+    Timing *first = *a;
+    *a = *b;
+    *b = first;
 }
 
 static int walk_on(
@@ -830,7 +802,7 @@ static int walk_on(
     int64_t rows = walk->problem->num_rows, accepted = 0;
     Timing *timing = new_timing(walk), *other = new_timing(walk), *sorted = new_timing(walk);
     Changed *changed = take(&walk->heap, rows * sizeof *changed);
-    if (walk->heap.failed || !time_rows(walk, other, sorted, timing))
+    if (!time_rows(walk, sorted, other) || !sort_by_time(walk, other, walk->lines, sorted, timing))
         return 0;
     drop_marks(walk, other);
     Value value = value_of(timing, rows), best_value = value;
@@ -870,17 +842,13 @@ static int walk_on(
             walk->lines[row] = line;
         }
         drop_marks(walk, timing);
-        Timing *swapped = timing;
-        timing = other;
-        other = swapped;
+        swap(&timing, &other);
         value = new_value;
         if (++accepted % SORTED == 0) {
             if (!sort_by_time(walk, timing, walk->lines, sorted, other))
                 return 0;
             drop_marks(walk, timing);
-            swapped = timing;
-            timing = other;
-            other = swapped;
+            swap(&timing, &other);
         }
         int64_t makespan = makespan_of(timing, rows);
         if (makespan < best[0] || (makespan == best[0] && value < best_value)) {
@@ -895,7 +863,8 @@ static int walk_on(
 }
 
 /* `anneal` of moves.py. `slots` [row][room] and `sizes` [row]: the rows to start from, and then the best ones.
-   `best`: their makespan, and the high and the 62 low bits of their value. Returns 0, or 1 without memory or if the start is not legal. */
+   `best`: their makespan, and the high and the 62 low bits of their value. Returns 0, or 1 without memory or if the
+   start is not legal. */
 int anneal(
     const Problem *problem, Draw *draw, double work, double temperature, double cooling, int64_t goal, int64_t *slots,
     int64_t *sizes, int64_t *best) {
@@ -920,11 +889,7 @@ int64_t makespan(const Problem *problem, const int64_t *slots, const int64_t *si
     }
     if (legal) {
         Timing *timing = new_timing(&walk), *first = new_timing(&walk);
-        for (int64_t event = 0; event < problem->num_events; event++)
-            walk.events[event] = NOW <= event && event < FIRST + problem->count ? 0 : -1;
-        memset(walk.positions, 0, 2 * problem->num_rows * sizeof *walk.positions);
-        add_mark(&walk, first, new_mark(&walk, 0));
-        if (!walk.heap.failed && retime_rows(&walk, first, walk.lines, 0, -1, timing))
+        if (time_rows(&walk, first, timing))
             result = makespan_of(timing, problem->num_rows);
     }
     if (walk.heap.failed)
