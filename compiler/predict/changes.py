@@ -10,12 +10,11 @@ from operator import itemgetter
 from typing import Any
 
 from compiler.predict.floor import least_step_s
-from compiler.predict.predict import memories, time_schedule
+from compiler.predict.predict import memories, scheduler_of, time_schedule
 from compiler.predict.prediction import Change, RankMemory
 from compiler.predict.search import Outline, SharedParts
 from compiler.predict.timed_plan import TimedPlan
 from compiler.predict.why import Legal, Setting, following
-from compiler.program.lower.scheduler import Scheduler
 from compiler.schedule import SCHEDULES
 from dsl.messages.diagnostics import Span
 from dsl.schema import Spec, choices
@@ -59,7 +58,7 @@ def next_changes(
 def _planned(settings: tuple[Setting, ...], outline: Outline, base: Spec) -> Change | None:
     """The change, planned in full; None if it does not fit."""
     spec = outline.spec
-    timed = time_schedule(spec, outline.lowering, Scheduler(spec, outline.lowering).largest())
+    timed = time_schedule(spec, outline.lowering, scheduler_of(spec, outline.lowering).largest())
     ranks = memories(timed)
     if not all(rank.fits for rank in ranks):
         return None

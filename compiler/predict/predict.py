@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -41,8 +41,9 @@ from compiler.predict.timed_plan import TimedPlan
 from compiler.predict.times import StepTimes, exposed_reductions, lane_seconds, step_times
 from compiler.predict.torch_share import torch_shares
 from compiler.program.lower import Lowering
-from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lower.scheduler import QUICK_EFFORT, Scheduler
 from compiler.program.lower.twins import twins_of
+from compiler.schedule import AUTO
 from compiler.schedule.schedule import Schedule
 from compiler.schedule.simulate import Timeline, simulate
 from dsl.closed_forms import ramp
@@ -56,7 +57,24 @@ TRILLION = 10**12
 def time_plan(spec: Spec, rates: Rates | None = None) -> TimedPlan:
     """The timed plan of a spec's largest batch. `rates`: as for `predict`."""
     lowering = Lowering(make_plan(spec), rates or rank_rates(spec))
-    return time_schedule(spec, lowering, Scheduler(spec, lowering).largest())
+    return time_schedule(spec, lowering, scheduler_of(spec, lowering).largest())
+
+
+def scheduler_of(spec: Spec, lowering: Lowering, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
+    """Makes the schedules of a spec. `progress` is called with lines about a search.
+
+    A long search finds a shorter schedule than a quick one, which may hold more activations. If it does not fit, and
+    that of a quick search does, all searches are quick.
+    """
+    scheduler = Scheduler(spec, lowering, progress)
+    if spec.schedule.name != AUTO or _fits(spec, lowering, scheduler.largest()):
+        return scheduler
+    quick = Scheduler(spec, lowering, progress, QUICK_EFFORT)
+    return quick if _fits(spec, lowering, quick.largest()) else scheduler
+
+
+def _fits(spec: Spec, lowering: Lowering, schedule: Schedule) -> bool:
+    return all(rank.fits for rank in memories(time_schedule(spec, lowering, schedule)))
 
 
 def time_schedule(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:

@@ -29,7 +29,7 @@ from compiler.predict.memory_state import missing_anywhere, missing_with
 from compiler.predict.predict import memories, predict, time_schedule
 from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lower import Lowering
-from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lower.scheduler import QUICK_EFFORT, Scheduler
 from compiler.schedule import AUTO
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms import ramp
@@ -117,7 +117,6 @@ class Outline:
 
 SMS, RECOMPUTE = "sm.communication", "recompute"
 NEAR = 1.05  # other numbers of SMs are tried for plans whose step is at most this multiple of the shortest that fits
-EFFORT = 0.02  # of the schedule search of a plan that may be the best: some tenths of a second
 GIB = 2**30
 
 
@@ -322,7 +321,7 @@ class _ExaminedCandidates:
 
     def _schedule(self, candidate: Candidate) -> Schedule:
         """The schedule of a candidate. One that is searched for is kept, as a bound and a look need the same."""
-        scheduler = Scheduler(candidate.spec, self._outline(candidate.spec).lowering, effort=EFFORT)
+        scheduler = Scheduler(candidate.spec, self._outline(candidate.spec).lowering, effort=QUICK_EFFORT)
         if candidate.spec.schedule.name != AUTO:
             return scheduler.largest()
         key = (*candidate.choice.items(),)

@@ -21,9 +21,9 @@ from compiler.plan.spec_files import schedule_of_file
 from compiler.predict.memory import rank_memories
 from compiler.predict.predict import time_schedule
 from compiler.predict.prediction import RankMemory
-from compiler.predict.search import EFFORT, Outline, SharedParts
+from compiler.predict.search import Outline, SharedParts
 from compiler.predict.timed_plan import TimedPlan
-from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lower.scheduler import QUICK_EFFORT, Scheduler
 from compiler.schedule import AUTO, SCHEDULES
 from compiler.schedule.schedule import Schedule, max_deferred_gradients
 from compiler.schedule.solver import default_cap
@@ -392,7 +392,7 @@ class _EditSearch:
         """The schedule and memories of a candidate. Records the bytes that it lacks in `planned`."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
-        schedule = Scheduler(spec, tried.outline.lowering, effort=EFFORT).largest()
+        schedule = Scheduler(spec, tried.outline.lowering, effort=QUICK_EFFORT).largest()
         ranks = rank_memories(spec, tried.outline.lowering, schedule)
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank

@@ -166,7 +166,7 @@ class Costs:
 
     def least_shares(self, weight: Weight) -> dict[str, Fraction]:
         """By kind, the least time that an action of a weight adds to a step."""
-        least = {}
+        least: dict[str, Fraction] = {}
         for kind in KINDS:
             sums = {partner: self.lone_time(kind) + self.lone_time(partner) for partner in KINDS}
             shares = [self.pair_time(kind + partner) / total for partner, total in sums.items() if total]

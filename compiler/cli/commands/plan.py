@@ -191,12 +191,11 @@ def plan_of(chosen: ChosenSpec) -> tuple[TimedPlan, Prediction]:
     """The timed plan of a run, or of one phase of it, and the prediction."""
     from compiler.plan.plan import make_plan
     from compiler.plan.spec_rates import rank_rates
-    from compiler.predict.predict import memories, predict_timed_plan, time_schedule
+    from compiler.predict.predict import memories, predict_timed_plan, scheduler_of, time_schedule
     from compiler.program.lower import Lowering
-    from compiler.program.lower.scheduler import Scheduler
 
     lowering = Lowering(make_plan(chosen.spec), rank_rates(chosen.spec))
-    timed = time_schedule(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
+    timed = time_schedule(chosen.spec, lowering, scheduler_of(chosen.spec, lowering).largest())
     gain = order_gain(chosen.spec, lowering, timed.schedule, chosen.path.parent, CACHE)
     return timed, replace(predict_timed_plan(timed, memories(timed)), order_gain=gain)
 

@@ -13,6 +13,7 @@ from compiler.ir import Plan, Use
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_files import schedule_of_file
 from compiler.plan.spec_rates import rank_rates
+from compiler.predict.predict import scheduler_of
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import copy_time, rank_times, stage_costs
 from compiler.program.lower.scheduler import Scheduler
@@ -113,7 +114,7 @@ class ScheduledRun:
 
     def scheduler(self, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
         """Makes the schedules of the run for any number of micro-batches."""
-        return Scheduler(self.spec, self.lowering, progress)
+        return scheduler_of(self.spec, self.lowering, progress)
 
     def costs(self) -> Costs:
         """The costs of its stages, from the work in the plan and the rates of the devices."""

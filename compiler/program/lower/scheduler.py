@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Effort of a search when a spec is compiled: a few seconds, and less for those sizes of a ramp whose result does not
 # help the search for larger sizes.
 _EFFORT, _RAMP_EFFORT = 0.5, 0.1
+QUICK_EFFORT = 0.02  # of a search for a plan that may be the best: some tenths of a second
 Progress = Callable[[str], None]
 
 
@@ -41,6 +42,7 @@ class Scheduler:
     ) -> None:
         self._spec, self._lowering, self._from_file = spec, lowering, schedule_of_file(spec)
         self._progress, self._effort = progress, effort
+        self._found: dict[int, Schedule] = {}  # by micro-batches, those that were searched for
         self._largest = ramp.micro_batches(spec)[-1]
 
     def largest(self) -> Schedule:
@@ -60,7 +62,10 @@ class Scheduler:
             short = stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
             return short.deferring_at_most(self._spec.schedule.deferred)
         if name == AUTO:
-            return self._search_schedule(num_micro_batches).deferring_at_most(self._spec.schedule.deferred)
+            if num_micro_batches not in self._found:
+                found = self._search_schedule(num_micro_batches)
+                self._found[num_micro_batches] = found.deferring_at_most(self._spec.schedule.deferred)
+            return self._found[num_micro_batches]
         return schedule_of_block(self._spec.schedule, plan.mesh.pp, num_micro_batches)
 
     def least_searched_s(self, factor: float) -> float:

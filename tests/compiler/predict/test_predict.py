@@ -20,9 +20,11 @@ from compiler.plan.sharding import crossing_of
 from compiler.plan.spec_rates import rank_rates
 from compiler.predict.assumed import assumptions
 from compiler.predict.memory import gib
-from compiler.predict.predict import core_sharing_factor, predict
+from compiler.predict.predict import core_sharing_factor, predict, scheduler_of
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of
+from compiler.program.lower import Lowering
+from compiler.program.lower.scheduler import QUICK_EFFORT
 from dsl.closed_forms.counts import parameters
 from dsl.closed_forms.ramp import micro_batches
 from dsl.closed_forms.stragglers import slowest_factor
@@ -235,3 +237,21 @@ def test_ranks_share_cores_while_they_work_and_in_their_tails() -> None:
     ]
     assert factors == [1.0, 2.0]
     assert calls == [(7.0, [3.5, 5.0] * 3)]
+
+
+@pytest.mark.parametrize(("long_fits", "quick_fits", "is_quick"), [(1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 0, 0)])
+def test_a_quick_search_serves_if_only_its_schedule_fits(
+    monkeypatch: pytest.MonkeyPatch, long_fits: bool, quick_fits: bool, is_quick: bool
+) -> None:
+    """A shorter schedule may hold more than a device has."""
+    spec = resolve(path_of("tiny"), None, ["schedule.name=auto"]).spec
+    lowering, verdicts = Lowering(make_plan(spec), rank_rates(spec)), [bool(long_fits), bool(quick_fits)]
+    monkeypatch.setattr("compiler.predict.predict._fits", lambda *_: verdicts.pop(0))
+    assert (scheduler_of(spec, lowering)._effort == QUICK_EFFORT) == is_quick
+    assert len(verdicts) == int(long_fits), "a quick search runs only if the long one's schedule does not fit"
+
+
+def test_a_named_schedule_is_not_timed_to_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = resolve(path_of("tiny")).spec
+    monkeypatch.setattr("compiler.predict.predict._fits", lambda *_: pytest.fail("it is timed"))
+    scheduler_of(spec, Lowering(make_plan(spec), rank_rates(spec)))

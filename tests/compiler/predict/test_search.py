@@ -20,9 +20,9 @@ from compiler.plan.splitting import Splitting
 from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import _CellBytes, _fullest, missing_anywhere
 from compiler.predict.predict import memories, predict, time_plan, time_schedule
-from compiler.predict.search import EFFORT, Candidate, Outline, Ranking, SharedParts, cut_of, document, search, table
+from compiler.predict.search import Candidate, Outline, Ranking, SharedParts, cut_of, document, search, table
 from compiler.program.lower import Lowering
-from compiler.program.lower.scheduler import Scheduler
+from compiler.program.lower.scheduler import QUICK_EFFORT, Scheduler
 from compiler.schedule.schedule import Schedule
 from dsl.closed_forms.stragglers import slowest_factor
 from dsl.load import alternatives, check, load, resolve
@@ -300,7 +300,7 @@ def test_a_layer_counts_in_the_stage_that_holds_it_least() -> None:
 def test_no_searched_schedule_is_faster_than_the_bound(file: str, given: tuple[str, ...], near: float) -> None:
     spec = load(SPECS / file, overrides=("schedule.name=auto", *given))
     lowering = Lowering(make_plan(spec), rank_rates(spec))
-    scheduler = Scheduler(spec, lowering, effort=EFFORT)
+    scheduler = Scheduler(spec, lowering, effort=QUICK_EFFORT)
     seconds = time_schedule(spec, lowering, scheduler.largest()).step.seconds
     assert near * seconds < scheduler.least_searched_s(max(1.0, slowest_factor(spec.cluster))) <= seconds
 
@@ -313,7 +313,7 @@ def test_a_schedule_is_searched_only_for_plans_that_may_be_the_best(monkeypatch:
     fitting = []
     for choice, spec in plans:
         lowering = Lowering(make_plan(spec), rank_rates(spec))
-        timed = time_schedule(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest())
+        timed = time_schedule(spec, lowering, Scheduler(spec, lowering, effort=QUICK_EFFORT).largest())
         if all(rank.fits for rank in memories(timed)):
             fitting.append((timed.step.seconds, choice))
     find = Scheduler._search_schedule
