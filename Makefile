@@ -151,8 +151,8 @@ clean:
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PYTHON) -P runtime/ops/native/compile_cpp.py > /dev/null 2>&1 & $(PIP) $(1) && $(STORE_BYTECODE); code=$$?; wait; exit $$code
-	@$(BIN)/python -P runtime/ops/native/compile_cpp.py > /dev/null || true
+	@$(PYTHON) -P runtime/ops/native/compile_cpp.py own > /dev/null 2>&1 & $(PIP) $(1) && $(STORE_BYTECODE); code=$$?; wait; exit $$code
+	@$(BIN)/python -P runtime/ops/native/compile_cpp.py own > /dev/null || true
 	@touch $@
 endef
 

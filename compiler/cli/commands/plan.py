@@ -208,6 +208,7 @@ def _explain_misfit(
     args: argparse.Namespace, chosen: ChosenSpec, timed: TimedPlan, ranks: Sequence[RankMemory]
 ) -> Misfit:
     """Why the plan does not fit, and edits that make it fit."""
+    from compiler.predict.memory import gib, overflows
     from compiler.predict.why import fitting_edits
     from compiler.predict.why_shown import misfit_of
     from dsl.load import variants
@@ -215,7 +216,8 @@ def _explain_misfit(
     choice = chosen.ranking.best.choice if chosen.ranking else {}
     legal = variants(chosen.argument, None, args.set, choice)
     tell = progress("plan")
-    tell("it does not fit: looking for edits that make it fit")
+    fullest = overflows(ranks)[0]
+    tell(f"{gib(fullest.over_bytes)} too much on pipeline rank {fullest.pp_rank}: looking for edits that make it fit")
     try:
         edits = fitting_edits(timed, ranks, legal, chosen.origins, tuple(choice))
     finally:

@@ -1,11 +1,13 @@
 """Compiles the C++ ops into shared libraries, one per instruction set.
 
-    python -m runtime.ops.native.compile_cpp    builds missing and outdated libraries; exit code 1 and a reason if it
-                                                cannot
+    python -m runtime.ops.native.compile_cpp        builds missing and outdated libraries
+    python -m runtime.ops.native.compile_cpp own    only the one that this processor loads
 
-The libraries are written next to this file, or to the folder in DSC_NATIVE for a read-only checkout.
+The exit code is 1, with a reason, if it cannot. The libraries are written next to this file, or to the folder in
+DSC_NATIVE for a read-only checkout.
 
-Installing dsc runs this (hatch_build.py). The project ships no compiled library: without a compiler, ops run on torch.
+Installing dsc runs this (hatch_build.py): a wheel has all libraries, a checkout has that of the processor. The project
+ships no compiled library: without a compiler, ops run on torch.
 This module imports only the standard library.
 """
 
@@ -20,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -27,8 +30,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ELSEWHERE = "DSC_NATIVE"  # environment variable: the folder of the libraries
-# Flags of GCC and Clang by instruction set (runtime.ops.native.library.instructions). All libraries are built, and the
-# one for the running processor is loaded: the processor that compiles may be another.
+# Flags of GCC and Clang by instruction set (runtime.ops.native.library.instructions), newest first. The library for the
+# running processor is loaded: the processor that compiles may be another.
 X86 = {
     "AVX512_BF16": ("-march=x86-64-v4", "-mavx512bf16"),
     "AVX512": ("-march=x86-64-v4",),
@@ -49,13 +52,25 @@ COMPILERS = ("c++", "g++", "clang++")  # tried in order if CXX is not set
 LIMIT_S = 600  # for one compiler run; 25 s of a core are usual
 
 
-def main() -> int:
-    problem = build()
+def main(words: Sequence[str]) -> int:
+    variants = own() if [*words] == ["own"] else tuple(VARIANTS)
+    problem = build(variants)
     if problem:
         print(f"ops will run on torch, which takes about twice as long: {problem}", file=sys.stderr)
         return 1
-    print("\n".join(str(path(variant)) for variant in VARIANTS))
+    print("\n".join(str(path(variant)) for variant in variants))
     return 0
+
+
+def own() -> tuple[str, ...]:
+    """Return the variant that this processor loads, and all of them if that is not certain before torch is there."""
+    with suppress(OSError):
+        flags = {*Path("/proc/cpuinfo").read_text("utf-8").split()}
+        if "AVX512" in VARIANTS and {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags:
+            return ("AVX512_BF16",) if "avx512_bf16" in flags and "amx_bf16" not in flags else ("AVX512",)
+        if "AVX2" in VARIANTS and {"avx2", "fma", "bmi2"} <= flags and "avx512f" not in flags:
+            return ("AVX2",)
+    return tuple(VARIANTS)
 
 
 def path(variant: str) -> Path:
@@ -74,14 +89,14 @@ def is_current(library: Path) -> bool:
     return library.is_file() and library.read_bytes().endswith(digest().encode())
 
 
-def build() -> str | None:
-    """Build the libraries that are missing or outdated. Return None, or in one line why it failed.
+def build(variants: Sequence[str] = tuple(VARIANTS)) -> str | None:
+    """Build those of the libraries that are missing or outdated. Return None, or in one line why it failed.
 
     If several processes call this, one builds and the others wait.
     """
     if not VARIANTS:
         return f"there is no C++ for {platform.machine()}"
-    if all(is_current(path(variant)) for variant in VARIANTS):
+    if all(is_current(path(variant)) for variant in variants):
         return None
     folder = path("").parent
     try:
@@ -91,13 +106,13 @@ def build() -> str | None:
         return f"libraries cannot be kept in {folder}: {error.strerror}"
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build_missing()
+        return _build_missing(variants)
     finally:
         os.close(lock)
 
 
-def _build_missing() -> str | None:
-    missing = [variant for variant in VARIANTS if not is_current(path(variant))]
+def _build_missing(variants: Sequence[str]) -> str | None:
+    missing = [variant for variant in variants if not is_current(path(variant))]
     if not missing:
         return None
     try:
@@ -132,4 +147,4 @@ def _make(compiler: list[str], variant: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

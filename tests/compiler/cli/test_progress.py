@@ -114,9 +114,8 @@ def test_plan_reports_what_it_searches_for(monkeypatch: pytest.MonkeyPatch, caps
         monkeypatch.setattr(module, "progress", lambda command: texts.append)
     words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
     assert main(["plan", QUICK, *words, "--format", "json"]) == 0
-    assert (
-        texts[0].startswith("looking for the best of ")
-        and "it does not fit: looking for edits that make it fit" in texts
-    )
+    assert texts[0].startswith("looking for the best of ")
+    lacking = [text for text in texts if text.endswith("looking for edits that make it fit")]
+    assert [bool(re.match(r"\d.* [MG]iB too much on pipeline rank \d:", text)) for text in lacking] == [True]
     assert texts.count("") == 2 and texts[-1] == ""
     capsys.readouterr()

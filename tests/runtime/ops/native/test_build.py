@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.native import compile_cpp
+from runtime.ops.native import compile_cpp, library
 
 LIBRARIES = [compile_cpp.path(instructions).name for instructions in compile_cpp.VARIANTS]
 
@@ -44,6 +44,32 @@ def test_compiles_every_library_once(folder: Path) -> None:
     (folder / "one.cpp").write_text('extern "C" const char *digest() { return "" DIGEST; }\n', "utf-8")
     assert run(folder, CXX="/bin/false").returncode == 1
     assert run(folder).returncode == 0
+
+
+def test_an_installation_compiles_the_library_that_is_loaded(folder: Path) -> None:
+    process = [sys.executable, str(folder / "compile_cpp.py"), "own"]
+    inherited = {name: value for name, value in os.environ.items() if name != compile_cpp.ELSEWHERE}
+    done = subprocess.run(process, env=inherited, capture_output=True, text=True, check=True)
+    loaded = compile_cpp.path(library.instructions()).name
+    assert done.stdout.split() == [str(folder / loaded)] and [path.name for path in folder.glob("lib*")] == [loaded]
+
+
+@pytest.mark.parametrize(
+    ("flags", "own"),
+    [
+        ("avx2 fma bmi2", ("AVX2",)),
+        ("avx2 fma bmi2 avx512f avx512bw avx512cd avx512dq avx512vl", ("AVX512",)),
+        ("avx2 fma bmi2 avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16", ("AVX512_BF16",)),
+        ("avx2 fma bmi2 avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 amx_bf16", ("AVX512",)),
+        ("avx2 fma bmi2 avx512f", ("AVX512_BF16", "AVX512", "AVX2")),
+        ("sse2", ("AVX512_BF16", "AVX512", "AVX2")),
+    ],
+)
+def test_all_libraries_are_compiled_for_a_processor_that_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, flags: str, own: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_: f"flags : {flags}\n")
+    assert compile_cpp.own() == own
 
 
 def test_libraries_may_be_in_another_folder(folder: Path) -> None:
