@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], float]] = {  # label → words, and t
 PARTS = (
     ("read and check the spec", "compiler.cli.commands.compile", "load_phases"),
     ("plan", "compiler.pipeline", "make_plan"),
-    ("schedules", "compiler.pipeline", "Scheduler.schedule"),
+    ("schedules", "compiler.pipeline", "schedule"),
     ("programs", "compiler.pipeline", "Lowering.program"),
     ("proofs", "compiler.pipeline", "Prover.prove"),
     ("segments: traced, or read", "compiler.pipeline", "Segments.code"),

@@ -121,7 +121,7 @@ def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:
         yield "weights are gathered after the update, and nothing overlaps with that"
     if (copies := spec.parallel.copies) > 1:
         ranks = spec.parallel.data // copies
-        yield f"each {ranks} data ranks share one of {copies} copies, whose gradients are summed once a step"
+        yield f"every {ranks} data ranks share one of {copies} copies, whose gradients are summed once a step"
 
 
 def _crossing(spec: Spec, plan: Plan, rank: int) -> Crossing:

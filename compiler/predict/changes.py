@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from compiler.predict.floor import least_step_s
-from compiler.predict.predict import memories, scheduler_of, time_schedule
+from compiler.predict.memory import rank_peaks
+from compiler.predict.predict import scheduler_of, time_schedule
 from compiler.predict.prediction import Change, RankMemory
 from compiler.predict.search import Outline, SharedParts
 from compiler.predict.timed_plan import TimedPlan
@@ -34,7 +35,7 @@ def next_changes(
 
     `ranks` are the plan's memories. `report` is called with the share that is done.
     """
-    of_plan = timed.step.seconds, _free_bytes(ranks)
+    of_plan = timed.step.seconds, min(rank.free_bytes for rank in ranks)
     shared = SharedParts(timed.plan.cuts_by_key)
     outlines = []
     for setting in settings_of(timed.spec):
@@ -58,16 +59,12 @@ def next_changes(
 def _planned(settings: tuple[Setting, ...], outline: Outline, base: Spec) -> Change | None:
     """The change, planned in full; None if it does not fit."""
     spec = outline.spec
-    timed = time_schedule(spec, outline.lowering, scheduler_of(spec, outline.lowering).largest())
-    ranks = memories(timed)
-    if not all(rank.fits for rank in ranks):
+    schedule = scheduler_of(spec, outline.lowering).largest()
+    free = min(rank.free_bytes for rank in rank_peaks(spec, outline.lowering, schedule))
+    if free < 0:
         return None
-    return Change(settings, timed.step.seconds, _free_bytes(ranks), spec.precision == base.precision)
-
-
-def _free_bytes(ranks: Sequence[RankMemory]) -> int:
-    """On the fullest device."""
-    return min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
+    seconds = time_schedule(spec, outline.lowering, schedule).step.seconds
+    return Change(settings, seconds, free, spec.precision == base.precision)
 
 
 def settings_of(spec: Spec) -> Iterator[Setting]:

@@ -171,7 +171,7 @@ def _goodput(prediction: Prediction) -> dict[str, Any] | None:
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
     devices = prediction.devices_memory or (None,) * len(prediction.ranks)
-    fullest_rank = max(prediction.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    fullest_rank = min(prediction.ranks, key=lambda rank: rank.free_bytes)
     return {
         "capacity_bytes": fullest_rank.capacity_bytes,
         "peak_bytes": fullest_rank.peak_bytes,

@@ -19,7 +19,7 @@ from compiler.predict.failures import Goodput, goodput_of
 from compiler.predict.flops import flops_per_token
 from compiler.predict.generation import generation_of
 from compiler.predict.interval import interval_of
-from compiler.predict.memory import rank_memories
+from compiler.predict.memory import rank_memories, rank_peaks
 from compiler.predict.memory_state import saved_bytes
 from compiler.predict.prediction import (
     Flops,
@@ -74,7 +74,7 @@ def scheduler_of(spec: Spec, lowering: Lowering, progress: Callable[[str], None]
 
 
 def _fits(spec: Spec, lowering: Lowering, schedule: Schedule) -> bool:
-    return all(rank.fits for rank in memories(time_schedule(spec, lowering, schedule)))
+    return all(rank.fits for rank in rank_peaks(spec, lowering, schedule))
 
 
 def time_schedule(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> TimedPlan:

@@ -163,12 +163,28 @@ class HeldTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class RankMemory:
-    """Bytes on one device of a pipeline rank with evenly loaded experts. Its parts are those at the peak."""
+class RankPeak:
+    """The most bytes on one device of a pipeline rank with evenly loaded experts, and those that a plan may use."""
 
     pp_rank: int
     capacity_bytes: int
     peak_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits the device."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that the peak leaves, negative if it does not fit."""
+        return self.capacity_bytes - self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory(RankPeak):
+    """The peak of a device with its parts."""
+
     weights: int
     gradients: int
     optimizer: int
@@ -180,11 +196,6 @@ class RankMemory:
     worst_action: str | None = None
     held_tensors: tuple[HeldTensor, ...] = ()  # tensors at the peak, the largest first
     host_bytes: int = 0  # in host memory: offloaded state, the average of the weights, the copy for a checkpoint
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak fits the device."""
-        return self.peak_bytes <= self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)

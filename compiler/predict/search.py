@@ -25,8 +25,9 @@ from compiler.plan.plan import plan_of
 from compiler.plan.spec_rates import rank_rates
 from compiler.plan.splitting import Splitting, moments_on
 from compiler.predict.floor import least_step_s
+from compiler.predict.memory import rank_peaks
 from compiler.predict.memory_state import missing_anywhere, missing_with
-from compiler.predict.predict import memories, predict, time_schedule
+from compiler.predict.predict import predict, time_schedule
 from compiler.predict.timed_plan import TimedPlan
 from compiler.program.lower import Lowering
 from compiler.program.lower.scheduler import QUICK_EFFORT, Scheduler
@@ -348,8 +349,8 @@ class _ExaminedCandidates:
 
 def _measure_candidate(candidate: Candidate, plan: TimedPlan) -> Candidate:
     """The candidate with the time of its step and what its fullest device lacks."""
-    fullest = max(memories(plan), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
-    missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
+    fullest = min(rank_peaks(plan.spec, plan.lowering, plan.schedule), key=lambda rank: rank.free_bytes)
+    missing = max(0, -fullest.free_bytes)
     return replace(candidate, seconds=plan.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 

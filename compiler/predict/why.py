@@ -18,7 +18,7 @@ from typing import get_args
 from compiler.plan.holding import schedule_on
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.spec_files import schedule_of_file
-from compiler.predict.memory import rank_memories
+from compiler.predict.memory import rank_peaks
 from compiler.predict.predict import time_schedule
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import Outline, SharedParts
@@ -208,7 +208,7 @@ class _EditSearch:
         self.origins = origins
         self.shared = SharedParts(base.plan.cuts_by_key)
         self.least_lacking_bytes, _ = Outline(base.spec, self.shared).missing_as_split
-        self.lacking_bytes = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
+        self.lacking_bytes = -min(rank.free_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.single_edits: list[_TriedCandidate] = []  # edits of one key that lack less than the plan does
         self.helpful: list[_TriedCandidate] = []  # the same, of any number of keys
@@ -375,28 +375,27 @@ class _EditSearch:
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
             return False
-        schedule, ranks = self.plan_whole(tried)
+        schedule, free = self.plan_whole(tried)
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.settings_but_recompute, _ops(tried)))
             return False
         seconds = time_schedule(spec, tried.outline.lowering, schedule).step.seconds
         exact = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
-        free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
         world, more_devices = spec.cluster.world, spec.cluster.world > self.base.spec.cluster.world
         edit = FittingEdit(tried.settings, seconds, change, free, world, more_devices, exact, _ops(tried))
         self.fitting.append((tried, edit))
         return True
 
-    def plan_whole(self, tried: _TriedCandidate) -> tuple[Schedule, tuple[RankMemory, ...]]:
-        """The schedule and memories of a candidate. Records the bytes that it lacks in `planned`."""
+    def plan_whole(self, tried: _TriedCandidate) -> tuple[Schedule, int]:
+        """The schedule of a candidate, and the free bytes of its fullest device. Records those that it lacks in
+        `planned`."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
         schedule = Scheduler(spec, tried.outline.lowering, effort=QUICK_EFFORT).largest()
-        ranks = rank_memories(spec, tried.outline.lowering, schedule)
-        fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
-        self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
-        return schedule, ranks
+        fullest = min(rank_peaks(spec, tried.outline.lowering, schedule), key=lambda rank: rank.free_bytes)
+        self.planned[key], self.fullest[key] = -fullest.free_bytes, fullest.pp_rank
+        return schedule, fullest.free_bytes
 
     def nearest(self) -> NearestEdit | None:
         """The tried candidate that lacks least, planned in full; None if none lacks less than the plan."""

@@ -345,7 +345,7 @@ OTHERS: dict[str, ForeignWord] = {
             *("hsdp", "hybrid_shard", "dp_shard", "data_parallel_shard_degree", "dp_replicate"),
             *("data_parallel_replicate_degree", "mics_shard_size", "num_distributed_optimizer_instances"),
         ),
-        ForeignWord("parallel.shard", "write `zero = 3` and `shard = 8`: each 8 data ranks then share one copy"),
+        ForeignWord("parallel.shard", "write `zero = 3` and `shard = 8`: every 8 data ranks then share one copy"),
     ),
     "recompute_method": ForeignWord(
         "recompute_layers",

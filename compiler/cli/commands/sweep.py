@@ -206,7 +206,7 @@ def _plan(args: argparse.Namespace, all_variants: Sequence[Variant]) -> list[Pla
                 parameters=predictions[0].parameters,
                 step_s=max(prediction.step.seconds for prediction in predictions),
                 whole_s=sum(prediction.whole_run.seconds for prediction in predictions),
-                free_bytes=min(rank.capacity_bytes - rank.peak_bytes for rank in ranks),
+                free_bytes=min(rank.free_bytes for rank in ranks),
                 usd=None if None in costs else sum(cost for cost in costs if cost is not None),
             )
         )

@@ -87,8 +87,8 @@ def page_of(p: Prediction, schedule: str, why: Misfit | None) -> Page:
 
 def facts_of(p: Prediction) -> tuple[tuple[str, str], ...]:
     """Return the headline facts; the last one says whether the plan fits."""
-    worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
-    free = worst.capacity_bytes - worst.peak_bytes
+    worst = min(p.ranks, key=lambda rank: rank.free_bytes)
+    free = worst.free_bytes
     degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
     facts = [
         ("parameters", f"{count(p.parameters)}, {count(p.active_parameters)} active"),

@@ -204,8 +204,8 @@ def _headline(p: Prediction) -> Iterable[Text]:
     if p.energy.kwh_per_trillion_tokens is not None and p.energy.watts is not None:
         energy = watt_hours(p.energy.kwh_per_trillion_tokens * 1000)
         yield _fact("energy", energy, f"per trillion tokens, at {p.energy.watts:g} W per device")
-    worst = max(p.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
-    free = worst.capacity_bytes - worst.peak_bytes
+    worst = min(p.ranks, key=lambda rank: rank.free_bytes)
+    free = worst.free_bytes
     place = f"rank {worst.pp_rank}" + (f" at {worst.peak_action}" if worst.peak_action else "")
     verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
     line = _fact("memory", p.verdict, "")

@@ -10,7 +10,7 @@ from compiler.pipeline import lower_spec
 from compiler.plan.plan import make_plan
 from compiler.plan.spec_rates import rank_rates, rates_of
 from compiler.plan.split_blocks import held_rows
-from compiler.predict.memory import MAX_POINTS, rank_memories, thin_points, worst_held_rows
+from compiler.predict.memory import MAX_POINTS, rank_memories, rank_peaks, thin_points, worst_held_rows
 from compiler.predict.prediction import RankMemory
 from compiler.program.lower import Lowering
 from compiler.program.lower.estimate import stage_costs
@@ -31,6 +31,17 @@ from tests.specs.strategies import specs
 
 def values(memory: RankMemory) -> int:
     return memory.activations + memory.buffers
+
+
+@settings(max_examples=25)
+@given(specs())
+def test_peaks_are_those_of_memories(spec: Spec) -> None:
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    schedule = Scheduler(spec, lowering).largest()
+    memories = rank_memories(spec, lowering, schedule)
+    expected = [(memory.pp_rank, memory.capacity_bytes, memory.peak_bytes) for memory in memories]
+    peaks = rank_peaks(spec, lowering, schedule)
+    assert [(peak.pp_rank, peak.capacity_bytes, peak.peak_bytes) for peak in peaks] == expected
 
 
 @settings(max_examples=50)
