@@ -75,7 +75,7 @@ class Holders(Sequence[int]):
         return Holders((pipeline_rank,), self.columns, self.width)
 
     def of_first_copy(self, copies: int) -> Holders:
-        """The holders in the first of `copies` groups of adjacent columns (`Mesh.copies`)."""
+        """The holders in the first of `copies` equal groups of adjacent columns, which hold alike (`Mesh.copies`)."""
         width, columns = self.width // copies, self.columns
         if isinstance(columns, range):
             within: Columns = range(columns.start, min(columns.stop, width), columns.step)
@@ -89,6 +89,12 @@ class Holders(Sequence[int]):
         step = self.width // copies
         first = self.columns.start if column is None else column % step
         return Holders(self.pipeline_ranks, range(first, self.width, step), self.width)
+
+    @property
+    def period(self) -> int:
+        """The number of columns after which its columns repeat."""
+        firsts = self.columns.firsts if isinstance(self.columns, Runs) else self.columns
+        return firsts.step if len(firsts) * firsts.step == self.width else self.width
 
     def num_shards(self, copies: int) -> int:
         """The number of holders that share a copy on a pipeline rank."""

@@ -16,7 +16,7 @@ from compiler.predict.memory_state import device_of
 from compiler.predict.prediction import DeviceMemory, MemoryTerm, RankMemory, fullest
 from compiler.program.lower.opening_order import opening_order
 from dsl.schema import Device, Spec
-from runtime.contract.mesh import Opening, most_ctas
+from runtime.contract.mesh import Opening, columns_of_channel, most_ctas
 
 MIB = 2**20
 # A CUDA context with the kernels that ran: "around 400MB" (pytorch/pytorch issue 109888), 1,008 MiB with all kernels
@@ -107,13 +107,13 @@ def _communicators(spec: Spec, plan: Plan, pp_rank: int, openings: Sequence[Open
     own = [opening for opening in openings if pp_rank in opening.ranks]
     hops = max(1, sum(opening.kind == "expert" for opening in own))
     for opening in own:
-        members = opening.channel_of(mesh, mesh.rank(pp_rank, 0))
-        assert members is not None, "the pipeline rank is in the channel"
+        columns = columns_of_channel(0, opening.columns, mesh)
+        members = len(opening.ranks) * len(columns)
         ctas = 0 if opening.kind == "world" else most_ctas(opening.kind, spec.sm.communication, hops)
         if opening.kind in ("expert", "counts"):
-            node = spec.cluster.node.devices
-            near = sum(member // node == members[0] // node for member in members) - 1
+            on_node = [mesh.rank(pp_rank, column) // spec.cluster.node.devices for column in columns]
+            near = on_node.count(on_node[0]) - 1
             channels = ctas or SENDING_CHANNELS
-            yield channels * (near * PEER + (NETWORK if near + 1 < len(members) else 0))
-        elif len(members) > 1:
-            yield (ctas or CHANNELS) * (PAIR if len(members) == 2 else RING)
+            yield channels * (near * PEER + (NETWORK if near + 1 < members else 0))
+        elif members > 1:
+            yield (ctas or CHANNELS) * (PAIR if members == 2 else RING)

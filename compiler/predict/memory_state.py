@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
+from math import lcm
 from operator import add
 from statistics import fmean
 from typing import NamedTuple
@@ -224,13 +225,18 @@ def saved_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     for replica in plan.replicas if not plan.frozen else ():
         if size := untrained_bytes(spec, replica):
             saved[replica.holders[0]] += size
+    # Holders are in every n-th column, so those of the first columns stand for all: thousands of devices save alike.
+    period = lcm(*(group.period for group in by_each))
+    shared = Counter[tuple[int, int]]()  # by pipeline rank and column
     for group, size in by_each.items():
-        for device in group:
-            saved[device] += size
+        for device in group.of_first_copy(plan.mesh.columns // period):
+            shared[plan.mesh.coordinates(device)] += size
     largest = [0] * plan.mesh.pp
-    for device, size in saved.items():
-        rank = device // plan.mesh.columns
+    for (rank, _), size in shared.items():
         largest[rank] = max(largest[rank], size)
+    for device, size in saved.items():
+        rank, column = plan.mesh.coordinates(device)
+        largest[rank] = max(largest[rank], size + shared[rank, column % period])
     return tuple(largest)
 
 

@@ -132,8 +132,8 @@ class Opening(NamedTuple):
 
     def _channel_of_column(self, mesh: Mesh, column: int) -> tuple[int, ...]:
         """Return the channel that contains a column."""
-        columns = columns_of_channel(column, self.columns, mesh)
-        return tuple(rank * mesh.columns + member for rank in self.ranks for member in columns)
+        width, columns = mesh.columns, columns_of_channel(column, self.columns, mesh)
+        return tuple(rank * width + member for rank in self.ranks for member in columns)
 
 
 def columns_of_channel(column: int, kind: Columns, mesh: Mesh) -> Sequence[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
+from itertools import islice, takewhile
 
 from compiler.ir import Param, Plan, Replica, Use
 from compiler.ir.holders import Columns
@@ -124,8 +125,8 @@ def _check_sharded_buckets(plan: Plan) -> None:
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:
         members, count = [by_key[name] for name in bucket.replicas], len(bucket.holders)
-        in_copy = [column for column in bucket.holders.columns if column < plan.mesh.shard_columns]
-        wanted = plan.zero >= 2 and len(in_copy) > 1 and not bucket.is_still
+        in_copy = takewhile(lambda column: column < plan.mesh.shard_columns, bucket.holders.columns)
+        wanted = plan.zero >= 2 and len([*islice(in_copy, 2)]) > 1 and not bucket.is_still
         if (
             bucket.copies != plan.mesh.copies
             or bool(bucket.sites) != wanted

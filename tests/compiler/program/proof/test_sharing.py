@@ -46,6 +46,9 @@ def test_holders_of_a_copy_and_of_a_shard(is_expert: bool, split: bool) -> None:
             copy = holders.of_first_copy(mesh.copies)
             assert copy == Holders((0, 1), copy.columns, mesh.columns) and [*copy.columns] == in_copy
             assert holders.num_shards(mesh.copies) == len(in_copy)
+            period = holders.period
+            assert mesh.columns % period == 0
+            assert all((c in holders.columns) == (c % period in holders.columns) for c in range(mesh.columns))
             for column in in_copy:
                 alike = [rank for rank in holders if rank % width == column]
                 assert [*holders.alike(mesh.copies, column)] == alike
