@@ -86,7 +86,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """Collect what the tests left while there is time. After its last message, execnet gives a worker of xdist 15
-    seconds and then ends it where it is, so that its temporary folder stays. Pytest runs the collector twice in them.
+    seconds and then ends it where it is, so that its temporary folder stays. In these seconds pytest runs the collector
+    twice.
     """
     gc.collect()
     gc.freeze()

@@ -85,9 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             gc.freeze()
             if not getattr(args, "uncollected", False):  # objects live to the end: collection would take a quarter
-                gc.set_threshold(
-                    500_000
-                )  # plans leave hardly any garbage, and by default a tenth of the time is spent collecting
+                # Plans leave hardly any garbage, and by default a tenth of the time is spent collecting.
+                gc.set_threshold(500_000)
                 gc.enable()
         code: int = args.run(args)
         print(end="", flush=True)

@@ -298,7 +298,7 @@ def plan_head(spec: Spec, lowered: LoweredPlan) -> list[str]:
     of_adapters = f"; trained: {trained:,} {trained_in}" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
     slices = f" · expert_tensor {mesh.etp}" if mesh.etp > 1 else ""
-    copies = f" in copies of {mesh.dp // mesh.copies} data ranks" if mesh.copies > 1 else ""
+    copies = f", one copy for every {mesh.dp // mesh.copies} data ranks" if mesh.copies > 1 else ""
     return [
         f"{spec.name}: {spec.model.name}, {total:,} parameters{with_mtp}{of_adapters}",
         f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"

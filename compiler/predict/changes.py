@@ -22,6 +22,7 @@ from dsl.schema import Spec, choices
 from dsl.schema.choices import OPEN
 
 MAX_SHOWN = 5
+SHARD = "parallel.shard"
 
 
 def next_changes(
@@ -41,6 +42,9 @@ def next_changes(
     for setting in settings_of(timed.spec):
         settings = (setting, *following(timed.spec, (setting,), origins))
         spec = legal(f"{key}={value}" for key, value in settings)
+        if spec is None and timed.spec.parallel.shard is not None and setting[0] != SHARD:  # which may no longer divide
+            settings = (*settings, (SHARD, "none"))
+            spec = legal(f"{key}={value}" for key, value in settings)
         spec = None if spec is None else spec.with_files(timed.spec.files)
         if spec is not None and spec != timed.spec:
             outline = Outline(spec, shared)
@@ -74,7 +78,7 @@ def settings_of(spec: Spec) -> Iterator[Setting]:
             yield key, _text(value)
     yield from (("parallel.zero", str(level)) for level in range(4))
     if spec.parallel.zero >= 2:
-        yield from (("parallel.shard", str(size)) for size in choices.shards(spec))
+        yield from ((SHARD, str(size)) for size in choices.shards(spec))
     yield from (("parallel.overlap_reduce", _text(overlaps)) for overlaps in (True, False))
     if spec.parallel.pipeline > 1 and spec.schedule.file is None:
         yield from (("schedule.name", name) for name in SCHEDULES)

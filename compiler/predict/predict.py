@@ -63,8 +63,8 @@ def time_plan(spec: Spec, rates: Rates | None = None) -> TimedPlan:
 def scheduler_of(spec: Spec, lowering: Lowering, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
     """Makes the schedules of a spec. `progress` is called with lines about a search.
 
-    A long search finds a shorter schedule than a quick one, which may hold more activations. If it does not fit, and
-    that of a quick search does, all searches are quick.
+    The schedule of a long search is shorter than that of a quick one, and may hold more activations. If it does not
+    fit, and that of a quick search does, all searches are quick.
     """
     scheduler = Scheduler(spec, lowering, progress)
     if spec.schedule.name != AUTO or _fits(spec, lowering, scheduler.largest()):

@@ -41,10 +41,10 @@ class Totals:
 
 
 def time_by_periods(schedule: Schedule, prices: Prices) -> Totals | None:
-    """The totals of a schedule that is made of slots and has backwards.
+    """The totals of a schedule that has backwards.
 
-    Returns None if it is not, if micro-batches differ, or if ranks wait for each other for ever. Raises ValueError if
-    the prices are for other sizes.
+    Returns None if it is not made of slots, if micro-batches differ, or if ranks wait for each other for ever. Raises
+    ValueError if the prices are for other sizes.
     """
     prices.check(schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches)
     rows = [row for row in schedule.actions if isinstance(row, SlotRow)]

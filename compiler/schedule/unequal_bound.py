@@ -6,7 +6,7 @@ It is the largest of these times, each with the weights of all micro-batches:
 2. of each rank: the wait for its first forward, then all its actions, each with the best share of its time in a pair;
 3. of each rank: the same without the W, and then the way from its last B or I to the end of all;
 4. of each rank under a cap: the wait for its first forward, then the sum of the times for which it holds activations,
-   divided by the cap. It holds one at least while its micro-batch goes to the last stage and back.
+   divided by the cap. It holds an activation at least until its micro-batch has gone to the last stage and back.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ class Parallel(Node):
             ge=1,
             le=MAX_DEGREE,
             description="neighbouring data ranks that share one copy of what `zero` = 2 or 3 shards during a step, "
-            "best on one node; each further group of as many has its own copy, and the sums of their gradients "
-            "meet once a step (hybrid sharding); default: all data ranks",
+            "best on one node; each other group of that size has its own copy, and the groups sum their gradients "
+            "once a step (hybrid sharding); default: all data ranks",
             examples=["shard = 8"],
         ),
     ] = None

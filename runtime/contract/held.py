@@ -78,9 +78,9 @@ class PlannedBucket:
     """Parameters with the same holders that the same stages use: one flat buffer, one reduction.
 
     `owners`: for each parameter, the index of the holder with its optimizer state, if parameters are owned whole.
-    `sites`: the segments that read it, if the holders of each pipeline rank shard its gradients (zero = 2) and its
-    weights (zero = 3). `rest`: whether the second kind of optimizer updates it. `still`: whether it is not trained in
-    this phase of a run: it has state, but no gradients.
+    `sites`: the segments that read it, if the holders in each group of columns (`Mesh.copies`) shard its gradients
+    (zero = 2) and its weights (zero = 3). `rest`: whether the second kind of optimizer updates it. `still`: whether it
+    is not trained in this phase of a run: it has state, but no gradients.
     """
 
     name: Name

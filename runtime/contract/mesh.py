@@ -23,7 +23,7 @@ Columns = Literal[
 Degree = Annotated[int, NumberRange(1, MAX_RANKS)]
 
 
-IN_COPY: Mapping[Columns, Columns] = {  # the same among all columns
+IN_COPY: Mapping[Columns, Columns] = {  # word in a group of columns that shares a copy → the word among all columns
     "shard_all": "all",
     "shard_slice": "slice",
     "shard_member": "member",
@@ -112,7 +112,7 @@ class Opening(NamedTuple):
     | sequence | ranks that share sequences |
     | slice | ranks with the same index in their tensor groups |
     | all | all columns |
-    | shard_all, shard_member, shard_experts, shard_slice | those of them in one group of columns that shards a copy |
+    | shard_all, shard_member, shard_experts, shard_slice | the columns of `all`, … in a group that shares a copy |
     | copies | columns with the same place in these groups |
     """
 

@@ -298,6 +298,7 @@ def _check_parts(plan: RunPlan) -> None:
     demand(mesh.node == 0 or mesh.expert_group % mesh.node == 0, "mesh")
     demand(mesh.dp % mesh.copies == 0 == mesh.shard_columns % mesh.expert_group, "mesh")
     demand(mesh.copies == 1 or plan.zero >= 2, "mesh")
+    demand(mesh.sq == 1 or mesh.sq % mesh.cp == 0, "mesh")
     for opening in plan.openings:
         ends = opening.ranks
         demand(ends and len({*ends}) == len(ends) and max(ends) < mesh.pp, "openings")

@@ -19,6 +19,7 @@ from runtime.data import tokenizer
 Ids = npt.NDArray[np.int64]
 Encode = Callable[[Sequence[str]], list[Ids]]
 CHECKED_LENGTH = 1 << 16  # characters of the first documents
+RENEWED_AFTER = 1 << 27  # characters: gigatoken keeps all words that it has met, about 100 bytes of memory for each
 HARD_TEXTS = (
     "",
     "I'll don't WE'VE it's\u2019s 'S",
@@ -42,7 +43,7 @@ class DocumentEncoder:
     def __init__(self, bpe: Tokenizer) -> None:
         self._bpe = bpe
         self._fast = _fast(bpe)
-        self._unchecked = CHECKED_LENGTH
+        self._unchecked, self._encoded = CHECKED_LENGTH, 0
         if self.is_fast:
             specials = (token.content for token in bpe.get_added_tokens_decoder().values())
             self._compare([*HARD_TEXTS, *(f"a {text}b {text}" for text in specials)])
@@ -62,6 +63,9 @@ class DocumentEncoder:
                 if self._unchecked <= 0:
                     break
             self._compare(first)
+        if self.is_fast and self._encoded > RENEWED_AFTER:
+            self._fast, self._encoded = _fast(self._bpe), 0
+        self._encoded += sum(map(len, texts))
         found = self._try_fast(texts)
         return self._reference(texts) if found is None else found
 

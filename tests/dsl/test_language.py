@@ -217,6 +217,7 @@ def test_defaults(tmp_path: Path) -> None:
         "layout": None,
         "placement": None,
         "route": None,
+        "shard": None,
         "overlap_reduce": True,
     }
     assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)

@@ -1,5 +1,5 @@
 /* The annealing of compiler/plan/actions/search.py, step for step: the same draws give the same order. compiled.py
-   compiles it. Times are nanoseconds below 2^53, so their differences are exact as doubles. */
+   calls it. Times are nanoseconds below 2^53, so their differences are exact as doubles. */
 
 #include <math.h>
 #include <stdlib.h>

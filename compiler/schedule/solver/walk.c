@@ -1,5 +1,5 @@
 /* The annealing of compiler/schedule/solver/moves.py, step for step: the same draws give the same slots. compiled.py
-   compiles it. The functions have the names of those in moves.py and timing.py, where they are explained. */
+   calls it. The functions have the names of those in moves.py and timing.py, where they are explained. */
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 The exit code is 1, with a reason, if it cannot. The libraries are written next to this file, or to the folder in
 DSC_NATIVE for a read-only checkout.
 
-Installing dsc runs this (hatch_build.py): a wheel has all libraries, a checkout has that of the processor. The project
-ships no compiled library: without a compiler, ops run on torch.
+Installing dsc runs this (hatch_build.py): it puts all libraries in a wheel, and that of the processor in a checkout.
+The repository has no compiled library: without a compiler, ops run on torch.
 This module imports only the standard library.
 """
 

@@ -101,8 +101,8 @@ def missing() -> str | None:
     library = compile_cpp.path(instructions())
     if not library.exists():
         return (
-            "no C++ was compiled when dsc was installed; `python -m runtime.ops.native.compile_cpp` compiles it, "
-            "or says why not"
+            f"no C++ was compiled for a processor with {instructions()}; "
+            "`python -m runtime.ops.native.compile_cpp` compiles it, or says why not"
         )
     if not compile_cpp.is_current(library):
         return "the C++ was compiled from other sources; `python -m runtime.ops.native.compile_cpp` compiles it again"

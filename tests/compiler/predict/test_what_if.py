@@ -149,3 +149,14 @@ def test_the_next_changes_are_the_best_of_all() -> None:
         assert prediction.step.seconds == change.seconds
         assert min(r.capacity_bytes - r.peak_bytes for r in prediction.ranks) == change.free_bytes
         assert change.is_exact == (spec.precision == resolved.spec.precision)
+
+
+def test_changes_that_copies_of_shards_rule_out_are_tried_without_them() -> None:
+    """`zero` below 2 and other expert groups do not go with `shard`."""
+    path = path_of("quickstart")
+    given = ["parallel.pipeline=1", "parallel.zero=3", "parallel.shard=2", "schedule.name=1f1b"]
+    resolved, legal = resolve(path, None, given), variants(str(path), None, given)
+    timed, base = time_plan(resolved.spec), predict(resolved.spec)
+    found = next_changes(timed, base.ranks, legal, resolved.origins, lambda share: None)
+    without = [change.settings for change in found if ("parallel.shard", "none") in change.settings]
+    assert without and all(len(settings) == 2 for settings in without)

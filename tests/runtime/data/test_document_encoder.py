@@ -163,6 +163,21 @@ def test_a_library_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert not encoder.is_fast
 
 
+def test_the_library_is_loaded_anew_as_its_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    bpe, loaded, load = opened(()), list[Tokenizer](), document_encoder._fast
+
+    def counted(given: Tokenizer) -> document_encoder.Encode | None:
+        loaded.append(given)
+        return load(given)
+
+    monkeypatch.setattr(document_encoder, "_fast", counted)
+    monkeypatch.setattr(document_encoder, "RENEWED_AFTER", 1000)
+    encoder = DocumentEncoder(bpe)
+    for _ in range(6):
+        assert_equal(encoder.encode(["a" * 600]), bpe, ["a" * 600])
+    assert len(loaded) == 1 + 2 and encoder.is_fast
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     bpe = opened(())
