@@ -38,7 +38,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "dp": dict(TWO, name="dp", model=DENSE),
     "pp": dict(TWO, name="pp", model=DENSE, pipeline=2),
     "ep": dict(TWO, name="ep", expert=2),
-    "tp": dict(TWO, name="tp", model=DENSE, tensor=", tensor = 2"),
+    "tp": dict(TWO, name="tp", model=DENSE, degrees=", tensor = 2"),
     "dualpipe": dict(FOUR_RANKS, name="dualpipe"),
     "bf16": dict(TWO, name="bf16", model=DENSE, precision="bf16", zero=1),
     "fp8": dict(TWO, name="fp8", model=FEW_BITS, precision="fp8_block", expert=2),

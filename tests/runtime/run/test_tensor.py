@@ -14,10 +14,10 @@ WIDE = dict(precision="fp64", zero=1)
 BIASED = dict(model=V3.replace("moe {{", "moe {{\n      bias = true"))  # unsharded biases
 RUNS = {
     "dense": ONE_RANK | WIDE | dict(model=DENSE),
-    "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", tensor=", tensor = 2"),
+    "split dense": FOUR_RANKS | WIDE | dict(model=DENSE, expert=1, schedule="zbv", degrees=", tensor = 2"),
     "experts": ONE_RANK | WIDE | BIASED,
-    "split sequences": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", context = 2"),
-    "split experts": FOUR_RANKS | WIDE | BIASED | dict(expert=1, tensor=", expert_tensor = 2"),
+    "split sequences": FOUR_RANKS | WIDE | BIASED | dict(expert=1, degrees=", context = 2"),
+    "split experts": FOUR_RANKS | WIDE | BIASED | dict(expert=1, degrees=", expert_tensor = 2"),
 }
 EXACT = 1e-10
 
