@@ -312,6 +312,13 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor, add: bool = False) -> Non
     call("product", a_MK.dtype, M, N, K, a_MK, b_KN, c_MN, add)
 
 
+def few_rows_(y_MN: Tensor, x_MK: Tensor, w_NK: Tensor) -> None:
+    """y = x·wᵀ in BF16, with products that are added in FP32."""
+    (M, K), N = x_MK.shape, w_NK.shape[0]
+    assert w_NK.shape[1] == K and y_MN.shape == (M, N) and y_MN.stride(1) == 1, (x_MK.shape, w_NK.shape, y_MN.stride())
+    call("few_rows", x_MK.dtype, M, N, K, x_MK, w_NK, y_MN)
+
+
 def _pairs(columns: int, angles_Sr: Tensor) -> int:
     """Return the number of columns, checked to be twice that of the angles."""
     assert columns == 2 * angles_Sr.shape[1], (columns, angles_Sr.shape)
