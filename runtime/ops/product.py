@@ -5,10 +5,10 @@ and oneDNN for BF16. benchmarks/results/products.txt has GFLOP/s of one EPYC cor
 145 to 230 in FP32, MKL 90 to 105; in BF16 220 to 470, the same as oneDNN once it has compiled its kernels.
 
 oneDNN emulates BF16 instructions on processors without them. There it is faster to widen BF16 operands to FP32, where
-the product of two BF16 numbers is exact. Time of dyᵀ·x of 1024 × 256 and 1024 × 512, copies included, relative to
-`torch.mm` of BF16, in one interleaved run on that core. oneDNN limited to AVX-512F (ONEDNN_MAX_CPU_ISA=AVX512_CORE):
-0.38 in C++ for AVX-512, 0.71 in C++ for AVX2, 0.87 with MKL. oneDNN limited to AVX2: 0.44 in C++ for AVX2, 0.48 with
-MKL; for x·wᵀ 0.15 and 0.17.
+the product of two BF16 numbers is exact. A product of few rows widens them in registers. Time of dyᵀ·x of 1024 × 256
+and 1024 × 512, copies included, relative to `torch.mm` of BF16, in one interleaved run on that core. oneDNN limited to
+AVX-512F (ONEDNN_MAX_CPU_ISA=AVX512_CORE): 0.38 in C++ for AVX-512, 0.71 in C++ for AVX2, 0.87 with MKL. oneDNN limited
+to AVX2: 0.44 in C++ for AVX2, 0.48 with MKL; for x·wᵀ 0.15 and 0.17.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.native import ops as native
-from runtime.ops.native.library import has_bf16, multiplies_natively
+from runtime.ops.native.library import has_bf16, multiplies_few_rows, multiplies_natively
 
 # --- BF16 operands: what ops compute in wider dtypes
 #
@@ -54,6 +54,8 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
     if multiplies_natively(a_MK, b_KN):
         native.product_(c_MN, a_MK, b_KN)
     elif a_MK.dtype == torch.bfloat16 and a_MK.is_cpu and not has_bf16():
+        if multiplies_few_rows(a_MK, b_KN):
+            return native.few_rows_(c_MN, a_MK, b_KN.t())
         c_MN.copy_(product(wide(a_MK), wide(b_KN)))
     else:
         torch.mm(a_MK, b_KN, out=c_MN)

@@ -220,18 +220,16 @@ class Generator:
             return
         ends = np.cumsum([span.count for span in self._forward.next])
         last_NV = logits_TV[torch.from_numpy(ends - 1)]
-        logits_NV = last_NV.double().cpu().numpy()
-        places, tokens = [], []
-        for (index, slot), logits_V in zip(going, logits_NV, strict=True):
-            place = slot.cached and slot.cached - len(rollouts.prompts[slot.sequence]) + 1
-            token, entropy = self._sampler.draw(logits_V, numbers[slot.sequence], place)
-            rollouts.entropy_NC[slot.sequence, place] = entropy
-            drawn[index] = token + 1
-            places.append((slot.sequence, place))
-            tokens.append(token)
-        logp = log_probabilities(last_NV, torch.tensor(tokens, device=last_NV.device)).tolist()
-        for (sequence, place), value in zip(places, logp, strict=True):
-            rollouts.logp_NC[sequence, place] = value
+        sequence_N = np.array([slot.sequence for _, slot in going])
+        place_N = np.array(
+            [slot.cached and slot.cached - len(rollouts.prompts[slot.sequence]) + 1 for _, slot in going]
+        )
+        number_N = np.array([numbers[sequence] for sequence in sequence_N])
+        tokens_N, entropy_N = self._sampler.draw(last_NV.double().cpu().numpy(), number_N, place_N)
+        tokens = torch.from_numpy(tokens_N)
+        drawn[[index for index, _ in going]] = (tokens + 1).double()
+        rollouts.entropy_NC[sequence_N, place_N] = entropy_N
+        rollouts.logp_NC[sequence_N, place_N] = log_probabilities(last_NV, tokens.to(last_NV.device)).cpu()
 
     def _append(self, rollouts: Rollouts, slot: _SequenceSlot, token: int) -> None:
         prompt = len(rollouts.prompts[slot.sequence])

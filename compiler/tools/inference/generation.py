@@ -20,6 +20,14 @@ from compiler.tools.inference.language_model import LanguageModel
 # algorithm 1: tokens have the model's distribution whatever the drafts are. V vocabulary.
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A token, and the probabilities that it was sampled from; None if it is the likeliest."""
+
+    token: int
+    p_V: Tensor | None = None
+
+
 @dataclass
 class Sampler:
     """Samples tokens. `temperature` 0 is greedy: it picks the largest logit, the first of equal ones.
@@ -34,6 +42,21 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(self.seed)
+
+    def sample(self, logits_V: Tensor) -> Sample:
+        """Sample a token."""
+        if self.temperature == 0:  # without the probabilities, which would take longer than a small model
+            return Sample(int(logits_V.argmax()))
+        p_V = self.probabilities(logits_V)
+        return Sample(self.draw(p_V), p_V)
+
+    def replace(self, logits_V: Tensor, drafted: Sample) -> int | None:
+        """The token that replaces a drafted one, given the model's logits; None if the draft is accepted."""
+        if drafted.p_V is None:
+            token = int(logits_V.argmax())
+            return None if token == drafted.token else token
+        p_V = self.probabilities(logits_V)
+        return None if self.accepts(p_V, drafted.p_V, drafted.token) else self.draw(instead(p_V, drafted.p_V))
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
         """logits_V -> p_V, FP64, summing to 1."""
@@ -87,7 +110,7 @@ def generate_tokens(model: LanguageModel, prompt: Sequence[int], sampler: Sample
     cache, new = model.cache(), list(prompt)
     while True:
         h_TN = model.extend(torch.tensor(new), cache)
-        new = [sampler.draw(sampler.probabilities(model.logits(h_TN[-1:])[0]))]
+        new = [sampler.sample(model.logits(h_TN[-1:])[0]).token]
         yield new[0]
 
 
@@ -100,25 +123,21 @@ def generate_with_drafts(
     """
     cache, draft_cache = model.cache(), model.draft_cache()
     seen_TN = model.extend(torch.tensor(list(prompt)), cache)  # hidden states that the MTP block has not processed
-    token = sampler.draw(_probabilities(model, sampler, seen_TN[-1:])[0])
+    token = sampler.sample(model.logits(seen_TN[-1:])[0]).token
     following = [*prompt[1:], token]  # the token after each state
     while True:
         yield token
-        q_V = sampler.probabilities(model.draft(torch.tensor(following), seen_TN, draft_cache))
-        draft = sampler.draw(q_V)
-        h_2N = model.extend(torch.tensor([token, draft]), cache)
-        first_V, second_V = _probabilities(model, sampler, h_2N)
+        drafted = sampler.sample(model.draft(torch.tensor(following), seen_TN, draft_cache))
+        h_2N = model.extend(torch.tensor([token, drafted.token]), cache)
+        first_V, second_V = model.logits(h_2N)
         drafts.drafted += 1
-        if sampler.accepts(first_V, q_V, draft):
+        replacement = sampler.replace(first_V, drafted)
+        if replacement is None:
             drafts.accepted += 1
-            yield draft
-            token = sampler.draw(second_V)
-            seen_TN, following = h_2N, [draft, token]
+            yield drafted.token
+            token = sampler.sample(second_V).token
+            seen_TN, following = h_2N, [drafted.token, token]
         else:
             cache.length -= 1
-            token = sampler.draw(instead(first_V, q_V))
+            token = replacement
             seen_TN, following = h_2N[:1], [token]
-
-
-def _probabilities(model: LanguageModel, sampler: Sampler, h_TN: Tensor) -> list[Tensor]:
-    return [sampler.probabilities(logits_V) for logits_V in model.logits(h_TN)]

@@ -5,7 +5,7 @@ T tokens · B sequences of L tokens · D hidden · V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from compiler.ir import StageStep
 from compiler.plan.blocks import StageBlock, model_blocks
 from compiler.tools.inference.op_tables import CachedForward, Forward
 from compiler.tools.inference.sources import InferenceError
+from compiler.tools.inference.tape import Function, OpTables, Tapes
 from dsl.schema import BUILT_IN, Parallel, Spec
 from runtime.ops import OPS
 from runtime.ops.cross_entropy import logits_at_targets
@@ -46,11 +47,23 @@ class Cache:
 
     def __init__(self, tables: Mapping[str, CachedForward]) -> None:
         self._tables = tables  # site → op table
+        self._tapes = Tapes(tables)
         self.length = 0
 
-    def table(self, site: str, new: int) -> CachedForward:
+    def run(self, function: Function, *inputs: Tensor) -> Tensor:
+        """Run a function on inputs [T, ..] of the next T tokens, and append these tokens."""
+        new = inputs[0].shape[0]
+        output = self._tapes.run(function, self.length, *inputs)
+        if output is None:
+            output = function(lambda site: self._table(site, new), *inputs)
+        self.length += new
+        return output
+
+    def _table(self, site: str, new: int) -> Forward:
         """The op table of a segment for the next `new` tokens."""
-        table = self._tables[site]
+        table = self._tables.get(site)
+        if table is None:
+            return Forward(new)
         table.begin(self.length, new)
         return table
 
@@ -73,6 +86,7 @@ class LanguageModel:
             self._drafter = StageBlock(steps[head + 1 : -1], "M0_final_h"), _segment(steps[-1])
         uses = [use for block in blocks for use in block.uses] + [step for step in steps if isinstance(step, ir.Use)]
         self._weights = {use.site: {name: tensors[tensor] for name, tensor in use.params} for use in uses}
+        self._tapes = Tapes({})
         self._params = {site: SimpleNamespace(**weights) for site, weights in self._weights.items()}
 
     @property
@@ -114,7 +128,8 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, h_TN: Tensor) -> Tensor:
         """h_TN of the main model -> logits_TV."""
-        return self._logits(self._head, self._apply_end(h_TN, self._end.output))
+        output = self._tapes.run(self._logits_of, 0, h_TN)
+        return self._logits_of(lambda _: Forward(len(h_TN)), h_TN) if output is None else output
 
     @torch.inference_mode()
     def score(self, tokens_BL: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,22 +159,13 @@ class LanguageModel:
     @torch.inference_mode()
     def extend(self, tokens_T: Tensor, cache: Cache) -> Tensor:
         """Append tokens to the sequence of a cache -> h_TN for them, as from `hidden`."""
-        new = tokens_T.shape[0]
-        h_TN = self._run(self._trunk, {"tokens": tokens_T}, lambda site: cache.table(site, new))
-        cache.length += new
-        return h_TN
+        return cache.run(self._extended, tokens_T)
 
     @torch.inference_mode()
     def draft(self, next_T: Tensor, h_TN: Tensor, cache: Cache) -> Tensor:
         """The residual stream of some tokens, and the token that follows each -> logits_V for the token after the last
         of `next_T`. `cache`: of the MTP block, with all earlier tokens."""
-        assert self._drafter, "the model has no MTP block"
-        block, head = self._drafter
-        new = next_T.shape[0]
-        values = {"mtp_tokens": next_T, "final_h_mtp": self._apply_end(h_TN, "final_h_mtp")}
-        out_TD = self._run([block], values, lambda site: cache.table(site, new))
-        cache.length += new
-        return self._logits(head, out_TD[-1:])[0]
+        return cache.run(self._drafted, next_T, h_TN)[0]
 
     # ------------------------------------------------------------ segments
 
@@ -167,17 +173,29 @@ class LanguageModel:
         sites = [use.site for block in blocks for use in block.uses]
         return Cache({site: CachedForward(w.values(), w.get("kv_up")) for site in sites for w in [self._weights[site]]})
 
-    def _apply_end(self, h_TN: Tensor, output: str) -> Tensor:
+    def _extended(self, ops: OpTables, tokens_T: Tensor) -> Tensor:
+        return self._run(self._trunk, {"tokens": tokens_T}, ops)
+
+    def _logits_of(self, ops: OpTables, h_TN: Tensor) -> Tensor:
+        return self._logits(ops, self._head, self._apply_end(ops, h_TN, self._end.output))
+
+    def _drafted(self, ops: OpTables, next_T: Tensor, h_TN: Tensor) -> Tensor:
+        """logits [1, V] after the last token."""
+        assert self._drafter, "the model has no MTP block"
+        block, head = self._drafter
+        values = {"mtp_tokens": next_T, "final_h_mtp": self._apply_end(ops, h_TN, "final_h_mtp")}
+        return self._logits(ops, head, self._run([block], values, ops)[-1:])
+
+    def _apply_end(self, ops: OpTables, h_TN: Tensor, output: str) -> Tensor:
         """Apply the end of the main model to the residual stream. `output`: the value to return, the input of the head
         or of the MTP block."""
-        end = StageBlock(self._end.steps, output)
-        return self._run([end], {self._trunk[-1].output: h_TN}, lambda _: Forward(h_TN.shape[0]))
+        return self._run([StageBlock(self._end.steps, output)], {self._trunk[-1].output: h_TN}, ops)
 
-    def _logits(self, head: ir.Use, h_TD: Tensor) -> Tensor:
-        (logits_TV,) = head.segment.function(Forward(h_TD.shape[0]), self._params[head.site], h_TD, None)
+    def _logits(self, ops: OpTables, head: ir.Use, h_TD: Tensor) -> Tensor:
+        (logits_TV,) = head.segment.function(ops(head.site), self._params[head.site], h_TD, None)
         return logits_TV
 
-    def _run(self, blocks: Iterable[StageBlock], data: Mapping[str, Tensor], ops: Callable[[str], Forward]) -> Tensor:
+    def _run(self, blocks: Iterable[StageBlock], data: Mapping[str, Tensor], ops: OpTables) -> Tensor:
         """Run blocks and return the last one's output. `ops`: site of a segment → its op table."""
         values: dict[str, Any] = dict(data)
         for block in blocks:
@@ -188,18 +206,20 @@ class LanguageModel:
                     values |= zip(step.outputs, outputs, strict=True)
                 else:
                     values |= zip(
-                        (buffer.name for buffer in step.outputs), _exchange_locally(step, inputs), strict=True
+                        (buffer.name for buffer in step.outputs),
+                        _exchange_locally(ops(step.site), step, inputs),
+                        strict=True,
                     )
             values = {**data, block.output: values[block.output]}  # drop values internal to the block
         return values[block.output]
 
 
-def _exchange_locally(step: ir.Communication, inputs: list[Tensor]) -> list[Tensor]:
+def _exchange_locally(ops: Forward, step: ir.Communication, inputs: list[Tensor]) -> list[Tensor]:
     """The result of an exchange if all experts are local: the same rows, and the end offset of each expert's rows."""
     if step.kind != "dispatch":
         return inputs
     *rows, counts_E = inputs
-    return [*rows, counts_E.cumsum(0).to(torch.int32)]
+    return [*rows, ops.ends(counts_E)]
 
 
 def _segment(step: StageStep) -> ir.Use:

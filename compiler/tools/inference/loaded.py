@@ -72,8 +72,8 @@ def _name_in_model(name: str) -> str:
 
 # --- The model
 
-# The quickstart model (7.4M weights) writes 240 tokens/s with one thread. With two threads on two busy cores it writes
-# 16, because the threads wait for each other after every matrix product of about 10 µs.
+# Products of few rows use one thread. With two threads on two busy cores, the ops of a small model that is not recorded
+# wait for each other after every matrix product of about 10 µs.
 SMALL = 10**8
 
 

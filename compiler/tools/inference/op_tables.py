@@ -7,7 +7,6 @@ heads · C width of a head or of a latent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,13 +37,20 @@ class GrowingRows:
     def store(self, start: int, new_TW: Tensor) -> Tensor:
         """Store the rows of tokens start … start + T -> all rows up to them [N, W], a view."""
         end = start + new_TW.shape[0]
-        if self._rows is None or end > self._rows.shape[0]:
-            grown = new_TW.new_empty((max(64, 2 * end), new_TW.shape[1]))
+        rows = self._rows
+        if rows is None or end > rows.shape[0]:
+            rows = self.reserve(start, max(64, 2 * end), new_TW)
+        rows[start:end] = new_TW
+        return rows[:end]
+
+    def reserve(self, start: int, room: int, like_TW: Tensor) -> Tensor:
+        """The tensor of all rows, with at least `room` of them. The first `start` rows are kept if it grows."""
+        if self._rows is None or room > self._rows.shape[0]:
+            grown = like_TW.new_empty((room, like_TW.shape[1]))
             if self._rows is not None:
                 grown[:start] = self._rows[:start]
             self._rows = grown
-        self._rows[start:end] = new_TW
-        return self._rows[:end]
+        return self._rows
 
 
 class States:
@@ -69,8 +75,6 @@ class States:
 
 
 # --- Op tables
-
-FEW_ROWS = 16  # a product of fewer rows uses torch's `linear`: see `Forward.linear`
 
 
 class Forward:
@@ -113,18 +117,9 @@ class Forward:
             parts.append(values[module.y])
         return torch.cat(parts)[: len(x_TD)]
 
-    def linear(self, x_TK: Tensor, w_NK: Tensor) -> Tensor:
-        """x_TK, w_NK -> y_TN. Uses torch for few rows, because the op of `runtime.ops` packs the matrix first."""
-        is_small = x_TK.shape[0] < FEW_ROWS
-        return torch.nn.functional.linear(x_TK, w_NK) if is_small else OPS["linear"](x_TK, w_NK)
-
-    def grouped_linear(self, x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
-        """x_RK, w_ENK, offsets_E -> y_RN, choosing the kernel as `linear` does."""
-        if x_RK.shape[0] >= FEW_ROWS:
-            return OPS["grouped_linear"](x_RK, w_ENK, offsets_E)
-        ends = offsets_E.tolist()
-        groups = [(expert, start, end) for expert, (start, end) in enumerate(pairwise([0, *ends])) if start < end]
-        return torch.cat([torch.nn.functional.linear(x_RK[start:end], w_ENK[expert]) for expert, start, end in groups])
+    def ends(self, counts_E: Tensor) -> Tensor:
+        """The row after the last of each expert, from the counts that `permute` returns."""
+        return counts_E.cumsum(0).to(torch.int32)
 
     def cross_entropy(self, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
         """logits_TV, targets_T -> logits_TV."""
@@ -159,7 +154,7 @@ class CachedForward(Forward):
         super().__init__(0)
         self.start = 0
         self._weights = {id(weight) for weight in weights}  # arguments that are not rows of tokens
-        self._up = up  # the up-projection of latent attention, from the latent to keys and values
+        self.up = up  # the up-projection of latent attention, from the latent to keys and values
         self._cached: dict[tuple[str, int], GrowingRows] = {}  # (op or call, argument) → cached rows
         self._calls = 0
         self._states = States()
@@ -175,6 +170,10 @@ class CachedForward(Forward):
         run_op = lambda *args: self._run_on_all_tokens(op, call, args)  # noqa: E731
         setattr(self, op, run_op)
         return run_op
+
+    def reserve(self, name: str, start: int, room: int, like_TW: Tensor) -> Tensor:
+        """The rows of a cache of attention, with room for `room` tokens, of which `start` are cached."""
+        return self._rows(name).reserve(start, room, like_TW)
 
     def _rows(self, op: str, part: int = 0) -> GrowingRows:
         return self._cached.setdefault((op, part), GrowingRows())
@@ -277,11 +276,11 @@ class CachedForward(Forward):
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
         """x_TK, w_NK -> y_TN. For the up-projection of latents with cached tokens, returns all latents unprojected."""
-        if w_NK is self._up:
+        if w_NK is self.up:
             cached = self._rows("latent").store(self.start, x_TK)
             if self.start:
                 return cached
-        return super().linear(x_TK, w_NK)
+        return OPS["linear"](x_TK, w_NK)
 
     def mla_attention(
         self,
@@ -347,8 +346,8 @@ class CachedForward(Forward):
         cached = self._rows("rope").store(self.start, turned)
         if not self.start:
             return None
-        assert self._up is not None
-        latent_NC, up_HWC = wide(kv), wide(self._up).unflatten(0, (heads, nope + value))
+        assert self.up is not None
+        latent_NC, up_HWC = wide(kv), wide(self.up).unflatten(0, (heads, nope + value))
         q_THX = wide(q).unflatten(1, (heads, nope + rope)) * (nope + rope) ** -0.5
         q_HTC = torch.bmm(q_THX[..., :nope].transpose(0, 1), up_HWC[:, :nope])
         q_HTr = rotate(q_THX[..., nope:], turns_TXr).transpose(0, 1)

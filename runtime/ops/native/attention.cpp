@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention.h"
 #include "product.h"
 
 namespace {

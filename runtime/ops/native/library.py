@@ -8,15 +8,26 @@ from collections.abc import Callable, Mapping
 from ctypes import CDLL, c_float, c_long, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.ops.native import compile_cpp
 
-Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
+
+class NativeFunction(NamedTuple):
+    """A C++ function. `bind` turns a function of addresses, strides and numbers into one of tensors and numbers."""
+
+    function: Callable[..., None]
+    bind: Callable[[Callable[..., None]], Callable[..., None]]
+    call: Callable[..., None]  # bind(function)
+
+
+Functions = Mapping[tuple[str, torch.dtype], NativeFunction]
 
 OFF = "DSC_OPS"  # =torch: ops run on torch
+FEW = 8  # as in few_rows.h
 DTYPES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -71,25 +82,25 @@ def multiplies_natively(a: Tensor, b: Tensor) -> bool:
     return compiled and a.is_cpu and 1 in a.stride() and 1 in b.stride()
 
 
+def multiplies_few_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether the product of a few rows with a transposed matrix runs in C++, where other products may not."""
+    compiled = ("few_rows", a.dtype) in _functions() and a.dtype == b.dtype
+    return compiled and len(a) <= FEW and a.is_cpu and a.stride(1) == 1 and b.stride(0) == 1
+
+
 def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
     """Call a C++ function for operands of `dtype`; for an optimizer update, the dtype of the moments. Tensors that must
     be contiguous are copied if they are not."""
-    function, signature = _functions()[name, dtype]
-    values: list[float | None] = []
-    copies = []  # kept alive until the function has returned
-    for kind, arg in zip(signature, args, strict=True):
-        if isinstance(arg, Tensor):
-            if kind == TENSOR:
-                arg = arg.contiguous()
-                copies.append(arg)
-            values.append(arg.data_ptr())
-            if kind == ROWS:
-                values.append(arg.stride(0))
-            elif kind == MATRIX:
-                values += arg.stride()
-        else:
-            values.append(arg)
-    function(*values)
+    _functions()[name, dtype].call(*args)
+
+
+def prepare(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """Return the C++ function, and the addresses and numbers that `call` gives it for these arguments. The tensors must
+    live as long as these are used, and must not need a copy. KeyError if there is no such function."""
+    native, values = _functions()[name, dtype], list[Any]()
+    native.bind(lambda *numbers: values.extend(numbers))(*args)
+    assert {arg.data_ptr() for arg in args if isinstance(arg, Tensor)} <= set(values), f"{name}: an operand is copied"
+    return native.function, tuple(values)
 
 
 def missing() -> str | None:
@@ -152,8 +163,34 @@ def functions(instructions: str) -> Functions:
             if function is None:  # not defined for this dtype, or not for these instructions
                 continue
             function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
-            functions_by_key[name, dtype] = function, signature
+            bind = _binder(signature)
+            functions_by_key[name, dtype] = NativeFunction(function, bind, bind(function))
     return functions_by_key
+
+
+@cache
+def _binder(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return `NativeFunction.bind` for a signature.
+
+    An op takes few microseconds. So the conversion of arguments is written out for a signature, as Python, and is not
+    found out in every call: `rmsnorm` of one row takes 1.5 µs, and did 2.4.
+    """
+    names = [f"{kind}{index}" for index, kind in enumerate(signature)]
+    values, lines = [], []
+    for name, kind in zip(names, signature, strict=True):
+        if kind == TENSOR:  # rebound, so that a copy lives until the function has returned
+            lines.append(f"        if {name} is not None: {name} = {name}.contiguous()")
+            values.append(f"None if {name} is None else {name}.data_ptr()")
+        elif kind == ROWS:
+            values.append(f"{name}.data_ptr(), {name}.stride(0)")
+        elif kind == MATRIX:
+            values.append(f"{name}.data_ptr(), *{name}.stride()")
+        else:
+            values.append(name)
+    body = [f"    def call({', '.join(names)}):", *lines, f"        function({', '.join(values)})"]
+    namespace: dict[str, Any] = {}
+    exec("\n".join(["def bind(function):", *body, "    return call"]), namespace)
+    return namespace["bind"]
 
 
 @cache

@@ -248,6 +248,58 @@ def gqa_attention_dgrad(
     return results
 
 
+def mla_spans(
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    angles_Sr: Tensor,
+    sizes: tuple[int, int, int],
+    spans_N3: Tensor,
+    first: Tensor,
+    second: Tensor,
+) -> Tensor:
+    """`mla_attention` of the next tokens of several sequences -> o. `sizes`: heads, nope, value.
+
+    spans_N3: slot, earlier tokens and next tokens of each sequence; rows beyond theirs get zeros. `first` and `second`
+    keep kv and k_rope of all tokens of the sequence in each slot: [slots, S, width].
+    """
+    heads, nope, value = sizes
+    rope, S = _pairs(k_rope.shape[1], angles_Sr), first.shape[1]
+    _check_spans(spans_N3, len(q), first, second)
+    o = q.new_zeros((q.shape[0], heads * value))
+    inputs = q, kv, k_rope, angles_Sr, first, second
+    call("mla_spans", q.dtype, len(spans_N3), spans_N3, S, heads, nope, rope, value, *inputs, o)
+    return o
+
+
+def gqa_spans(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    angles_Sr: Tensor,
+    sizes: tuple[int, int],
+    spans_N3: Tensor,
+    first: Tensor,
+    second: Tensor,
+) -> Tensor:
+    """`gqa_attention` of the next tokens of several sequences, like `mla_spans`. `sizes`: heads of queries, of keys."""
+    heads, kv_heads = sizes
+    C, S = _pairs(q.shape[1] // heads, angles_Sr), first.shape[1]
+    _check_spans(spans_N3, len(q), first, second)
+    o = q.new_zeros(q.shape)
+    inputs = q, k, v, angles_Sr, first, second
+    call("gqa_spans", q.dtype, len(spans_N3), spans_N3, S, heads, kv_heads, C, *inputs, o)
+    return o
+
+
+def _check_spans(spans_N3: Tensor, rows: int, first: Tensor, second: Tensor) -> None:
+    slots, S = first.shape[:2]
+    assert spans_N3.dtype == torch.int32 and second.shape[:2] == (slots, S), (spans_N3.dtype, second.shape)
+    assert first.is_contiguous() and second.is_contiguous() and first.dtype == second.dtype, (first, second)
+    slot_N, start_N, count_N = spans_N3.numpy().T
+    assert (slot_N < slots).all() and (start_N + count_N <= S).all() and count_N.sum() <= rows, spans_N3
+
+
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     assert w_D.shape == x_TD.shape[1:], (x_TD.shape, w_D.shape)
     y_TD, rstd_T = _like(x_TD), _fp32(x_TD, x_TD.shape[0])
@@ -470,6 +522,13 @@ def _check_groups(x_RK: Tensor, by_expert: Tensor, offsets_E: Tensor) -> torch.S
     """Check the groups of rows. Return the shape of the experts' weights."""
     assert _groups(offsets_E, len(x_RK)) == len(by_expert), (offsets_E, by_expert.shape)
     return by_expert.shape
+
+
+def few_rows_(y_MN: Tensor, x_MK: Tensor, w_NK: Tensor) -> None:
+    """y = x·wᵀ in BF16, with products that are added in FP32."""
+    (M, K), N = x_MK.shape, w_NK.shape[0]
+    assert w_NK.shape[1] == K and y_MN.shape == (M, N) and y_MN.stride(1) == 1, (x_MK.shape, w_NK.shape, y_MN.stride())
+    call("few_rows", x_MK.dtype, M, N, K, x_MK, w_NK, y_MN)
 
 
 def _pairs(columns: int, angles_Sr: Tensor) -> int:

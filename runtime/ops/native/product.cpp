@@ -1,4 +1,5 @@
 // Products of FP32 matrices of any size and layout, in blocks that fit the caches.
+#include "few_rows.h"
 #include "product.h"
 
 namespace {
@@ -107,6 +108,8 @@ void product(long M, long N, long K, Left l, Right r, float *c, long ldc, bool a
 
 extern "C" void product_float32(long M, long N, long K, const float *a, long a_stride_m, long a_stride_k,
                                 const float *b, long b_stride_k, long b_stride_n, float *c, long c_stride, long add) {
+  if (M <= FEW && !add && a_stride_k == 1 && b_stride_k == 1)
+    return few_rows(M, N, K, a, a_stride_m, b, b_stride_n, c, c_stride);
   product(M, N, K, {a, a_stride_m, a_stride_k}, {b, b_stride_k, b_stride_n}, c, c_stride, add);
 }
 

@@ -4,6 +4,7 @@
 // are packed into panels of such pairs, and so is a, unless its rows already consist of aligned pairs.
 #include <type_traits>
 
+#include "few_rows.h"
 #include "product.h"
 
 #if defined(__AVX512BF16__)
@@ -180,7 +181,9 @@ template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c
 extern "C" void product_bfloat16(long M, long N, long K, const bf16 *a, long a_stride_m, long a_stride_k,
                                  const bf16 *b, long b_stride_k, long b_stride_n, void *c, long c_stride, long add) {
   const Matrix left{a, a_stride_m, a_stride_k}, right{b, b_stride_k, b_stride_n};
-  if (add)
+  if (M <= FEW && !add && a_stride_k == 1 && b_stride_k == 1)
+    few_rows(M, N, K, a, a_stride_m, b, b_stride_n, static_cast<bf16 *>(c), c_stride);
+  else if (add)
     product(M, N, K, left, right, static_cast<float *>(c), c_stride);
   else
     product(M, N, K, left, right, static_cast<bf16 *>(c), c_stride);

@@ -96,3 +96,30 @@ def test_attention_that_a_model_clips_generates_alike(op: str) -> None:
     assert torch.equal(plain, clipped) and nothing is None is no_more
     assert torch.equal(plain, OPS[op](*inputs, *sizes)[0])
     assert peaks_H.shape == (H,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spans_have_the_bits_of_whole_sequences(dtype: torch.dtype) -> None:
+    """Attention of some tokens of three sequences, in slots of another order, equals that of each sequence."""
+    S, H, G, C, nope, rope, value = 21, 4, 2, 8, 6, 4, 10
+    torch.manual_seed(0)
+    spans = [(2, 0, 13), (0, 9, 1), (1, 4, 3)]
+    ends = [start + count for _, start, count in spans]
+    spans_N3 = torch.tensor(spans, dtype=torch.int32)
+    widths = {"gqa": (H * C, G * C, G * C), "mla": (H * (nope + rope), H * (nope + value), rope)}
+    for name, width in widths.items():
+        texts = [[random(end, columns, dtype=dtype) for columns in width] for end in ends]
+        kept = [torch.zeros((3, S, columns), dtype=dtype) for columns in width[1:]]
+        for (slot, start, _), text in zip(spans, texts, strict=True):
+            for cache, x in zip(kept, text[1:], strict=True):
+                cache[slot, :start] = x[:start]
+        rows = [torch.cat([text[i][-count:] for (*_, count), text in zip(spans, texts, strict=True)]) for i in range(3)]
+        if name == "gqa":
+            o = native.gqa_spans(*rows, angles(S, C, 1e4, dtype, rows[0].device), (H, G), spans_N3, *kept)
+            whole = [OPS["gqa_attention"](*text, len(text[0]), H, G, 1e4)[0] for text in texts]
+        else:
+            turns = angles(S, rope, 1e4, dtype, rows[0].device)
+            o = native.mla_spans(*rows, turns, (H, nope, value), spans_N3, *kept)
+            whole = [OPS["mla_attention"](*text, len(text[0]), H, nope, rope, value, 1e4)[0] for text in texts]
+        expected = [x[-count:] for (*_, count), x in zip(spans, whole, strict=True)]
+        assert torch.equal(o, torch.cat(expected)), name
