@@ -109,7 +109,7 @@ ROWS ?=
 reliability: $(FOR_TESTS)
 	$(BIN)/python -m tests.reliability --rows "$(ROWS)"
 
-# Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
+# Our training beside transformers and torch's pipelining, and docs/performance.md; some 20 minutes, on an idle machine.
 bench: $(FOR_TESTS)
 	$(BIN)/python -m benchmarks.speed
 
