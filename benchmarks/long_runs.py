@@ -34,7 +34,7 @@ CHANGES = (
     *(f"cluster.node.devices={RANKS}", f"parallel.data={RANKS}"),
     *("train.checkpoint.every=500", "train.checkpoint.keep=2", "train.validate.every=500", "train.validate.batches=2"),
 )
-WARM_UP = 100  # steps
+WARM_UP = 600  # steps: until the first checkpoint is saved
 SAMPLE_S = 0.25
 DSC = (sys.executable, "-m", "compiler.cli.main")
 MB = 1e6
