@@ -1,4 +1,4 @@
-# make train: from a fresh clone to a trained quickstart.
+# make train: from a fresh clone to a trained quickstart. `dsc train` prepares the data while it compiles.
 # make check: lint, types, and what pins the language, plans, schedules, proofs and goldens.
 # make test: what every change is tried with.
 # make landing: the rest of what must hold before a change lands.
@@ -14,7 +14,12 @@ FOR_TESTS := $(VENV)/.installed-for-tests
 NATIVE := hatch_build.py runtime/ops/native/compile_cpp.py $(wildcard runtime/ops/native/*.cpp runtime/ops/native/*.h)
 EXTENSION := compiler/tools/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-STORE_BYTECODE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import compiler.model.segments.trace, runtime.run.loop, runtime.run.starts'
+# The modules that the first `dsc train` imports, in all of its processes.
+OF_A_RUN := compiler.cli.commands.compile, compiler.cli.commands.train, compiler.pipeline, compiler.emit.folder, \
+  compiler.machine.topology.device_graph, compiler.model.segments.trace, compiler.model.segments.torch_ops, \
+  compiler.tools.report.run_page, torch._functorch.aot_autograd, runtime.data.__main__, gigatoken, awkward, \
+  runtime.run.train, runtime.run.loop, runtime.run.starts, runtime.launch.launcher
+STORE_BYTECODE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import $(OF_A_RUN)'
 ifneq ($(BUILD),.)
 export DSC_NATIVE := $(abspath $(BUILD))/native
 export PYTHONPYCACHEPREFIX := $(abspath $(BUILD))/bytecode
@@ -25,9 +30,9 @@ endif
 .PHONY: train check pins test tier landing tools mutants kernels bench gpu study-balance study-fp8 soak census reliability lint docs extension bless clean
 
 train: $(INSTALLED)
-	$(BIN)/dsc compile specs/quickstart.dsc
 	@out=runs/quickstart; n=2; \
 	while [ -e $$out/checkpoints ]; do out=runs/quickstart-$$n; n=$$((n+1)); done; \
+	echo $(BIN)/dsc train specs/quickstart.dsc --out $$out; \
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
 # A worker that dies ends the tests: xdist may wait for ever for another one. The tests start hundreds of processes, so
@@ -109,7 +114,7 @@ ROWS ?=
 reliability: $(FOR_TESTS)
 	$(BIN)/python -m tests.reliability --rows "$(ROWS)"
 
-# Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
+# Our training beside transformers and torch's pipelining, and docs/performance.md; some 20 minutes, on an idle machine.
 bench: $(FOR_TESTS)
 	$(BIN)/python -m benchmarks.speed
 
@@ -144,10 +149,10 @@ bless: $(FOR_TESTS)
 clean:
 	rm -rf build runs $(BUILD)/.triton $(MUTANTS) $(VENV)
 
-# One call of pip, so that each package is looked for once, beside the compilation of the C++. The installation finds
-# the libraries that are there, and waits for those that are being made. constraints.txt pins torch: without it, a package
-# may ask for another build. pip would store the bytecode of all modules, which takes it longer than all else: only that
-# of modules which are imported is stored, here of those of a run, also where the environment asks for none.
+# One call of pip, so that each package is looked for once, beside the compilation of the C++, for which it does not
+# wait. constraints.txt pins torch: without it, a package may ask for another build. pip would store the bytecode of all
+# modules, which takes it longer than all else: only that of modules which are imported is stored, here of those of a
+# run, also where the environment asks for none.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,17 +48,22 @@ def main() -> int:
 
 def profile(words: tuple[str, ...], steps: int) -> str:
     """Train in a temporary folder and return the table."""
-    spec, *options = words
-    with tempfile.TemporaryDirectory(prefix="dsc-profile-") as folder:
-        command = [DSC, "train", str(ROOT / spec), *options, "--profile", str(steps), "--out", f"{folder}/run"]
-        subprocess.run(command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, check=True)
-        document = json.loads((Path(folder) / "run" / "profile.json").read_text("utf-8"))
-    rate = gemm_rate()
+    document, rate = profiled(words, steps), gemm_rate()
     document["gemm_flops_s"] = document["gemm_flops_s"] or rate
     machine = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}"
     core = f"{rate / 1e9:.0f} GFLOP/s of a core in FP32 products of {GEMM} x {GEMM} x {GEMM}"
     head = f"dsc train {' '.join(words)} --profile {steps}\n{machine}, {os.cpu_count()} cores; {core}\n"
     return f"{head}\n{text(document)}"
+
+
+def profiled(words: tuple[str, ...], steps: int) -> dict[str, Any]:
+    """Train in a temporary folder. Returns the profile: docs/json.md describes profile.json."""
+    spec, *options = words
+    with tempfile.TemporaryDirectory(prefix="dsc-profile-") as folder:
+        command = [DSC, "train", str(ROOT / spec), *options, "--profile", str(steps), "--out", f"{folder}/run"]
+        subprocess.run(command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, check=True)
+        document: dict[str, Any] = json.loads((Path(folder) / "run" / "profile.json").read_text("utf-8"))
+    return document
 
 
 def gemm_rate(calls: int = 20) -> float:

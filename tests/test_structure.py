@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from collections import defaultdict
@@ -201,3 +202,11 @@ def test_class_names_are_unique() -> None:
                 if isinstance(node, ast.ClassDef):
                     places[node.name.lstrip("_")].append(path.relative_to(ROOT).as_posix())
     assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
+def test_an_installation_imports_modules_that_exist() -> None:
+    """It stores their bytecode: a name that is no module would end `make train`."""
+    text = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if line.startswith("OF_A_RUN :="))
+    names = [name.strip() for name in line.partition(":=")[2].split(",")]
+    assert len(names) > 5 and [name for name in names if importlib.util.find_spec(name) is None] == []

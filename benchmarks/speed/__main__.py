@@ -1,4 +1,4 @@
-"""The speed benchmark: training with dsc, with `transformers` and with torch's pipelining, interleaved on this machine.
+"""The speed benchmark: dsc, `transformers`, plain PyTorch and torch's pipelining train in turn on this machine.
 
     make bench                                   # all contests → benchmarks/results/speed → docs/performance.md
     python -m benchmarks.speed --quick           # two rounds of a few contestants, printed

@@ -23,6 +23,7 @@ QUICKSTART = (
 )
 # Compiled rows use the default choice of attention, batch parts and AdamW: trying others would compile again.
 COMPILED = ("--compile", "--choice", "{}")
+PLAIN = ("--experts", "plain")
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ CONTESTS = (
             theirs("hf ddp", "`transformers`, grouped_mm, DistributedDataParallel", processes=CORES),
             theirs("hf grouped 1", "`transformers`, grouped_mm", quick=True),
             theirs("hf compiled 1", "`transformers`, grouped_mm, torch.compile", *COMPILED),
+            theirs("plain", "plain PyTorch", *PLAIN, threads=CORES, quick=True),
+            theirs("plain compiled", "plain PyTorch, torch.compile", *PLAIN, *COMPILED, threads=CORES),
+            theirs("plain 1", "plain PyTorch", *PLAIN),
+            theirs("plain compiled 1", "plain PyTorch, torch.compile", *PLAIN, *COMPILED),
         ),
     ),
     Contest(
@@ -125,6 +130,14 @@ CONTESTS = (
                 "hf bf16 compiled 1",
                 "`transformers`, BF16 weights, FP32 master, torch.compile",
                 *("--precision", "bf16", *COMPILED),
+            ),
+            *(
+                theirs(f"plain {name}", f"plain PyTorch, {title}", *PLAIN, *arguments, threads=threads)
+                for threads, last in ((CORES, ""), (1, " 1"))
+                for name, title, arguments in (
+                    (f"autocast{last}", "autocast", ("--precision", "autocast")),
+                    (f"compiled{last}", "autocast, torch.compile", ("--precision", "autocast", *COMPILED)),
+                )
             ),
         ),
     ),

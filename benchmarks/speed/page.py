@@ -6,9 +6,11 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from benchmarks.speed.contests import CONTESTS, PRECISIONS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "speed"  # one file per kind of processor
@@ -16,9 +18,27 @@ PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
 SHOWN = ("torch", "transformers")  # packages whose versions the page states
 Kind = Literal["ratio", "share", "at most"]  # of a goal
-HEAD = "| | layout | tokens/s | × theirs | a second of a core | of the limit | memory |"
-RULE = "|---|---|--:|--:|--:|--:|--:|"
+HEAD = "| | layout | tokens/s | × theirs | a second of a core | core s for 1M tokens | of the limit | memory |"
+RULE = "|---|---|--:|--:|--:|--:|--:|--:|"
 LEFT_OUT = ("bench-8 fp32",)  # contests without a goal: only in the results
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What a precision should reach on two ranks, in a pipeline of two, and on one thread."""
+
+    two_ranks: float  # × the best of theirs
+    dualpipe: float  # × the best of theirs
+    one_thread: float  # × the best of theirs on one thread, by processor time
+    two_ranks_share: float  # of the limit
+    one_thread_share: float  # of the limit
+
+
+GOALS = {
+    "FP32": ("bench-4 fp32", Goals(1.6, 1.2, 1.5, 0.75, 0.82)),
+    "BF16": ("bench-4 bf16", Goals(2.4, 1.7, 2.2, 0.68, 0.72)),
+}
+DUALPIPE_SHARE = 0.95  # of the speed of data parallelism on as many ranks
 
 
 @dataclass(frozen=True)
@@ -33,6 +53,11 @@ class Figures:
     @property
     def peak_bytes(self) -> int:
         return int(self.row["peak_bytes"])
+
+    @property
+    def share(self) -> float | None:
+        """Of the limit, by processor time."""
+        return self.tokens_per_processor_s / self.limit if self.limit else None
 
     @property
     def one_thread(self) -> bool:
@@ -68,10 +93,10 @@ def _head(found: Sequence[Mapping[str, Any]]) -> str:
     machines = "\n".join(map(_machine, found))
     return f"""# Speed
 
-This page shows how fast dsc trains on CPUs beside what you could use instead: `transformers`, and torch's pipelining.
-All rows of a table do the same work, in turn, on one machine. `make bench` measures them in some 15 minutes and writes
-this page. [performance-log.md](performance-log.md) lists what was tried to make dsc faster. For GPUs, see
-[kernels.md](kernels.md); for `dsc compile`, [compile-speed.md](compile-speed.md).
+This page shows how fast dsc trains on CPUs beside what you could use instead: `transformers`, a model in plain PyTorch,
+and torch's pipelining. All rows of a table do the same work, in turn, on one machine. `make bench` measures them in
+some 20 minutes and writes this page. [performance-log.md](performance-log.md) lists what was tried to make dsc faster.
+For GPUs, see [kernels.md](kernels.md); for `dsc compile`, [compile-speed.md](compile-speed.md).
 
 Each goal compares dsc with the fastest alternative. The ratio depends on the processor:
 
@@ -82,11 +107,20 @@ Each goal compares dsc with the fastest alternative. The ratio depends on the pr
 def _machine(found: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {found['versions'][name]}" for name in SHOWN if name in found["versions"])
     rates = [rate for contest in found["contests"] if (rate := _core_rate(contest))]
+    missing = sum(len(unmeasured(contest)) for contest in found["contests"])
+    without = f"; {missing} rows not measured" if missing else ""
     return (
         f"- {found['processor']}, {found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB, products at "
         f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s per core\n  in FP32 and BF16; "
-        f"{packages}; {found['rounds']} rounds, {found['date']}"
+        f"{packages}; {found['rounds']} rounds, {found['date']}{without}"
     )
+
+
+def unmeasured(contest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that this contest has now, and that its stored results lack."""
+    stored = {row["name"] for row in contest["rows"]}
+    now = [row for c in (*CONTESTS, PRECISIONS) if c.name == contest["name"] for row in c.rows]
+    return [{**asdict(row), "failed": "not measured", "rounds": []} for row in now if row.name not in stored]
 
 
 # ---------------------------------------------------------------- figures
@@ -113,7 +147,9 @@ def _median(row: Mapping[str, Any], column: int) -> float:
 
 
 def best(found: Iterable[Figures], group: str, one_thread: bool = False, holds: str = "") -> Figures | None:
-    """The fastest row of a group by wall-clock time; with `one_thread`, the fastest one-thread row by CPU time."""
+    """The fastest row of a group by wall-clock time; with `one_thread`, the fastest one-thread row by CPU time.
+
+    `holds`: words of its title."""
     rows = [
         f for f in found if f.row["group"] == group and holds in f.row["title"] and (not one_thread or f.one_thread)
     ]
@@ -132,7 +168,8 @@ def table(contest: Mapping[str, Any]) -> str:
     theirs = best(by_name.values(), "theirs")
     limit = next((f.limit for f in by_name.values()), None)
     lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit), ""] if limit else []), HEAD, RULE]
-    lines += [_line(row, by_name.get(row["name"]), theirs) for row in contest["rows"] if row["group"] != "limit"]
+    rows = [row for row in (*contest["rows"], *unmeasured(contest)) if row["group"] != "limit"]
+    lines += [_line(row, by_name.get(row["name"]), theirs) for row in rows]
     return "\n".join([*lines, ""])
 
 
@@ -188,19 +225,16 @@ def _line(row: Mapping[str, Any], f: Figures | None, others: Figures | None) -> 
     layout = f"{row['processes']} × {row['threads']}"
     if f is None:
         why = row["failed"].splitlines()[0] if row["failed"] else "no rounds"
-        return f"| {title} | {layout} | {_cell(why)} | | | | |"
+        return f"| {title} | {layout} | {_cell(why)} | | | | | |"
     cells = [
         f"{f.tokens_per_s:,.0f}",
         f"{f.tokens_per_s / others.tokens_per_s:.2f}" if others else "",
         f"{f.tokens_per_processor_s:,.0f}",
-        _share(f.tokens_per_processor_s, f.limit),
+        f"{1e6 / f.tokens_per_processor_s:,.0f}",
+        "" if f.share is None else f"{f.share:.0%}",
         f"{f.peak_bytes / MB:,.0f} MB",
     ]
     return " | ".join([f"| {title}", layout, *cells]) + " |"
-
-
-def _share(tokens_per_s: float, limit: float | None) -> str:
-    return f"{tokens_per_s / limit:.0%}" if limit else ""
 
 
 def _cell(text: str) -> str:
@@ -222,14 +256,7 @@ def _goals(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _goals_on(found: Mapping[str, Any]) -> list[Goal]:
     contests = {contest["name"]: list(figures(contest).values()) for contest in found["contests"]}
-    goals = [
-        goal
-        for name, words, ratio, dualpipe, core in (
-            ("bench-4 fp32", "FP32", 1.5, 1.2, 0.80),
-            ("bench-4 bf16", "BF16", 2.2, 1.7, 0.65),
-        )
-        for goal in _goals_of(contests.get(name, []), words, ratio, dualpipe, core)
-    ]
+    goals = [goal for words, (name, aims) in GOALS.items() for goal in _goals_of(contests.get(name, []), words, aims)]
     four = contests.get("bench-8 on 4", [])
     goals.append(
         ("4 ranks, against torch's pipelining", 1.5, _ratio(best(four, "ours"), best(four, "theirs")), "ratio")
@@ -263,17 +290,23 @@ def _reached(_: str, goal: float, value: float | None, kind: Kind, form: str) ->
     return f"{value:{form}}" if reached else f"{value:{form}}, not reached"
 
 
-def _goals_of(found: Sequence[Figures], words: str, ratio: float, dualpipe: float, core: float) -> list[Goal]:
+def _goals_of(found: Sequence[Figures], words: str, goals: Goals) -> list[Goal]:
     ours, theirs = best(found, "ours"), best(found, "theirs")
     alone, theirs_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
-    pipeline = best(found, "ours", holds="DualPipe")
-    core_share = alone.tokens_per_processor_s / alone.limit if alone and alone.limit else None
+    data, pipeline = best(found, "ours", holds="data parallel"), best(found, "ours", holds="DualPipe")
     memory = ours.peak_bytes / theirs.peak_bytes if ours and theirs else None
     return [
-        (f"{words}, all cores, against their best", ratio, _ratio(ours, theirs), "ratio"),
-        (f"{words}, DualPipe P = 2, against their best", dualpipe, _ratio(pipeline, theirs), "ratio"),
-        (f"{words}, one thread, by processor time", ratio, _ratio(alone, theirs_alone, processor=True), "ratio"),
-        (f"{words}, one thread, of a core's limit", core, core_share, "share"),
+        (f"{words}, 2 ranks, against their best", goals.two_ranks, _ratio(ours, theirs), "ratio"),
+        (f"{words}, 2 ranks, of the limit", goals.two_ranks_share, data.share if data else None, "share"),
+        (f"{words}, DualPipe P = 2, against their best", goals.dualpipe, _ratio(pipeline, theirs), "ratio"),
+        (f"{words}, DualPipe P = 2, against data parallel", DUALPIPE_SHARE, _ratio(pipeline, data), "ratio"),
+        (
+            f"{words}, one thread, by processor time",
+            goals.one_thread,
+            _ratio(alone, theirs_alone, processor=True),
+            "ratio",
+        ),
+        (f"{words}, one thread, of the limit", goals.one_thread_share, alone.share if alone else None, "share"),
         (f"{words}, peak memory of the fastest, of theirs", 1.0, memory, "at most"),
     ]
 
@@ -297,8 +330,10 @@ Columns:
 - *layout*: processes × threads.
 - *× theirs*: the ratio to the fastest row that is not dsc.
 - *a second of a core*: tokens per second of processor time of all processes. Compare rows of one thread by it.
-- *of the limit*: that, as a share of the limit: one thread that computes only the products of the step. These are dsc's
-  own products; torch's reach about half of their speed in FP32 ([products.txt](../benchmarks/results/products.txt)).
+- *core s for 1M tokens*: seconds of processor time for a million tokens.
+- *of the limit*: *a second of a core*, as a share of the limit: one thread that computes only the products of the step.
+  These are dsc's own products; torch's reach about half of their speed in FP32
+  ([products.txt](../benchmarks/results/products.txt)).
 - *memory*: the peak of all processes of the row.
 
 Method:
@@ -309,6 +344,8 @@ Method:
 - All rows have the same initial weights, samples, batch (8 sequences of 256), recipe and first loss.
 - The others run with their best options: attention by sdpa or eager, the batch in one part or two, AdamW fused or
   foreach.
+- Plain PyTorch is the same architecture in as few lines as nanochat's, with a loop over the experts
+  ([plain_model.py](../benchmarks/speed/plain_model.py)).
 
 [benchmarks/results/speed](../benchmarks/results/speed) has all rounds, the options of each row, and 8 layers
 in FP32 on 2 cores.

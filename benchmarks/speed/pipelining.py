@@ -95,8 +95,7 @@ def step_of(args: argparse.Namespace, rank: int) -> Step:
     bounds = [*firsts, len(full_model.model.layers)]
     parts = {s: Part(full_model, bounds[s], bounds[s + 1]) for s in placement[rank]}
     del full_model
-    parameters = {f"{s}.{name}": p for s, part in parts.items() for name, p in part.named_parameters()}
-    optimizer = Optimizer(parameters, plan, "fused")
+    optimizer = Optimizer([p for part in parts.values() for p in part.parameters()], plan, "fused")
     stages = [PipelineStage(part, s, len(firsts), torch.device("cpu")) for s, part in parts.items()]
     schedule = kind(stages if len(stages) > 1 else stages[0], batches.size, loss_fn=_loss)
     has_last = len(firsts) - 1 in parts

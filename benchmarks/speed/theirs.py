@@ -1,6 +1,7 @@
-"""A contestant: DeepSeek-V3 of `transformers`, with autograd, in one process or with data parallelism.
+"""A contestant: DeepSeek-V3 of `transformers` or in plain PyTorch, in one process or with data parallelism.
 
     python -m benchmarks.speed.theirs BUILD CORPUS --threads 2 --experts grouped_mm [--compile] --wire READ,WRITE
+    python -m benchmarks.speed.theirs BUILD CORPUS --threads 2 --experts plain [--compile] --wire READ,WRITE
 
 Options that a user may choose (attention, splitting the batch, kind of AdamW) are tried in a separate process before,
 and the fastest are taken. Weights, samples and recipe are those of BUILD.
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed.ranks import joined
 from benchmarks.speed.serve import Step, die_with_parent, serve
-from benchmarks.speed.theirs_model import Choice, Optimizer, batches_of, loss_of, model_of
+from benchmarks.speed.theirs_model import Choice, Optimizer, batches_of, loss_of, model_of, plain_of
 from runtime.build.build import Build
 
 TRIALS = ({"attention": "eager"}, {"split": 2}, {"optimizer": "foreach"})  # each compared with the best so far
@@ -54,7 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--store", help="file of the FileStore by which ranks connect")
     parser.add_argument("--precision", choices=("fp32", "autocast", "bf16"), default="fp32")
-    parser.add_argument("--experts", choices=("eager", "grouped_mm"), default="grouped_mm")
+    parser.add_argument(
+        "--experts",
+        choices=("eager", "grouped_mm", "plain"),
+        default="grouped_mm",
+        help="of `transformers`; or plain: the model of plain_model.py",
+    )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--choice", help="attention, split and optimizer, as JSON; default: the fastest")
     parser.add_argument("--try-choices", action="store_true", help="only find the fastest choice")
@@ -69,11 +75,14 @@ def step_of(args: argparse.Namespace, choice: Choice, rank: int = 0) -> Step:
     """A training step on the whole batch, or on this rank's part of it, from the initial weights."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
-    model = model_of(plan, args.experts, choice.attention)
+    model: nn.Module
+    if args.experts == "plain":
+        model = plain_of(plan, choice.attention)
+    else:
+        model = model_of(plan, args.experts, choice.attention)
     if args.precision == "bf16":
         model.bfloat16()
-    parameters = dict(model.named_parameters())
-    optimizer = Optimizer(parameters, plan, choice.optimizer)
+    optimizer = Optimizer(model.parameters(), plan, choice.optimizer)
     network: nn.Module = nn.parallel.DistributedDataParallel(model) if args.ranks > 1 else model
     loss_of_part: Callable[[Tensor, Tensor], Tensor] = loss_of(network)
     if args.compile:

@@ -1,8 +1,11 @@
-"""DeepSeek-V3 of `transformers` as a user would train it, with the initial weights and samples of one of our builds."""
+"""DeepSeek-V3 as a user would train it with torch: the model of `transformers`, or the one in plain_model.py.
+
+Both get the initial weights, the samples and the recipe of one of our builds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from benchmarks.speed.plain_model import Plain
 from runtime.contract import EXTRA_TOKENS, RunPlan
 from runtime.data.samples import Samples
 from runtime.state.state import initial_value
@@ -22,7 +26,7 @@ from tests.reference.huggingface import to_transformers
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of a user of `transformers`. The fastest choice counts."""
+    """The options that a user would try. The fastest choice counts."""
 
     attention: str = "sdpa"  # or eager
     split: int = 1  # parts of the batch, with gradient accumulation
@@ -51,21 +55,35 @@ def batches_of(plan: RunPlan, corpus: Path) -> Batches:
 
 
 def model_of(plan: RunPlan, experts: str, attention: str) -> PreTrainedModel:
-    """Their model in float32 with our initial weights."""
-    seed = plan.train.seed
-    logical = {p.name: initial_value(seed, p.name, p.shape, p.init) for p in plan.parameters}
-    config = Config.from_plan(tree(plan.model) | {"sequence": plan.train.sequence})
-    model = to_transformers(logical, config).train()
+    """The model of `transformers` in float32 with our initial weights."""
+    model = to_transformers(*_initial(plan)).train()
     model.config._experts_implementation = experts
     model.set_attn_implementation(attention)
+    model.config.use_cache = False
     return model
+
+
+def plain_of(plan: RunPlan, attention: str) -> Plain:
+    """The plain model in float32 with our initial weights. Raises RuntimeError if a build has other parameters."""
+    logical, config = _initial(plan)
+    model = Plain(config, attention)
+    model.load_state_dict(logical)
+    return model
+
+
+def _initial(plan: RunPlan) -> tuple[dict[str, Tensor], Config]:
+    """The initial value of each parameter by its name, and the sizes of the model."""
+    seed = plan.train.seed
+    logical = {p.name: initial_value(seed, p.name, p.shape, p.init) for p in plan.parameters}
+    return logical, Config.from_plan(tree(plan.model) | {"sequence": plan.train.sequence})
 
 
 def loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Mean cross entropy of a part of the batch, in float32."""
 
     def loss(tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        logits_BSV = model(input_ids=tokens_BS, use_cache=False).logits
+        out = model(tokens_BS)
+        logits_BSV = out if isinstance(out, Tensor) else out.logits
         return functional.cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten())
 
     return loss
@@ -77,16 +95,16 @@ class Optimizer:
     Norms have no weight decay. If the weights are not float32, master weights are updated and copied back.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: RunPlan, kind: str) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], plan: RunPlan, kind: str) -> None:
         recipe = plan.train.optimizer
         settings = recipe.settings
         assert recipe.clip is not None, "gradients are clipped in every contest"
         self.clip = recipe.clip
-        self.weights: list[nn.Parameter] = list(parameters.values())
+        self.weights: list[nn.Parameter] = list(parameters)
         copied = any(weight.dtype != torch.float32 for weight in self.weights)
         self.masters = [nn.Parameter(w.detach().float().clone()) for w in self.weights] if copied else self.weights
         self.copied = copied
-        is_norm = [name.endswith("norm.weight") for name in parameters]
+        is_norm = [weight.ndim == 1 for weight in self.weights]
         groups: list[dict[str, Any]] = [
             {"params": [m for m, norm in zip(self.masters, is_norm, strict=True) if not norm]},
             {"params": [m for m, norm in zip(self.masters, is_norm, strict=True) if norm], "weight_decay": 0.0},

@@ -37,6 +37,8 @@ class RetentionPolicy:
 
         Raises CheckpointError if the newest is damaged. If there is nothing to remove, nothing is read.
         """
+        for removed in self._verified_identities.keys() - {checkpoint.path for checkpoint in checkpoints}:
+            del self._verified_identities[removed]
         if len(checkpoints) <= self.newest:
             return []
         self._verify(checkpoints[0])

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -378,6 +378,10 @@ class ParsedManifests:
         """Cache a manifest that this process has just written and verified."""
         self._manifests[path] = _identity(path), manifest
 
+    def forget_all_but(self, paths: Collection[Path]) -> None:
+        """Remove the manifests of other checkpoints. A manifest of a large model takes megabytes."""
+        self._manifests = {path: cached for path, cached in self._manifests.items() if path in paths}
+
 
 def _identity(path: Path) -> object:
     """Return a value that changes when the manifest of a checkpoint is written or replaced."""
@@ -390,7 +394,7 @@ def _identity(path: Path) -> object:
 
 def manifests(folder: Path, parsed: ParsedManifests | None = None) -> FoundManifests:
     """Read the manifests of the checkpoints of a folder. Raises CheckpointError if the folder cannot be read."""
-    checkpoints, refused, read = [], [], parsed.read if parsed else read_manifest
+    checkpoints, refused, read = [], [], parsed.read if parsed is not None else read_manifest
     try:
         with files.open_folder(folder, follow=True) as opened:
             candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
@@ -403,6 +407,8 @@ def manifests(folder: Path, parsed: ParsedManifests | None = None) -> FoundManif
             checkpoints.append(FoundManifest(folder / name, read(folder / name)))
         except CheckpointError as error:
             refused.append(str(error))
+    if parsed is not None:
+        parsed.forget_all_but({checkpoint.path for checkpoint in checkpoints})
     valid = sorted(checkpoints, key=lambda candidate: candidate.manifest.serial, reverse=True)
     return FoundManifests(valid, refused)
 

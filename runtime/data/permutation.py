@@ -23,9 +23,10 @@ def permute(place: int, num: int, seed: int, epoch: int) -> int:
     """Return the image of `place` under the permutation of range(num) for (seed, epoch)."""
     assert 0 <= place < num
     key, half = _network(num, seed, epoch)
-    place = _feistel(place, half, key)
+    rounds = _view(key, half)
+    place = _feistel(place, half, key, rounds)
     while place >= num:
-        place = _feistel(place, half, key)
+        place = _feistel(place, half, key, rounds)
     return place
 
 
@@ -49,18 +50,22 @@ def unpermute(window: int, num: int, seed: int, epoch: int) -> int:
     return window
 
 
+@lru_cache(maxsize=8)  # as of the results of rounds
 def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
     """Return the key of the network that permutes range(num), and half its number of bits."""
     key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
     return key, max(1, ((num - 1).bit_length() + 1) // 2)
 
 
-def _feistel(value: int, half: int, key: bytes) -> int:
-    """Permute [0, 4^half)."""
+def _feistel(value: int, half: int, key: bytes, rounds: memoryview) -> int:
+    """Permute [0, 4^half). `rounds`: as of `_feistel_all`."""
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for number in range(_ROUNDS):
-        left, right = right, left ^ (_round(number, right, key) & mask)
+        image = rounds[number, right]
+        if image < 0:
+            image = rounds[number, right] = _round(number, right, key) & mask
+        left, right = right, left ^ image
     return left << half | right
 
 
@@ -79,6 +84,12 @@ def _feistel_all(values: Numbers, half: int, key: bytes, rounds: Numbers) -> Num
 def _rounds(key: bytes, half: int) -> Numbers:
     """Return an empty cache of round results. There are few halves, and a run needs most of them again."""
     return np.full((_ROUNDS, 1 << half), -1, np.int64)
+
+
+@lru_cache(maxsize=8)
+def _view(key: bytes, half: int) -> memoryview:
+    """Return the same cache, whose single results Python reads faster."""
+    return _rounds(key, half).data
 
 
 def _feistel_back(value: int, half: int, key: bytes) -> int:

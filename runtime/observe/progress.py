@@ -57,7 +57,7 @@ class Progress:
         self._total, self._unigram_nats = total, unigram_nats
         self._console = Console(file=stream or sys.stdout or io.StringIO(), highlight=False)
         self._clock = clock
-        self._follower, self._state = Follower(run), RunState(run)
+        self._follower, self._state = Follower.of_recent(run), RunState(run)
         for item in self._follower.poll():  # from before a resume
             self._state.take(item)
         self._step = 0

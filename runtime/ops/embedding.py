@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import runs_natively
 from runtime.ops.product import wide, wide_dtype
 
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
     """tokens_T (int64), w_VD -> h_TD."""
+    if runs_natively(w_VD):
+        return native.embedding(tokens_T, w_VD)
     h_TD = w_VD.index_select(0, tokens_T.clamp(min=0))
     return h_TD.masked_fill_((tokens_T < 0)[:, None], 0)
 
@@ -24,7 +28,9 @@ def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
 
 
 def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
-    """acc_VD += dw_VD of (dy_TD, tokens_T). Deterministic: on the CPU `index_add_` adds in the order of the tokens."""
+    """acc_VD += dw_VD of (dy_TD, tokens_T). Deterministic: on the CPU rows are added in the order of the tokens."""
+    if runs_natively(dy_TD):
+        return native.embedding_wgrad_(acc_VD, dy_TD, tokens_T)
     acc_VD.index_add_(0, tokens_T.clamp(min=0), wide(dy_TD).masked_fill((tokens_T < 0)[:, None], 0))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.ops.linear import linear_fp8, scaled_product
 from runtime.ops.native import ops
-from runtime.ops.native.library import runs_natively
+from runtime.ops.native.library import multiplies_natively, runs_natively
 from runtime.ops.product import add_product_, product, product_, uses_onednn, wide_dtype
 from runtime.ops.quantise import TILE
 
@@ -25,6 +25,8 @@ from runtime.ops.quantise import TILE
 
 def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     """x_RK, w_ENK, offsets_E (int32, ascending, the last one R) -> y_RN."""
+    if _runs_natively(x_RK, w_ENK):
+        return ops.grouped_linear(x_RK, w_ENK, offsets_E)
     y_RN = x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1]))
     for w_NK, start, end in _groups(offsets_E, w_ENK, x_RK.shape[0]):
         _product_of_rows(y_RN, x_RK, w_NK.t(), start, end)
@@ -33,6 +35,8 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
 
 def grouped_linear_dgrad(dy_RN: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     """dy_RN, w_ENK, offsets_E -> dx_RK."""
+    if _runs_natively(dy_RN, w_ENK):
+        return ops.grouped_linear_dgrad(dy_RN, w_ENK, offsets_E)
     dx_RK = dy_RN.new_empty((dy_RN.shape[0], w_ENK.shape[2]))
     for w_NK, start, end in _groups(offsets_E, w_ENK, dy_RN.shape[0]):
         _product_of_rows(dx_RK, dy_RN, w_NK, start, end)
@@ -48,6 +52,8 @@ def grouped_linear_wgrad(dy_RN: Tensor, x_RK: Tensor, offsets_E: Tensor, num_exp
 
 def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_E: Tensor) -> None:
     """acc_ENK += dw_ENK of (dy_RN, x_RK, offsets_E)."""
+    if _runs_natively(dy_RN, x_RK):
+        return ops.grouped_linear_wgrad_(acc_ENK, dy_RN, x_RK, offsets_E)
     for acc_NK, start, end in _groups(offsets_E, acc_ENK, x_RK.shape[0]):
         add_product_(acc_NK, dy_RN[start:end].t(), x_RK[start:end])
 
@@ -60,6 +66,11 @@ def _groups(offsets_E: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tup
     for start, end, expert in zip([0, *ends[:-1]], ends, by_expert.unbind(), strict=True):
         if start < end:
             yield expert, start, end
+
+
+def _runs_natively(*operands: Tensor) -> bool:
+    """Return whether the products of all groups run in one call of C++."""
+    return runs_natively(*operands) and multiplies_natively(operands[0], operands[0])
 
 
 def _size(a: Tensor, b: Tensor, rows: int) -> int:

@@ -97,6 +97,10 @@ def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
 
     On CUDA a product with BF16 operands runs on the tensor cores; elsewhere they are widened, which is exact.
     """
+    if a_MK.dtype == torch.bfloat16 and multiplies_natively(a_MK, b_KN):
+        c_MN = a_MK.new_zeros((a_MK.shape[0], b_KN.shape[1]), dtype=torch.float32)
+        native.product_(c_MN, a_MK, b_KN, add=True)
+        return c_MN
     if not (a_MK.is_cuda and b_KN.dtype == torch.bfloat16):
         return product(wide(a_MK), wide(b_KN))
     if a_MK.dtype == torch.float32:

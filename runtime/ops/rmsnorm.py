@@ -58,6 +58,8 @@ def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -
 
 def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """h_TD, x_TD, w_D -> sum_TD = h + x, y_TD, rstd_T of the sum."""
+    if runs_natively(h_TD, x_TD, w_D):
+        return native.add_rmsnorm(h_TD, x_TD, w_D, eps)
     sum_TD = torch.add(h_TD, x_TD)
     return sum_TD, *rmsnorm(sum_TD, w_D, eps)
 
@@ -65,6 +67,8 @@ def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Te
 def rmsnorm_dgrad_add(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor, add_TD: Tensor) -> Tensor:
     """dy_TD, x_TD, w_D, rstd_T, add_TD -> dx_TD + add_TD: the gradient through the norm plus the gradient of the
     residual around it."""
+    if runs_natively(dy_TD, x_TD, w_D, add_TD):
+        return native.rmsnorm_dgrad(dy_TD, x_TD, w_D, rstd_T, add_TD)
     return torch.add(rmsnorm_dgrad(dy_TD, x_TD, w_D, rstd_T), add_TD)
 
 
@@ -212,6 +216,8 @@ def sum_rmsnorm_dgrad_add(
     a_TD: Tensor, b_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor, add_TD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """a_TD, b_TD, x_TD, w_D, rstd_T, add_TD -> dy_TD = a + b, dx_TD + add_TD."""
+    if runs_natively(a_TD, b_TD, x_TD, w_D, add_TD):
+        return native.permuted_rmsnorm_dgrad_add(None, None, 0, a_TD, b_TD, x_TD, w_D, rstd_T, add_TD)
     dy_TD = torch.add(a_TD, b_TD)
     return dy_TD, rmsnorm_dgrad_add(dy_TD, x_TD, w_D, rstd_T, add_TD)
 
@@ -244,6 +250,9 @@ def permuted_rmsnorm_dgrad_add(
     add_TD: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The arguments of `permute_dgrad_add`, x_TD, w_D, rstd_T, add_TD -> dy_TD, dx_TD + add_TD."""
+    summed = (drows_SD, other_TD) if more_TD is None else (drows_SD, other_TD, more_TD)
+    if runs_natively(*summed, x_TD, w_D, add_TD):
+        return native.permuted_rmsnorm_dgrad_add(drows_SD, order_S, top_k, other_TD, more_TD, x_TD, w_D, rstd_T, add_TD)
     dy_TD = permute_dgrad_add(drows_SD, order_S, top_k, other_TD, more_TD)
     return dy_TD, rmsnorm_dgrad_add(dy_TD, x_TD, w_D, rstd_T, add_TD)
 

@@ -52,7 +52,7 @@ def contest() -> dict[str, Any]:
         "rows": [
             row("limit", "limit", 0.9, 0.9),  # products take 0.9 s, so the limit of a step is 1 s: 1000 tokens/s
             row("alone", "ours", 1.25, 1.25),
-            row("both", "ours", 0.8, 1.6, processes=2),
+            row("both", "ours", 0.8, 1.6, processes=2, title="data parallel | both"),
             row("pipe", "ours", 1.0, 1.7, processes=2, title="DualPipe P = 2"),
             row("hf", "theirs", 1.6, 3.2, processes=2, info={"choice": {"attention": "eager"}}),
             row("hf 1", "theirs", 2.0, 2.0),
@@ -84,10 +84,11 @@ def test_a_row_shows_medians_ratios_and_shares() -> None:
     text = table(contest())
     assert "Limit: 1,000 tokens/s per core." in text and "100 GFLOP/s" in text
     cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
-    expected = "| **dsc**, the both | one | 2 × 1 | 1,250 | 2.00 | 625 | 62% | 500 MB |"
+    expected = "| **dsc**, data parallel | both | 2 × 1 | 1,250 | 2.00 | 625 | 1,600 | 62% | 500 MB |"
     assert expected in text and len(cells) > 5
-    assert "| **dsc**, the alone | one | 1 × 1 | 800 | 1.28 | 800 | 80% | 500 MB |" in text
-    assert "| the late | one | 1 × 1 | not measured: error[E1001]: a \\| b | | | | |" in text
+    assert "| **dsc**, the alone | one | 1 × 1 | 800 | 1.28 | 800 | 1,250 | 80% | 500 MB |" in text
+    assert "| the late | one | 1 × 1 | not measured: error[E1001]: a \\| b | | | | | |" in text
+    assert "| plain PyTorch | 1 × " in text and "| not measured | | | | | |" in text, "a row that these results lack"
 
 
 def test_results_have_the_options_of_the_others() -> None:
@@ -100,23 +101,23 @@ def test_goals_compare_the_best_rows() -> None:
     goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|`fp8_block`)(.*?) \|", page([found()]), re.MULTILINE))
     assert set(goals) == {"FP32", "BF16", "4 ranks", "`fp8_block`"}
     lines = page([found()]).splitlines()
-    assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 |" in lines
+    assert "| FP32, 2 ranks, against their best | ≥ 1.60 | 2.00 |" in lines
+    assert "| FP32, 2 ranks, of the limit | ≥ 75% | 62%, not reached |" in lines
     assert "| FP32, DualPipe P = 2, against their best | ≥ 1.20 | 1.60 |" in lines
+    assert "| FP32, DualPipe P = 2, against data parallel | ≥ 0.95 | 0.80, not reached |" in lines
     assert "| FP32, one thread, by processor time | ≥ 1.50 | 1.60 |" in lines
-    assert "| FP32, one thread, of a core's limit | ≥ 80% | 80% |" in lines
-    assert "| BF16, all cores, against their best | ≥ 2.20 | not measured |" in lines
-    slower = found()
-    slower["contests"][0]["rows"][1]["rounds"] = [[2.52, 2.52]] * 3  # of a step 1.26 s: 79.4% of the limit
-    assert "| FP32, one thread, of a core's limit | ≥ 80% | 79%, not reached |" in page([slower])
-    slower["contests"][0]["rows"][1]["rounds"] = [[2.502, 2.502]] * 3  # 79.9%: nothing is reached by rounding
-    assert "| FP32, one thread, of a core's limit | ≥ 80% | 80%, not reached |" in page([slower])
+    assert "| BF16, 2 ranks, against their best | ≥ 2.40 | not measured |" in lines
+    for step_s, shown in ((1.2, "83%"), (1.26, "79%, not reached"), (1.2205, "82%, not reached")):
+        other = found()  # of its last step, 81.9%: nothing is reached by rounding
+        other["contests"][0]["rows"][1]["rounds"] = [[2 * step_s, 2 * step_s]] * 3
+        assert f"| FP32, one thread, of the limit | ≥ 82% | {shown} |" in page([other])
 
 
 def test_goals_cover_all_machines_and_tables_the_newest() -> None:
     second_machine = {**found(), "processor": "Another", "contests": [precisions()]}
     text = page([found(), second_machine])
     assert "| | goal | A Processor | Another |" in text
-    assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 | not measured |" in text
+    assert "| FP32, 2 ranks, against their best | ≥ 1.60 | 2.00 | not measured |" in text
     assert "| `fp8_block`, 4 ranks, against FP32 | ≥ 0.40 | not measured | 0.33, not reached |" in text
     assert "The tables below are of A Processor." in text and "## Precisions" not in text
 

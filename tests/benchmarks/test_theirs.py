@@ -30,6 +30,9 @@ CASES = {
     "eager, two parts, foreach": ("fp32", Choice("eager", 2, "foreach"), 1e-5),
     "autocast": ("autocast", Choice(), 0.08),
     "bf16 weights": ("bf16", Choice("eager"), 0.08),
+    "plain, sdpa": ("fp32", Choice(), 1e-5),
+    "plain, eager, two parts": ("fp32", Choice("eager", 2), 1e-5),
+    "plain, autocast": ("autocast", Choice(), 0.08),
 }
 
 
@@ -64,7 +67,8 @@ def test_torch_and_dsc_take_equal_steps(
     """Loss after loss, so that clipping, decay, the rate and the order of samples agree, too."""
     precision, choice, tolerance = CASES[case]
     monkeypatch.setattr(theirs, "batches_of", lambda plan, _: Batches(Random(), plan.train.batch.end))  # type: ignore[arg-type]
-    args = Namespace(build=build.folder, corpus=None, experts="grouped_mm", precision=precision, ranks=1, compile=False)
+    experts = "plain" if case.startswith("plain") else "grouped_mm"
+    args = Namespace(build=build.folder, corpus=None, experts=experts, precision=precision, ranks=1, compile=False)
     step = theirs.step_of(args, choice)
     losses = [step() for _ in range(STEPS)]
     assert max(abs(a - b) for a, b in zip(losses, our_losses, strict=True)) < tolerance, (losses, our_losses)

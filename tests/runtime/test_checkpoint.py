@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import DTYPES
-from runtime.checkpoint.publish import CheckpointError, RetentionPolicy, TensorPart, latest, load
+from runtime.checkpoint.publish import CheckpointError, Publisher, RetentionPolicy, TensorPart, latest, load
 from tests.runtime.faulty_files import save_all
 
 
@@ -74,6 +74,16 @@ def test_other_programs_read_whole_tensors_in_their_shapes(folder: Path) -> None
     assert {name: tensor.shape for name, tensor in load_file(shard).items()} == {
         name: tensor.shape for name, tensor in tensors.items()
     }
+
+
+def test_a_long_run_holds_no_manifest_of_a_removed_checkpoint(folder: Path) -> None:
+    """A manifest names every tensor: a run that kept all of them grew with each save."""
+    keep = RetentionPolicy(2)
+    publisher = Publisher(folder, 0, 1, lambda: None, keep)
+    for step in range(1, 8):
+        publisher.save(step, some_tensors(step), {})
+    assert len([*folder.glob("step-*")]) == 2
+    assert len(publisher._parsed._manifests) <= 3 and len(keep._verified_identities) <= 3
 
 
 @pytest.fixture

@@ -85,6 +85,27 @@ def test_a_file_that_is_read_in_pieces_gives_every_row_once(tmp_path: Path, monk
     assert [item.step for item in reader.poll()] == [51]
 
 
+def test_a_view_of_a_long_run_reads_its_last_rows_and_its_last_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on behind them; after a resume, with the rows that are new."""
+    monkeypatch.setattr(follow, "RECENT_BYTES", 1000)
+    metrics = MetricsWriter(tmp_path)
+    for step in range(1, 201):
+        metrics.write({"step": step, "time": f"{step:05}"} | ({"validation_loss": 4.0} if step % 60 == 0 else {}))
+    view, everything = Follower.of_recent(tmp_path), [item.step for item in Follower(tmp_path).poll()]
+    steps = [item.step for item in view.poll()]
+    assert steps[0] == 120 and 180 in steps and steps[1:] == everything[-len(steps) + 1 :] and 10 < len(steps) < 40
+    metrics.write({"step": 201, "time": "00201"})
+    assert [item.step for item in view.poll()] == [201]
+    metrics.close()
+    MetricsWriter(tmp_path, 199).write({"step": 200, "time": "00300"})
+    assert [(item.kind, item.step) for item in view.poll()][-2:] == [("rewind", 199), ("row", 200)]
+    (tmp_path / "short").mkdir()
+    MetricsWriter(tmp_path / "short").write({"step": 1, "time": "00001"})
+    assert [item.step for item in Follower.of_recent(tmp_path / "short").poll()] == [1]
+
+
 def test_rows_and_events_come_by_time(tmp_path: Path) -> None:
     events, metrics = Events(tmp_path), MetricsWriter(tmp_path)
     for step in (1, 2, 3):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compiler.files.text import TextFileError
-from compiler.tools.report.run_page import step_rows
+from compiler.tools.report.long_metrics import step_rows
 
 METRICS, EVENTS, WITNESS = "metrics.jsonl", "events.jsonl", "witness"
 # Keys of a metrics row that always differ between trainings, and prefixes of keys that only some steps have.

@@ -27,7 +27,7 @@ from compiler.files.text import TextFileError
 from compiler.tools.picture.recorded import Line, TraceError
 from compiler.tools.picture.trace_events import step_events, step_of
 from compiler.tools.processes import call
-from compiler.tools.report.run_page import step_rows
+from compiler.tools.report.long_metrics import step_rows
 
 EXIT_OTHER = 4  # the numbers of the new training differ from the run
 

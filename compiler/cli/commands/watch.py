@@ -84,7 +84,8 @@ class RunWatcher:
 
     def __init__(self, folder: Path, view: JsonView | PlainView | PanelView) -> None:
         self.folder, self.view = folder, view
-        self.state, self.follower = RunState(folder), Follower(folder)
+        self.state = RunState(folder)
+        self.follower = Follower(folder) if isinstance(view, JsonView) else Follower.of_recent(folder)
         self.last_item_s = time.monotonic()
 
     def watch_to_end(self) -> int:

@@ -122,7 +122,7 @@ class RecordedForward(Forward):
 
     def rmsnorm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         y_TD, rstd_T = _one_dtype(x_TD, w_D).new_empty(x_TD.shape), x_TD.new_empty(len(x_TD), dtype=torch.float32)
-        self._tape.call("rmsnorm", x_TD.dtype, *x_TD.shape, x_TD, w_D, eps, y_TD, rstd_T)
+        self._tape.call("rmsnorm", x_TD.dtype, *x_TD.shape, x_TD, None, w_D, eps, None, y_TD, rstd_T)
         return y_TD
 
     def head_rmsnorm(self, x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:

@@ -16,8 +16,9 @@ from compiler.tools.picture import labels, palette
 from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.charts import Points, column
-from compiler.tools.report.lost_time import LostTime, lost_time
-from compiler.tools.report.run_page import Rows, events_of, rows_before_resumes, step_rows
+from compiler.tools.report.long_metrics import Rows, drawn_rows, steps_of_starts, typical
+from compiler.tools.report.lost_time import LostTime, lost_time, seconds_of_row
+from compiler.tools.report.run_page import events_of, rows_before_resumes
 from dsl.load import ResolvedSpec, resolve
 from dsl.messages.diagnostics import SpecError
 
@@ -73,10 +74,10 @@ class RunComparison:
 
 def read_run(folder: Path, name: str) -> ComparedRun:
     """Read a run folder. Raises TextFileError if metrics.jsonl cannot be read, ValueError if it has no step."""
-    metrics, damaged = step_rows(folder / "metrics.jsonl")
+    events = events_of(folder)
+    metrics, damaged = drawn_rows(folder / "metrics.jsonl", steps_of_starts(events))
     if not metrics:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no step")
-    events = events_of(folder)
     try:
         spec = resolve(str(folder / "spec.resolved"))
     except (OSError, ValueError, SpecError):
@@ -115,14 +116,13 @@ def points_over(metrics: Sequence[Mapping[str, Any]], key: str, axis: str) -> Po
     """Return the values of `key` over the tokens trained on (`axis` = "tokens") or the seconds trained ("time")."""
     rows, seconds = [], 0.0
     for row in metrics:
-        step_s = row.get("step_s")
-        seconds += step_s if isinstance(step_s, int | float) and 0 < step_s < 1e9 else 0.0
+        seconds += seconds_of_row(row)
         rows.append({**row, "step": row.get("tokens") if axis == "tokens" else seconds})
     return column(rows, key)
 
 
 def _figures(run: ComparedRun, common_tokens: int | None) -> Figures:
-    tokens, speed = column(run.metrics, "tokens"), column(run.metrics, "tokens_per_s")
+    tokens, speed = column(run.metrics, "tokens"), column(typical(run.metrics), "tokens_per_s")
     steps = {step for step, num_tokens in tokens if common_tokens is not None and num_tokens <= common_tokens}
     rows = [row for row in run.metrics if row["step"] in steps]
     last = _last_value(tokens)

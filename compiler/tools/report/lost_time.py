@@ -10,9 +10,8 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
-Row = Mapping[str, Any]
+from compiler.tools.report.long_metrics import Row, left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ def lost_time(metrics: Sequence[Row], replaced: Sequence[Row], events: Sequence[
     if wall <= 0:
         return None
     for row in replaced:
-        lost_at[row["step"]] = lost_at.get(row["step"], 0.0) + seconds_of(row, "step_s")
+        lost_at[row["step"]] = lost_at.get(row["step"], 0.0) + seconds_of_row(row)
     checkpoint = sum(seconds_of(row, "seconds") for row in events if row.get("event") == "save")
-    steps, repeated = (sum(seconds_of(row, "step_s") for row in rows) for rows in (metrics, replaced))
+    steps, repeated = (sum(map(seconds_of_row, rows)) for rows in (metrics, replaced))
     return LostTime(wall, steps, repeated, checkpoint, restart, lost_at)
 
 
@@ -70,6 +69,11 @@ def _rows_with_times(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
             yield datetime.datetime.fromisoformat(row["time"]).timestamp(), row
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
+
+
+def seconds_of_row(row: Row) -> float:
+    """Return the seconds of the step of a row, and of those that it stands for."""
+    return seconds_of(row, "step_s") + seconds_of(left_out(row), "step_s")
 
 
 def seconds_of(row: Row, key: str) -> float:

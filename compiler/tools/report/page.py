@@ -19,6 +19,7 @@ from compiler.tools.picture.sheet import bulk, figure_css
 from compiler.tools.picture.template import environment
 from compiler.tools.report import charts
 from compiler.tools.report.diagrams import view_of
+from compiler.tools.report.long_metrics import typical
 from compiler.tools.report.sections import RankRow, Report, StageLine, report_of
 from compiler.tools.report.summary import PartsChart, parts_chart, summary_of
 from dsl.schema import Spec
@@ -193,7 +194,7 @@ def measured_step(metrics: Sequence[Mapping[str, Any]]) -> MeasuredStep | None:
 def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> tuple[tuple[str, str], ...]:
     facts = []
     training, validation = charts.column(metrics, "loss"), charts.column(metrics, "validation_loss")
-    tokens, speed = charts.column(metrics, "tokens"), charts.column(metrics, "tokens_per_s")
+    tokens, speed = charts.column(metrics, "tokens"), charts.column(typical(metrics), "tokens_per_s")
     rewards = charts.column(metrics, "reward")
     if training:
         name, points = ("reward", rewards) if rewards else ("training loss", training)
@@ -236,7 +237,7 @@ def _phases(metrics: tuple[Mapping[str, Any], ...]) -> tuple[tuple[str, str], ..
         words = [f"steps {rows[0]['step']:,} to {rows[-1]['step']:,}"]
         if loss := charts.column(rows, "loss"):
             words.append(f"loss {loss[-1][1]:.3f}")
-        if speed := charts.column(rows, "tokens_per_s"):
+        if speed := charts.column(typical(rows), "tokens_per_s"):
             words.append(f"{labels.number(statistics.median(value for _, value in speed))} tokens per second")
         facts.append((f"phase {number}", ", ".join(words)))
     return tuple(facts)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compiler.files.text import TextFileError, read_bytes, read_form
+from compiler.files.text import TextFileError, read_form
 from compiler.pipeline import lower_spec
 from compiler.plan.read_files import load_with_files
+from compiler.tools.report.long_metrics import Rows, drawn_rows, step_rows, steps_of_starts
 from compiler.tools.report.lost_time import lost_time
 from compiler.tools.report.measured_memory import peaks_of_ranks
 from compiler.tools.report.page import report_html
 from compiler.tools.report.sections import Report, RunFigures, report_of
 from runtime.system.regular_files import write
 
-Rows: TypeAlias = tuple[dict[str, Any], ...]
-MOST_BYTES = 1 << 30  # largest metrics.jsonl that is read
 MOST_META_BYTES = 256 << 20  # largest meta.json that is read; it may name every file of a corpus
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -81,7 +79,8 @@ def run_report(run: Path) -> Report:
     data/*/meta.json. Raises ValueError or SpecError as `write_run_report` does."""
     spec = load_with_files(run / "spec.resolved")
     lowered = lower_spec(spec)
-    (metrics, damaged), events = step_rows(run / "metrics.jsonl"), events_of(run)
+    events = events_of(run)
+    metrics, damaged = drawn_rows(run / "metrics.jsonl", steps_of_starts(events))
     figures = RunFigures(
         metrics=metrics,
         data=_meta(run),
@@ -102,32 +101,9 @@ def _write(run: Path, text: str) -> Path:
     return path
 
 
-class StepRows(NamedTuple):
-    """The rows of a file of metrics or events that have a step, and the number of other lines."""
-
-    rows: Rows
-    damaged: int
-
-
-def step_rows(path: Path) -> StepRows:
-    """Read the rows of metrics or events. An incomplete last line, as a killed run may leave, is ignored."""
-    complete, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
-    rows, damaged = [], 0
-    for line in complete.split(b"\n") if complete else ():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            rows.append(row)
-        else:
-            damaged += 1
-    return StepRows(tuple(rows), damaged)
-
-
 def rows_before_resumes(run: Path) -> Rows:
     """Return the rows of steps that were trained again, from the files that a resume moved them to."""
-    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in step_rows(path).rows)
+    return tuple(row for path in sorted(run.glob("metrics.[0-9]*.jsonl")) for row in drawn_rows(path).rows)
 
 
 def events_of(run: Path) -> Rows:

@@ -11,6 +11,7 @@ from compiler.predict.planned_step import PlannedStep
 from compiler.predict.prediction import seconds
 from compiler.tools.picture import labels
 from compiler.tools.report.charts import column
+from compiler.tools.report.long_metrics import left_out, typical
 from compiler.tools.report.lost_time import LostTime, seconds_of
 from compiler.tools.report.sections import Report
 
@@ -41,12 +42,12 @@ def seconds_of_parts(rows: Sequence[Row]) -> dict[str, float]:
     """Return the seconds of each part, summed over rows, as a mean of the ranks. Empty if no row has them."""
     totals: dict[str, float] = {}
     for row in rows:
-        parts = row.get("spent_s")
-        if not isinstance(parts, Mapping):
-            continue
-        for part, *_ in PARTS:
-            if part in parts:
-                totals[part] = totals.get(part, 0.0) + seconds_of(parts, part)
+        for parts in (row.get("spent_s"), left_out(row).get("spent_s")):
+            if not isinstance(parts, Mapping):
+                continue
+            for part, *_ in PARTS:
+                if part in parts:
+                    totals[part] = totals.get(part, 0.0) + seconds_of(parts, part)
     return totals
 
 
@@ -247,7 +248,7 @@ def summary_of(report: Report) -> Summary | None:
     if run is None:
         return None
     steps, tokens = column(run.metrics, "step"), column(run.metrics, "tokens")
-    speeds = [value for _, value in column(run.metrics, "tokens_per_s")]
+    speeds = [value for _, value in column(typical(run.metrics), "tokens_per_s")]
     speed = statistics.median(speeds) if speeds else None
     mfu = None
     if speed is not None and planned and planned.mfu:  # FLOPs per token and the peak are those of the plan

@@ -15,13 +15,15 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from runtime.observe import events, metrics
 from runtime.system.regular_files import open_regular
 
 _PIECE_BYTES = 16 << 20  # per read
 _TAIL_BYTES = 1 << 10  # that identify a file: at least a row, with its time
+RECENT_BYTES = 1 << 20  # of the last rows: at least a thousand
+_SEARCHED_BYTES = 64 << 20  # before them, for the last validation: some 100,000 rows
 
 
 class FollowedItem(NamedTuple):
@@ -50,6 +52,14 @@ class Follower:
         self._rows, self._events = _FollowedFile(run / metrics.FILE), _FollowedFile(run / events.FILE)
         self._steps, self._times = array("q"), array("q")  # of the valid rows: 16 bytes per row
 
+    @classmethod
+    def of_recent(cls, run: Path) -> Follower:
+        """A follower that begins with the last rows and the last validation, for views that show the present: the rows
+        of a long run take seconds to read."""
+        follower = cls(run)
+        follower._rows = _FollowedFile(run / metrics.FILE, recent=b'"validation_loss"')
+        return follower
+
     def poll(self) -> list[FollowedItem]:
         """Return new items since the last call, merged by time: rows and events, each in the order of their file."""
         events = [FollowedItem("event", event) for event in self._events.read() if isinstance(event.get("event"), str)]
@@ -75,10 +85,13 @@ class Follower:
 
 
 class _FollowedFile:
-    """A file of JSON lines that other processes append to, or replace by a shorter one."""
+    """A file of JSON lines that other processes append to, or replace by a shorter one.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    `recent`: leave out all but the last lines, and the last one before them that has this word; None: read all.
+    """
+
+    def __init__(self, path: Path, recent: bytes | None = None) -> None:
+        self._path, self._recent = path, recent
         self._offset, self._tail = 0, b""  # bytes before the offset, which identify the file
 
     def read(self) -> Iterator[Mapping[str, Any]]:
@@ -86,9 +99,11 @@ class _FollowedFile:
         try:
             with os.fdopen(open_regular(self._path, os.O_RDONLY, follow=True), "rb") as file:
                 file.seek(self._offset - len(self._tail))
-                if file.read(len(self._tail)) != self._tail:  # the inode may have been reused
+                if not self._offset or file.read(len(self._tail)) != self._tail:  # the inode may have been reused
                     self._offset, self._tail = 0, b""
-                    file.seek(0)
+                    if self._recent is not None:
+                        yield from self._skip_to_recent(file, self._recent)
+                    file.seek(self._offset)
                 while data := file.read(_PIECE_BYTES):
                     end = data.rfind(b"\n") + 1
                     if not end and len(data) < _PIECE_BYTES:
@@ -99,6 +114,20 @@ class _FollowedFile:
                     yield from _objects(data[:end])
         except OSError:  # missing or unreadable at the moment
             return
+
+    def _skip_to_recent(self, file: BinaryIO, word: bytes) -> Iterator[Mapping[str, Any]]:
+        """Move the offset to the last lines. Yields the last object before them whose line has the word."""
+        size = os.fstat(file.fileno()).st_size
+        if size <= RECENT_BYTES:
+            return
+        file.seek(max(0, size - RECENT_BYTES - _SEARCHED_BYTES))
+        skipped = file.read(size - RECENT_BYTES - file.tell())
+        skipped += file.readline()
+        if not skipped.endswith(b"\n"):  # an overlong line, which no run writes
+            return
+        self._offset, self._tail = file.tell(), skipped[-_TAIL_BYTES:]
+        if (place := skipped.rfind(word)) >= 0:
+            yield from _objects(skipped[skipped.rfind(b"\n", 0, place) + 1 : skipped.index(b"\n", place)])
 
 
 def _objects(data: bytes) -> Iterator[Mapping[str, Any]]:

@@ -22,10 +22,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -45,11 +45,10 @@ FLAGS = (
     "-fno-math-errno",
     "-fvisibility=default",
     "-Wno-psabi",
-    "-shared",
     "-fPIC",
 )
 COMPILERS = ("c++", "g++", "clang++")  # tried in order if CXX is not set
-LIMIT_S = 600  # for one compiler run; 25 s of a core are usual
+LIMIT_S = 600  # for one compiler run; all runs for a library take 17 to 25 s of a core
 
 
 def main(words: Sequence[str]) -> int:
@@ -111,6 +110,21 @@ def build(variants: Sequence[str] = tuple(VARIANTS)) -> str | None:
         os.close(lock)
 
 
+def is_being_built() -> bool:
+    """Return whether another process builds libraries now."""
+    try:
+        lock = os.open(path("").parent, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
 def _build_missing(variants: Sequence[str]) -> str | None:
     missing = [variant for variant in variants if not is_current(path(variant))]
     if not missing:
@@ -121,29 +135,54 @@ def _build_missing(variants: Sequence[str]) -> str | None:
         return f"CXX cannot be read: {error}"
     if not compiler:
         return f"no C++ compiler was found ({', '.join(COMPILERS)}, or what CXX names)"
-    with ThreadPoolExecutor(len(missing)) as pool:  # each compiler run takes about 25 s of a core
-        problems = [*filter(None, pool.map(partial(_make, compiler), missing))]
-    return problems[0] if problems else None
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="dsc-cpp-") as objects, ThreadPoolExecutor(cores) as pool:
+        made = {variant: _compile(compiler, variant, Path(objects), pool) for variant in missing}
+        problems = [_link(compiler, variant, parts) for variant, parts in made.items()]
+    return next(filter(None, problems), None)
 
 
-def _make(compiler: list[str], variant: str) -> str | None:
+Part = tuple[Path, "Future[str | None]"]  # an object file, and why it could not be made
+
+
+def _compile(compiler: list[str], variant: str, folder: Path, pool: Executor) -> list[Part]:
+    """Start to compile each source of a variant."""
+    common = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-c"]
+    parts = [(source.name, folder / f"{variant}-{source.stem}.o") for source in sorted(HERE.glob("*.cpp"))]
+    return [(part, pool.submit(_run, [*common, name, "-o", str(part)])) for name, part in parts]
+
+
+def _link(compiler: list[str], variant: str, parts: Sequence[Part]) -> str | None:
+    """Link the objects of a variant when they are made. Return None, or in one line why there is no library."""
+    for _, problem in parts:
+        if (found := problem.result()) is not None:
+            return found
     scratch = path(variant).with_suffix(f".{os.getpid()}")
-    sources = [p.name for p in sorted(HERE.glob("*.cpp"))]
-    command = [*compiler, *FLAGS, *VARIANTS[variant], f'-DDIGEST="{digest()}"', "-o", str(scratch.absolute()), *sources]
+    objects = [str(part) for part, _ in parts]
     try:
-        result = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
-        if result.returncode == 0 and scratch.is_file():
-            with scratch.open("ab") as file:  # written last, so a truncated file is not current
-                file.write(digest().encode())
-            scratch.replace(path(variant))  # processes that have loaded the old file keep it
-            return None
-        output = f"with exit code {result.returncode}\n{result.stderr}".strip().splitlines()
-        return f"{compiler[0]} failed: {next((line for line in output if 'error' in line), output[0])[:300]}"
-    except (OSError, subprocess.TimeoutExpired) as error:
+        if failure := _run([*compiler, "-shared", "-o", str(scratch.absolute()), *objects]):
+            return failure
+        with scratch.open("ab") as file:  # written last, so a truncated file is not current
+            file.write(digest().encode())
+        scratch.replace(path(variant))  # processes that have loaded the old file keep it
+        return None
+    except OSError as error:
         return f"{compiler[0]} failed: {error}"[:300]
     finally:
         with suppress(OSError):
             scratch.unlink()
+
+
+def _run(command: list[str]) -> str | None:
+    """Run the compiler among the sources. Return None, or in one line why it failed."""
+    try:
+        result = subprocess.run(command, cwd=HERE, capture_output=True, errors="replace", timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]} failed: {error}"[:300]
+    if result.returncode == 0:
+        return None
+    output = f"with exit code {result.returncode}\n{result.stderr}".strip().splitlines()
+    return f"{command[0]} failed: {next((line for line in output if 'error' in line), output[0])[:300]}"
 
 
 if __name__ == "__main__":

@@ -303,15 +303,44 @@ def _check_spans(spans_N3: Tensor, rows: int, first: Tensor, second: Tensor) -> 
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     assert w_D.shape == x_TD.shape[1:], (x_TD.shape, w_D.shape)
     y_TD, rstd_T = _like(x_TD), _fp32(x_TD, x_TD.shape[0])
-    call("rmsnorm", x_TD.dtype, *x_TD.shape, x_TD, w_D, eps, y_TD, rstd_T)
+    call("rmsnorm", x_TD.dtype, *x_TD.shape, x_TD, None, w_D, eps, None, y_TD, rstd_T)
     return y_TD, rstd_T
 
 
-def rmsnorm_dgrad(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor) -> Tensor:
+def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    assert h_TD.shape == x_TD.shape and w_D.shape == x_TD.shape[1:], (h_TD.shape, x_TD.shape, w_D.shape)
+    sum_TD, y_TD, rstd_T = _like(x_TD), _like(x_TD), _fp32(x_TD, x_TD.shape[0])
+    call("rmsnorm", x_TD.dtype, *x_TD.shape, h_TD, x_TD, w_D, eps, sum_TD, y_TD, rstd_T)
+    return sum_TD, y_TD, rstd_T
+
+
+def rmsnorm_dgrad(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor, add_TD: Tensor | None = None) -> Tensor:
+    """Run the op of this name in C++, or `rmsnorm_dgrad_add`."""
     assert dy_TD.shape == x_TD.shape and w_D.shape == x_TD.shape[1:], (dy_TD.shape, x_TD.shape, w_D.shape)
+    assert add_TD is None or (add_TD.shape == x_TD.shape and add_TD.dtype == x_TD.dtype), add_TD
     dx_TD = _like(x_TD)
-    call("rmsnorm_dgrad", x_TD.dtype, *x_TD.shape, dy_TD, x_TD, w_D, rstd_T, dx_TD)
+    call("rmsnorm_dgrad", x_TD.dtype, *x_TD.shape, dy_TD, x_TD, w_D, rstd_T, add_TD, dx_TD)
     return dx_TD
+
+
+def permuted_rmsnorm_dgrad_add(
+    drows_SD: Tensor | None,
+    order_S: Tensor | None,
+    top_k: int,
+    other_TD: Tensor,
+    more_TD: Tensor | None,
+    x_TD: Tensor,
+    w_D: Tensor,
+    rstd_T: Tensor,
+    add_TD: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Run the op of this name in C++, or without rows and with a top_k of 0 `sum_rmsnorm_dgrad_add`."""
+    T, D = _check_rows(drows_SD, order_S, top_k, other_TD, more_TD, x_TD, add_TD)
+    assert w_D.shape == (D,) and rstd_T.shape == (T,), (w_D.shape, rstd_T.shape)
+    dy_TD, dx_TD = _like(x_TD), _like(x_TD)
+    sources = drows_SD, order_S, other_TD, more_TD, x_TD, w_D, rstd_T, add_TD
+    call("permuted_rmsnorm_dgrad", x_TD.dtype, T, D, top_k, *sources, dy_TD, dx_TD)
+    return dy_TD, dx_TD
 
 
 def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> None:
@@ -356,12 +385,143 @@ def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse
     return dlogits_TV
 
 
+def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
+    """Run the op of this name in C++. The row of a token of V or more is NaN."""
+    (T,), (V, D) = tokens_T.shape, w_VD.shape
+    assert tokens_T.dtype == torch.int64, tokens_T.dtype
+    y_TD = w_VD.new_empty((T, D))
+    call("embedding", w_VD.dtype, T, V, D, tokens_T, w_VD, y_TD)
+    return y_TD
+
+
+def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
+    (V, D), (T,) = acc_VD.shape, tokens_T.shape
+    assert dy_TD.shape == (T, D) and tokens_T.dtype == torch.int64, (dy_TD.shape, tokens_T)
+    assert acc_VD.is_contiguous() and acc_VD.dtype == torch.float32, (acc_VD.stride(), acc_VD.dtype)
+    call("embedding_wgrad", dy_TD.dtype, T, V, D, acc_VD, dy_TD, tokens_T)
+
+
+def choose(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    counted: int,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """score_TE, bias_E or None (FP32) -> gate_TK, expert_TK: the experts with the best scores, as `route` says."""
+    (T, E), bias_E = score_TE.shape, None if bias_E is None else bias_E.float()
+    assert E % groups == 0 and 0 < top_k <= top_groups * (E // groups), (E, groups, top_groups, top_k)
+    gate_TK, expert_TK = score_TE.new_empty((T, top_k)), score_TE.new_empty((T, top_k), dtype=torch.int64)
+    sizes = T, E, top_k, groups, top_groups, counted, normalize
+    call("choose", torch.float32, *sizes, scale, score_TE, bias_E, gate_TK, expert_TK)
+    return gate_TK, expert_TK
+
+
+def weigh(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """score_TE (FP32), expert_TK -> gate_TK, as `choose` returns it; NaN for an expert that is none."""
+    gate_TK = score_TE.new_empty(expert_TK.shape)
+    call("weigh", torch.float32, *score_TE.shape, expert_TK.shape[1], normalize, scale, score_TE, expert_TK, gate_TK)
+    return gate_TK
+
+
+def weigh_dgrad(
+    dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float, of_logits: int
+) -> Tensor:
+    """dgate_TK, score_TE (FP32), expert_TK -> dscore_TE; of_logits: dlogits_TE, if scores are their sigmoid (1) or
+    softmax (2)."""
+    assert dgate_TK.shape == expert_TK.shape, (dgate_TK.shape, expert_TK.shape)
+    dx_TE, sizes = _like(score_TE), (*score_TE.shape, expert_TK.shape[1])
+    call("weigh_dgrad", torch.float32, *sizes, normalize, scale, of_logits, dgate_TK, score_TE, expert_TK, dx_TE)
+    return dx_TE
+
+
+def permute(x_TD: Tensor, gate_TK: Tensor, place_S: Tensor, num_places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_TD (any dtype), gate_TK (FP32), place_S (int64) -> rows_SD, gate_S, order_S, counts [places]."""
+    (T, K), (S,), D = gate_TK.shape, place_S.shape, x_TD.shape[1]
+    assert S == T * K and len(x_TD) == T, (gate_TK.shape, place_S.shape, x_TD.shape)
+    rows_SD, gate_S, order_S = x_TD.new_empty((S, D)), gate_TK.new_empty(S), torch.empty_like(place_S)
+    counts = place_S.new_empty(num_places)
+    sizes = S, K, num_places, D * x_TD.itemsize
+    call("permute", torch.float32, *sizes, place_S, x_TD, gate_TK, rows_SD, gate_S, order_S, counts)
+    return rows_SD, gate_S, order_S, counts
+
+
+def take_rows(x_TD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """x_TD (any dtype), order_S -> rows_SD: the row of each choice's token."""
+    (S,), (T, D) = order_S.shape, x_TD.shape
+    assert T * top_k == S, (order_S.shape, x_TD.shape, top_k)
+    rows_SD = x_TD.new_empty((S, D))
+    call("take_rows", torch.float32, S, top_k, D * x_TD.itemsize, x_TD, order_S, rows_SD)
+    return rows_SD
+
+
+def unpermute(
+    rows_SD: Tensor,
+    order_S: Tensor,
+    top_k: int,
+    a_TD: Tensor | None = None,
+    b_TD: Tensor | None = None,
+    c_TD: Tensor | None = None,
+) -> Tensor:
+    """rows_SD, order_S and others -> ((a + b) + the sum of each token's rows) + c, each sum rounded."""
+    T, D = len(order_S) // top_k, rows_SD.shape[1]
+    y_TD = rows_SD.new_empty((T, D))
+    _check_rows(rows_SD, order_S, top_k, y_TD, a_TD, b_TD, c_TD)
+    call("unpermute", rows_SD.dtype, T, D, top_k, rows_SD, order_S, a_TD, b_TD, c_TD, y_TD)
+    return y_TD
+
+
+def _check_rows(
+    rows_SD: Tensor | None, order_S: Tensor | None, top_k: int, like_TD: Tensor, *others_TD: Tensor | None
+) -> torch.Size:
+    """Check rows by expert, and operands by token. Return the shape of the latter."""
+    T, D = like_TD.shape
+    if rows_SD is not None and order_S is not None:
+        assert rows_SD.shape == (T * top_k, D) and order_S.shape == (T * top_k,), (rows_SD.shape, order_S.shape, T)
+        assert order_S.dtype == torch.int64 and rows_SD.dtype == like_TD.dtype, (order_S.dtype, rows_SD.dtype)
+    for x_TD in others_TD:
+        assert x_TD is None or (x_TD.shape == (T, D) and x_TD.dtype == like_TD.dtype), (like_TD.shape, x_TD)
+    return like_TD.shape
+
+
 def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor, add: bool = False) -> None:
     """c = a·b, or c += a·b in FP32."""
     (M, K), N = a_MK.shape, b_KN.shape[1]
     assert c_MN.dtype == (torch.float32 if add else a_MK.dtype), (c_MN.dtype, a_MK.dtype, add)
     assert b_KN.shape[0] == K and c_MN.shape == (M, N) and c_MN.stride(1) == 1, (a_MK.shape, b_KN.shape, c_MN.stride())
     call("product", a_MK.dtype, M, N, K, a_MK, b_KN, c_MN, add)
+
+
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+    (E, N, K), R = _check_groups(x_RK, w_ENK, offsets_E), len(x_RK)
+    assert x_RK.shape[1] == K, (x_RK.shape, w_ENK.shape)
+    y_RN = x_RK.new_empty((R, N))
+    call("grouped_linear", x_RK.dtype, E, offsets_E, N, K, x_RK, w_ENK, y_RN)
+    return y_RN
+
+
+def grouped_linear_dgrad(dy_RN: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+    (E, N, K), R = _check_groups(dy_RN, w_ENK, offsets_E), len(dy_RN)
+    assert dy_RN.shape[1] == N, (dy_RN.shape, w_ENK.shape)
+    dx_RK = dy_RN.new_empty((R, K))
+    call("grouped_linear_dgrad", dy_RN.dtype, E, offsets_E, N, K, dy_RN, w_ENK, dx_RK)
+    return dx_RK
+
+
+def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_E: Tensor) -> None:
+    E, N, K = _check_groups(x_RK, acc_ENK, offsets_E)
+    assert dy_RN.shape == (len(x_RK), N) and x_RK.shape[1] == K, (dy_RN.shape, x_RK.shape, acc_ENK.shape)
+    assert acc_ENK.is_contiguous() and acc_ENK.dtype == torch.float32, (acc_ENK.stride(), acc_ENK.dtype)
+    call("grouped_linear_wgrad", x_RK.dtype, E, offsets_E, N, K, dy_RN, x_RK, acc_ENK)
+
+
+def _check_groups(x_RK: Tensor, by_expert: Tensor, offsets_E: Tensor) -> torch.Size:
+    """Check the groups of rows. Return the shape of the experts' weights."""
+    assert _groups(offsets_E, len(x_RK)) == len(by_expert), (offsets_E, by_expert.shape)
+    return by_expert.shape
 
 
 def few_rows_(y_MN: Tensor, x_MK: Tensor, w_NK: Tensor) -> None:

@@ -112,3 +112,27 @@ extern "C" void product_float32(long M, long N, long K, const float *a, long a_s
     return few_rows(M, N, K, a, a_stride_m, b, b_stride_n, c, c_stride);
   product(M, N, K, {a, a_stride_m, a_stride_k}, {b, b_stride_k, b_stride_n}, c, c_stride, add);
 }
+
+// Products of the rows of each expert with its weight [N, K]. They call the function above, so that compilers make one
+// copy of the product, with its tiles inlined.
+extern "C" void grouped_linear_float32(long E, const int *offsets, long N, long K, const float *x, long x_stride,
+                                       const float *w, float *y) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_float32(rows, N, K, x + start * x_stride, x_stride, 1, w + e * N * K, 1, K, y + start * N, N, false);
+  });
+}
+
+extern "C" void grouped_linear_dgrad_float32(long E, const int *offsets, long N, long K, const float *dy, long dy_stride,
+                                             const float *w, float *dx) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_float32(rows, K, N, dy + start * dy_stride, dy_stride, 1, w + e * N * K, K, 1, dx + start * K, K, false);
+  });
+}
+
+extern "C" void grouped_linear_wgrad_float32(long E, const int *offsets, long N, long K, const float *dy, long dy_stride,
+                                             const float *x, long x_stride, float *acc) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_float32(N, K, rows, dy + start * dy_stride, 1, dy_stride, x + start * x_stride, x_stride, 1, acc + e * N * K, K,
+                    true);
+  });
+}

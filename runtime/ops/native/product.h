@@ -32,16 +32,25 @@ struct Left {
 };
 
 // Memory that a product reads next, to be prefetched line by line: a tile prefetches a line now and then, so that the
-// data arrives while it multiplies.
+// data arrives while it multiplies. `then` comes after it.
 class Soon {
   const char *line = nullptr, *end = nullptr;
   long bytes = 0, stride = 0, rows = 0;
+  Soon *then = nullptr;
 
  public:
   Soon() = default;
   // `rows` rows of n elements, `stride` elements apart.
-  Soon(const float *x, long n, long stride, long rows)
-      : line(reinterpret_cast<const char *>(x)), end(line + 4 * n), bytes(4 * n), stride(4 * stride), rows(rows) {}
+  template <class T>
+  Soon(const T *x, long n, long stride, long rows, Soon *then = nullptr)
+      : line(reinterpret_cast<const char *>(x)), end(line + sizeof(T) * n), bytes(sizeof(T) * n),
+        stride(sizeof(T) * stride), rows(rows), then(then) {}
+  // The first of itself and those after it that was not prefetched yet; a tile chooses once, because asking is frequent.
+  Soon *current() {
+    Soon *soon = this;
+    while (soon->rows <= 0 && soon->then) soon = soon->then;
+    return soon;
+  }
   __attribute__((always_inline)) void ask() {
     if (rows <= 0) return;
     prefetch(line);
@@ -51,6 +60,12 @@ class Soon {
 };
 
 constexpr int OFTEN = 2;  // steps of the inner dimension per prefetched line
+
+// Call f(expert, first row, rows) for each expert with rows. `offsets` has the row after the last one of each.
+template <class F> void each_group(long E, const int *offsets, F f) {
+  for (long e = 0, start = 0; e < E; start = offsets[e++])
+    if (offsets[e] > start) f(e, start, offsets[e] - start);
+}
 
 // A tile of R rows and U vectors, in registers.
 template <int R, int U, bool ADD>
@@ -124,12 +139,12 @@ static void small_product(Left l, const float *b, long ldb, float *c, long ldc, 
   for (; n < N; n += W) rows<REGISTERS / 2, 1, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
 }
 
-// xt[c, r] = x[r, c] for R rows and C columns, in squares of W × W.
+// xt[c, r] = x[r, c] for R rows and C columns, in squares of W × W. The next rows are prefetched.
 static void transpose(const float *x, long ldx, long R, long C, float *xt, long ldt) {
-  for (long c = 0; c < C; c += W)
-    for (long r = 0; r < R; r += W) {
+  for (long r = 0; r < R; r += W)
+    for (long c = 0; c < C; c += W) {
       const float *from = x + r * ldx + c;
-      for (long i = 0; i < W && r + i < R; i++) prefetch(from + i * ldx + 4 * W);
+      for (long i = 0; i < W && r + i < R; i++) prefetch(from + (W + i) * ldx);
       float *to = xt + c * ldt + r;
       if (r + W <= R && c + W <= C) {
         V v[W];

@@ -10,7 +10,7 @@
 #if defined(__AVX512BF16__)
 namespace {
 
-constexpr long INNER = 256;        // inner extent of a block in pairs, if c is FP32
+constexpr long INNER = 128;        // inner extent of a block in pairs, if c is FP32
 constexpr long LEFT = 72 * 1024;   // pairs of a block of a: 288 KiB, a part of L2
 constexpr long PANEL = WIDE * W;   // columns of b at a time
 constexpr long STRIP = 6;          // rows of a that are stored together when packed
@@ -23,7 +23,7 @@ void interleave(const bf16 *even, const bf16 *odd, long n, float *to) {
     VH low, high = {};
     memcpy(&low, even + j, sizeof low);
     if (odd) memcpy(&high, odd + j, sizeof high);
-    const VU pairs = __builtin_convertvector(low, VU) | (__builtin_convertvector(high, VU) << 16);
+    const VU pairs = extend(low) | (extend(high) << 16);
     memcpy(to + j, &pairs, sizeof pairs);
   }
   for (; j < n; j++) {
@@ -36,7 +36,13 @@ struct Matrix {
   const bf16 *x;
   long rows, columns;  // strides: one of them is 1
   Matrix at(long row, long column) const { return {x + row * rows + column * columns, rows, columns}; }
+  Matrix turned() const { return {x, columns, rows}; }
 };
+
+// The block of `rows` rows and `columns` columns, whichever of them is contiguous.
+Soon soon(Matrix m, long rows, long columns, Soon *then = nullptr) {
+  return m.rows == 1 ? Soon(m.x, rows, m.columns, columns, then) : Soon(m.x, columns, m.rows, rows, then);
+}
 
 // to[k/2·ld + j] = the pair (x(k, j0 + j), x(k + 1, j0 + j)), for n columns and all K rows.
 void take(Matrix m, long K, long j0, long n, float *to, long ld) {
@@ -63,10 +69,8 @@ void take(Matrix m, long K, long j0, long n, float *to, long ld) {
 
 // Pack the pairs of M rows of a: strips[m/STRIP·apart + k/2·STRIP + m%STRIP]. `row` has room for M pairs.
 void take_strips(Matrix a, long M, long K, float *strips, long apart, float *row) {
-  const Matrix turned{a.x, a.columns, a.rows};
+  const Matrix turned = a.turned();
   for (long k = 0; k < K; k += 2) {
-    if (turned.columns == 1)
-      for (long m = 0; m < M; m += 2 * W) prefetch(turned.at(k + AFTER, m).x), prefetch(turned.at(k + AFTER + 1, m).x);
     take(turned.at(k, 0), std::min(2L, K - k), 0, M, row, 0);
     float *to = strips + k / 2 * STRIP;
     long m = 0;
@@ -98,13 +102,14 @@ INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ld
       for (int u = 0; u < U; u++) acc[r][u] = (V)_mm512_dpbf16_ps((__m512)acc[r][u], (__m512bh)left, (__m512bh)right[u]);
     }
   };
+  Soon &now = *soon.current();  // the next panel, then the next block of the operands
   long k = 0;
   for (; k + W <= pairs; k += W) {
     if (ak == 1)  // prefetch the next rows
 #pragma GCC unroll 32
       for (int r = 0; r < R; r++) prefetch(a + (R + r) * am + k);
     for (long i = 0; i < W; i += OFTEN) {
-      soon.ask();
+      now.ask();
 #pragma GCC unroll 2
       for (int j = 0; j < OFTEN; j++) step(k + i + j);
     }
@@ -146,7 +151,8 @@ template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c
   const long apart = STRIP * most_pairs + W;
   Buffer right(panels * PANEL * most_pairs), left(packed ? (most / STRIP + 1) * apart : 0), row(packed ? most : 0);
   for (long k = 0; k < K || k == 0; k += inner) {
-    const long Kb = std::min(inner, K - k), pairs = (Kb + 1) / 2;
+    const long Kb = std::min(inner, K - k), pairs = (Kb + 1) / 2, next = std::min(inner, K - k - Kb);
+    Soon next_left = soon(a.at(0, k + Kb), M, next), next_right = soon(b.at(k + Kb, 0).turned(), N, next, &next_left);
     for (long n = 0; n < N; n += PANEL)
       take(b.at(k, 0), Kb, n, std::min(PANEL, N - n), right.data() + n * pairs, PANEL);
     for (long m = 0; m < M; m += most) {
@@ -156,8 +162,7 @@ template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c
       for (long n = 0; n < N; n += PANEL) {
         const long columns = std::min(PANEL, N - n);
         const float *panel = right.data() + n * pairs;
-        Soon soon;
-        if (n + PANEL < N) soon = {panel + PANEL * pairs, PANEL * pairs, 0, 1};
+        Soon soon(panel + PANEL * pairs, PANEL * pairs, 0, n + PANEL < N, &next_right);
         T *to = c + m * ldc + n;
         const auto *unpacked = reinterpret_cast<const float *>(from.x);
         if (!packed)
@@ -182,5 +187,29 @@ extern "C" void product_bfloat16(long M, long N, long K, const bf16 *a, long a_s
     product(M, N, K, left, right, static_cast<float *>(c), c_stride);
   else
     product(M, N, K, left, right, static_cast<bf16 *>(c), c_stride);
+}
+
+// Products of the rows of each expert with its weight [N, K]. They call the function above, so that compilers make one
+// copy of the product, with its tiles inlined.
+extern "C" void grouped_linear_bfloat16(long E, const int *offsets, long N, long K, const bf16 *x, long x_stride,
+                                       const bf16 *w, bf16 *y) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_bfloat16(rows, N, K, x + start * x_stride, x_stride, 1, w + e * N * K, 1, K, y + start * N, N, false);
+  });
+}
+
+extern "C" void grouped_linear_dgrad_bfloat16(long E, const int *offsets, long N, long K, const bf16 *dy, long dy_stride,
+                                             const bf16 *w, bf16 *dx) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_bfloat16(rows, K, N, dy + start * dy_stride, dy_stride, 1, w + e * N * K, K, 1, dx + start * K, K, false);
+  });
+}
+
+extern "C" void grouped_linear_wgrad_bfloat16(long E, const int *offsets, long N, long K, const bf16 *dy, long dy_stride,
+                                             const bf16 *x, long x_stride, float *acc) {
+  each_group(E, offsets, [&](long e, long start, long rows) {
+    product_bfloat16(N, K, rows, dy + start * dy_stride, 1, dy_stride, x + start * x_stride, x_stride, 1, acc + e * N * K, K,
+                    true);
+  });
 }
 #endif

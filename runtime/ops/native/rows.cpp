@@ -2,33 +2,32 @@
 // every result is rounded once. An operand that may be a view of columns has a row `stride`, in elements.
 #include <cmath>
 
-#include "simd.h"
+#include "norm.h"
 
 namespace {
 
-template <class T> void rmsnorm(long R, long D, const T *x, long stride, const T *w, float eps, T *y, float *rstd) {
+// y = x·rstd·w. If `more` is not null, x + more is stored in `sums`, and takes the place of x.
+template <class T>
+void rmsnorm(long R, long D, const T *x, long stride, const T *more, const T *w, float eps, T *sums, T *y,
+             float *rstd) {
   for (long r = 0; r < R; r++, x += stride, y += D) {
     V squares = {};
+    const T *from = more ? sums + r * D : x;
     each(D, [&](long i, long n) {
-      const V v = get(x + i, n);
+      V v = get(x + i, n);
+      if (more) v = rounded<T>(v + get(more + r * D + i, n)), set(sums + r * D + i, v, n);
       squares += v * v;
     });
     const float scale = rstd[r] = 1 / std::sqrt(sum(squares) / D + eps);
-    each(D, [&](long i, long n) { set(y + i, get(x + i, n) * scale * get(w + i, n), n); });
+    each(D, [&](long i, long n) { set(y + i, get(from + i, n) * scale * get(w + i, n), n); });
   }
 }
 
 template <class T>
 void rmsnorm_dgrad(long R, long D, const T *dy, long dy_stride, const T *x, long stride, const T *w, const float *rstd,
-                   T *dx) {
-  for (long r = 0; r < R; r++, dy += dy_stride, x += stride, dx += D) {
-    V dots = {};
-    each(D, [&](long i, long n) { dots += get(dy + i, n) * get(w + i, n) * get(x + i, n); });
-    const float scale = rstd[r], slope = sum(dots) / D * scale * scale;
-    each(D, [&](long i, long n) {
-      set(dx + i, (get(dy + i, n) * get(w + i, n) - get(x + i, n) * slope) * scale, n);
-    });
-  }
+                   const T *add, T *dx) {
+  for (long r = 0; r < R; r++, dy += dy_stride, x += stride, dx += D)
+    rmsnorm_dgrad_row(D, dy, x, w, rstd[r], add ? add + r * D : nullptr, dx);
 }
 
 // Sums blocks of 64 rows, then adds the blocks in order.
@@ -109,19 +108,41 @@ void cross_entropy_dgrad(long R, long columns, const float *dloss, const T *x, l
   }
 }
 
+// Rows of a table of V rows. A token below 0 is in another part of the table: its row is zeros. One of V or more is none:
+// its row is NaN.
+template <class T> void embedding(long R, long V, long D, const int64_t *tokens, const T *table, T *y) {
+  for (long r = 0; r < R; r++, y += D) {
+    const int64_t token = tokens[r];
+    if (token >= 0 && token < V)
+      memcpy(y, table + token * D, D * sizeof(T));
+    else
+      each(D, [&](long i, long n) { set(y + i, all(token < 0 ? 0 : NAN), n); });
+  }
+}
+
+// Add rows to those of their tokens, in order.
+template <class T>
+void embedding_wgrad(long R, long V, long D, float *acc, const T *dy, long stride, const int64_t *tokens) {
+  for (long r = 0; r < R; r++, dy += stride) {
+    if (tokens[r] < 0 || tokens[r] >= V) continue;
+    float *to = acc + tokens[r] * D;
+    each(D, [&](long i, long n) { set(to + i, get(to + i, n) + get(dy + i, n), n); });
+  }
+}
+
 }  // namespace
 
 // The digest of the sources from which this library was built.
 extern "C" const char *digest() { return DIGEST; }
 
 #define ROWS(T, suffix)                                                                                                \
-  extern "C" void rmsnorm_##suffix(long R, long D, const T *x, long stride, const T *w, float eps, T *y,               \
-                                   float *rstd) {                                                                      \
-    rmsnorm(R, D, x, stride, w, eps, y, rstd);                                                                         \
+  extern "C" void rmsnorm_##suffix(long R, long D, const T *x, long stride, const T *more, const T *w, float eps,      \
+                                   T *sums, T *y, float *rstd) {                                                       \
+    rmsnorm(R, D, x, stride, more, w, eps, sums, y, rstd);                                                             \
   }                                                                                                                    \
   extern "C" void rmsnorm_dgrad_##suffix(long R, long D, const T *dy, long dy_stride, const T *x, long stride,         \
-                                         const T *w, const float *rstd, T *dx) {                                       \
-    rmsnorm_dgrad(R, D, dy, dy_stride, x, stride, w, rstd, dx);                                                        \
+                                         const T *w, const float *rstd, const T *add, T *dx) {                         \
+    rmsnorm_dgrad(R, D, dy, dy_stride, x, stride, w, rstd, add, dx);                                                   \
   }                                                                                                                    \
   extern "C" void rmsnorm_wgrad_##suffix(long R, long D, float *acc, const T *dy, long dy_stride, const T *x,          \
                                          long stride, const float *rstd) {                                             \
@@ -140,5 +161,15 @@ extern "C" const char *digest() { return DIGEST; }
                                                const int64_t *targets, const float *lse, T *dx) {                      \
     cross_entropy_dgrad(R, columns, dloss, x, stride, targets, lse, dx);                                               \
   }
+#define EMBEDDING(T, suffix)                                                                                           \
+  extern "C" void embedding_##suffix(long R, long V, long D, const int64_t *tokens, const T *table, T *y) {            \
+    embedding(R, V, D, tokens, table, y);                                                                              \
+  }                                                                                                                    \
+  extern "C" void embedding_wgrad_##suffix(long R, long V, long D, float *acc, const T *dy, long dy_stride,            \
+                                           const int64_t *tokens) {                                                    \
+    embedding_wgrad(R, V, D, acc, dy, dy_stride, tokens);                                                              \
+  }
 ROWS(float, float32)
 ROWS(bf16, bfloat16)
+EMBEDDING(float, float32)
+EMBEDDING(bf16, bfloat16)

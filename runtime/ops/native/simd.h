@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
 
+#if defined(__AVX512F__)
 constexpr int W = 16;
 #else
 constexpr int W = 8;
@@ -40,17 +42,53 @@ INLINE V load(const float *p) {
 
 INLINE void store(float *p, V v) { memcpy(p, &v, sizeof v); }
 
+// One instruction, where compilers make four of __builtin_convertvector.
+INLINE VU extend(VH h) {
+#if defined(__AVX512F__)
+  return (VU)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__)
+  return (VU)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  return __builtin_convertvector(h, VU);
+#endif
+}
+
+INLINE V widen(VH h) { return (V)(extend(h) << 16); }
+
 INLINE V load(const bf16 *p) {
   VH h;
   memcpy(&h, p, sizeof h);
-  return (V)(__builtin_convertvector(h, VU) << 16);
+  return widen(h);
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
-INLINE void store(bf16 *p, V v) {
+// Round to nearest, ties to even; NaN stays NaN. The instruction of AVX512_BF16 also makes denormal numbers 0.
+INLINE VH narrow(V v) {
+#if defined(__AVX512BF16__)
+  return (VH)_mm512_cvtneps_pbh((__m512)v);
+#else
   const VU bits = (VU)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const VH h = __builtin_convertvector((VU)(v == v ? (VI)rounded : VI{} + 0x7fc0), VH);
+  return __builtin_convertvector((VU)(v == v ? (VI)rounded : VI{} + 0x7fc0), VH);
+#endif
+}
+
+INLINE void store(bf16 *p, V v) {
+  const VH h = narrow(v);
   memcpy(p, &h, sizeof h);
+}
+
+// A vector with the bits that it would have if it were stored as T and loaded again. In FP32, this keeps the compiler from
+// contracting the operation that made it with the next one.
+template <class T> INLINE V rounded(V v) {
+  if constexpr (sizeof(T) == 2) {
+    return widen(narrow(v));
+  } else {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#else
+    asm("" : "+x"(v));
+#endif
+    return v;
+  }
 }
 
 // Load the first n < W elements; the others are 0.

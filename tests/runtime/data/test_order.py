@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from runtime.data import permutation
 from runtime.data.order import Order
 from runtime.data.position import Position
 
@@ -69,6 +71,19 @@ def test_a_run_with_skipped_samples_continues_with_unseen_ones() -> None:
     after = position.convert_to(second, same_text=True)
     spans = [second.tokens_of(int(index)) for index in after.draw(20)]
     assert after.cuts and all(2 * len(read_tokens & {*range(*span)}) <= 64 for span in spans)
+
+
+def test_a_run_computes_each_result_of_the_permutation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time or many at once: both use the results that the other computed."""
+    computed, round_of = [], permutation._round
+    monkeypatch.setattr(permutation, "_round", lambda *given: computed.append(given) or round_of(*given))
+    order = Order(8, 5000, seed=77)
+    one_by_one = [order.window(index) for index in range(1000)]
+    assert 0 < len(computed) == len({*computed}) <= 6 * 128
+    num_computed = len(computed)
+    assert order.windows_of(np.arange(1000)).tolist() == one_by_one
+    assert [order.window(index) for index in range(1000)] == one_by_one
+    assert len(computed) == num_computed
 
 
 def test_an_order_that_phases_do_not_have_is_refused() -> None:

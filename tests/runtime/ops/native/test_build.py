@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.ops.native import compile_cpp, library
+from tests.runtime.processes import wait_for
 
 LIBRARIES = [compile_cpp.path(instructions).name for instructions in compile_cpp.VARIANTS]
 
@@ -84,12 +85,29 @@ def test_libraries_may_be_in_another_folder(folder: Path) -> None:
 
 
 def test_of_several_processes_one_compiles(folder: Path) -> None:
-    (folder / "cxx").write_text(f'#!/bin/sh\necho >> {folder}/compiled\nexec c++ "$@"')
+    (folder / "cxx").write_text(f'#!/bin/sh\ncase "$*" in *" -c "*) echo >> {folder}/compiled; esac\nexec c++ "$@"')
     (folder / "cxx").chmod(0o755)
     with ThreadPoolExecutor(3) as pool:
         done = [*pool.map(lambda _: run(folder, CXX=str(folder / "cxx")), range(3))]
     assert [process.returncode for process in done] == [0, 0, 0]
     assert len((folder / "compiled").read_text()) == len(LIBRARIES)
+
+
+def test_others_see_that_libraries_are_being_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable installation does not wait for them."""
+    monkeypatch.setattr(compile_cpp, "HERE", folder)
+    monkeypatch.delenv(compile_cpp.ELSEWHERE, raising=False)
+    compiler, begun, end = folder / "cxx", folder / "begun", folder / "end"
+    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nwhile [ ! -e {end} ]; do sleep 0.01; done\nexit 1")
+    compiler.chmod(0o755)
+    assert not compile_cpp.is_being_built()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(run, folder, CXX=str(compiler))
+        wait_for(begun.exists, "the compiler")
+        assert compile_cpp.is_being_built()
+        end.touch()
+        assert done.result().returncode == 1
+    assert not compile_cpp.is_being_built()
 
 
 def test_a_compiler_that_does_not_know_new_instructions_makes_the_others(folder: Path) -> None:

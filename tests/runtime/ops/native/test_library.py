@@ -92,14 +92,14 @@ def test_accepted_operands(instructions: str) -> None:
 def test_wrong_arguments_are_refused_before_the_call(instructions: str) -> None:
     """Wrong numbers or kinds of arguments are refused before any address is read."""
     x, w, y, rstd = torch.ones(2, 3), torch.ones(3), torch.empty(2, 3), torch.empty(2)
-    library.call("rmsnorm", torch.float32, 2, 3, x, w, 0.0, y, rstd)
+    library.call("rmsnorm", torch.float32, 2, 3, x, None, w, 0.0, None, y, rstd)
     assert torch.equal(y, x) and torch.equal(rstd, torch.ones(2))
     with pytest.raises(TypeError):
-        library.call("rmsnorm", torch.float32, 2, 3, x, w, 0.0, y)
+        library.call("rmsnorm", torch.float32, 2, 3, x, None, w, 0.0, None, y)
     with pytest.raises(AttributeError):
-        library.call("rmsnorm", torch.float32, 2, 3, x, w, 0.0, 4096, rstd)
+        library.call("rmsnorm", torch.float32, 2, 3, x, None, w, 0.0, None, 4096, rstd)
     with pytest.raises(KeyError):
-        library.call("rmsnorm", torch.float64, 2, 3, x, w, 0.0, y, rstd)
+        library.call("rmsnorm", torch.float64, 2, 3, x, None, w, 0.0, None, y, rstd)
 
 
 def test_ranks_that_were_forked_use_it(tmp_path: Path) -> None:
