@@ -104,8 +104,7 @@ NOTHING = (
 )
 
 
-@dataclass(frozen=True)
-class Next:
+class Next(NamedTuple):
     """The next `count` tokens of the sequence in a slot, after `start` others. `sequence`: its number in the step."""
 
     slot: int
