@@ -104,7 +104,8 @@ NOTHING = (
 )
 
 
-class Next(NamedTuple):
+@dataclass(frozen=True)
+class Next:
     """The next `count` tokens of the sequence in a slot, after `start` others. `sequence`: its number in the step."""
 
     slot: int
