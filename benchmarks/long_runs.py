@@ -3,9 +3,9 @@
     python -m benchmarks.long_runs [--steps 5000] [--rows 1000000] [--out benchmarks/results/long-runs.txt]
 
 Two ranks train specs/tiny.dsc, and `dsc watch` follows them. Memory and processor time of each process are read from
-/proc while they run; the first and the last tenth of the steps are compared, without the first ones, in which caches
-fill. Then a copy of the run gets as many rows as --rows says, which `dsc report` and `dsc watch` draw. The exit code is
-1 if a command fails.
+/proc while they run; the first and the last tenth of the steps are compared, behind the first checkpoint. Then a copy
+of the run gets as many rows as --rows says, which `dsc report` and `dsc watch` draw. The exit code is 1 if a command
+fails.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def table(samples: Mapping[str, Sequence[Sample]], run: Path, steps: int) -> lis
     lines.append("")
     written_s, row_bytes = writing(rows)
     used_s = sum(rate([s for s in found if s.step >= WARM_UP]) for name, found in samples.items() if "rank" in name)
-    lines.append(f"metrics: {row_bytes:,.0f} bytes a step, written in {1e6 * written_s:.0f} µs of a core, ")
+    lines.append(f"metrics: {row_bytes:,.0f} bytes a step, written in {1e6 * written_s:.0f} µs of a core,")
     lines.append(f"{written_s / used_s:.2%} of the processor time of a step")
     return lines
 

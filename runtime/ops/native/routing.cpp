@@ -42,30 +42,25 @@ class Best {
   }
 };
 
-// y = Σ of a token's K rows, in their order.
-template <class T> INLINE V summed(const T *rows, long D, const int32_t *place, long K, long i, long n) {
-  V sum = {};
-  for (long k = 0; k < K; k++) sum += get(rows + place[k] * D + i, n);
-  return sum;
-}
-
-// place[order[j]] = j
-std::vector<int32_t> inverse(const int64_t *order, long S) {
-  std::vector<int32_t> place(S);
-  for (long j = 0; j < S; j++) place[order[j]] = int32_t(j);
-  return place;
+// The row of each choice, by token: choice order[j] is in row j.
+template <class T> std::vector<const T *> by_choice(const T *rows, long D, const int64_t *order, long S) {
+  std::vector<const T *> row(S);
+  for (long j = 0; j < S; j++) row[order[j]] = rows + j * D;
+  return row;
 }
 
 // y = ((a + b) + Σ rows) + c, each sum rounded; a, b and c may be null. Without rows, K is 0.
 template <class T>
-INLINE void add_up(long D, long K, const T *rows, const int32_t *place, const T *a, const T *b, const T *c, T *y) {
+INLINE void add_up(long D, long K, const T *const *row, const T *a, const T *b, const T *c, T *y) {
   each(D, [&](long i, long n) {
     V sum = {};
     bool first = true;
     const auto add = [&](V v) { sum = first ? v : rounded<T>(sum + v), first = false; };
     if (a) add(get(a + i, n));
     if (b) add(get(b + i, n));
-    if (K) add(rounded<T>(summed(rows, D, place, K, i, n)));
+    V of_rows = {};
+    for (long k = 0; k < K; k++) of_rows += get(row[k] + i, n);
+    if (K) add(rounded<T>(of_rows));
     if (c) add(get(c + i, n));
     set(y + i, sum, n);
   });
@@ -73,18 +68,18 @@ INLINE void add_up(long D, long K, const T *rows, const int32_t *place, const T 
 
 template <class T>
 void unpermute(long R, long D, long K, const T *rows, const int64_t *order, const T *a, const T *b, const T *c, T *y) {
-  const auto places = inverse(order, R * K);
+  const auto row = by_choice(rows, D, order, R * K);
   const auto at = [&](const T *x, long r) { return x ? x + r * D : nullptr; };
-  for (long r = 0; r < R; r++) add_up(D, K, rows, places.data() + r * K, at(a, r), at(b, r), at(c, r), y + r * D);
+  for (long r = 0; r < R; r++) add_up(D, K, row.data() + r * K, at(a, r), at(b, r), at(c, r), y + r * D);
 }
 
 // As `unpermute`, then the gradient of an RMSNorm whose result has the gradient y: dx, plus `add`.
 template <class T>
 void permuted_rmsnorm_dgrad(long R, long D, long K, const T *rows, const int64_t *order, const T *a, const T *c,
                             const T *x, long stride, const T *w, const float *rstd, const T *add, T *dy, T *dx) {
-  const auto places = inverse(order, R * K);
+  const auto row = by_choice(rows, D, order, R * K);
   for (long r = 0; r < R; r++, a += D, dy += D, x += stride, add += D, dx += D) {
-    add_up<T>(D, K, rows, places.data() + r * K, a, nullptr, c ? c + r * D : nullptr, dy);
+    add_up<T>(D, K, row.data() + r * K, a, nullptr, c ? c + r * D : nullptr, dy);
     rmsnorm_dgrad_row(D, dy, x, w, rstd[r], add, dx);
   }
 }
