@@ -68,10 +68,18 @@ class Rollouts:
 
 @dataclass
 class _SequenceSlot:
-    """A sequence in a slot: its number in the step, and its number of cached tokens."""
+    """A sequence in a slot: its number in the step, its number of cached tokens, those of its prompt, and the last
+    token."""
 
     sequence: int
+    prompt: int
     cached: int = 0
+    last: int = -1
+
+    @property
+    def place(self) -> int:
+        """The place in the completion of the token that is drawn next."""
+        return self.cached - self.prompt + 1 if self.cached else 0
 
 
 Slots = list[_SequenceSlot | None]  # of a column
@@ -113,9 +121,8 @@ class Generator:
                 drawn = self._draw_tokens(rollouts, slots, numbers)
                 for of_column, tokens in zip(slots, drawn, strict=True):
                     for index, (slot, token) in enumerate(zip(of_column, tokens, strict=True)):
-                        if slot:
-                            self._append(rollouts, slot, token - 1)
-                            of_column[index] = None if self._has_ended(rollouts, slot) else slot
+                        if slot and self._append(rollouts, slot, token - 1):
+                            of_column[index] = None
                 rollouts.rounds += 1
         for array in (rollouts.logp_NC, rollouts.entropy_NC):  # each number is set on one rank, and zero on the others
             all_reduce(self._sums, torch.from_numpy(array))
@@ -174,7 +181,7 @@ class Generator:
             for index, slot in enumerate(of_column):
                 if slot is None and queue and (not rows or rows + len(prompts[queue[0]]) <= self._rows):
                     rows += len(prompts[queue[0]])
-                    of_column[index] = _SequenceSlot(queue.pop(0))
+                    of_column[index] = _SequenceSlot(queue[0], len(prompts[queue.pop(0)]))
         return any(slot for of_column in slots for slot in of_column)
 
     @contextmanager
@@ -198,20 +205,20 @@ class Generator:
         return drawn.long().tolist()
 
     def _run(self, rollouts: Rollouts, slots: Slots) -> None:
-        rows = [self._next(rollouts, index, slot) for index, slot in enumerate(slots) if slot]
-        tokens_T = np.concatenate([*(tokens for _, tokens in rows), np.zeros(0 if rows else 1, np.int64)])
-        self._forward.next, self._forward.logits = [span for span, _ in rows], None
+        spans, rows = list[Next](), list[int]()
+        for index, slot in enumerate(slots):
+            if slot and slot.cached:
+                spans.append(Next(index, slot.cached, 1, slot.sequence))
+                rows.append(slot.last)
+            elif slot:
+                spans.append(Next(index, 0, slot.prompt, slot.sequence))
+                rows += rollouts.prompts[slot.sequence].tolist()
+        tokens_T = np.array(rows or [0], np.int64)
+        self._forward.next, self._forward.logits = spans, None
         tokens = torch.from_numpy(tokens_T)[None].to(self._executor.device)
         with torch.no_grad():
             batch = StepBatch(_RoundData(tokens, self._forward), rows=len(tokens_T))
             self._executor.execute(self._bodies, self._calls, batch)
-
-    def _next(self, rollouts: Rollouts, index: int, slot: _SequenceSlot) -> tuple[Next, Ids]:
-        prompt = rollouts.prompts[slot.sequence]
-        if not slot.cached:
-            return Next(index, 0, len(prompt), slot.sequence), prompt
-        last = rollouts.tokens_NC[slot.sequence, slot.cached - len(prompt)]
-        return Next(index, slot.cached, 1, slot.sequence), np.array([last])
 
     def _draw(self, rollouts: Rollouts, logits_TV: Tensor, slots: Slots, numbers: Sequence[int], drawn: Tensor) -> None:
         """Draw the next token of each sequence from its last logits."""
@@ -221,9 +228,7 @@ class Generator:
         ends = np.cumsum([span.count for span in self._forward.next])
         last_NV = logits_TV[torch.from_numpy(ends - 1)]
         sequence_N = np.array([slot.sequence for _, slot in going])
-        place_N = np.array(
-            [slot.cached and slot.cached - len(rollouts.prompts[slot.sequence]) + 1 for _, slot in going]
-        )
+        place_N = np.array([slot.place for _, slot in going])
         number_N = np.array([numbers[sequence] for sequence in sequence_N])
         tokens_N, entropy_N = self._sampler.draw(last_NV.double().cpu().numpy(), number_N, place_N)
         tokens = torch.from_numpy(tokens_N)
@@ -231,17 +236,12 @@ class Generator:
         rollouts.entropy_NC[sequence_N, place_N] = entropy_N
         rollouts.logp_NC[sequence_N, place_N] = log_probabilities(last_NV, tokens.to(last_NV.device)).cpu()
 
-    def _append(self, rollouts: Rollouts, slot: _SequenceSlot, token: int) -> None:
-        prompt = len(rollouts.prompts[slot.sequence])
-        slot.cached = slot.cached + 1 if slot.cached else prompt
-        rollouts.tokens_NC[slot.sequence, slot.cached - prompt] = token
-
-    def _has_ended(self, rollouts: Rollouts, slot: _SequenceSlot) -> bool:
-        num_tokens = slot.cached - len(rollouts.prompts[slot.sequence])
-        return (
-            num_tokens + 1 == self._limits.completion
-            or rollouts.tokens_NC[slot.sequence, num_tokens] == self._limits.end
-        )
+    def _append(self, rollouts: Rollouts, slot: _SequenceSlot, token: int) -> bool:
+        """Append a token to its sequence. Return whether the sequence has ended."""
+        place = slot.place
+        rollouts.tokens_NC[slot.sequence, place] = slot.last = token
+        slot.cached = slot.prompt + place
+        return place + 1 == self._limits.completion or token == self._limits.end
 
 
 class _RoundData(Mapping[str, Tensor]):

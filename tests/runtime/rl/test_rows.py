@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from unittest.mock import MagicMock
 
 import pytest
@@ -123,3 +124,16 @@ def test_spans_have_the_bits_of_whole_sequences(dtype: torch.dtype) -> None:
             whole = [OPS["mla_attention"](*text, len(text[0]), H, nope, rope, value, 1e4)[0] for text in texts]
         expected = [x[-count:] for (*_, count), x in zip(spans, whole, strict=True)]
         assert torch.equal(o, torch.cat(expected)), name
+
+
+@pytest.mark.parametrize("sequences", [1, 5])
+def test_attention_of_a_round_is_one_call(sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer calls attention once, for any number of sequences."""
+    calls = Counter[str]()
+    call = native.call
+    monkeypatch.setattr(native, "call", lambda name, *args: calls.update([name]) or call(name, *args))
+    next_tokens = [Next(slot, start=0, count=1, sequence=slot) for slot in range(sequences)]
+    tokens = NextTokens(MagicMock(), 0, slots=sequences, sequence=4, next=next_tokens)
+    for layer in range(1, 4):
+        tokens._functions()["gqa_attention"](*(random(sequences, width) for width in (16, 8, 8)), 4, 4, 2, 1e4)
+        assert calls == {"gqa_spans": layer}
