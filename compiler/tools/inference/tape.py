@@ -112,13 +112,9 @@ class RecordedForward(Forward):
     # ------------------------------------------------------------ rows
 
     def embedding(self, tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-        return self._rows(w_VD, tokens_T, 1)
-
-    def _rows(self, table: Tensor, index_R: Tensor, divisor: int) -> Tensor:
-        """The rows index // divisor of a table."""
-        y = table.new_empty(len(index_R), table.shape[1])
-        self._tape.call("decode_rows", table.dtype, *y.shape, index_R, divisor, table, y)
-        return y
+        y_TD = w_VD.new_empty(len(tokens_T), w_VD.shape[1])
+        self._tape.call("embedding", w_VD.dtype, len(tokens_T), *w_VD.shape, tokens_T, w_VD, y_TD)
+        return y_TD
 
     def rmsnorm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         y_TD, rstd_T = _one_dtype(x_TD, w_D).new_empty(x_TD.shape), x_TD.new_empty(len(x_TD), dtype=torch.float32)
@@ -220,33 +216,33 @@ class RecordedForward(Forward):
         normalize: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        gate_TK = logits_TE.new_empty(len(logits_TE), top_k)
+        score_TE, gate_TK = logits_TE.new_empty(logits_TE.shape), logits_TE.new_empty(len(logits_TE), top_k)
         expert_TK = logits_TE.new_empty(gate_TK.shape, dtype=torch.int64)
         if bias_E is not None:
             _one_dtype(logits_TE, bias_E)
-        sizes = *logits_TE.shape, top_k, groups, top_groups, 1 if softmax else 2
-        operands = logits_TE, bias_E, gate_TK, expert_TK
-        self._tape.call("decode_route", logits_TE.dtype, *sizes, softmax, normalize, scale, *operands)
+        self._tape.call("scores", logits_TE.dtype, *logits_TE.shape, softmax, logits_TE, score_TE)
+        sizes = *logits_TE.shape, top_k, groups, top_groups, 1 if softmax else 2, normalize
+        self._tape.call("choose", logits_TE.dtype, *sizes, scale, score_TE, bias_E, gate_TK, expert_TK)
         return gate_TK, expert_TK
 
     def permute(
         self, x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As in training, but the order is that of `unpermute`, and the counts are already the ends of experts."""
-        T, K = expert_TK.shape
-        order_S, place_S = torch.empty((2, T * K), dtype=torch.int64)
-        gate_S, ends_E = gate_TK.new_empty(T * K), torch.empty(num_experts, dtype=torch.int32)
-        operands = expert_TK, gate_TK, order_S, place_S, gate_S, ends_E
-        self._tape.call("decode_order", gate_TK.dtype, T * K, num_experts, *operands)
-        return self._rows(x_TD, order_S, K), gate_S, place_S, ends_E
+        (S, K), D = (expert_TK.numel(), expert_TK.shape[1]), x_TD.shape[1]
+        rows_SD, gate_S = x_TD.new_empty(S, D), gate_TK.new_empty(S)
+        order_S, counts_E = expert_TK.new_empty(S), expert_TK.new_empty(num_experts)
+        sizes, results = (S, K, num_experts, D * x_TD.itemsize), (rows_SD, gate_S, order_S, counts_E)
+        self._tape.call("permute", gate_TK.dtype, *sizes, expert_TK, x_TD, gate_TK, *results)
+        return results
 
     def ends(self, counts_E: Tensor) -> Tensor:
-        """What `permute` returns."""
-        return counts_E
+        ends_E = counts_E.new_empty(len(counts_E), dtype=torch.int32)
+        self._tape.call("ends", torch.float32, len(counts_E), counts_E, ends_E)
+        return ends_E
 
-    def unpermute(self, y_SD: Tensor, place_S: Tensor, top_k: int) -> Tensor:
+    def unpermute(self, y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
         y_TD = y_SD.new_empty(len(y_SD) // top_k, y_SD.shape[1])
-        self._tape.call("decode_unpermute", y_SD.dtype, *y_TD.shape, top_k, place_S, y_SD, y_TD)
+        self._tape.call("unpermute", y_SD.dtype, *y_TD.shape, top_k, y_SD, order_S, None, None, None, y_TD)
         return y_TD
 
     # ------------------------------------------------------------ attention

@@ -1,5 +1,5 @@
-// The ops of a few tokens after others, whose keys and values are cached: attention on a cache, and the choice of
-// experts. They run once for each token that is written, so a call has little to do and torch would need several.
+// The ops of a few tokens after others, whose keys and values are cached: attention on a cache, and what has no op of
+// its own in training. They run once for each token that is written, so a call has little to do.
 //
 // T tokens after the first `*start` · H heads · N tokens so far. Operands are FP32 or BF16, intermediates are FP32.
 #include <algorithm>
@@ -138,10 +138,6 @@ void mla(long T_, long start, long H, long nope, long rope, long value, long C, 
     mla(count, *start, H, nope, rope, value, C, q, q_stride, latent, latent_stride, k_rope, kr_stride, up, angles,     \
         latents, ropes, o);                                                                                            \
   }                                                                                                                    \
-  extern "C" void decode_rows_##suffix(long count, long D, const int64_t *indices, long divisor, const T *table,       \
-                                       T *y) {                                                                         \
-    for (long t = 0; t < count; t++) memcpy(y + t * D, table + indices[t] / divisor * D, D * sizeof(T));               \
-  }                                                                                                                    \
   /* The products of rows with the weights of their experts, whose last rows are before `ends`. */                       \
   extern "C" void decode_experts_##suffix(long E, const int *ends, long N, long K, const T *x, const T *w, T *y) {     \
     for (long e = 0, start = 0; e < E; start = ends[e++], w += N * K)                                                  \
@@ -163,70 +159,6 @@ void mla(long T_, long start, long H, long nope, long rope, long value, long C, 
   }                                                                                                                    \
   extern "C" void decode_add_##suffix(long count, const T *x, const T *y, T *sum) {                                    \
     each(count, [&](long i, long n) { set(sum + i, get(x + i, n) + get(y + i, n), n); });                              \
-  }                                                                                                                    \
-  /* The sum of the rows of each token, in the order of its choices. */                                                \
-  extern "C" void decode_unpermute_##suffix(long count, long D, long K, const int64_t *places, const T *rows, T *y) {  \
-    for (long t = 0; t < count; t++)                                                                                   \
-      each(D, [&](long i, long n) {                                                                                    \
-        V total = {};                                                                                                  \
-        for (long k = 0; k < K; k++) total += get(rows + places[t * K + k] * D + i, n);                                \
-        set(y + t * D + i, total, n);                                                                                  \
-      });                                                                                                              \
   }
 DECODE(float, float32)
 DECODE(bf16, bfloat16)
-
-// The K best of E experts for each token: by score, plus the bias if there is one, from the best groups only; a group
-// is as good as its `best` best experts. Among equal ones the first is better. Then the sum of the K weights is 1 if
-// they are normalized, times `scale`.
-extern "C" void decode_route_float32(long count, long E, long K, long groups, long top_groups, long best, long softmax_,
-                                     long normalize, float scale, const float *logits, const float *bias, float *gate,
-                                     int64_t *experts) {
-  const long members = E / groups;
-  Buffer scores(E), choice(E), group(groups), left(members);
-  const auto take_best = [](float *values, long n) {
-    const long at = std::max_element(values, values + n) - values;
-    const float value = values[at];
-    values[at] = -INFINITY;
-    return std::pair<long, float>(at, value);
-  };
-  for (long t = 0; t < count; t++, logits += E, gate += K, experts += K) {
-    std::copy_n(logits, E, scores.data());
-    if (softmax_)
-      softmax(scores.data(), E, E);
-    else
-      each(E, [&](long i, long n) { set(scores.data() + i, sigmoid(get(scores.data() + i, n)), n); });
-    for (long e = 0; e < E; e++) choice[e] = scores[e] + (bias ? bias[e] : 0);
-    if (top_groups < groups) {
-      for (long g = 0; g < groups; g++) {
-        std::copy_n(choice.data() + g * members, members, left.data());
-        group[g] = 0;
-        for (long i = 0; i < std::min(best, members); i++) group[g] += take_best(left.data(), members).second;
-      }
-      for (long i = 0; i < groups - top_groups; i++) {  // of equal groups the last is dropped first
-        long worst = 0;
-        for (long g = 1; g < groups; g++)
-          if (group[g] <= group[worst]) worst = g;
-        group[worst] = INFINITY;
-        std::fill_n(choice.data() + worst * members, members, -INFINITY);
-      }
-    }
-    float total = 1e-20f;
-    for (long k = 0; k < K; k++) {
-      experts[k] = take_best(choice.data(), E).first;
-      gate[k] = scores[experts[k]], total += gate[k];
-    }
-    for (long k = 0; k < K; k++) gate[k] = (normalize ? gate[k] / total : gate[k]) * scale;
-  }
-}
-
-// The rows of `choices` experts in the order of experts, stably: `order` has the choice of a row, `places` the row of a
-// choice, `sorted` the gate weights of rows, `ends` the row after the last of each expert.
-extern "C" void decode_order_float32(long choices, long E, const int64_t *experts, const float *gate, int64_t *order,
-                                     int64_t *places, float *sorted, int *ends) {
-  std::fill_n(ends, E, 0);
-  for (long i = 0; i < choices; i++) ends[experts[i]]++;
-  for (long e = 1; e < E; e++) ends[e] += ends[e - 1];
-  for (long i = choices - 1; i >= 0; i--) places[i] = --ends[experts[i]];
-  for (long i = 0; i < choices; i++) order[places[i]] = i, sorted[places[i]] = gate[i], ends[experts[i]]++;
-}

@@ -91,6 +91,26 @@ void take_rows(long S, long K, long bytes, const char *x, const int64_t *order, 
 
 }  // namespace
 
+// The sigmoid of each logit, or the softmax of each row.
+extern "C" void scores_float32(long R, long E, long softmax, const float *logits, float *score) {
+  for (long r = 0; r < R; r++, logits += E, score += E) {
+    const float top = softmax ? *std::max_element(logits, logits + E) : 0;
+    V total = {};
+    each(E, [&](long i, long n) {
+      V v = softmax ? exp(get(logits + i, n) - top) : sigmoid(get(logits + i, n));
+      for (long j = n; j < W; j++) v[j] = 0;
+      total += v, set(score + i, v, n);
+    });
+    const float part = softmax ? 1 / sum(total) : 1;
+    for (long e = 0; e < E; e++) score[e] *= part;
+  }
+}
+
+// The row after the last of each expert.
+extern "C" void ends_float32(long E, const int64_t *counts, int *ends) {
+  for (long e = 0, end = 0; e < E; e++) ends[e] = int(end += counts[e]);
+}
+
 extern "C" void choose_float32(long R, long E, long K, long groups, long top_groups, long counted, long normalize,
                                float scale, const float *score, const float *bias, float *gate, int64_t *expert) {
   const long M = E / groups;

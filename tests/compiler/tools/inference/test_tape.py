@@ -100,7 +100,7 @@ class Dispatches(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("spec", "dtype", "layers", "head"),
-    [(SPECS / "quickstart.dsc", "fp32", 84, 2), (SPECS / "laptop-gqa.dsc", "bf16", None, 2)],
+    [(SPECS / "quickstart.dsc", "fp32", 87, 2), (SPECS / "laptop-gqa.dsc", "bf16", None, 2)],
     ids=["quickstart", "laptop-gqa"],
 )
 def test_calls_for_a_token(spec: Path, dtype: str, layers: int | None, head: int) -> None:
