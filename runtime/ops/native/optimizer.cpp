@@ -5,6 +5,13 @@
 
 namespace {
 
+// Store n numbers. Those that last for many steps keep denormal numbers.
+INLINE void save(float *p, V v, long n) { set(p, v, n); }
+INLINE void save(bf16 *p, V v, long n) {
+  const VH h = narrow_all(v);
+  n == W ? memcpy(p, &h, sizeof h) : memcpy(p, &h, n * sizeof *p);
+}
+
 // For n elements and g = factor·gradient: moment1 = beta1·moment1 + fresh1·g, moment2 = beta2·moment2 + fresh2·g²,
 // parameter = keep·parameter − step·moment1/(√moment2·root + eps). BF16 moments are rounded when they are stored, after
 // the parameters have used them. `rounded`, if not null, gets the parameters in BF16.
@@ -14,15 +21,13 @@ INLINE void adamw(long n, float *parameters, const float *gradients, M *moment1,
                   float fresh2, float eps) {
   for (long i = 0; i < n; i += W) {
     const long left = n - i < W ? n - i : W;
-    const auto get = [&](const auto *p) { return left == W ? load(p + i) : load(p + i, left); };
-    const auto set = [&](auto *p, V v) { left == W ? store(p + i, v) : store(p + i, v, left); };
-    const V g = get(gradients) * factor;
-    const V first = get(moment1) * beta1 + g * fresh1, second = get(moment2) * beta2 + g * g * fresh2;
+    const V g = get(gradients + i, left) * factor;
+    const V first = get(moment1 + i, left) * beta1 + g * fresh1, second = get(moment2 + i, left) * beta2 + g * g * fresh2;
     V denominator;
     for (int j = 0; j < W; j++) denominator[j] = std::sqrt(second[j]);
-    const V p = get(parameters) * keep - first * step / (denominator * root + eps);
-    set(moment1, first), set(moment2, second), set(parameters, p);
-    if (rounded) set(rounded, p);
+    const V p = get(parameters + i, left) * keep - first * step / (denominator * root + eps);
+    save(moment1 + i, first, left), save(moment2 + i, second, left), save(parameters + i, p, left);
+    if (rounded) save(rounded + i, p, left);
   }
 }
 

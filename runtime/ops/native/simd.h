@@ -61,13 +61,18 @@ INLINE V load(const bf16 *p) {
   return widen(h);
 }
 
-// Round to nearest, ties to even; NaN stays NaN. The instruction of AVX512_BF16 also makes denormal numbers 0.
+// Round to nearest, ties to even; NaN stays NaN.
+INLINE VH narrow_all(V v) {
+  const VU bits = (VU)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector((VU)(v == v ? (VI)rounded : VI{} + 0x7fc0), VH);
+}
+
+// The same. An instruction of AVX512_BF16 does it, which makes denormal numbers 0.
 INLINE VH narrow(V v) {
 #if defined(__AVX512BF16__)
   return (VH)_mm512_cvtneps_pbh((__m512)v);
 #else
-  const VU bits = (VU)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector((VU)(v == v ? (VI)rounded : VI{} + 0x7fc0), VH);
+  return narrow_all(v);
 #endif
 }
 

@@ -93,9 +93,7 @@ def test_planned_caches_equal_those_of_a_run(tmp_path: Path, segments: Segments,
     forget = forward.forget
 
     def counted() -> None:
-        cache_bytes.append(
-            sum(tensor.nbytes for pair in forward._cache.values() for tensor in (pair.first, pair.second))
-        )
+        cache_bytes.append(sum(tensor.nbytes for pair in forward._cache.values() for tensor in pair))
         forget()
 
     forward.forget = counted  # type: ignore[method-assign]
