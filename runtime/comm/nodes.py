@@ -36,6 +36,9 @@ from runtime.comm.transport import (
     select_rows,
 )
 from runtime.contract.names import ExchangeName
+from runtime.ops.native import ops as native
+from runtime.ops.native.library import runs_natively
+from runtime.ops.product import wide
 
 
 def split_by_node(members: Sequence[int], on_node: int) -> tuple[tuple[int, ...], ...]:
@@ -372,12 +375,16 @@ def exchange_of(
 
 def sums_of(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:
     """rows_XD, copy_X -> sums_PD over the rows of each copy, in order: deterministic. Each copy has at least one
-    row."""
+    row. On CPUs torch's `embedding_bag` rounds BF16 sums half away from zero, which adds up over tokens, so sums are
+    rounded apart from it."""
     if num_copies == 0:
         return rows_XD.new_empty(0, rows_XD.shape[1])
+    if runs_natively(rows_XD):
+        return native.sums(rows_XD, copy_X, num_copies)
     rows_P = copy_X.new_zeros(num_copies).scatter_add_(0, copy_X, torch.ones_like(copy_X))
     first_P = _exclusive_cumsum(rows_P)
-    return embedding_bag(torch.argsort(copy_X, stable=True), rows_XD, first_P, mode="sum")
+    added_XD = wide(rows_XD) if rows_XD.is_cpu else rows_XD
+    return embedding_bag(torch.argsort(copy_X, stable=True), added_XD, first_P, mode="sum").to(rows_XD.dtype)
 
 
 def _exclusive_cumsum(counts: Tensor) -> Tensor:

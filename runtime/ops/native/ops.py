@@ -474,6 +474,15 @@ def unpermute(
     return y_TD
 
 
+def sums(rows_XD: Tensor, copy_X: Tensor, num_copies: int) -> Tensor:
+    """rows_XD, copy_X (int64) -> sums_PD: the FP32 sum of the rows of each copy, in their order, rounded once."""
+    (X, D), (same_X,) = rows_XD.shape, copy_X.shape
+    assert same_X == X and copy_X.dtype == torch.int64, (rows_XD.shape, copy_X)
+    y_PD = rows_XD.new_empty((num_copies, D))
+    call("sums", rows_XD.dtype, X, num_copies, D, rows_XD, copy_X, y_PD)
+    return y_PD
+
+
 def _check_rows(
     rows_SD: Tensor | None, order_S: Tensor | None, top_k: int, like_TD: Tensor, *others_TD: Tensor | None
 ) -> torch.Size:

@@ -84,6 +84,16 @@ void permuted_rmsnorm_dgrad(long R, long D, long K, const T *rows, const int64_t
   }
 }
 
+// The sum in FP32 of the X rows of each of P copies, in their order, rounded once. `copy`: that of each row.
+template <class T> void sums(long X, long P, long D, const T *rows, const int64_t *copy, T *y) {
+  std::vector<float> total(P * D);
+  for (long x = 0; x < X; x++, rows += D) {
+    float *to = total.data() + copy[x] * D;
+    each(D, [&](long i, long n) { set(to + i, get(to + i, n) + get(rows + i, n), n); });
+  }
+  each(P * D, [&](long i, long n) { set(y + i, get(total.data() + i, n), n); });
+}
+
 // rows[j] = x[order[j] / K], rows of `bytes` bytes.
 void take_rows(long S, long K, long bytes, const char *x, const int64_t *order, char *rows) {
   for (long j = 0; j < S; j++) memcpy(rows + j * bytes, x + order[j] / K * bytes, bytes);
@@ -182,6 +192,9 @@ extern "C" void take_rows_float32(long S, long K, long bytes, const char *x, con
 }
 
 #define ROUTING(T, suffix)                                                                                             \
+  extern "C" void sums_##suffix(long X, long P, long D, const T *rows, const int64_t *copy, T *y) {                    \
+    sums(X, P, D, rows, copy, y);                                                                                      \
+  }                                                                                                                    \
   extern "C" void unpermute_##suffix(long R, long D, long K, const T *rows, const int64_t *order, const T *a,          \
                                      const T *b, const T *c, T *y) {                                                   \
     unpermute(R, D, K, rows, order, a, b, c, y);                                                                       \
