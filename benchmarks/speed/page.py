@@ -25,7 +25,7 @@ LEFT_OUT = ("bench-8 fp32",)  # contests without a goal: only in the results
 
 @dataclass(frozen=True)
 class Goals:
-    """What a precision should reach on two ranks, in a pipeline of two, and on one thread."""
+    """The goals of a precision: for two ranks, for a pipeline of two ranks, and for one thread."""
 
     two_ranks: float  # × the best of theirs
     dualpipe: float  # × the best of theirs
@@ -56,7 +56,7 @@ class Figures:
 
     @property
     def share(self) -> float | None:
-        """Of the limit, by processor time."""
+        """The speed by processor time, as a share of the limit."""
         return self.tokens_per_processor_s / self.limit if self.limit else None
 
     @property

@@ -113,7 +113,7 @@ class RecordedForward(Forward):
 
     def embedding(self, tokens_T: Tensor, w_VD: Tensor) -> Tensor:
         y_TD = w_VD.new_empty(len(tokens_T), w_VD.shape[1])
-        self._tape.call("embedding", w_VD.dtype, len(tokens_T), *w_VD.shape, tokens_T, w_VD, y_TD)
+        self._tape.call("embedding", w_VD.dtype, *y_TD.shape, tokens_T, w_VD, y_TD)
         return y_TD
 
     def rmsnorm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-/* The extremes of the columns of JSON Lines. extremes.py calls it, and explains what it finds.
+/* The extremes of the columns of JSON Lines. long_metrics.py calls it, and says which extremes it needs.
 
    It reads what a run writes: objects of numbers, words and objects, in ASCII without escapes. It declines all else. */
 

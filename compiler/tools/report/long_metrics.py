@@ -23,7 +23,7 @@ from compiler.files.text import TextFileError, read_bytes
 Row = Mapping[str, Any]
 Rows = tuple[dict[str, Any], ...]
 SOURCE = Path(__file__).with_name("extremes.c")
-MOST_BYTES = 1 << 30  # largest file of which all rows are read
+MOST_BYTES = 1 << 30  # a larger file is refused where all rows are read
 WHOLE_BYTES = 16 << 20  # up to this size, all rows are drawn
 PARTS = 512  # two rows of a part for each pixel of a small chart
 TAIL_BYTES = 1 << 18  # the last rows all stay: the page shows means of them
@@ -101,8 +101,8 @@ def _cuts(file: BinaryIO, size: int) -> list[int]:
 
 @dataclass
 class Extremes:
-    """Of the lines of a part: how many are rows, and for each column where the rows with its least and its greatest
-    value begin, and the sum of its values."""
+    """The number of rows of a part, and for each column the sum of its values. `places` has where the rows with the
+    least and the greatest value begin, `bounds` these values."""
 
     num_rows: int
     places: list[int]

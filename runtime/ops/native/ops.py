@@ -386,19 +386,21 @@ def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse
 
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-    """Run the op of this name in C++. The row of a token of V or more is NaN."""
+    """Run the op of this name in C++. Raises IndexError for a token of V or more."""
     (T,), (V, D) = tokens_T.shape, w_VD.shape
     assert tokens_T.dtype == torch.int64, tokens_T.dtype
+    if T and (last := int(tokens_T.max())) >= V:
+        raise IndexError(f"the table of {V} tokens has no token {last}")
     y_TD = w_VD.new_empty((T, D))
-    call("embedding", w_VD.dtype, T, V, D, tokens_T, w_VD, y_TD)
+    call("embedding", w_VD.dtype, T, D, tokens_T, w_VD, y_TD)
     return y_TD
 
 
 def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
-    (V, D), (T,) = acc_VD.shape, tokens_T.shape
+    (_, D), (T,) = acc_VD.shape, tokens_T.shape
     assert dy_TD.shape == (T, D) and tokens_T.dtype == torch.int64, (dy_TD.shape, tokens_T)
     assert acc_VD.is_contiguous() and acc_VD.dtype == torch.float32, (acc_VD.stride(), acc_VD.dtype)
-    call("embedding_wgrad", dy_TD.dtype, T, V, D, acc_VD, dy_TD, tokens_T)
+    call("embedding_wgrad", dy_TD.dtype, T, D, acc_VD, dy_TD, tokens_T)
 
 
 def choose(
@@ -421,7 +423,12 @@ def choose(
 
 
 def weigh(score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
-    """score_TE (FP32), expert_TK -> gate_TK, as `choose` returns it; NaN for an expert that is none."""
+    """score_TE (FP32), expert_TK -> gate_TK, as `choose` returns it. Raises IndexError for an expert that is none:
+    a file may have named it."""
+    if expert_TK.numel():
+        first, last = (int(expert) for expert in expert_TK.aminmax())
+        if first < 0 or last >= score_TE.shape[1]:
+            raise IndexError(f"there are experts 0 to {score_TE.shape[1] - 1}, not {first if first < 0 else last}")
     gate_TK = score_TE.new_empty(expert_TK.shape)
     call("weigh", torch.float32, *score_TE.shape, expert_TK.shape[1], normalize, scale, score_TE, expert_TK, gate_TK)
     return gate_TK

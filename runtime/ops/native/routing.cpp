@@ -16,10 +16,10 @@ constexpr float TINY = 1e-20f;  // as in runtime/ops/routing.py
 INLINE bool above(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
 
 // Gate weights from the scores of chosen experts: divided by their sum if `normalize`, times `scale`.
-void weigh(long E, long K, bool normalize, float scale, const float *score, const int64_t *expert, float *gate) {
+void weigh(long K, bool normalize, float scale, const float *score, const int64_t *expert, float *gate) {
   float total = TINY;
   for (long k = 0; k < K; k++) {
-    gate[k] = expert[k] >= 0 && expert[k] < E ? score[expert[k]] : NAN;
+    gate[k] = score[expert[k]];
     if (normalize) total += gate[k];
   }
   for (long k = 0; k < K; k++) gate[k] = (normalize ? gate[k] / total : gate[k]) * scale;
@@ -144,13 +144,13 @@ extern "C" void choose_float32(long R, long E, long K, long groups, long top_gro
     for (long g = 0; g < groups; g++)
       if (keeps[g])
         for (long e = g * M; e < (g + 1) * M; e++) experts.offer(choice[e], e);
-    weigh(E, K, normalize, scale, score, expert, gate);
+    weigh(K, normalize, scale, score, expert, gate);
   }
 }
 
 extern "C" void weigh_float32(long R, long E, long K, long normalize, float scale, const float *score,
                               const int64_t *expert, float *gate) {
-  for (long r = 0; r < R; r++) weigh(E, K, normalize, scale, score + r * E, expert + r * K, gate + r * K);
+  for (long r = 0; r < R; r++) weigh(K, normalize, scale, score + r * E, expert + r * K, gate + r * K);
 }
 
 // The gradient of the scores from that of the gate weights; of the logits if scores are their sigmoid (1) or softmax (2).
@@ -160,7 +160,7 @@ extern "C" void weigh_dgrad_float32(long R, long E, long K, long normalize, floa
   for (long r = 0; r < R; r++, dgate += K, score += E, expert += K, dx += E) {
     float total = TINY, mean = 0, dot = 0;
     for (long k = 0; k < K; k++) {
-      s[k] = expert[k] >= 0 && expert[k] < E ? score[expert[k]] : NAN;
+      s[k] = score[expert[k]];
       d[k] = dgate[k] * scale, total += s[k], mean += d[k] * s[k];
     }
     for (long k = 0; k < K; k++) {
@@ -170,8 +170,7 @@ extern "C" void weigh_dgrad_float32(long R, long E, long K, long normalize, floa
       dot += d[k];
     }
     for (long e = 0; e < E; e++) dx[e] = of_logits == 2 ? score[e] * -dot : 0;
-    for (long k = 0; k < K; k++)
-      if (expert[k] >= 0 && expert[k] < E) dx[expert[k]] += d[k];
+    for (long k = 0; k < K; k++) dx[expert[k]] += d[k];
   }
 }
 

@@ -108,23 +108,21 @@ void cross_entropy_dgrad(long R, long columns, const float *dloss, const T *x, l
   }
 }
 
-// Rows of a table of V rows. A token below 0 is in another part of the table: its row is zeros. One of V or more is none:
-// its row is NaN.
-template <class T> void embedding(long R, long V, long D, const int64_t *tokens, const T *table, T *y) {
+// Rows of a table. A token below 0 is in another part of the table: its row is zeros.
+template <class T> void embedding(long R, long D, const int64_t *tokens, const T *table, T *y) {
   for (long r = 0; r < R; r++, y += D) {
-    const int64_t token = tokens[r];
-    if (token >= 0 && token < V)
-      memcpy(y, table + token * D, D * sizeof(T));
+    if (tokens[r] >= 0)
+      memcpy(y, table + tokens[r] * D, D * sizeof(T));
     else
-      each(D, [&](long i, long n) { set(y + i, all(token < 0 ? 0 : NAN), n); });
+      memset(y, 0, D * sizeof(T));
   }
 }
 
 // Add rows to those of their tokens, in order.
 template <class T>
-void embedding_wgrad(long R, long V, long D, float *acc, const T *dy, long stride, const int64_t *tokens) {
+void embedding_wgrad(long R, long D, float *acc, const T *dy, long stride, const int64_t *tokens) {
   for (long r = 0; r < R; r++, dy += stride) {
-    if (tokens[r] < 0 || tokens[r] >= V) continue;
+    if (tokens[r] < 0) continue;
     float *to = acc + tokens[r] * D;
     each(D, [&](long i, long n) { set(to + i, get(to + i, n) + get(dy + i, n), n); });
   }
@@ -162,12 +160,12 @@ extern "C" const char *digest() { return DIGEST; }
     cross_entropy_dgrad(R, columns, dloss, x, stride, targets, lse, dx);                                               \
   }
 #define EMBEDDING(T, suffix)                                                                                           \
-  extern "C" void embedding_##suffix(long R, long V, long D, const int64_t *tokens, const T *table, T *y) {            \
-    embedding(R, V, D, tokens, table, y);                                                                              \
+  extern "C" void embedding_##suffix(long R, long D, const int64_t *tokens, const T *table, T *y) {                    \
+    embedding(R, D, tokens, table, y);                                                                                 \
   }                                                                                                                    \
-  extern "C" void embedding_wgrad_##suffix(long R, long V, long D, float *acc, const T *dy, long dy_stride,            \
+  extern "C" void embedding_wgrad_##suffix(long R, long D, float *acc, const T *dy, long dy_stride,                    \
                                            const int64_t *tokens) {                                                    \
-    embedding_wgrad(R, V, D, acc, dy, dy_stride, tokens);                                                              \
+    embedding_wgrad(R, D, acc, dy, dy_stride, tokens);                                                                 \
   }
 ROWS(float, float32)
 ROWS(bf16, bfloat16)

@@ -1,4 +1,4 @@
-"""Of a long run, some rows are read: curves, sums and phases are those of all rows."""
+"""A page of a long run reads some rows, and shows the curves, sums and phases of all rows."""
 
 from __future__ import annotations
 
