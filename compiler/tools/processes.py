@@ -242,8 +242,14 @@ def _tell(process: Running, line: str) -> None:
 
 def _code(process: Running, received: set[int], output: OutputLines) -> int:
     """Return the exit code of a process: 128 + signal after a kill, which is reported if the signal is not
-    `received`."""
+    `received`.
+
+    It is 128 + signal, too, if a received signal came too late to end the process: the command must not go on to its
+    next process.
+    """
     code = process.wait()
+    if not code and received:
+        return 128 + min(received)
     if code >= 0:
         return code
     if -code not in received:

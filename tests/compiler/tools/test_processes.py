@@ -32,6 +32,12 @@ number = int(sys.argv[1])
 signal.signal(number, signal.SIG_DFL)
 os.kill(os.getppid(), number)
 signal.pause()""",
+    # The same signal comes too late to end it.
+    "finishes": """import os, signal, sys
+number = int(sys.argv[1])
+signal.signal(number, lambda *_: sys.exit())
+os.kill(os.getppid(), number)
+signal.pause()""",
 }
 
 
@@ -68,6 +74,13 @@ def test_signals_are_forwarded_silently(capfd: Captured, number: int) -> None:
     before = signal.getsignal(number)
     assert call(["forwarded", str(int(number))]) == 128 + number
     assert capfd.readouterr().err == "" and signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_counts_although_the_process_finishes(capfd: Captured, number: int) -> None:
+    """A command of several processes must not start the next one."""
+    assert call(["finishes", str(int(number))]) == 128 + number
+    assert capfd.readouterr().err == ""
 
 
 def test_answers_and_their_progress_are_received() -> None:
