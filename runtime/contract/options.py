@@ -27,7 +27,7 @@ def run_name(name: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add --out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
-    --restarts, --elastic, --no-copies, --profile, --debug, --debug-rank, --expect."""
+    --restarts, --elastic, --gather, --no-copies, --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -79,6 +79,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="under torchrun: continue with as many ranks as it starts, compiling the run for them; implies --resume."
         " With --restarts: continue without the device of a rank that fails repeatedly",
+    )
+    parser.add_argument(
+        "--gather",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="with --elastic: if ranks of the build are missing, wait for them until S seconds after the start of"
+        " torchrun; default: 0",
     )
     parser.add_argument(
         "--no-copies",

@@ -123,10 +123,12 @@ def make_board(world: int, rank: int) -> tuple[SharedBoard, int]:
 
 @dataclass
 class Peer:
-    """Another rank, as this one sees it. `pidfd` and `board`: only for ranks that the same torchrun started."""
+    """Another rank, as this one sees it. `agent`: number of its torchrun. `pidfd` and `board`: only for ranks that the
+    same torchrun started."""
 
     rank: int
     beat: AgentBeat
+    agent: int
     heard_s: float = 0.0  # since its last beat, without time in which this process was suspended
     pidfd: int | None = None
     board: Board | None = None
@@ -165,7 +167,8 @@ class MeetingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRank:
-    """A rank as described by the environment. `agent`: number of the torchrun process that started it."""
+    """A rank as described by the environment. `agent`: number of the torchrun that started it; `agent_pid`: its process
+    on this machine."""
 
     rank: int
     world: int
@@ -176,9 +179,10 @@ class TorchrunRank:
     host: str
     port: int
     agent_has_store: bool
+    agent_pid: int = 0
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> TorchrunRank:
+    def of(environment: Mapping[str, str], agent_pid: int = 0) -> TorchrunRank:
         """Read the environment. ValueError if a variable is missing or is no number."""
 
         def number(name: str, default: int | None = None) -> int:
@@ -200,6 +204,7 @@ class TorchrunRank:
             environment.get("MASTER_ADDR", LOOPBACK),
             number("MASTER_PORT"),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent_pid,
         )
 
 

@@ -33,6 +33,7 @@ from runtime.system.outcome import Waiting, oom_kills_so_far
 
 BEAT_S = 0.5
 LOST_S = 20.0  # a rank without beats for this long counts as dead, if its process cannot be watched
+GONE_S = 8.0  # the same, if all ranks of its machine train and none has a beat: more than a busy process is silent
 SUSPECT_S = 3.0  # the same, if another rank has lost a connection
 SETTLE_S = 5.0  # how long to wait after a broken connection for the death that caused it
 LINGER_S = 3.0  # how long an ending rank waits until the others have read the reason
@@ -80,7 +81,7 @@ class TorchrunWatch:
         self._poll.register(self._wake, select.POLLIN)
         for hello in hellos:
             if hello.rank != self.rank:
-                peer = Peer(hello.rank, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+                peer = Peer(hello.rank, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False), hello.agent)
                 self._peers[hello.rank] = peer
                 if (hello.machine, hello.agent) == (own_hello.machine, own_hello.agent):
                     self._watch_peer(peer, hello)
@@ -122,8 +123,7 @@ class TorchrunWatch:
             while not self._ended.is_set():
                 woken = self._wait_for_event()
                 now_s = time.monotonic()
-                for peer in self._peers.values():
-                    peer.heard_s += min(now_s - checked, 2 * POLL_S)
+                self._age_peers(now_s - checked)
                 checked = now_s
                 if (woken or now_s >= beat_at) and not self._store_is_gone:
                     beat_at = now_s + BEAT_S
@@ -137,6 +137,11 @@ class TorchrunWatch:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
+
+    def _age_peers(self, passed_s: float) -> None:
+        """Count time in which no beat came; not all of it if this process was suspended."""
+        for peer in self._peers.values():
+            peer.heard_s += min(passed_s, 2 * POLL_S)
 
     def _wait_for_event(self) -> bool:
         """Wait for a signal, a death or POLL_S. Return whether there was an event."""
@@ -237,9 +242,8 @@ class TorchrunWatch:
             if peer.has_ended and peer.beat.state not in ("done", "leaving") and not self._has_finished(peer):
                 self._blame(peer, self._death_of(peer))
                 return None
-        limit_s = LOST_S if self._lost_at is None else SUSPECT_S
         silent = max((peer for peer in self._peers.values() if not peer.is_over), key=lambda p: p.heard_s, default=None)
-        if silent is not None and silent.heard_s > limit_s:
+        if silent is not None and silent.heard_s > (SUSPECT_S if self._lost_at is not None else self._limit_s(silent)):
             reason = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
             self._blame(silent, reason, self._waiting_ranks(besides=silent.rank))
             return None
@@ -247,6 +251,13 @@ class TorchrunWatch:
             first = self._endings[0]
             return replace(first, waiting=self._waiting_ranks(besides=first.rank))
         return None
+
+    def _limit_s(self, silent: Peer) -> float:
+        """Return after how many seconds without beats a rank counts as dead."""
+        machine = [peer for peer in self._peers.values() if peer.agent == silent.agent and not peer.is_over]
+        is_gone = len(machine) > 1 and silent.agent != self.agent
+        is_gone = is_gone and all(peer.heard_s > GONE_S and peer.beat.state == "train" for peer in machine)
+        return GONE_S if is_gone else LOST_S
 
     def _has_finished(self, peer: Peer) -> bool:
         return peer.board is not None and peer.board.has_finished(peer.rank)
@@ -341,12 +352,16 @@ class TorchrunWatch:
 
     def _linger(self, ending: Ending) -> list[Peer]:
         """Wait until all ranks have read the reason. Return those that have not after LINGER_S."""
-        until = time.monotonic() + LINGER_S
+        checked = time.monotonic()
+        until = checked + LINGER_S
         while unread_peers := [peer for peer in self._peers.values() if not peer.is_over]:
-            if time.monotonic() > until:
+            now_s = time.monotonic()
+            self._age_peers(now_s - checked)
+            checked = now_s
+            if now_s > until:
                 return unread_peers
-            if all(peer.rank == ending.rank and peer.pidfd is None for peer in unread_peers):
-                return []  # do not wait for a rank that has ended on another machine
+            if all(self._cannot_read(peer, ending) for peer in unread_peers):
+                return []
             self._wait_for_event()
             try:
                 self._check_store()
@@ -355,6 +370,10 @@ class TorchrunWatch:
             except RuntimeError:
                 return []
         return []
+
+    def _cannot_read(self, peer: Peer, ending: Ending) -> bool:
+        """Whether a rank of another machine has ended, or its machine is gone."""
+        return peer.pidfd is None and (peer.rank == ending.rank or peer.heard_s > SUSPECT_S)
 
     def _watch_peer(self, peer: Peer, hello: Hello) -> None:
         """Watch the process of a rank and its board, if it has not ended already."""

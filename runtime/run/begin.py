@@ -40,6 +40,7 @@ class RunOptions:
     debug: int | None = None  # the rank that is debugged in the terminal
     restarts: int = 0  # most restarts after failures without a new checkpoint between
     elastic: bool = False  # continue with the available number of ranks
+    gather_s: float = 0.0  # how long after the start of torchrun an elastic run waits for missing ranks
     copies: bool = True  # copy checkpoints to and from the places in the spec
     slots: Slots | None = None  # devices of a replay
 

@@ -46,12 +46,19 @@ class ReplacedError(Exception):
     """The folder holds another build than the one that was compiled for this run."""
 
 
-def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
-    """Train a build. `build`: its folder, if the caller is the train.py of the build."""
+def main(argv: Sequence[str] | None = None, build: Path | None = None, agent: int | None = None) -> int:
+    """Train a build. `build`: its folder, if the caller is the train.py of the build. `agent`: the process of torchrun,
+    if this one was forked by the server that it has on this machine."""
     open_streams()
     args = _parse(argv, build)
+    if args.elastic and _is_under_torchrun() and build is not None and agent is None:
+        from runtime.launch.fork_server import train_in_fork
+
+        words = sys.argv[1:] if argv is None else argv
+        if (code := train_in_fork("runtime.run.train", words, build)) is not None:
+            return code
     try:
-        return _run(args)
+        return _run(args, agent or os.getppid())
     except ReplacedError:
         return EXIT_REPLACED
     except UsageError as error:
@@ -65,7 +72,11 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _run(args: argparse.Namespace) -> int:
+def _is_under_torchrun() -> bool:
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def _run(args: argparse.Namespace, agent: int) -> int:
     opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled, edited=args.debug)
     name = opened.plan.run if opened else args.build.name
     run = args.out or Path("runs") / (run_name(name) + DEBUG_SUFFIX * args.debug)
@@ -84,6 +95,7 @@ def _run(args: argparse.Namespace) -> int:
         start_timeout_s=FOREVER_S if args.debug else args.start_timeout or FOREVER_S,
         restarts=args.restarts,
         elastic=args.elastic,
+        gather_s=FOREVER_S if args.gather is None else args.gather,
         copies=not args.no_copies and args.replay is None,
         slots=args.replay,
     )
@@ -91,10 +103,10 @@ def _run(args: argparse.Namespace) -> int:
         options = _debug_options(opened, options, args.debug_rank)
     elif (run / MARK).exists():
         raise UsageError(f"{run} holds a debug run: name another folder with --out")
-    under_torchrun = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    under_torchrun = _is_under_torchrun()
     _check_options(options, under_torchrun=under_torchrun)
     if opened is not None and under_torchrun:
-        return _join(opened, options)
+        return _join(opened, options, agent)
     _check_is_free(run)
     _check_run_folder(options)
     if opened is None:
@@ -114,6 +126,8 @@ def _check_options(options: RunOptions, *, under_torchrun: bool) -> None:
         raise UsageError("--replay belongs to dsc replay, which starts all ranks on one machine")
     if options.elastic and not under_torchrun and not options.restarts:
         raise UsageError("--elastic needs torchrun, which sets the number of ranks, or --restarts N")
+    if options.gather_s and not (options.elastic and under_torchrun):
+        raise UsageError("--gather needs --elastic under torchrun: without it, a run waits for all its ranks")
     if options.restarts and (options.debug is not None or options.profile is not None):
         raise UsageError("--restarts cannot be combined with --debug or --profile")
 
@@ -147,7 +161,7 @@ def _check_place(run: Path) -> None:
 
 def _debug_options(build: Build, options: RunOptions, rank: int) -> RunOptions:
     """Return the options of a debug run, after printing what was edited in the build."""
-    if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+    if options.resume or options.profile is not None or _is_under_torchrun():
         raise UsageError("--debug starts at step 1; it cannot be combined with --resume, --profile or torchrun")
     world = build.plan.mesh.world
     if rank >= world:
@@ -204,7 +218,7 @@ def _supervise(build: Build, options: RunOptions) -> int:
     _check_room(build, options)
     with _start_preparation(build.plan.data_request, options) as preparation:
         preparation.may_talk()
-        _import_torch()  # takes a second, during which the data is prepared
+        import_torch()  # takes a second, during which the data is prepared
         corpus = preparation.corpus()
     return _train(build, options, corpus)
 
@@ -218,7 +232,7 @@ def _supervise_unbuilt(folder: Path, options: RunOptions, expect: str | None) ->
         with _start_preparation(DataRequest.from_json(request), options) as preparation:
             build = None
             if preparation.text_is_found():  # most errors of the data are known by then
-                _import_torch()
+                import_torch()
                 if digest := preparation.read_line_unless_failed(stdin):
                     build = _open(folder, expect, digest)
                     _check_room(build, options)
@@ -266,7 +280,7 @@ def _check_room(build: Build, options: RunOptions, ranks: range | None = None) -
         raise UsageError(*refusal)
 
 
-def _import_torch() -> None:
+def import_torch() -> None:
     """Import torch once, for all ranks. SIGINT is blocked meanwhile: its exception would be lost inside a callback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     gc.disable()  # an import leaves no garbage; looking for it takes a tenth of the time
@@ -279,26 +293,31 @@ def _import_torch() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _join(build: Build, options: RunOptions) -> int:
-    """Run one rank under torchrun. The first rank to ask prepares the data, the others wait for it."""
+def _join(build: Build, options: RunOptions, agent: int) -> int:
+    """Run one rank under torchrun. The first rank to ask prepares the data, the others wait for it. `agent`: the
+    process of torchrun on this machine."""
     from runtime.data.__main__ import prepare_here
     from runtime.data.files import DataError
-    from runtime.launch.elastic import build_for
+    from runtime.launch.elastic import build_for, compile_ahead, wait_for_machines
     from runtime.launch.torchrun import RefusedError, attach
     from runtime.launch.torchrun_meet import TorchrunRank
     from runtime.observe.device import BACKENDS
     from runtime.observe.events import Events
+    from runtime.observe.metrics import FILE
 
     try:
-        place = TorchrunRank.of(os.environ)
+        place = TorchrunRank.of(os.environ, agent)
     except ValueError as error:
         raise UsageError(error) from None
     if options.elastic:
         options = replace(options, resume=True)
+    whole = build
     if place.world != (compiled := build.plan.mesh.world):
         if not options.elastic:
             hint = f"torchrun --nproc-per-node {compiled}, or --elastic after train.py to continue with any number"
             raise UsageError(f"this build is for {compiled} ranks: {hint}")
+        first_says = tell if place.rank == 0 else lambda _: None
+        wait_for_machines(build, place, options.run / FILE, options.gather_s, first_says)
         build = build_for(build, place, options.run, tell)
     try:
         ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)
@@ -325,6 +344,8 @@ def _join(build: Build, options: RunOptions) -> int:
         return ranks.train(lambda *_: None, BACKENDS["cpu"])
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
+    if options.elastic:
+        compile_ahead(whole, place, options.run)
     view = loop.progress() if place.rank == 0 else None
     exporters = Exporters(build, options.run)
     if view is not None and options.profile is None:

@@ -1,4 +1,4 @@
-"""R1 to R16: the claim of each row, its tests and programs, and the goal.
+"""R1 to R17: the claim of each row, its tests and programs, and the goal.
 
 `reached` is formatted with the records of a row's tests and programs (`record_property`, groups of `Program.figures`):
 `{detected_s.most:.2f}` is the largest of a figure, `.total` the sum, `{cases}` how many cases of tests passed.
@@ -286,5 +286,15 @@ ROWS = (
             ),
         },
         "tests/runtime/test_metrics.py::test_rows_that_a_full",
+    ),
+    Row(
+        "R17",
+        "a machine of two is lost in an elastic run under torchrun, by SIGKILL or by a cut cable, and returns",
+        "≤ 15 s without a step after a loss, ≤ 10 s until a machine that returns trains; no sample twice or left out",
+        "after a loss {lost_s.most:.1f} s without a step; {returned_s.most:.1f} s until a machine that returns trains,"
+        " of which the other pauses {paused_s.most:.1f} s; no sample twice or left out",
+        {"tests/runtime/run/test_lost_machine.py": ("test_a_lost_machine",)},
+        "tests/runtime/test_fork_server.py::test_each_attempt",
+        holds=lambda f: f["lost_s"].most <= 15 and f["returned_s"].most <= 10,
     ),
 )

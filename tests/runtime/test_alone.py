@@ -309,6 +309,8 @@ OPTIONS = RunOptions(
         ({"restarts": 1}, "", "leave --restarts out"),
         ({"elastic": True}, "--elastic needs torchrun", ""),
         ({"elastic": True, "restarts": 1}, "", "leave --restarts out"),
+        ({"gather_s": 5.0}, "--gather needs --elastic", "--gather needs --elastic"),
+        ({"gather_s": 5.0, "elastic": True}, "--elastic needs torchrun", ""),
         ({"slots": Slots.parse("+1")}, "", "--replay belongs to dsc replay"),
         ({"profile": 2}, "", ""),
         ({"profile": 2, "steps": 3}, "leave --steps out", "leave --steps out"),

@@ -173,7 +173,7 @@ def test_a_rank_that_died_before_it_was_watched_is_named_at_once() -> None:
     """No timeout is needed to notice it."""
     board, descriptor = make_board(WORLD, 0)
     os.close(descriptor)
-    peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+    peer = Peer(1, AgentBeat(-1, "prepare", 0, "start", 0, 0.0, "", "", False), agent=0)
     store: Any = None
     watch = torchrun_watch.TorchrunWatch(0, board, store, 0, None, _peers={1: peer}, _store_is_gone=True)
     watch._watch_peer(peer, Hello("", 1, "here", agent=0, pid=2**22 + 1, board=3, restarts=0, digest="d"))

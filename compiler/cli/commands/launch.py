@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "after losing nodes, continue with at least MIN of them, and use the others again when they return"
     elastic("--elastic", type=nodes, metavar="MIN", help=text)
     seconds = options.number(1, 3600, "a number of seconds")
-    text = "with --elastic: once MIN nodes are there, wait S seconds for more; default: 30"
+    text = "with --elastic: at the start, wait for late nodes until S seconds after torchrun; default: 30"
     elastic("--gather", type=seconds, metavar="S", help=text)
 
     slurm = parser.add_argument_group("slurm").add_argument

@@ -58,6 +58,10 @@ def _check_value(value: object) -> object:
 
 # --- files
 
+# How torchrun meets in an elastic run. A machine whose torchrun is silent for 5 s is left out. Others come at most 3 s
+# after one another: they all notice the loss at once, and --gather waits for those that come late to the start.
+MEETING = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5"
+
 NODE_SCRIPT = "node.sh"
 CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's names of devices
 
@@ -196,8 +200,8 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Lau
     restarts = job.elastic.restarts if job.elastic else restarts
     device = "cpu" if needs.is_cpu else "cuda"
     arguments = [("--out", job.run), ("--data", job.data), ("--device", device)]
-    mode = "--elastic" if job.elastic else "--resume"
-    lines = [shlex.join(words) for words in (*arguments, (mode,), *job.arguments)]
+    mode = ("--elastic", "--gather", str(job.elastic.gather_s)) if job.elastic else ("--resume",)
+    lines = [shlex.join(words) for words in (*arguments, mode, *job.arguments)]
     text = script(
         "node.sh.j2",
         place=place,
@@ -205,7 +209,7 @@ def _node_script(job: Job, place: str, host: str = "", restarts: int = 0) -> Lau
         name=job.name,
         nodes=needs.nodes,
         least=job.elastic.least if job.elastic else 0,
-        gather_s=job.elastic.gather_s if job.elastic else 0,
+        meeting=QuotedText(MEETING),
         restarts=restarts,
         ranks=needs.ranks_per_node,
         port=job.port,

@@ -57,7 +57,7 @@ class Needs:
 @dataclass(frozen=True)
 class ElasticSettings:
     """Settings of a run that continues without lost nodes. `least`: minimum nodes; `restarts`: maximum restarts of the
-    ranks and of each node; `gather_s`: seconds to wait for more nodes once `least` are there."""
+    ranks and of each node; `gather_s`: seconds after the start of torchrun in which late nodes are waited for."""
 
     least: int
     restarts: int

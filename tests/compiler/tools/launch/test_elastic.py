@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli.main import main
+from compiler.tools.launch.files import MEETING
 from tests.compiler.tools.launch.cluster import NEEDED, fake_python, fake_slurm, in_job, launch, told
 from tests.compiler.tools.launch.test_slurm import FAKE, finish, lines, running
 from tests.runtime.processes import wait_for
@@ -29,7 +30,8 @@ def test_torchrun_is_asked_for_a_range_of_nodes(launcher: str, two_nodes: Path, 
     words_of = received["words"]
     assert words_of[words_of.index("--nnodes") + 1] == "1:2"
     assert words_of[words_of.index("--max-restarts") + 1] == "100"
-    assert words_of[words_of.index("--rdzv-conf") + 1] == "is_host=true,last_call_timeout=7"
+    assert words_of[words_of.index("--rdzv-conf") + 1] == f"is_host=true,{MEETING}"
+    assert words_of[words_of.index("--gather") + 1] == "7"
     assert "--elastic" in words_of and "--resume" not in words_of
     assert received["environment"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
