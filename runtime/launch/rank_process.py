@@ -35,6 +35,7 @@ Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STACK_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
 FINISH = "finish"  # the action of a rank whose target has returned
+LEAVE_S = 120.0  # until a rank that has finished must have ended: exporters take up to 70 s
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _PR_SET_PDEATHSIG = 1

@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from runtime.contract.options import START_TIMEOUT_S
 from runtime.launch.heartbeat import Board
-from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
+from runtime.launch.rank_process import FINISH, LEAVE_S, STACK_SIGNAL, STOP_SIGNALS
 from runtime.system.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
@@ -117,12 +118,16 @@ class Supervision:
             self.on_poll(board)
 
     def watch(self, processes: Sequence[RankProcess], board: Board, interrupts: Interrupts, oom_kills: int) -> Outcome:
-        """Watch until all ranks have finished, one has failed, all hang, or a signal arrived twice."""
+        """Watch until all ranks have finished, one has failed, all hang, or a signal arrived twice.
+
+        Ranks that have finished, but still leave after LEAVE_S, have finished: nothing of the run is lost.
+        """
         alive = {p.pidfd: p for p in processes}
         poll = select.poll()
         for descriptor in (*alive, interrupts.wake):
             poll.register(descriptor, select.POLLIN)
-        stillness = Stillness(time.monotonic())
+        stillness, stay = Stillness(time.monotonic()), list[int]()
+        leave_s = min(LEAVE_S, self.hang_timeout_s or LEAVE_S)
         while alive:
             if deaths := _collect(poll, POLL_S, alive, board, oom_kills):
                 return _failure(deaths, poll, alive, board, oom_kills)
@@ -133,8 +138,14 @@ class Supervision:
             if interrupts.received:
                 board.request_stop(interrupts.received[0].number)
             still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
+            if alive and still_s >= leave_s and all(board.read(p.rank).action == FINISH for p in alive.values()):
+                stay = sorted(p.rank for p in alive.values())
+                break  # the caller kills them
             if alive and self.hang_timeout_s is not None and still_s >= self.hang_timeout_s:
                 return _outcome_of_hang(list(alive.values()), board, still_s)
+        if stay:
+            ranks = f"rank{'s' * (len(stay) > 1)} {', '.join(map(str, stay))}"
+            print(f"warning: {ranks} had finished, but did not end in {leave_s:g} s: killed", file=sys.stderr)
         request = board.stop_request()
         if request is None:
             return Outcome("finished")

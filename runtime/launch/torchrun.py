@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from runtime.contract.options import START_TIMEOUT_S
-from runtime.launch.rank_process import NO_TIMEOUT, Target, die_with_parent, use_one_thread
+from runtime.launch.rank_process import LEAVE_S, NO_TIMEOUT, Target, die_with_parent, use_one_thread
 from runtime.launch.run_lock import LOCK, RunFolderBusyError, lock_folder
 from runtime.launch.torchrun_meet import (
     Ending,
@@ -99,6 +100,7 @@ class AttachedRank:
             self.watch.fail(error)
         stopped = self.watch.requested_ending()
         self.watch.finish()
+        _leave_within(LEAVE_S, stopped.exit_code if stopped else 0)
         dist.destroy_process_group()
         if stopped is None:
             return 0
@@ -106,6 +108,19 @@ class AttachedRank:
             with suppress(OSError, ValueError):
                 print(stopped, file=sys.stderr, flush=True)
         return stopped.exit_code
+
+
+def _leave_within(limit_s: float, code: int) -> None:
+    """End this process with its exit code if something still keeps it after `limit_s`, such as a library's thread."""
+
+    def leave() -> None:
+        with suppress(OSError, ValueError):
+            print(f"warning: this rank had finished, but did not end in {limit_s:g} s", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    timer = threading.Timer(limit_s, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def attach(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -81,6 +82,36 @@ def test_rules_are_valid_for_prometheus(printed: str) -> None:
         used = {*selectors(promql_parser.parse(rule["expr"]))}
         assert used and used <= NAMES
         assert {*re.findall(r"\$(\w+)", rule["annotations"]["summary"])} <= {"labels", "value"}
+
+
+SILENT = dict(dsc_last_row_timestamp_seconds=0.0, dsc_running=1.0, dsc_step=5.0, dsc_last_step=9.0)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "values", "alerts"),
+    [
+        (4, {}, set()),
+        (6, {}, {"DscNoStep"}),
+        (6, {"dsc_step": 9.0}, set()),
+        (11, {"dsc_step": 9.0}, {"DscNotGone"}),
+        (11, {"dsc_step": 9.0, "dsc_phase": 2.0, "dsc_phases": 2.0}, {"DscNotGone"}),
+        (11, {"dsc_step": 9.0, "dsc_phase": 1.0, "dsc_phases": 2.0}, set()),
+        (31, {"dsc_step": 9.0, "dsc_phase": 1.0, "dsc_phases": 2.0}, {"DscNoNextPhase"}),
+        (31, {"dsc_phase": 1.0, "dsc_phases": 2.0}, {"DscNoStep"}),
+    ],
+)
+def test_alerts_of_a_run_that_is_silent(minutes: int, values: dict[str, float], alerts: set[str]) -> None:
+    """By the number of minutes since its last step. A comparison with a series that is missing has no result."""
+    known = SILENT | values
+    fired = set()
+    for alert in ALERTS:
+        if "dsc_last_row_timestamp_seconds" not in alert.expr:
+            continue
+        condition = re.sub(r" unless (.*)", r" and not (\1)", alert.expr).replace("time()", str(60.0 * minutes))
+        condition = re.sub(r"dsc_\w+", lambda name: str(known.get(name[0], math.nan)), condition)
+        if eval(condition, {"nan": math.nan}):
+            fired.add(alert.name)
+    assert fired == alerts
 
 
 def test_names_follow_the_conventions() -> None:

@@ -109,6 +109,23 @@ FAULTS: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("hang_timeout_s", [1.0, 300.0])
+def test_a_finished_rank_that_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hang_timeout_s: float
+) -> None:
+    """The run has finished, and nothing of it is lost."""
+    monkeypatch.setattr(rank_watch, "LEAVE_S", 1.5)
+    destroy = dist.destroy_process_group
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: block() if dist.get_rank() == 1 else destroy())
+    done = tmp_path / "done"
+    outcome = launch(
+        lambda *_: done.touch(), WORLD, folder=tmp_path, supervision=Supervision(hang_timeout_s=hang_timeout_s)
+    )
+    assert outcome.ok and outcome.exit_code == 0 and done.exists()
+    limit = "1" if hang_timeout_s == 1.0 else "1.5"
+    assert capfd.readouterr().err == f"warning: rank 1 had finished, but did not end in {limit} s: killed\n"
+
+
 @pytest.mark.parametrize(("name", "at"), [(name, i % WORLD) for i, name in enumerate(FAULTS)])
 def test_a_fault_is_named(tmp_path: Path, name: str, at: int) -> None:
     fault, reason = FAULTS[name]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from runtime.comm.connect import Endpoint
 from runtime.comm.transport import WantedChannels
 from runtime.contract import Mesh, Opening
-from runtime.launch import torchrun_watch
+from runtime.launch import torchrun, torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
 from runtime.launch.run_lock import lock_folder
@@ -223,6 +223,14 @@ def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks, heard: Heard, m
     assert ranks.codes(stop, hang_timeout_s=4.0) == [3, -signal.SIGKILL]
     assert "error: rank 1 hung during W1.5, step 4: " in ranks.errors(0)
     assert "its process is stopped" in ranks.errors(0)
+
+
+def test_a_finished_rank_that_does_not_end_ends_itself(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "LEAVE_S", 1.0)
+    destroy = dist.destroy_process_group
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: block() if dist.get_rank() == 1 else destroy())
+    assert ranks.codes(lambda *_: None) == [0, 0]
+    assert ranks.errors(0) == "" and "had finished, but did not end in 1 s" in ranks.errors(1)
 
 
 # ---------------------------------------------------------------- the start

@@ -104,8 +104,15 @@ class Alert(NamedTuple):
 
 
 ALERTS = (
-    Alert("DscNoStep", "time() - dsc_last_row_timestamp_seconds > 300 and dsc_running == 1", "1m", "critical",
+    Alert("DscNoStep", "time() - dsc_last_row_timestamp_seconds > 300 and dsc_running == 1"
+          " unless dsc_step >= dsc_last_step", "1m", "critical",
           "{{ $labels.run }} has trained no step for {{ $value | humanizeDuration }}"),
+    Alert("DscNoNextPhase", "time() - dsc_last_row_timestamp_seconds > 1800 and dsc_step >= dsc_last_step"
+          " and dsc_phase < dsc_phases", "1m", "critical",
+          "a phase of {{ $labels.run }} has ended, and the next one has not begun for {{ $value | humanizeDuration }}"),
+    Alert("DscNotGone", "time() - dsc_last_row_timestamp_seconds > 600 and dsc_step >= dsc_last_step"
+          " unless dsc_phase < dsc_phases", "1m", "warning",
+          "{{ $labels.run }} has trained its last step, but has not ended for {{ $value | humanizeDuration }}"),
     Alert("DscNotFinite", "dsc_finite == 0", "0s", "critical",
           "the loss or the gradient norm of {{ $labels.run }} is not finite"),
     Alert("DscBadSteps", "increase(dsc_bad_steps_total[1h]) > 0", "0s", "warning",
