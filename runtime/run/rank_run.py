@@ -88,11 +88,11 @@ class RankRun:
         with self._end_together():
             for observer in self.observers:
                 observer.after_step(step)
-        if is_saved or (self._is_stopped and saves):
+        if step.leaving and not self._is_stopped:
+            self._leave(step.leaving, row)
+        elif is_saved or (self._is_stopped and saves):
             with trainer.time.count_block("checkpoint"):
                 self.saves.save(row.get(LOSS), last=is_last or self._is_stopped)
-        elif step.leaving:
-            self._leave(step.leaving, row)
         if self._is_stopped:
             self._is_over = True
             if trainer.rank == 0 and (request := self.board.stop_request()):

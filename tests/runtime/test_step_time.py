@@ -124,11 +124,11 @@ def test_rows_average_over_all_ranks() -> None:
 def test_uneven_work_and_rows_of_experts_are_known_of_each_rank() -> None:
     """An update of whole matrices counts as computation, but not where ranks are compared; nor do rows of a
     validation."""
-    clock = Clock()
-    ranks = [StepTime(rank, 2, clock=clock) for rank in range(2)]
+    clocks = [Clock(), Clock()]
+    ranks = [StepTime(rank, 2, clock=clock) for rank, clock in enumerate(clocks)]
 
     def pack(rank: int) -> torch.Tensor:
-        time = ranks[rank]
+        time, clock = ranks[rank], clocks[rank]
         with time.measure("compute"):
             clock.now += 10**9
             with time.count_uneven():
